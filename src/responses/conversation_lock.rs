@@ -33,7 +33,7 @@ enum End {
     Release {
         done: oneshot::Sender<()>,
     },
-    /// Somebody else continues it with its token.
+    /// Another owner continues it with its token.
     Leave {
         done: oneshot::Sender<()>,
     },

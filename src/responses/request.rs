@@ -23,7 +23,7 @@ const METADATA_KEY_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
 
 /// Members that only the router may send to engines: from a client they could crash an engine or hijack the
-/// request of somebody else.
+/// request of another client.
 const RESERVED: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer_params"];
 
 /// A parsed and checked body.

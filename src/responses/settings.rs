@@ -1,4 +1,4 @@
-//! How the state of the Responses API is kept, and what clients are told.
+//! How the state of the Responses API is kept, and what clients see of it.
 
 use std::time::Duration;
 

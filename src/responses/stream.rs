@@ -90,7 +90,7 @@ pub(super) fn body(engine: http::Body, events: EventRewriter, finisher: Finisher
 impl StreamBody {
     fn on_outcome(&mut self, outcome: Outcome) {
         if outcome.status == Status::Failed {
-            // The engine may continue for long, and nobody would read it.
+            // The engine may continue for long, and no client would read it.
             self.engine = None;
         }
         let state = std::mem::replace(&mut self.state, State::Ended);

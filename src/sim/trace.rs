@@ -123,11 +123,11 @@ fn parse(line: &[u8], block_tokens: NonZeroU32) -> Result<Entry, String> {
         }
     }
     let full = (line.input_length / block_tokens) as usize;
-    let begun = line.input_length.div_ceil(block_tokens.get()) as usize;
+    let started = line.input_length.div_ceil(block_tokens.get()) as usize;
     // The last block of a prompt is rarely full; traces may list its id or not.
-    if !(full..=begun).contains(&line.hash_ids.len()) {
+    if !(full..=started).contains(&line.hash_ids.len()) {
         return Err(format!(
-            "{} hash_ids for {} tokens, which are {begun} blocks of {block_tokens}",
+            "{} hash_ids for {} tokens, which are {started} blocks of {block_tokens}",
             line.hash_ids.len(),
             line.input_length,
         ));

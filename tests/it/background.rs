@@ -146,13 +146,13 @@ fn path(response: &Value) -> String {
     format!("{PATH}/{}", response["id"].as_str().unwrap())
 }
 
-/// A stream that has begun its output, the text so far, and the response.
+/// A stream that has started its output, the text so far, and the response.
 async fn streaming(router: &Router, tokens: usize) -> (Open, String, Value) {
     let body = ask(tokens, json!({"stream": true})).to_string();
     let mut live = client::open(router.api, "POST", PATH, &[], body).await;
-    let begun = live.until("output_text.delta").await;
-    let response = part(&begun, 0)[0].1["response"].clone();
-    (live, begun, response)
+    let started = live.until("output_text.delta").await;
+    let response = part(&started, 0)[0].1["response"].clone();
+    (live, started, response)
 }
 
 async fn get(router: &Router, response: &Value) -> Value {
@@ -270,14 +270,14 @@ async fn a_cancel_on_another_router_stops_the_engine_and_keeps_the_output() {
     for streams in [false, true] {
         let mut open = None;
         let response = if streams {
-            let (live, begun, response) = streaming(&pair.a, 2_000).await;
-            open = Some((live, begun));
+            let (live, started, response) = streaming(&pair.a, 2_000).await;
+            open = Some((live, started));
             response
         } else {
             create(&pair.a, &ask(2_000, json!({"stream": false}))).await
         };
         pair.runs(1).await;
-        eventually("it has begun", async || {
+        eventually("it has started", async || {
             get(&pair.b, &response).await["status"] == "in_progress"
         })
         .await;
@@ -287,11 +287,11 @@ async fn a_cancel_on_another_router_stops_the_engine_and_keeps_the_output() {
             (200, &json!("cancelled"))
         );
         pair.runs(0).await;
-        if let Some((mut live, begun)) = open {
+        if let Some((mut live, started)) = open {
             let (rest, is_whole) = live.rest().await;
             assert!(is_whole);
-            let told = events(&(begun + &rest), 0);
-            let (name, end) = told.last().unwrap();
+            let received = events(&(started + &rest), 0);
+            let (name, end) = received.last().unwrap();
             assert_eq!(
                 (name.as_str(), &end["response"]["status"]),
                 ("response.incomplete", &json!("cancelled"))
@@ -302,10 +302,13 @@ async fn a_cancel_on_another_router_stops_the_engine_and_keeps_the_output() {
                 again["output"] != json!([])
             })
             .await;
-            assert_eq!(again["output"][0]["content"][0]["text"], *said(&told));
+            assert_eq!(again["output"][0]["content"][0]["text"], *said(&received));
             assert_eq!(again["output"][0]["status"], "incomplete");
             let replayed = resumed(&pair.b, &response, None).await;
-            assert_eq!(replayed[..replayed.len() - 1], told[..told.len() - 1]);
+            assert_eq!(
+                replayed[..replayed.len() - 1],
+                received[..received.len() - 1]
+            );
         }
         let twice = cancel(&pair.a, &response).await;
         assert_eq!(
@@ -324,9 +327,9 @@ async fn a_stream_resumes_from_any_event_on_any_router() {
     let pair = Pair::new(unhurried()).await;
     let body = ask(40, json!({"stream": true}));
     let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let begun = live.until("output_text.delta").await;
+    let started = live.until("output_text.delta").await;
     drop(live);
-    let seen = part(&begun, 0);
+    let seen = part(&started, 0);
     let names: Vec<&str> = seen
         .iter()
         .map(|(name, _)| name.trim_start_matches("response."))
@@ -462,13 +465,13 @@ async fn a_stream_is_the_same_after_its_log_has_expired() {
     .await;
     let body = ask(9, json!({"stream": true}));
     let answer = client::post(pair.a.api, PATH, body.to_string()).await;
-    let told = events(answer.text(), 0);
-    let response = told[0].1["response"].clone();
+    let received = events(answer.text(), 0);
+    let response = received[0].1["response"].clone();
     let pattern = "*e:{*";
     let logs = || pair.redis.cli(&["keys", pattern]).trim().to_owned();
     eventually("the log is gone", async || logs().is_empty()).await;
-    assert_eq!(resumed(&pair.b, &response, None).await, told);
-    assert_eq!(resumed(&pair.b, &response, Some(3)).await, told[4..]);
+    assert_eq!(resumed(&pair.b, &response, None).await, received);
+    assert_eq!(resumed(&pair.b, &response, Some(3)).await, received[4..]);
 }
 
 #[tokio::test]
@@ -481,18 +484,18 @@ async fn another_router_serves_the_output_of_a_cancelled_response() {
     let (_first, _, response) = streaming(&pair.a, 2_000).await;
     let follow = format!("{}?stream=true", path(&response));
     let mut live = client::open(pair.b.api, "GET", &follow, &[], String::new()).await;
-    let begun = live.until("output_text.delta").await;
+    let started = live.until("output_text.delta").await;
     assert_eq!(cancel(&pair.b, &response).await.status, 200);
     let (rest, is_whole) = live.rest().await;
     assert!(is_whole);
-    let told = events(&(begun + &rest), 0);
-    let (name, end) = told.last().unwrap();
+    let received = events(&(started + &rest), 0);
+    let (name, end) = received.last().unwrap();
     assert_eq!(
         (name.as_str(), &end["response"]["status"]),
         ("response.incomplete", &json!("cancelled"))
     );
     let output = &end["response"]["output"];
-    assert_eq!(output[0]["content"][0]["text"], *said(&told));
+    assert_eq!(output[0]["content"][0]["text"], *said(&received));
 }
 
 #[tokio::test]
@@ -579,8 +582,8 @@ async fn a_run_of_a_killed_router_without_output_is_started_again() {
 #[tokio::test]
 async fn a_run_of_a_killed_router_with_output_fails_and_keeps_it() {
     let pair = Pair::with_child(unhurried(), short_lease).await;
-    let (_live, begun, response) = streaming(&pair.a, 2_000).await;
-    let seen = part(&begun, 0);
+    let (_live, started, response) = streaming(&pair.a, 2_000).await;
+    let seen = part(&started, 0);
     pair.a.child.as_ref().unwrap().signal("KILL");
     let last = ended(&pair.b, &response).await;
     assert_eq!(
@@ -588,18 +591,18 @@ async fn a_run_of_a_killed_router_with_output_fails_and_keeps_it() {
         (&json!("failed"), &json!("server_error"))
     );
     pair.runs(0).await;
-    let told = resumed(&pair.b, &response, None).await;
-    assert_eq!(told[..seen.len()], seen);
-    let (name, end) = told.last().unwrap();
+    let received = resumed(&pair.b, &response, None).await;
+    assert_eq!(received[..seen.len()], seen);
+    let (name, end) = received.last().unwrap();
     assert_eq!(
         (name.as_str(), &end["response"]),
         ("response.failed", &last)
     );
-    assert_eq!(last["output"][0]["content"][0]["text"], *said(&told));
+    assert_eq!(last["output"][0]["content"][0]["text"], *said(&received));
 }
 
 #[tokio::test]
-async fn a_stopping_router_releases_runs_that_no_engine_has_begun() {
+async fn a_stopping_router_releases_runs_that_no_engine_has_started() {
     let long =
         |config: &mut Config| config.responses.store.lease.duration = Duration::from_secs(600);
     let pair = Pair::with_child(fast(), long).await;
@@ -611,22 +614,22 @@ async fn a_stopping_router_releases_runs_that_no_engine_has_begun() {
         .await;
     let body = ask(4, json!({"stream": true}));
     let mut live = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
-    let begun = live.until("response.queued").await;
-    let response = part(&begun, 0)[0].1["response"].clone();
+    let started = live.until("response.queued").await;
+    let response = part(&started, 0)[0].1["response"].clone();
     pair.a.child.as_ref().unwrap().signal("TERM");
     let _ = live.rest().await;
     pair.engine.fault(Faults::default()).await;
     let last = ended(&pair.b, &response).await;
     assert_eq!(last["status"], "incomplete", "{last}");
-    let told = resumed(&pair.b, &response, None).await;
-    assert_eq!(told.last().unwrap().1["response"], last);
+    let received = resumed(&pair.b, &response, None).await;
+    assert_eq!(received.last().unwrap().1["response"], last);
 }
 
 #[tokio::test]
 async fn a_stopping_router_finishes_running_responses() {
     let pair = Pair::with_child(unhurried(), |_| {}).await;
     let response = create(&pair.a, &ask(60, json!({"stream": false}))).await;
-    eventually("it has begun", async || {
+    eventually("it has started", async || {
         get(&pair.b, &response).await["status"] == "in_progress"
     })
     .await;
@@ -642,7 +645,7 @@ async fn a_stopping_router_finishes_running_responses() {
 async fn an_owner_cut_off_from_the_store_goes_on_when_it_is_back() {
     let pair = Pair::with(unhurried(), short_lease).await;
     let one = create(&pair.a, &ask(400, json!({}))).await;
-    let (mut live, begun, two) = streaming(&pair.a, 400).await;
+    let (mut live, started, two) = streaming(&pair.a, 400).await;
     pair.runs(2).await;
     pair.redis.pause();
     // Twice the lease.
@@ -665,8 +668,11 @@ async fn an_owner_cut_off_from_the_store_goes_on_when_it_is_back() {
     }
     let (rest, is_whole) = live.rest().await;
     assert!(is_whole);
-    let told = events(&(begun + &rest), 0);
-    assert_eq!(told.last().unwrap().1["response"]["status"], "incomplete");
+    let received = events(&(started + &rest), 0);
+    assert_eq!(
+        received.last().unwrap().1["response"]["status"],
+        "incomplete"
+    );
     assert_eq!(pair.engine.generated().await, 2);
 }
 
@@ -685,8 +691,8 @@ async fn an_idle_reader_gets_keep_alive_comments() {
     pair.engine.fault(stall).await;
     let body = ask(1_000, json!({"stream": true})).to_string();
     let mut here = client::open(pair.a.api, "POST", PATH, &[], body).await;
-    let begun = here.until("response.queued").await;
-    let id = part(&begun, 0)[0].1["response"]["id"].clone();
+    let started = here.until("response.queued").await;
+    let id = part(&started, 0)[0].1["response"]["id"].clone();
     let path = format!("{PATH}/{}?stream=true", id.as_str().unwrap());
     let mut elsewhere = client::open(pair.b.api, "GET", &path, &[], "").await;
     for (text, whole) in [here.rest().await, elsewhere.rest().await] {

@@ -201,8 +201,8 @@ async fn an_unstored_response_cannot_be_retrieved() {
 #[tokio::test]
 async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_sent() {
     let cluster = one().await;
-    let told = streamed(&cluster, &ask("hello")).await;
-    let names: Vec<&str> = told
+    let received = streamed(&cluster, &ask("hello")).await;
+    let names: Vec<&str> = received
         .iter()
         .map(|(name, _)| name.trim_start_matches("response."))
         .collect();
@@ -224,12 +224,12 @@ async fn a_stream_is_numbered_and_its_end_is_stored_before_it_is_sent() {
             "incomplete"
         ]
     );
-    let last = &told.last().unwrap().1["response"];
-    assert_eq!(told[0].1["response"]["id"], last["id"]);
-    assert_eq!(told[0].1["response"]["status"], "in_progress");
+    let last = &received.last().unwrap().1["response"];
+    assert_eq!(received[0].1["response"]["id"], last["id"]);
+    assert_eq!(received[0].1["response"]["status"], "in_progress");
     let again = cluster.get(&format!("{PATH}/{}", id(last))).await;
     assert_eq!(&again.json(), last);
-    let text: String = told
+    let text: String = received
         .iter()
         .filter_map(|(_, data)| data["delta"].as_str())
         .collect();
@@ -249,9 +249,9 @@ async fn a_multi_line_body_gives_single_line_events() {
     for body in [lf.replace('\n', "\r\n"), lf] {
         let answer = cluster.post(PATH, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let told = events(answer.text());
-        assert_eq!(told[0].1["response"]["metadata"], json!({"k": "v"}));
-        let last = &told.last().unwrap().1["response"];
+        let received = events(answer.text());
+        assert_eq!(received[0].1["response"]["metadata"], json!({"k": "v"}));
+        let last = &received.last().unwrap().1["response"];
         assert_eq!(last["tools"][0]["parameters"]["type"], "object");
         let again = cluster.get(&format!("{PATH}/{}", id(last))).await;
         assert_eq!(&again.json(), last);
@@ -262,8 +262,8 @@ async fn a_multi_line_body_gives_single_line_events() {
 async fn a_response_that_ends_by_itself_is_completed() {
     let cluster = one().await;
     let body = json!({"model": "sim", "input": "x"});
-    let told = streamed(&cluster, &body).await;
-    let (name, last) = told.last().unwrap();
+    let received = streamed(&cluster, &body).await;
+    let (name, last) = received.last().unwrap();
     assert_eq!(
         (name.as_str(), &last["response"]["status"]),
         ("response.completed", &json!("completed"))
@@ -290,7 +290,7 @@ async fn a_chain_is_sent_whole_without_earlier_instructions() {
         ask("three"),
         json!({"previous_response_id": id(&second), "instructions": "new"}),
     );
-    let told = streamed(&cluster, &third).await;
+    let received = streamed(&cluster, &third).await;
     let sent = cluster.sent().await;
     assert_eq!(sent["instructions"], "new");
     let input = sent["input"].as_array().unwrap();
@@ -314,7 +314,7 @@ async fn a_chain_is_sent_whole_without_earlier_instructions() {
         ))
         .await;
     assert_eq!(cluster.sent().await["input"].as_array().unwrap().len(), 3);
-    assert_ne!(branch["id"], told[0].1["response"]["id"]);
+    assert_ne!(branch["id"], received[0].1["response"]["id"]);
 }
 
 #[tokio::test]
@@ -400,12 +400,13 @@ async fn reasoning_events_have_the_configured_names() {
         })
         .await;
         let body = json!({"model": "sim", "input": "x", "reasoning": {"effort": "low"}});
-        let told = streamed(&cluster, &body).await;
+        let received = streamed(&cluster, &body).await;
         assert!(
-            told.iter()
-                .any(|(told, data)| told == name && data["type"] == name)
+            received
+                .iter()
+                .any(|(received, data)| received == name && data["type"] == name)
         );
-        let last = &told.last().unwrap().1["response"];
+        let last = &received.last().unwrap().1["response"];
         assert_eq!(last["output"][0]["type"], "reasoning");
         let next = json!({"model": "sim", "input": "y", "previous_response_id": last["id"]});
         cluster.create(&next).await;
@@ -520,13 +521,13 @@ async fn an_item_reference_needs_only_the_id() {
         sent["input"][1]["content"][0]["text"],
         said["content"][0]["text"]
     );
-    let unknown = ask(json!([{"type": "item_reference", "id": "msg_nobody"}]));
+    let unknown = ask(json!([{"type": "item_reference", "id": "msg_unknown"}]));
     let answer = cluster.post(PATH, unknown.to_string()).await;
     refused(&answer, 404, "", "input");
     assert!(
         answer
             .text()
-            .contains("Item with id 'msg_nobody' not found. Items are not persisted")
+            .contains("Item with id 'msg_unknown' not found. Items are not persisted")
     );
 }
 
@@ -675,8 +676,8 @@ async fn a_stream_that_an_engine_breaks_off_fails() {
             ..Faults::default()
         })
         .await;
-    let told = streamed(&cluster, &ask("x")).await;
-    let (name, last) = told.last().unwrap();
+    let received = streamed(&cluster, &ask("x")).await;
+    let (name, last) = received.last().unwrap();
     assert_eq!(name, "response.failed");
     let response = &last["response"];
     assert_eq!(
@@ -685,7 +686,8 @@ async fn a_stream_that_an_engine_breaks_off_fails() {
     );
     assert_eq!(response["output"][0]["status"], "incomplete");
     assert!(
-        told.iter()
+        received
+            .iter()
             .any(|(name, _)| name == "response.output_item.done")
     );
     // The failed response is stored and cannot be continued.
@@ -749,8 +751,8 @@ async fn a_silent_stream_gets_keep_alive_comments() {
     };
     let text = silent(Duration::from_millis(50)).await;
     assert!(text.matches(COMMENT).count() >= 2, "{text}");
-    let told = events(&text.replace(COMMENT, ""));
-    assert_eq!(told.last().unwrap().0, "response.failed");
+    let received = events(&text.replace(COMMENT, ""));
+    assert_eq!(received.last().unwrap().0, "response.failed");
     assert!(!silent(Duration::ZERO).await.contains(COMMENT));
 }
 
@@ -779,7 +781,7 @@ async fn a_conversation_grows_with_its_responses() {
         ))
         .await;
     assert_eq!(first["conversation"], json!({"id": id(&conversation)}));
-    let told = streamed(
+    let received = streamed(
         &cluster,
         &with(
             ask("two"),
@@ -788,7 +790,7 @@ async fn a_conversation_grows_with_its_responses() {
     )
     .await;
     assert_eq!(
-        told[0].1["response"]["conversation"]["id"],
+        received[0].1["response"]["conversation"]["id"],
         conversation["id"]
     );
     assert_eq!(cluster.sent().await["input"].as_array().unwrap().len(), 4);
@@ -911,11 +913,11 @@ async fn a_response_that_its_conversation_rejects_is_not_stored() {
         let path = format!("/v1/conversations/{}", id(&conversation));
         if stream {
             let mut open = cluster.open(PATH, &body.to_string()).await;
-            let begun = open.until("output_text.delta").await;
+            let started = open.until("output_text.delta").await;
             assert_eq!(cluster.delete(&path).await.status, 200);
             let (rest, _) = open.rest().await;
-            let told = events(&(begun + &rest));
-            let last = &told.last().unwrap().1["response"];
+            let received = events(&(started + &rest));
+            let last = &received.last().unwrap().1["response"];
             assert_eq!(
                 (&last["store"], &last["conversation"]),
                 (&json!(false), &Value::Null)
@@ -1052,7 +1054,7 @@ async fn a_client_may_keep_the_state_itself() {
         json!({"model": "sim", "input": "two", "previous_response": first}),
         sealed.clone(),
     );
-    let told = streamed(&cluster, &next).await;
+    let received = streamed(&cluster, &next).await;
     let sent = cluster.sent().await["input"].clone();
     let kinds: Vec<&str> = sent
         .as_array()
@@ -1062,7 +1064,7 @@ async fn a_client_may_keep_the_state_itself() {
         .collect();
     assert_eq!(kinds, ["message", "reasoning", "message", "message"]);
     assert!(!sent.to_string().contains("encrypted_content"));
-    let names: Vec<&str> = told.iter().map(|(name, _)| name.as_str()).collect();
+    let names: Vec<&str> = received.iter().map(|(name, _)| name.as_str()).collect();
     assert_eq!(
         names[names.len() - 3..],
         [
@@ -1071,10 +1073,13 @@ async fn a_client_may_keep_the_state_itself() {
             "response.completed"
         ]
     );
-    let second = &told.last().unwrap().1["response"];
+    let second = &received.last().unwrap().1["response"];
     let count = second["output"].as_array().unwrap().len();
-    assert_eq!(second["output"][count - 1], told[told.len() - 2].1["item"]);
-    assert_eq!(told[told.len() - 2].1["output_index"], count - 1);
+    assert_eq!(
+        second["output"][count - 1],
+        received[received.len() - 2].1["item"]
+    );
+    assert_eq!(received[received.len() - 2].1["output_index"], count - 1);
     // The client sends the output items back, as SDKs do.
     let mut input = vec![json!({"role": "user", "content": "one"})];
     input.extend(output.iter().cloned());
@@ -1177,11 +1182,11 @@ async fn an_invalid_engine_answer_is_an_error_without_retry() {
         let answer = client::post(router.api, PATH, ask("hello").to_string()).await;
         refused(&answer, 502, "invalid_engine_response", "");
         assert_eq!(answer.header("x-should-retry"), "false");
-        // A stream has begun already and ends with a failed response.
+        // A stream has started already and ends with a failed response.
         let body = with(ask("hello"), json!({"stream": true}));
         let answer = client::post(router.api, PATH, body.to_string()).await;
-        let told = events(answer.text());
-        assert_eq!(told.last().unwrap().0, "response.failed");
+        let received = events(answer.text());
+        assert_eq!(received.last().unwrap().0, "response.failed");
     }
 }
 
@@ -1326,8 +1331,8 @@ async fn responses_can_be_served_unstored_while_the_store_is_down() {
         (200, "degraded")
     );
     assert_eq!(answer.json()["store"], false);
-    let told = streamed(&cluster, &ask("x")).await;
-    assert_eq!(told[0].1["response"]["store"], false);
+    let received = streamed(&cluster, &ask("x")).await;
+    assert_eq!(received[0].1["response"]["store"], false);
     let outcome = ["outcome=\"served\""];
     assert_eq!(
         cluster
@@ -1363,7 +1368,7 @@ async fn an_answer_that_could_not_be_stored_is_withheld() {
         let long = with(ask("x"), json!({"max_output_tokens": 40}));
         let body = with(long.clone(), json!({"stream": true}));
         let mut open = cluster.open(PATH, &body.to_string()).await;
-        let begun = open.until("output_text.delta").await;
+        let started = open.until("output_text.delta").await;
         let whole = cluster.post(PATH, long.to_string());
         let killed = async {
             eventually("both run", async || {
@@ -1375,8 +1380,8 @@ async fn an_answer_that_could_not_be_stored_is_withheld() {
         let (answer, ()) = tokio::join!(whole, killed);
         let (rest, is_whole) = open.rest().await;
         assert!(is_whole);
-        let told = events(&(begun + &rest));
-        let last = &told.last().unwrap().1["response"];
+        let received = events(&(started + &rest));
+        let last = &received.last().unwrap().1["response"];
         assert_eq!(
             (&last["status"], &last["store"]),
             (&json!("incomplete"), &json!(false))

@@ -196,9 +196,9 @@ impl Runner<'_> {
                     };
                     let is_over = stream.read(flush).await;
                     let (events, outcome) = self.encoder.push(&stream.take());
-                    state.lock().on_begun();
+                    state.lock().on_engine_started();
                     let is_lost = outcome.as_ref().map_or(is_over, Outcome::is_engine_lost);
-                    // If nobody has seen anything of it, another engine may do better.
+                    // If no reader has received any of it, another engine may do better.
                     if is_lost && attempts < attempts_max && state.lock().restart() {
                         debug!(response_id = %key.id, attempts, "engine lost before any output was seen; trying another");
                         self.responses.background.metrics.restarted.inc();

@@ -45,7 +45,7 @@ impl RunState {
         Self {
             streams,
             phase: Phase::Generating,
-            is_begun: false,
+            has_engine_started: false,
             is_started: false,
             has_stored_output: false,
             log: Log::after(stored),
@@ -81,7 +81,9 @@ impl RunState {
 
     pub fn next(&self) -> Step {
         match self.phase {
-            Phase::Generating | Phase::Finalizing if self.is_begun && !self.is_started => {
+            Phase::Generating | Phase::Finalizing
+                if self.has_engine_started && !self.is_started =>
+            {
                 Step::MarkStarted
             }
             Phase::Generating => self.batch().map_or(Step::ReadEngine, Step::Append),
@@ -114,8 +116,8 @@ impl RunState {
         self.is_begun = true;
     }
 
-    pub fn is_begun(&self) -> bool {
-        self.is_begun
+    pub fn has_engine_started(&self) -> bool {
+        self.has_engine_started
     }
 
     /// The engine was lost. True if another may begin again, because readers have received nothing that it would not
@@ -124,7 +126,7 @@ impl RunState {
         let may_restart = self.phase == Phase::Generating && self.is_unseen();
         if may_restart {
             self.log = Log::after(self.log.stored());
-            self.is_begun = false;
+            self.has_engine_started = false;
         }
         may_restart
     }

@@ -145,7 +145,7 @@ impl Background {
         let (mut queued, mut event_log_bytes) = (0, 0);
         for run in &runs {
             let state = run.state.lock();
-            queued += usize::from(!state.is_begun());
+            queued += usize::from(!state.has_engine_started());
             event_log_bytes += state.log().stored_bytes();
         }
         Counts {
@@ -211,7 +211,7 @@ impl Background {
     }
 
     /// The error for a client whose response was not admitted. Each of them (503 or 429)
-    /// tells the client to try again.
+    /// asks the client to try again.
     pub(super) fn refusal_error(&self, refused: RunRefusal) -> ApiError {
         let retry_after = Duration::from_secs(1);
         match refused {

@@ -238,12 +238,12 @@ fn reasoning_and_a_call() -> Vec<Value> {
 fn reasoning_and_calls_pass_unchanged() {
     let (out, outcome) = run(&[&sse(&reasoning_and_a_call())], ReasoningEvents::OpenAi);
     let events = check_stream(&out);
-    let told: Vec<String> = reasoning_and_a_call()
+    let received: Vec<String> = reasoning_and_a_call()
         .iter()
         .map(|event| event["type"].as_str().unwrap().to_owned())
         .collect();
     let names: Vec<&String> = events.iter().map(|(name, _)| name).collect();
-    assert_eq!(names, told.iter().collect::<Vec<_>>());
+    assert_eq!(names, received.iter().collect::<Vec<_>>());
     let ids = Ids::of(response());
     assert_eq!(events[4].1["item_id"], ids.output("rs", 0));
     assert_eq!(events[4].1["delta"], "hm \"x\"");

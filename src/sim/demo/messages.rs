@@ -56,7 +56,7 @@ pub(super) fn progress(elapsed: Duration, tally: &Tally) -> String {
     text
 }
 
-/// The simulated engines' speeds, so that nobody takes the table for a GPU benchmark.
+/// The simulated engines' speeds, so that readers do not take the table for a GPU benchmark.
 pub(super) fn caveat(settings: &Settings) -> String {
     let engine = settings.deployment.engine();
     let cache_tokens = u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get());

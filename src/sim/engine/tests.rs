@@ -178,7 +178,7 @@ fn a_cancelled_request_gives_its_blocks_back_and_says_nothing_more() {
 }
 
 #[test]
-fn what_a_step_did_is_told_when_it_ends_and_what_it_took_before_what_it_stored() {
+fn what_a_step_did_is_reported_when_it_ends_and_what_it_took_before_what_it_stored() {
     let start = Instant::now();
     let mut engine = Engine::new(Settings {
         capacity_blocks: NonZeroU32::new(10).unwrap(),

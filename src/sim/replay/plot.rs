@@ -193,7 +193,7 @@ fn is_highlighted(row: &PolicyResult) -> bool {
     row.policy == ComparedPolicy::Router(Policy::CacheAware).name()
 }
 
-/// Colours that can be told apart without distinguishing red from green.
+/// Colours that differ also for those who do not distinguish red from green.
 fn color(row: &PolicyResult) -> &'static str {
     const COLORS: [&str; ComparedPolicy::ALL.len()] = [
         "#e8590c", "#1c7ed6", "#15aabf", "#7048e8", "#868e96", "#adb5bd", "#2b8a3e", "#94d82d",

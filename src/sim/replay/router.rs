@@ -100,13 +100,13 @@ pub(super) struct Settings {
     pub(super) cache_tokens: u64,
     /// Replicas share the prompts that they routed, beside their loads.
     pub(super) shares_routed: bool,
-    /// There are other replicas, and none is heard.
+    /// There are other replicas, and none is connected.
     pub(super) is_alone: bool,
 }
 
 impl Router {
     pub(super) fn new(settings: &Settings, epoch: Instant) -> Self {
-        // Nobody reads these metrics.
+        // These metrics are not read.
         let registry = Registry::default();
         let cache_index = match settings.cache_index {
             CacheIndexKind::Predicted => CacheIndex::Predicted(Box::new(PredictedIndex::new(

@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::fleet::{Fleet, Places, any, begun, end, followed_after, replayed};
+use super::fleet::{Fleet, Places, any, end, followed_after, replayed, started};
 use super::{ask, part, path, said};
 use crate::client;
 use crate::cluster::{Engine, Router, eventually, unhurried, within};
@@ -27,16 +27,16 @@ const SETTLE: Duration = Duration::from_secs(60);
 
 /// What a client knows of one response.
 #[derive(Clone, Debug)]
-struct Told {
+struct ReceivedResponse {
     response: Value,
     tokens: usize,
     /// The events of a stream, to its end; empty without a stream.
     events: Vec<(String, Value)>,
-    /// Whether a client asked for a cancel, and the status it was told after it.
+    /// Whether a client asked for a cancel, and the status that it received after it.
     cancel: Option<Option<String>>,
 }
 
-/// Cancels a response on some router. The status that it was told, or nothing if no router answered.
+/// Cancels a response on some router. The status that it received, or nothing if no router answered.
 async fn cancelled(places: &Places, response: &Value) -> Option<String> {
     let path = format!("{}/cancel", path(response));
     for _ in 0..3 {
@@ -54,13 +54,13 @@ async fn cancelled(places: &Places, response: &Value) -> Option<String> {
     None
 }
 
-async fn client(places: Places, is_over: Arc<AtomicBool>) -> Vec<Told> {
+async fn client(places: Places, is_over: Arc<AtomicBool>) -> Vec<ReceivedResponse> {
     let mut all = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         let tokens = fastrand::usize(1..60);
         let streams = fastrand::bool();
         let cancels = fastrand::u8(..5) == 0;
-        let mut live = begun(&places, &ask(tokens, json!({"stream": streams}))).await;
+        let mut live = started(&places, &ask(tokens, json!({"stream": streams}))).await;
         let pause = Duration::from_millis(fastrand::u64(0..1_500));
         if !streams {
             // Without a whole answer its id is not known; the store's records are looked through at the end.
@@ -73,7 +73,7 @@ async fn client(places: Places, is_over: Arc<AtomicBool>) -> Vec<Told> {
                 tokio::time::sleep(pause).await;
                 cancel = Some(cancelled(&places, &response).await);
             }
-            all.push(Told {
+            all.push(ReceivedResponse {
                 response,
                 tokens,
                 events: Vec::new(),
@@ -99,7 +99,7 @@ async fn client(places: Places, is_over: Arc<AtomicBool>) -> Vec<Told> {
             Some(cancelled(&places, &response).await)
         };
         let (events, cancel) = tokio::join!(reading, cancelling);
-        all.push(Told {
+        all.push(ReceivedResponse {
             response,
             tokens,
             events,
@@ -168,26 +168,29 @@ fn statuses(redis: &Server) -> Vec<String> {
     names.lines().map(status).collect()
 }
 
-async fn check(routers: &[&Router], told: &Told) {
-    let last = end(routers, &told.response).await;
+async fn check(routers: &[&Router], received: &ReceivedResponse) {
+    let last = end(routers, &received.response).await;
     let status = last["status"].as_str().unwrap();
     match status {
-        "incomplete" => assert_eq!(last["usage"]["output_tokens"], told.tokens, "{last}"),
-        "cancelled" => assert!(told.cancel.is_some(), "nobody cancelled it: {last}"),
+        "incomplete" => assert_eq!(last["usage"]["output_tokens"], received.tokens, "{last}"),
+        "cancelled" => assert!(received.cancel.is_some(), "no client cancelled it: {last}"),
         // Output was seen, and what made it was lost.
-        "failed" => assert!(!told.events.is_empty(), "nobody had seen it: {last}"),
+        "failed" => assert!(
+            !received.events.is_empty(),
+            "no client had seen any of it: {last}"
+        ),
         _ => panic!("{last}"),
     }
-    if let Some(Some(was_told)) = &told.cancel {
-        assert_eq!(was_told, status, "{last}");
+    if let Some(Some(reported)) = &received.cancel {
+        assert_eq!(reported, status, "{last}");
     }
-    if told.events.is_empty() {
+    if received.events.is_empty() {
         return;
     }
-    let again = replayed(routers, &told.response).await;
-    let count = told.events.len() - 1;
-    assert_eq!(again[..count], told.events[..count], "{last}");
-    assert_eq!(again.len(), told.events.len());
+    let again = replayed(routers, &received.response).await;
+    let count = received.events.len() - 1;
+    assert_eq!(again[..count], received.events[..count], "{last}");
+    assert_eq!(again.len(), received.events.len());
     let text = last["output"][0]["content"][0]["text"].as_str();
     assert_eq!(text.unwrap_or_default(), said(&again), "{last}");
 }
@@ -199,7 +202,7 @@ async fn run(seed: u64, length: Duration) {
     let listed = second.listed();
     let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
         config.workers.push(listed);
-        // Nobody is given up for having been hit too often.
+        // No response is given up for having been hit too often.
         config.responses.background.max_attempts = 50;
     })
     .await;
@@ -210,12 +213,12 @@ async fn run(seed: u64, length: Duration) {
         clients.spawn_local_on(client(places.clone(), is_over.clone()), &local);
     }
     let faults = async {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut count = 0;
-        while begun.elapsed() < length {
+        while started.elapsed() < length {
             tokio::time::sleep(Duration::from_millis(random.u64(PAUSE_MS))).await;
             let what = fault(&mut random, &mut fleet, &mut second, &places).await;
-            eprintln!("seed {seed}, {:?}: {what}", begun.elapsed());
+            eprintln!("seed {seed}, {:?}: {what}", started.elapsed());
             count += 1;
         }
         is_over.store(true, Ordering::Relaxed);
@@ -255,8 +258,8 @@ async fn run(seed: u64, length: Duration) {
         is_up
     })
     .await;
-    for told in &all {
-        check(&routers, told).await;
+    for received in &all {
+        check(&routers, received).await;
     }
     let of = |status: &str| {
         let ended = statuses(&fleet.redis);
@@ -264,7 +267,7 @@ async fn run(seed: u64, length: Duration) {
     };
     let ends = ["incomplete", "failed", "cancelled"].map(|status| (status, of(status)));
     eprintln!(
-        "seed {seed}: {count} faults, {} responses told: {ends:?}",
+        "seed {seed}: {count} faults, {} responses received: {ends:?}",
         all.len()
     );
     assert!(all.len() > CLIENTS, "{}", all.len());

@@ -6,14 +6,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 
-use super::fleet::{Fleet, end, ends_once, replayed, told};
+use super::fleet::{Fleet, end, ends_once, replayed, retrieved};
 use super::{PATH, TAKE_OVER, ask, cancel, create, events, get, part, path, said};
 use crate::client::{self, Open};
 use crate::cluster::{self, Engine, Router, eventually, unhurried, within};
 use crate::redis_server::Server;
 
 /// A stream that the first router runs: its text up to some event, and the response.
-async fn begun(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Value) {
+async fn started(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Value) {
     let body = ask(tokens, json!({"stream": true}));
     let mut live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
     let text = live.until(until).await;
@@ -21,10 +21,10 @@ async fn begun(fleet: &Fleet, tokens: usize, until: &str) -> (Open, String, Valu
     (live, text, response)
 }
 
-/// A response that the first router runs without a stream and that an engine has begun.
+/// A response that the first router runs without a stream and that an engine has started.
 async fn polled(fleet: &Fleet, tokens: usize) -> Value {
     let response = create(&fleet.routers[0], &ask(tokens, json!({}))).await;
-    eventually("it has begun", async || {
+    eventually("it has started", async || {
         get(&fleet.routers[1], &response).await["status"] == "in_progress"
     })
     .await;
@@ -36,10 +36,10 @@ fn tokens(response: &Value) -> &Value {
 }
 
 /// The rest of a stream, which must end properly.
-async fn rest(live: &mut Open, begun: String) -> Vec<(String, Value)> {
+async fn rest(live: &mut Open, started: String) -> Vec<(String, Value)> {
     let (rest, is_whole) = live.rest().await;
     assert!(is_whole);
-    let events = events(&(begun + &rest), 0);
+    let events = events(&(started + &rest), 0);
     ends_once(&events);
     events
 }
@@ -59,7 +59,7 @@ async fn a_run_of_a_killed_router_continues_at_its_next_event_number() {
     for (faults, running) in [(refusing, 0), (silent, 2)] {
         fleet.engine.fault(faults).await;
         let one = create(&fleet.routers[0], &ask(20, json!({}))).await;
-        let (mut live, seen, two) = begun(&fleet, 20, "response.queued").await;
+        let (mut live, seen, two) = started(&fleet, 20, "response.queued").await;
         let second = fleet.routers[1].api;
         let reading = format!("{}?stream=true", path(&two));
         let reader = tokio::spawn(async move { client::get(second, &reading).await });
@@ -93,7 +93,7 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
     })
     .await;
     let one = polled(&fleet, 250).await;
-    let (mut live, seen, two) = begun(&fleet, 250, "output_text.delta").await;
+    let (mut live, seen, two) = started(&fleet, 250, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
     // One is in the middle of its events when Redis is killed, the other at its end.
@@ -103,7 +103,7 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
     .await;
     for router in &fleet.routers {
         for response in [&one, &two] {
-            assert_eq!(told(router, response).await, None);
+            assert_eq!(retrieved(router, response).await, None);
             let answer = cancel(router, response).await;
             let stream = client::get(router.api, &format!("{}?stream=true", path(response))).await;
             for answer in [answer, stream] {
@@ -122,19 +122,19 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
             (&json!("incomplete"), &json!(250))
         );
     }
-    let told = rest(&mut live, seen).await;
+    let received = rest(&mut live, seen).await;
     let routers: Vec<_> = fleet.routers.iter().collect();
-    assert_eq!(replayed(&routers, &two).await, told);
+    assert_eq!(replayed(&routers, &two).await, received);
     assert_eq!(fleet.engine.generated().await, 2);
 }
 
 #[tokio::test]
-async fn a_redis_outage_beyond_the_lease_ends_nothing_that_nobody_took_over() {
+async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took_over() {
     // Killed and started again without the leases; and paused, so that they end meanwhile.
     for is_killed in [true, false] {
         let mut fleet = Fleet::new(unhurried()).await;
         let one = polled(&fleet, 600).await;
-        let (mut live, seen, two) = begun(&fleet, 600, "output_text.delta").await;
+        let (mut live, seen, two) = started(&fleet, 600, "output_text.delta").await;
         fleet.runs(2).await;
         match is_killed {
             true => fleet.redis.kill(),
@@ -160,9 +160,9 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_nobody_took_over() {
                 (&json!("incomplete"), &json!(600))
             );
         }
-        let told = rest(&mut live, seen).await;
+        let received = rest(&mut live, seen).await;
         let routers: Vec<_> = fleet.routers.iter().collect();
-        assert_eq!(replayed(&routers, &two).await, told);
+        assert_eq!(replayed(&routers, &two).await, received);
         assert_eq!(fleet.engine.generated().await, 2);
     }
 }
@@ -185,8 +185,8 @@ async fn a_pause_of_a_router_whose_store_is_its_memory_loses_nothing() {
     // Twice the lease.
     tokio::time::sleep(Duration::from_secs(3)).await;
     child.signal("CONT");
-    let told = rest(&mut live, seen).await;
-    assert_eq!(told.last().unwrap().0, "response.incomplete");
+    let received = rest(&mut live, seen).await;
+    assert_eq!(received.last().unwrap().0, "response.incomplete");
     let last = end(&[&router], &one).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
@@ -226,7 +226,7 @@ async fn orphans_of_a_tenant_at_its_limit_wait_for_room_and_run() {
 #[tokio::test]
 async fn a_cancelled_response_whose_router_is_dead_keeps_the_output_that_was_sent() {
     let fleet = Fleet::new(unhurried()).await;
-    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    let (mut live, seen, two) = started(&fleet, 2_000, "output_text.delta").await;
     fleet.routers[0].child.as_ref().unwrap().signal("KILL");
     let (more, _) = live.rest().await;
     let seen = part(&(seen + &more), 0);
@@ -234,7 +234,7 @@ async fn a_cancelled_response_whose_router_is_dead_keeps_the_output_that_was_sen
     let left = [&fleet.routers[1], &fleet.routers[2]];
     let mut last = Value::Null;
     within(TAKE_OVER, "its output is stored", async || {
-        last = told(left[1], &two).await.unwrap();
+        last = retrieved(left[1], &two).await.unwrap();
         last["output"] != json!([])
     })
     .await;
@@ -248,12 +248,12 @@ async fn a_cancelled_response_whose_router_is_dead_keeps_the_output_that_was_sen
 async fn a_redis_that_restarts_empty_ends_all_runs() {
     let mut fleet = Fleet::with(unhurried(), Server::start().await, |_| {}).await;
     let one = polled(&fleet, 2_000).await;
-    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    let (mut live, seen, two) = started(&fleet, 2_000, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.redis.kill();
     fleet.redis.run().await;
-    let told = rest(&mut live, seen).await;
-    assert_eq!(told.last().unwrap().0, "response.failed");
+    let received = rest(&mut live, seen).await;
+    assert_eq!(received.last().unwrap().0, "response.failed");
     fleet.runs(0).await;
     for router in &fleet.routers {
         for response in [&one, &two] {
@@ -270,10 +270,10 @@ async fn a_redis_that_restarts_empty_ends_all_runs() {
 async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     let mut fleet = Fleet::new(unhurried()).await;
     let one = polled(&fleet, 700).await;
-    let (mut live, seen, two) = begun(&fleet, 2_000, "output_text.delta").await;
+    let (mut live, seen, two) = started(&fleet, 2_000, "output_text.delta").await;
     fleet.runs(2).await;
     fleet.engine.kill().await;
-    let told = rest(&mut live, seen).await;
+    let received = rest(&mut live, seen).await;
     let last = fleet.end(&two).await;
     assert_eq!(
         (&last["status"], &last["error"]["code"]),
@@ -281,16 +281,16 @@ async fn an_engine_crash_fails_what_was_seen_and_the_others_run_again() {
     );
     assert_eq!(last["output"][0]["status"], "incomplete", "{last}");
     let routers: Vec<_> = fleet.routers.iter().collect();
-    assert_eq!(replayed(&routers, &two).await, told);
+    assert_eq!(replayed(&routers, &two).await, received);
     assert_eq!(
-        told.last().unwrap().1["response"]["output"][0]["content"][0]["text"],
-        *said(&told)
+        received.last().unwrap().1["response"]["output"][0]["content"][0]["text"],
+        *said(&received)
     );
     let waiting = create(&fleet.routers[0], &ask(3, json!({}))).await;
     assert_eq!(get(&fleet.routers[1], &waiting).await["status"], "queued");
     fleet.engine.restart(unhurried()).await;
     assert_eq!(fleet.end(&waiting).await["status"], "incomplete");
-    // Nobody had seen anything of the one without a stream.
+    // No client had seen anything of the one without a stream.
     let last = fleet.end(&one).await;
     assert_eq!(
         (&last["status"], tokens(&last)),
@@ -325,11 +325,11 @@ fn restore(redis: &Server, names: &[String]) {
 async fn an_end_that_the_store_lost_in_a_failover_is_stored_again() {
     let fleet = Fleet::new(unhurried()).await;
     let one = polled(&fleet, 60).await;
-    let (mut live, seen, two) = begun(&fleet, 60, "output_text.delta").await;
-    let (mut cancelled, _, three) = begun(&fleet, 3_000, "output_text.delta").await;
+    let (mut live, seen, two) = started(&fleet, 60, "output_text.delta").await;
+    let (mut cancelled, _, three) = started(&fleet, 3_000, "output_text.delta").await;
     fleet.runs(3).await;
     let before = snapshot(&fleet.redis);
-    let told = rest(&mut live, seen).await;
+    let received = rest(&mut live, seen).await;
     let ends = [fleet.end(&one).await, fleet.end(&two).await];
     assert_eq!(cancel(&fleet.routers[1], &three).await.status, 200);
     let _ = cancelled.rest().await;
@@ -339,7 +339,7 @@ async fn an_end_that_the_store_lost_in_a_failover_is_stored_again() {
         assert_eq!(fleet.end(response).await, end);
     }
     let routers: Vec<_> = fleet.routers.iter().collect();
-    assert_eq!(replayed(&routers, &two).await, told);
+    assert_eq!(replayed(&routers, &two).await, received);
     let last = fleet.end(&three).await;
     assert_eq!(last["status"], "cancelled");
     fleet.runs(0).await;
@@ -366,7 +366,7 @@ async fn a_router_paused_beyond_its_lease_writes_nothing_more() {
     // It resumes while another router runs its response again, and after that has ended.
     for (round, has_ended) in [false, true].into_iter().enumerate() {
         let one = polled(&fleet, 180).await;
-        let (mut live, seen, two) = begun(&fleet, 180, "output_text.delta").await;
+        let (mut live, seen, two) = started(&fleet, 180, "output_text.delta").await;
         fleet.runs(2).await;
         sleeper.signal("STOP");
         let failed = end(&routers[1..], &two).await;
@@ -392,8 +392,8 @@ async fn a_router_paused_beyond_its_lease_writes_nothing_more() {
         if let Some(before) = before {
             assert_eq!(kept(&fleet.redis), before);
         }
-        let told = rest(&mut live, seen).await;
-        assert_eq!(replayed(&routers, &two).await, told);
+        let received = rest(&mut live, seen).await;
+        assert_eq!(replayed(&routers, &two).await, received);
         assert_eq!(fleet.end(&two).await, failed);
         let last = fleet.end(&one).await;
         assert_eq!(

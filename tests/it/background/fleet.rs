@@ -87,7 +87,7 @@ impl Fleet {
 }
 
 /// The response on a router; `None` while its store is down. It must never be missing.
-pub(super) async fn told(router: &Router, response: &Value) -> Option<Value> {
+pub(super) async fn retrieved(router: &Router, response: &Value) -> Option<Value> {
     let answer = client::get(router.api, &path(response)).await;
     match answer.status {
         200 => Some(answer.json()),
@@ -102,7 +102,7 @@ pub(super) async fn end(routers: &[&Router], response: &Value) -> Value {
     for router in routers {
         let mut last = Value::Null;
         within(TAKE_OVER, "it ends on every router", async || {
-            last = told(router, response).await.unwrap_or_default();
+            last = retrieved(router, response).await.unwrap_or_default();
             let status = last["status"].as_str().unwrap_or("queued");
             !["queued", "in_progress"].contains(&status)
         })
@@ -143,15 +143,15 @@ pub(super) fn any(places: &Places) -> std::net::SocketAddr {
 }
 
 /// Starts a stream at any router that accepts it.
-pub(super) async fn begun(places: &Places, body: &Value) -> Open {
-    let mut begun = None;
+pub(super) async fn started(places: &Places, body: &Value) -> Open {
+    let mut started = None;
     eventually("some router takes it", async || {
         let open = client::try_open(any(places), "POST", PATH, &[], body.to_string()).await;
-        begun = open.ok().filter(|open| open.status == 200);
-        begun.is_some()
+        started = open.ok().filter(|open| open.status == 200);
+        started.is_some()
     })
     .await;
-    begun.unwrap()
+    started.unwrap()
 }
 
 /// Reads a stream to its end and resumes it at another router if it breaks off. Empty if it broke off before the
@@ -160,16 +160,16 @@ pub(super) async fn followed(places: &Places, live: Open) -> Vec<(String, Value)
     followed_after(places, live, String::new()).await
 }
 
-/// As [`followed`], of a stream that has begun with this text.
+/// As [`followed`], of a stream that has started with this text.
 pub(super) async fn followed_after(
     places: &Places,
     mut live: Open,
-    mut begun: String,
+    mut started: String,
 ) -> Vec<(String, Value)> {
     let mut seen: Vec<(String, Value)> = Vec::new();
     loop {
         let (text, _) = live.rest().await;
-        let text = std::mem::take(&mut begun) + &text;
+        let text = std::mem::take(&mut started) + &text;
         let whole = text.strip_suffix(END);
         seen.extend(part(whole.unwrap_or(&text), seen.len() as u64));
         let Some((_, first)) = seen.first() else {

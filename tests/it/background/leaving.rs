@@ -1,4 +1,4 @@
-//! Routers that are told to stop while background responses run.
+//! Routers that stop while background responses run.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::fleet::{Fleet, Places, begun, end, ends_once, followed, replayed};
+use super::fleet::{Fleet, Places, end, ends_once, followed, replayed, started};
 use super::{PATH, ask, create, get, said};
 use crate::client;
 use crate::cluster::{Router, eventually, unhurried};
@@ -31,24 +31,24 @@ async fn at_the_end_of_the_drain_runs_without_output_are_released_and_others_fai
     let one = create(&fleet.routers[0], &ask(200, json!({}))).await;
     let body = ask(2_000, json!({"stream": true}));
     let live = client::open(fleet.routers[0].api, "POST", PATH, &[], body.to_string()).await;
-    eventually("both have begun", async || {
+    eventually("both have started", async || {
         fleet.engine.stats().await.running == 2
             && get(&fleet.routers[1], &one).await["status"] == "in_progress"
     })
     .await;
     let places: Places = Arc::new(Mutex::new(vec![fleet.routers[1].api]));
     fleet.routers[0].child.as_ref().unwrap().signal("TERM");
-    let told = followed(&places, live).await;
+    let received = followed(&places, live).await;
     has_ended(&mut fleet.routers[0]).await;
     let others = [&fleet.routers[1], &fleet.routers[2]];
-    let two = &told[0].1["response"];
+    let two = &received[0].1["response"];
     let last = end(&others, two).await;
     assert_eq!(
         (&last["status"], &last["error"]["code"]),
         (&json!("failed"), &json!("server_error"))
     );
-    assert_eq!(last["output"][0]["content"][0]["text"], *said(&told));
-    assert_eq!(replayed(&others, two).await, told);
+    assert_eq!(last["output"][0]["content"][0]["text"], *said(&received));
+    assert_eq!(replayed(&others, two).await, received);
     let last = end(&others, &one).await;
     assert_eq!(
         (&last["status"], &last["usage"]["output_tokens"]),
@@ -68,7 +68,7 @@ async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
         let conversation = made.json()["id"].clone();
         let in_it = json!({"conversation": conversation});
         let one = create(&fleet.routers[0], &ask(150, in_it.clone())).await;
-        eventually("it has begun", async || {
+        eventually("it has started", async || {
             get(&fleet.routers[1], &one).await["status"] == "in_progress"
         })
         .await;
@@ -91,16 +91,16 @@ async fn a_response_in_a_conversation_goes_on_elsewhere_and_its_lock_with_it() {
     }
 }
 
-/// Sends requests one after the other until told to stop. Returns the acknowledged responses.
+/// Sends requests one after the other until it must stop. Returns the acknowledged responses.
 async fn load(places: Places, streams: bool, is_over: Arc<AtomicBool>) -> Vec<(Value, usize)> {
     let mut acknowledged = Vec::new();
     while !is_over.load(Ordering::Relaxed) {
         let tokens = fastrand::usize(1..30);
-        let mut live = begun(&places, &ask(tokens, json!({"stream": streams}))).await;
+        let mut live = started(&places, &ask(tokens, json!({"stream": streams}))).await;
         if streams {
-            let told = followed(&places, live).await;
-            if let Some((_, first)) = told.first() {
-                ends_once(&told);
+            let received = followed(&places, live).await;
+            if let Some((_, first)) = received.first() {
+                ends_once(&received);
                 acknowledged.push((first["response"].clone(), tokens));
             }
         } else if let (text, true) = live.rest().await {

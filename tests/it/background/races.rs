@@ -26,7 +26,7 @@ struct Score {
 }
 
 /// On an overloaded machine a router may lose its lease for a while and refuses new responses; then this retries.
-async fn begun(pair: &Pair, body: &Value) -> Open {
+async fn started(pair: &Pair, body: &Value) -> Open {
     loop {
         let open = client::open(pair.a.api, "POST", PATH, &[], body.to_string()).await;
         if open.status != 503 {
@@ -37,11 +37,11 @@ async fn begun(pair: &Pair, body: &Value) -> Open {
 }
 
 async fn race(pair: &Pair, streams: bool, score: &Score) -> (Value, Value) {
-    let mut live = begun(pair, &ask(3, json!({"stream": streams}))).await;
+    let mut live = started(pair, &ask(3, json!({"stream": streams}))).await;
     let (response, live) = if streams {
-        let begun = live.until("response.queued").await;
-        let response = part(&begun, 0)[0].1["response"].clone();
-        (response, Some((live, begun)))
+        let started = live.until("response.queued").await;
+        let response = part(&started, 0)[0].1["response"].clone();
+        (response, Some((live, started)))
     } else {
         (serde_json::from_str(&live.rest().await.0).unwrap(), None)
     };
@@ -61,19 +61,19 @@ async fn race(pair: &Pair, streams: bool, score: &Score) -> (Value, Value) {
             .pause_micros
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
-    if let Some((mut live, begun)) = live {
+    if let Some((mut live, started)) = live {
         let (rest, is_whole) = live.rest().await;
         assert!(is_whole);
-        let told = events(&(begun + &rest), 0);
-        ends_once(&told);
-        let (name, last) = told.last().unwrap();
+        let received = events(&(started + &rest), 0);
+        ends_once(&received);
+        let (name, last) = received.last().unwrap();
         assert_eq!(
             (name.as_str(), &last["response"]["status"]),
             ("response.incomplete", &status)
         );
         let again = resumed(&pair.b, &response, None).await;
-        assert_eq!(again.len(), told.len());
-        assert_eq!(again[..told.len() - 1], told[..told.len() - 1]);
+        assert_eq!(again.len(), received.len());
+        assert_eq!(again[..received.len() - 1], received[..received.len() - 1]);
     }
     (response, status)
 }

@@ -67,7 +67,7 @@ impl Responses {
 pub(super) struct EngineStream {
     engine: http::Body,
     piece: Vec<u8>,
-    has_begun: bool,
+    has_started: bool,
 }
 
 impl EngineStream {
@@ -75,7 +75,7 @@ impl EngineStream {
         Self {
             engine,
             piece: Vec::new(),
-            has_begun: false,
+            has_started: false,
         }
     }
 
@@ -96,7 +96,7 @@ impl EngineStream {
                 frame = self.engine.frame() => match frame {
                     Some(Ok(frame)) => {
                         self.piece.extend_from_slice(&frame.into_data().unwrap_or_default());
-                        if !std::mem::replace(&mut self.has_begun, true) || self.piece.len() >= PIECE_BYTES_MAX {
+                        if !std::mem::replace(&mut self.has_started, true) || self.piece.len() >= PIECE_BYTES_MAX {
                             return false;
                         }
                         let now = tokio::time::Instant::from_std(observe::now());

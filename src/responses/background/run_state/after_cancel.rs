@@ -24,7 +24,7 @@ impl RunState {
                     false => Phase::ReadingStored { reason: None },
                 };
             }
-            // The store lost the cancel, of which a client was told.
+            // The store lost the cancel, which a client got confirmed.
             Ok(Some((Status::Queued | Status::InProgress, _))) => {
                 self.phase = Phase::CancellingAgain;
             }

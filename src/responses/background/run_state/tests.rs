@@ -21,7 +21,7 @@ fn too_large() -> store::Error {
 /// A run whose engine answers, with `count` events stored.
 fn streaming(count: u64) -> RunState {
     let mut state = RunState::new(true, 0);
-    state.on_begun();
+    state.on_engine_started();
     assert_eq!(state.next(), Step::MarkStarted);
     assert_eq!(state.on_started(&Ok(WriteOutcome::Done)), Then::Continue);
     for number in 0..count {
@@ -109,11 +109,11 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
         last,
         bytes: bytes.into(),
     };
-    let told: Vec<u8> = (0..2).flat_map(event).collect();
+    let received: Vec<u8> = (0..2).flat_map(event).collect();
     let read = LoggedEvents {
         status: Status::Cancelled,
         batches: vec![
-            batch(0, 1, told.clone()),
+            batch(0, 1, received.clone()),
             batch(2, 2, log::CANCELLED.to_vec()),
         ],
         last: Some(2),
@@ -122,7 +122,7 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
     assert_eq!(state.on_stored_events(&Ok(Some(read))), Then::Continue);
     assert_eq!(
         (state.next(), state.log().stored_text()),
-        (Step::StorePartial, Some(&*told))
+        (Step::StorePartial, Some(&*received))
     );
 }
 
@@ -153,7 +153,7 @@ fn a_cancel_that_the_store_lost_is_repeated() {
 fn an_engine_that_is_lost_before_output_was_seen_is_followed_by_another() {
     let mut state = RunState::new(true, 0);
     state.on_events(&event(0));
-    state.on_begun();
+    state.on_engine_started();
     assert!(state.restart());
     assert_eq!((state.next(), state.log().made()), (Step::ReadEngine, 0));
     let mut seen = streaming(4);
@@ -254,7 +254,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
 #[test]
 fn a_write_that_the_store_rejects_for_good_is_not_retried() {
     let mut state = RunState::new(true, 0);
-    state.on_begun();
+    state.on_engine_started();
     assert_eq!(state.on_started(&Err(down())), Then::RetryLater);
     assert_eq!(state.next(), Step::MarkStarted);
     assert_eq!(state.on_started(&Err(too_large())), Then::Continue);

@@ -210,7 +210,7 @@ async fn each_step_is_a_batch_of_its_own_number() {
     let mut subscriber = Subscriber::join(&worker, 0).await;
     let first = worker.last_sequence(0).unwrap() + 1;
     worker.read(0, 0..40).await;
-    // All in the cache: this tells nothing.
+    // All in the cache: this reports nothing.
     worker.read(0, 0..40).await;
     worker.read(0, 0..56).await;
     let message = subscriber.next().await;
@@ -271,7 +271,7 @@ async fn replayed_events_add_up_to_the_cached_blocks() {
 }
 
 #[tokio::test]
-async fn what_is_cached_is_told_of_again_on_request() {
+async fn what_is_cached_is_reported_again_on_request() {
     let worker = Running::start(with_events()).await;
     worker.read(0, 0..40).await;
     let prompt: Vec<u32> = (0..56).collect();
@@ -463,7 +463,7 @@ async fn each_rank_has_a_cache_and_numbers_of_its_own() {
 }
 
 #[tokio::test]
-async fn it_tells_where_its_events_are() {
+async fn it_reports_where_its_events_are() {
     let worker = Running::fast().await;
     let none = worker.ask("GET", "/kv_event_sources", "").await;
     assert!(none.ends_with("\r\n\r\n{}"), "{none}");

@@ -71,11 +71,11 @@ async fn a_delayed_batch_can_be_asked_for_and_a_silent_engine_catches_up() {
         delay_ms: 300,
         ..KvFaults::default()
     });
-    let begun = Instant::now();
+    let started = Instant::now();
     worker.read(0, 0..16).await;
     assert_eq!(sequences(&asker.replay(first).await), [first]);
     assert_eq!(subscriber.next().await.sequence, first);
-    assert!(begun.elapsed() >= Duration::from_millis(300));
+    assert!(started.elapsed() >= Duration::from_millis(300));
 
     worker.kv_fault(KvFaults {
         silent: true,

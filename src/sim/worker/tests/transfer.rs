@@ -211,7 +211,7 @@ async fn parameters_show_whole_and_at_the_end_of_a_response_and_in_no_other_stre
         let shows = stream.contains("remote_block_ids");
         assert_eq!(shows, path == "/v1/responses", "{stream}");
     }
-    // Nobody knows where those of two streams are.
+    // Where those of two streams are is unknown.
     assert_eq!(pair.prefill.handle.kv_transfers().pinned, 6);
     pair.stop().await;
 }
@@ -233,8 +233,8 @@ async fn a_chat_begins_with_its_role_and_a_response_with_itself_before_the_trans
         let params = pair.prefill(path, &long(path), "").await;
         let leg = with(body(path, &long(path), 5), &params);
         let mut stream = pair.decode.send("POST", path, &streamed(&leg)).await;
-        let begun = read_until(&mut stream, opening).await;
-        assert!(!begun.contains("output_item"), "{begun}");
+        let started = read_until(&mut stream, opening).await;
+        assert!(!started.contains("output_item"), "{started}");
     }
     pair.decode
         .eventually("both are gone", |handle| {
@@ -276,7 +276,7 @@ async fn a_restarted_engine_is_another_one() {
 }
 
 #[tokio::test]
-async fn what_was_received_is_told_as_stored_under_the_same_names() {
+async fn what_was_received_is_reported_as_stored_under_the_same_names() {
     let events = |role| Settings {
         kv: with_events().kv,
         ..settings(role, Connector::Mooncake)

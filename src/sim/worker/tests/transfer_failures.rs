@@ -64,7 +64,7 @@ async fn nixl_parameters_used_twice_or_with_another_prompt_give_wrong_text_and_s
 }
 
 #[tokio::test]
-async fn blocks_that_nobody_fetches_are_freed_after_their_time_and_wrong_from_then_on() {
+async fn blocks_that_no_engine_fetches_are_freed_after_their_time_and_wrong_from_then_on() {
     let mut prefill = settings(Role::Prefill, Connector::Nixl);
     prefill.transfer.lease_ms = Some(50);
     let pair = Pair::of(prefill, settings(Role::Decode, Connector::Nixl)).await;

@@ -30,7 +30,7 @@ pub struct TransferStats {
     /// Prompts whose blocks were offered to a decode engine, and those that were fetched.
     pub granted: u64,
     pub fetched: u64,
-    /// Offers that were freed because nobody fetched them in time, or because the decode engine rejected its request.
+    /// Offers that were freed because no engine fetched them in time, or because the decode engine rejected its request.
     pub expired: u64,
     pub released: u64,
     /// Prompts that this engine received, and their tokens that it did not have cached.
