@@ -7,6 +7,7 @@
 
 mod checks;
 mod clients;
+mod counts;
 mod encoder;
 mod failover;
 mod faults;
@@ -16,6 +17,7 @@ mod owner;
 mod readers;
 mod run;
 mod store_harness;
+mod store_request;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,10 +27,12 @@ use fastrand::Rng;
 use tracing::trace;
 
 use self::checks::PromisedEnd;
+pub(crate) use self::counts::Counts;
 use self::faults::{Fault, Faults};
 use self::readers::{Ledger, Reader};
 use self::run::{Run, Word};
-use self::store_harness::{StoreHarness, StoreReply, StoreRequest};
+use self::store_harness::StoreHarness;
+use self::store_request::{StoreReply, StoreRequest};
 use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::responses::background::recent_ends::RecentEnds;
 use warmroute::responses::background::run_table::{Bounds, RunTable};
@@ -84,78 +88,6 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let own = self.key.map_or(0, |key| key.id.own());
         write!(f, "at {:?}, response {own}: {}", self.at, self.reason)
-    }
-}
-
-/// How often each situation occurred: a simulation in which nothing happens proves nothing.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Counts {
-    pub acknowledged: u64,
-    pub completed: u64,
-    pub failed: u64,
-    pub cancelled: u64,
-    /// Deleted, or lost by a store that restarted empty.
-    pub gone: u64,
-    /// Leases lost.
-    pub lost: u64,
-    /// Taken over and run again.
-    pub rerun: u64,
-    pub given_up: u64,
-    /// Cancelled responses whose output another replica stored.
-    pub outputs_kept: u64,
-    /// Released by a draining replica.
-    pub released: u64,
-    /// Events that readers received.
-    pub received: u64,
-    /// Events that readers received from a replica's memory instead of the store.
-    pub received_from_memory: u64,
-    /// Readers that resumed on another replica.
-    pub resumed: u64,
-    /// Runs that stopped without a terminal event.
-    pub broken: u64,
-    pub steps: u64,
-    /// Responses of which a failover lost writes.
-    pub lost_writes: u64,
-    /// Ends that a failover lost, and that must come back.
-    pub lost_ends: u64,
-    /// Killed replicas' runs that others had to take over in time.
-    pub takeovers_on_time: u64,
-    /// Responses that an owner, and not an engine, ended as failed.
-    pub owner_failures: u64,
-    /// Streams that were compared with the stored output.
-    pub outputs_compared: u64,
-    pub cancels_on_time: u64,
-    /// Refused because a node of the store was down.
-    pub node_refusals: u64,
-    /// Responses that were gone some time after their end.
-    pub expired: u64,
-}
-
-impl Counts {
-    pub(crate) fn add(&mut self, other: &Self) {
-        self.acknowledged += other.acknowledged;
-        self.completed += other.completed;
-        self.failed += other.failed;
-        self.cancelled += other.cancelled;
-        self.gone += other.gone;
-        self.lost += other.lost;
-        self.rerun += other.rerun;
-        self.given_up += other.given_up;
-        self.outputs_kept += other.outputs_kept;
-        self.released += other.released;
-        self.received += other.received;
-        self.received_from_memory += other.received_from_memory;
-        self.resumed += other.resumed;
-        self.broken += other.broken;
-        self.steps += other.steps;
-        self.lost_writes += other.lost_writes;
-        self.lost_ends += other.lost_ends;
-        self.takeovers_on_time += other.takeovers_on_time;
-        self.cancels_on_time += other.cancels_on_time;
-        self.node_refusals += other.node_refusals;
-        self.expired += other.expired;
-        self.owner_failures += other.owner_failures;
-        self.outputs_compared += other.outputs_compared;
     }
 }
 
@@ -493,9 +425,7 @@ impl Fleet {
                 }
                 Ok(())
             }
-            Event::Cancel(_) | Event::Delete(_)
-                if self.has_failed_over() =>
-            {
+            Event::Cancel(_) | Event::Delete(_) if self.has_failed_over() => {
                 // The promise is about the first end.
                 Ok(())
             }

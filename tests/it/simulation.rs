@@ -86,6 +86,15 @@ fn an_end_that_a_failover_of_the_store_lost_comes_back_while_its_writer_lives() 
     occurred(&situations, SCENARIO_SEEDS);
 }
 
+/// A cancel that its owner had not seen is lost, and the response completes before the cancel is repeated: that is
+/// not promised, and nothing else may come of it.
+#[test]
+fn seeds_of_lost_cancels_stay_well() {
+    for seed in [132, 294] {
+        check_in(Scenario::Failover, seed);
+    }
+}
+
 #[test]
 fn a_cancel_takes_a_second_and_a_take_over_twenty() {
     let counts = check_all(Scenario::OnTime, SCENARIO_SEEDS);

@@ -3,6 +3,7 @@
 
 mod conversations;
 mod faults;
+mod large_conversation;
 mod model;
 mod owners;
 mod replicas;

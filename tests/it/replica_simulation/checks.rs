@@ -12,11 +12,24 @@ const DOUBLE_MAX: Duration = Duration::from_secs(20);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PromisedEnd {
     pub(super) status: Status,
+    pub(super) at: Duration,
     /// The replica that wrote it.
     pub(super) replica: usize,
     pub(super) incarnation: u64,
     /// `None`: cancelled by a replica that did not run it.
     pub(super) fence: Option<FencingToken>,
+}
+
+/// A lost cancel is repeated this long after it at the latest. A response whose owner had not seen it may end before.
+const CANCEL_REPEATED: Duration = Duration::from_secs(3);
+
+impl PromisedEnd {
+    /// Whether the response may have ended so instead, at this time.
+    fn allows(&self, status: Status, ended_at: Option<Duration>) -> bool {
+        let was_unseen = self.status == Status::Cancelled && self.fence.is_none();
+        let is_early = ended_at.is_some_and(|at| at <= self.at + CANCEL_REPEATED);
+        status == self.status || (was_unseen && is_early)
+    }
 }
 
 impl Fleet {
@@ -64,7 +77,7 @@ impl Fleet {
                 .get(&key)
                 .filter(|_| self.rolled_back.contains(&key));
             if let Some(end) = promised
-                && end.status != record.status
+                && !end.allows(record.status, self.store.ended_at(key))
             {
                 let reason = format!("{end:?} was acknowledged, and it is {}", record.status);
                 return Err(Violation::new(now, key, reason));
@@ -84,6 +97,17 @@ impl Fleet {
                     let reason = format!("it is {running} at the end, {:?}", record.background);
                     return Err(Violation::new(now, key, reason));
                 }
+            }
+            // The items of one run if it ended well, else none.
+            let items = self.store.conversation_items(now, key);
+            let expected: Vec<_> = match record.status.is_continuable() {
+                true => vec![record.content.response.clone()],
+                false => Vec::new(),
+            };
+            if items != expected {
+                let status = record.status;
+                let reason = format!("it is {status}, and its conversation has {items:?}");
+                return Err(Violation::new(now, key, reason));
             }
             if record.background.is_some_and(|it| it.streams) {
                 self.read_whole(key)?;

@@ -1,7 +1,7 @@
 //! The clients: they create, cancel and delete responses.
 
 use super::run::hint;
-use super::store_harness::StoreRequest;
+use super::store_request::StoreRequest;
 use super::{Event, Fleet, REPLICAS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::log;
 use warmroute::responses::background::run_state::RunState;

@@ -2,7 +2,7 @@
 //! that was acknowledged stays, if the replica that wrote it lives on.
 
 use super::checks::PromisedEnd;
-use super::store_harness::{StoreReply, StoreRequest};
+use super::store_request::{StoreReply, StoreRequest};
 use super::{Event, Fleet, ReplicaEvent, Scenario, Violation};
 use warmroute::responses::background::recent_ends::{self, EndWrite};
 use warmroute::responses::background::run_step::StopReason;
@@ -89,6 +89,7 @@ impl Fleet {
         };
         let end = PromisedEnd {
             status,
+            at: self.now(),
             replica: at,
             incarnation: self.replicas[at].incarnation,
             fence: write.fence(),

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use super::store_harness::StoreRequest;
+use super::store_request::StoreRequest;
 use super::{CALM, REPLICAS};
 
 #[derive(Clone, Copy, Debug)]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::faults::Fault;
-use super::store_harness::{StoreReply, StoreRequest};
+use super::store_request::{StoreReply, StoreRequest};
 use super::{Event, Fleet, PAUSE, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::run_step::{StopReason, Then};
 use warmroute::store::{self, CancelOutcome, Takeover};

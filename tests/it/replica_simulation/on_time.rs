@@ -8,7 +8,8 @@ use fastrand::Rng;
 use super::encoder::parse_events;
 use super::faults::Fault;
 use super::run::FailureCause;
-use super::store_harness::{NODES, StoreReply, StoreRequest};
+use super::store_harness::NODES;
+use super::store_request::{StoreReply, StoreRequest};
 use super::{ATTEMPTS_MAX, Event, Fleet, REPLICAS, Scenario, Violation};
 use warmroute::store::{ResponseKey, Status, WriteOutcome};
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use super::run::{Act, Run, Word};
-use super::store_harness::{StoreReply, StoreRequest};
+use super::store_request::{StoreReply, StoreRequest};
 use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::StopReason;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::encoder::{self, END, SimulatedEvent};
-use super::store_harness::{StoreReply, StoreRequest};
+use super::store_request::{StoreReply, StoreRequest};
 use super::{Event, Fleet, REPLICAS, ReplyTo, Violation};
 use warmroute::responses::background::read_position::{Next, ReadPosition};
 use warmroute::responses::background::run_step::{FIRST_EVENTS, Tail};

@@ -5,14 +5,15 @@ use std::collections::VecDeque;
 use bytes::Bytes;
 
 use super::encoder::EventEncoder;
-use super::store_harness::{StoreReply, StoreRequest};
+use super::store_harness::{conversation_of, conversation_token};
+use super::store_request::{StoreReply, StoreRequest};
 use warmroute::responses::background::log;
 use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::{Step, StopReason, Then};
 use warmroute::store::record::Content;
 use warmroute::store::{
-    Cancellation, CancelledOutput, FencingToken, Finalization, IdempotencyToken, ResponseKey,
-    RoutingHint, Status,
+    Cancellation, CancelledOutput, Commit, FencingToken, Finalization, IdempotencyToken, Item,
+    ResponseKey, RoutingHint, Status,
 };
 
 /// An output of the engine.
@@ -161,11 +162,11 @@ impl Run {
                         key,
                         fence,
                         Box::new(Finalization {
-                            commit: None,
+                            commit: self.commit(end),
                             token: end.token,
                             status: end.status,
                             content: Content {
-                                response: Bytes::new(),
+                                response: run_name(self.serial),
                                 output: end.output.clone(),
                             },
                             hint: hint(),
@@ -224,6 +225,18 @@ impl Run {
         });
     }
 
+    /// What a response that ended well leaves in its conversation.
+    fn commit(&self, end: &End) -> Option<Commit> {
+        end.status.is_continuable().then(|| Commit {
+            conversation: conversation_of(self.key),
+            token: conversation_token(self.key),
+            items: vec![Item {
+                id: self.serial.to_string().into(),
+                json: run_name(self.serial),
+            }],
+        })
+    }
+
     pub(super) fn on_said(&mut self, said: &StoreReply) -> Then {
         match (self.state.next(), said) {
             (Step::MarkStarted, StoreReply::Write(said)) => self.state.on_started(said),
@@ -246,6 +259,10 @@ impl Run {
             _ => Then::Continue,
         }
     }
+}
+
+fn run_name(serial: u64) -> Bytes {
+    serial.to_string().into()
 }
 
 pub(super) fn cancellation(serial: u64) -> Cancellation {

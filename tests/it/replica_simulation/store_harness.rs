@@ -8,133 +8,19 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::{Scenario, Violation};
+use super::store_request::{StoreReply, StoreRequest};
+use super::{NUMBERS, Scenario, Violation, key};
+use warmroute::ids::ConversationId;
 use warmroute::observe::metrics::Registry;
 use warmroute::responses::background::log;
 use warmroute::store::log::LogState;
 use warmroute::store::memory::{self, Memory};
 use warmroute::store::record::{InitialState, Retention};
 use warmroute::store::{
-    self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
-    Finalization, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss,
-    Record, ResponseKey, ResponseStore, RetentionSettings, Status, StoreFuture, Takeover,
-    WriteOutcome,
+    self, CancelOutcome, Claim, ConversationKey, IdempotencyToken, ItemsOutcome, LockOutcome,
+    LoggedEvents, NewConversation, Owner, Record, ResponseKey, ResponseStore, RetentionSettings,
+    Status, StoreFuture, WriteOutcome,
 };
-
-/// A request to the store.
-#[derive(Clone, Debug)]
-pub(super) enum StoreRequest {
-    Heartbeat(Owner, Duration),
-    EndLease(Owner),
-    Create(ResponseKey, Box<NewRecord>),
-    Start(ResponseKey, FencingToken),
-    Append(ResponseKey, FencingToken, EventBatch),
-    Finalize(ResponseKey, FencingToken, Box<Finalization>),
-    Get(ResponseKey),
-    FinalizeCancelled(ResponseKey, FencingToken, CancelledOutput),
-    Release(ResponseKey, FencingToken),
-    Events(ResponseKey, Option<u64>),
-    Cancel(ResponseKey, Cancellation),
-    Delete(ResponseKey),
-    Notices(Owner, NoticeCursor),
-    CheckOwnership(Vec<(ResponseKey, FencingToken)>),
-    Orphans,
-    Untracked(Owner, Vec<ResponseKey>),
-    TakeOver(Orphan, Owner),
-    Request(ResponseKey, Box<store::TakenOver>),
-}
-
-/// The reply to a request.
-#[derive(Debug)]
-pub(super) enum StoreReply {
-    Nothing(Result<(), store::Error>),
-    Write(Result<WriteOutcome, store::Error>),
-    Record(Result<Option<Record>, store::Error>),
-    Events(Result<Option<LoggedEvents>, store::Error>),
-    Cancelled(Result<CancelOutcome, store::Error>),
-    Deleted(Result<DeleteOutcome, store::Error>),
-    Notices(Result<(Vec<Notice>, NoticeCursor), store::Error>),
-    Lost(Result<Vec<(ResponseKey, OwnershipLoss)>, store::Error>),
-    Orphans(Result<Vec<Orphan>, store::Error>),
-    Untracked(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
-    TakenOver(Result<Takeover, store::Error>),
-    Request(Result<Option<Bytes>, store::Error>),
-}
-
-impl StoreRequest {
-    /// The reply for a store that is unreachable or whose reply was lost.
-    pub(super) fn refused(&self, error: store::Error) -> StoreReply {
-        match self {
-            Self::Heartbeat(..) | Self::EndLease(_) | Self::Create(..) => {
-                StoreReply::Nothing(Err(error))
-            }
-            Self::Start(..)
-            | Self::Append(..)
-            | Self::Finalize(..)
-            | Self::FinalizeCancelled(..)
-            | Self::Release(..) => StoreReply::Write(Err(error)),
-            Self::Get(_) => StoreReply::Record(Err(error)),
-            Self::Events(..) => StoreReply::Events(Err(error)),
-            Self::Cancel(..) => StoreReply::Cancelled(Err(error)),
-            Self::Delete(_) => StoreReply::Deleted(Err(error)),
-            Self::Notices(..) => StoreReply::Notices(Err(error)),
-            Self::CheckOwnership(_) => StoreReply::Lost(Err(error)),
-            Self::Orphans => StoreReply::Orphans(Err(error)),
-            Self::Untracked(..) => StoreReply::Untracked(Err(error)),
-            Self::TakeOver(..) => StoreReply::TakenOver(Err(error)),
-            Self::Request(..) => StoreReply::Request(Err(error)),
-        }
-    }
-
-    /// The response that the request concerns.
-    fn key(&self) -> Option<ResponseKey> {
-        match self {
-            Self::Create(key, _)
-            | Self::Start(key, _)
-            | Self::Append(key, ..)
-            | Self::Finalize(key, ..)
-            | Self::Get(key)
-            | Self::FinalizeCancelled(key, ..)
-            | Self::Release(key, _)
-            | Self::Events(key, _)
-            | Self::Cancel(key, _)
-            | Self::Request(key, _)
-            | Self::Delete(key) => Some(*key),
-            Self::TakeOver(orphan, _) => Some(orphan.key),
-            Self::Heartbeat(..)
-            | Self::EndLease(_)
-            | Self::Notices(..)
-            | Self::CheckOwnership(_)
-            | Self::Orphans
-            | Self::Untracked(..) => None,
-        }
-    }
-
-    fn is_write(&self) -> bool {
-        !matches!(
-            self,
-            Self::Get(_)
-                | Self::Events(..)
-                | Self::Notices(..)
-                | Self::CheckOwnership(_)
-                | Self::Orphans
-                | Self::Untracked(..)
-                | Self::Request(..)
-        )
-    }
-
-    /// The fencing token of a write.
-    fn fence(&self) -> Option<FencingToken> {
-        match self {
-            Self::Start(_, fence)
-            | Self::Append(_, fence, _)
-            | Self::Finalize(_, fence, _)
-            | Self::FinalizeCancelled(_, fence, _)
-            | Self::Release(_, fence) => Some(*fence),
-            _ => None,
-        }
-    }
-}
 
 /// What earlier replies of the store imply about a response.
 #[derive(Debug, Default)]
@@ -226,6 +112,10 @@ impl StoreHarness {
     pub(super) fn may_have_expired(&self, now: Duration, key: ResponseKey) -> bool {
         let known = self.known.get(&key);
         known.is_some_and(|known| known.has_expired(now, &self.keep))
+    }
+
+    pub(super) fn ended_at(&self, key: ResponseKey) -> Option<Duration> {
+        self.known.get(&key)?.ended_at
     }
 
     /// How often an engine started it.
@@ -346,6 +236,16 @@ impl StoreHarness {
     pub(super) fn get(&mut self, now: Duration, key: ResponseKey) -> Option<Record> {
         self.at(now);
         done(self.memory.get(key)).ok()?
+    }
+
+    /// The items in the conversation of a response, as JSON.
+    pub(super) fn conversation_items(&mut self, now: Duration, key: ResponseKey) -> Vec<Bytes> {
+        self.at(now);
+        let items = self.memory.all_items(conversation_of(key), u64::MAX);
+        match done(items) {
+            Ok(ItemsOutcome::Found { items, .. }) => items.into_iter().map(|it| it.json).collect(),
+            _ => Vec::new(),
+        }
     }
 
     pub(super) fn events(
@@ -547,8 +447,39 @@ fn memory(started: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) ->
     let clock = clock.clone();
     let now = move || started + Duration::from_micros(clock.load(Ordering::Relaxed));
     let settings = memory::Settings::default();
-    Memory::with_clock(&settings, keep, &Registry::default(), Arc::new(now))
+    let memory = Memory::with_clock(&settings, keep, &Registry::default(), Arc::new(now));
+    for number in 1..=NUMBERS {
+        let (key, token) = (
+            conversation_of(key(number)),
+            conversation_token(key(number)),
+        );
+        let new = NewConversation {
+            token,
+            object: Bytes::new(),
+            items: Vec::new(),
+        };
+        let lease = CONVERSATION_LEASE;
+        let is_ready = done(memory.create_conversation(key, new)).is_ok()
+            && done(memory.lock(key, Claim { token, lease })) == Ok(LockOutcome::Locked);
+        assert!(is_ready, "a new store refuses a conversation");
+    }
+    memory
 }
+
+/// Each response continues a conversation of its own, which it has locked from the start.
+pub(super) fn conversation_of(key: ResponseKey) -> ConversationKey {
+    ConversationKey {
+        tenant: key.tenant,
+        id: ConversationId::new(key.id.root(), key.id.own()),
+    }
+}
+
+pub(super) fn conversation_token(key: ResponseKey) -> IdempotencyToken {
+    IdempotencyToken(key.id.root().0)
+}
+
+/// Longer than a simulation.
+const CONVERSATION_LEASE: Duration = Duration::from_secs(1_000);
 
 /// The store in memory waits for nothing.
 fn done<T>(mut asked: StoreFuture<'_, T>) -> Result<T, store::Error> {
