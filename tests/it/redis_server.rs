@@ -39,7 +39,7 @@ impl Server {
         loop {
             let mut server = Self::prepared(arguments, entry);
             // Another process may have taken a port that was free before.
-            if server.has_begun().await {
+            if server.has_started().await {
                 return server;
             }
         }

@@ -26,7 +26,7 @@ pub struct RunState {
     streams: bool,
     phase: Phase,
     /// Whether an engine has started to answer.
-    is_begun: bool,
+    has_engine_started: bool,
     /// Whether the record's status is in progress.
     is_started: bool,
     /// Whether events of another replica become part of the output.
@@ -112,8 +112,8 @@ impl RunState {
     }
 
     /// An engine has started to answer.
-    pub fn on_begun(&mut self) {
-        self.is_begun = true;
+    pub fn on_engine_started(&mut self) {
+        self.has_engine_started = true;
     }
 
     pub fn has_engine_started(&self) -> bool {

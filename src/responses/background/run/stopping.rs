@@ -18,8 +18,8 @@ pub(super) async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReas
     let drained = async {
         responses.tasks.stopped().await;
         // A run that no engine has started is released at once; the others have until the end of the drain.
-        let is_begun = guard.run.state.lock().is_begun();
-        if is_begun {
+        let has_started = guard.run.state.lock().has_engine_started();
+        if has_started {
             responses.tasks.aborted().await;
         }
         StopReason::Draining
