@@ -33,7 +33,9 @@ pub struct Settings {
     pub prefix: String,
     /// TLS, for `rediss://`.
     pub tls: Tls,
-    /// Writes that wait for replicas of Redis.
+    /// A failover loses writes that replicas of Redis did not have. Writes that clients rely on (new responses, ends,
+    /// cancels, deletions, items of conversations) can wait for replicas (`WAIT`). One that too few have in time stands
+    /// all the same, and is counted and logged.
     pub wait: Wait,
     /// Settings for experts.
     pub advanced: Advanced,
@@ -105,9 +107,7 @@ pub struct Tls {
     pub key_file: String,
 }
 
-/// A failover of Redis loses writes that its replicas did not have yet. With this setting, new responses, their ends,
-/// cancels, deletions and items of conversations are acknowledged once replicas have them (`WAIT`). A write that too
-/// few replicas have in time stands all the same, and is counted and logged.
+/// Writes that wait for replicas of Redis.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Wait {
