@@ -34,7 +34,7 @@ impl Fleet {
             _ => b"portable",
         };
         self.portable.insert(key, request == b"portable");
-        let is_ephemeral = self.scenario == Scenario::Nodes && number % 2 == 0;
+        let is_ephemeral = self.scenario == Scenario::Nodes && number.is_multiple_of(2);
         let record = NewRecord {
             token: IdempotencyToken(number as u64),
             parent: None,

@@ -208,7 +208,8 @@ async fn a_dead_node_of_a_cluster_ends_only_what_lies_on_it() {
     let orphans = b.orphans(99).await.unwrap();
     let mut found: Vec<_> = orphans.iter().map(|orphan| orphan.key).collect();
     let mut expected = left[2..].to_vec();
-    (found.sort(), expected.sort());
+    found.sort();
+    expected.sort();
     assert_eq!(found, expected);
     let taken = b.take_over(orphans[0], other).await;
     assert!(matches!(taken, Ok(Takeover::Done(_))), "{taken:?}");
