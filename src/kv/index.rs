@@ -33,6 +33,7 @@ pub use self::copied::{CopiedBlocks, CopiedRun};
 pub use self::metrics::IndexKey;
 pub(super) use self::metrics::Metrics;
 pub use self::prefix_index::PrefixIndex;
+pub(super) use self::simd::prefetch;
 pub use self::tree::Tree;
 pub use self::tree_copy::{CopyCursor, GraftCursor};
 pub use self::types::{CopyReport, NewBlock, Parent, RankPrefix, TreeBlock, UnknownParent};

@@ -9,6 +9,7 @@
 mod copy;
 mod lru;
 mod metrics;
+mod owner_table;
 mod peers;
 mod settings;
 
@@ -25,6 +26,7 @@ use smallvec::SmallVec;
 pub use self::copy::PredictedBlock;
 use self::lru::{Slot, Use, WorkerLru};
 pub use self::metrics::Metrics;
+use self::owner_table::OwnerTable;
 pub use self::peers::{Placed, RoutedBlocks};
 pub use self::settings::Settings;
 use super::prefix_owners::{self, PrefixOwners};
@@ -33,8 +35,7 @@ use crate::ids::{Block, BlockHash, WorkerId};
 /// The predicted blocks of all workers and models.
 #[derive(Debug)]
 pub struct PredictedIndex {
-    /// The workers that own a block, sorted.
-    owners: DashMap<BlockHash, Owners, FxBuildHasher>,
+    owners: OwnerTable,
     lrus: DashMap<WorkerId, Arc<Mutex<WorkerLru>>, FxBuildHasher>,
     /// The length of `lrus`: asking the map for it would take all of its locks.
     lru_count: AtomicUsize,
@@ -44,16 +45,6 @@ pub struct PredictedIndex {
     settings: Settings,
     metrics: Metrics,
     created: Instant,
-}
-
-type Owners = SmallVec<[Owner; 2]>;
-
-/// A worker that owns a block, and the block's place in its LRU, which only the holder of the LRU's lock reads or
-/// writes.
-#[derive(Clone, Copy, Debug)]
-struct Owner {
-    worker: WorkerId,
-    slot: Slot,
 }
 
 /// What recording a prompt has changed.
@@ -70,6 +61,8 @@ pub struct Recorded {
 /// A path that was not sent whole for this long is sent whole with its next use, for a replica that has evicted a part
 /// of it earlier than the others.
 const RESEND_AFTER_S: u32 = 600;
+/// Blocks that are dropped at a time: their entries are asked for together.
+const EVICTED_TOGETHER: usize = 32;
 /// So long after a worker's restart every replica has noticed it, and has forgotten its blocks.
 const RESTART_NOTICED_S: u32 = 30;
 
@@ -78,7 +71,7 @@ impl PredictedIndex {
         // As `seconds` counts. What is shared in the first second is sent whole again.
         let start_s = u32::try_from(settings.max_age.as_secs()).unwrap_or(u32::MAX);
         Self {
-            owners: DashMap::default(),
+            owners: OwnerTable::default(),
             lrus: DashMap::default(),
             lru_count: AtomicUsize::new(0),
             settings,
@@ -97,13 +90,12 @@ impl PredictedIndex {
     pub fn overlap(&self, prompt: &[Block], limit: usize, seed: u64) -> PrefixOwners {
         let longest = |end, count| partition(end, |block| self.owner_count(prompt[block]) > count);
         prefix_owners::search(prompt.len(), limit, longest, |last, found| {
-            let Some(owners) = self.owners.get(&prompt[last].path) else {
-                return;
-            };
-            let start = (seed % owners.len().max(1) as u64) as usize;
-            for owner in owners[start..].iter().chain(&owners[..start]) {
-                found.add(owner.worker, last as u32 + 1);
-            }
+            self.owners.read(prompt[last].path, |owners| {
+                let start = (seed % owners.len().max(1) as u64) as usize;
+                for owner in owners[start..].iter().chain(&owners[..start]) {
+                    found.add(owner.worker, last as u32 + 1);
+                }
+            });
         })
     }
 
@@ -152,7 +144,7 @@ impl PredictedIndex {
             0 => 0,
             cached => prompt[cached - 1].end_tokens,
         };
-        let new = prompt[cached_blocks..].iter().map(|block| {
+        let new = prompt[cached_blocks..].iter().map(move |block| {
             let tokens = block.end_tokens.saturating_sub(before);
             before = block.end_tokens;
             (block.path, tokens)
@@ -220,19 +212,20 @@ impl PredictedIndex {
         lru: &mut WorkerLru,
         worker: WorkerId,
         path: Option<Slot>,
-        new: impl Iterator<Item = (BlockHash, u32)>,
+        new: impl Iterator<Item = (BlockHash, u32)> + Clone,
         used: Use,
     ) {
         let (mut parent, mut newer) = (path, None);
         let mut added = 0;
+        for (path, _) in new.clone() {
+            self.owners.prefetch(path);
+        }
         for (path, tokens) in new {
-            let mut owners = self.owners.entry(path).or_default();
-            let Err(position) = position_of(&owners, worker) else {
+            let insert = || lru.insert(path, tokens, parent, newer, used);
+            let Some(slot) = self.owners.insert(worker, path, insert) else {
                 // Two paths with one hash.
                 break;
             };
-            let slot = lru.insert(path, tokens, parent, newer, used);
-            owners.insert(position, Owner { worker, slot });
             (parent, newer) = (Some(slot), Some(slot));
             added += 1;
         }
@@ -287,9 +280,7 @@ impl PredictedIndex {
     }
 
     fn slot(&self, worker: WorkerId, path: BlockHash) -> Option<Slot> {
-        let owners = self.owners.get(&path)?;
-        let position = position_of(&owners, worker).ok()?;
-        Some(owners[position].slot)
+        self.owners.slot(worker, path)
     }
 
     fn lru(&self, worker: WorkerId) -> Arc<Mutex<WorkerLru>> {
@@ -307,19 +298,36 @@ impl PredictedIndex {
     fn evict(&self, lru: &mut WorkerLru, worker: WorkerId, capacity_tokens: u64, now_s: u32) {
         let share = self.settings.max_blocks / self.lru_count.load(Relaxed).max(1) as u64;
         let blocks_max = share.max(1) as usize;
-        let old_s = now_s.saturating_sub(self.settings.max_age.as_secs() as u32);
-        while let Some(oldest) = lru.oldest() {
-            let reason = if lru.tokens() > capacity_tokens {
-                &self.metrics.capacity
-            } else if lru.len() > blocks_max {
-                &self.metrics.memory
-            } else if lru.node(oldest).used.at_s < old_s {
-                &self.metrics.age
-            } else {
+        let (mut capacity, mut memory, mut age) = (0, 0, 0);
+        loop {
+            let surplus = lru.surplus(capacity_tokens, blocks_max);
+            let surplus: SmallVec<[Slot; EVICTED_TOGETHER]> =
+                surplus.take(EVICTED_TOGETHER).collect();
+            if surplus.is_empty() {
                 break;
-            };
-            self.remove(lru, worker, oldest);
-            reason.inc();
+            }
+            for slot in &surplus {
+                self.owners.prefetch(lru.node(*slot).path);
+            }
+            for slot in surplus {
+                match lru.tokens() > capacity_tokens {
+                    true => capacity += 1,
+                    false => memory += 1,
+                }
+                self.owners.remove(worker, lru.remove(slot).path);
+            }
+        }
+        let old_s = now_s.saturating_sub(self.settings.max_age.as_secs() as u32);
+        let is_old = |lru: &WorkerLru, slot: &Slot| lru.node(*slot).used.at_s < old_s;
+        while let Some(oldest) = lru.oldest().filter(|slot| is_old(lru, slot)) {
+            self.owners.remove(worker, lru.remove(oldest).path);
+            age += 1;
+        }
+        if capacity + memory + age > 0 {
+            self.metrics.blocks.sub((capacity + memory + age) as i64);
+            self.metrics.capacity.inc_by(capacity);
+            self.metrics.memory.inc_by(memory);
+            self.metrics.age.inc_by(age);
         }
     }
 
@@ -351,23 +359,12 @@ impl PredictedIndex {
     }
 
     fn remove(&self, lru: &mut WorkerLru, worker: WorkerId, slot: Slot) {
-        let path = lru.remove(slot).path;
+        self.owners.remove(worker, lru.remove(slot).path);
         self.metrics.blocks.dec();
-        let dashmap::Entry::Occupied(mut owners) = self.owners.entry(path) else {
-            return;
-        };
-        if let Ok(position) = position_of(owners.get(), worker) {
-            owners.get_mut().remove(position);
-        }
-        if owners.get().is_empty() {
-            owners.remove();
-        }
     }
 
     fn owner_count(&self, block: Block) -> usize {
-        self.owners
-            .get(&block.path)
-            .map_or(0, |owners| owners.len())
+        self.owners.read(block.path, <[_]>::len)
     }
 
     /// Counted from before the start, because another replica's blocks may be as old as that.
@@ -377,11 +374,6 @@ impl PredictedIndex {
             .min(Duration::from_secs(u64::from(u32::MAX)))
             .as_secs() as u32
     }
-}
-
-/// The worker's position among the owners, or where it would be inserted.
-fn position_of(owners: &Owners, worker: WorkerId) -> Result<usize, usize> {
-    owners.binary_search_by_key(&worker, |owner| owner.worker)
 }
 
 /// The first index of `0..end` for which `is_cached` is false, given that it is true before and false

@@ -13,7 +13,7 @@
 
 /// Asks for the cache line of a value without waiting for it.
 #[inline(always)]
-pub(super) fn prefetch<T>(value: &T) {
+pub(in crate::kv) fn prefetch<T>(value: &T) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};

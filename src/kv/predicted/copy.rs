@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use super::PredictedIndex;
 use super::lru::Use;
-use super::{Owner, PredictedIndex, position_of};
 use crate::ids::{BlockHash, WorkerId};
 
 /// A block that a worker is predicted to have cached.
@@ -61,10 +61,6 @@ impl PredictedIndex {
             if is_old || parent == Some(None) {
                 continue;
             }
-            let mut owners = self.owners.entry(block.path).or_default();
-            let Err(position) = position_of(&owners, worker) else {
-                continue;
-            };
             let used = Use {
                 at_s: now_s.saturating_sub(block.age_s),
                 at_tokens: 0,
@@ -72,9 +68,9 @@ impl PredictedIndex {
                 shared_s: 0,
             };
             let before = lru.oldest();
-            let slot = lru.insert(block.path, block.tokens, parent.flatten(), before, used);
-            owners.insert(position, Owner { worker, slot });
-            added += 1;
+            let insert = || lru.insert(block.path, block.tokens, parent.flatten(), before, used);
+            let inserted = self.owners.insert(worker, block.path, insert);
+            added += usize::from(inserted.is_some());
         }
         self.metrics.blocks.add(added as i64);
         self.evict(lru, worker, self.capacity(capacity_tokens), now_s);

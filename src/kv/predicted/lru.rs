@@ -7,10 +7,14 @@ use crate::ids::BlockHash;
 
 /// The number of a block in its LRU, until it is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Slot(u32);
+pub(super) struct Slot(pub(super) u32);
 
-/// No block: before the first, or after the last.
-const NONE: Slot = Slot(u32::MAX);
+impl Slot {
+    /// No block: before the first, or after the last.
+    pub(super) const NONE: Self = Self(u32::MAX);
+}
+
+const NONE: Slot = Slot::NONE;
 
 #[derive(Debug)]
 pub(super) struct WorkerLru {
@@ -92,6 +96,23 @@ impl WorkerLru {
     /// The least recently used block, which no other one follows.
     pub(super) fn oldest(&self) -> Option<Slot> {
         (self.oldest != NONE).then_some(self.oldest)
+    }
+
+    /// The least recently used blocks beyond the limits, in the order in which they can be removed.
+    pub(super) fn surplus(&self, max_tokens: u64, max_blocks: usize) -> impl Iterator<Item = Slot> {
+        let mut tokens = self.tokens.saturating_sub(max_tokens);
+        let mut blocks = self.len.saturating_sub(max_blocks);
+        let mut next = self.oldest;
+        std::iter::from_fn(move || {
+            if next == NONE || tokens == 0 && blocks == 0 {
+                return None;
+            }
+            let (slot, node) = (next, self.node(next));
+            tokens = tokens.saturating_sub(node.tokens.into());
+            blocks = blocks.saturating_sub(1);
+            next = node.newer;
+            Some(slot)
+        })
     }
 
     /// All blocks, the most recently used first.

@@ -57,7 +57,13 @@ impl PredictedIndex {
                 without_parent: len,
             };
         }
-        let known = partition(len, |block| slot(paths[block]).is_some());
+        // Most of what another replica sends is new here, too: one lookup then.
+        let known = match paths.first() {
+            Some(first) if slot(*first).is_some() => {
+                partition(len, |block| slot(paths[block]).is_some())
+            }
+            _ => 0,
+        };
         let last_known = match known {
             0 => parent.flatten(),
             known => slot(paths[known - 1]),

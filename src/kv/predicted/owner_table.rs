@@ -1,0 +1,403 @@
+//! Which workers own which blocks, over all workers of the predicted index.
+//!
+//! A table of a million blocks lies in no cache of a core, so adding or removing a block waits for memory. Prompts have
+//! many blocks, and their entries can be asked for ahead ([`OwnerTable::prefetch`]), which overlaps the waits. Entries
+//! are short for the same reason: most blocks have one owner, which lies in the entry itself.
+
+use parking_lot::RwLock;
+
+use super::lru::Slot;
+use crate::ids::{BlockHash, WorkerId};
+use crate::kv::index::prefetch;
+
+/// A worker that owns a block, and the block's place in its LRU, which only the holder of the LRU's lock reads or
+/// writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) worker: WorkerId,
+    pub(super) slot: Slot,
+}
+
+/// Parts of the table with a lock each.
+const SHARD_BITS: u32 = 6;
+const MIN_ENTRIES: usize = 8;
+
+#[derive(Debug)]
+pub(super) struct OwnerTable {
+    shards: Box<[Shard]>,
+}
+
+/// Two neighbours share no cache line.
+#[derive(Debug, Default)]
+#[repr(align(128))]
+struct Shard(RwLock<Entries>);
+
+/// A hash table with linear probing.
+#[derive(Debug)]
+struct Entries {
+    /// Their number is a power of two.
+    entries: Vec<Entry>,
+    len: usize,
+    /// The owners of blocks with several, sorted, by number.
+    shared: Vec<Vec<Owner>>,
+    /// Free numbers in `shared`.
+    free: Vec<u32>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    path: u64,
+    owner: Owner,
+}
+
+/// No block.
+const FREE: Entry = Entry {
+    path: 0,
+    owner: Owner {
+        worker: WorkerId(0),
+        slot: Slot::NONE,
+    },
+};
+
+/// Stands for several owners; the slot is then their number in `shared`.
+const SEVERAL: WorkerId = WorkerId(u32::MAX);
+
+impl Default for Entries {
+    fn default() -> Self {
+        Self {
+            entries: vec![FREE; MIN_ENTRIES],
+            len: 0,
+            shared: Vec::new(),
+            free: Vec::new(),
+        }
+    }
+}
+
+impl Default for OwnerTable {
+    fn default() -> Self {
+        let shards = (0..1 << SHARD_BITS).map(|_| Shard::default());
+        Self {
+            shards: shards.collect(),
+        }
+    }
+}
+
+impl OwnerTable {
+    /// Asks for the cache lines of a block's entry ahead of its use. Four entries fill a line, and few searches end more
+    /// than two entries after their home.
+    #[inline]
+    pub(super) fn prefetch(&self, path: BlockHash) {
+        let hash = spread(path.0);
+        // While another thread writes, waiting for it would cost more.
+        if let Some(shard) = self.shard(hash).try_read() {
+            let (home, mask) = (shard.home(hash), shard.entries.len() - 1);
+            prefetch(&shard.entries[home]);
+            prefetch(&shard.entries[(home + 2) & mask]);
+        }
+    }
+
+    /// Looks at a block's owners, sorted by worker.
+    #[inline]
+    pub(super) fn read<R>(&self, path: BlockHash, look: impl FnOnce(&[Owner]) -> R) -> R {
+        let hash = spread(path.0);
+        let shard = self.shard(hash).read();
+        match shard.find(hash, path.0) {
+            Ok(at) => look(shard.owners(&shard.entries[at].owner)),
+            Err(_) => look(&[]),
+        }
+    }
+
+    /// A block's place in a worker's LRU, if the worker owns it.
+    #[inline]
+    pub(super) fn slot(&self, worker: WorkerId, path: BlockHash) -> Option<Slot> {
+        self.read(path, |owners| {
+            position_of(owners, worker).ok().map(|it| owners[it].slot)
+        })
+    }
+
+    /// Adds an owner. `slot` is asked for only if the worker does not own the block; otherwise `None`.
+    #[inline]
+    pub(super) fn insert(
+        &self,
+        worker: WorkerId,
+        path: BlockHash,
+        slot: impl FnOnce() -> Slot,
+    ) -> Option<Slot> {
+        let hash = spread(path.0);
+        self.shard(hash).write().insert(hash, path.0, worker, slot)
+    }
+
+    #[inline]
+    pub(super) fn remove(&self, worker: WorkerId, path: BlockHash) {
+        let hash = spread(path.0);
+        self.shard(hash).write().remove(hash, path.0, worker);
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_empty(&self) -> bool {
+        self.shards.iter().all(|shard| shard.0.read().len == 0)
+    }
+
+    #[inline]
+    fn shard(&self, hash: u64) -> &RwLock<Entries> {
+        &self.shards[(hash >> (u64::BITS - SHARD_BITS)) as usize].0
+    }
+}
+
+impl Entries {
+    #[inline]
+    fn home(&self, hash: u64) -> usize {
+        let bits = self.entries.len().ilog2();
+        ((hash << SHARD_BITS) >> (u64::BITS - bits)) as usize
+    }
+
+    /// Where the block's entry is, or would be.
+    #[inline]
+    fn find(&self, hash: u64, path: u64) -> Result<usize, usize> {
+        let mask = self.entries.len() - 1;
+        let mut at = self.home(hash);
+        loop {
+            let entry = &self.entries[at];
+            if entry.owner.slot == Slot::NONE {
+                return Err(at);
+            }
+            if entry.path == path {
+                return Ok(at);
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    #[inline]
+    fn owners<'a>(&'a self, owner: &'a Owner) -> &'a [Owner] {
+        match owner.worker {
+            SEVERAL => &self.shared[owner.slot.0 as usize],
+            _ => std::slice::from_ref(owner),
+        }
+    }
+
+    fn insert(
+        &mut self,
+        hash: u64,
+        path: u64,
+        worker: WorkerId,
+        slot: impl FnOnce() -> Slot,
+    ) -> Option<Slot> {
+        match self.find(hash, path) {
+            Ok(at) => self.insert_further(at, worker, slot),
+            Err(free) => {
+                let mut at = free;
+                // Probes stay short up to this share.
+                if self.len + 1 > self.entries.len() / 8 * 5 {
+                    self.grow();
+                    at = self.find(hash, path).unwrap_or_else(|free| free);
+                }
+                let slot = slot();
+                let owner = Owner { worker, slot };
+                self.entries[at] = Entry { path, owner };
+                self.len += 1;
+                Some(slot)
+            }
+        }
+    }
+
+    /// Adds an owner of a block that has one.
+    #[cold]
+    fn insert_further(
+        &mut self,
+        at: usize,
+        worker: WorkerId,
+        slot: impl FnOnce() -> Slot,
+    ) -> Option<Slot> {
+        let owner = self.entries[at].owner;
+        let position = position_of(self.owners(&owner), worker).err()?;
+        let number = match owner.worker {
+            SEVERAL => owner.slot.0,
+            _ => {
+                let number = self.free.pop().unwrap_or_else(|| {
+                    self.shared.push(Vec::new());
+                    self.shared.len() as u32 - 1
+                });
+                self.shared[number as usize].push(owner);
+                self.entries[at].owner = Owner {
+                    worker: SEVERAL,
+                    slot: Slot(number),
+                };
+                number
+            }
+        };
+        let slot = slot();
+        self.shared[number as usize].insert(position, Owner { worker, slot });
+        Some(slot)
+    }
+
+    fn remove(&mut self, hash: u64, path: u64, worker: WorkerId) {
+        let Ok(at) = self.find(hash, path) else {
+            return;
+        };
+        match self.entries[at].owner {
+            Owner {
+                worker: SEVERAL,
+                slot: Slot(number),
+            } => {
+                let owners = &mut self.shared[number as usize];
+                if let Ok(position) = position_of(owners, worker) {
+                    owners.remove(position);
+                }
+                if let [last] = owners[..] {
+                    *owners = Vec::new();
+                    self.free.push(number);
+                    self.entries[at].owner = last;
+                }
+            }
+            owner if owner.worker == worker => self.remove_entry(at),
+            _ => {}
+        }
+    }
+
+    /// Removes an entry and moves those after it, so that no search ends before them.
+    fn remove_entry(&mut self, at: usize) {
+        let mask = self.entries.len() - 1;
+        let (mut hole, mut next) = (at, (at + 1) & mask);
+        while self.entries[next].owner.slot != Slot::NONE {
+            let home = self.home(spread(self.entries[next].path));
+            let from_home = next.wrapping_sub(home) & mask;
+            let from_hole = next.wrapping_sub(hole) & mask;
+            if from_home >= from_hole {
+                self.entries[hole] = self.entries[next];
+                hole = next;
+            }
+            next = (next + 1) & mask;
+        }
+        self.entries[hole] = FREE;
+        self.len -= 1;
+    }
+
+    #[cold]
+    fn grow(&mut self) {
+        let twice = vec![FREE; self.entries.len() * 2];
+        let former = std::mem::replace(&mut self.entries, twice);
+        for entry in former {
+            if entry.owner.slot != Slot::NONE
+                && let Err(at) = self.find(spread(entry.path), entry.path)
+            {
+                self.entries[at] = entry;
+            }
+        }
+    }
+}
+
+/// Hashes of paths are even, but their first bits choose the shard and the next ones the entry.
+#[inline]
+fn spread(path: u64) -> u64 {
+    path.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
+/// The worker's position among the owners, or where it would be inserted.
+#[inline]
+fn position_of(owners: &[Owner], worker: WorkerId) -> Result<usize, usize> {
+    match owners {
+        [owner] if owner.worker == worker => Ok(0),
+        [owner] => Err(usize::from(owner.worker < worker)),
+        owners => owners.binary_search_by_key(&worker, |owner| owner.worker),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert { worker: u32, path: u64 },
+        Remove { worker: u32, path: u64 },
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        // Few homes in few shards, so that runs of entries meet and wrap around.
+        let path = (0u64..40).prop_map(|path| match path % 2 {
+            0 => path,
+            _ => path.wrapping_mul(0xf1de_83e1_9937_733d) << 1,
+        });
+        let step = (any::<bool>(), 0u32..3, path).prop_map(|(adds, worker, path)| match adds {
+            true => Step::Insert { worker, path },
+            false => Step::Remove { worker, path },
+        });
+        proptest::collection::vec(step, 0..400)
+    }
+
+    proptest! {
+        #[test]
+        fn it_equals_a_sorted_map(steps in steps()) {
+            let table = OwnerTable::default();
+            let mut model: BTreeMap<u64, BTreeMap<u32, Slot>> = BTreeMap::new();
+            for (number, step) in (0..).zip(steps) {
+                let slot = Slot(number);
+                match step {
+                    Step::Insert { worker, path } => {
+                        let inserted = table.insert(WorkerId(worker), BlockHash(path), || slot);
+                        let owners = model.entry(path).or_default();
+                        prop_assert_eq!(inserted.is_none(), owners.contains_key(&worker));
+                        owners.entry(worker).or_insert(slot);
+                    }
+                    Step::Remove { worker, path } => {
+                        table.remove(WorkerId(worker), BlockHash(path));
+                        model.entry(path).or_default().remove(&worker);
+                    }
+                }
+                for (path, owners) in &model {
+                    table.prefetch(BlockHash(*path));
+                    let expected: Vec<Owner> = owners
+                        .iter()
+                        .map(|(worker, slot)| Owner { worker: WorkerId(*worker), slot: *slot })
+                        .collect();
+                    let found = table.read(BlockHash(*path), <[Owner]>::to_vec);
+                    prop_assert_eq!(found, expected);
+                }
+            }
+            prop_assert_eq!(table.is_empty(), model.values().all(BTreeMap::is_empty));
+        }
+    }
+
+    #[test]
+    fn entries_with_one_home_are_found_after_others_were_removed() {
+        let mut entries = Entries::default();
+        let home = entries.home(spread(1));
+        let same_home = |path: &u64| entries.home(spread(*path)) == home;
+        let paths: Vec<u64> = (1..).filter(same_home).take(5).collect();
+        for (path, number) in paths.iter().zip(0..) {
+            entries.insert(spread(*path), *path, WorkerId(1), || Slot(number));
+        }
+        assert_eq!(entries.entries.len(), MIN_ENTRIES);
+        for (removed, path) in paths.iter().enumerate() {
+            entries.remove(spread(*path), *path, WorkerId(1));
+            for kept in &paths[removed + 1..] {
+                assert!(entries.find(spread(*kept), *kept).is_ok());
+            }
+        }
+        assert_eq!(entries.len, 0);
+    }
+
+    #[test]
+    fn blocks_that_come_and_go_take_no_more_memory() {
+        let table = OwnerTable::default();
+        for path in 0..200_000_u64 {
+            for worker in 0..2 {
+                table.insert(WorkerId(worker), BlockHash(path), || Slot(1));
+                if let Some(old) = path.checked_sub(1_000) {
+                    table.remove(WorkerId(worker), BlockHash(old));
+                }
+            }
+        }
+        let shards = table.shards.iter().map(|shard| shard.0.read());
+        let (entries, shared) = shards.fold((0, 0), |(entries, shared), shard| {
+            (entries + shard.entries.len(), shared + shard.shared.len())
+        });
+        assert!(entries <= 1_000 * 8, "{entries}");
+        assert!(shared <= 1_000 * 4, "{shared}");
+    }
+}
