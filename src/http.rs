@@ -1,5 +1,6 @@
 //! Transport: bodies, listeners, connections. Knows nothing of models, workers or routing.
 
+pub mod accept;
 pub mod circuit_breaker;
 pub mod client;
 pub mod client_address;

@@ -2,18 +2,18 @@
 //! bootstrap server of a prefill worker.
 
 mod engine;
+mod get;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
 
+use self::get::{MAX_RESPONSE_BYTES, get};
 use super::events::{self, Endpoint, Events, UnusableSource};
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
@@ -26,8 +26,6 @@ use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::{Model, WorkerId};
 use crate::observe;
 
-/// `/metrics` of an engine with many models is the largest response to a probe.
-const MAX_RESPONSE_BYTES: usize = 4 << 20;
 /// Short, because the probes of the worker itself wait for its bootstrap server.
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Models and version change only with a restart or a new adapter, so not every probe asks for them.
@@ -221,50 +219,6 @@ impl LoggedState {
                 warn!(worker = %worker.name, address, reason, "worker is down");
             }
         }
-    }
-}
-
-/// Why a GET failed.
-#[derive(Debug)]
-struct ProbeError {
-    text: String,
-    /// The router itself had no file descriptor, port or memory.
-    is_local: bool,
-}
-
-impl fmt::Display for ProbeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
-    }
-}
-
-impl From<ProbeError> for String {
-    fn from(error: ProbeError) -> Self {
-        error.text
-    }
-}
-
-/// One GET with a time-out; any status but 2xx is an error.
-async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, ProbeError> {
-    let failed = |text| ProbeError {
-        text,
-        is_local: false,
-    };
-    let get = worker
-        .pool
-        .get(path, worker.authorization.as_ref(), MAX_RESPONSE_BYTES);
-    match tokio::time::timeout(limit, get).await {
-        Err(_) => Err(failed(format!("no response to {path} within {limit:?}"))),
-        Ok(Err(error)) => Err(ProbeError {
-            text: error.to_string(),
-            is_local: error
-                .downcast_ref::<client::Error>()
-                .is_some_and(client::Error::is_local),
-        }),
-        Ok(Ok((status, _))) if !status.is_success() => {
-            Err(failed(format!("{path} answered {status}")))
-        }
-        Ok(Ok((_, body))) => Ok(body),
     }
 }
 

@@ -4,6 +4,8 @@
 //! saves a wake-up between tasks for every frame, and dropping a response half-way closes the socket at
 //! once, which is what makes an engine stop generating.
 
+mod error;
+
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -23,6 +25,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
+pub use self::error::{Error, is_local};
 use super::BodyError;
 use crate::http::io_threads;
 use crate::observe;
@@ -54,67 +57,6 @@ impl Default for Settings {
         }
     }
 }
-
-/// Why a request got no response.
-#[derive(Debug)]
-pub enum Error {
-    /// No connection could be opened, so nothing was sent.
-    Connect(io::Error),
-    /// A pooled connection broke before the response and soon after the request was sent, most likely because the
-    /// server had closed it. The server may have read the request all the same.
-    Stale {
-        error: hyper::Error,
-        /// How long the connection had been idle.
-        idle: Duration,
-    },
-    /// The connection broke after the request was sent and before the response.
-    Broken(hyper::Error),
-}
-
-impl Error {
-    /// True if this process or its host lacked something: a file descriptor, a port, memory. It says nothing about
-    /// the server.
-    pub fn is_local(&self) -> bool {
-        matches!(self, Error::Connect(error) if is_local(error))
-    }
-
-    /// True if the server may have read the request. A request that was never written is safe to send again.
-    pub fn may_have_been_read(&self) -> bool {
-        match self {
-            Error::Connect(_) => false,
-            Error::Stale { error, .. } | Error::Broken(error) => !error.is_canceled(),
-        }
-    }
-}
-
-/// True if an operation on a socket failed for lack of the host's or the process's own resources.
-pub fn is_local(error: &io::Error) -> bool {
-    const LOCAL: [i32; 7] = [
-        libc::EMFILE,
-        libc::ENFILE,
-        libc::EADDRNOTAVAIL,
-        libc::EADDRINUSE,
-        libc::ENOBUFS,
-        libc::ENOMEM,
-        libc::EAGAIN,
-    ];
-    error
-        .raw_os_error()
-        .is_some_and(|code| LOCAL.contains(&code))
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Connect(error) => write!(f, "cannot connect: {error}"),
-            Error::Stale { error, .. } | Error::Broken(error) => {
-                write!(f, "connection closed before the response: {error}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 /// A connection that the server had closed while it was idle breaks within a round trip after a request was sent. One
 /// that breaks later was closed because of the request, or with the server's process.

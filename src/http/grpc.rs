@@ -1,5 +1,4 @@
-//! The server side of gRPC over HTTP/2, for calls with one request message and a stream of responses:
-//! framing, and the status at the end.
+//! gRPC over HTTP/2: framing, bodies of messages, and the status at the end of a response.
 //!
 //! Not tonic's server, because that encodes each message for each stream. Here a message is framed once,
 //! and the streams of all subscribers send the same bytes.
@@ -76,18 +75,41 @@ pub fn refuse(status: &Status) -> Response<Body> {
 pub fn answer(
     messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
 ) -> Response<Body> {
-    let messages = Messages {
-        stream: Box::pin(messages),
-        is_over: false,
-    };
-    let mut response = Response::new(messages.boxed_unsync());
+    let mut response = Response::new(body(messages, Ending::Status));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, CONTENT_TYPE);
     response
 }
 
+/// The body of a request that sends framed messages as the stream yields them. An error breaks it off.
+pub fn request_body(messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static) -> Body {
+    body(messages, Ending::Nothing)
+}
+
+fn body(
+    messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static,
+    ending: Ending,
+) -> Body {
+    let messages = Messages {
+        stream: Box::pin(messages),
+        ending,
+        is_over: false,
+    };
+    messages.boxed_unsync()
+}
+
+/// What follows the last message.
+#[derive(Clone, Copy)]
+enum Ending {
+    /// Of a response.
+    Status,
+    /// Of a request.
+    Nothing,
+}
+
 struct Messages<S: ?Sized> {
     is_over: bool,
+    ending: Ending,
     stream: Pin<Box<S>>,
 }
 
@@ -102,12 +124,16 @@ impl<S: Stream<Item = Result<Bytes, Status>>> http_body::Body for Messages<S> {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let status = match std::task::ready!(self.stream.as_mut().poll_next(cx)) {
-            Some(Ok(framed)) => return Poll::Ready(Some(Ok(Frame::data(framed)))),
-            Some(Err(status)) => status,
-            None => Status::ok(""),
-        };
+        let next = std::task::ready!(self.stream.as_mut().poll_next(cx));
+        if let Some(Ok(framed)) = next {
+            return Poll::Ready(Some(Ok(Frame::data(framed))));
+        }
         self.is_over = true;
+        let failed = next.and_then(Result::err);
+        if let Ending::Nothing = self.ending {
+            return Poll::Ready(failed.map(|status| Err(status.into())));
+        }
+        let status = failed.unwrap_or_else(|| Status::ok(""));
         let mut trailers = HeaderMap::new();
         put(&status, &mut trailers);
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
@@ -171,6 +197,11 @@ mod tests {
         assert_eq!(body.to_bytes(), frame(b"x"));
         assert_eq!(trailers["grpc-status"], "15");
         assert_eq!(trailers["grpc-message"], "gone%0A");
+        let mut request = request_body(Two(0));
+        let first = request.frame().await.unwrap().unwrap();
+        assert_eq!(first.into_data().unwrap(), frame(b"x"));
+        assert!(request.frame().await.unwrap().is_err());
+        assert!(request.frame().await.is_none());
         let refused = refuse(&Status::out_of_range("no"));
         assert_eq!(refused.headers()["grpc-status"], "11");
     }

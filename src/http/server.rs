@@ -24,9 +24,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use self::activity::{Activity, Busy, Limits, Verdict, Watched};
+use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;
 use super::io_threads::IoThreads;
 use super::{BodyError, proxy_protocol};
@@ -117,9 +118,6 @@ impl Metrics {
     }
 }
 
-/// The first and the longest pause after an accept that failed.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-const ACCEPT_PAUSE_MAX: Duration = Duration::from_secs(1);
 /// While the maximum of connections is open, one without a request is closed after this time, so that others get a
 /// turn.
 const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
@@ -139,35 +137,17 @@ pub async fn serve<H, F, B>(
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes, Error = BodyError> + Unpin + Send + 'static,
 {
-    let slots = Arc::new(Semaphore::new(settings.max_connections as usize));
-    let mut stopped = pin!(tasks.stopped());
-    let mut pause = ACCEPT_PAUSE;
+    let max = settings.max_connections as usize;
+    let mut acceptor = Acceptor::new(listener, "clients", max, tasks.clone());
+    let slots = acceptor.slots().clone();
     loop {
         if slots.available_permits() == 0 {
             metrics.at_limit.inc();
         }
-        let accepted = tokio::select! {
-            () = &mut stopped => return,
-            accepted = async {
-                let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
-                (slot, listener.accept().await)
-            } => accepted,
+        let accepted = acceptor.next(|| metrics.accept_errors.inc()).await;
+        let Some(Accepted { stream, peer, slot }) = accepted else {
+            return;
         };
-        let (slot, stream, peer) = match accepted {
-            (slot, Ok((stream, peer))) => (slot, stream, peer.ip()),
-            (_, Err(error)) => {
-                // Mostly out of file descriptors; accepting again at once would fail again.
-                metrics.accept_errors.inc();
-                warn!(%error, ?pause, "cannot accept a connection; accepting again after a pause");
-                tokio::select! {
-                    () = &mut stopped => return,
-                    () = tokio::time::sleep(pause) => {}
-                }
-                pause = (pause * 2).min(ACCEPT_PAUSE_MAX);
-                continue;
-            }
-        };
-        pause = ACCEPT_PAUSE;
         metrics.accepted.inc();
         let open = OpenConnection::new(metrics.connections.clone());
         let (settings, metrics, handler, tasks, slots) = (

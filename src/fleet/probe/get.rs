@@ -1,0 +1,56 @@
+//! One GET of a probe.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use crate::fleet::Worker;
+use crate::http::client;
+
+/// `/metrics` of an engine with many models is the largest response to a probe.
+pub(super) const MAX_RESPONSE_BYTES: usize = 4 << 20;
+
+/// Why a GET failed.
+#[derive(Debug)]
+pub(super) struct ProbeError {
+    pub(super) text: String,
+    /// The router itself had no file descriptor, port or memory.
+    pub(super) is_local: bool,
+}
+
+impl fmt::Display for ProbeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<ProbeError> for String {
+    fn from(error: ProbeError) -> Self {
+        error.text
+    }
+}
+
+/// One GET with a time-out; any status but 2xx is an error.
+pub(super) async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<Bytes, ProbeError> {
+    let failed = |text| ProbeError {
+        text,
+        is_local: false,
+    };
+    let get = worker
+        .pool
+        .get(path, worker.authorization.as_ref(), MAX_RESPONSE_BYTES);
+    match tokio::time::timeout(limit, get).await {
+        Err(_) => Err(failed(format!("no response to {path} within {limit:?}"))),
+        Ok(Err(error)) => Err(ProbeError {
+            text: error.to_string(),
+            is_local: error
+                .downcast_ref::<client::Error>()
+                .is_some_and(client::Error::is_local),
+        }),
+        Ok(Ok((status, _))) if !status.is_success() => {
+            Err(failed(format!("{path} answered {status}")))
+        }
+        Ok(Ok((_, body))) => Ok(body),
+    }
+}
