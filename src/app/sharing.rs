@@ -7,13 +7,16 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
+use super::App;
 use crate::admin::Readiness;
 use crate::config::Config;
 use crate::fleet::registry;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
+use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::peers::routed::RoutedPrompts;
+use crate::peers::status::PeerRow;
 use crate::peers::{self, Peers};
 
 /// How often this replica announces to the others whether it is ready.
@@ -92,6 +95,18 @@ impl Prepared {
             address: self.address,
             tasks: sharing,
             _thread: thread,
+        })
+    }
+}
+
+impl App {
+    /// How many other replicas are connected.
+    pub fn connected_peers(&self) -> usize {
+        let sharing = self.sharing.as_ref();
+        let status = sharing.and_then(|sharing| sharing.peers.status(observe::now()));
+        status.map_or(0, |status| {
+            let is_connected = |peer: &&PeerRow| peer.state == "connected";
+            status.peers.iter().filter(is_connected).count()
         })
     }
 }

@@ -14,12 +14,14 @@ mod user;
 mod workload;
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
 
-use self::deployment::{Deployment, Ports, Topology};
+use self::deployment::{Deployment, Ports, Routers, Topology};
 pub use self::settings::Settings;
+use crate::app::App;
 use crate::http::client::{self, Pool};
 use crate::http::drain::{Tasks, stop_signal};
 use crate::observe;
@@ -59,17 +61,25 @@ async fn compare(settings: &Settings) -> io::Result<Deployment> {
         let message = "--disaggregated needs two engines or more";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
+    eprintln!("{}", messages::introduction(settings));
+    if let Some(replicas) = settings.replicas {
+        return compare_replicas(settings, replicas).await;
+    }
+    let side = |name, topology| Side {
+        name,
+        topology,
+        routers: Routers::One,
+    };
     let [baseline, contender] = match is_disaggregated {
         false => [
-            ("round_robin", Topology::Combined(Policy::RoundRobin)),
-            ("cache_aware", Topology::Combined(Policy::CacheAware)),
+            side("round_robin", Topology::Combined(Policy::RoundRobin)),
+            side("cache_aware", Topology::Combined(Policy::CacheAware)),
         ],
         true => [
-            ("combined", Topology::Combined(Policy::CacheAware)),
-            ("disaggregated", Topology::Disaggregated),
+            side("combined", Topology::Combined(Policy::CacheAware)),
+            side("disaggregated", Topology::Disaggregated),
         ],
     };
-    eprintln!("{}", messages::introduction(settings));
     // At the same time, so that whatever else keeps this machine busy affects both alike.
     let bars = Bars::default();
     let (before, after) = tokio::join!(
@@ -96,14 +106,67 @@ async fn compare(settings: &Settings) -> io::Result<Deployment> {
     Ok(deployment)
 }
 
+/// As [`compare`], for one router, replicas that share, and replicas that do not. Those that share are still running
+/// afterwards.
+async fn compare_replicas(settings: &Settings, replicas: u32) -> io::Result<Deployment> {
+    let side = |name, routers| Side {
+        name,
+        topology: Topology::Combined(Policy::CacheAware),
+        routers,
+    };
+    let bars = Bars::default();
+    let (one, apart, sharing) = tokio::join!(
+        measure(
+            settings,
+            side("one router", Routers::One),
+            Ports::Ephemeral,
+            &bars
+        ),
+        measure(
+            settings,
+            side("not sharing", Routers::Apart(replicas)),
+            Ports::Ephemeral,
+            &bars
+        ),
+        measure(
+            settings,
+            side("sharing", Routers::Sharing(replicas)),
+            Ports::Default,
+            &bars
+        ),
+    );
+    bars.end();
+    let ((one, first), (apart, second), (sharing, deployment)) = (one?, apart?, sharing?);
+    first.stop().await;
+    second.stop().await;
+    let outcomes = [one, sharing, apart];
+    let table = report::replica_table(replicas, &outcomes);
+    print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
+    check_failures(&outcomes, settings.workload.requests())?;
+    Ok(deployment)
+}
+
+/// One side of a comparison.
+#[derive(Clone, Copy, Debug)]
+struct Side {
+    name: &'static str,
+    topology: Topology,
+    routers: Routers,
+}
+
 /// Runs the workload on a fresh deployment and shows its progress. The deployment is still running afterwards.
 async fn measure(
     settings: &Settings,
-    (name, topology): (&'static str, Topology),
+    side: Side,
     ports: Ports,
     bars: &Bars,
 ) -> io::Result<(Outcome, Deployment)> {
-    let deployment = Deployment::start(&settings.deployment, topology, ports).await?;
+    let Side {
+        name,
+        topology,
+        routers,
+    } = side;
+    let deployment = Deployment::start(&settings.deployment, topology, routers, ports).await?;
     let started = observe::now();
     let mut progress = Progress::start(bars, started, name, settings.workload.requests());
     let tally = run_users(&settings.workload, &deployment, |tally| {
@@ -127,23 +190,26 @@ async fn measure(
     Ok((outcome, deployment))
 }
 
-/// Lets all users talk to the router, and calls `show` with the results so far every [`PROGRESS_INTERVAL`].
+/// Lets all users talk to the routers, and calls `show` with the results so far every [`PROGRESS_INTERVAL`].
 async fn run_users(
     workload: &workload::Settings,
     deployment: &Deployment,
     mut show: impl FnMut(&Tally),
 ) -> Tally {
-    let router = Pool::new(
-        deployment.router().api_address().to_string(),
-        client::Settings::default(),
-    );
+    let pool = |router: &App| {
+        let address = router.api_address().to_string();
+        Pool::new(address, client::Settings::default())
+    };
+    let routers: Arc<[Arc<Pool>]> = deployment.routers().iter().map(pool).collect();
     let tasks = Tasks::default();
     let (results, mut received) = mpsc::channel(MAX_PENDING_RESULTS);
-    for user in workload::users(workload) {
+    // Each user draws from a sequence of its own, the same on all sides.
+    for (number, user) in (0..).zip(workload::users(workload)) {
         tasks.spawn(user::run(
             user,
             workload.answer_tokens,
-            router.clone(),
+            routers.clone(),
+            fastrand::Rng::with_seed(workload.seed.wrapping_add(number)),
             results.clone(),
         ));
     }
@@ -195,6 +261,7 @@ mod tests {
         let number = |value| NonZeroU32::new(value).unwrap();
         Settings {
             disaggregated,
+            replicas: None,
             deployment: deployment::Settings {
                 workers: 2,
                 prefill_tokens_per_second: number(1_000_000),
@@ -247,6 +314,7 @@ mod tests {
         let deployment = Deployment::start(
             &settings.deployment,
             Topology::Disaggregated,
+            Routers::One,
             Ports::Ephemeral,
         )
         .await
@@ -266,7 +334,8 @@ mod tests {
         let mut ratios = Vec::new();
         for policy in [Policy::RoundRobin, Policy::CacheAware] {
             let topology = Topology::Combined(policy);
-            let deployment = Deployment::start(&settings.deployment, topology, Ports::Ephemeral)
+            let (routers, ports) = (Routers::One, Ports::Ephemeral);
+            let deployment = Deployment::start(&settings.deployment, topology, routers, ports)
                 .await
                 .unwrap();
             let tally = run_users(&settings.workload, &deployment, |_| {}).await;
@@ -278,5 +347,21 @@ mod tests {
             deployment.stop().await;
         }
         assert!(ratios[1] > ratios[0], "{ratios:?}");
+    }
+
+    #[tokio::test]
+    async fn replicas_that_share_answer_each_request_and_route_as_one() {
+        let settings = Settings {
+            replicas: Some(3),
+            ..settings(false)
+        };
+        let deployment = compare(&settings).await.unwrap();
+        assert_eq!(deployment.routers().len(), 3);
+        for router in deployment.routers() {
+            assert_eq!(router.connected_peers(), 2);
+        }
+        let served: u64 = deployment.requests_per_worker().iter().sum();
+        assert_eq!(served, settings.workload.requests());
+        deployment.stop().await;
     }
 }

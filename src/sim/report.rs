@@ -79,6 +79,12 @@ impl Tally {
         percentile(&sorted(&self.times_to_first_token), percent)
     }
 
+    pub fn mean_time_to_first_token(&self) -> Duration {
+        let sum: Duration = self.times_to_first_token.iter().sum();
+        let count = self.times_to_first_token.len().max(1);
+        sum / u32::try_from(count).unwrap_or(u32::MAX)
+    }
+
     /// A percentile over all pairs of consecutive tokens of all answers.
     pub fn inter_token_latency(&self, percent: u32) -> Duration {
         percentile(&sorted(&self.inter_token_latencies), percent)
@@ -139,6 +145,26 @@ pub fn table(outcomes: &[Outcome]) -> String {
             format!("{:.1} s", outcome.elapsed.as_secs_f64())
         }),
     ])
+}
+
+/// One row each for one router, replicas that share and replicas that do not.
+pub fn replica_table(replicas: u32, outcomes: &[Outcome; 3]) -> String {
+    let names = [
+        "one router".to_owned(),
+        format!("{replicas} routers that share"),
+        format!("{replicas} routers that do not share"),
+    ];
+    let head = ["", "prompt tokens from cache", "TTFT p50", "TTFT mean"];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for (name, Outcome { tally, .. }) in names.into_iter().zip(outcomes) {
+        rows.push(vec![
+            name,
+            percent(tally.cached_ratio()),
+            milliseconds(tally.time_to_first_token(50)),
+            milliseconds(tally.mean_time_to_first_token()),
+        ]);
+    }
+    aligned(&rows)
 }
 
 /// Compares two policies in a sentence.
@@ -304,6 +330,22 @@ requests per worker                2 1           2 1
 total time                       1.2 s         1.2 s
 ";
         assert_eq!(table(&outcomes), expected);
+    }
+
+    #[test]
+    fn replicas_are_compared_line_by_line() {
+        let outcomes = [
+            outcome("one router", 75, &[100, 200, 600]),
+            outcome("sharing", 70, &[120, 200, 700]),
+            outcome("not sharing", 25, &[300, 400, 1_100]),
+        ];
+        let expected =
+            "                             prompt tokens from cache   TTFT p50   TTFT mean
+one router                                     75.0 %     200 ms      300 ms
+3 routers that share                           70.0 %     200 ms      340 ms
+3 routers that do not share                    25.0 %     400 ms      600 ms
+";
+        assert_eq!(replica_table(3, &outcomes), expected);
     }
 
     #[test]

@@ -49,6 +49,8 @@ fn wrong_arguments_are_a_usage_error() {
         &["replay"],
         &["replay", "trace", "--policies", "cache_aware,fastest"],
         &["replay", "trace", "--speed", "0"],
+        &["demo", "--replicas", "1"],
+        &["demo", "--replicas", "2", "--disaggregated"],
         &["bridge", "--zmq", "tcp://127.0.0.1:5557"],
         &[
             "bridge",
@@ -313,5 +315,24 @@ fn a_trace_that_cannot_be_replayed_is_told_with_its_line() {
             "{}",
             text(&output.stderr)
         );
+    }
+}
+
+#[test]
+fn the_demo_compares_replicas_that_share_with_some_that_do_not() {
+    let size = "--users 4 --groups 2 --conversations 1 --turns 3 --workers 2 --system-tokens 200";
+    let speed = "--answer-tokens 2 --reading-time 10ms --decode-time 1ms";
+    let arguments = format!("demo --replicas 2 --exit {size} {speed}");
+    let output = warmroute(&arguments.split(' ').collect::<Vec<_>>());
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let printed = text(&output.stdout);
+    for row in [
+        "one router ",
+        "2 routers that share ",
+        "2 routers that do not share ",
+    ] {
+        let mut lines = printed.lines().filter(|line| line.starts_with(row));
+        let line = lines.next().unwrap_or_else(|| panic!("{row}: {printed}"));
+        assert!(line.contains(" %") && line.ends_with(" ms"), "{line}");
     }
 }

@@ -1,4 +1,4 @@
-//! A fleet of simulated engines and a router in front of it, in this process and on real sockets.
+//! A fleet of simulated engines and the routers in front of it, in this process and on real sockets.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,6 +13,7 @@ use crate::fleet::Role;
 use crate::fleet::discovery::WorkerSpec;
 use crate::fleet::kv_transfer::Connector;
 use crate::http::drain::Tasks;
+use crate::peers::settings::PeerDiscovery;
 use crate::relay::prefill_decode;
 use crate::routing::{self, Policy};
 use crate::sim::worker;
@@ -22,6 +23,7 @@ pub(super) const MODEL: &str = "sim";
 
 /// Engines in the same process answer their first health check within milliseconds.
 const READY_TIMEOUT: Duration = Duration::from_secs(10);
+const PEERS_LOOK_INTERVAL: Duration = Duration::from_millis(10);
 /// Short, because no request is running when a deployment is stopped.
 const DRAIN_TIMEOUT_MS: u64 = 1_000;
 
@@ -112,7 +114,26 @@ impl Topology {
     }
 }
 
-/// The ports that the router listens on.
+/// The routers in front of a fleet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Routers {
+    One,
+    /// So many that share what they know.
+    Sharing(u32),
+    /// So many that do not know of each other.
+    Apart(u32),
+}
+
+impl Routers {
+    fn count(self) -> u32 {
+        match self {
+            Self::One => 1,
+            Self::Sharing(count) | Self::Apart(count) => count,
+        }
+    }
+}
+
+/// The ports that the first router listens on.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ports {
     Ephemeral,
@@ -122,16 +143,19 @@ pub(super) enum Ports {
 
 #[derive(Debug)]
 pub(super) struct Deployment {
-    router: App,
+    routers: Vec<App>,
+    sharing: Routers,
     engines: Vec<worker::Handle>,
     tasks: Tasks,
 }
 
 impl Deployment {
-    /// Starts engines with empty caches and a router, and waits until the router has found every engine.
+    /// Starts engines with empty caches and routers, and waits until each router has found every engine, and the other
+    /// routers if they share.
     pub(super) async fn start(
         settings: &Settings,
         topology: Topology,
+        routers: Routers,
         ports: Ports,
     ) -> io::Result<Self> {
         let tasks = Tasks::default();
@@ -153,7 +177,7 @@ impl Deployment {
             engines.push(engine.handle());
             tasks.spawn(engine.run(tasks.stopped()));
         }
-        let config = Config {
+        let mut config = Config {
             api: config::Api {
                 drain_timeout: Duration::from_millis(DRAIN_TIMEOUT_MS),
                 ..config::Api::default()
@@ -166,19 +190,41 @@ impl Deployment {
             prefill_decode: topology.prefill_decode(),
             ..Config::default()
         };
-        let api = listen(8080, ports).await?;
-        let admin = listen(9090, ports).await?;
-        let deployment = Self {
-            router: App::start(&config, api, admin)?,
+        let mut deployment = Self {
+            routers: Vec::new(),
+            sharing: routers,
             engines,
             tasks,
         };
+        let mut others = Vec::new();
+        for index in 0..routers.count() {
+            let ports = if index == 0 { ports } else { Ports::Ephemeral };
+            let api = listen(8080, ports).await?;
+            let admin = listen(9090, ports).await?;
+            let mut peers = None;
+            if matches!(routers, Routers::Sharing(_)) {
+                let listener = listen(0, Ports::Ephemeral).await?;
+                let address = listener.local_addr()?.to_string();
+                config.peers.listen = address.clone();
+                // Replicas accept each other, so each need know only those before it.
+                config.peers.discovery = vec![PeerDiscovery::Static(others.clone())];
+                others.push(address);
+                peers = Some(listener);
+            }
+            let router = App::start_with_peers(&config, api, admin, peers)?;
+            deployment.routers.push(router);
+        }
         deployment.ready().await?;
         Ok(deployment)
     }
 
+    pub(super) fn routers(&self) -> &[App] {
+        &self.routers
+    }
+
+    /// The one that the default ports belong to.
     pub(super) fn router(&self) -> &App {
-        &self.router
+        &self.routers[0]
     }
 
     /// Generation requests that each engine has finished; health checks and metrics are not among them.
@@ -194,36 +240,49 @@ impl Deployment {
     }
 
     pub(super) async fn stop(self) {
-        self.router.drain().await;
+        for router in &self.routers {
+            router.drain().await;
+        }
         self.tasks
             .drain(Duration::from_millis(DRAIN_TIMEOUT_MS))
             .await;
     }
 
     async fn ready(&self) -> io::Result<()> {
-        let fleet = self.router.fleet();
-        let mut changes = fleet.changes();
         let all_found = async {
-            let count = || {
-                let snapshot = fleet.snapshot();
-                snapshot
-                    .models
-                    .get(MODEL)
-                    .map_or(0, |group| group.workers.len())
-            };
-            while count() < self.engines.len() {
-                // The registry lives as long as the router does, so this cannot fail.
-                let _ = changes.changed().await;
+            for router in &self.routers {
+                self.found_by(router).await;
             }
         };
         tokio::time::timeout(READY_TIMEOUT, all_found)
             .await
             .map_err(|_| {
                 let message = format!(
-                    "the router did not find all simulated engines within {READY_TIMEOUT:?}"
+                    "a router did not find all simulated engines and replicas within {READY_TIMEOUT:?}"
                 );
                 io::Error::other(message)
             })
+    }
+
+    async fn found_by(&self, router: &App) {
+        let fleet = router.fleet();
+        let mut changes = fleet.changes();
+        let count = || {
+            let snapshot = fleet.snapshot();
+            let group = snapshot.models.get(MODEL);
+            group.map_or(0, |group| group.workers.len())
+        };
+        while count() < self.engines.len() {
+            // The registry lives as long as the router does, so this cannot fail.
+            let _ = changes.changed().await;
+        }
+        let peers = match self.sharing {
+            Routers::Sharing(count) => count as usize - 1,
+            Routers::One | Routers::Apart(_) => 0,
+        };
+        while router.connected_peers() < peers {
+            tokio::time::sleep(PEERS_LOOK_INTERVAL).await;
+        }
     }
 }
 

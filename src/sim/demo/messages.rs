@@ -15,12 +15,17 @@ pub(super) fn introduction(settings: &Settings) -> String {
     let workload = &settings.workload;
     let number = |value: u32| grouped(value.into());
     let engines = settings.deployment.workers;
-    let fleets = match settings.disaggregated {
-        false => format!(
+    let fleets = match (settings.replicas, settings.disaggregated) {
+        (Some(replicas), _) => format!(
+            "to three fleets of {} fresh simulated engines: behind one router, behind {replicas} that\n\
+             share what they know, and behind {replicas} that do not",
+            number(engines)
+        ),
+        (None, false) => format!(
             "to two routers, each in front of {} fresh simulated engines",
             number(engines)
         ),
-        true => format!(
+        (None, true) => format!(
             "to two routers: one in front of {} simulated engines that do everything,\n\
              one in front of {} prefill engines and {} decode engines",
             number(engines),
@@ -56,7 +61,7 @@ pub(super) fn progress(elapsed: Duration, tally: &Tally) -> String {
     text
 }
 
-/// The simulated engines' speeds, so that readers do not take the table for a GPU benchmark.
+/// The simulated engines' speeds, so that the table is not taken for a GPU benchmark.
 pub(super) fn caveat(settings: &Settings) -> String {
     let engine = settings.deployment.engine();
     let cache_tokens = u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get());
@@ -101,13 +106,18 @@ pub(super) fn kv_transfers(deployment: &Deployment, outcome: &Outcome) -> String
 pub(super) fn try_it(settings: &Settings, deployment: &Deployment) -> String {
     let router = deployment.router();
     let (api, admin) = (router.api_address(), router.admin_address());
-    let (introduction, content) = match settings.disaggregated {
-        false => (
+    let (introduction, content) = match (settings.replicas, settings.disaggregated) {
+        (Some(_), _) => (
+            "The replicas that share are still running, and this is one of them. Send this twice: the\n\
+             x-warmroute-decision header says which engine was chosen and why.",
+            QUESTION,
+        ),
+        (None, false) => (
             "The cache_aware router is still running. Send this twice: the x-warmroute-decision header\n\
              says which engine was chosen and why.",
             QUESTION,
         ),
-        true => (
+        (None, true) => (
             "The router of the prefill and decode engines is still running. Send a long prompt: the\n\
              x-warmroute-decision header says which two engines served it. Send it again, and the decode\n\
              engine has it cached.",

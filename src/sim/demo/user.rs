@@ -21,12 +21,13 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// One event of an answer is a few hundred bytes.
 const MAX_EVENT_BYTES: usize = 1 << 20;
 
-/// Has all conversations of one user, one after the other, and sends the result of each request to `results`. The
+/// Has all conversations of one user, one after the other, each request with one of the routers, and sends the result of each to `results`. The
 /// user stops at the first failed request.
 pub(super) async fn run(
     user: User,
     answer_tokens: u32,
-    router: Arc<Pool>,
+    routers: Arc<[Arc<Pool>]>,
+    mut random: fastrand::Rng,
     results: mpsc::Sender<Result<Sample, String>>,
 ) {
     for conversation in user.conversations {
@@ -34,7 +35,8 @@ pub(super) async fn run(
         for turn in conversation.turns {
             tokio::time::sleep(turn.pause).await;
             let body = dialogue.ask(MODEL, &turn.question, answer_tokens);
-            let result = match tokio::time::timeout(RESPONSE_TIMEOUT, ask(&router, body)).await {
+            let router = &routers[random.usize(..routers.len())];
+            let result = match tokio::time::timeout(RESPONSE_TIMEOUT, ask(router, body)).await {
                 Ok(result) => result,
                 Err(_) => Err(format!("no complete answer within {RESPONSE_TIMEOUT:?}")),
             };
