@@ -1,8 +1,8 @@
-//! Replicas that tell each other their load, over real sockets in one process.
+//! Replicas that report their load to each other, over real sockets in one process.
 //!
 //! Budget: one replica beside 29 others, each with 500 requests/s at 20 workers, at most 3 % of a core for its thread;
-//! with 8 replicas in a full mesh a request at one is seen by the others within 50 ms (p99). Numbers are printed, with the
-//! median of three rounds: `cargo bench --bench peers`.
+//! with 8 replicas in a full mesh a request at one is seen by the others within 50 ms (p99). Numbers are printed, with
+//! medians of the rounds, and the process's resident memory: `cargo bench --bench peers`.
 
 #![allow(
     clippy::unwrap_used,
@@ -30,6 +30,7 @@ use warmroute::http::io_threads::OffloadThread;
 use warmroute::kv::predicted::{self, PredictedIndex};
 use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
+use warmroute::peers::pace;
 use warmroute::peers::routed::RoutedPrompts;
 use warmroute::peers::settings::PeerDiscovery;
 use warmroute::peers::{Peers, Settings};
@@ -44,7 +45,8 @@ struct Replica {
 }
 
 impl Replica {
-    fn start(runtime: &Handle, listed: Vec<String>) -> Self {
+    /// One among `peers` other replicas in all, which need not all be connected.
+    fn start(runtime: &Handle, listed: Vec<String>, peers: usize) -> Self {
         let fleet = Registry::new(
             client::Settings::default(),
             circuit_breaker::Settings::default(),
@@ -61,11 +63,13 @@ impl Replica {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
-        let settings = Settings {
+        let mut settings = Settings {
             listen: address.to_string(),
             discovery: vec![PeerDiscovery::Static(listed)],
             ..Settings::default()
         };
+        let interval = &mut settings.advanced.report_interval;
+        *interval = pace::interval(*interval, peers);
         let (registry, now) = (metrics::Registry::default(), Instant::now());
         let predicted = PredictedIndex::new(
             predicted::Settings::default(),
@@ -92,7 +96,7 @@ impl Replica {
         }
     }
 
-    /// A request begins; one has its first token, and one ends.
+    /// A request starts; one has its first token, and one ends.
     fn step(&mut self) {
         let worker = self.workers[fastrand::usize(..WORKERS)].clone();
         self.running.push_back(InFlight::new(worker, 2_000, 500));
@@ -126,39 +130,48 @@ fn cpu_time(runtime: &Handle) -> Duration {
     receiver.recv().unwrap()
 }
 
+/// Of this process.
+fn resident_mb() -> f64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse().ok());
+    kib.unwrap_or(f64::NAN) / 1_024.0
+}
+
 fn wait(what: &str, mut holds: impl FnMut() -> bool) {
-    let begun = Instant::now();
+    let started = Instant::now();
     while !holds() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{what}");
         sleep(Duration::from_millis(5));
     }
 }
 
-fn median(mut values: [f64; 3]) -> f64 {
+fn median<const N: usize>(mut values: [f64; N]) -> f64 {
     values.sort_by(f64::total_cmp);
-    values[1]
+    values[N / 2]
 }
 
-/// One replica beside 29 others; only its own thread is measured.
+/// One replica beside 29 others, which report as often as if they were connected with each other, too; only its own
+/// thread is measured.
 fn share_of_a_core() {
     const OTHERS: usize = 29;
     let (own, other) = (
         OffloadThread::start("own").unwrap(),
         OffloadThread::start("others").unwrap(),
     );
-    let subject = Replica::start(own.runtime(), Vec::new());
+    let subject = Replica::start(own.runtime(), Vec::new(), 0);
     let listed = vec![subject.address.to_string()];
-    let start = |_| Replica::start(other.runtime(), listed.clone());
+    let start = |_| Replica::start(other.runtime(), listed.clone(), OTHERS);
     let mut replicas: Vec<Replica> = (0..OTHERS).map(start).collect();
     wait("all are connected", || subject.connected() == OTHERS);
     replicas.push(subject);
-    let mut rounds = [0.0; 3];
+    let mut rounds = [0.0; 5];
     for share in &mut rounds {
-        let (begun, used) = (Instant::now(), cpu_time(own.runtime()));
+        let (started, used) = (Instant::now(), cpu_time(own.runtime()));
         let mut requests = 0_u32;
-        while begun.elapsed() < Duration::from_secs(10) {
+        while started.elapsed() < Duration::from_secs(10) {
             // 500 a second at each.
-            let due = (begun.elapsed().as_secs_f64() * 500.0) as u32;
+            let due = (started.elapsed().as_secs_f64() * 500.0) as u32;
             while requests < due {
                 replicas.iter_mut().for_each(Replica::step);
                 requests += 1;
@@ -166,12 +179,13 @@ fn share_of_a_core() {
             sleep(Duration::from_millis(1));
         }
         let used = cpu_time(own.runtime()) - used;
-        *share = used.as_secs_f64() / begun.elapsed().as_secs_f64() * 100.0;
+        *share = used.as_secs_f64() / started.elapsed().as_secs_f64() * 100.0;
     }
     println!(
         "30 replicas x 500 requests/s at {WORKERS} workers: {:.2} % of a core (rounds {rounds:.2?})",
         median(rounds)
     );
+    println!("resident memory of all 30: {:.0} MB", resident_mb());
     // What was measured is right.
     let expected: u32 = replicas[..OTHERS]
         .iter()
@@ -197,7 +211,7 @@ fn lag() {
     let mut replicas: Vec<Replica> = Vec::new();
     for thread in &threads {
         let listed = replicas.iter().map(|it| it.address.to_string()).collect();
-        replicas.push(Replica::start(thread.runtime(), listed));
+        replicas.push(Replica::start(thread.runtime(), listed, 0));
     }
     wait("all are connected", || {
         replicas.iter().all(|it| it.connected() == REPLICAS - 1)
@@ -212,14 +226,14 @@ fn lag() {
                 .iter()
                 .map(|it| it.workers[worker].load.peers_requests())
                 .collect();
-            let begun = Instant::now();
+            let started = Instant::now();
             let request = InFlight::new(replicas[from].workers[worker].clone(), 1_000, 0);
             let mut unseen: Vec<usize> = (0..REPLICAS).filter(|it| *it != from).collect();
             while !unseen.is_empty() {
                 unseen.retain(|it| {
                     let is_seen = replicas[*it].workers[worker].load.peers_requests() > before[*it];
                     if is_seen {
-                        lags.push(begun.elapsed().as_secs_f64() * 1_000.0);
+                        lags.push(started.elapsed().as_secs_f64() * 1_000.0);
                     }
                     !is_seen
                 });

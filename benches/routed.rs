@@ -1,11 +1,12 @@
 //! Routed prompts of other replicas: what a message costs to receive, and a choice costs to share.
 //!
 //! Budget: 100 ns for each routed hash, with 1,000,000 blocks predicted at 8 full workers, so that each new block evicts
-//! one; 1 µs to queue a prompt with 16 new blocks.
+//! one; 1 µs to queue a prompt with 16 new blocks. The same with 16,000 blocks shows how much of it is waiting for
+//! memory.
 
 use std::hint::black_box;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
 use warmroute::ids::{Block, BlockHash, WorkerId};
@@ -16,16 +17,21 @@ use warmroute::peers::routed::{RoutedPrompts, RoutedWorker};
 use warmroute::peers::wire;
 
 const WORKERS: u32 = 8;
-/// Blocks at a worker: 125,000 of 16 tokens.
-const CACHE_TOKENS: u64 = 2_000_000;
+/// Blocks of 16 tokens at a worker.
+const BLOCKS: u64 = 125_000;
+/// So few that they lie in a core's caches.
+const FEW_BLOCKS: u64 = 2_000;
 /// Prompts in a message.
 const PROMPTS: u64 = 64;
 
-fn worker(number: u32) -> Option<RoutedWorker> {
-    Some(RoutedWorker {
-        id: WorkerId(number),
-        cache_tokens: CACHE_TOKENS,
-    })
+/// Each worker has so many blocks.
+fn worker(blocks: u64) -> impl Fn(u32) -> Option<RoutedWorker> + Copy {
+    move |number| {
+        Some(RoutedWorker {
+            id: WorkerId(number),
+            cache_tokens: blocks * 16,
+        })
+    }
 }
 
 /// Hashes that no other call returns.
@@ -43,40 +49,47 @@ fn prompt(number: u32, parent: Option<u64>, blocks: Vec<u64>) -> wire::RoutedPro
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
-fn bench(criterion: &mut Criterion) {
-    let now = Instant::now();
+/// An index in which each worker has as many blocks as fit.
+fn full(
+    random: &mut fastrand::Rng,
+    now: Instant,
+    blocks: u64,
+) -> (RoutedPrompts, Arc<UnconfirmedBlocks>) {
     let registry = Registry::default();
     let metrics = predicted::Metrics::new(&registry);
-    let predicted = Arc::new(PredictedIndex::new(
-        predicted::Settings::default(),
-        metrics,
-        now,
-    ));
+    let predicted = PredictedIndex::new(predicted::Settings::default(), metrics, now);
     let metrics = unconfirmed::Metrics::new(&registry);
     let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, now);
-    let routed = RoutedPrompts::new(1 << 20, predicted, unconfirmed, &registry);
-    let mut random = fastrand::Rng::with_seed(1);
-    // Fills the caches.
-    for number in 0..8_000 {
-        let blocks = hashes(&mut random, 160);
-        let prompts = vec![prompt(number % WORKERS, None, blocks)];
+    let routed = RoutedPrompts::new(1 << 20, Arc::new(predicted), unconfirmed.clone(), &registry);
+    for number in 0..blocks as u32 / 20 {
+        let prompts = vec![prompt(number % WORKERS, None, hashes(random, 160))];
         let message = wire::RoutedPrompts {
             prompts,
             unconfirmed: Vec::new(),
         };
-        routed.apply(now, &message, worker);
+        routed.apply(now, &message, worker(blocks));
     }
+    (routed, unconfirmed)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
+fn bench(criterion: &mut Criterion) {
+    let now = Instant::now();
+    let mut random = fastrand::Rng::with_seed(1);
     let mut group = criterion.benchmark_group("routed");
-    for blocks in [16, 128] {
-        group.throughput(Throughput::Elements(PROMPTS * blocks));
-        group.bench_function(format!("receive/{blocks}_new_blocks"), |bencher| {
+    for (name, new_blocks, blocks) in [
+        ("receive/16_new_blocks", 16, BLOCKS),
+        ("receive/128_new_blocks", 128, BLOCKS),
+        ("receive/16_new_blocks_of_few", 16, FEW_BLOCKS),
+    ] {
+        let (routed, _) = full(&mut random, now, blocks);
+        group.throughput(Throughput::Elements(PROMPTS * new_blocks));
+        group.bench_function(name, |bencher| {
             let message = || {
-                let blocks = |_| hashes(&mut random, blocks as usize);
-                let prompts = (0..PROMPTS).map(blocks);
-                let prompts = prompts
-                    .zip(0..)
-                    .map(|(blocks, it)| prompt(it % WORKERS, None, blocks));
+                let prompts = (0..PROMPTS as u32).map(|number| {
+                    let blocks = hashes(&mut random, new_blocks as usize);
+                    prompt(number % WORKERS, None, blocks)
+                });
                 wire::RoutedPrompts {
                     prompts: prompts.collect(),
                     unconfirmed: Vec::new(),
@@ -84,11 +97,12 @@ fn bench(criterion: &mut Criterion) {
             };
             bencher.iter_batched(
                 message,
-                |message| routed.apply(now, &message, worker),
+                |message| routed.apply(now, &message, worker(blocks)),
                 BatchSize::SmallInput,
             );
         });
     }
+    let (routed, unconfirmed) = full(&mut random, now, BLOCKS);
     // A turn of a conversation: 4 new blocks after 150 that are used again.
     group.throughput(Throughput::Elements(1));
     group.bench_function("receive/next_turn_of_150_blocks", |bencher| {
@@ -107,28 +121,36 @@ fn bench(criterion: &mut Criterion) {
         };
         bencher.iter_batched(
             message,
-            |message| routed.apply(now, &message, worker),
+            |message| routed.apply(now, &message, worker(BLOCKS)),
             BatchSize::PerIteration,
         );
     });
     group.throughput(Throughput::Elements(PROMPTS * 176));
     group.bench_function("receive/unconfirmed_176_prefixes", |bencher| {
-        let message = || wire::RoutedPrompts {
-            prompts: Vec::new(),
-            unconfirmed: (0..PROMPTS as u32)
-                .map(|number| wire::UnconfirmedPrompt {
-                    number: number % WORKERS,
-                    prefixes: hashes(&mut random, 176),
-                })
-                .collect(),
+        // Not so many that some are refused.
+        let mut received = 0;
+        let message = || {
+            received += 1;
+            if received % 50 == 0 {
+                unconfirmed.remove_expired(now + Duration::from_secs(3_600));
+            }
+            wire::RoutedPrompts {
+                prompts: Vec::new(),
+                unconfirmed: (0..PROMPTS as u32)
+                    .map(|number| wire::UnconfirmedPrompt {
+                        number: number % WORKERS,
+                        prefixes: hashes(&mut random, 176),
+                    })
+                    .collect(),
+            }
         };
         bencher.iter_batched(
             message,
-            |message| routed.apply(now, &message, worker),
-            BatchSize::SmallInput,
+            |message| routed.apply(now, &message, worker(BLOCKS)),
+            BatchSize::PerIteration,
         );
     });
-    routed.set_heard(true);
+    routed.set_connected(true);
     let blocks: Vec<Block> = (1..=150)
         .map(|number| Block {
             path: BlockHash(number),

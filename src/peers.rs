@@ -17,7 +17,7 @@ pub mod load_table;
 mod message;
 mod metrics;
 pub mod numbers;
-mod pace;
+pub mod pace;
 pub mod roster;
 pub mod routed;
 mod server;

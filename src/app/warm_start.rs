@@ -36,7 +36,8 @@ impl Metrics {
             state: registry.gauges(
                 "warmroute_warm_start_state",
                 "1 for how this router started: alone (no other replicas), warming (not ready yet), warm (knows what other \
-                 replicas know), nobody_ready, or timed_out (serves cold).",
+                 replicas know), none_ready, \
+                 sources_lost or timed_out (serves cold).",
                 &["state"],
             ),
             seconds: registry.real_gauges(
@@ -169,6 +170,7 @@ impl Start {
         // A rank that was just found has no subscriber yet.
         progress.ranks = ranks.max(expected);
         progress.settled_ranks = settled;
+        progress.are_sources_lost = self.taker.are_sources_lost();
     }
 
     fn on_end(&self, began: Instant, end: End, progress: &Progress) {
@@ -183,10 +185,10 @@ impl Start {
             ..
         } = *progress;
         match end {
-            End::Warm | End::NobodyReady => {
+            End::Warm | End::NoneReady => {
                 info!(?took, ranks, state = warmth.as_str(), "start: {warmth}");
             }
-            End::TimedOut => {
+            End::SourcesLost | End::TimedOut => {
                 warn!(?took, ranks, settled_ranks, "serving cold: {warmth}");
             }
         }

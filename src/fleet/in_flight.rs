@@ -40,7 +40,7 @@ impl InFlight {
         &self.worker
     }
 
-    /// The first token has arrived: the prompt is computed, and decoding has begun.
+    /// The first token has arrived: the prompt is computed, and decoding has started.
     pub fn on_first_token(&mut self) {
         if !self.is_decoding {
             self.is_decoding = true;

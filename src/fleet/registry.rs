@@ -390,7 +390,7 @@ pub(crate) mod tests {
         assert_eq!(group_of(&registry, "m"), Some(vec!["b".to_owned()]));
         assert!(registry.set_drained("a", false));
         assert_eq!(group_of(&registry, "m").unwrap().len(), 2);
-        assert!(!registry.set_drained("nobody", true));
+        assert!(!registry.set_drained("unknown", true));
     }
 
     #[test]

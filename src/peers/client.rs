@@ -14,6 +14,7 @@ use super::connection::Running;
 use super::handshake::{Identity, Side};
 use super::link::{Failure, Link, RawLink, status_in};
 use super::settings::{Advanced, host_and_port};
+use crate::http::grpc;
 
 /// Opens a stream for `call` (one of the paths in [`super::wire`]) to the replica at `address`, a `HOST:PORT`, and
 /// shakes hands.
@@ -99,7 +100,7 @@ async fn ask(
             HeaderValue::from_static("application/grpc"),
         )
         .header(header::TE, HeaderValue::from_static("trailers"))
-        .body(queue)
+        .body(grpc::request_body(queue))
         .map_err(|error| Failure::Lost(error.to_string()))?;
     let answer = sender.send_request(request).await.map_err(lost)?;
     if let Some(status) = status_in(answer.headers()) {

@@ -95,7 +95,7 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
     let mut backoff = FIRST_BACKOFF;
     state.set_address(observe::now(), &address, AddressState::Connecting);
     loop {
-        let begun = observe::now();
+        let started = observe::now();
         let connecting = client::connect(&address, wire::SYNC, &state.identity, &state.settings);
         let wait = match connecting.await {
             Ok(link) => {
@@ -110,7 +110,7 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
                     }
                 }
                 state.set_address(observe::now(), &address, AddressState::Connecting);
-                if has_lasted(begun) {
+                if has_lasted(started) {
                     backoff = FIRST_BACKOFF;
                 }
                 backoff
@@ -124,8 +124,8 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
     }
 }
 
-fn has_lasted(begun: Instant) -> bool {
-    observe::now().saturating_duration_since(begun) > Duration::from_secs(1)
+fn has_lasted(started: Instant) -> bool {
+    observe::now().saturating_duration_since(started) > Duration::from_secs(1)
 }
 
 /// The stream outlives this task: an address may be removed while its replica drains.

@@ -27,7 +27,7 @@ impl WorkerLoad {
     }
 }
 
-/// Whether this replica takes requests, as the others are told.
+/// Whether this replica takes requests, as is reported to the others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Condition {
     pub is_ready: bool,
@@ -101,7 +101,7 @@ impl Gauges {
         let changed: Vec<_> = changes
             .map(|(number, (new, _))| wire_load(number, new))
             .collect();
-        let names = self.numbers.take_untold();
+        let names = self.numbers.take_unannounced();
         let is_changed = !changed.is_empty() || condition != self.condition || names.is_some();
         let is_heartbeat_due =
             now.saturating_duration_since(self.reported_at) >= self.heartbeat_interval;

@@ -78,7 +78,11 @@ impl Peers {
         let mut random = [0; 16];
         getrandom::fill(&mut random).map_err(io::Error::other)?;
         let name = match settings.name.as_str() {
-            "" => host_name().unwrap_or_else(|| listen.to_string()),
+            // Replicas on one host differ in the port.
+            "" => host_name().map_or_else(
+                || listen.to_string(),
+                |host| format!("{host}:{}", listen.port()),
+            ),
             name => name.to_owned(),
         };
         let identity = Identity {
@@ -121,7 +125,7 @@ impl Peers {
         discovery::follow(state.clone(), settings.discovery, tasks.clone()).await;
     }
 
-    /// True while other replicas are expected and none is heard. One load of an atomic.
+    /// True while other replicas are expected and none is connected. One load of an atomic.
     pub fn is_alone(&self) -> bool {
         self.0
             .as_ref()
@@ -133,21 +137,21 @@ impl Peers {
         self.0.is_some()
     }
 
-    /// Tells the others whether this replica takes requests.
+    /// Reports whether this replica takes requests.
     pub fn set_ready(&self, is_ready: bool) {
         if let Some(shared) = &self.0 {
             shared.state.set_ready(is_ready);
         }
     }
 
-    /// Tells the others that this replica takes no new requests.
+    /// Reports that this replica takes no new requests.
     pub fn set_draining(&self) {
         if let Some(shared) = &self.0 {
             shared.state.set_draining();
         }
     }
 
-    /// `HOST:PORT` of each replica that is heard, ready and not draining.
+    /// `HOST:PORT` of each replica that is connected, ready and not draining.
     pub fn ready_peers(&self) -> Vec<Arc<str>> {
         let now = observe::now();
         let shared = self.0.as_ref();
@@ -251,4 +255,4 @@ impl Accept for Acceptor {
 }
 
 #[cfg(test)]
-mod tests;
+pub(super) mod tests;

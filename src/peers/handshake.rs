@@ -2,7 +2,7 @@
 //! secret. Pure; the driver sends and receives.
 //!
 //! Each side makes up a nonce and proves the secret with an HMAC over both nonces and both instance ids, so that neither
-//! a recorded nor a reflected proof is worth anything. The acceptor proves last: it tells a stranger nothing.
+//! a recorded nor a reflected proof is worth anything. The acceptor proves last: a stranger learns nothing from it.
 
 use std::fmt;
 use std::sync::Arc;

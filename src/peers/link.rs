@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes};
 use futures_core::Stream;
-use http_body::Frame;
 use hyper::HeaderMap;
 use hyper::body::Incoming;
 use hyper::http::StatusCode;
@@ -22,7 +21,6 @@ use super::handshake::{Handshake, Identity, PeerIdentity, Refusal, Side};
 use super::message::framed;
 use super::wire;
 use super::wire::peer_message::Kind;
-use crate::http::BodyError;
 
 /// Messages that wait for the connection. A replica that takes none gets the newest state later, not each state.
 const QUEUED_MESSAGES: usize = 4;
@@ -30,7 +28,7 @@ const QUEUED_MESSAGES: usize = 4;
 /// Why there is no stream, or no longer one.
 #[derive(Debug)]
 pub enum Failure {
-    /// Nobody listens at the address.
+    /// Nothing listens at the address.
     NotListening,
     /// The network, or the other side.
     Lost(String),
@@ -108,7 +106,7 @@ impl Link {
         (outgoing, receiving)
     }
 
-    /// Ends the stream with a reason that the other side is told.
+    /// Ends the stream with a reason for the other side.
     pub(super) async fn refuse(self, status: Status) {
         self.raw.refuse(status).await;
     }
@@ -245,7 +243,7 @@ fn unexpected(expected: &str) -> Failure {
     ))
 }
 
-/// What the other side is told.
+/// What the other side is sent.
 fn status_of(refusal: &Refusal) -> Status {
     match refusal {
         Refusal::Secret => Status::unauthenticated("`peers.secret` differs"),
@@ -265,23 +263,6 @@ impl Stream for Queue {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         self.0.poll_recv(cx)
-    }
-}
-
-/// As the body of a request: an error ends it.
-impl http_body::Body for Queue {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let next = std::task::ready!(self.0.poll_recv(cx));
-        Poll::Ready(next.map(|message| match message {
-            Ok(message) => Ok(Frame::data(message)),
-            Err(status) => Err(status.into()),
-        }))
     }
 }
 

@@ -227,6 +227,14 @@ impl LoadTable {
         unknown.count()
     }
 
+    /// Entries of all maps.
+    #[cfg(test)]
+    pub(super) fn entries(&self) -> usize {
+        let of_peer = |load: &PeerLoad| load.workers.len() + load.by_address.len();
+        let of_peers: usize = self.peers.values().map(of_peer).sum();
+        self.peers.len() + of_peers + self.sums.len() + self.changed.len()
+    }
+
     /// False if the replica has not named the number.
     fn set(&mut self, peer: InstanceId, number: u32, new: WorkerLoad) -> bool {
         let Some(load) = self.peers.get_mut(&peer) else {

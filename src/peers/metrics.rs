@@ -2,6 +2,7 @@
 
 use prometheus::{GaugeVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
+use super::status::Status;
 use crate::observe::metrics::Registry;
 
 /// Registered whether or not there are other replicas.
@@ -62,13 +63,32 @@ impl Metrics {
             ),
             ignored: registry.counter(
                 "warmroute_peer_ignored_total",
-                "Workers in messages of other replicas that were ignored: without a name, or beyond \
-                 `peers.advanced.max_workers`.",
+                "What was ignored in messages of other replicas: workers without a name or beyond \
+                 `peers.advanced.max_workers`, and messages that only a later release knows.",
             ),
             skipped: registry.counter(
                 "warmroute_peer_reports_skipped_total",
                 "Reports that a slow replica was not sent. It gets the whole state later.",
             ),
         }
+    }
+
+    /// Sets the gauges.
+    pub(super) fn show(&self, status: &Status) {
+        for state in ["connected", "stale", "unreachable", "refused"] {
+            let count = status.peers.iter().filter(|peer| peer.state == state);
+            let gauge = self.peers.with_label_values(&[state]);
+            gauge.set(count.count() as i64);
+        }
+        self.lag.reset();
+        for peer in &status.peers {
+            if let (Some(name), Some(lag)) = (&peer.name, peer.lag_ms) {
+                let gauge = self.lag.with_label_values(&[name]);
+                gauge.set(gauge.get().max(lag as f64 / 1_000.0));
+            }
+        }
+        let unknown = status.peers.iter().map(|peer| peer.unknown_workers);
+        let unknown: usize = unknown.sum();
+        self.unknown_workers.set(unknown as i64);
     }
 }

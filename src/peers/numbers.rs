@@ -20,7 +20,7 @@ pub struct WorkerKey {
 /// A number is given to another worker only after this time, so that no message on its way means the wrong one.
 const REUSE_AFTER: Duration = Duration::from_secs(60);
 
-/// The numbers that this replica uses. Other replicas are told all of them when they connect, and each new one before
+/// The numbers that this replica uses. Other replicas are sent all of them when they connect, and each new one before
 /// its first use.
 #[derive(Debug, Default)]
 pub struct Numbers {
@@ -28,8 +28,8 @@ pub struct Numbers {
     keys: Vec<Option<WorkerKey>>,
     /// Numbers of workers that left, with the time from which they may be used again.
     free: VecDeque<(Instant, u32)>,
-    /// Numbers that the other replicas were not told yet.
-    untold: Vec<u32>,
+    /// Numbers that the other replicas have not been sent yet.
+    unannounced: Vec<u32>,
 }
 
 impl Numbers {
@@ -51,7 +51,7 @@ impl Numbers {
         };
         self.keys[number as usize] = Some(key.clone());
         self.by_key.insert(key.clone(), number);
-        self.untold.push(number);
+        self.unannounced.push(number);
         number
     }
 
@@ -69,7 +69,8 @@ impl Numbers {
         for (number, slot) in (0..).zip(&mut self.keys) {
             if let Some(key) = slot.take_if(|key| !is_listed(&key.address)) {
                 self.by_key.remove(&key);
-                self.untold.retain(|untold| *untold != number);
+                self.unannounced
+                    .retain(|unannounced| *unannounced != number);
                 self.free.push_back((now + REUSE_AFTER, number));
             }
         }
@@ -84,10 +85,10 @@ impl Numbers {
         self.keys.is_empty()
     }
 
-    /// The names that the other replicas were not told yet, if there are any.
-    pub fn take_untold(&mut self) -> Option<wire::WorkerNames> {
-        let untold = std::mem::take(&mut self.untold);
-        let workers: Vec<_> = untold.iter().filter_map(|it| self.name(*it)).collect();
+    /// The names that the other replicas have not been sent yet, if there are any.
+    pub fn take_unannounced(&mut self) -> Option<wire::WorkerNames> {
+        let unannounced = std::mem::take(&mut self.unannounced);
+        let workers: Vec<_> = unannounced.iter().filter_map(|it| self.name(*it)).collect();
         (!workers.is_empty()).then_some(wire::WorkerNames { workers })
     }
 
@@ -122,15 +123,15 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_keeps_its_number_and_is_told_once() {
+    fn a_worker_keeps_its_number_and_is_announced_once() {
         let (mut numbers, now) = (Numbers::default(), observe::now());
         assert_eq!(numbers.number(now, &key("a:1", None)), 0);
         assert_eq!(numbers.number(now, &key("a:1", Some(0))), 1);
         assert_eq!(numbers.number(now, &key("a:1", None)), 0);
-        let told = numbers.take_untold().unwrap();
-        assert_eq!(told, numbers.all());
-        assert_eq!(told.workers.len(), 2);
-        assert_eq!(numbers.take_untold(), None);
+        let sent = numbers.take_unannounced().unwrap();
+        assert_eq!(sent, numbers.all());
+        assert_eq!(sent.workers.len(), 2);
+        assert_eq!(numbers.take_unannounced(), None);
     }
 
     #[test]
@@ -138,7 +139,7 @@ mod tests {
         let (mut numbers, now) = (Numbers::default(), observe::now());
         numbers.number(now, &key("a:1", None));
         numbers.forget(now, |_| false);
-        assert_eq!(numbers.take_untold(), None);
+        assert_eq!(numbers.take_unannounced(), None);
         assert_eq!(numbers.number(now, &key("b:1", None)), 1);
         let later = now + REUSE_AFTER;
         assert_eq!(numbers.number(later, &key("c:1", None)), 0);

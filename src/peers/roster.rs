@@ -21,7 +21,7 @@ pub struct Peer {
     pub address: Option<Arc<str>>,
     pub stream: StreamId,
     pub side: Side,
-    pub heard_at: Instant,
+    pub received_at: Instant,
     pub is_ready: bool,
     pub is_draining: bool,
     /// Silent for long, as was said last.
@@ -57,7 +57,7 @@ pub enum Admission {
 pub enum Change {
     /// Silent for long: its numbers still count.
     BecameStale(InstanceId),
-    HeardAgain(InstanceId),
+    ConnectedAgain(InstanceId),
     /// Silent for too long: its stream ends.
     Dead(InstanceId, StreamId),
 }
@@ -119,7 +119,7 @@ impl Roster {
             address: address.or_else(|| former.as_ref()?.1.address.clone()),
             stream,
             side,
-            heard_at: now,
+            received_at: now,
             is_ready: former.as_ref().is_some_and(|(_, former)| former.is_ready),
             is_draining: former
                 .as_ref()
@@ -137,7 +137,7 @@ impl Roster {
     pub fn on_message(&mut self, now: Instant, peer: InstanceId, stream: StreamId) -> bool {
         match self.peers.get_mut(&peer) {
             Some(peer) if peer.stream == stream => {
-                peer.heard_at = now;
+                peer.received_at = now;
                 true
             }
             _ => false,
@@ -158,11 +158,11 @@ impl Roster {
         }
     }
 
-    /// Looks for replicas that fell silent or were heard again. The streams of dead ones are to be ended.
+    /// Looks for replicas that fell silent or send again. The streams of dead ones are to be ended.
     pub fn on_time(&mut self, now: Instant) -> Vec<Change> {
         let mut changes = Vec::new();
         for (id, peer) in &mut self.peers {
-            let silent = now.saturating_duration_since(peer.heard_at);
+            let silent = now.saturating_duration_since(peer.received_at);
             if silent >= self.dead_after {
                 changes.push(Change::Dead(*id, peer.stream));
             }
@@ -170,7 +170,7 @@ impl Roster {
             if std::mem::replace(&mut peer.is_stale, is_stale) != is_stale {
                 changes.push(match is_stale {
                     true => Change::BecameStale(*id),
-                    false => Change::HeardAgain(*id),
+                    false => Change::ConnectedAgain(*id),
                 });
             }
         }
@@ -182,7 +182,7 @@ impl Roster {
     }
 
     pub fn freshness(&self, now: Instant, peer: &Peer) -> Freshness {
-        match now.saturating_duration_since(peer.heard_at) >= self.stale_after {
+        match now.saturating_duration_since(peer.received_at) >= self.stale_after {
             true => Freshness::Stale,
             false => Freshness::Connected,
         }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_of_a_replaced_stream_loses_nobody() {
+    fn the_end_of_a_replaced_stream_loses_no_replica() {
         let (mut roster, now) = (roster(), observe::now());
         let peer = identity(9);
         let _ = roster.admit(now, &peer, Side::Acceptor, None);
@@ -287,7 +287,7 @@ mod tests {
         assert_eq!(roster.on_time(after(1_000)), [Change::BecameStale(id)]);
         assert_eq!(roster.on_time(after(2_999)), []);
         roster.on_message(after(2_999), id, StreamId(0));
-        assert_eq!(roster.on_time(after(3_000)), [Change::HeardAgain(id)]);
+        assert_eq!(roster.on_time(after(3_000)), [Change::ConnectedAgain(id)]);
         assert_eq!(
             roster.on_time(after(5_999)),
             [Change::Dead(id, StreamId(0)), Change::BecameStale(id)]

@@ -1,6 +1,6 @@
 //! Routed prompts: what this replica sent to which worker, for the others, and what they sent.
 //!
-//! A request's path only copies hashes into a bounded queue, and not even that while nobody listens. The next report
+//! A request's path only copies hashes into a bounded queue, and not even that while no replica is connected. The next report
 //! takes all of them as one message for all replicas. What finds no room or is missed by a replica is repeated: the
 //! predicted index then sends paths whole with their next use.
 
@@ -34,7 +34,7 @@ pub struct RoutedWorker {
 pub struct RoutedPrompts {
     queue: Queue,
     /// Another replica is connected.
-    is_heard: AtomicBool,
+    is_connected: AtomicBool,
     predicted: Arc<PredictedIndex>,
     unconfirmed: Arc<UnconfirmedBlocks>,
     metrics: Metrics,
@@ -50,41 +50,41 @@ impl RoutedPrompts {
     ) -> Self {
         Self {
             queue: Queue::new(max_queued),
-            is_heard: AtomicBool::new(false),
+            is_connected: AtomicBool::new(false),
             predicted,
             unconfirmed,
             metrics: Metrics::new(registry),
         }
     }
 
-    /// Tells the others of a prompt that a worker is sent: the blocks in `news`, which follow ones that they know. For
-    /// workers whose KV events do not tell.
+    /// Reports a prompt that a worker is sent: the blocks in `news`, which follow ones that they know. For
+    /// workers without KV events.
     pub fn push(&self, now: Instant, worker: WorkerId, prompt: &[Block], news: Range<usize>) {
-        if self.is_heard() && !self.queue.push(worker, prompt, news.clone()) {
+        if self.is_connected() && !self.queue.push(worker, prompt, news.clone()) {
             self.drop_blocks(now, news.len());
         }
     }
 
-    /// Tells the others that a worker did not accept a prompt: its blocks from `first` on do not count.
+    /// Reports that a worker did not accept a prompt: its blocks from `first` on do not count.
     pub fn retract(&self, now: Instant, worker: WorkerId, prompt: &[Block], first: usize) {
         let count = prompt.len().saturating_sub(first);
-        if count > 0 && self.is_heard() && !self.queue.retract(worker, prompt, count) {
+        if count > 0 && self.is_connected() && !self.queue.retract(worker, prompt, count) {
             self.drop_blocks(now, 0);
         }
     }
 
-    /// Tells the others of a prompt whose worker will report it by KV events.
+    /// Reports a prompt whose worker will report it by KV events.
     pub fn push_unconfirmed(&self, worker: WorkerId, keys: &PrefixKeys) {
         // Dropped prefixes need no repetition: the worker's events follow.
-        if self.is_heard() && !self.queue.push_unconfirmed(worker, keys) {
+        if self.is_connected() && !self.queue.push_unconfirmed(worker, keys) {
             self.metrics.dropped.inc_by(keys.len() as u64);
         }
     }
 
     /// Whether another replica is connected. Otherwise nothing is queued.
-    pub fn set_heard(&self, is_heard: bool) {
-        self.is_heard.store(is_heard, Relaxed);
-        if !is_heard {
+    pub fn set_connected(&self, is_connected: bool) {
+        self.is_connected.store(is_connected, Relaxed);
+        if !is_connected {
             self.queue.clear();
         }
     }
@@ -168,8 +168,8 @@ impl RoutedPrompts {
         self.metrics.unknown_worker.inc_by(unknown_worker as u64);
     }
 
-    fn is_heard(&self) -> bool {
-        self.is_heard.load(Relaxed)
+    fn is_connected(&self) -> bool {
+        self.is_connected.load(Relaxed)
     }
 
     fn drop_blocks(&self, now: Instant, blocks: usize) {

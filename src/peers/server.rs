@@ -14,15 +14,15 @@ use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tonic::Status;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::client::{NEEDS_SECRET, handshake_timeout};
 use super::handshake::{Identity, Side};
 use super::link::{Failure, Link, RawLink};
 use super::settings::Advanced;
 use super::wire;
+use crate::http::accept::Acceptor;
 use crate::http::drain::Tasks;
 use crate::http::{Body, grpc};
 
@@ -49,7 +49,6 @@ pub(super) trait Accept: Send + Sync + 'static {
 
 /// Each replica has one connection for load, and a starting one a few for trees; the rest are handshakes.
 const CONNECTIONS_PER_PEER: usize = 4;
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// A stopped replica's connection must not hold more than this for it.
 const WINDOW_BYTES: u32 = 256 << 10;
 const MAX_STREAMS: u32 = 8;
@@ -65,24 +64,9 @@ pub(super) async fn run(
     tasks: Tasks,
 ) {
     let connections_max = settings.max_peers as usize * CONNECTIONS_PER_PEER;
-    let slots = Arc::new(Semaphore::new(connections_max));
-    let mut stopped = pin!(tasks.stopped());
-    loop {
-        let accepted = tokio::select! {
-            () = &mut stopped => return,
-            accepted = async {
-                let slot = slots.clone().acquire_owned().await.expect("the semaphore is never closed");
-                (slot, listener.accept().await)
-            } => accepted,
-        };
-        let (slot, stream, from) = match accepted {
-            (slot, Ok((stream, from))) => (slot, stream, from.ip()),
-            (_, Err(error)) => {
-                warn!(%error, pause = ?ACCEPT_PAUSE, "cannot accept a replica's connection; accepting again after a pause");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
+    let mut acceptor = Acceptor::new(listener, "replicas", connections_max, tasks.clone());
+    while let Some(accepted) = acceptor.next(|| {}).await {
+        let (stream, from, slot) = (accepted.stream, accepted.peer, accepted.slot);
         if identity.secret.is_empty() && !from.is_loopback() {
             accept.on_failure(from, &NEEDS_SECRET);
             continue;

@@ -4,10 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tonic::Status;
+use tracing::warn;
 
 use super::handshake::InstanceId;
 use super::link::{Failure, Link, ReceivingHalf};
-use super::pace::Pace;
+use super::pace::{self, Pace};
 use super::roster::StreamId;
 use super::state::State;
 use super::streams::RETIRE_AFTER;
@@ -39,6 +40,7 @@ pub(super) async fn run(state: Arc<State>, link: Link, address: Option<Arc<str>>
     let ending = Ending {
         state: state.clone(),
         peer: peer.id,
+        release: peer.release.clone(),
         stream,
         reason: "this side ended it".to_owned(),
     };
@@ -61,6 +63,7 @@ async fn receive(
 ) {
     let mut end = std::pin::pin!(end);
     let mut stopped = std::pin::pin!(tasks.stopped());
+    let mut has_warned = false;
     loop {
         let received = tokio::select! {
             received = receiving.receive() => received,
@@ -78,6 +81,10 @@ async fn receive(
         };
         match received {
             Ok(Some((kind, bytes))) => {
+                if kind.is_none() && !std::mem::replace(&mut has_warned, true) {
+                    let release = &*ending.release;
+                    warn!(peer = %ending.peer, release, "a replica sends messages that this release does not know; they are ignored");
+                }
                 state.on_message(observe::now(), ending.peer, ending.stream, kind, bytes);
             }
             Ok(None) => {
@@ -96,6 +103,7 @@ async fn receive(
 struct Ending {
     state: Arc<State>,
     peer: InstanceId,
+    release: Arc<str>,
     stream: StreamId,
     reason: String,
 }
@@ -110,17 +118,21 @@ impl Drop for Ending {
 /// Reports to the other replicas while there are any.
 pub(super) async fn report(state: Arc<State>) {
     let mut changes = state.changes();
-    let mut pace = Pace::new(observe::now(), state.settings.report_interval);
+    let least = state.settings.report_interval;
+    let mut pace = Pace::new(observe::now(), least);
     let mut looks = tokio::time::interval(pace.look_interval());
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        while !state.has_streams() {
+        let mut streams = state.streams();
+        while streams == 0 {
             if changes.changed().await.is_err() {
                 return;
             }
+            streams = state.streams();
         }
         looks.tick().await;
         let now = observe::now();
+        pace.set_interval(pace::interval(least, streams));
         if pace.is_due(now, state.has_routed()) {
             let is_sent = state.tick(now);
             pace.on_report(now, is_sent);

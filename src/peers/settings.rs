@@ -23,7 +23,7 @@ pub struct Settings {
     /// (`openssl rand -hex 32`): text, `${NAME}` or `file:/path`. Without it only replicas on this host are
     /// accepted. It does not encrypt: run replicas in a network that you trust.
     pub secret: Secret,
-    /// This replica's name in logs and on `/fleet`. Empty: the host's name.
+    /// This replica's name in logs, metrics and on `/fleet`. Empty: the host's name and the port of `listen`.
     pub name: String,
     /// How long a starting replica is not ready (`/readyz`) because it takes over what other replicas know of the
     /// workers' caches. Then it serves, and says that it serves cold. With no other replica ready it does not wait.
@@ -87,7 +87,8 @@ impl DnsPeers {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Advanced {
-    /// How often changed load is reported. Choices that another replica made within this time and the network's
+    /// How often changed load is reported, on average; with more than 16 other replicas proportionally less often.
+    /// Choices that another replica made within this time and the network's
     /// delay are not seen.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "1ms", "max" = "1s"))]

@@ -35,7 +35,7 @@ pub(super) struct State {
     pub(super) metrics: Metrics,
     fleet: Arc<Registry>,
     routed: Arc<RoutedPrompts>,
-    /// Other replicas are expected, and none is heard.
+    /// Other replicas are expected, and none is connected.
     is_alone: AtomicBool,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
@@ -52,7 +52,7 @@ struct Inner {
     streams: Streams,
     addresses: Addresses,
     /// Another replica has been connected before.
-    was_heard: bool,
+    was_connected: bool,
     workers: Workers,
 }
 
@@ -78,7 +78,7 @@ impl State {
                 table: LoadTable::new(settings.max_workers as usize),
                 streams: Streams::default(),
                 addresses: Addresses::default(),
-                was_heard: false,
+                was_connected: false,
                 workers: Workers::default(),
             }),
             identity: Arc::new(identity),
@@ -137,8 +137,8 @@ impl State {
         let end = inner
             .streams
             .open(stream, outgoing.clone(), &self.metrics, whole);
-        inner.was_heard = true;
-        self.routed.set_heard(true);
+        inner.was_connected = true;
+        self.routed.set_connected(true);
         self.routed.on_missed(now);
         self.update_alone(now, inner);
         self.version.send_modify(|version| *version += 1);
@@ -149,7 +149,7 @@ impl State {
     pub(super) fn close(&self, now: Instant, peer: InstanceId, stream: StreamId, reason: &str) {
         let inner = &mut *self.inner.lock();
         inner.streams.remove(stream);
-        self.routed.set_heard(!inner.streams.is_empty());
+        self.routed.set_connected(!inner.streams.is_empty());
         let Some(lost) = inner.roster.on_end(peer, stream) else {
             return;
         };
@@ -163,7 +163,7 @@ impl State {
             }
             false => {
                 let is_silent =
-                    now.saturating_duration_since(lost.heard_at) >= self.settings.dead_after;
+                    now.saturating_duration_since(lost.received_at) >= self.settings.dead_after;
                 let kind = if is_silent { "silent" } else { "closed" };
                 self.metrics.lost.with_label_values(&[kind]).inc();
                 warn!(peer = %name, id = %peer, reason, "replica lost; its load no longer counts");
@@ -210,8 +210,9 @@ impl State {
                 self.routed.apply(now, &message, worker_of);
             }
             // Handshakes and trees have their own places.
-            Some(Kind::Hello(_) | Kind::Proof(_) | Kind::TreeRequest(_) | Kind::TreeChunk(_))
-            | None => {}
+            Some(Kind::Hello(_) | Kind::Proof(_) | Kind::TreeRequest(_) | Kind::TreeChunk(_)) => {}
+            // Of a later release.
+            None => self.metrics.ignored.inc(),
         }
     }
 
@@ -250,7 +251,7 @@ impl State {
                     let name = inner.roster.peer(id).map(|peer| &*peer.identity.name);
                     warn!(peer = name, %id, "replica is silent; its last load still counts");
                 }
-                Change::HeardAgain(id) => {
+                Change::ConnectedAgain(id) => {
                     let name = inner.roster.peer(id).map(|peer| &*peer.identity.name);
                     info!(peer = name, %id, "replica is connected again");
                 }
@@ -266,9 +267,9 @@ impl State {
         self.routed.has_queued()
     }
 
-    /// True while there is somebody to report to.
-    pub(super) fn has_streams(&self) -> bool {
-        !self.inner.lock().streams.is_empty()
+    /// How many replicas are reported to.
+    pub(super) fn streams(&self) -> usize {
+        self.inner.lock().streams.len()
     }
 
     pub(super) fn is_connected(&self, peer: InstanceId) -> bool {
@@ -305,7 +306,7 @@ impl State {
         former
     }
 
-    /// Replicas that could be asked for their trees: `HOST:PORT` of each that is heard, ready and not draining.
+    /// Replicas that could be asked for their trees: `HOST:PORT` of each that is connected, ready and not draining.
     pub(super) fn ready_peers(&self, now: Instant) -> Vec<Arc<str>> {
         let inner = self.inner.lock();
         let is_asked = |peer: &&Peer| {
@@ -355,36 +356,12 @@ impl State {
     /// What each other replica has at a worker.
     pub(super) fn loads(&self, address: &str) -> Vec<LoadRow> {
         let inner = self.inner.lock();
-        let row = |peer: &Peer| {
-            let load = inner.table.load(peer.identity.id, address);
-            (!load.is_zero()).then(|| LoadRow {
-                replica: peer.identity.name.to_string(),
-                requests: load.requests,
-                queued_tokens: load.queued_tokens,
-                decode_tokens: load.decode_tokens,
-            })
-        };
-        inner.roster.peers().filter_map(row).collect()
+        status::load_rows(&inner.roster, &inner.table, address)
     }
 
-    /// Sets the gauges that are read only when somebody looks.
+    /// Sets the gauges that are read only when a page is read.
     pub(super) fn update_metrics(&self, now: Instant) {
-        let status = self.status(now);
-        for state in ["connected", "stale", "unreachable", "refused"] {
-            let count = status.peers.iter().filter(|peer| peer.state == state);
-            let gauge = self.metrics.peers.with_label_values(&[state]);
-            gauge.set(count.count() as i64);
-        }
-        self.metrics.lag.reset();
-        for peer in &status.peers {
-            if let (Some(name), Some(lag)) = (&peer.name, peer.lag_ms) {
-                let gauge = self.metrics.lag.with_label_values(&[name]);
-                gauge.set(gauge.get().max(lag as f64 / 1_000.0));
-            }
-        }
-        let unknown = status.peers.iter().map(|peer| peer.unknown_workers);
-        let unknown: usize = unknown.sum();
-        self.metrics.unknown_workers.set(unknown as i64);
+        self.metrics.show(&self.status(now));
     }
 
     /// Takes over a change of the fleet: who its workers are, and what others have there.
@@ -411,7 +388,7 @@ impl State {
         let is_alone =
             inner.addresses.are_replicas_expected() && !inner.roster.peers().any(is_fresh);
         // A start is no loss.
-        if self.is_alone.swap(is_alone, Relaxed) != is_alone && inner.was_heard {
+        if self.is_alone.swap(is_alone, Relaxed) != is_alone && inner.was_connected {
             match is_alone {
                 true => warn!("no other replica is connected; routing without them"),
                 false => info!("another replica is connected, or none is expected"),
@@ -419,3 +396,6 @@ impl State {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

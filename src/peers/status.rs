@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::addresses::Addresses;
 use super::load_table::LoadTable;
-use super::roster::{Freshness, Roster};
+use super::roster::{Freshness, Peer, Roster};
 
 /// This replica and the others.
 #[derive(Debug, Serialize)]
@@ -20,7 +20,7 @@ pub struct Status {
 pub struct ReplicaRow {
     pub name: String,
     pub instance_id: String,
-    /// Other replicas are expected, and none is heard.
+    /// Other replicas are expected, and none is connected.
     pub is_alone: bool,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn rows(
 ) -> Vec<PeerRow> {
     let connected = roster.peers().map(|peer| {
         let id = peer.identity.id;
-        let silent = now.saturating_duration_since(peer.heard_at);
+        let silent = now.saturating_duration_since(peer.received_at);
         PeerRow {
             name: Some(peer.identity.name.to_string()),
             instance_id: Some(id.to_string()),
@@ -98,6 +98,20 @@ pub(super) fn rows(
         })
     });
     connected.chain(expected).collect()
+}
+
+/// What each other replica has at a worker.
+pub(super) fn load_rows(roster: &Roster, table: &LoadTable, address: &str) -> Vec<LoadRow> {
+    let row = |peer: &Peer| {
+        let load = table.load(peer.identity.id, address);
+        (!load.is_zero()).then(|| LoadRow {
+            replica: peer.identity.name.to_string(),
+            requests: load.requests,
+            queued_tokens: load.queued_tokens,
+            decode_tokens: load.decode_tokens,
+        })
+    };
+    roster.peers().filter_map(row).collect()
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -53,6 +53,10 @@ impl Streams {
         end
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.current.len()
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.current.is_empty()
     }

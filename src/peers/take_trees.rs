@@ -4,8 +4,8 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::Duration;
 
 use parking_lot::Mutex;
@@ -45,6 +45,10 @@ struct Shared {
     peers: Peers,
     metrics: TreeMetrics,
     timeout: Duration,
+    /// A replica was lost before it had answered.
+    has_lost: AtomicBool,
+    /// A replica has answered to the end.
+    has_answer: AtomicBool,
     sources: Mutex<FxHashMap<Arc<str>, Arc<Slot>>>,
 }
 
@@ -106,8 +110,22 @@ impl TreeTaker {
             peers,
             metrics,
             timeout,
+            has_lost: AtomicBool::new(false),
+            has_answer: AtomicBool::new(false),
             sources: Mutex::default(),
         }))
+    }
+
+    /// Whether each replica that was asked until now was lost before it had answered.
+    pub fn are_sources_lost(&self) -> bool {
+        self.0.has_lost.load(Relaxed) && !self.0.has_answer.load(Relaxed)
+    }
+
+    fn note<T>(&self, answer: &Result<T, NotTaken>) {
+        match answer {
+            Err(NotTaken::Failure(_)) => self.0.has_lost.store(true, Relaxed),
+            Ok(_) | Err(NotTaken::Unusable(_)) => self.0.has_answer.store(true, Relaxed),
+        }
     }
 
     /// Takes over what another replica predicts. Returns its name, if there was one.
@@ -117,7 +135,9 @@ impl TreeTaker {
         predicted: &PredictedIndex,
     ) -> Option<Arc<str>> {
         for source in self.sources().await {
-            match self.ask_predicted(&source, fleet, predicted).await {
+            let answer = self.ask_predicted(&source, fleet, predicted).await;
+            self.note(&answer);
+            match answer {
                 Ok((peer, blocks)) => {
                     info!(%peer, blocks, "predicted blocks of another replica are taken over");
                     self.0.metrics.predicted_blocks.inc_by(blocks as u64);
@@ -147,7 +167,9 @@ impl TreeTaker {
             if wanted.refused.contains(&source) {
                 continue;
             }
-            match self.ask(&source, &wanted).await {
+            let answer = self.ask(&source, &wanted).await;
+            self.note(&answer);
+            match answer {
                 Ok(tree) => return Some(tree),
                 Err(why) => {
                     debug!(worker = %wanted.worker, rank = wanted.rank, %source, reason = %why, "no tree from this replica");
@@ -339,3 +361,6 @@ impl TreeSource for TreeTaker {
         self.0.timeout
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -331,13 +331,13 @@ pub fn predicted(chunk: &wire::TreeChunk) -> Result<Vec<(&str, Vec<PredictedBloc
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
     use prost::Message;
 
     use super::*;
 
-    fn copy(runs: &[(u32, bool, u8)]) -> TreeCopy {
+    pub(in crate::peers) fn copy(runs: &[(u32, bool, u8)]) -> TreeCopy {
         let mut blocks = CopiedBlocks::default();
         for (at, (len, begins, copies)) in runs.iter().enumerate() {
             let parent = match begins {

@@ -17,8 +17,10 @@ pub struct Progress {
     /// Ranks whose KV events are followed, and those of which all is known that is to be known soon.
     pub ranks: usize,
     pub settled_ranks: usize,
-    /// Predicted blocks were taken over, or nobody has any.
+    /// Predicted blocks were taken over, or no replica has any.
     pub has_predicted: bool,
+    /// No replica that was asked has answered to the end: each was lost before.
+    pub are_sources_lost: bool,
 }
 
 /// How the start ended.
@@ -27,7 +29,9 @@ pub enum End {
     /// What other replicas know is known here.
     Warm,
     /// No other replica is ready.
-    NobodyReady,
+    NoneReady,
+    /// Each replica that was asked was lost before it had answered.
+    SourcesLost,
     /// It took too long.
     TimedOut,
 }
@@ -49,9 +53,12 @@ impl WarmStart {
     pub fn end(&self, now: Instant, progress: &Progress) -> Option<End> {
         let is_settled = progress.settled_ranks >= progress.ranks;
         if !progress.has_peers && !progress.had_ready_peer {
-            Some(End::NobodyReady)
+            Some(End::NoneReady)
         } else if progress.is_fleet_known && is_settled && progress.has_predicted {
-            Some(End::Warm)
+            match progress.are_sources_lost {
+                true => Some(End::SourcesLost),
+                false => Some(End::Warm),
+            }
         } else if now >= self.deadline {
             Some(End::TimedOut)
         } else {
@@ -80,8 +87,9 @@ impl WarmStartStatus {
             Warmth::Alone => 0,
             Warmth::Warming => 1,
             Warmth::Ended(End::Warm) => 2,
-            Warmth::Ended(End::NobodyReady) => 3,
+            Warmth::Ended(End::NoneReady) => 3,
             Warmth::Ended(End::TimedOut) => 4,
+            Warmth::Ended(End::SourcesLost) => 5,
         };
         self.0.store(code, Relaxed);
     }
@@ -90,19 +98,21 @@ impl WarmStartStatus {
         match self.0.load(Relaxed) {
             1 => Warmth::Warming,
             2 => Warmth::Ended(End::Warm),
-            3 => Warmth::Ended(End::NobodyReady),
+            3 => Warmth::Ended(End::NoneReady),
             4 => Warmth::Ended(End::TimedOut),
+            5 => Warmth::Ended(End::SourcesLost),
             _ => Warmth::Alone,
         }
     }
 }
 
 impl Warmth {
-    pub const ALL: [Warmth; 5] = [
+    pub const ALL: [Warmth; 6] = [
         Warmth::Alone,
         Warmth::Warming,
         Warmth::Ended(End::Warm),
-        Warmth::Ended(End::NobodyReady),
+        Warmth::Ended(End::NoneReady),
+        Warmth::Ended(End::SourcesLost),
         Warmth::Ended(End::TimedOut),
     ];
 
@@ -114,7 +124,7 @@ impl Warmth {
     pub fn is_cold(self) -> bool {
         matches!(
             self,
-            Warmth::Ended(End::NobodyReady) | Warmth::Ended(End::TimedOut)
+            Warmth::Ended(End::NoneReady | End::SourcesLost | End::TimedOut)
         )
     }
 
@@ -124,7 +134,8 @@ impl Warmth {
             Warmth::Alone => "alone",
             Warmth::Warming => "warming",
             Warmth::Ended(End::Warm) => "warm",
-            Warmth::Ended(End::NobodyReady) => "nobody_ready",
+            Warmth::Ended(End::NoneReady) => "none_ready",
+            Warmth::Ended(End::SourcesLost) => "sources_lost",
             Warmth::Ended(End::TimedOut) => "timed_out",
         }
     }
@@ -136,7 +147,10 @@ impl fmt::Display for Warmth {
             Warmth::Alone => "no other replicas",
             Warmth::Warming => "warming up: taking over what other replicas know of the workers' caches",
             Warmth::Ended(End::Warm) => "warm",
-            Warmth::Ended(End::NobodyReady) => "started cold: no other replica was ready",
+            Warmth::Ended(End::NoneReady) => "started cold: no other replica was ready",
+            Warmth::Ended(End::SourcesLost) => {
+                "started cold: each replica that was asked was lost before it had answered"
+            }
             Warmth::Ended(End::TimedOut) => {
                 "started cold: other replicas' knowledge of the workers' caches took longer than peers.warm_start_timeout"
             }
@@ -165,6 +179,7 @@ mod tests {
             ranks: 3,
             settled_ranks: 3,
             has_predicted: true,
+            are_sources_lost: false,
         }
     }
 
@@ -186,20 +201,30 @@ mod tests {
     }
 
     #[test]
-    fn with_nobody_to_ask_it_ends_at_once_but_who_is_asked_already_is_waited_for() {
-        let nobody = Progress {
+    fn with_no_replica_to_ask_it_ends_at_once_but_one_that_is_asked_already_is_waited_for() {
+        let none = Progress {
             has_peers: false,
             had_ready_peer: false,
             settled_ranks: 0,
             ..warm()
         };
-        assert_eq!(end_after(0, nobody), Some(End::NobodyReady));
+        assert_eq!(end_after(0, none), Some(End::NoneReady));
         let lost = Progress {
             had_ready_peer: true,
-            ..nobody
+            ..none
         };
         assert_eq!(end_after(0, lost), None);
         assert_eq!(end_after(10, lost), Some(End::TimedOut));
+    }
+
+    #[test]
+    fn without_an_answer_of_any_replica_it_is_not_called_warm() {
+        let lost = Progress {
+            are_sources_lost: true,
+            ..warm()
+        };
+        assert_eq!(end_after(1, lost), Some(End::SourcesLost));
+        assert!(Warmth::Ended(End::SourcesLost).is_cold());
     }
 
     #[test]

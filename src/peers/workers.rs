@@ -1,4 +1,4 @@
-//! The fleet's workers by address: what this replica has there, and what it is told of the others.
+//! The fleet's workers by address: what this replica has there, and what the others report.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

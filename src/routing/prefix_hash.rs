@@ -1,4 +1,4 @@
-//! Which of several workers of nearly the same cost gets a prompt while replicas do not hear of each other: the one
+//! Which of several workers of nearly the same cost gets a prompt while replicas are not connected with each other: the one
 //! that a hash of the prompt's first blocks prefers. It needs no messages, so replicas that know nothing of each
 //! other's choices still send the same prefixes to the same workers. Pure.
 

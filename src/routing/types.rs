@@ -43,7 +43,7 @@ pub struct Request {
     pub affinity: Option<u64>,
     /// The hash of the prompt's first blocks, the same on every replica.
     pub prefix_key: Option<u64>,
-    /// True while this replica hears of no other, although there are others: they route by `prefix_key` too, so that
+    /// True while no other replica is connected, although there are others: they route by `prefix_key` too, so that
     /// prompts with the same start meet at the same worker.
     pub is_alone: bool,
     /// The number of the request among its model's, for round_robin.
@@ -128,7 +128,7 @@ pub enum Reason {
     /// No worker has any of the prompt cached: the lowest cost.
     Cold,
     /// Nearly as cheap as the cheapest worker, and the one that the hash of the prompt's first blocks prefers: while
-    /// this replica hears of no other.
+    /// no other replica is connected.
     PrefixHash,
     /// The session affinity key hashes to it.
     Affinity,

@@ -388,7 +388,7 @@ async fn eight_processes_know_each_others_load() {
 }
 
 #[tokio::test]
-async fn a_replica_that_is_not_there_makes_nobody_alone() {
+async fn a_replica_that_is_not_there_makes_no_replica_alone() {
     let engines = [Engine::here("w0", unhurried()).await];
     let gone: SocketAddr = addresses(1)[0].parse().unwrap();
     let router = Router::here(&listening_at(&engines, "127.0.0.1:0", &[gone.to_string()])).await;

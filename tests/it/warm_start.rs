@@ -126,7 +126,7 @@ async fn warm(engines: &[Engine], families: u32) -> Router {
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
     for engine in engines {
-        eventually("it has heard all", async || {
+        eventually("it has received all", async || {
             let last = engine.cache_contents(0).await.last_sequence;
             rank(&router, &engine.name).await["last_sequence"].as_u64() == last
         })
@@ -136,7 +136,7 @@ async fn warm(engines: &[Engine], families: u32) -> Router {
     router
 }
 
-/// Other replicas are told within 100 ms that one is ready.
+/// Other replicas know within 100 ms that one is ready.
 async fn is_seen_ready() {
     tokio::time::sleep(Duration::from_millis(400)).await;
 }
@@ -220,7 +220,7 @@ async fn an_engine_without_replays_confirms_a_tree_by_a_batch_that_waits() {
 async fn the_tree_of_an_engine_that_restarted_meanwhile_is_refused() {
     let mut engines = [Engine::here("w0", forgetful()).await];
     let first = warm(&engines, 30).await;
-    // The first replica does not hear of it: it is asked before it can.
+    // The first replica does not notice it: it is asked before it can.
     let before = blocks(&first, "w0").await;
     engines[0].restart(forgetful()).await;
     let late = Router::here(&replica(&engines, &[&first])).await;
@@ -323,10 +323,10 @@ async fn readiness_waits_no_longer_than_the_timeout_and_says_that_it_serves_cold
 }
 
 #[tokio::test]
-async fn with_nobody_ready_it_starts_at_once() {
+async fn with_no_replica_ready_it_starts_at_once() {
     let engines = [Engine::here("w0", telling()).await];
     let mut config = replica(&engines, &[]);
-    // Nobody listens there.
+    // Nothing listens there.
     let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);

@@ -15,15 +15,15 @@ use crate::peers::message::framed;
 use crate::peers::wire::peer_message::Kind;
 use crate::secret::Secret;
 
-struct Replica {
-    peers: Peers,
-    address: String,
+pub(in crate::peers) struct Replica {
+    pub(in crate::peers) peers: Peers,
+    pub(in crate::peers) address: String,
     worker: Arc<Worker>,
     metrics: metrics::Registry,
     tasks: Tasks,
 }
 
-async fn replica(others: &[&Replica]) -> Replica {
+pub(in crate::peers) async fn replica(others: &[&Replica]) -> Replica {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let fleet = registry(&["a", "b"]);
@@ -63,7 +63,7 @@ fn routed() -> Arc<RoutedPrompts> {
     Arc::new(routed)
 }
 
-/// Somebody who speaks the protocol.
+/// A client that speaks the protocol.
 fn stranger(id: u128) -> Identity {
     Identity {
         id: InstanceId::new(id),
@@ -81,7 +81,7 @@ async fn dial(replica: &Replica, id: u128) -> Link {
     link.await.unwrap()
 }
 
-async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+pub(in crate::peers) async fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     for _ in 0..2_000 {
         if holds() {
             return;
@@ -124,6 +124,7 @@ async fn a_later_release_and_another_fleet_are_no_error() {
     let link = dial(&replica, 1).await;
     link.send(names()).await.unwrap();
     // A field that this release does not know, inside the report and beside it.
+    let next = framed(Kind::Load(report(2, 4)));
     let mut report = report(1, 3).encode_to_vec();
     report.extend([0x98, 0x06, 0x01]);
     let mut message = vec![0x22, report.len() as u8];
@@ -132,8 +133,17 @@ async fn a_later_release_and_another_fleet_are_no_error() {
     link.send(frame(&message)).await.unwrap();
     // A kind of message that it does not know.
     link.send(frame(&[0x92, 0x03, 0x01, 0x00])).await.unwrap();
+    link.send(frame(&[0x92, 0x03, 0x01, 0x00])).await.unwrap();
     eventually("the load is seen", || replica.worker.load.requests() == 3).await;
     assert_eq!(replica.worker.load.queued_tokens(), 100);
+    eventually("both are counted", || {
+        let ignored = "warmroute_peer_ignored_total 2";
+        replica.metrics.text().contains(ignored)
+    })
+    .await;
+    // The stream goes on.
+    link.send(next).await.unwrap();
+    eventually("the next report", || replica.worker.load.requests() == 4).await;
     let status = replica.peers.status(observe::now()).unwrap();
     let peer = &status.peers[0];
     assert_eq!((peer.state, peer.unknown_workers), ("connected", 1));
@@ -211,7 +221,7 @@ async fn a_ready_replica_can_be_asked_for_trees() {
     })
     .await;
     let address = first.peers.ready_peers().remove(0);
-    // Nobody serves trees there yet.
+    // Trees are not served there yet.
     let mut link = first.peers.call_for_trees(&address).await.unwrap();
     assert!(matches!(
         link.receive().await,

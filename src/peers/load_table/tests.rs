@@ -317,7 +317,7 @@ impl World {
 
     /// Messages flow again, in order: those on their way, and what a second brings.
     fn settle(&mut self) {
-        // A stream on which names were lost is no stream of ours: it ends, and the next one tells them.
+        // A stream on which names were lost is no stream of ours: it ends, and the next one has them.
         (0..3).for_each(|replica| self.connect(replica));
         for _ in 0..5 {
             self.tick(250);

@@ -22,7 +22,7 @@ impl Replica {
         let metrics = unconfirmed::Metrics::new(&registry);
         let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, now);
         let routed = RoutedPrompts::new(max_queued, Arc::new(predicted), unconfirmed, &registry);
-        routed.set_heard(true);
+        routed.set_connected(true);
         Self { routed, now }
     }
 
@@ -107,10 +107,10 @@ fn prompts_whose_blocks_are_not_reported_yet_count_at_the_others() {
 }
 
 #[test]
-fn nothing_is_queued_while_nobody_listens() {
+fn nothing_is_queued_while_no_replica_is_connected() {
     let one = Replica::new(1_000);
     one.route(&prompt(&[1]));
-    one.routed.set_heard(false);
+    one.routed.set_connected(false);
     assert_eq!(one.message(), None);
     one.route(&prompt(&[2]));
     assert_eq!(one.message(), None);

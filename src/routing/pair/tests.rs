@@ -102,16 +102,16 @@ fn a_decode_worker_with_the_prefix_and_too_much_decoding_is_not_chosen() {
 
 #[test]
 fn without_a_prefill_worker_the_decode_worker_is_chosen_by_whole_cost() {
-    let nobody = Table::default();
+    let none = Table::default();
     let out = Table::new(&[(false, 0, 0, 4_000)]);
     let decode = Table::new(&[(true, 0, 0, 0), (true, 0, 0, 1_000), (false, 0, 0, 4_000)]);
-    for prefill in [&nobody, &out] {
+    for prefill in [&none, &out] {
         assert_eq!(
             chosen(4_000, prefill, &decode),
             Some((1, Err(LocalReason::NoPrefillWorker)))
         );
     }
-    assert_eq!(chosen(4_000, &nobody, &out), None);
+    assert_eq!(chosen(4_000, &none, &out), None);
 }
 
 #[test]

@@ -25,7 +25,7 @@ impl Proxy {
                 let (dialed, _) = listener.accept().await.unwrap();
                 let cut = cut.clone();
                 tokio::spawn(async move {
-                    // A connection that is opened while the network is cut is answered by nobody.
+                    // A connection that is opened while the network is cut is not answered.
                     until_whole(&mut cut.clone()).await;
                     let Ok(accepted) = TcpStream::connect(to).await else {
                         return;

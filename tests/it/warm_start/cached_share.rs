@@ -1,4 +1,4 @@
-//! What a late replica's first requests find cached, beside those of a warm one and of one that has nobody to ask.
+//! What a late replica's first requests find cached, beside those of a warm one and of one that has no replica to ask.
 //!
 //! Three runs of the same conversations over engines whose history of events is gone: the first part always through a
 //! router that was there from the start; then the next requests through that router, through a late one that took its

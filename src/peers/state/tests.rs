@@ -1,0 +1,226 @@
+//! Hours of replicas that come and go, in simulated time.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+
+use super::*;
+use crate::fleet::registry::tests::registry;
+use crate::ids::{Block, BlockHash};
+use crate::kv::predicted::{self, PredictedIndex};
+use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
+use crate::observe;
+use crate::observe::metrics;
+use crate::peers::wire;
+use crate::secret::Secret;
+
+const STEPS: u64 = 100_000;
+/// The steps are an hour.
+const STEP: Duration = Duration::from_millis(36);
+const MAX_REPLICAS: usize = 16;
+const WORKERS: [&str; 3] = ["a", "b", "elsewhere"];
+const BLOCKS_PER_PROMPT: u64 = 4;
+
+struct Other {
+    id: InstanceId,
+    stream: StreamId,
+    sequence: u64,
+    received: mpsc::Receiver<Result<Bytes, tonic::Status>>,
+}
+
+struct World {
+    state: Arc<State>,
+    predicted: Arc<PredictedIndex>,
+    unconfirmed: Arc<UnconfirmedBlocks>,
+    others: VecDeque<Other>,
+    random: fastrand::Rng,
+    last_id: u128,
+}
+
+impl World {
+    fn new(now: Instant) -> Self {
+        let registered = metrics::Registry::default();
+        let metrics = predicted::Metrics::new(&registered);
+        let predicted = PredictedIndex::new(predicted::Settings::default(), metrics, now);
+        let predicted = Arc::new(predicted);
+        let metrics = unconfirmed::Metrics::new(&registered);
+        let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, now);
+        let routed = RoutedPrompts::new(1_000, predicted.clone(), unconfirmed.clone(), &registered);
+        let identity = Identity {
+            id: InstanceId::new(1),
+            name: "this".into(),
+            release: "1".into(),
+            port: 1,
+            secret: Secret::default(),
+        };
+        let state = State::new(
+            now,
+            identity,
+            Advanced::default(),
+            registry(&["a", "b"]),
+            Arc::new(routed),
+            Metrics::new(&registered),
+        );
+        Self {
+            state,
+            predicted,
+            unconfirmed,
+            others: VecDeque::new(),
+            random: fastrand::Rng::with_seed(7),
+            last_id: 1,
+        }
+    }
+
+    fn connect(&mut self, now: Instant) {
+        self.last_id += 1;
+        let peer = PeerIdentity {
+            id: InstanceId::new(self.last_id),
+            name: "other".into(),
+            release: "1".into(),
+            port: 1,
+        };
+        let (outgoing, received) = mpsc::channel(4);
+        let opened = self.state.open(now, &peer, Side::Acceptor, None, &outgoing);
+        let (stream, _end) = opened.unwrap();
+        let name = |(number, worker): (u32, &str)| wire::WorkerName {
+            number,
+            address: format!("{worker}.test:8000"),
+            rank: None,
+        };
+        let names = (0..).zip(WORKERS).map(name).collect();
+        let names = Kind::Workers(wire::WorkerNames { workers: names });
+        self.state.on_message(now, peer.id, stream, Some(names), 1);
+        self.others.push_back(Other {
+            id: peer.id,
+            stream,
+            sequence: 0,
+            received,
+        });
+    }
+
+    /// One of the others reports its load and a prompt.
+    fn report(&mut self, now: Instant) {
+        let position = self.random.usize(..self.others.len());
+        let other = &mut self.others[position];
+        other.sequence += 1;
+        let random = &mut self.random;
+        let workers = (0..WORKERS.len() as u32).map(|number| wire::WorkerLoad {
+            number,
+            requests: random.u32(..4),
+            queued_tokens: random.u64(..100),
+            decode_tokens: 0,
+        });
+        let report = wire::LoadReport {
+            sequence: other.sequence,
+            is_whole: true,
+            workers: workers.collect(),
+            ..wire::LoadReport::default()
+        };
+        let blocks: Vec<u64> = (0..BLOCKS_PER_PROMPT).map(|_| random.u64(..)).collect();
+        let number = random.u32(..2);
+        let routed = wire::RoutedPrompts {
+            unconfirmed: vec![wire::UnconfirmedPrompt {
+                number,
+                prefixes: blocks.clone(),
+            }],
+            prompts: vec![wire::RoutedPrompt {
+                number,
+                tokens: vec![16; blocks.len()],
+                blocks,
+                ..wire::RoutedPrompt::default()
+            }],
+        };
+        let (id, stream) = (other.id, other.stream);
+        for kind in [Kind::Load(report), Kind::Routed(routed)] {
+            self.state.on_message(now, id, stream, Some(kind), 1);
+        }
+    }
+
+    fn route(&mut self, now: Instant) {
+        let snapshot = self.state.fleet.snapshot();
+        let worker = snapshot.workers[self.random.usize(..2)].worker.id;
+        let block = |end_tokens| Block {
+            path: BlockHash(self.random.u64(..)),
+            end_tokens,
+        };
+        let prompt: Vec<Block> = [16, 32].map(block).to_vec();
+        self.state.routed.push(now, worker, &prompt, 0..2);
+    }
+
+    fn step(&mut self, number: u64, now: Instant) {
+        match self.random.u32(..10) {
+            0 if self.others.len() < MAX_REPLICAS => self.connect(now),
+            1 => {
+                if let Some(other) = self.others.pop_front() {
+                    let (id, stream) = (other.id, other.stream);
+                    self.state
+                        .close(now, id, stream, "the connection is closed");
+                }
+            }
+            _ if !self.others.is_empty() => self.report(now),
+            _ => {}
+        }
+        self.route(now);
+        self.state.tick(now);
+        for other in &mut self.others {
+            // Some are slow.
+            if other.id != InstanceId::new(self.last_id) {
+                while other.received.try_recv().is_ok() {}
+            }
+        }
+        if number.is_multiple_of(100) {
+            self.predicted.remove_expired(now, |_| true);
+            self.unconfirmed.remove_expired(now);
+        }
+    }
+
+    /// Entries of everything that replicas make this one keep, but for prompts.
+    fn entries(&self) -> usize {
+        let inner = self.state.inner.lock();
+        inner.table.entries() + inner.roster.peers().count() + inner.gauges.numbers.len()
+    }
+
+    fn blocks(&self) -> usize {
+        let snapshot = self.state.fleet.snapshot();
+        let workers = snapshot.workers.iter();
+        workers
+            .map(|status| self.predicted.size(status.worker.id).0)
+            .sum()
+    }
+}
+
+#[test]
+fn an_hour_of_replicas_that_come_and_go_takes_no_memory_for_those_that_left() {
+    let start = observe::now();
+    let mut world = World::new(start);
+    let (mut entries, mut blocks) = (0, 0);
+    for number in 0..STEPS {
+        let now = start + STEP * u32::try_from(number).unwrap();
+        world.step(number, now);
+        if number.is_multiple_of(1_000) {
+            entries = entries.max(world.entries());
+            blocks = blocks.max(world.blocks());
+        }
+    }
+    assert!(world.last_id > 5_000, "{}", world.last_id);
+    // For each replica its workers with their addresses, and itself; and the sums.
+    assert!(entries <= MAX_REPLICAS * 7 + 12, "{entries}");
+    // As many as fit into the two workers' caches, after far more were routed.
+    let fitting = predicted::Settings::default().tokens_per_worker as usize / 16;
+    assert!(blocks > fitting && blocks <= 2 * fitting, "{blocks}");
+    // All have left.
+    let end = start + STEP * u32::try_from(STEPS).unwrap();
+    while let Some(other) = world.others.pop_front() {
+        world.state.close(end, other.id, other.stream, "the end");
+    }
+    assert!(world.entries() <= WORKERS.len(), "{}", world.entries());
+    let snapshot = world.state.fleet.snapshot();
+    for status in &snapshot.workers {
+        assert_eq!(status.worker.load.peers_requests(), 0);
+    }
+    world
+        .predicted
+        .remove_expired(end + Duration::from_secs(3_700), |_| true);
+    assert_eq!(world.blocks(), 0);
+}

@@ -1,0 +1,91 @@
+//! Trees of other replicas over real sockets, some of which are lost in the middle.
+
+use super::*;
+use crate::observe::metrics::Registry;
+use crate::peers::handle::TreeHandler;
+use crate::peers::handle::tests::{Replica, eventually, replica};
+use crate::peers::tree_wire::{chunks, tests::copy};
+use crate::peers::wire::TreeChunk;
+
+/// A replica that sends as many chunks of a tree as `cut` leaves of them, and closes the stream.
+async fn giving(cut: fn(Vec<TreeChunk>) -> Vec<TreeChunk>) -> Replica {
+    let giver = replica(&[]).await;
+    giver.peers.set_ready(true);
+    giver.peers.serve_trees(TreeHandler::new(move |mut link| {
+        Box::pin(async move {
+            while let Ok(Some(_)) = link.receive().await {
+                let all = chunks(&copy(&[(16, true, 0); 3_000]));
+                assert!(all.len() > 1);
+                let sent = cut(all);
+                let is_whole = sent.last().is_some_and(|chunk| chunk.is_last);
+                for chunk in sent {
+                    let _ = link.send(framed(Kind::TreeChunk(chunk))).await;
+                }
+                if !is_whole {
+                    return;
+                }
+            }
+        })
+    }));
+    giver
+}
+
+fn first_chunk(mut all: Vec<TreeChunk>) -> Vec<TreeChunk> {
+    all.truncate(1);
+    all
+}
+
+fn wanted() -> WantedTree {
+    WantedTree {
+        worker: "a".into(),
+        address: "a.test:8000".into(),
+        rank: 0,
+        model: "m".into(),
+        block_size: None,
+        known_blocks: 0,
+        refused: Vec::new(),
+    }
+}
+
+async fn taker(sources: &[&Replica]) -> (TreeTaker, Replica) {
+    let late = replica(sources).await;
+    eventually("the sources are ready", || {
+        late.peers.ready_peers().len() == sources.len()
+    })
+    .await;
+    let metrics = TreeMetrics::new(&Registry::default());
+    let taker = TreeTaker::new(late.peers.clone(), Duration::from_secs(10), metrics);
+    (taker, late)
+}
+
+fn lost(taker: &TreeTaker) -> u64 {
+    let taken = &taker.0.metrics.taken;
+    taken.with_label_values(&["unreachable"]).get()
+}
+
+#[tokio::test]
+async fn after_a_source_that_is_lost_in_the_middle_of_a_tree_the_next_one_is_asked() {
+    let (dying, good) = (giving(first_chunk).await, giving(|all| all).await);
+    let (taker, _late) = taker(&[&dying, &good]).await;
+    // The order is random.
+    for _ in 0..200 {
+        let tree = taker.fetch(wanted()).await.unwrap();
+        assert_eq!(*tree.source, *good.address);
+        assert_eq!(tree.copy.blocks.len(), 48_000);
+        if lost(&taker) > 0 {
+            break;
+        }
+    }
+    assert!(lost(&taker) > 0);
+    assert!(!taker.are_sources_lost());
+}
+
+#[tokio::test]
+async fn with_each_source_lost_in_the_middle_there_is_no_tree_and_it_is_known_why() {
+    let (one, other) = (giving(first_chunk).await, giving(first_chunk).await);
+    let (taker, _late) = taker(&[&one, &other]).await;
+    assert!(!taker.are_sources_lost());
+    assert!(taker.fetch(wanted()).await.is_none());
+    assert_eq!(lost(&taker), 2);
+    assert!(taker.are_sources_lost());
+}
