@@ -340,10 +340,10 @@ total time                       1.2 s         1.2 s
             outcome("not sharing", 25, &[300, 400, 1_100]),
         ];
         let expected =
-            "                             prompt tokens from cache   TTFT p50   TTFT mean
-one router                                     75.0 %     200 ms      300 ms
-3 routers that share                           70.0 %     200 ms      340 ms
-3 routers that do not share                    25.0 %     400 ms      600 ms
+            "                              prompt tokens from cache   TTFT p50   TTFT mean
+one router                                      75.0 %     200 ms      300 ms
+3 routers that share                            70.0 %     200 ms      340 ms
+3 routers that do not share                     25.0 %     400 ms      600 ms
 ";
         assert_eq!(replica_table(3, &outcomes), expected);
     }
