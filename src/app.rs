@@ -9,6 +9,7 @@ pub mod kv_tap;
 mod lost_caches;
 pub mod metrics_reference;
 pub mod process_setup;
+mod replicas;
 mod sharing;
 mod warm_start;
 

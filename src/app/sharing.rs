@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 
-use super::App;
 use crate::admin::Readiness;
 use crate::config::Config;
 use crate::fleet::registry;
@@ -99,19 +98,16 @@ impl Prepared {
     }
 }
 
-impl App {
+impl Sharing {
     /// How many other replicas are connected.
-    pub fn connected_peers(&self) -> usize {
-        let sharing = self.sharing.as_ref();
-        let status = sharing.and_then(|sharing| sharing.peers.status(observe::now()));
+    pub(super) fn connected(&self) -> usize {
+        let status = self.peers.status(observe::now());
         status.map_or(0, |status| {
             let is_connected = |peer: &&PeerRow| peer.state == "connected";
             status.peers.iter().filter(is_connected).count()
         })
     }
-}
 
-impl Sharing {
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
