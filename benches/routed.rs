@@ -126,9 +126,9 @@ fn bench(criterion: &mut Criterion) {
         );
     });
     group.throughput(Throughput::Elements(PROMPTS * 176));
+    // Not so many that some are refused.
+    let mut received = 0;
     group.bench_function("receive/unconfirmed_176_prefixes", |bencher| {
-        // Not so many that some are refused.
-        let mut received = 0;
         let message = || {
             received += 1;
             if received % 50 == 0 {
