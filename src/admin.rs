@@ -14,7 +14,6 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use parking_lot::Mutex;
@@ -27,6 +26,7 @@ pub use self::readiness::Readiness;
 pub use self::responses::ResponsesPage;
 use self::worker_metrics::WorkerMetrics;
 use crate::http::io_threads::OffloadThread;
+use crate::http::server::RequestBody;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::prompt::{self, Api};
@@ -113,7 +113,7 @@ impl AdminServer {
         }
     }
 
-    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<http::Body> {
+    pub async fn handle(self: Arc<Self>, request: Request<RequestBody>) -> Response<http::Body> {
         let path = request.uri().path().to_owned();
         let query = request.uri().query().unwrap_or_default().to_owned();
         let checked = self
@@ -195,7 +195,7 @@ impl AdminServer {
         response
     }
 
-    async fn explain(&self, request: Request<Incoming>, query: &str) -> Response<http::Body> {
+    async fn explain(&self, request: Request<RequestBody>, query: &str) -> Response<http::Body> {
         let path = parameter(query, "path");
         let shows_tokens = match parameter(query, "tokens").as_deref() {
             None | Some("false") => false,

@@ -3,6 +3,8 @@
 
 mod access_log;
 mod body;
+mod body_budget;
+pub mod cors;
 pub mod dry_run;
 mod head_check;
 mod models;
@@ -12,7 +14,6 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper::body::Incoming;
 use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use prometheus::IntCounterVec;
@@ -22,11 +23,13 @@ use serde_json::json;
 use tracing::debug;
 
 use self::access_log::{AccessLine, LoggedBody};
-use self::body::BodyBudget;
+use self::body_budget::BodyBudget;
+use self::cors::Cors;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::client_address::TrustedProxies;
 use crate::http::drain::Tasks;
+use crate::http::server::{OnMalformed, RequestBody};
 use crate::ids::{ClientKey, RequestId};
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
@@ -46,16 +49,22 @@ pub struct Settings {
     #[serde(with = "SizeText")]
     pub max_body: u64,
     /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
-    /// answer. Beyond it new requests are answered with 503, except those whose body has up to 64 KiB. 1 GiB is 16
-    /// bodies of the largest size.
+    /// answer. Beyond it new requests wait, except those whose body has up to 64 KiB. 1 GiB is 16 bodies of the largest
+    /// size.
     #[serde(with = "SizeText")]
     pub max_total_body: u64,
+    /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory
+    /// until an engine begins to answer, mostly for a second or two. `0s`: it does not wait.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub max_body_wait: Duration,
     /// A request without a byte of its body for this long is refused; the whole body may take 10 times as long.
     #[serde(with = "DurationText")]
     pub body_timeout: Duration,
     /// Proxies in front of the router, as addresses or networks such as `10.0.0.0/8`. A request from one of them
     /// has the client address that its `X-Forwarded-For` reports.
     pub trusted_proxies: TrustedProxies,
+    pub cors: cors::Settings,
 }
 
 impl Default for Settings {
@@ -63,8 +72,10 @@ impl Default for Settings {
         Self {
             max_body: 64 << 20,
             max_total_body: 1 << 30,
+            max_body_wait: Duration::from_secs(5),
             body_timeout: Duration::from_secs(30),
             trusted_proxies: TrustedProxies::default(),
+            cors: cors::Settings::default(),
         }
     }
 }
@@ -78,6 +89,7 @@ pub struct ApiServer {
     relay: Arc<Relay>,
     readiness: Arc<Readiness>,
     bodies: BodyBudget,
+    cors: Cors,
     tasks: Tasks,
     errors: IntCounterVec,
 }
@@ -154,7 +166,8 @@ impl ApiServer {
             &["status", "code"],
         );
         Arc::new(Self {
-            bodies: BodyBudget::new(settings.max_total_body, registry),
+            bodies: BodyBudget::new(settings.max_total_body, settings.max_body_wait, registry),
+            cors: Cors::new(settings.cors.clone()),
             settings,
             tenants: Tenants::new(tenants, registry),
             responses,
@@ -169,7 +182,7 @@ impl ApiServer {
     /// the client's own, or ours.
     pub async fn handle(
         self: Arc<Self>,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         peer: IpAddr,
     ) -> Response<LoggedBody> {
         if request.uri().path() == HEALTH_PATH && request.method() == Method::GET {
@@ -184,6 +197,7 @@ impl ApiServer {
             .client_of(peer, request.headers());
         let mut line = access_log::is_on()
             .then(|| Box::new(AccessLine::begin(&request, id, client, self.tasks.clone())));
+        let grant = self.cors.grant(request.headers());
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
                 if let Some(line) = &mut line {
@@ -191,7 +205,10 @@ impl ApiServer {
                 }
                 let echo = client_id.unwrap_or_else(|| request_id::header(id));
                 let line = line.as_deref_mut();
-                let answer = self.answer(request, id, client, &echo, line).await;
+                let answer = match self.cors.preflight(&request, &grant) {
+                    Some(answer) => answer,
+                    None => self.answer(request, id, client, &echo, line).await,
+                };
                 (echo, answer)
             }
             Err(error) => (request_id::header(id), Err(error)),
@@ -209,15 +226,32 @@ impl ApiServer {
             error.into_response()
         });
         response.headers_mut().insert(request_id::HEADER, echo);
+        grant.apply(response.headers_mut());
         if let Some(line) = &mut line {
             line.status = Some(response.status());
         }
         response.map(|body| LoggedBody::new(body, line))
     }
 
+    /// Answers request heads that cannot be parsed, with an id of ours.
+    pub fn on_malformed(self: &Arc<Self>) -> OnMalformed {
+        let server = self.clone();
+        OnMalformed::new(move |status| {
+            let id = RequestId::new(fastrand::u128(..));
+            let error = ApiError::malformed(status);
+            let counter = [error.status.as_str(), error.code];
+            server.errors.with_label_values(&counter).inc();
+            debug!(%id, status = status.as_u16(), message = error.message, "request refused");
+            let mut response = error.into_text();
+            let headers = response.headers_mut();
+            headers.insert(request_id::HEADER, request_id::header(id));
+            response
+        })
+    }
+
     async fn answer(
         &self,
-        mut request: Request<Incoming>,
+        mut request: Request<RequestBody>,
         id: RequestId,
         address: IpAddr,
         client_id: &HeaderValue,
@@ -275,7 +309,7 @@ impl ApiServer {
     async fn respond(
         &self,
         endpoint: &Endpoint,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let started = observe::now();
@@ -287,6 +321,7 @@ impl ApiServer {
         } = caller;
         let (head, body) = request.into_parts();
         let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        prompt::check_nesting(&body)?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
             "request"
@@ -307,7 +342,7 @@ impl ApiServer {
     async fn forward(
         &self,
         api: Api,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let started = observe::now();
@@ -319,6 +354,7 @@ impl ApiServer {
         } = caller;
         let (head, body) = request.into_parts();
         let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        prompt::check_nesting(&body)?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
             bytes = body.len(), "request"

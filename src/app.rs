@@ -7,6 +7,7 @@ mod drain;
 mod events;
 pub mod kv_tap;
 mod lost_caches;
+mod memory_return;
 pub mod metrics_reference;
 pub mod process_setup;
 mod replicas;
@@ -23,15 +24,13 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tracing::info;
 
-use self::discoveries::Discoveries;
+use self::discoveries::find_workers;
 use self::sharing::{Prepared, Sharing};
 use self::warm_start::Start;
 use crate::admin::{Access, AdminServer, KvPages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
-use crate::fleet::discovery::static_list::StaticList;
-use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::kv_transfer::{Connector, watch};
 use crate::fleet::{probe, registry};
 use crate::http::drain::Tasks;
@@ -258,11 +257,15 @@ impl App {
             &metrics,
         );
         connection_settings::warn_of_shared_caches(config);
+        let on_malformed = api_server.on_malformed();
+        let api_metrics = server::Metrics::new(&metrics);
+        tasks.spawn_until_stopped(memory_return::run(api_metrics.clone()));
         tasks.spawn(server::serve(
             api,
             connection_settings::new(config),
-            server::Metrics::new(&metrics),
-            move |request, peer| api_server.clone().handle(request, peer),
+            api_metrics,
+            server::Handlers::new(move |request, peer| api_server.clone().handle(request, peer))
+                .on_malformed(on_malformed),
             io_threads.clone(),
             tasks.clone(),
         ));
@@ -279,7 +282,7 @@ impl App {
                 ..server::Settings::default()
             },
             server::Metrics::new(&Registry::default()),
-            move |request, _| handler.clone().handle(request),
+            server::Handlers::new(move |request, _| handler.clone().handle(request)),
             // Pages of megabytes must not delay requests.
             IoThreads::single("admin")?,
             admin_tasks.clone(),
@@ -370,24 +373,6 @@ fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
         .map_err(|problems| io::Error::other(format!("{problems:?}")))
 }
 
-fn find_workers(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
-    let Discoveries {
-        members,
-        files,
-        names,
-    } = Discoveries::of(config);
-    if !members.is_empty() {
-        // At once, so that the first requests find the workers listed.
-        follow(StaticList::new(members), fleet, tasks);
-    }
-    for file in files {
-        follow(file, fleet, tasks);
-    }
-    for dns in names {
-        follow(dns, fleet, tasks);
-    }
-}
-
 /// With disaggregated prefill/decode: logs which workers have no partner for KV transfers.
 fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
     let settings = &config.prefill_decode;
@@ -395,8 +380,4 @@ fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) 
         let watching = watch::run(fleet.clone(), connector, settings.topology.clone());
         tasks.spawn_until_stopped(watching);
     }
-}
-
-fn follow(discovery: impl Discovery, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
-    tasks.spawn_until_stopped(discovery::follow(discovery, fleet.clone()));
 }

@@ -112,7 +112,7 @@ impl Bridge {
                 ..server::Settings::default()
             },
             server::Metrics::new(&registry),
-            move |request, _| service.clone().answer(request),
+            server::Handlers::new(move |request, _| service.clone().answer(request)),
             io_threads.clone(),
             tasks.clone(),
         ));

@@ -9,6 +9,7 @@ pub mod cache;
 mod canonical;
 pub mod engine;
 pub mod folder;
+mod nesting;
 pub mod pool;
 pub mod render;
 pub mod template;
@@ -17,6 +18,7 @@ mod types;
 pub mod vocabulary;
 
 pub use self::body::{PeekedBody, check_xargs, peek, peek_router_made};
+pub use self::nesting::check_nesting;
 pub use self::types::{Api, Error, HashedPrompt, LocalBlock};
 
 #[cfg(test)]

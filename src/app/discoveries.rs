@@ -1,11 +1,16 @@
 //! The discoveries that the configuration asks for.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use crate::config::{Config, DiscoveryEntry, WorkersFile, parse_workers};
 use crate::fleet::Member;
 use crate::fleet::discovery::dns::Dns;
 use crate::fleet::discovery::file::File;
+use crate::fleet::discovery::static_list::StaticList;
+use crate::fleet::discovery::{self, Discovery};
+use crate::fleet::registry::Registry;
+use crate::http::drain::Tasks;
 
 /// The workers that the configuration lists itself, and the files and names that list others.
 pub(super) struct Discoveries {
@@ -46,4 +51,27 @@ fn file(listed: &WorkersFile, has_roles: bool) -> File {
     let name = path.clone();
     let parse = move |text: &str| parse_workers(&name, text, &defaults, has_roles);
     File::new(PathBuf::from(path), interval, Box::new(parse))
+}
+
+/// Follows all of them.
+pub(super) fn find_workers(config: &Config, fleet: &Arc<Registry>, tasks: &Tasks) {
+    let Discoveries {
+        members,
+        files,
+        names,
+    } = Discoveries::of(config);
+    if !members.is_empty() {
+        // At once, so that the first requests find the workers listed.
+        follow(StaticList::new(members), fleet, tasks);
+    }
+    for file in files {
+        follow(file, fleet, tasks);
+    }
+    for dns in names {
+        follow(dns, fleet, tasks);
+    }
+}
+
+fn follow(discovery: impl Discovery, fleet: &Arc<Registry>, tasks: &Tasks) {
+    tasks.spawn_until_stopped(discovery::follow(discovery, fleet.clone()));
 }

@@ -72,3 +72,20 @@ fn keep_freed_memory() {
 /// Only glibc has these parameters.
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
 fn keep_freed_memory() {}
+
+/// Gives free memory in the middle of the heaps back to the system. Takes the locks of the heaps for a few milliseconds
+/// for each 100 MB.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub(super) fn return_free_memory() {
+    /// Left at the end of the main heap for the next allocations.
+    const KEPT_BYTES: libc::size_t = 1 << 20;
+    #[expect(unsafe_code, reason = "there is no safe wrapper of malloc_trim")]
+    // SAFETY: malloc_trim takes a number, and may be called at any time by any thread.
+    unsafe {
+        libc::malloc_trim(KEPT_BYTES);
+    }
+}
+
+/// Other allocators do this by themselves, or not at all.
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+pub(super) fn return_free_memory() {}

@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_core::Stream;
-use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use prost::Message;
@@ -20,6 +19,7 @@ use tracing::info;
 use super::feed::{Feed, ReadCursor, Subscribed};
 use super::metrics::Metrics;
 use crate::http::drain::Tasks;
+use crate::http::server::RequestBody;
 use crate::http::{Body, full, grpc};
 use crate::kv::grpc::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use crate::kv::protobuf::{self, Service};
@@ -61,7 +61,7 @@ impl BridgeService {
         })
     }
 
-    pub async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Response<Body> {
+    pub async fn answer(self: Arc<Self>, request: Request<RequestBody>) -> Response<Body> {
         let path = request.uri().path();
         if !grpc::is_grpc(&request) {
             return match (request.method(), path) {
@@ -84,7 +84,7 @@ impl BridgeService {
         answered.unwrap_or_else(|status| grpc::refuse(&status))
     }
 
-    async fn subscribe(&self, request: Request<Incoming>) -> Result<Response<Body>, Status> {
+    async fn subscribe(&self, request: Request<RequestBody>) -> Result<Response<Body>, Status> {
         let rank = request.headers().get(RANK_METADATA);
         let rank = rank.map(|rank| rank.to_str().ok().and_then(|rank| rank.parse().ok()));
         let feeds = match rank {
@@ -155,14 +155,17 @@ impl BridgeService {
         }
     }
 
-    async fn check(&self, request: Request<Incoming>) -> Result<Response<Body>, Status> {
+    async fn check(&self, request: Request<RequestBody>) -> Result<Response<Body>, Status> {
         if !is_served(&grpc::question(request, MAX_REQUEST_BYTES).await?)? {
             return Err(Status::not_found("no such service"));
         }
         Ok(grpc::answer(Once(Some(health(self.is_serving())))))
     }
 
-    async fn watch(self: &Arc<Self>, request: Request<Incoming>) -> Result<Response<Body>, Status> {
+    async fn watch(
+        self: &Arc<Self>,
+        request: Request<RequestBody>,
+    ) -> Result<Response<Body>, Status> {
         let is_known = is_served(&grpc::question(request, MAX_REQUEST_BYTES).await?)?;
         let slot = self.reserve_slot()?;
         Ok(grpc::answer(Watch {

@@ -41,6 +41,9 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
     }
+    for (key, error) in config.api.requests.cors.check() {
+        reader.problem(&format!("api.cors.{key}"), error);
+    }
     token_sources::check(config, reader);
 }
 

@@ -62,6 +62,10 @@ impl Default for Settings {
 /// that breaks later was closed because of the request, or with the server's process.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 
+/// hyper reads an answer's head or a part of its body into a buffer of up to this size. By default it may grow to 400 KB,
+/// and stays as large for a client that does not read on.
+const MAX_BUFFER_BYTES: usize = 64 << 10;
+
 /// With more I/O threads than this, some share a shard and contend for its lock.
 const SHARDS: usize = 32;
 
@@ -136,7 +140,10 @@ impl Pool {
             })
             .map_err(Error::Connect)?;
         let _ = stream.set_nodelay(true);
-        let (sender, driver) = http1::handshake(TokioIo::new(stream))
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(MAX_BUFFER_BYTES);
+        let (sender, driver) = builder
+            .handshake(TokioIo::new(stream))
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
         let connection = Connection {

@@ -10,7 +10,6 @@ use bytes::{BufMut, Bytes, BytesMut};
 use futures_core::Stream;
 use http_body::Frame;
 use http_body_util::{BodyExt, Limited};
-use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Request, Response};
 use tonic::{Code, Status};
@@ -33,7 +32,10 @@ pub fn frame(message: &[u8]) -> Bytes {
 }
 
 /// The one message of a request.
-pub async fn question(request: Request<Incoming>, bytes_max: usize) -> Result<Bytes, Status> {
+pub async fn question<B>(request: Request<B>, bytes_max: usize) -> Result<Bytes, Status>
+where
+    B: http_body::Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
+{
     let body = Limited::new(request.into_body(), HEAD_BYTES + bytes_max);
     let body = body.collect().await;
     let body = body.map_err(|error| Status::invalid_argument(error.to_string()))?;

@@ -88,6 +88,27 @@ impl ApiError {
         }
     }
 
+    /// A request head that hyper cannot parse.
+    pub fn malformed(status: StatusCode) -> Self {
+        let (code, message) = match status {
+            StatusCode::URI_TOO_LONG => ("url_too_long", "the request's URL is too long"),
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE => (
+                "headers_too_large",
+                "the request's headers are too large or too many",
+            ),
+            _ => (
+                "malformed_request",
+                "the request is not valid HTTP: its request line or a header cannot be parsed",
+            ),
+        };
+        Self::new(status, code, message)
+    }
+
+    pub fn foreign_origin() -> Self {
+        let message = "pages of this origin may not use the API (api.cors.allowed_origins)";
+        Self::new(StatusCode::FORBIDDEN, "origin_not_allowed", message)
+    }
+
     pub fn transfer_coding() -> Self {
         let message = "the only transfer coding of a request body may be `chunked`";
         Self::new(
@@ -155,6 +176,11 @@ impl ApiError {
 
     /// The response with its headers and body.
     pub fn into_response(self) -> Response<http::Body> {
+        self.into_text().map(http::full)
+    }
+
+    /// The response with its body as text.
+    pub fn into_text(self) -> Response<String> {
         let kind = match self.status {
             status if status.is_server_error() => "server_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
@@ -163,7 +189,7 @@ impl ApiError {
         let code = Some(self.code).filter(|code| !code.is_empty());
         let body = json!({"error": {
             "message": self.message, "type": kind, "param": self.param, "code": code}});
-        let mut response = Response::new(http::full(body.to_string()));
+        let mut response = Response::new(body.to_string());
         *response.status_mut() = self.status;
         response.headers_mut().insert(
             header::CONTENT_TYPE,
@@ -198,6 +224,7 @@ impl From<prompt::Error> for ApiError {
         match error {
             prompt::Error::Json(_) => bad("invalid_json"),
             prompt::Error::Type { param, .. } => bad("invalid_type").param(param),
+            prompt::Error::TooDeep(param) => bad("nested_too_deeply").param(&param),
             prompt::Error::Forbidden(param) => bad("unsupported_parameter").param(param),
         }
     }

@@ -70,6 +70,10 @@ pub(super) enum Section {
     Conversation,
 }
 
+/// Lists and objects inside each other, the body itself among them. JSON schemas of tools need about ten. Readers
+/// below, and those of engines, have stacks for 128 and more.
+pub(super) const MAX_NESTING: usize = 100;
+
 /// Why a request body is refused.
 #[derive(Debug, PartialEq)]
 pub enum Error {
@@ -82,6 +86,8 @@ pub enum Error {
     },
     /// A field that only the router may send to an engine.
     Forbidden(&'static str),
+    /// A field whose lists and objects are nested deeper than [`MAX_NESTING`].
+    TooDeep(String),
 }
 
 impl fmt::Display for Error {
@@ -89,6 +95,10 @@ impl fmt::Display for Error {
         match self {
             Error::Json(error) => write!(f, "the request body is not valid JSON: {error}"),
             Error::Type { param, expected } => write!(f, "`{param}` must be {expected}"),
+            Error::TooDeep(param) => write!(
+                f,
+                "`{param}` is nested too deeply: a request body may have {MAX_NESTING} levels of lists and objects"
+            ),
             Error::Forbidden(param) => {
                 write!(
                     f,

@@ -390,6 +390,7 @@ async fn a_router_with_few_file_descriptors_blames_no_worker() {
 async fn large_bodies_beyond_their_memory_are_refused_and_small_ones_go_on() {
     let fleet = Fleet::start(&["sim"], |config| {
         config.api.requests.max_total_body = 3 << 20;
+        config.api.requests.max_body_wait = Duration::from_millis(100);
     })
     .await;
     let body = chat(&"x".repeat(900 << 10), 1, false);

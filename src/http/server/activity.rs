@@ -5,20 +5,15 @@
 //! would cost more.
 
 use std::future::{Future, poll_fn};
-use std::io;
-use std::mem;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hyper::Version;
 use parking_lot::Mutex;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use crate::observe;
 
@@ -66,10 +61,14 @@ pub(super) struct Activity {
     /// A part of the next request's head has come.
     in_head: AtomicBool,
     http2: AtomicBool,
+    /// A request's body was dropped before its end: what follows on the connection is no request's head.
+    has_unread_body: AtomicBool,
     /// When the connection became idle, or when the first byte of the head came.
     since_ms: AtomicU64,
     /// When a write first found the socket's buffer full; 0 while writes succeed.
     blocked_ms: AtomicU64,
+    /// The task of a response body that waits for the socket.
+    waiting_body: Mutex<Option<Waker>>,
     /// The number of the current period. A period is half a send time-out; `check` begins the next one.
     period: AtomicU32,
     period_began_ms: AtomicU64,
@@ -145,6 +144,7 @@ impl Streams {
 }
 
 /// Marks a request as running until it is dropped.
+#[derive(Debug)]
 pub(super) struct Busy {
     activity: Arc<Activity>,
     /// Of an HTTP/2 request.
@@ -158,8 +158,10 @@ impl Activity {
             requests: AtomicU32::new(0),
             in_head: AtomicBool::new(false),
             http2: AtomicBool::new(false),
+            has_unread_body: AtomicBool::new(false),
             since_ms: AtomicU64::new(0),
             blocked_ms: AtomicU64::new(0),
+            waiting_body: Mutex::default(),
             period: AtomicU32::new(0),
             period_began_ms: AtomicU64::new(0),
             streams: Mutex::default(),
@@ -229,7 +231,30 @@ impl Activity {
         }
     }
 
-    fn on_read(&self, bytes: &[u8]) {
+    /// True if an HTTP/1 connection has been between two requests for this long, with nothing left to read or write.
+    pub(super) fn is_between_requests(&self, now: Instant, at_least: Duration) -> bool {
+        let waited = self.ms(now).saturating_sub(self.since_ms.load(Relaxed));
+        !self.has_requests()
+            && !self.in_head.load(Relaxed)
+            && !self.http2.load(Relaxed)
+            && !self.has_unread_body.load(Relaxed)
+            && self.blocked_ms.load(Relaxed) == 0
+            && waited >= at_least.as_millis() as u64
+    }
+
+    pub(super) fn is_http2(&self) -> bool {
+        self.http2.load(Relaxed)
+    }
+
+    pub(super) fn has_requests(&self) -> bool {
+        self.requests.load(Relaxed) > 0
+    }
+
+    pub(super) fn leave_body_unread(&self) {
+        self.has_unread_body.store(true, Relaxed);
+    }
+
+    pub(super) fn on_read(&self, bytes: &[u8]) {
         // The first bytes of an HTTP/2 connection, which has no head of its own.
         if bytes.starts_with(b"PRI ") {
             self.http2.store(true, Relaxed);
@@ -240,12 +265,17 @@ impl Activity {
         }
     }
 
-    fn on_write(&self, blocked: bool) {
+    pub(super) fn on_write(&self, blocked: bool) {
         match (blocked, self.blocked_ms.load(Relaxed)) {
             (true, 0) => self
                 .blocked_ms
                 .store(self.ms(observe::now()).max(1), Relaxed),
-            (false, since) if since != 0 => self.blocked_ms.store(0, Relaxed),
+            (false, since) if since != 0 => {
+                self.blocked_ms.store(0, Relaxed);
+                if let Some(waker) = self.waiting_body.lock().take() {
+                    waker.wake();
+                }
+            }
             _ => {}
         }
     }
@@ -256,6 +286,16 @@ impl Activity {
 }
 
 impl Busy {
+    /// True while the socket of an HTTP/1 connection takes nothing. hyper would keep 16 frames in memory, each with the
+    /// buffer that it was read into; they can wait in the engine's socket. The task is woken when bytes go out again.
+    pub(super) fn must_wait(&self, cx: &Context<'_>) -> bool {
+        let must_wait = self.stream.is_none() && self.activity.blocked_ms.load(Relaxed) != 0;
+        if must_wait {
+            *self.activity.waiting_body.lock() = Some(cx.waker().clone());
+        }
+        must_wait
+    }
+
     /// hyper took a frame of the response body. Over HTTP/1 the socket itself shows whether the client reads.
     pub(super) fn on_frame(&self) {
         if let Some(stream) = &self.stream {
@@ -281,81 +321,6 @@ impl Drop for Busy {
                 .since_ms
                 .store(activity.ms(observe::now()), Relaxed);
         }
-    }
-}
-
-/// A socket that records its reads and writes.
-#[derive(Debug)]
-pub(super) struct Watched {
-    socket: TcpStream,
-    /// Bytes that were read from the socket before it was wrapped; reads return them first.
-    early: Bytes,
-    activity: Arc<Activity>,
-}
-
-impl Watched {
-    pub(super) fn new(socket: TcpStream, early: Bytes, activity: Arc<Activity>) -> Self {
-        Self {
-            socket,
-            early,
-            activity,
-        }
-    }
-}
-
-impl AsyncRead for Watched {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if !self.early.is_empty() {
-            let mut early = mem::take(&mut self.early);
-            buffer.put_slice(&early.split_to(early.len().min(buffer.remaining())));
-            self.early = early;
-            self.activity.on_read(buffer.filled());
-            return Poll::Ready(Ok(()));
-        }
-        let before = buffer.filled().len();
-        let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
-        if buffer.filled().len() > before {
-            self.activity.on_read(&buffer.filled()[before..]);
-        }
-        read
-    }
-}
-
-impl AsyncWrite for Watched {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write(cx, bytes);
-        self.activity.on_write(written.is_pending());
-        written
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
-        self.activity.on_write(written.is_pending());
-        written
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
     }
 }
 
@@ -399,6 +364,28 @@ mod tests {
     }
 
     #[test]
+    fn a_connection_is_between_requests_only_if_nothing_is_left_to_read_or_write() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let is_between = |seconds| {
+            let now = activity.opened + Duration::from_secs(seconds);
+            activity.is_between_requests(now, Duration::from_secs(1))
+        };
+        activity.on_read(b"GET ");
+        assert!(!is_between(5), "a head has begun");
+        let busy = activity.begin(Version::HTTP_11);
+        assert!(!is_between(5), "a request runs");
+        drop(busy);
+        assert!(is_between(5));
+        assert!(!is_between(0), "it may go on at once");
+        activity.on_write(true);
+        assert!(!is_between(5), "a response waits");
+        activity.on_write(false);
+        assert!(is_between(5));
+        activity.leave_body_unread();
+        assert!(!is_between(5), "the rest of a body may follow");
+    }
+
+    #[test]
     fn a_client_that_reads_nothing_is_disconnected_even_while_a_request_runs() {
         let activity = Arc::new(Activity::new(observe::now()));
         let busy = activity.begin(Version::HTTP_11);
@@ -408,6 +395,23 @@ mod tests {
         activity.on_write(false);
         assert_eq!(after(&activity, 32), Verdict::Fine);
         drop(busy);
+    }
+
+    #[test]
+    fn a_response_waits_while_the_socket_takes_nothing() {
+        let activity = Arc::new(Activity::new(observe::now()));
+        let busy = activity.begin(Version::HTTP_11);
+        let cx = &Context::from_waker(Waker::noop());
+        assert!(!busy.must_wait(cx));
+        activity.on_write(true);
+        assert!(busy.must_wait(cx));
+        assert!(activity.waiting_body.lock().is_some());
+        activity.on_write(false);
+        assert!(activity.waiting_body.lock().is_none(), "it was woken");
+        assert!(!busy.must_wait(cx));
+        let stream = activity.begin(Version::HTTP_2);
+        activity.on_write(true);
+        assert!(!stream.must_wait(cx), "streams have windows of their own");
     }
 
     #[test]

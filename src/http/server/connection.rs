@@ -1,0 +1,395 @@
+//! The life of one connection: it waits for bytes, is served as HTTP/1.1 or HTTP/2 by what they are, and ends by its
+//! client, by a time-out or in the drain.
+//!
+//! An HTTP/1.1 connection that has been between two requests for a while is taken apart: hyper's state and buffers
+//! (about 30 KB) are dropped, and the socket alone waits for the next request.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::{http1, http2};
+use hyper::service::service_fn;
+use hyper::{Request, Response};
+use hyper_util::rt::TokioIo;
+use prometheus::IntCounter;
+use tokio::io::{AsyncRead, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::sync::Semaphore;
+use tokio::time::Sleep;
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tracing::debug;
+
+use super::activity::{Activity, Limits, Verdict};
+use super::body::{BusyBody, RequestBody};
+use super::counted::Counted;
+use super::malformed::OnMalformed;
+use super::metrics::Metrics;
+use super::settings::Settings;
+use super::watched::Watched;
+use crate::http::drain::Tasks;
+use crate::http::{BodyError, proxy_protocol};
+use crate::observe;
+
+/// While the maximum of connections is open, one without a request is closed after this time, so that others get a
+/// turn.
+const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
+/// A connection without a request for this long gives its buffers back. Clients that send one request after the other
+/// keep theirs.
+const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
+/// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size. A larger head is refused (431).
+const MAX_BUFFER_BYTES: usize = 64 << 10;
+/// How HTTP/2 begins (RFC 9113, section 3.4). No HTTP/1 method is `PRI`.
+const HTTP2_PREFACE: &[u8] = b"PRI ";
+/// What is read of a connection before its protocol is known.
+const FIRST_BYTES: usize = 24;
+
+/// What the connections of one listener have in common.
+#[derive(Debug)]
+pub(super) struct Listener<H> {
+    pub(super) settings: Settings,
+    pub(super) metrics: Metrics,
+    pub(super) handler: H,
+    pub(super) on_malformed: Option<OnMalformed>,
+    pub(super) tasks: Tasks,
+    pub(super) slots: Arc<Semaphore>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Protocol {
+    Http1,
+    Http2,
+}
+
+/// The protocol of a connection that begins with these bytes; `None` while there are too few.
+fn protocol_of(bytes: &[u8]) -> Option<Protocol> {
+    if bytes.starts_with(HTTP2_PREFACE) {
+        return Some(Protocol::Http2);
+    }
+    (!HTTP2_PREFACE.starts_with(bytes)).then_some(Protocol::Http1)
+}
+
+impl<H, F, B> Listener<H>
+where
+    H: Fn(Request<RequestBody>, IpAddr) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes, Error = BodyError> + Unpin + Send + 'static,
+{
+    /// Serves a connection until it ends.
+    pub(super) async fn serve(self: Arc<Self>, mut stream: TcpStream, mut peer: IpAddr) {
+        // A token is a small packet; Nagle's algorithm would hold it back.
+        let _ = stream.set_nodelay(true);
+        let mut early = Bytes::new();
+        if self.settings.proxy_protocol {
+            let timeout = self.settings.header_timeout;
+            let header = tokio::select! {
+                header = proxy_protocol::read(&mut stream, timeout) => header,
+                () = self.tasks.stopped() => return,
+            };
+            match header {
+                Ok((client, rest)) => {
+                    peer = client.unwrap_or(peer);
+                    early = rest;
+                }
+                Err(error) => {
+                    let closed = &self.metrics.closed;
+                    closed.with_label_values(&["proxy_header"]).inc();
+                    debug!(%peer, %error, "client connection closed: no PROXY protocol header");
+                    return;
+                }
+            }
+        }
+        let limits = Limits {
+            head: self.settings.header_timeout,
+            idle: self.settings.idle_timeout,
+            send: self.settings.send_timeout,
+        };
+        let activity = Arc::new(Activity::new(observe::now()));
+        let stopped = pin!(self.tasks.stopped());
+        let aborted = pin!(self.tasks.aborted());
+        let tick = pin!(tokio::time::sleep(limits.look_every()));
+        let mut watch = Watch {
+            activity: &activity,
+            limits,
+            tasks: &self.tasks,
+            slots: &self.slots,
+            metrics: &self.metrics,
+            tick,
+            stopped,
+            aborted,
+            is_registered: false,
+            is_finishing: false,
+            asked_to_close: None,
+        };
+        let handler = self.clone();
+        let service = service_fn({
+            let activity = activity.clone();
+            move |request: Request<Incoming>| {
+                let busy = activity.begin(request.version());
+                let request = request.map(|body| RequestBody::new(body, &activity));
+                let response = (handler.handler)(request, peer);
+                async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
+            }
+        });
+        let first = first_bytes(&mut stream, early, protocol_of, &mut watch).await;
+        let Some((protocol, mut early)) = first else {
+            return;
+        };
+        if protocol == Protocol::Http2 {
+            let executor = Executor {
+                tasks: self.tasks.clone(),
+                activity: activity.clone(),
+                reset: self.metrics.reset.clone(),
+            };
+            let mut builder = http2::Builder::new(executor);
+            builder.max_concurrent_streams(self.settings.max_http2_streams);
+            let socket = Watched::new(stream, early, activity.clone(), None);
+            let mut connection = Box::pin(builder.serve_connection(TokioIo::new(socket), service));
+            let finish = |connection: Pin<&mut _>| http2::Connection::graceful_shutdown(connection);
+            watch.drive(connection.as_mut(), finish).await;
+            return;
+        }
+        let mut builder = http1::Builder::new();
+        // Our own limits cover head and idle time without a timer for each request.
+        builder.header_read_timeout(None);
+        builder.max_buf_size(MAX_BUFFER_BYTES);
+        let mut service = service;
+        loop {
+            let on_malformed = self.on_malformed.clone();
+            let socket = Watched::new(stream, early, activity.clone(), on_malformed);
+            let connection = builder.serve_connection(TokioIo::new(socket), service);
+            let mut connection = Box::new(connection);
+            let finish = |connection: Pin<&mut _>| http1::Connection::graceful_shutdown(connection);
+            let driven = watch.drive(Pin::new(&mut *connection), finish).await;
+            if driven == Driven::Ended {
+                return;
+            }
+            let parts = connection.into_parts();
+            service = parts.service;
+            let (socket, unread) = parts.io.into_inner().into_parts();
+            stream = socket;
+            let mut left = BytesMut::from(parts.read_buf);
+            left.extend_from_slice(&unread);
+            // A connection keeps the protocol that it began with.
+            let any = |bytes: &[u8]| (!bytes.is_empty()).then_some(Protocol::Http1);
+            let _parked = Counted::new(&self.metrics.parked);
+            match first_bytes(&mut stream, left.freeze(), any, &mut watch).await {
+                Some((_, next)) => early = next,
+                None => return,
+            }
+        }
+    }
+}
+
+/// Reads until `protocol` knows what the bytes are. `None` if the connection ends before.
+async fn first_bytes(
+    stream: &mut TcpStream,
+    early: Bytes,
+    protocol: impl Fn(&[u8]) -> Option<Protocol>,
+    watch: &mut Watch<'_>,
+) -> Option<(Protocol, Bytes)> {
+    if let Some(protocol) = protocol(&early) {
+        return Some((protocol, early));
+    }
+    let mut bytes = [0; FIRST_BYTES];
+    // As few as the protocol left open.
+    let mut length = early.len();
+    bytes[..length].copy_from_slice(&early);
+    poll_fn(|cx| {
+        loop {
+            if let Step::Finish | Step::Close = watch.poll(cx) {
+                return Poll::Ready(None);
+            }
+            let mut buffer = ReadBuf::new(&mut bytes[length..]);
+            if ready!(Pin::new(&mut *stream).poll_read(cx, &mut buffer)).is_err() {
+                return Poll::Ready(None);
+            }
+            let read = buffer.filled().len();
+            if read == 0 {
+                return Poll::Ready(None);
+            }
+            length += read;
+            watch.activity.on_read(&bytes[..length]);
+            if let Some(protocol) = protocol(&bytes[..length]) {
+                let bytes = Bytes::copy_from_slice(&bytes[..length]);
+                return Poll::Ready(Some((protocol, bytes)));
+            }
+        }
+    })
+    .await
+}
+
+/// What a look at the time-outs and the drain asks for.
+enum Step {
+    Go,
+    /// The connection has been between two requests for a while.
+    Park,
+    /// Finish what runs and close. Comes once for each reason.
+    Finish,
+    /// Close at once.
+    Close,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Driven {
+    Ended,
+    /// Between two requests.
+    Parked,
+}
+
+/// Watches a connection's time-outs and the drain.
+struct Watch<'a> {
+    activity: &'a Arc<Activity>,
+    limits: Limits,
+    tasks: &'a Tasks,
+    slots: &'a Semaphore,
+    metrics: &'a Metrics,
+    tick: Pin<&'a mut Sleep>,
+    stopped: Pin<&'a mut WaitForCancellationFutureOwned>,
+    aborted: Pin<&'a mut WaitForCancellationFutureOwned>,
+    is_registered: bool,
+    is_finishing: bool,
+    /// When the client was asked to close the connection, which was idle or took nothing.
+    asked_to_close: Option<Instant>,
+}
+
+impl Watch<'_> {
+    /// Runs a connection until it ends, or may be parked.
+    async fn drive<C, E>(
+        &mut self,
+        mut connection: Pin<&mut C>,
+        finish: impl Fn(Pin<&mut C>),
+    ) -> Driven
+    where
+        C: Future<Output = Result<(), E>>,
+        E: std::fmt::Display,
+    {
+        poll_fn(|cx| {
+            match self.poll(cx) {
+                Step::Go => {}
+                Step::Park => return Poll::Ready(Driven::Parked),
+                Step::Finish => finish(connection.as_mut()),
+                Step::Close => return Poll::Ready(Driven::Ended),
+            }
+            if let Err(error) = ready!(connection.as_mut().poll(cx)) {
+                debug!(%error, "client connection ended");
+            }
+            Poll::Ready(Driven::Ended)
+        })
+        .await
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Step {
+        if !self.is_registered {
+            // Once is enough: the task keeps its waker, and the flags below show what woke it.
+            self.is_registered = true;
+            let _ = self.stopped.as_mut().poll(cx);
+            let _ = self.aborted.as_mut().poll(cx);
+        }
+        if self.tasks.is_stopping() && !self.is_finishing {
+            self.is_finishing = true;
+            return Step::Finish;
+        }
+        if self.is_finishing && self.tasks.is_aborted() {
+            return Step::Close;
+        }
+        if self.tick.as_mut().poll(cx).is_pending() {
+            return Step::Go;
+        }
+        let next = tokio::time::Instant::now() + self.limits.look_every();
+        self.tick.as_mut().reset(next);
+        let _ = self.tick.as_mut().poll(cx);
+        self.look()
+    }
+
+    fn look(&mut self) -> Step {
+        let now = observe::now();
+        let limits = match self.slots.available_permits() {
+            0 => self.limits.at_limit(IDLE_AT_LIMIT),
+            _ => self.limits,
+        };
+        self.activity.end_stalled_streams(now, &limits);
+        let verdict = match self.activity.check(now, &limits) {
+            Verdict::Fine => {
+                let is_parkable = self.activity.is_between_requests(now, KEEPS_BUFFERS);
+                return match is_parkable && !self.is_finishing && self.asked_to_close.is_none() {
+                    true => Step::Park,
+                    false => Step::Go,
+                };
+            }
+            verdict => verdict,
+        };
+        if let Some(asked) = self.asked_to_close {
+            // A client that reads on after a while finds the GOAWAY; one that does not react is cut off.
+            let is_patient = verdict == Verdict::NotReading && now - asked <= limits.send;
+            return match is_patient {
+                true => Step::Go,
+                false => Step::Close,
+            };
+        }
+        let reason = match verdict {
+            Verdict::SlowHead => "header_timeout",
+            Verdict::NotReading => "send_timeout",
+            Verdict::Idle | Verdict::Fine => "idle",
+        };
+        self.metrics.closed.with_label_values(&[reason]).inc();
+        // GOAWAY says to an HTTP/2 client which of its requests were not seen. Over HTTP/1 nothing can be said.
+        let is_graceful = match verdict {
+            Verdict::NotReading => self.activity.is_http2(),
+            Verdict::Idle | Verdict::Fine => true,
+            Verdict::SlowHead => false,
+        };
+        if is_graceful {
+            self.asked_to_close = Some(now);
+            return Step::Finish;
+        }
+        Step::Close
+    }
+}
+
+/// Runs HTTP/2 streams as tasks that the drain waits for.
+#[derive(Clone)]
+struct Executor {
+    tasks: Tasks,
+    activity: Arc<Activity>,
+    reset: IntCounter,
+}
+
+impl<F> hyper::rt::Executor<F> for Executor
+where
+    F: Future<Output = ()> + Send + 'static,
+{
+    fn execute(&self, task: F) {
+        let Some(watch) = self.activity.take_newest_stream() else {
+            return self.tasks.spawn(task);
+        };
+        let reset = self.reset.clone();
+        self.tasks.spawn(async move {
+            if watch.run(task).await {
+                reset.inc();
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_bytes_say_which_protocol_it_is() {
+        assert_eq!(protocol_of(b""), None);
+        assert_eq!(protocol_of(b"PR"), None);
+        assert_eq!(protocol_of(b"PRI "), Some(Protocol::Http2));
+        assert_eq!(protocol_of(b"PRI * HTTP/2.0\r\n"), Some(Protocol::Http2));
+        assert_eq!(protocol_of(b"PROPFIND / HTTP/1.1"), Some(Protocol::Http1));
+        assert_eq!(protocol_of(b"\x16\x03\x01"), Some(Protocol::Http1));
+    }
+}

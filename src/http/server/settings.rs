@@ -1,0 +1,48 @@
+//! Settings of a listener's connections.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::DurationText;
+
+/// Connections of clients.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Connections that are served at a time; more wait in the kernel's backlog. 16,384 streams need about 1 GB
+    /// of memory for sockets and tasks.
+    #[schemars(range(min = 1))]
+    pub max_connections: u32,
+    /// From the first byte of a request to the end of its header; then the connection is closed.
+    #[serde(with = "DurationText")]
+    pub header_timeout: Duration,
+    /// A connection without a request is closed after this time. Common load balancers close theirs after 60 s
+    /// and should be first, so that they send no request into a connection that is being closed.
+    #[serde(with = "DurationText")]
+    pub idle_timeout: Duration,
+    /// A connection is closed, and an HTTP/2 stream reset, if the client takes no byte of a waiting response for
+    /// this long.
+    #[serde(with = "DurationText")]
+    pub send_timeout: Duration,
+    /// Requests at a time on one HTTP/2 connection.
+    #[schemars(range(min = 1))]
+    pub max_http2_streams: u32,
+    /// Each connection must begin with a PROXY protocol header (version 1 or 2), which names the client; others
+    /// are closed.
+    pub proxy_protocol: bool,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_connections: 16_384,
+            header_timeout: Duration::from_secs(10),
+            idle_timeout: Duration::from_secs(75),
+            send_timeout: Duration::from_secs(60),
+            max_http2_streams: 1_024,
+            proxy_protocol: false,
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! A client's socket, which records reads and writes in its connection's activity, and sends another response where
+//! hyper would send an empty one.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+
+use super::activity::Activity;
+use super::malformed::{OnMalformed, automatic_status};
+
+#[derive(Debug)]
+pub(super) struct Watched {
+    socket: TcpStream,
+    /// Bytes that were read from the socket before it was wrapped; reads return them first.
+    early: Bytes,
+    activity: Arc<Activity>,
+    on_malformed: Option<OnMalformed>,
+    replacement: Option<Replacement>,
+}
+
+/// A response that is being sent in place of hyper's.
+#[derive(Debug)]
+struct Replacement {
+    left: Bytes,
+    /// The length of hyper's response, which counts as written once nothing is left.
+    replaced_bytes: usize,
+}
+
+impl Watched {
+    pub(super) fn new(
+        socket: TcpStream,
+        early: Bytes,
+        activity: Arc<Activity>,
+        on_malformed: Option<OnMalformed>,
+    ) -> Self {
+        Self {
+            socket,
+            early,
+            activity,
+            on_malformed,
+            replacement: None,
+        }
+    }
+
+    /// The socket, and the early bytes that were not read.
+    pub(super) fn into_parts(self) -> (TcpStream, Bytes) {
+        (self.socket, self.early)
+    }
+
+    /// Begins to replace what hyper is about to write, if that is hyper's own response to a malformed head. While a
+    /// request runs, or is answered, it is not.
+    fn replace(&mut self, bytes: &[u8]) {
+        if self.replacement.is_some() || self.activity.has_requests() {
+            return;
+        }
+        let on_malformed = self.on_malformed.as_ref();
+        let replaced = on_malformed.and_then(|on| Some((on, automatic_status(bytes)?)));
+        self.replacement = replaced.map(|(on_malformed, status)| Replacement {
+            left: on_malformed.response(status),
+            replaced_bytes: bytes.len(),
+        });
+    }
+
+    fn poll_replacement(&mut self, cx: &mut Context<'_>) -> Poll<Option<io::Result<usize>>> {
+        let Some(replacement) = &mut self.replacement else {
+            return Poll::Ready(None);
+        };
+        while !replacement.left.is_empty() {
+            match ready!(Pin::new(&mut self.socket).poll_write(cx, &replacement.left)) {
+                Ok(written) => replacement.left.advance(written),
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+        let written = replacement.replaced_bytes;
+        self.replacement = None;
+        Poll::Ready(Some(Ok(written)))
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.early.is_empty() {
+            let length = self.early.len().min(buffer.remaining());
+            buffer.put_slice(&self.early.split_to(length));
+            self.activity.on_read(buffer.filled());
+            return Poll::Ready(Ok(()));
+        }
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        if buffer.filled().len() > before {
+            self.activity.on_read(&buffer.filled()[before..]);
+        }
+        read
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.replace(bytes);
+        let written = match self.poll_replacement(cx) {
+            Poll::Ready(None) => Pin::new(&mut self.socket).poll_write(cx, bytes),
+            Poll::Ready(Some(written)) => Poll::Ready(written),
+            Poll::Pending => Poll::Pending,
+        };
+        self.activity.on_write(written.is_pending());
+        written
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if let [bytes] = slices {
+            return self.poll_write(cx, bytes);
+        }
+        let written = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
+        self.activity.on_write(written.is_pending());
+        written
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}
