@@ -13,7 +13,7 @@ use crate::relay::Relay;
 /// Reads a worker's value, if it has one.
 type Read = fn(&Status, &Relay, Instant) -> Option<u64>;
 
-const GAUGES: [(&str, &str, Read); 11] = [
+const GAUGES: [(&str, &str, Read); 12] = [
     (
         "warmroute_worker_up",
         "1 for a worker that answers its health probes, else 0.",
@@ -58,6 +58,12 @@ const GAUGES: [(&str, &str, Read); 11] = [
         "warmroute_worker_predicted_tokens",
         "Tokens that the router predicts to be in a worker's prefix cache.",
         |status, relay, _| Some(relay.predicted().size(status.worker.id).1),
+    ),
+    (
+        "warmroute_worker_unusable_event_sources",
+        "Publishers of KV events that an engine lists and that cannot be followed, because it connects out instead of listening. \
+         Routing predicts the worker's cache.",
+        |status, _, _| Some(status.facts.unusable_events.len() as u64),
     ),
     (
         "warmroute_worker_kv_transfers_pending",

@@ -150,6 +150,12 @@ async fn kv_events(
     let mut found = BTreeMap::new();
     let is_up = |status: &&Status| status.health == Health::Up;
     for status in snapshot.workers.iter().filter(is_up) {
+        if let Some(source) = status.facts.unusable_events.first() {
+            let (rank, reason) = (&source.rank, &source.reason);
+            let text = format!("rank {rank}, {}: {reason}; {}", source.endpoint, source.fix());
+            found.insert(status.worker.id, Err(text));
+            continue;
+        }
         let endpoints = status.event_endpoints();
         let Some((_, first)) = endpoints.first() else {
             continue;
@@ -327,3 +333,6 @@ fn common_model(prefill: &Status, decode: &Status) -> Option<String> {
     let least = common.min_by_key(|model| prefill.facts.adapters.contains(*model));
     least.map(|model| model.to_string())
 }
+
+#[cfg(test)]
+mod tests;

@@ -64,18 +64,42 @@ impl CachedBlocks {
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::Stored(event) => self.store(event),
-            Event::Removed(event) => {
+            Event::Removed(event) if is_known_locality(&event.location) => {
                 for hash in &event.hashes {
                     self.remove(*hash, &event.location);
                 }
             }
+            // Which copies are gone is unknown.
+            Event::Removed(event) => self.forget(&event.hashes),
             // Whichever owner's blocks were cleared: knowing fewer blocks is safe.
             Event::Cleared { ownership } => {
                 *self = Self::new(self.bytes_max);
                 self.missing = u64::from(ownership.is_some());
             }
-            // Cannot be encoded, so it never gets here; if it did, it could mean anything.
-            Event::Unknown { .. } => self.missing += 1,
+            Event::Unknown { hashes, .. } => self.forget(hashes.as_deref().unwrap_or_default()),
+        }
+    }
+
+    /// Counts blocks of a store that has no equivalent message.
+    pub fn leave_out(&mut self, event: &Event) {
+        if let Event::Stored(stored) = event
+            && medium(&stored.location.medium) == &Medium::Gpu
+        {
+            self.missing += stored.hashes.len() as u64;
+        }
+    }
+
+    /// Removes all copies of blocks that may still be cached.
+    fn forget(&mut self, hashes: &[EngineHash]) {
+        for hash in hashes {
+            if let Some(block) = self.blocks.get_mut(hash)
+                && !block.copies.is_empty()
+            {
+                block.copies.clear();
+                self.missing += 1;
+                self.placeholders += 1;
+                self.remove_unused(*hash);
+            }
         }
     }
 
@@ -106,6 +130,12 @@ impl CachedBlocks {
         keys: &[ExtraKey],
         kind: KindId,
     ) -> bool {
+        // Copies to a lower tier are often reported without their blocks' extra keys.
+        let kind = match self.blocks.get(&hash) {
+            Some(known) => self.kind_of_copy(known.kind, kind),
+            None => Some(kind),
+        };
+        let Some(kind) = kind else { return false };
         if let Some(block) = self.blocks.get_mut(&hash) {
             if block.copies.is_empty() {
                 self.placeholders -= 1;
@@ -188,8 +218,25 @@ impl CachedBlocks {
         }
     }
 
+    /// The kind of one more copy of a known block: in a lower tier, what the block was first stored as, in the copy's
+    /// location.
+    fn kind_of_copy(&mut self, known: KindId, copy: KindId) -> Option<KindId> {
+        let copy_of = &self.kinds[copy as usize];
+        if medium(&copy_of.location.medium) == &Medium::Gpu {
+            return Some(copy);
+        }
+        let kind = Kind {
+            location: copy_of.location.clone(),
+            ..self.kinds[known as usize].clone()
+        };
+        self.kind_id(kind)
+    }
+
     fn kind(&mut self, event: &Stored) -> Option<KindId> {
-        let kind = Kind::of(event);
+        self.kind_id(Kind::of(event))
+    }
+
+    fn kind_id(&mut self, kind: Kind) -> Option<KindId> {
         if let Some(id) = self.kind_ids.get(&kind) {
             return Some(*id);
         }
@@ -251,6 +298,13 @@ impl CachedBlocks {
 fn is_same_location(a: &Location, b: &Location) -> bool {
     medium(&a.medium) == medium(&b.medium)
         && (a.group, &a.locality, &a.ownership) == (b.group, &b.locality, &b.ownership)
+}
+
+fn is_known_locality(location: &Location) -> bool {
+    let locality = location.locality.as_deref();
+    locality.is_none_or(|word| {
+        word.eq_ignore_ascii_case("LOCAL") || word.eq_ignore_ascii_case("REMOTE")
+    })
 }
 
 /// Engines that name no medium mean the GPU.

@@ -18,6 +18,7 @@ use super::incarnation::{Incarnation, Limits, Start, SubscribeOutcome};
 use super::metrics::Metrics;
 use super::snapshot::SnapshotJob;
 use crate::kv::event::Batch;
+use crate::kv::protobuf::LeftOut;
 
 #[derive(Debug)]
 pub struct Feed {
@@ -143,24 +144,28 @@ impl Feed {
         self.measure(inner);
     }
 
-    /// Appends the engine's next batch. If the batch has no gRPC equivalent, the incarnation ends.
-    pub fn push(&self, batch: Batch) -> Result<(), String> {
+    /// Appends the engine's next batch. Returns the events that have no gRPC message: subscribers go on without them. If
+    /// the batch may have removed blocks that it does not name, the incarnation ends.
+    pub fn push(&self, batch: Batch) -> Result<Vec<LeftOut>, String> {
         let mut inner = self.inner.lock();
         let Some(incarnation) = inner.incarnation.as_mut() else {
-            return Ok(());
+            return Ok(Vec::new());
         };
-        if let Err(error) = incarnation.push(batch) {
-            let error = format!("the engine's events cannot be translated: {error}");
-            inner.last_number = incarnation.number();
-            inner.incarnation = None;
-            self.end_calls(&mut inner, Status::failed_precondition(&error));
-            self.measure(&inner);
-            return Err(error);
+        let left_out = match incarnation.push(batch) {
+            Ok(left_out) => left_out,
+            Err(error) => {
+                let error = format!("the engine's events cannot be translated: {error}");
+                self.end(&mut inner, &error);
+                return Err(error);
+            }
+        };
+        for event in &left_out {
+            self.metrics.left_out(self.rank, event.reason);
         }
         self.metrics.batches.inc();
         self.measure(&inner);
         inner.wake();
-        Ok(())
+        Ok(left_out)
     }
 
     /// Serves the current incarnation, if there is one. Returns whether that changed anything.
@@ -461,7 +466,10 @@ mod tests {
             assert!(registry.text().contains(&line), "{}", registry.text());
         };
         serves(0);
-        let strange = Event::Unknown { kind: "New".into() };
+        let strange = Event::Unknown {
+            kind: "New".into(),
+            hashes: None,
+        };
         let ends: [&dyn Fn(); 3] = [
             &|| feed.clear("starting over"),
             &|| assert!(feed.close("lost")),
@@ -484,22 +492,25 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_untranslatable_batch_ends_service_until_the_next_incarnation() {
+    async fn a_batch_that_may_have_removed_anything_ends_the_incarnation() {
         let feed = feed();
         feed.begin("a".to_owned(), 100, 0);
         feed.open();
         let mut cursor = feed.subscribe(0).await.unwrap().cursor;
         let strange = Batch {
-            events: vec![Event::Unknown { kind: "New".into() }],
+            events: vec![Event::Unknown {
+                kind: "New".into(),
+                hashes: None,
+            }],
             ..Batch::default()
         };
         let why = feed.push(strange).unwrap_err();
         assert!(why.ends_with("an event of type New"), "{why}");
         assert_eq!(
             poll(&feed, &mut cursor),
-            Some(Err(Code::FailedPrecondition))
+            Some(Err(Code::DataLoss))
         );
-        assert_eq!(code(&feed, 0).await, Code::FailedPrecondition);
+        assert_eq!(code(&feed, 0).await, Code::Unavailable);
         assert!(!feed.open());
         feed.begin("b".to_owned(), 100, 0);
         assert!(feed.open());

@@ -7,10 +7,11 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use super::feed::Feed;
 use crate::kv::event::{Batch, Event};
+use crate::kv::protobuf::LeftOutReason;
 use crate::kv::source::{Source, SourceBatch, SourceEvent};
 use crate::kv::stream::{self, EventStream, State, Step, Steps};
 use crate::observe;
@@ -25,7 +26,7 @@ pub async fn follow<S: Source>(mut source: S, settings: stream::Settings, feed: 
     let mut follower = Follower {
         stream: EventStream::new(settings, observe::now()),
         is_connected: false,
-        is_untranslatable: false,
+        left_out_logged: Vec::new(),
         replay_ended: false,
         inputs_this_turn: 0,
         blocks_this_turn: 0,
@@ -58,8 +59,8 @@ struct Follower {
     stream: EventStream<Batch>,
     feed: Arc<Feed>,
     is_connected: bool,
-    /// An event of this incarnation has no gRPC message, so nothing of it is served.
-    is_untranslatable: bool,
+    /// Why events were left out, as far as it was logged.
+    left_out_logged: Vec<LeftOutReason>,
     /// The input just handled completed a replay.
     replay_ended: bool,
     inputs_this_turn: u32,
@@ -144,7 +145,6 @@ impl Follower {
             }
             Step::Clear(reason) => {
                 info!(rank, reason = reason.as_str(), "starting over");
-                self.is_untranslatable = false;
                 self.feed
                     .clear(&format!("starting over: {}", reason.as_str()));
             }
@@ -155,22 +155,29 @@ impl Follower {
     }
 
     fn apply(&mut self, sequence: u64, batch: Batch) {
-        if self.is_untranslatable {
-            return;
-        }
         // The incarnation claimed that no batch came before it, and its first ones were missed.
         let missed_first = sequence > 0 && self.feed.is_blank();
         if missed_first || !self.feed.has_incarnation() {
             self.begin(sequence);
         }
         self.blocks_this_turn += batch.events.iter().map(blocks).sum::<usize>();
-        if let Err(reason) = self.feed.push(batch) {
-            let rank = self.feed.rank();
-            error!(
-                rank,
-                sequence, reason, "not serving until the engine restarts"
-            );
-            self.is_untranslatable = true;
+        let rank = self.feed.rank();
+        match self.feed.push(batch) {
+            Ok(left_out) => {
+                for event in left_out {
+                    if !self.left_out_logged.contains(&event.reason) {
+                        self.left_out_logged.push(event.reason);
+                        warn!(
+                            rank,
+                            sequence,
+                            reason = event.reason.as_str(),
+                            event = event.detail,
+                            "KV events that have no gRPC message are left out; later ones are only counted"
+                        );
+                    }
+                }
+            }
+            Err(reason) => warn!(rank, sequence, reason, "starting over"),
         }
     }
 
@@ -190,9 +197,6 @@ impl Follower {
 
     /// Opens or closes the feed depending on the stream's state.
     fn update_serving(&self) {
-        if self.is_untranslatable {
-            return;
-        }
         let state = self.stream.state();
         let is_known = self.is_connected
             && match state {

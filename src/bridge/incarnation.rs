@@ -14,8 +14,8 @@ use super::cached_blocks::CachedBlocks;
 use super::history::History;
 use super::snapshot::{FinishedSnapshot, Snapshot, SnapshotJob};
 use crate::http::grpc::frame;
-use crate::kv::event::Batch;
-use crate::kv::protobuf::{Untranslatable, encode_batch};
+use crate::kv::event::{Batch, Event};
+use crate::kv::protobuf::{Encoded, LeftOut, Untranslatable, encode_batch};
 
 /// A snapshot is reused, followed by the batches since, until there are this many of them.
 const MAX_BATCHES_SINCE_SNAPSHOT: u64 = 256;
@@ -41,19 +41,40 @@ pub struct Incarnation {
     /// `None` while a [`SnapshotJob`] has it.
     blocks: Option<CachedBlocks>,
     /// Batches to apply to `blocks` once the job returns it.
-    backlog: Vec<Batch>,
+    backlog: Vec<PendingBatch>,
     /// Blocks in `blocks`, their bytes, and blocks missing there for want of memory; also valid while a
     /// [`SnapshotJob`] has `blocks`.
     block_sizes: [usize; 3],
     /// The last batch. It is not yet applied to `blocks`, so every snapshot is followed by at least one batch. A
     /// subscriber needs such a batch to verify later, by asking for it again, that the process is the same.
-    last: Option<Batch>,
+    last: Option<PendingBatch>,
     snapshot: Option<Snapshot>,
     /// The parts of all snapshots that a subscriber may still be reading, to count them.
     alive: Vec<Weak<[Bytes]>>,
     /// Sequence numbers of snapshot parts, except of each last part. They are also numbers of batches: a subscriber
     /// that names one may have received only that part, so it cannot resume there.
     ambiguous: Vec<RangeInclusive<u64>>,
+}
+
+/// A batch that is not applied to the blocks yet.
+#[derive(Debug)]
+struct PendingBatch {
+    batch: Batch,
+    /// Its events that subscribers do not get.
+    left_out: Vec<Event>,
+}
+
+impl PendingBatch {
+    fn new(mut batch: Batch, left_out: &[LeftOut]) -> Self {
+        let mut removed = Vec::with_capacity(left_out.len());
+        for event in left_out.iter().rev() {
+            removed.push(batch.events.remove(event.index));
+        }
+        Self {
+            batch,
+            left_out: removed,
+        }
+    }
 }
 
 /// What a new subscriber is sent: first the snapshot's parts, then the batches from `next` on.
@@ -122,12 +143,13 @@ impl Incarnation {
         self.history.next() - 1
     }
 
-    /// Appends the engine's next batch.
-    pub fn push(&mut self, mut batch: Batch) -> Result<(), Untranslatable> {
+    /// Appends the engine's next batch. Returns the events that have no gRPC message, which are left out.
+    pub fn push(&mut self, mut batch: Batch) -> Result<Vec<LeftOut>, Untranslatable> {
         // The bridge's own rank number; a single-rank engine may call itself any rank of a larger group.
         batch.rank = Some(self.rank);
-        let message = encode_batch(self.history.next(), &batch, None)?;
+        let Encoded { message, left_out } = encode_batch(self.history.next(), &batch, None)?;
         self.history.push(frame(&message));
+        let batch = PendingBatch::new(batch, &left_out);
         if let Some(before) = self.last.replace(batch) {
             self.backlog.push(before);
             self.apply_backlog();
@@ -138,16 +160,23 @@ impl Incarnation {
         }
         let oldest = self.history.first() - 1;
         self.ambiguous.retain(|numbers| *numbers.end() >= oldest);
-        Ok(())
+        Ok(left_out)
     }
 
     fn apply_backlog(&mut self) {
         let Some(blocks) = &mut self.blocks else {
             return;
         };
-        for batch in self.backlog.drain(..) {
-            for event in &batch.events {
+        for pending in self.backlog.drain(..) {
+            for event in &pending.left_out {
+                blocks.leave_out(event);
+            }
+            for event in &pending.batch.events {
                 blocks.apply(event);
+                // Whatever was missed before is not cached any more.
+                if matches!(event, Event::Cleared { ownership: None }) {
+                    self.unknown_before = 0;
+                }
             }
         }
         let missing = usize::try_from(blocks.missing()).unwrap_or(usize::MAX);
@@ -208,7 +237,10 @@ impl Incarnation {
             number,
             rank: self.rank,
             unknown_before: self.unknown_before,
-            timestamp: self.last.as_ref().map_or(0.0, |last| last.timestamp),
+            timestamp: self
+                .last
+                .as_ref()
+                .map_or(0.0, |last| last.batch.timestamp),
         })
     }
 

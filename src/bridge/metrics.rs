@@ -1,13 +1,15 @@
 //! Metrics of the bridge.
 
-use prometheus::{IntCounter, IntGauge, IntGaugeVec};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
+use crate::kv::protobuf::LeftOutReason;
 use crate::observe::metrics::Registry;
 
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub batches: IntCounter,
     pub incarnations: IntCounter,
+    left_out: IntCounterVec,
     /// Subscribers cut off for being too slow.
     pub slow: IntCounter,
     /// Subscribers and health watchers refused because too many calls or snapshots were open.
@@ -39,6 +41,12 @@ impl Metrics {
             incarnations: registry.counter(
                 "warmroute_bridge_incarnations_total",
                 "Engine incarnations: times that the engine restarted or events were lost.",
+            ),
+            left_out: registry.counters(
+                "warmroute_bridge_left_out_events_total",
+                "KV events that have no gRPC message and that subscribers do not get, by reason: no_tokens (stores of \
+                 default CPU offloading), inconsistent_fields, unknown_event.",
+                &["rank", "reason"],
             ),
             slow: registry.counter(
                 "warmroute_bridge_slow_subscribers_total",
@@ -76,6 +84,11 @@ impl Metrics {
                 ),
             ],
         }
+    }
+
+    pub fn left_out(&self, rank: u32, reason: LeftOutReason) {
+        let labels = [&*rank.to_string(), reason.as_str()];
+        self.left_out.with_label_values(&labels).inc();
     }
 
     /// Batches and bytes of the history; known blocks, their bytes, and missing blocks.

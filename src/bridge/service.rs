@@ -118,6 +118,7 @@ impl BridgeService {
             incarnations.push(incarnation);
             lasts.push(last);
         }
+        subscription.has_joined = true;
         info!(after, ranks = feeds.len(), "subscriber joined");
         let mut answer = grpc::answer(subscription);
         let value = HeaderValue::from_str(&incarnations.join(","));
@@ -183,6 +184,8 @@ struct Subscription {
     cursors: Vec<(Arc<Feed>, ReadCursor)>,
     /// The feed to poll next.
     turn: usize,
+    /// Whether it was answered; a refused one was no subscriber.
+    has_joined: bool,
     metrics: Metrics,
     _slot: OwnedSemaphorePermit,
 }
@@ -193,6 +196,7 @@ impl Subscription {
         Self {
             cursors: Vec::new(),
             turn: 0,
+            has_joined: false,
             metrics,
             _slot: slot,
         }
@@ -222,7 +226,9 @@ impl Drop for Subscription {
             feed.leave(cursor);
         }
         self.metrics.subscribers.dec();
-        info!("subscriber left");
+        if self.has_joined {
+            info!("subscriber left");
+        }
     }
 }
 

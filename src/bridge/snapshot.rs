@@ -71,8 +71,12 @@ impl SnapshotJob {
                 rank: Some(self.rank),
                 events,
             };
-            let message = encode_batch(number, &batch, Some((chunk, blocks)));
-            frame(&message.expect("these blocks were encoded when they were stored"))
+            let encoded = encode_batch(number, &batch, Some((chunk, blocks)));
+            frame(
+                &encoded
+                    .expect("these blocks were encoded when they were stored")
+                    .message,
+            )
         });
         let parts: Arc<[Bytes]> = parts.collect();
         let snapshot = Snapshot {

@@ -12,6 +12,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
+mod unusual_events;
+
 use super::*;
 use crate::http::full;
 use crate::kv::event::{Batch, EngineHash, Event, Removed, Stored};
@@ -379,28 +381,6 @@ async fn an_idle_engine_is_served_and_its_first_batch_too() {
     engine.store(&[1]);
     router.until_live_with(&[1]).await;
     assert!(router.lost.is_empty(), "{:?}", router.lost);
-}
-
-#[tokio::test]
-async fn what_cannot_be_translated_is_refused_with_its_reason() {
-    let (engine, bridge) = bridge("").await;
-    engine.store(&[1]);
-    let mut router = Router::new(&bridge);
-    router.until_live_with(&[1]).await;
-    let kind = "Sparse".into();
-    engine.publish(vec![Event::Unknown { kind }]);
-    while router.lost.is_empty() {
-        router.on_event().await;
-    }
-    assert_eq!(
-        router.lost[0],
-        "FailedPrecondition: the engine's events cannot be translated: an event of type Sparse"
-    );
-    engine.store(&[2]);
-    until_it_serves(&bridge, false).await;
-    let mut late = Router::new(&bridge);
-    late.on_event().await;
-    assert!(late.lost[0].starts_with("FailedPrecondition"));
 }
 
 #[tokio::test]

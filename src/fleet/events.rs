@@ -165,6 +165,19 @@ pub struct UnusableSource {
     pub reason: String,
 }
 
+impl UnusableSource {
+    /// What to change so that the router can follow this publisher.
+    pub fn fix(&self) -> String {
+        let port = self.endpoint.rsplit_once(':').map(|(_, port)| port);
+        match port.filter(|_| self.endpoint.starts_with("tcp://")) {
+            Some(port) => format!(
+                "start the engine with \"endpoint\":\"tcp://*:{port}\" in --kv-events-config"
+            ),
+            None => "publish on tcp://*:PORT, or set events of this worker".to_owned(),
+        }
+    }
+}
+
 /// Parses the response to `GET /kv_event_sources`, which lists the publisher of each rank. Also returns the
 /// publishers that cannot be used: the router can only subscribe to a ZeroMQ port that the engine itself opens.
 pub fn parse_sources(
@@ -230,10 +243,10 @@ pub fn parse_sources(
     Ok((endpoints, unusable))
 }
 
-/// `tcp://*:port` if the engine listens at this endpoint; otherwise it connects to it.
+/// `tcp://*:port` if the engine listens at this endpoint; otherwise it connects to it, also to `0.0.0.0`.
 fn listening_port(endpoint: &str) -> Option<String> {
     let (host, port) = split(endpoint.strip_prefix("tcp://")?).ok()?;
-    is_wildcard(&host).then(|| format!("tcp://*:{port}"))
+    (host.contains('*') || host.contains("::")).then(|| format!("tcp://*:{port}"))
 }
 
 /// True for an address that means all interfaces.
@@ -385,6 +398,22 @@ mod tests {
             ("0", "tcp://collector:5557")
         );
         assert!(source.reason.contains("instead of listening"), "{source:?}");
+    }
+
+    #[test]
+    fn an_engine_that_publishes_to_its_own_loopback_connects_there_and_the_fix_is_the_line_to_change() {
+        for host in ["127.0.0.1", "0.0.0.0", "10.0.0.7"] {
+            let page = format!(
+                r#"{{"0":{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://{host}:5557"}}}}"#
+            );
+            let (endpoints, unusable) = parse_sources(page.as_bytes()).unwrap();
+            assert!(endpoints.is_empty(), "{host}");
+            let fix = unusable[0].fix();
+            assert!(fix.contains(r#""endpoint":"tcp://*:5557""#), "{fix}");
+        }
+        let page = br#"{"0":{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://[::]:5557"}}"#;
+        let (endpoints, _) = parse_sources(page).unwrap();
+        assert_eq!(endpoints[&0].address(), "tcp://*:5557");
     }
 
     #[test]

@@ -82,7 +82,6 @@ async fn probe(
     let mut no_models = None;
     let mut failures = 0_u32;
     let mut logged = None;
-    let mut unusable = Vec::new();
     for round in 0u32.. {
         let probed = get(&worker, "/health", limit).await;
         if let Err(error) = &probed
@@ -107,9 +106,9 @@ async fn probe(
                     let before = facts.take().unwrap_or_default();
                     found.block_size = before.block_size;
                     if worker.events == Events::Auto {
-                        let before = before.event_endpoints;
-                        found.event_endpoints =
-                            fetch_event_endpoints(&worker, limit, before, &mut unusable).await;
+                        let before = (before.event_endpoints, before.unusable_events);
+                        (found.event_endpoints, found.unusable_events) =
+                            fetch_event_endpoints(&worker, limit, before).await;
                     }
                     registry.set_facts(worker.id, found.clone());
                     facts = Some(found);
@@ -281,6 +280,10 @@ pub async fn once(
         get(worker, "/health", limit).await?;
         let mut facts = fetch_models(worker, limit).await?;
         facts.version = fetch_version(worker, limit).await;
+        if worker.events == Events::Auto {
+            (facts.event_endpoints, facts.unusable_events) =
+                fetch_event_endpoints(worker, limit, Default::default()).await;
+        }
         if let Ok(page) = get(worker, "/metrics", limit).await {
             facts.block_size = engine::metrics(&String::from_utf8_lossy(&page)).block_size;
         }
@@ -333,32 +336,31 @@ async fn fetch_models(worker: &Worker, limit: Duration) -> Result<Facts, String>
 }
 
 /// The engine's KV event endpoints. If the request fails, they stay as `before`: one lost response is no reason to
-/// unsubscribe. `unusable` has the publishers that were logged already; only new ones are logged.
+/// unsubscribe. Also returns the publishers that cannot be used; only new ones are logged.
 async fn fetch_event_endpoints(
     worker: &Worker,
     limit: Duration,
-    before: BTreeMap<u32, Endpoint>,
-    unusable: &mut Vec<UnusableSource>,
-) -> BTreeMap<u32, Endpoint> {
+    before: (BTreeMap<u32, Endpoint>, Vec<UnusableSource>),
+) -> (BTreeMap<u32, Endpoint>, Vec<UnusableSource>) {
     let sources = match get(worker, "/kv_event_sources", limit).await {
         Ok(page) => events::parse_sources(&page),
         // Other engines, and vLLM before 0.29, have no such page.
         Err(error) => Err(error.text),
     };
     match sources {
-        Ok((endpoints, now_unusable)) => {
-            let logged = std::mem::replace(unusable, now_unusable);
+        Ok((endpoints, unusable)) => {
+            let logged = before.1;
             for source in unusable.iter().filter(|source| !logged.contains(source)) {
                 warn!(
                     worker = %worker.name,
                     rank = source.rank,
                     endpoint = source.endpoint,
                     reason = source.reason,
-                    fix = "publish on tcp://*:PORT, or set events of this worker",
+                    fix = source.fix(),
                     "KV events of this worker cannot be used; routing predicts its cache instead"
                 );
             }
-            endpoints
+            (endpoints, unusable)
         }
         Err(error) => {
             debug!(worker = %worker.name, error, "engine does not list its KV event sources");

@@ -173,6 +173,7 @@ impl Registry {
                     || stored.base != facts.base
                     || stored.block_size != facts.block_size
                     || stored.event_endpoints != facts.event_endpoints
+                    || stored.unusable_events != facts.unusable_events
                     || !stored.models.keys().eq(facts.models.keys()))
         });
         if has_changed {

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
-use super::events::{Endpoint, Events};
+use super::events::{Endpoint, Events, UnusableSource};
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::worker::{Role, Worker};
@@ -40,6 +40,8 @@ pub struct Facts {
     pub block_size: Option<u32>,
     /// Dp rank -> where it publishes KV events, according to the engine; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
+    /// Publishers that the engine lists and that cannot be followed.
+    pub unusable_events: Vec<UnusableSource>,
 }
 
 /// The fleet at one moment.

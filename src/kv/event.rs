@@ -26,6 +26,8 @@ pub enum Event {
     /// An event type that this version does not know.
     Unknown {
         kind: Box<str>,
+        /// The blocks that it names; `None` if it may name some that cannot be read.
+        hashes: Option<Vec<EngineHash>>,
     },
 }
 

@@ -5,11 +5,14 @@
 //! leave blocks behind that are gone, so everything that it names is forgotten wherever it is.
 
 mod extra_keys;
+mod ignored;
 
 use std::num::NonZeroU32;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub use self::ignored::{Ignored, IgnoredReason, TreeImpact, impact_of_store};
+use self::ignored::{no_impact, tier};
 use super::block;
 use super::event::{EngineHash, Event, Location, Medium, Removed, Stored, Tier};
 use super::index::{NewBlock, Parent};
@@ -26,6 +29,11 @@ pub enum TreeChange<'a> {
         tier: Tier,
         block_size: NonZeroU32,
     },
+    /// One more copy of each block, in a tier below the GPU's, of the blocks that the tree knows by these names.
+    AddCopies {
+        hashes: &'a [EngineHash],
+        tier: Tier,
+    },
     Remove {
         hashes: &'a [EngineHash],
         tier: Tier,
@@ -36,94 +44,6 @@ pub enum TreeChange<'a> {
         reason: IgnoredReason,
     },
     Clear,
-}
-
-/// Why an event is ignored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum IgnoredReason {
-    /// Of a cache group whose blocks do not show which prefix can be reused: sliding window, Mamba state.
-    NonPrefixAttention,
-    /// Of an unknown kind of attention.
-    UnknownAttention,
-    /// Of a cache group whose kind was not reported.
-    UnknownGroup,
-    /// A cache group changed its kind.
-    GroupChanged,
-    UnknownMedium,
-    /// Stored in another host's memory.
-    RemoteMemory,
-    UnknownLocality,
-    /// Stored in a separately owned cache, whose removals are not always reported.
-    SeparateOwner,
-    NoBlockSize,
-    BlockSizeChanged,
-    /// The numbers of tokens, hashes and extra keys do not match.
-    InconsistentFields,
-    /// A LoRA adapter without a name: its blocks could be taken for the base model's.
-    UnnamedLora,
-    UnknownEvent,
-    /// The parent block is not in the tree.
-    UnknownParent,
-    /// The index has no room for another tree.
-    IndexFull,
-}
-
-impl IgnoredReason {
-    pub const ALL: [IgnoredReason; 15] = [
-        IgnoredReason::NonPrefixAttention,
-        IgnoredReason::UnknownAttention,
-        IgnoredReason::UnknownGroup,
-        IgnoredReason::GroupChanged,
-        IgnoredReason::UnknownMedium,
-        IgnoredReason::RemoteMemory,
-        IgnoredReason::UnknownLocality,
-        IgnoredReason::SeparateOwner,
-        IgnoredReason::NoBlockSize,
-        IgnoredReason::BlockSizeChanged,
-        IgnoredReason::InconsistentFields,
-        IgnoredReason::UnnamedLora,
-        IgnoredReason::UnknownEvent,
-        IgnoredReason::UnknownParent,
-        IgnoredReason::IndexFull,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            IgnoredReason::NonPrefixAttention => "non_prefix_attention",
-            IgnoredReason::UnknownAttention => "unknown_attention",
-            IgnoredReason::UnknownGroup => "unknown_group",
-            IgnoredReason::GroupChanged => "group_changed",
-            IgnoredReason::UnknownMedium => "unknown_medium",
-            IgnoredReason::RemoteMemory => "remote_memory",
-            IgnoredReason::UnknownLocality => "unknown_locality",
-            IgnoredReason::SeparateOwner => "separate_owner",
-            IgnoredReason::NoBlockSize => "no_block_size",
-            IgnoredReason::BlockSizeChanged => "block_size_changed",
-            IgnoredReason::InconsistentFields => "inconsistent_fields",
-            IgnoredReason::UnnamedLora => "unnamed_lora",
-            IgnoredReason::UnknownEvent => "unknown_event",
-            IgnoredReason::UnknownParent => "unknown_parent",
-            IgnoredReason::IndexFull => "index_full",
-        }
-    }
-}
-
-/// An event that the tree does not take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ignored {
-    pub reason: IgnoredReason,
-    pub impact: TreeImpact,
-}
-
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub enum TreeImpact {
-    /// None: the tree need not know this event.
-    #[default]
-    None,
-    /// Some cached blocks are missing in the tree.
-    Incomplete,
-    /// Unknown blocks may have been removed, so the tree must be cleared.
-    Unknown,
 }
 
 /// What was learned from one engine process's events, needed to understand later ones, for another replica.
@@ -138,7 +58,12 @@ pub struct LearnedFacts {
 pub struct EventFilter {
     /// Whether a cache group's blocks go into the tree.
     groups: FxHashMap<u32, bool>,
+    /// Of the stores that the tree placed.
     block_size: Option<NonZeroU32>,
+    /// A store of several blocks was placed in the GPU, so `block_size` is no partial block's.
+    is_size_certain: bool,
+    /// Some blocks of this process have extra keys, so a store without them in a lower tier may lack them.
+    has_extra_keys: bool,
     /// Unknown media in which blocks were stored (and ignored): removals there concern no block of the
     /// tree.
     media: FxHashSet<Box<str>>,
@@ -151,6 +76,8 @@ impl EventFilter {
     pub fn forget(&mut self) {
         self.groups.clear();
         self.block_size = None;
+        self.is_size_certain = false;
+        self.has_extra_keys = false;
         self.media.clear();
     }
 
@@ -172,15 +99,20 @@ impl EventFilter {
     pub fn relearn(&mut self, block_size: NonZeroU32, learned: &LearnedFacts) {
         self.forget();
         self.block_size = Some(block_size);
+        self.is_size_certain = true;
+        // It may have some.
+        self.has_extra_keys = true;
         self.groups
             .extend(learned.groups.iter().copied().take(MAX_LEARNED));
         self.media
             .extend(learned.media.iter().take(MAX_LEARNED).cloned());
     }
 
-    /// The block size of the first accepted store.
-    pub fn block_size(&self) -> Option<NonZeroU32> {
-        self.block_size
+    /// The tree placed a store of `blocks` blocks. Only that shows the block size: the first store may be the partial
+    /// block of a short prompt.
+    pub fn on_placed(&mut self, block_size: NonZeroU32, tier: Tier, blocks: usize) {
+        self.is_size_certain |= tier == Tier::Gpu && blocks > 1;
+        self.block_size = Some(block_size);
     }
 
     pub fn accept<'a>(&'a mut self, event: &'a Event) -> Result<TreeChange<'a>, Ignored> {
@@ -196,15 +128,26 @@ impl EventFilter {
             Event::Cleared { ownership: None } => Ok(TreeChange::Clear),
             // A separately owned cache was cleared, whose blocks are never in the tree.
             Event::Cleared { ownership: Some(_) } => Err(no_impact(IgnoredReason::SeparateOwner)),
-            // It might have removed something.
-            Event::Unknown { .. } => Err(Ignored {
+            // It might have removed what it names.
+            Event::Unknown {
+                hashes: Some(hashes),
+                ..
+            } if hashes.is_empty() => Err(no_impact(IgnoredReason::UnknownEvent)),
+            Event::Unknown {
+                hashes: Some(hashes),
+                ..
+            } => Ok(TreeChange::Forget {
+                hashes,
+                reason: IgnoredReason::UnknownEvent,
+            }),
+            Event::Unknown { hashes: None, .. } => Err(Ignored {
                 reason: IgnoredReason::UnknownEvent,
                 impact: TreeImpact::Unknown,
             }),
         }
     }
 
-    fn store(&mut self, stored: &Stored) -> Result<TreeChange<'_>, IgnoredReason> {
+    fn store<'a>(&'a mut self, stored: &'a Stored) -> Result<TreeChange<'a>, IgnoredReason> {
         self.learn_group(stored)?;
         check_group(&self.groups, stored.location.group)?;
         let tier = match tier(&stored.location.medium) {
@@ -217,13 +160,47 @@ impl EventFilter {
             }
         };
         check_owner(&stored.location)?;
-        let block_size = NonZeroU32::new(stored.block_size).ok_or(IgnoredReason::NoBlockSize)?;
-        if self.block_size.is_some_and(|known| known != block_size) {
-            return Err(IgnoredReason::BlockSizeChanged);
+        if tier != Tier::Gpu {
+            let lacks_keys = stored.extra_keys.is_empty() && stored.cache_salt.is_none();
+            let may_lack_keys = self.has_extra_keys && lacks_keys;
+            // Copies to a lower tier are often reported without tokens, or without extra keys: then the names count.
+            if may_lack_keys || self.read_blocks(stored, tier).is_err() {
+                return Ok(TreeChange::AddCopies {
+                    hashes: &stored.hashes,
+                    tier,
+                });
+            }
         }
+        let (block_size, after) = self.read_blocks(stored, tier)?;
+        Ok(TreeChange::Store {
+            after,
+            blocks: &self.blocks,
+            tier,
+            block_size,
+        })
+    }
+
+    /// Fills `blocks`. Returns their size, and what they follow.
+    fn read_blocks(
+        &mut self,
+        stored: &Stored,
+        tier: Tier,
+    ) -> Result<(NonZeroU32, Parent), IgnoredReason> {
+        let block_size = NonZeroU32::new(stored.block_size).ok_or(IgnoredReason::NoBlockSize)?;
         let blocks = stored.hashes.len();
         if blocks == 0 {
             return Err(IgnoredReason::InconsistentFields);
+        }
+        match self.block_size {
+            Some(known) if block_size < known && blocks == 1 => {
+                return Err(IgnoredReason::PartialBlock);
+            }
+            Some(known) if block_size < known => return Err(IgnoredReason::BlockSizeChanged),
+            // Until now there may have been nothing but partial blocks.
+            Some(known) if block_size > known && (self.is_size_certain || tier != Tier::Gpu) => {
+                return Err(IgnoredReason::BlockSizeChanged);
+            }
+            Some(_) | None => {}
         }
         let tokens = blocks.checked_mul(block_size.get() as usize);
         let has_keys = !stored.extra_keys.is_empty();
@@ -255,17 +232,15 @@ impl EventFilter {
             let salt = salt.filter(|_| location == 0);
             let local = match extra_keys::hash(keys, lora_name, salt) {
                 None => block::hash_block(tokens),
-                Some(extra) => block::hash_block_with(tokens, extra),
+                Some(extra) => {
+                    self.has_extra_keys = true;
+                    block::hash_block_with(tokens, extra)
+                }
             };
             self.blocks.push(NewBlock { name: *name, local });
         }
-        self.block_size = Some(block_size);
-        Ok(TreeChange::Store {
-            after,
-            blocks: &self.blocks,
-            tier,
-            block_size,
-        })
+        self.has_extra_keys |= salt.is_some();
+        Ok((block_size, after))
     }
 
     fn remove<'a>(&self, removed: &'a Removed) -> Result<TreeChange<'a>, IgnoredReason> {
@@ -316,38 +291,6 @@ impl EventFilter {
     }
 }
 
-/// For events that concern no block of the tree.
-fn no_impact(reason: IgnoredReason) -> Ignored {
-    Ignored {
-        reason,
-        impact: TreeImpact::None,
-    }
-}
-
-/// The impact of ignoring a store. A tree is complete if it has all GPU blocks; other tiers do not count.
-pub fn impact_of_store(reason: IgnoredReason, stored: &Stored) -> TreeImpact {
-    let is_gpu = tier(&stored.location.medium) == Ok(Tier::Gpu);
-    match reason {
-        // Removals no longer show which kind of group they mean.
-        IgnoredReason::GroupChanged => TreeImpact::Unknown,
-        IgnoredReason::NonPrefixAttention
-        | IgnoredReason::RemoteMemory
-        | IgnoredReason::SeparateOwner => TreeImpact::None,
-        _ if !is_gpu || stored.hashes.is_empty() => TreeImpact::None,
-        IgnoredReason::UnknownAttention
-        | IgnoredReason::UnknownGroup
-        | IgnoredReason::UnknownMedium
-        | IgnoredReason::UnknownLocality
-        | IgnoredReason::NoBlockSize
-        | IgnoredReason::BlockSizeChanged
-        | IgnoredReason::InconsistentFields
-        | IgnoredReason::UnnamedLora
-        | IgnoredReason::UnknownEvent
-        | IgnoredReason::UnknownParent
-        | IgnoredReason::IndexFull => TreeImpact::Incomplete,
-    }
-}
-
 /// Engines with one cache group do not report its kind; for any other group it must be known.
 fn check_group(groups: &FxHashMap<u32, bool>, group: Option<u32>) -> Result<(), IgnoredReason> {
     let group = group.unwrap_or(0);
@@ -371,15 +314,6 @@ fn check_owner(location: &Location) -> Result<(), IgnoredReason> {
     match location.ownership.as_deref() {
         None | Some("") => Ok(()),
         Some(_) => Err(IgnoredReason::SeparateOwner),
-    }
-}
-
-fn tier(medium: &Medium) -> Result<Tier, &str> {
-    match medium {
-        Medium::Unspecified | Medium::Gpu => Ok(Tier::Gpu),
-        Medium::Cpu => Ok(Tier::Cpu),
-        Medium::Disk => Ok(Tier::Disk),
-        Medium::Other(name) => Err(name),
     }
 }
 

@@ -6,6 +6,7 @@
 
 mod fields;
 mod read;
+mod unknown_events;
 
 use self::fields::{CLEARED, REMOVED, STORED};
 use self::read::{Cursor, Read};
@@ -38,6 +39,8 @@ struct Reader<'a> {
 #[derive(Default)]
 struct Fields {
     hashes: Option<Vec<EngineHash>>,
+    /// The event is of an unknown type, and may name blocks in a form that is unknown too.
+    has_unreadable_hashes: bool,
     token_ids: Option<Vec<u32>>,
     block_size: Option<u32>,
     parent: Option<EngineHash>,
@@ -171,6 +174,8 @@ impl<'a> Reader<'a> {
             if order.contains(&key) || (key == "cache_salt" && kind == "BlockStored") {
                 self.field(key, &mut fields)
                     .map_err(|fault| fault.under(key))?;
+            } else if order.is_empty() && Self::may_name_blocks(key) {
+                self.hashes_of_unknown(&mut fields)?;
             } else {
                 self.cursor.skip()?;
             }
@@ -230,7 +235,13 @@ impl<'a> Reader<'a> {
             "AllBlocksCleared" => Event::Cleared {
                 ownership: fields.location.ownership,
             },
-            kind => Event::Unknown { kind: kind.into() },
+            kind => Event::Unknown {
+                kind: kind.into(),
+                hashes: match fields.has_unreadable_hashes {
+                    true => None,
+                    false => Some(fields.hashes.unwrap_or_default()),
+                },
+            },
         })
     }
 

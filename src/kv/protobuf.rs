@@ -1,5 +1,5 @@
-//! Converts between `KvEventBatch` messages and KV events. No field of an event is lost in either direction;
-//! what has no equivalent is an error or an unknown event, never a guess.
+//! Converts between `KvEventBatch` messages and KV events. What has no equivalent is left out or an unknown event, never
+//! a guess.
 //!
 //! Calls and connections are in [`super::grpc`] and in the bridge.
 
@@ -18,7 +18,7 @@ use super::source::DecodeError;
 
 pub use self::digest::digest;
 pub use self::types::Message;
-pub use self::write::{Untranslatable, encode_batch};
+pub use self::write::{Encoded, LeftOut, LeftOutReason, Untranslatable, encode_batch};
 
 /// The services that serve events, each for its own engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -7,6 +7,7 @@ mod apply;
 mod entry;
 mod join;
 pub mod joins;
+mod kept_removals;
 mod log_once;
 mod metrics;
 mod peer_trees;
@@ -334,23 +335,38 @@ impl Task {
         if !state.counts_in_routing() {
             self.set_state(state);
         }
+        // Whether the engine cleared its cache, and the tree has all blocks since.
+        let mut is_whole = false;
         for step in steps {
             match step {
                 Step::Apply {
-                    payload, is_live, ..
-                } => self.apply(&payload, is_live).await,
-                Step::Clear(reason) => self.clear(reason),
+                    payload,
+                    is_live,
+                    is_snapshot,
+                    ..
+                } => {
+                    let effect = self.apply(&payload, is_live).await;
+                    is_whole = (is_whole || effect.cleared && !is_snapshot)
+                        && effect.impact == TreeImpact::None;
+                }
+                Step::Clear(reason) => {
+                    is_whole = false;
+                    self.clear(reason);
+                }
                 Step::RequestReplay { first } => source.replay(first),
                 Step::RequestPeerTree => self.fetch_peer_tree(),
                 Step::TakePeerTree => self.take_peer_tree().await,
             }
+        }
+        if is_whole {
+            self.stream.on_engine_cleared();
         }
         // ... and one that starts to count does so after all of them.
         self.set_state(self.stream.state());
         self.note_origin();
     }
 
-    async fn apply(&mut self, batch: &Batch, is_live: bool) {
+    async fn apply(&mut self, batch: &Batch, is_live: bool) -> BatchEffect {
         let mut effect = BatchEffect::default();
         let entry = self.status.entry();
         entry.record(batch);
@@ -380,6 +396,7 @@ impl Task {
             self.blocks_this_turn = 0;
             tokio::task::yield_now().await;
         }
+        effect
     }
 
     fn clear(&mut self, reason: ResyncReason) {

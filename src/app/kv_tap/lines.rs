@@ -185,7 +185,7 @@ impl TapFormatter {
                 out.push_str("cleared  all blocks");
                 field(out, "ownership", ownership.as_deref());
             }
-            Event::Unknown { kind } => {
+            Event::Unknown { kind, .. } => {
                 let _ = write!(out, "unknown  {}", kind.escape_debug());
             }
         }
@@ -338,7 +338,7 @@ fn json_line(out: &mut String, sequence: u64, batch: &Batch, event: &Event, orig
             "group": location.group,
         }),
         Event::Cleared { ownership } => json!({"kind": "cleared", "ownership": ownership}),
-        Event::Unknown { kind } => json!({"kind": "unknown", "type": kind}),
+        Event::Unknown { kind, .. } => json!({"kind": "unknown", "type": kind}),
     };
     line["timestamp"] = json!(batch.timestamp);
     line["from"] = json!(origin);

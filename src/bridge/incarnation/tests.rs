@@ -306,13 +306,39 @@ fn what_had_no_room_makes_the_list_a_part() {
 }
 
 #[test]
-fn an_event_that_has_no_message_is_not_taken() {
+fn a_batch_that_may_have_removed_anything_is_not_taken() {
     let mut incarnation = incarnation();
     let kind = "New".into();
     let batch = Batch {
-        events: vec![Event::Unknown { kind }],
+        events: vec![Event::Unknown { kind, hashes: None }],
         ..Batch::default()
     };
     assert!(incarnation.push(batch).is_err());
     assert_eq!(incarnation.number(), 1_000);
+}
+
+#[test]
+fn a_store_that_is_left_out_makes_snapshots_a_part_until_the_engine_clears_its_cache() {
+    let mut incarnation = Incarnation::new(0, "e".to_owned(), 9, 5, LIMITS);
+    let sparse = Event::Stored(Stored {
+        hashes: vec![EngineHash(7)],
+        token_ids: vec![1, 2],
+        block_size: 1,
+        ..Stored::default()
+    });
+    let with_sparse = Batch {
+        events: vec![sparse],
+        ..store(&[1], None)
+    };
+    assert_eq!(incarnation.push(with_sparse).unwrap().len(), 1);
+    incarnation.push(store(&[2], None)).unwrap();
+    assert_eq!(incarnation.block_sizes()[2], 1);
+    let clear = Batch {
+        events: vec![Event::Cleared { ownership: None }],
+        ..Batch::default()
+    };
+    incarnation.push(clear).unwrap();
+    incarnation.push(store(&[3], None)).unwrap();
+    assert_eq!(incarnation.unknown_before(), 0);
+    assert_eq!(incarnation.block_sizes()[2], 0);
 }

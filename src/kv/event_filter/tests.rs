@@ -30,7 +30,17 @@ fn check(events: &[Event]) -> Result<(Parent, Vec<u64>), Ignored> {
     let mut filter = EventFilter::default();
     let (last, before) = events.split_last().unwrap();
     for event in before {
-        let _ = filter.accept(event);
+        // As a tree that has every parent.
+        if let Ok(TreeChange::Store {
+            blocks,
+            tier,
+            block_size,
+            ..
+        }) = filter.accept(event)
+        {
+            let blocks = blocks.len();
+            filter.on_placed(block_size, tier, blocks);
+        }
     }
     match filter.accept(last)? {
         TreeChange::Store { after, blocks, .. } => {
@@ -188,16 +198,6 @@ fn what_is_not_understood_is_left_out() {
             TreeImpact::Incomplete,
         ),
         (
-            "a placeholder of a lower tier",
-            stored(|s| {
-                s.block_size = 0;
-                s.token_ids.clear();
-                s.location.medium = Medium::Cpu;
-            }),
-            IgnoredReason::NoBlockSize,
-            TreeImpact::None,
-        ),
-        (
             "tokens",
             stored(|s| s.token_ids.truncate(3)),
             IgnoredReason::InconsistentFields,
@@ -217,9 +217,21 @@ fn what_is_not_understood_is_left_out() {
         ),
         (
             "event",
-            Event::Unknown { kind: "x".into() },
+            Event::Unknown {
+                kind: "x".into(),
+                hashes: None,
+            },
             IgnoredReason::UnknownEvent,
             TreeImpact::Unknown,
+        ),
+        (
+            "event that names nothing",
+            Event::Unknown {
+                kind: "x".into(),
+                hashes: Some(vec![]),
+            },
+            IgnoredReason::UnknownEvent,
+            TreeImpact::None,
         ),
     ];
     for (name, event, filtered, impact) in cases {
@@ -232,6 +244,106 @@ fn what_is_not_understood_is_left_out() {
     let changed = (IgnoredReason::BlockSizeChanged, TreeImpact::Incomplete);
     assert_eq!(why(&[stored(|_| {}), other.clone()]), changed);
     assert!(check(&[other]).is_ok());
+}
+
+fn partial(hash: u64) -> Event {
+    stored(|stored| {
+        stored.hashes = vec![EngineHash(hash)];
+        stored.token_ids = vec![1];
+        stored.block_size = 1;
+    })
+}
+
+#[test]
+fn the_partial_block_of_a_short_prompt_does_not_set_the_block_size() {
+    let (_, locals) = check(&[partial(9), stored(|_| {})]).unwrap();
+    assert_eq!(locals, plain());
+    let one_block = stored(|stored| {
+        stored.hashes.truncate(1);
+        stored.token_ids.truncate(2);
+    });
+    assert!(check(&[partial(9), partial(8), one_block.clone()]).is_ok());
+    let larger = stored(|stored| {
+        stored.block_size = 4;
+        stored.hashes.truncate(1);
+    });
+    assert!(check(&[partial(9), one_block, larger]).is_ok());
+}
+
+#[test]
+fn a_partial_block_is_ignored_and_leaves_the_tree_whole() {
+    let ignored = (IgnoredReason::PartialBlock, TreeImpact::None);
+    assert_eq!(why(&[stored(|_| {}), partial(9)]), ignored);
+    let two = stored(|stored| stored.block_size = 1);
+    assert_eq!(
+        why(&[stored(|_| {}), two]),
+        (IgnoredReason::BlockSizeChanged, TreeImpact::Incomplete)
+    );
+}
+
+#[test]
+fn a_store_that_the_tree_does_not_place_does_not_set_the_block_size() {
+    let mut filter = EventFilter::default();
+    let orphan = stored(|stored| {
+        stored.parent = Some(EngineHash(7));
+        stored.block_size = 4;
+        stored.hashes.truncate(1);
+    });
+    // Its parent is unknown, so nobody calls `on_placed`.
+    assert!(filter.accept(&orphan).is_ok());
+    assert!(filter.accept(&stored(|_| {})).is_ok());
+}
+
+#[test]
+fn a_copy_in_a_lower_tier_counts_by_its_name_where_its_content_is_not_certain() {
+    let in_cpu = |change: fn(&mut Stored)| {
+        stored(|stored| {
+            stored.location.medium = Medium::Cpu;
+            change(stored);
+        })
+    };
+    let names = [EngineHash(1), EngineHash(2)];
+    let by_name = TreeChange::AddCopies {
+        hashes: &names,
+        tier: Tier::Cpu,
+    };
+    let of = |events: &[Event]| {
+        let mut filter = EventFilter::default();
+        let (last, before) = events.split_last().unwrap();
+        for event in before {
+            let _ = filter.accept(event);
+        }
+        format!("{:?}", filter.accept(last).unwrap())
+    };
+    let by_name = format!("{by_name:?}");
+    let placeholder = in_cpu(|stored| {
+        stored.block_size = 0;
+        stored.token_ids.clear();
+    });
+    assert_eq!(of(&[placeholder]), by_name);
+    assert_eq!(of(&[in_cpu(|stored| stored.token_ids.clear())]), by_name);
+    let plain_copy = in_cpu(|_| {});
+    assert_ne!(of(&[stored(|_| {}), plain_copy.clone()]), by_name);
+    let salted = stored(|stored| stored.extra_keys = vec![vec![text("t")], vec![]]);
+    assert_eq!(of(&[salted.clone(), plain_copy]), by_name);
+    let with_keys = in_cpu(|stored| stored.extra_keys = vec![vec![text("t")], vec![]]);
+    assert_ne!(of(&[salted, with_keys]), by_name);
+}
+
+#[test]
+fn an_event_of_a_later_type_takes_what_it_names_and_nothing_else() {
+    let mut filter = EventFilter::default();
+    let event = Event::Unknown {
+        kind: "BlockMoved".into(),
+        hashes: Some(vec![EngineHash(1)]),
+    };
+    assert_eq!(
+        filter.accept(&event),
+        Ok(TreeChange::Forget {
+            hashes: &[EngineHash(1)],
+            reason: IgnoredReason::UnknownEvent
+        })
+    );
 }
 
 #[test]

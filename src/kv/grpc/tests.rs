@@ -230,7 +230,7 @@ fn encoded(sequence: u64, rank: Option<u32>, snapshot: Option<(SnapshotChunk, u6
         })],
     };
     Ok(grpc::frame(
-        &encode_batch(sequence, &batch, snapshot).unwrap(),
+        &encode_batch(sequence, &batch, snapshot).unwrap().message,
     ))
 }
 

@@ -111,6 +111,9 @@ impl Run {
 #[derive(Clone, Debug)]
 enum Step {
     Store(Run, CopyReport),
+    /// A store in whatever tier, treated as one in a lower tier; of the names alone, or with their contents.
+    StoreLower(Run, CopyReport, bool),
+    CountToRemove(Run),
     Remove(Run, bool),
     Clear(usize),
     Replace(usize),
@@ -143,8 +146,12 @@ fn run(trees: usize) -> impl Strategy<Value = Run> {
 
 fn step(trees: usize) -> impl Strategy<Value = Step> {
     let copies = prop_oneof![8 => Just(CopyReport::OneMore), 1 => Just(CopyReport::AtLeastOne)];
+    let copies_of_lower = copies.clone();
     prop_oneof![
         12 => (run(trees), copies).prop_map(|(run, copies)| Step::Store(run, copies)),
+        4 => (run(trees), copies_of_lower, any::<bool>())
+            .prop_map(|(run, copies, has_tokens)| Step::StoreLower(run, copies, has_tokens)),
+        1 => run(trees).prop_map(Step::CountToRemove),
         8 => (run(trees), any::<bool>()).prop_map(|(run, is_tail_first)| Step::Remove(run, is_tail_first)),
         1 => (0..trees).prop_map(Step::Clear),
         1 => (0..trees).prop_map(Step::Replace),
@@ -187,6 +194,28 @@ impl Modelled {
                 let expected = model.store(run.after(), &run.blocks(), run.tier, *copies);
                 let found = tree.store(run.after(), &run.blocks(), run.tier, *copies);
                 assert_eq!(found, expected, "{step:?}");
+            }
+            Step::StoreLower(run, copies, has_tokens) => {
+                let (tree, model, _) = &mut self.trees[run.tree];
+                let (expected, found) = if *has_tokens {
+                    (
+                        model.store_lower(run.after(), &run.blocks(), run.tier, *copies),
+                        tree.store_lower(run.after(), &run.blocks(), run.tier, *copies),
+                    )
+                } else {
+                    (
+                        model.add_copies(&run.names(), run.tier, *copies),
+                        tree.add_copies(&run.names(), run.tier, *copies),
+                    )
+                };
+                assert_eq!(found, expected, "{step:?}");
+            }
+            Step::CountToRemove(run) => {
+                let (tree, model, _) = &mut self.trees[run.tree];
+                for name in run.names() {
+                    let expected = model.count_copy_to_remove(name, run.tier);
+                    assert_eq!(tree.count_copy_to_remove(name, run.tier), expected);
+                }
             }
             Step::Remove(run, is_tail_first) => {
                 let mut names = run.names();
@@ -275,7 +304,10 @@ proptest! {
     fn so_does_an_index_with_many_trees(steps in proptest::collection::vec(step(120), 1..60), trees in 100usize..120) {
         let steps: Vec<Step> = steps.into_iter().map(|mut step| {
             match &mut step {
-                Step::Store(run, _) | Step::Remove(run, _) => run.tree %= trees,
+                Step::Store(run, _)
+                | Step::StoreLower(run, _, _)
+                | Step::CountToRemove(run)
+                | Step::Remove(run, _) => run.tree %= trees,
                 Step::Clear(tree) | Step::Replace(tree) => *tree %= trees,
             }
             step

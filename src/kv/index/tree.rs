@@ -42,6 +42,37 @@ impl Tree {
             .write(|writer, shared| writer.store(shared, slot, parent, blocks, tier, copies))
     }
 
+    /// Adds one copy of each block in a tier below the GPU's: of a block that the tree knows by its name, whatever the
+    /// event says of its place. Blocks that it does not know are placed as in [`Tree::store`]. Returns how many could
+    /// not be placed.
+    pub fn store_lower(
+        &mut self,
+        parent: Parent,
+        blocks: &[NewBlock],
+        tier: Tier,
+        copies: CopyReport,
+    ) -> usize {
+        let slot = self.slot;
+        self.index.write(|writer, shared| {
+            writer.store_lower(shared, slot, parent, blocks, tier, copies)
+        })
+    }
+
+    /// Adds one copy of each block that the tree knows by its name. Returns how many it does not know.
+    pub fn add_copies(&mut self, names: &[EngineHash], tier: Tier, copies: CopyReport) -> usize {
+        let slot = self.slot;
+        let names = names.iter().copied();
+        self.index
+            .write(|writer, shared| writer.add_copies(shared, slot, names, tier, copies))
+    }
+
+    /// Whether a copy can be removed, now or later: an unknown number of copies counts as one from now on.
+    pub fn count_copy_to_remove(&mut self, name: EngineHash, tier: Tier) -> bool {
+        let slot = self.slot;
+        self.index
+            .write(|writer, shared| writer.count_copy_to_remove(shared, slot, name, tier))
+    }
+
     /// Removes one copy of each block. Returns how many of them had no copy in that tier.
     pub fn remove(&mut self, names: &[EngineHash], tier: Tier) -> usize {
         let slot = self.slot;

@@ -4,6 +4,7 @@
 
 mod add_owner;
 mod copies;
+mod copies_of_known;
 mod copy;
 mod evict;
 mod fork_filter;

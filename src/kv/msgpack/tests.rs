@@ -153,9 +153,36 @@ fn unknown_types_and_keys_are_passed_over() {
     let new =
         b"\x93\x00\x92\x83\xa1a\x01\xa4type\xa3New\xacblock_hashes\xa3odd\x92\xa5Other\x80\x03";
     let batch = decode(new).unwrap();
-    let unknown = |kind: &str| Event::Unknown { kind: kind.into() };
+    let unknown = |kind: &str| Event::Unknown {
+        kind: kind.into(),
+        hashes: None,
+    };
     assert_eq!(batch.events, [unknown("New"), unknown("Other")]);
     assert_eq!(batch.rank, Some(3));
+}
+
+#[test]
+fn an_unknown_type_names_its_blocks_by_whatever_is_called_a_hash() {
+    let check = |event: &[u8], expected: Option<&[u64]>| {
+        let payload = [b"\x92\x00\x91".as_slice(), event].concat();
+        let batch = decode(&payload).unwrap();
+        let [Event::Unknown { hashes, .. }] = &batch.events[..] else {
+            panic!("{batch:?}")
+        };
+        let hashes = hashes.as_ref().map(|hashes| {
+            let numbers = hashes.iter().map(|hash| hash.0);
+            numbers.collect::<Vec<_>>()
+        });
+        assert_eq!(hashes.as_deref(), expected, "{event:?}");
+    };
+    check(b"\x81\xa4type\xa3New", Some(&[]));
+    check(
+        b"\x83\xa4type\xa3New\xacblock_hashes\x92\x01\x02\xb1parent_block_hash\x09",
+        Some(&[1, 2]),
+    );
+    check(b"\x82\xa4type\xa3New\xa8old_hash\x07", Some(&[7]));
+    check(b"\x82\xa4type\xa3New\xa6hashes\x81\x01\x02", None);
+    check(b"\x92\xa3New\x92\x01\x02", Some(&[1, 2]));
 }
 
 #[test]

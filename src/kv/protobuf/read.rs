@@ -20,7 +20,11 @@ pub(super) fn message(message: message::KvEventBatch) -> Result<Message, DecodeE
             Some(Data::Cleared(data)) => events.push(Event::Cleared {
                 ownership: text(data.ownership),
             }),
-            None => events.push(unknown("none that is known")),
+            // Its fields are lost with its type.
+            None => events.push(Event::Unknown {
+                kind: "none that is known".into(),
+                hashes: None,
+            }),
         }
     }
     Ok(Message {
@@ -83,12 +87,13 @@ fn stored(data: message::KvBlocksStored, events: &mut Vec<Event>) {
             part.extra_keys.clear();
         }
         parent = part.hashes.last().copied().or(parent);
-        // A block too long and one too short would together look consistent.
-        events.push(if lengths_fit {
-            Event::Stored(part)
-        } else {
-            unknown("stored, with blocks of other lengths than said")
-        });
+        // A block too long and one too short would together look consistent. Without tokens, the names still count
+        // where they are known.
+        if !lengths_fit {
+            part.token_ids.clear();
+            part.extra_keys.clear();
+        }
+        events.push(Event::Stored(part));
         is_first = false;
     }
 }
@@ -193,8 +198,4 @@ fn name(hash: i64) -> EngineHash {
 
 fn text(value: Option<String>) -> Option<Box<str>> {
     value.map(Into::into)
-}
-
-fn unknown(kind: &str) -> Event {
-    Event::Unknown { kind: kind.into() }
 }

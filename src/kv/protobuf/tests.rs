@@ -114,7 +114,7 @@ proptest! {
     ) {
         let snapshot = chunk.map(|(index, count, unknown_before)| SnapshotChunk { index, count, unknown_before });
         let batch = Batch { timestamp, rank, events };
-        let bytes = encode_batch(sequence, &batch, snapshot.map(|chunk| (chunk, 7))).unwrap();
+        let bytes = encode_batch(sequence, &batch, snapshot.map(|chunk| (chunk, 7))).unwrap().message;
         let expected = Message { sequence, batch, snapshot, ..Message::default() };
         prop_assert_eq!(decode_batch(&bytes).unwrap(), expected);
     }
@@ -125,7 +125,7 @@ proptest! {
         damage in proptest::collection::vec((any::<proptest::sample::Index>(), any::<u8>()), 1..4),
     ) {
         let batch = Batch { events, ..Batch::default() };
-        let mut bytes = encode_batch(7, &batch, None).unwrap().to_vec();
+        let mut bytes = encode_batch(7, &batch, None).unwrap().message.to_vec();
         for (at, byte) in damage {
             let at = at.index(bytes.len());
             bytes[at] = byte;
@@ -134,8 +134,11 @@ proptest! {
         if let Ok(read) = decode_batch(&bytes)
             && let Ok(written) = encode_batch(7, &read.batch, None)
         {
-            let again = decode_batch(&written).unwrap();
-            prop_assert_eq!(again.batch.events, read.batch.events);
+            let again = decode_batch(&written.message).unwrap();
+            prop_assert_eq!(
+                again.batch.events.len() + written.left_out.len(),
+                read.batch.events.len()
+            );
         }
     }
 
@@ -217,12 +220,29 @@ fn blocks_in_different_places_become_chained_events() {
 }
 
 #[test]
-fn blocks_that_make_up_for_each_others_length_are_not_believed() {
+fn blocks_that_make_up_for_each_others_length_are_names_without_tokens() {
     let events = raw_stored(message::KvBlocksStored {
         blocks: vec![block(1, 2, &[5, 6, 7]), block(2, 2, &[8])],
         ..message::KvBlocksStored::default()
     });
-    assert!(matches!(&events[..], [Event::Unknown { .. }]), "{events:?}");
+    let [Event::Stored(stored)] = &events[..] else {
+        panic!("{events:?}")
+    };
+    assert_eq!(stored.hashes, [EngineHash(1), EngineHash(2)]);
+    assert!(stored.token_ids.is_empty());
+}
+
+#[test]
+fn a_placeholder_beside_a_real_store_takes_nothing_from_it() {
+    let events = raw_stored(message::KvBlocksStored {
+        blocks: vec![block(1, 0, &[]), block(2, 1, &[5])],
+        ..message::KvBlocksStored::default()
+    });
+    let sizes = events.iter().map(|event| match event {
+        Event::Stored(stored) => (stored.block_size, stored.token_ids.len()),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(sizes.collect::<Vec<_>>(), [(0, 0), (1, 1)]);
 }
 
 #[test]
@@ -269,7 +289,7 @@ fn an_event_of_a_later_kind_is_told_as_unknown() {
 }
 
 #[test]
-fn a_layout_with_holes_is_not_translated() {
+fn what_has_no_message_is_left_out_and_the_rest_of_its_batch_is_not() {
     let stored = Stored {
         hashes: vec![EngineHash(1), EngineHash(2)],
         token_ids: vec![1, 2, 3],
@@ -277,34 +297,85 @@ fn a_layout_with_holes_is_not_translated() {
         ..Stored::default()
     };
     let check = |event| {
+        let cleared = Event::Cleared { ownership: None };
         let batch = Batch {
-            events: vec![event],
+            events: vec![cleared.clone(), event, cleared.clone()],
             ..Batch::default()
         };
-        encode_batch(1, &batch, None).unwrap_err().0
+        let encoded = encode_batch(1, &batch, None).unwrap();
+        let read = decode_batch(&encoded.message).unwrap().batch.events;
+        assert_eq!(read, [cleared.clone(), cleared]);
+        let [left_out] = &encoded.left_out[..] else {
+            panic!("{encoded:?}")
+        };
+        assert_eq!(left_out.index, 1);
+        (left_out.reason, left_out.detail.clone())
     };
+    let inconsistent = LeftOutReason::InconsistentFields;
     assert_eq!(
         check(Event::Stored(stored.clone())),
-        "3 tokens for 2 blocks of 2"
+        (inconsistent, "3 tokens for 2 blocks of 2".to_owned())
     );
     let sizeless = Stored {
         block_size: 0,
         token_ids: vec![],
         ..stored
     };
-    assert_eq!(check(Event::Stored(sizeless)), "0 tokens for 2 blocks of 0");
     assert_eq!(
-        check(Event::Unknown { kind: "New".into() }),
-        "an event of type New"
+        check(Event::Stored(sizeless)),
+        (
+            LeftOutReason::NoTokens,
+            "0 tokens for 2 blocks of 0".to_owned()
+        )
     );
-    let far = Removed {
+    let unknown = |hashes| Event::Unknown {
+        kind: "New".into(),
+        hashes,
+    };
+    assert_eq!(
+        check(unknown(Some(vec![]))),
+        (
+            LeftOutReason::UnknownEvent,
+            "an event of type New".to_owned()
+        )
+    );
+    let batch = Batch {
+        events: vec![unknown(None)],
+        ..Batch::default()
+    };
+    let error = encode_batch(1, &batch, None).unwrap_err();
+    assert_eq!(error.0, "an event of type New");
+}
+
+#[test]
+fn what_was_removed_in_an_unknown_place_is_read_as_such() {
+    let locality = |event| {
+        let batch = Batch {
+            events: vec![event],
+            ..Batch::default()
+        };
+        let encoded = encode_batch(1, &batch, None).unwrap();
+        match &decode_batch(&encoded.message).unwrap().batch.events[..] {
+            [Event::Removed(removed)] => {
+                assert_eq!(removed.hashes, [EngineHash(1)]);
+                removed.location.locality.clone().unwrap()
+            }
+            other => panic!("{other:?}"),
+        }
+    };
+    let near = Removed {
+        hashes: vec![EngineHash(1)],
         location: Location {
             locality: Some("NEAR".into()),
             ..Location::default()
         },
-        ..Removed::default()
     };
-    assert_eq!(check(Event::Removed(far)), "locality NEAR");
+    assert_eq!(&*locality(Event::Removed(near)), "locality 15");
+    let moved = Event::Unknown {
+        kind: "Moved".into(),
+        hashes: Some(vec![EngineHash(1)]),
+    };
+    assert_eq!(&*locality(moved), "locality 15");
 }
 
 #[test]

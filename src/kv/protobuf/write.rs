@@ -11,7 +11,49 @@ use super::wire::smg::grpc::common::{self as message, KvCacheLocality, KvCacheTi
 use crate::kv::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
 use crate::kv::source::SnapshotChunk;
 
-/// Why an event has no equivalent message.
+/// An encoded batch, without the events that have no equivalent.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Encoded {
+    pub message: Bytes,
+    pub left_out: Vec<LeftOut>,
+}
+
+/// An event that has no equivalent message. Leaving it out makes readers know less, never more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftOut {
+    /// Its place in the batch.
+    pub index: usize,
+    pub reason: LeftOutReason,
+    pub detail: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LeftOutReason {
+    /// A store without its blocks' tokens: default CPU offloading reports such.
+    NoTokens,
+    /// The numbers of tokens, hashes and extra keys do not match: groups that skip blocks report such.
+    InconsistentFields,
+    /// An unknown type of event that names no blocks.
+    UnknownEvent,
+}
+
+impl LeftOutReason {
+    pub const ALL: [Self; 3] = [
+        Self::NoTokens,
+        Self::InconsistentFields,
+        Self::UnknownEvent,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoTokens => "no_tokens",
+            Self::InconsistentFields => "inconsistent_fields",
+            Self::UnknownEvent => "unknown_event",
+        }
+    }
+}
+
+/// Why a batch has no equivalent message: one of its events may have removed blocks that it does not name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Untranslatable(pub String);
 
@@ -21,31 +63,53 @@ impl fmt::Display for Untranslatable {
     }
 }
 
+enum NotEncoded {
+    Event(LeftOutReason, String),
+    Batch(Untranslatable),
+}
+
+/// The locality of readers' unknown ones, so that they forget what was removed there, wherever it is.
+const UNKNOWN_LOCALITY: i32 = 15;
+
 /// Event ids of one batch are distinct up to this many events.
 const EVENTS_MAX: u64 = 1 << 16;
 
-/// Encodes one message. `snapshot` is the chunk and the number of blocks of the whole snapshot.
+/// Encodes one message; events without an equivalent are left out. `snapshot` is the chunk and the number of blocks of
+/// the whole snapshot.
 pub fn encode_batch(
     sequence: u64,
     batch: &Batch,
     snapshot: Option<(SnapshotChunk, u64)>,
-) -> Result<Bytes, Untranslatable> {
+) -> Result<Encoded, Untranslatable> {
     let mut events = Vec::with_capacity(batch.events.len());
+    let mut left_out = Vec::new();
     for (location, event) in (1..).zip(&batch.events) {
         // Derived, so that the same batch always gets the same id.
         let event_id = match snapshot {
             Some(_) => 0,
             None => sequence.wrapping_mul(EVENTS_MAX).wrapping_add(location),
         };
-        let data = Some(data(event)?);
-        events.push(message::KvCacheEvent { event_id, data });
+        match data(event) {
+            Ok(data) => events.push(message::KvCacheEvent {
+                event_id,
+                data: Some(data),
+            }),
+            Err(NotEncoded::Event(reason, detail)) => left_out.push(LeftOut {
+                index: location as usize - 1,
+                reason,
+                detail,
+            }),
+            Err(NotEncoded::Batch(error)) => return Err(error),
+        }
     }
-    let dp_rank = batch.rank.map(i32::try_from).transpose();
     let message = message::KvEventBatch {
         sequence_number: sequence,
         timestamp: batch.timestamp,
         events,
-        dp_rank: dp_rank.map_err(|_| Untranslatable("a rank above 2^31".to_owned()))?,
+        // The bridge numbers its ranks itself, from 0.
+        dp_rank: batch
+            .rank
+            .map(|rank| i32::try_from(rank).unwrap_or(i32::MAX)),
         snapshot: snapshot.map(|(chunk, blocks)| message::KvSnapshotChunk {
             index: chunk.index,
             count: chunk.count,
@@ -54,23 +118,36 @@ pub fn encode_batch(
         }),
         load: None,
     };
-    Ok(message.encode_to_vec().into())
+    Ok(Encoded {
+        message: message.encode_to_vec().into(),
+        left_out,
+    })
 }
 
-fn data(event: &Event) -> Result<Data, Untranslatable> {
+fn data(event: &Event) -> Result<Data, NotEncoded> {
     Ok(match event {
         Event::Stored(event) => Data::Stored(stored(event)?),
-        Event::Removed(event) => Data::Removed(removed(event)?),
+        Event::Removed(event) => Data::Removed(removed(event)),
         Event::Cleared { ownership } => Data::Cleared(message::KvCacheCleared {
             ownership: text(ownership.as_deref()),
         }),
-        Event::Unknown { kind } => {
-            return Err(Untranslatable(format!("an event of type {kind}")));
+        Event::Unknown { kind, hashes } => {
+            let text = format!("an event of type {kind}");
+            return match hashes.as_deref() {
+                None => Err(NotEncoded::Batch(Untranslatable(text))),
+                Some([]) => Err(NotEncoded::Event(LeftOutReason::UnknownEvent, text)),
+                // What became of these blocks is unknown, so readers forget them.
+                Some(hashes) => Ok(Data::Removed(message::KvBlocksRemoved {
+                    block_hashes: hashes.iter().map(|name| hash(*name)).collect(),
+                    locality: Some(UNKNOWN_LOCALITY),
+                    ..message::KvBlocksRemoved::default()
+                })),
+            };
         }
     })
 }
 
-fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
+fn stored(event: &Stored) -> Result<message::KvBlocksStored, NotEncoded> {
     let size = event.block_size as usize;
     let block_size = i32::try_from(event.block_size)
         .ok()
@@ -79,18 +156,24 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
         block_size,
         event.hashes.len().checked_mul(size) == Some(event.token_ids.len()),
     ) else {
-        return Err(Untranslatable(format!(
+        let reason = match event.token_ids.is_empty() {
+            true => LeftOutReason::NoTokens,
+            false => LeftOutReason::InconsistentFields,
+        };
+        let detail = format!(
             "{} tokens for {} blocks of {size}",
             event.token_ids.len(),
             event.hashes.len()
-        )));
+        );
+        return Err(NotEncoded::Event(reason, detail));
     };
     if !event.extra_keys.is_empty() && event.extra_keys.len() != event.hashes.len() {
-        return Err(Untranslatable(format!(
+        let detail = format!(
             "extra keys for {} of {} blocks",
             event.extra_keys.len(),
             event.hashes.len()
-        )));
+        );
+        return Err(NotEncoded::Event(LeftOutReason::InconsistentFields, detail));
     }
     let (tier, medium, cache_level) = medium(&event.location.medium);
     let tokens = event.token_ids.chunks_exact(size);
@@ -115,7 +198,7 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
         group_idx: event.location.group,
         kv_cache_spec_kind: text(event.spec_kind.as_deref()),
         kv_cache_spec_sliding_window: event.sliding_window,
-        locality: locality(&event.location)?,
+        locality: locality(&event.location),
         ownership: text(event.location.ownership.as_deref()),
         session_id: text(event.session_id.as_deref()),
         lora_name: text(event.lora_name.as_deref()),
@@ -123,17 +206,17 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, Untranslatable> {
     })
 }
 
-fn removed(event: &Removed) -> Result<message::KvBlocksRemoved, Untranslatable> {
+fn removed(event: &Removed) -> message::KvBlocksRemoved {
     let (tier, medium, cache_level) = medium(&event.location.medium);
-    Ok(message::KvBlocksRemoved {
+    message::KvBlocksRemoved {
         block_hashes: event.hashes.iter().map(|name| hash(*name)).collect(),
         cache_level,
         tier: tier.map(i32::from),
         medium,
         group_idx: event.location.group,
-        locality: locality(&event.location)?,
+        locality: locality(&event.location),
         ownership: text(event.location.ownership.as_deref()),
-    })
+    }
 }
 
 /// In all three forms, for readers of different versions. For readers that only know the level, an unknown
@@ -149,14 +232,15 @@ fn medium(medium: &Medium) -> (Option<KvCacheTier>, Option<String>, Option<i32>)
     (Some(tier), Some(word.to_owned()), Some(level))
 }
 
-fn locality(location: &Location) -> Result<Option<i32>, Untranslatable> {
-    let value = match location.locality.as_deref() {
-        None => return Ok(None),
-        Some(word) if word.eq_ignore_ascii_case("local") => KvCacheLocality::Local,
-        Some(word) if word.eq_ignore_ascii_case("remote") => KvCacheLocality::Remote,
-        Some(word) => return Err(Untranslatable(format!("locality {word}"))),
-    };
-    Ok(Some(value.into()))
+fn locality(location: &Location) -> Option<i32> {
+    let word = location.locality.as_deref()?;
+    Some(if word.eq_ignore_ascii_case("local") {
+        KvCacheLocality::Local.into()
+    } else if word.eq_ignore_ascii_case("remote") {
+        KvCacheLocality::Remote.into()
+    } else {
+        UNKNOWN_LOCALITY
+    })
 }
 
 fn extra_key(key: &ExtraKey) -> message::KvBlockExtraKey {

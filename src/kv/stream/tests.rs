@@ -1,4 +1,7 @@
 mod facts;
+mod peer_trees;
+mod play;
+mod responses;
 mod world;
 
 use world::World;

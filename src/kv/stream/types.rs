@@ -74,6 +74,8 @@ pub enum Step<T> {
         payload: T,
         /// Published just now: neither replayed nor part of a snapshot.
         is_live: bool,
+        /// Part of a snapshot, which begins with a clear of its own.
+        is_snapshot: bool,
     },
     /// Clear the tree.
     Clear(ResyncReason),
@@ -292,6 +294,8 @@ pub enum StateReason {
     PartialSnapshot,
     /// Some blocks could not be added to the tree, or the index evicted them.
     Incomplete,
+    /// The engine cleared its cache, and all blocks since are known.
+    EngineCleared,
     Disconnected,
     Suspect(SuspectReason),
     Resync(ResyncReason),
@@ -307,6 +311,7 @@ impl StateReason {
             StateReason::PeerTree => "peer_tree",
             StateReason::PartialSnapshot => "partial_snapshot",
             StateReason::Incomplete => "incomplete",
+            StateReason::EngineCleared => "engine_cleared",
             StateReason::Disconnected => "disconnected",
             StateReason::Suspect(suspicion) => suspicion.as_str(),
             StateReason::Resync(reason) => reason.as_str(),

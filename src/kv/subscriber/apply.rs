@@ -4,6 +4,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
+use super::kept_removals::KeptRemovals;
 use crate::ids::{Model, WorkerId};
 use crate::kv::event::{Batch, EngineHash, Event, Tier};
 use crate::kv::event_filter::{
@@ -23,6 +24,7 @@ pub(super) struct BatchEffect {
     /// The worker cleared its whole cache.
     pub(super) cleared: bool,
     pub(super) ignored: Vec<IgnoredReason>,
+    /// Of the events since the last clear.
     pub(super) impact: TreeImpact,
 }
 
@@ -32,6 +34,7 @@ pub(super) struct RankTree {
     worker: WorkerId,
     rank: u32,
     filter: EventFilter,
+    kept_removals: KeptRemovals,
     tree: Option<(NonZeroU32, Tree)>,
     /// The index has no room for this tree, which therefore takes no blocks.
     index_is_full: bool,
@@ -51,6 +54,7 @@ impl RankTree {
             worker,
             rank,
             filter: EventFilter::default(),
+            kept_removals: KeptRemovals::default(),
             tree: None,
             index_is_full: false,
             counts_in_routing: false,
@@ -65,21 +69,37 @@ impl RankTree {
     /// batch may have removed unknown blocks, the tree is cleared at that point and the effect's impact
     /// is [`TreeImpact::Unknown`].
     pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, effect: &mut BatchEffect) {
-        for event in &batch.events {
+        self.kept_removals.read(batch);
+        for (at, event) in batch.events.iter().enumerate() {
             effect.events += 1;
-            let impact = self.apply_event(event, copies, effect);
+            if matches!(event, Event::Cleared { .. }) {
+                self.remove_kept(effect);
+            }
+            let impact = self.apply_event(at, event, copies, effect);
             if impact == TreeImpact::Unknown {
+                self.kept_removals.take();
                 self.clear();
             }
             effect.impact = effect.impact.max(impact);
         }
+        self.remove_kept(effect);
         if self.take_evicted() {
             effect.impact = effect.impact.max(TreeImpact::Incomplete);
         }
     }
 
+    fn remove_kept(&mut self, effect: &mut BatchEffect) {
+        for (hash, tier) in self.kept_removals.take() {
+            effect.unknown_removals += match &mut self.tree {
+                Some((_, tree)) => tree.remove(&[hash], tier) as u64,
+                None => 1,
+            };
+        }
+    }
+
     fn apply_event(
         &mut self,
+        at: usize,
         event: &Event,
         copies: CopyReport,
         effect: &mut BatchEffect,
@@ -112,11 +132,22 @@ impl RankTree {
                 let Some((_, tree)) = &mut self.tree else {
                     return TreeImpact::None;
                 };
+                let stored = blocks.len();
                 // A repeated report looks like a new copy, but always begins at a prompt's first block.
                 let copies = match after {
                     Parent::Root(_) => copies,
                     Parent::Block(_) => CopyReport::OneMore,
                 };
+                if tier != Tier::Gpu {
+                    let unplaced = tree.store_lower(after, blocks, tier, copies);
+                    effect.stored += (stored - unplaced) as u64;
+                    if unplaced > 0 {
+                        effect.ignored.push(IgnoredReason::UnknownCopy);
+                    } else {
+                        self.filter.on_placed(block_size, tier, stored);
+                    }
+                    return TreeImpact::None;
+                }
                 if tree.store(after, blocks, tier, copies).is_err() {
                     // A first block has no parent that could be unknown, so the index refused it.
                     self.index_is_full |= matches!(after, Parent::Root(_));
@@ -132,14 +163,29 @@ impl RankTree {
                         }
                     };
                 }
-                effect.stored += blocks.len() as u64;
+                effect.stored += stored as u64;
+                self.filter.on_placed(block_size, tier, stored);
+                TreeImpact::None
+            }
+            TreeChange::AddCopies { hashes, tier } => {
+                let unknown = match &mut self.tree {
+                    Some((_, tree)) => tree.add_copies(hashes, tier, CopyReport::OneMore),
+                    None => hashes.len(),
+                };
+                effect.stored += (hashes.len() - unknown) as u64;
+                if unknown > 0 {
+                    effect.ignored.push(IgnoredReason::UnknownCopy);
+                }
                 TreeImpact::None
             }
             TreeChange::Remove { hashes, tier } => {
                 effect.removed += hashes.len() as u64;
                 effect.unknown_removals += match &mut self.tree {
-                    Some((_, tree)) => tree.remove(hashes, tier) as u64,
                     None => hashes.len() as u64,
+                    Some((_, tree)) if self.kept_removals.is_empty() => {
+                        tree.remove(hashes, tier) as u64
+                    }
+                    Some((_, tree)) => remove_or_keep(tree, &mut self.kept_removals, at, hashes, tier),
                 };
                 TreeImpact::None
             }
@@ -153,8 +199,11 @@ impl RankTree {
             }
             TreeChange::Clear => {
                 effect.cleared = true;
+                effect.impact = TreeImpact::None;
                 if let Some((_, tree)) = &mut self.tree {
                     tree.clear();
+                    // What the index evicted was cleared too.
+                    tree.take_evicted();
                 }
                 TreeImpact::None
             }
@@ -216,6 +265,33 @@ impl RankTree {
             }
         }
     }
+}
+
+/// Removes one copy of each block now, except of those that the batch stores again after the event at `at`: they wait.
+/// Returns how many blocks have no copy in that tier.
+fn remove_or_keep(
+    tree: &mut Tree,
+    kept: &mut KeptRemovals,
+    at: usize,
+    hashes: &[EngineHash],
+    tier: Tier,
+) -> u64 {
+    let mut missing = 0;
+    let mut left = hashes;
+    while !left.is_empty() {
+        let run = left.iter().take_while(|hash| !kept.is_stored_after(**hash, at));
+        let (now, rest) = left.split_at(run.count());
+        missing += tree.remove(now, tier) as u64;
+        left = rest;
+        if let [later, rest @ ..] = rest {
+            match tree.count_copy_to_remove(*later, tier) {
+                true => kept.keep(*later, tier),
+                false => missing += 1,
+            }
+            left = rest;
+        }
+    }
+    missing
 }
 
 /// Removes every copy in every tier, and returns how many there were.

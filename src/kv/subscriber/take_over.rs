@@ -116,6 +116,7 @@ impl Task {
             StateReason::PeerTree | StateReason::Incomplete => return,
             StateReason::Starting
             | StateReason::HistoryTruncated
+            | StateReason::EngineCleared
             | StateReason::Disconnected
             | StateReason::Suspect(_)
             | StateReason::Resync(_) => "events",

@@ -5,6 +5,8 @@ use std::num::NonZeroU32;
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
+mod unusual_events;
+
 use super::*;
 use crate::kv::event::{EngineHash, Event, Location, Medium, Removed, Stored, Tier};
 use crate::kv::event_filter::IgnoredReason;
@@ -576,6 +578,7 @@ fn what_cannot_be_read_or_understood_forgets_all_before_it() {
         assert_eq!(stage.depth(&prompt(2)), 0);
         let unknown = Event::Unknown {
             kind: "Moved".into(),
+            hashes: None,
         };
         stage
             .say([SourceEvent::Live(frame(

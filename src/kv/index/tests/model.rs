@@ -71,6 +71,58 @@ impl Model {
         Ok(())
     }
 
+    /// As [`Self::store`], but a known name is one more copy of its block.
+    pub(super) fn store_lower(
+        &mut self,
+        after: Parent,
+        blocks: &[NewBlock],
+        tier: Tier,
+        report: CopyReport,
+    ) -> usize {
+        let mut after = after;
+        let mut unplaced = 0;
+        for block in blocks {
+            if self.add_copies(&[block.name], tier, report) == 1 {
+                unplaced += usize::from(self.store(after, &[*block], tier, report).is_err());
+            }
+            after = Parent::Block(block.name);
+        }
+        unplaced
+    }
+
+    pub(super) fn add_copies(
+        &mut self,
+        names: &[EngineHash],
+        tier: Tier,
+        report: CopyReport,
+    ) -> usize {
+        let mut unknown = 0;
+        for name in names {
+            let Some(content) = self.names.get(name) else {
+                unknown += 1;
+                continue;
+            };
+            let copies = &mut self.blocks.get_mut(content).unwrap().copies[tier as usize];
+            *copies = match (*copies, report) {
+                (Count::Known(known), CopyReport::OneMore) => Count::Known(known + 1),
+                (Count::Known(0), CopyReport::AtLeastOne) => Count::Some,
+                (known, _) => known,
+            };
+        }
+        unknown
+    }
+
+    pub(super) fn count_copy_to_remove(&mut self, name: EngineHash, tier: Tier) -> bool {
+        let Some(content) = self.names.get(&name) else {
+            return false;
+        };
+        let copies = &mut self.blocks.get_mut(content).unwrap().copies[tier as usize];
+        if *copies == Count::Some {
+            *copies = Count::Known(1);
+        }
+        *copies != Count::Known(0)
+    }
+
     pub(super) fn remove(&mut self, names: &[EngineHash], tier: Tier) -> usize {
         let mut missing = 0;
         for name in names {

@@ -3,9 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
-use crate::kv::source::SnapshotChunk;
 use crate::kv::stream::digests::DigestWindow;
 use crate::kv::stream::*;
+
+mod checks;
+mod make;
+mod response;
+
+pub(super) use make::Make;
 
 /// What a batch carries here: what it does to the cache of one process.
 #[derive(Clone, Debug, PartialEq)]
@@ -13,6 +18,8 @@ pub(super) struct Payload {
     process: usize,
     /// As of this batch.
     index: u64,
+    /// All blocks are removed before others are stored.
+    clears: bool,
     stored: BTreeSet<u8>,
     removed: BTreeSet<u8>,
 }
@@ -42,36 +49,6 @@ enum SourceEvent {
     Replayed(Sequenced<Payload>),
     End,
     Failed,
-}
-
-/// How the engine and the source are made; fixed for one run.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Make {
-    pub(super) can_replay: bool,
-    /// Questions are never answered.
-    pub(super) is_deaf: bool,
-    /// Now and then, none is for a while.
-    pub(super) has_deaf_spells: bool,
-    /// Batches kept for replays.
-    pub(super) kept: u64,
-    /// An answer has no more batches than this, and then no end; or all but some, and then no end.
-    pub(super) answer_max: Option<usize>,
-    /// An answer is the start of a new live stream.
-    pub(super) is_one_stream: bool,
-    pub(super) has_snapshots: bool,
-    pub(super) has_epoch: bool,
-    /// Half an old answer may come before a new one.
-    pub(super) is_sloppy: bool,
-    /// Other replicas give their trees, asked or not.
-    pub(super) has_peers: bool,
-    /// Of a hundred: batches lost, repeated, swapped, unreadable; answers spoilt.
-    pub(super) lost: u8,
-    pub(super) repeated: u8,
-    pub(super) swapped: u8,
-    pub(super) unreadable: u8,
-    pub(super) spoilt: u8,
-    pub(super) held_max: usize,
-    pub(super) digests_max: usize,
 }
 
 #[derive(Debug)]
@@ -254,6 +231,10 @@ impl World {
         let index = self.processes[process].count();
         let before = self.processes[process].held.last().cloned();
         let mut held = before.unwrap_or_default();
+        let clears = self.hits(4);
+        if clears {
+            held.clear();
+        }
         let (mut stored, mut removed) = (BTreeSet::new(), BTreeSet::new());
         for _ in 0..self.random.u8(1..4) {
             let block = self.random.u8(..6);
@@ -272,6 +253,7 @@ impl World {
         let payload = Payload {
             process,
             index,
+            clears,
             stored,
             removed,
         };
@@ -435,100 +417,18 @@ impl World {
         self.done(steps);
     }
 
-    /// Whoever is alive now answers, which need not be whom the connection is to.
-    fn response(&mut self) {
-        let alive = self.alive();
-        let spoils = self.hits(self.make.spoilt);
-        let how = self.random.u8(..5);
-        let make = self.make;
-        let is_deaf = make.is_deaf || self.in_deaf_spell;
-        let Some(line) = &mut self.connection else {
-            return;
-        };
-        let Some(first) = line.request.take() else {
-            return;
-        };
-        let process = &self.processes[alive];
-        if is_deaf && !make.is_one_stream {
-            return;
-        }
-        let oldest = process.count().saturating_sub(make.kept);
-        if make.is_one_stream {
-            self.log.push(format!("stream of {alive} from {first}"));
-            line.live.clear();
-            line.process = alive;
-            line.is_dead = false;
-            line.is_open = true;
-            line.awaits_first = false;
-            if first == 0 && make.has_snapshots && process.count() > 0 {
-                for (place, chunk) in snapshot(process, alive).into_iter().enumerate() {
-                    if place == 0 {
-                        line.live.push_back(SourceEvent::Replayed(chunk));
-                        line.live.push_back(SourceEvent::End);
-                    } else {
-                        line.live.push_back(SourceEvent::Live(chunk));
-                    }
-                }
-            } else if first == 0 {
-                line.awaits_first = true;
-            } else if is_deaf || first < oldest || first > process.count() || spoils {
-                line.is_open = false;
-                line.live.push_back(SourceEvent::Failed);
-            } else {
-                let mut frames = process.frames[first as usize..].iter().cloned();
-                match frames.next() {
-                    Some(frame) => {
-                        line.live.push_back(SourceEvent::Replayed(frame));
-                        line.live.push_back(SourceEvent::End);
-                        line.live.extend(frames.map(SourceEvent::Live));
-                    }
-                    None => line.awaits_first = true,
-                }
-            }
-            return;
-        }
-        let mut said: Vec<SourceEvent> = process.frames
-            [(first.max(oldest).min(process.count())) as usize..]
-            .iter()
-            .cloned()
-            .map(SourceEvent::Replayed)
-            .collect();
-        match make.answer_max {
-            Some(max) if said.len() > max => {
-                // What did not fit into the socket's queue, or some of it, and the end.
-                let until = [said.len(), max + 2][usize::from(how % 2)].min(said.len());
-                said.drain(max..until);
-            }
-            Some(_) | None => said.push(SourceEvent::End),
-        }
-        if spoils && !said.is_empty() {
-            let place = self.random.usize(..said.len());
-            match how {
-                0 => said.truncate(place),
-                1 => {
-                    said.truncate(place);
-                    said.push(SourceEvent::End);
-                }
-                2 => {
-                    said.truncate(place);
-                    said.push(SourceEvent::Failed);
-                }
-                3 if said.len() > 2 => {
-                    said.remove(place.min(said.len() - 2));
-                }
-                _ => said.clear(),
-            }
-        }
-        line.answers.extend(said);
-        self.log.push(format!("{alive} answers from {first}"));
-    }
-
     fn done(&mut self, steps: Steps<Payload>) {
+        let mut is_whole = false;
         for step in steps {
             match step {
-                Step::Apply { payload, .. } => {
+                Step::Apply {
+                    payload,
+                    is_snapshot,
+                    ..
+                } => {
+                    is_whole |= payload.clears && !is_snapshot;
                     let held = self.tree.entry(payload.process).or_default();
-                    held.retain(|block| !payload.removed.contains(block));
+                    held.retain(|block| !payload.clears && !payload.removed.contains(block));
                     held.extend(&payload.stored);
                     self.applied.insert(payload.process, payload.index);
                     self.last_applied = Some((payload.process, payload.index));
@@ -538,12 +438,14 @@ impl World {
                     self.tree_requested = true;
                 }
                 Step::TakePeerTree => {
+                    is_whole = false;
                     let (process, index, held) = self.offered.clone().expect("one was offered");
                     self.tree = BTreeMap::from([(process, held)]);
                     self.applied = BTreeMap::from([(process, index)]);
                     self.last_applied = Some((process, index));
                 }
                 Step::Clear(reason) => {
+                    is_whole = false;
                     self.log.push(format!("  clear: {}", reason.as_str()));
                     self.tree.clear();
                     self.applied.clear();
@@ -565,6 +467,9 @@ impl World {
                 }
             }
         }
+        if is_whole {
+            self.stream.on_engine_cleared();
+        }
         self.log.push(format!(
             "  {} last {:?} tree {:?}",
             self.stream.state().as_str(),
@@ -573,163 +478,4 @@ impl World {
         ));
         self.check();
     }
-
-    fn check(&self) {
-        for (process, held) in &self.tree {
-            let last = self.applied[process];
-            let truth = self.processes[*process].held_after(last);
-            self.assert(
-                held.is_subset(truth),
-                "holds what the engine did not hold after the last batch applied",
-            );
-        }
-        let (held, _) = self.stream.buffered();
-        self.assert(held <= self.make.held_max.max(1), "holds back too many");
-        if !self.stream.state().counts_in_routing() {
-            return;
-        }
-        let Some(line) = &self.connection else {
-            self.assert(false, "scores without a connection");
-            return;
-        };
-        let blocks = self.tree.iter().filter(|(_, held)| !held.is_empty());
-        for (process, _) in blocks {
-            self.assert(
-                *process >= line.process,
-                "scores blocks of a process that the connection has seen the end of",
-            );
-        }
-        if self.stream.state() == State::Live
-            && let Some((process, index)) = self.last_applied
-        {
-            let is_alone = self.tree.keys().all(|it| *it == process);
-            let truth = self.processes[process].held_after(index);
-            self.assert(
-                !is_alone || self.tree.get(&process) == Some(truth),
-                "claims to know all and does not",
-            );
-        }
-    }
-
-    /// No more faults: it must come to what the engine holds; after one more restart to all of it, where
-    /// the source tells it.
-    pub(super) fn settle(&mut self) {
-        self.faults = false;
-        self.in_deaf_spell = false;
-        self.log.push("no more faults".to_owned());
-        self.calm_down();
-        self.restart();
-        self.calm_down();
-        let make = self.make;
-        let tells_all = if make.is_one_stream {
-            make.has_snapshots
-        } else {
-            !make.is_deaf && make.kept > 100
-        };
-        self.assert(
-            !(tells_all && make.can_replay && !make.is_sloppy)
-                || self.stream.state() == State::Live,
-            "does not come to know all",
-        );
-    }
-
-    fn calm_down(&mut self) {
-        for _ in 0..12 {
-            self.publish();
-            for _ in 0..8 {
-                self.calm();
-            }
-        }
-        let process = self.alive();
-        let newest = self.processes[process].count() - 1;
-        self.assert(
-            self.stream.last_sequence() == Some(newest),
-            "is not up to date",
-        );
-        self.assert(self.stream.state().counts_in_routing(), "does not score");
-        let truth = self.processes[process].held_after(newest);
-        let empty = BTreeSet::new();
-        let known = self.tree.get(&process).unwrap_or(&empty);
-        self.assert(known.is_subset(truth), "holds too much in the end");
-        self.assert(
-            self.tree.keys().all(|it| *it == process),
-            "holds a dead process's blocks in the end",
-        );
-        if self.stream.state() == State::Live {
-            self.assert(known == truth, "claims to know all in the end");
-        }
-    }
-
-    fn calm(&mut self) {
-        if self.connection.as_ref().is_some_and(|line| line.is_dead) {
-            while self
-                .connection
-                .as_ref()
-                .is_some_and(|it| !it.live.is_empty())
-            {
-                self.say_live();
-            }
-            self.notice();
-        }
-        self.connect();
-        for _ in 0..4 {
-            self.response();
-            while self
-                .connection
-                .as_ref()
-                .is_some_and(|it| !it.answers.is_empty())
-            {
-                self.say_answer();
-            }
-            while self
-                .connection
-                .as_ref()
-                .is_some_and(|it| !it.live.is_empty())
-            {
-                self.say_live();
-            }
-        }
-        self.witness();
-        if std::mem::take(&mut self.tree_requested) {
-            self.no_tree();
-        }
-        self.tick();
-    }
-
-    #[track_caller]
-    fn assert(&self, holds: bool, what: &str) {
-        if !holds {
-            let start = self.log.len().saturating_sub(120);
-            panic!("{what}\n{}\n{}", self.log[0], self.log[start..].join("\n"));
-        }
-    }
-}
-
-/// Two chunks that end at the number of the newest batch, where there is room for two numbers.
-fn snapshot(process: &Process, number: usize) -> Vec<Sequenced<Payload>> {
-    let newest = process.count() - 1;
-    let held: Vec<u8> = process.held_after(newest).iter().copied().collect();
-    let count = if newest > 0 { 2 } else { 1 };
-    let parts = [&held[..held.len() / 2], &held[held.len() / 2..]];
-    (0..count)
-        .map(|index| {
-            let stored = if count == 1 { &held[..] } else { parts[index] };
-            Sequenced {
-                sequence: newest + 1 + index as u64 - count as u64,
-                digest: u128::MAX - index as u128,
-                bytes: 10,
-                snapshot: Some(SnapshotChunk {
-                    index: index as u32,
-                    count: count as u32,
-                    unknown_before: 0,
-                }),
-                payload: Some(Payload {
-                    process: number,
-                    index: newest,
-                    stored: stored.iter().copied().collect(),
-                    removed: BTreeSet::new(),
-                }),
-            }
-        })
-        .collect()
 }

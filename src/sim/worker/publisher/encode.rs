@@ -20,7 +20,7 @@ pub fn encode(batch: &Batch, layout: Layout, hashes: Hashes) -> Vec<u8> {
             Event::Stored(stored) => out.stored(stored),
             Event::Removed(removed) => out.removed(removed),
             Event::Cleared { ownership } => out.cleared(ownership.as_deref()),
-            Event::Unknown { kind } => out.head(kind, 0),
+            Event::Unknown { kind, .. } => out.head(kind, 0),
         }
     }
     if let Some(rank) = batch.rank {

@@ -6,7 +6,7 @@ use std::ops::Range;
 use tokio::time::timeout;
 use zeromq::{Socket, SocketRecv};
 
-use super::kv_events::{Asker, LIMIT, MOMENT, Subscriber, sequences, with_events};
+use super::event_clients::{Asker, LIMIT, MOMENT, Subscriber, sequences, with_events};
 use super::*;
 use crate::sim::fault::kv::KvFaults;
 

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::kv_events::{Subscriber, with_events};
+use super::event_clients::{Subscriber, with_events};
 use super::*;
 use crate::kv::event::Event;
 

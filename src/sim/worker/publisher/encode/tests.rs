@@ -137,7 +137,10 @@ fn batch() -> impl Strategy<Value = Batch> {
         (hashes(), location())
             .prop_map(|(hashes, location)| Event::Removed(Removed { hashes, location })),
         some(text()).prop_map(|ownership| Event::Cleared { ownership }),
-        "[A-Z][a-z]{0,8}".prop_map(|kind| Event::Unknown { kind: kind.into() }),
+        "[A-Z][a-z]{0,8}".prop_map(|kind| Event::Unknown {
+            kind: kind.into(),
+            hashes: Some(Vec::new()),
+        }),
     ];
     (
         0.0..4e9,

@@ -1,0 +1,144 @@
+//! Why an event is ignored, and what the tree lacks then.
+
+use crate::kv::event::{Medium, Stored, Tier};
+
+/// Why an event is ignored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum IgnoredReason {
+    /// Of a cache group whose blocks do not show which prefix can be reused: sliding window, Mamba state.
+    NonPrefixAttention,
+    /// Of an unknown kind of attention.
+    UnknownAttention,
+    /// Of a cache group whose kind was not reported.
+    UnknownGroup,
+    /// A cache group changed its kind.
+    GroupChanged,
+    UnknownMedium,
+    /// Stored in another host's memory.
+    RemoteMemory,
+    UnknownLocality,
+    /// Stored in a separately owned cache, whose removals are not always reported.
+    SeparateOwner,
+    NoBlockSize,
+    BlockSizeChanged,
+    /// The numbers of tokens, hashes and extra keys do not match.
+    InconsistentFields,
+    /// A LoRA adapter without a name: its blocks could be taken for the base model's.
+    UnnamedLora,
+    UnknownEvent,
+    /// The parent block is not in the tree.
+    UnknownParent,
+    /// The index has no room for another tree.
+    IndexFull,
+    /// A prompt's last block, of fewer tokens than a block: engines with several cache groups report it.
+    PartialBlock,
+    /// In a lower tier, of blocks that the tree does not have, without what would show their place.
+    UnknownCopy,
+}
+
+impl IgnoredReason {
+    pub const ALL: [IgnoredReason; 17] = [
+        IgnoredReason::NonPrefixAttention,
+        IgnoredReason::UnknownAttention,
+        IgnoredReason::UnknownGroup,
+        IgnoredReason::GroupChanged,
+        IgnoredReason::UnknownMedium,
+        IgnoredReason::RemoteMemory,
+        IgnoredReason::UnknownLocality,
+        IgnoredReason::SeparateOwner,
+        IgnoredReason::NoBlockSize,
+        IgnoredReason::BlockSizeChanged,
+        IgnoredReason::InconsistentFields,
+        IgnoredReason::UnnamedLora,
+        IgnoredReason::UnknownEvent,
+        IgnoredReason::UnknownParent,
+        IgnoredReason::IndexFull,
+        IgnoredReason::PartialBlock,
+        IgnoredReason::UnknownCopy,
+    ];
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            IgnoredReason::NonPrefixAttention => "non_prefix_attention",
+            IgnoredReason::UnknownAttention => "unknown_attention",
+            IgnoredReason::UnknownGroup => "unknown_group",
+            IgnoredReason::GroupChanged => "group_changed",
+            IgnoredReason::UnknownMedium => "unknown_medium",
+            IgnoredReason::RemoteMemory => "remote_memory",
+            IgnoredReason::UnknownLocality => "unknown_locality",
+            IgnoredReason::SeparateOwner => "separate_owner",
+            IgnoredReason::NoBlockSize => "no_block_size",
+            IgnoredReason::BlockSizeChanged => "block_size_changed",
+            IgnoredReason::InconsistentFields => "inconsistent_fields",
+            IgnoredReason::UnnamedLora => "unnamed_lora",
+            IgnoredReason::UnknownEvent => "unknown_event",
+            IgnoredReason::UnknownParent => "unknown_parent",
+            IgnoredReason::IndexFull => "index_full",
+            IgnoredReason::PartialBlock => "partial_block",
+            IgnoredReason::UnknownCopy => "unknown_copy",
+        }
+    }
+}
+
+/// An event that the tree does not take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ignored {
+    pub reason: IgnoredReason,
+    pub impact: TreeImpact,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TreeImpact {
+    /// None: the tree need not know this event.
+    #[default]
+    None,
+    /// Some cached blocks are missing in the tree.
+    Incomplete,
+    /// Unknown blocks may have been removed, so the tree must be cleared.
+    Unknown,
+}
+
+/// For events that concern no block of the tree.
+pub(super) fn no_impact(reason: IgnoredReason) -> Ignored {
+    Ignored {
+        reason,
+        impact: TreeImpact::None,
+    }
+}
+
+/// The impact of ignoring a store. A tree is complete if it has all GPU blocks; other tiers do not count.
+pub fn impact_of_store(reason: IgnoredReason, stored: &Stored) -> TreeImpact {
+    let is_gpu = tier(&stored.location.medium) == Ok(Tier::Gpu);
+    match reason {
+        // Removals no longer show which kind of group they mean.
+        IgnoredReason::GroupChanged => TreeImpact::Unknown,
+        IgnoredReason::NonPrefixAttention
+        | IgnoredReason::RemoteMemory
+        | IgnoredReason::SeparateOwner
+        // A prefix is reused in whole blocks; the block is reported again when it is full.
+        | IgnoredReason::PartialBlock
+        | IgnoredReason::UnknownCopy => TreeImpact::None,
+        _ if !is_gpu || stored.hashes.is_empty() => TreeImpact::None,
+        IgnoredReason::UnknownAttention
+        | IgnoredReason::UnknownGroup
+        | IgnoredReason::UnknownMedium
+        | IgnoredReason::UnknownLocality
+        | IgnoredReason::NoBlockSize
+        | IgnoredReason::BlockSizeChanged
+        | IgnoredReason::InconsistentFields
+        | IgnoredReason::UnnamedLora
+        | IgnoredReason::UnknownEvent
+        | IgnoredReason::UnknownParent
+        | IgnoredReason::IndexFull => TreeImpact::Incomplete,
+    }
+}
+
+/// The tier of a medium; the medium's name if it is unknown.
+pub(super) fn tier(medium: &Medium) -> Result<Tier, &str> {
+    match medium {
+        Medium::Unspecified | Medium::Gpu => Ok(Tier::Gpu),
+        Medium::Cpu => Ok(Tier::Cpu),
+        Medium::Disk => Ok(Tier::Disk),
+        Medium::Other(name) => Err(name),
+    }
+}

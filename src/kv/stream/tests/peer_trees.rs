@@ -1,0 +1,233 @@
+//! Rules of the trees of other replicas.
+
+use super::play::*;
+use crate::kv::stream::*;
+
+#[test]
+fn a_history_that_does_not_reach_back_is_asked_of_another_replica_and_a_whole_one_is_not() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 0..=4);
+    assert_eq!((play.state(), play.tree_requests), ("live", 0));
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.end();
+    assert_eq!(play.tree_requests, 0, "nothing was ever published");
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 1));
+    assert!(!play.stream.is_settled());
+    let mut play = Play::new();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!((play.state(), play.tree_requests), ("partial", 0));
+    assert!(play.stream.is_settled());
+}
+
+#[test]
+fn a_tree_counts_once_the_engine_has_repeated_its_last_batch() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    play.say(0, [10]);
+    assert_eq!(play.tree(&tree(0, 8)), Ok(()));
+    assert_eq!((play.state(), play.trees_taken), ("stale", 1));
+    assert_eq!(play.asked, [0, 8]);
+    play.say(0, [11]);
+    play.response(0, 8..=11);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![9, 10, 11]));
+    assert_eq!(play.stream.reason(), StateReason::PeerTree);
+    assert!(play.resets.is_empty() && play.stream.is_settled());
+    // What it gives on is as good.
+    assert_eq!(play.stream.peer_tree(), Some(tree(0, 11)));
+}
+
+/// The other replica may have seen more of the engine than this one.
+#[test]
+fn a_tree_may_be_ahead_of_what_was_heard() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!(play.tree(&tree(0, 12)), Ok(()));
+    play.say(0, [10, 11, 12, 13]);
+    play.response(0, 12..=12);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![13]));
+}
+
+#[test]
+fn a_tree_with_another_digest_changes_nothing() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    assert_eq!(play.tree(&tree(1, 8)), Err(PeerTreeRefusal::OtherDigest));
+    assert_eq!(
+        (play.state(), play.numbers()),
+        ("partial", (5..=9).collect())
+    );
+    // The next replica's is taken.
+    assert_eq!(play.tree(&tree(0, 7)), Ok(()));
+    play.response(0, 7..=9);
+    assert_eq!((play.state(), play.numbers()), ("live", vec![8, 9]));
+}
+
+#[test]
+fn a_tree_that_the_engine_does_not_confirm_is_forgotten_and_the_replay_is_asked_for_again() {
+    let mut play = Play::with_peers();
+    for asked in 1..=3 {
+        if asked == 1 {
+            play.connect(None);
+            play.response(0, 5_005..=5_009);
+        }
+        assert_eq!(play.tree_requests, asked);
+        // It ends before what is known here.
+        assert_eq!(play.tree(&tree(1, 20)), Ok(()));
+        play.replay(frame(0, 20));
+        assert_eq!(play.resets.len(), asked as usize);
+        assert_eq!(play.resets.last(), Some(&ResyncReason::PeerTree));
+        assert_eq!((play.state(), play.asked.last()), ("cold", Some(&0)));
+        play.response(0, 5_005..=5_009);
+        assert_eq!(play.state(), "partial");
+    }
+    assert_eq!(play.tree_requests, 3, "then no other is asked for");
+    play.lose();
+    play.connect(None);
+    play.response(0, 6_005..=6_009);
+    assert_eq!(play.tree_requests, 4, "until the next connection");
+}
+
+#[test]
+fn an_engine_that_restarts_while_a_tree_comes_is_found_out() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    play.lose();
+    assert_eq!(play.tree(&tree(0, 9)), Err(PeerTreeRefusal::Disconnected));
+    play.connect(None);
+    // The tree is of the process before, like what is known here.
+    assert_eq!(play.tree(&tree(0, 9)), Ok(()));
+    play.end();
+    assert_eq!(play.resets, [ResyncReason::PeerTree]);
+    play.response(1, 0..=3);
+    assert_eq!((play.state(), play.applied.len()), ("live", 4));
+    assert_eq!(
+        play.tree(&tree(1, 2)),
+        Err(PeerTreeRefusal::NotNeeded),
+        "all is known now"
+    );
+}
+
+#[test]
+fn a_tree_of_another_incarnation_is_refused_before_anything_is_asked() {
+    let mut play = Play::with_peers();
+    play.connect(Some("b"));
+    play.response(0, 5..=9);
+    let of = |incarnation: &str| PeerTree {
+        incarnation: Some(incarnation.to_owned()),
+        ..tree(0, 9)
+    };
+    assert_eq!(play.tree(&of("a")), Err(PeerTreeRefusal::OtherIncarnation));
+    assert_eq!(play.tree(&of("b")), Ok(()));
+}
+
+#[test]
+fn without_a_replay_batches_wait_for_a_tree_that_one_of_them_confirms() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [20, 21, 22]);
+    assert_eq!((play.state(), play.applied.len()), ("cold", 0));
+    assert_eq!(play.tree_requests, 1);
+    // Before all that waits: the engine has not shown that batch.
+    assert_eq!(play.tree(&tree(0, 19)), Err(PeerTreeRefusal::Unconfirmed));
+    assert_eq!(play.tree(&tree(1, 21)), Err(PeerTreeRefusal::OtherDigest));
+    assert_eq!(play.tree(&tree(0, 21)), Ok(()));
+    assert_eq!((play.state(), play.numbers()), ("live", vec![22]));
+    play.say(0, [23]);
+    assert_eq!(play.state(), "live");
+}
+
+#[test]
+fn without_a_replay_a_hole_after_the_tree_is_a_gap() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [20, 21, 23]);
+    assert_eq!(play.tree(&tree(0, 21)), Ok(()));
+    assert_eq!((play.state(), play.numbers()), ("partial", vec![23]));
+    assert_eq!(play.resets, [ResyncReason::Gap]);
+}
+
+#[test]
+fn batches_wait_no_longer_than_the_timeout_and_not_a_second_time() {
+    for nobody_has_one in [false, true] {
+        let mut play = Play::with_peers();
+        play.connect_deaf();
+        play.say(0, [20]);
+        assert_eq!(
+            play.stream.next_timeout(),
+            Some(play.now + PEER_TREE_TIMEOUT)
+        );
+        assert!(!play.stream.is_settled());
+        match nobody_has_one {
+            true => play.no_tree(),
+            false => play.wait(),
+        }
+        assert_eq!((play.state(), play.numbers()), ("partial", vec![20]));
+        play.say(0, [21, 23]);
+        assert_eq!((play.state(), play.numbers()), ("partial", vec![23]));
+        assert_eq!(play.tree_requests, 1);
+    }
+}
+
+#[test]
+fn a_batch_that_is_the_engines_first_waits_for_nobody() {
+    let mut play = Play::with_peers();
+    play.connect_deaf();
+    play.say(0, [0, 1]);
+    assert_eq!((play.state(), play.tree_requests), ("live", 0));
+}
+
+#[test]
+fn who_replays_nothing_though_it_should_is_followed_by_what_waits() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.wait();
+    play.say(0, [20, 21]);
+    play.wait();
+    assert_eq!((play.state(), play.tree_requests), ("cold", 1));
+    assert_eq!(play.tree(&tree(0, 20)), Ok(()));
+    assert_eq!((play.state(), play.numbers()), ("live", vec![21]));
+}
+
+#[test]
+fn a_tree_that_is_not_whole_is_partial_here_too() {
+    let mut play = Play::with_peers();
+    play.connect(None);
+    play.response(0, 5..=9);
+    let partial = PeerTree {
+        is_complete: false,
+        ..tree(0, 9)
+    };
+    assert_eq!(play.tree(&partial), Ok(()));
+    play.response(0, 9..=9);
+    assert_eq!(play.state(), "partial");
+    assert_eq!(play.stream.peer_tree(), Some(partial));
+}
+
+#[test]
+fn what_does_not_count_here_is_given_to_nobody() {
+    let mut play = Play::new();
+    assert_eq!(play.stream.peer_tree(), None);
+    play.connect(None);
+    play.replay(frame(0, 0));
+    assert_eq!(play.stream.peer_tree(), None);
+    play.end();
+    assert_eq!(play.stream.peer_tree(), Some(tree(0, 0)));
+    play.lose();
+    assert_eq!(play.stream.peer_tree(), None);
+    // The engine could not confirm a list by its number.
+    let mut play = Play::new();
+    play.connect(None);
+    play.replay(chunk(40, 0, 1, 0));
+    play.end();
+    assert_eq!((play.state(), play.stream.peer_tree()), ("live", None));
+}
