@@ -152,7 +152,11 @@ async fn kv_events(
     for status in snapshot.workers.iter().filter(is_up) {
         if let Some(source) = status.facts.unusable_events.first() {
             let (rank, reason) = (&source.rank, &source.reason);
-            let text = format!("rank {rank}, {}: {reason}; {}", source.endpoint, source.fix());
+            let text = format!(
+                "rank {rank}, {}: {reason}; {}",
+                source.endpoint,
+                source.fix()
+            );
             found.insert(status.worker.id, Err(text));
             continue;
         }

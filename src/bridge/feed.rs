@@ -506,10 +506,7 @@ mod tests {
         };
         let why = feed.push(strange).unwrap_err();
         assert!(why.ends_with("an event of type New"), "{why}");
-        assert_eq!(
-            poll(&feed, &mut cursor),
-            Some(Err(Code::DataLoss))
-        );
+        assert_eq!(poll(&feed, &mut cursor), Some(Err(Code::DataLoss)));
         assert_eq!(code(&feed, 0).await, Code::Unavailable);
         assert!(!feed.open());
         feed.begin("b".to_owned(), 100, 0);

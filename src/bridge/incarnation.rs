@@ -237,10 +237,7 @@ impl Incarnation {
             number,
             rank: self.rank,
             unknown_before: self.unknown_before,
-            timestamp: self
-                .last
-                .as_ref()
-                .map_or(0.0, |last| last.batch.timestamp),
+            timestamp: self.last.as_ref().map_or(0.0, |last| last.batch.timestamp),
         })
     }
 

@@ -401,7 +401,8 @@ mod tests {
     }
 
     #[test]
-    fn an_engine_that_publishes_to_its_own_loopback_connects_there_and_the_fix_is_the_line_to_change() {
+    fn an_engine_that_publishes_to_its_own_loopback_connects_there_and_the_fix_is_the_line_to_change()
+     {
         for host in ["127.0.0.1", "0.0.0.0", "10.0.0.7"] {
             let page = format!(
                 r#"{{"0":{{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://{host}:5557"}}}}"#

@@ -14,7 +14,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub use self::ignored::{Ignored, IgnoredReason, TreeImpact, impact_of_store};
 use self::ignored::{no_impact, tier};
 use super::block;
-use super::event::{EngineHash, Event, Location, Medium, Removed, Stored, Tier};
+use super::event::{EngineHash, Event, Location, Removed, Stored, Tier};
 use super::index::{NewBlock, Parent};
 
 /// More cache groups, or unknown media, than any engine has; further ones are not remembered.

@@ -12,6 +12,7 @@ mod checker;
 pub mod difference;
 mod results;
 mod settings;
+mod silence;
 mod status;
 mod types;
 mod watcher;

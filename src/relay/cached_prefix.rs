@@ -118,7 +118,7 @@ impl<'a> CachedPrefixes<'a> {
             seed,
         };
         let before_image = exact.and_then(TokenBlocks::tokens_before_image);
-        let all_report = prefixes.statuses.all_connected() && !group.event_ranks.contains(&0);
+        let all_report = prefixes.statuses.all_report() && !group.event_ranks.contains(&0);
         let is_whole = prefixes.exact.is_some() && before_image.is_none();
         // With exact knowledge of all workers there is nothing to predict.
         if !is_whole || prefixes.suspected.is_some() || !all_report {
@@ -204,13 +204,13 @@ impl<'a> CachedPrefixes<'a> {
         let ranks = self.group.event_ranks[worker_index];
         let has_events = self.exact.is_some() && ranks > 0;
         has_events
-            && (self.statuses.all_connected() || self.was_connected(worker_index, ranks))
+            && (self.statuses.all_report() || self.reports(worker_index, ranks))
             && self.is_trusted(worker_index)
     }
 
-    fn was_connected(&self, worker_index: usize, ranks: u32) -> bool {
+    fn reports(&self, worker_index: usize, ranks: u32) -> bool {
         let worker = self.group.workers[worker_index].id;
-        self.statuses.was_connected(worker, ranks)
+        self.statuses.reports(worker, ranks)
     }
 
     /// Whether a worker's engine is not known to tokenize differently.

@@ -32,9 +32,8 @@ async fn a_placeholder_is_left_out_and_counted_and_its_rank_served() {
     assert!(router.lost.is_empty(), "{:?}", router.lost);
     let metrics = get(&bridge, "/metrics").await;
     for reason in ["no_tokens", "inconsistent_fields"] {
-        let line = format!(
-            "warmroute_bridge_left_out_events_total{{rank=\"0\",reason=\"{reason}\"}} 1"
-        );
+        let line =
+            format!("warmroute_bridge_left_out_events_total{{rank=\"0\",reason=\"{reason}\"}} 1");
         assert!(metrics.contains(&line), "{metrics}");
     }
     // A late subscriber learns that the snapshot lacks a block.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::kv::event::ExtraKey;
+use crate::kv::event::{ExtraKey, Medium};
 
 fn stored(change: impl FnOnce(&mut Stored)) -> Event {
     let mut stored = Stored {
@@ -289,7 +289,7 @@ fn a_store_that_the_tree_does_not_place_does_not_set_the_block_size() {
         stored.block_size = 4;
         stored.hashes.truncate(1);
     });
-    // Its parent is unknown, so nobody calls `on_placed`.
+    // Its parent is unknown, so `on_placed` is not called.
     assert!(filter.accept(&orphan).is_ok());
     assert!(filter.accept(&stored(|_| {})).is_ok());
 }

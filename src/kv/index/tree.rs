@@ -53,9 +53,8 @@ impl Tree {
         copies: CopyReport,
     ) -> usize {
         let slot = self.slot;
-        self.index.write(|writer, shared| {
-            writer.store_lower(shared, slot, parent, blocks, tier, copies)
-        })
+        self.index
+            .write(|writer, shared| writer.store_lower(shared, slot, parent, blocks, tier, copies))
     }
 
     /// Adds one copy of each block that the tree knows by its name. Returns how many it does not know.

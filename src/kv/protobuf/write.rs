@@ -38,11 +38,7 @@ pub enum LeftOutReason {
 }
 
 impl LeftOutReason {
-    pub const ALL: [Self; 3] = [
-        Self::NoTokens,
-        Self::InconsistentFields,
-        Self::UnknownEvent,
-    ];
+    pub const ALL: [Self; 3] = [Self::NoTokens, Self::InconsistentFields, Self::UnknownEvent];
 
     pub fn as_str(self) -> &'static str {
         match self {

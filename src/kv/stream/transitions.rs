@@ -288,5 +288,4 @@ impl<T> EventStream<T> {
         }
         self.reason = StateReason::Resync(reason);
     }
-
 }

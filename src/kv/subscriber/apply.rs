@@ -185,7 +185,9 @@ impl RankTree {
                     Some((_, tree)) if self.kept_removals.is_empty() => {
                         tree.remove(hashes, tier) as u64
                     }
-                    Some((_, tree)) => remove_or_keep(tree, &mut self.kept_removals, at, hashes, tier),
+                    Some((_, tree)) => {
+                        remove_or_keep(tree, &mut self.kept_removals, at, hashes, tier)
+                    }
                 };
                 TreeImpact::None
             }
@@ -279,7 +281,9 @@ fn remove_or_keep(
     let mut missing = 0;
     let mut left = hashes;
     while !left.is_empty() {
-        let run = left.iter().take_while(|hash| !kept.is_stored_after(**hash, at));
+        let run = left
+            .iter()
+            .take_while(|hash| !kept.is_stored_after(**hash, at));
         let (now, rest) = left.split_at(run.count());
         missing += tree.remove(now, tier) as u64;
         left = rest;

@@ -33,6 +33,8 @@ pub(super) struct RankEntry {
     pub(super) is_partial: AtomicBool,
     /// Its source has been connected at least once.
     pub(super) was_connected: AtomicBool,
+    /// Requests were served that must have stored blocks, and no event came since.
+    pub(super) is_silent: AtomicBool,
     /// How often the tree was cleared.
     pub(super) clears: AtomicU64,
     pub(super) records_stores: AtomicBool,
@@ -75,6 +77,7 @@ impl RankEntry {
             is_live: AtomicBool::new(false),
             is_partial: AtomicBool::new(false),
             was_connected: AtomicBool::new(false),
+            is_silent: AtomicBool::new(false),
             clears: AtomicU64::new(0),
             records_stores: AtomicBool::new(false),
             is_settled: AtomicBool::new(false),

@@ -13,6 +13,13 @@ use crate::observe;
 impl Task {
     pub(super) fn count(&mut self, batch: &Batch, is_live: bool, effect: &BatchEffect) {
         let now = observe::now();
+        if self.status.end_silence() {
+            info!(
+                worker = %self.subject.name,
+                rank = self.subject.rank,
+                "KV events come again; they count in routing again"
+            );
+        }
         let meters = &mut self.meters;
         meters.batches.inc();
         meters.events.inc_by(effect.events);

@@ -19,6 +19,9 @@ use crate::kv::tree_copies::{NoTree, TreeCopy};
 
 type Entries = FxHashMap<WorkerId, Vec<Arc<RankEntry>>>;
 
+/// The reason of a tree's state while the worker's cache is predicted because no event comes.
+const SILENT: &str = "silent";
+
 /// Maps that workers are spread over: so many times fewer entries are copied when a subscriber starts or ends.
 const SHARDS: usize = 128;
 
@@ -29,6 +32,8 @@ pub struct StatusBoard {
     shards: [ArcSwap<Entries>; SHARDS],
     /// Subscribers whose source has never been connected.
     never_connected: AtomicU32,
+    /// Subscribers of workers whose events are silent.
+    silent: AtomicU32,
 }
 
 impl Default for StatusBoard {
@@ -36,6 +41,7 @@ impl Default for StatusBoard {
         Self {
             shards: std::array::from_fn(|_| ArcSwap::default()),
             never_connected: AtomicU32::new(0),
+            silent: AtomicU32::new(0),
         }
     }
 }
@@ -44,24 +50,26 @@ impl Default for StatusBoard {
 #[derive(Debug)]
 pub struct StatusSnapshot<'a> {
     board: &'a StatusBoard,
-    all_connected: bool,
+    all_report: bool,
 }
 
 impl StatusSnapshot<'_> {
-    /// Whether every subscriber has been connected at least once; then [`Self::was_connected`] need not
-    /// be called for each worker.
+    /// Whether every worker reports its events; then [`Self::reports`] need not be called for each.
     #[inline]
-    pub fn all_connected(&self) -> bool {
-        self.all_connected
+    pub fn all_report(&self) -> bool {
+        self.all_report
     }
 
-    /// Whether all `ranks` of a worker have been connected at least once. A worker that advertises an
-    /// unreachable endpoint has no usable events.
-    pub fn was_connected(&self, worker: WorkerId, ranks: u32) -> bool {
-        self.board.of(worker).get(&worker).is_some_and(|entries| {
-            entries.len() >= ranks as usize
-                && entries.iter().all(|rank| rank.was_connected.load(Relaxed))
-        })
+    /// Whether all `ranks` of a worker have been connected at least once, and are not silent. A worker that advertises
+    /// an unreachable endpoint has no usable events.
+    pub fn reports(&self, worker: WorkerId, ranks: u32) -> bool {
+        let is_usable = |rank: &Arc<RankEntry>| {
+            rank.was_connected.load(Relaxed) && !rank.is_silent.load(Relaxed)
+        };
+        self.board
+            .of(worker)
+            .get(&worker)
+            .is_some_and(|entries| entries.len() >= ranks as usize && entries.iter().all(is_usable))
     }
 }
 
@@ -87,9 +95,26 @@ impl StatusBoard {
 
     pub fn snapshot(&self) -> StatusSnapshot<'_> {
         StatusSnapshot {
-            all_connected: self.never_connected.load(Relaxed) == 0,
+            all_report: self.never_connected.load(Relaxed) == 0 && self.silent.load(Relaxed) == 0,
             board: self,
         }
+    }
+
+    /// Marks a worker's events as silent, until the next event. Returns false if they are already.
+    pub fn set_silent(&self, worker: WorkerId) -> bool {
+        let mut is_new = false;
+        for rank in &self.ranks(worker) {
+            if !rank.is_silent.swap(true, Relaxed) {
+                self.silent.fetch_add(1, Relaxed);
+                is_new = true;
+            }
+        }
+        is_new
+    }
+
+    /// Ranks of workers whose events are silent.
+    pub fn silent_ranks(&self) -> u32 {
+        self.silent.load(Relaxed)
     }
 
     /// `None` unless all `ranks` of the worker have a subscriber.
@@ -125,7 +150,10 @@ impl StatusBoard {
             TreeState {
                 rank: report.status.rank,
                 state: report.status.state,
-                reason: report.status.reason,
+                reason: match entry.is_silent.load(Relaxed) {
+                    true => SILENT,
+                    false => report.status.reason,
+                },
                 state_age_s: age.as_secs_f64(),
             }
         };
@@ -199,6 +227,9 @@ impl StatusBoard {
             let mut status = report.status.clone();
             let age = now.saturating_duration_since(report.state_since);
             status.state_age_s = age.as_secs_f64();
+            if entry.is_silent.load(Relaxed) {
+                status.reason = SILENT;
+            }
             status.events_per_second = report.events.per_second(now);
             status
         };
@@ -267,6 +298,19 @@ impl RankStatus {
         }
     }
 
+    /// A batch came. Returns whether the worker's events were silent until now.
+    pub(super) fn end_silence(&self) -> bool {
+        if !self.entry.is_silent.load(Relaxed) {
+            return false;
+        }
+        for rank in &self.board.ranks(self.worker) {
+            if rank.is_silent.swap(false, Relaxed) {
+                self.board.silent.fetch_sub(1, Relaxed);
+            }
+        }
+        true
+    }
+
     pub(super) fn entry(&self) -> &RankEntry {
         &self.entry
     }
@@ -276,6 +320,9 @@ impl Drop for RankStatus {
     fn drop(&mut self) {
         if !self.entry.was_connected.load(Relaxed) {
             self.board.never_connected.fetch_sub(1, Relaxed);
+        }
+        if self.entry.is_silent.swap(false, Relaxed) {
+            self.board.silent.fetch_sub(1, Relaxed);
         }
         self.board.shard(self.worker).rcu(|entries| {
             let mut entries = Entries::clone(entries);

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::mpsc;
 
@@ -61,6 +61,7 @@ struct Metrics {
     checks: IntCounterVec,
     confirmed_ratio: GaugeVec,
     mismatch: IntGaugeVec,
+    silent_ranks: IntGauge,
 }
 
 /// A prompt on its way to a worker. Nothing is checked if it is dropped before its first token.
@@ -128,6 +129,11 @@ impl TokenizerCheck {
                     "warmroute_tokenizer_mismatch",
                     "1 while the engines' tokens differ from the router's, so KV events do not count for such prompts.",
                     &["model", "prompts"],
+                ),
+                silent_ranks: registry.gauge(
+                    "warmroute_kv_silent_ranks",
+                    "Ranks of workers that served requests which must have stored blocks, and whose KV events do not come: \
+                     their caches are predicted.",
                 ),
             },
             settings,
@@ -227,6 +233,10 @@ impl TokenizerCheck {
     pub(super) fn count(&self, subject: &Subject, outcome: Outcome) {
         let labels = [&*subject.model, subject.source.as_str(), outcome.as_str()];
         self.metrics.checks.with_label_values(&labels).inc();
+    }
+
+    pub(super) fn measure_silence(&self, ranks: u32) {
+        self.metrics.silent_ranks.set(ranks.into());
     }
 
     pub(super) fn measure(&self, subject: &Subject, all: &CheckSeries) {

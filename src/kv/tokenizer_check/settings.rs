@@ -22,6 +22,10 @@ pub struct Settings {
     /// Unconfirmed checks in a row that raise the alarm of a tokenizer mismatch.
     #[schemars(range(min = 1))]
     pub mismatch_threshold: u32,
+    /// After this long in which a worker served requests that must have stored blocks, and no KV event came, its cache is
+    /// predicted until the next event.
+    #[serde(with = "DurationText")]
+    pub silence_grace: Duration,
     /// Confirmed checks in a row that end the alarm.
     #[schemars(range(min = 1))]
     pub match_threshold: u32,
@@ -37,6 +41,9 @@ impl Default for Settings {
             // If every second prompt were evicted before it is looked for, one run in a million of checks would
             // be as long.
             mismatch_threshold: 20,
+            // Engines report within a scheduler step, or when a request ends. Hours of silence cost a cold cache for each
+            // request; a minute costs little.
+            silence_grace: Duration::from_secs(60),
             match_threshold: 5,
         }
     }

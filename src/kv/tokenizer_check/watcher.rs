@@ -10,7 +10,9 @@ use tracing::{info, warn};
 
 use super::checker::{Prompt, PromptCheck, TokenizerCheck};
 use super::difference::TokenDifference;
+use super::silence::SilenceWatch;
 use super::types::{AlarmChange, Outcome, Subject};
+use crate::ids::WorkerId;
 use crate::kv::block::{self, LocalHash};
 use crate::kv::index::{PrefixIndex, RankPrefix};
 use crate::kv::indexes::PrefixIndexes;
@@ -19,6 +21,12 @@ use crate::observe;
 
 /// How often running checks look for their blocks: often enough to see blocks that are evicted soon.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+/// Checks of one worker whose tree is not live, at a time.
+const MAX_CHECKS_WHILE_NOT_LIVE: usize = 4;
+
+/// Where no block size is known, a shorter prompt may have no whole block.
+const MIN_TOKENS: usize = 128;
 
 /// How often results of workers that left are dropped.
 const CLEANUP_INTERVAL: Duration = Duration::from_secs(30);
@@ -31,6 +39,7 @@ pub struct Watcher {
     queue: mpsc::Receiver<PromptCheck>,
     detokenize: Detokenize,
     running: Vec<RunningCheck>,
+    silence: SilenceWatch,
 }
 
 impl std::fmt::Debug for Watcher {
@@ -49,6 +58,8 @@ struct HashedPrompt {
 struct RunningCheck {
     check: PromptCheck,
     begun: Instant,
+    /// Otherwise only the silence of the worker's events can be found.
+    was_live: bool,
     /// The worker's cache when the prompt was computed.
     before: WorkerCache,
     /// The prompt in each block size of its engines; nearly always one.
@@ -70,6 +81,7 @@ impl Watcher {
             queue,
             detokenize,
             running: Vec::new(),
+            silence: SilenceWatch::default(),
         }
     }
 
@@ -85,6 +97,7 @@ impl Watcher {
                 self.begin(now, check, &board);
             }
             self.poll(now, &indexes, &board, &mut found);
+            self.checker.measure_silence(board.silent_ranks());
             if cleaned_at + CLEANUP_INTERVAL <= now {
                 cleaned_at = now;
                 self.remove_gone_workers(&board);
@@ -92,7 +105,8 @@ impl Watcher {
         }
     }
 
-    fn remove_gone_workers(&self, board: &StatusBoard) {
+    fn remove_gone_workers(&mut self, board: &StatusBoard) {
+        self.silence.retain(|worker| board.has_events(worker));
         let checker = &self.checker;
         let mut results = checker.results.lock();
         results.retain(|worker| board.has_events(worker));
@@ -104,20 +118,57 @@ impl Watcher {
 
     fn begin(&mut self, now: Instant, check: PromptCheck, board: &StatusBoard) {
         match board.worker_cache(check.worker, check.ranks) {
-            Some(before) if before.is_live => self.running.push(RunningCheck {
-                begun: now,
-                before,
-                prompts: SmallVec::new(),
-                cached_blocks: 0,
-                blocks: 0,
-                block_size: 0,
-                check,
-            }),
+            Some(before) if before.is_live || self.is_unreported_possible(check.worker) => {
+                self.running.push(RunningCheck {
+                    begun: now,
+                    was_live: before.is_live,
+                    before,
+                    prompts: SmallVec::new(),
+                    cached_blocks: 0,
+                    blocks: 0,
+                    block_size: 0,
+                    check,
+                })
+            }
             // A block missing in an incomplete tree may still be cached.
             _ => {
                 let subject = &check.prompt.subject;
                 self.checker.count(subject, Outcome::Inconclusive);
             }
+        }
+    }
+
+    /// Whether a check of a worker whose tree is not live could show that its events are silent. A few at a time are
+    /// enough.
+    fn is_unreported_possible(&self, worker: WorkerId) -> bool {
+        let own = self.running.iter();
+        let own = own.filter(|running| running.check.worker == worker && !running.was_live);
+        own.count() < MAX_CHECKS_WHILE_NOT_LIVE
+    }
+
+    /// A check ended: notes whether the worker is silent.
+    fn watch_silence(&mut self, now: Instant, done: &RunningCheck, board: &StatusBoard) {
+        let PromptCheck {
+            worker,
+            worker_name,
+            ranks,
+            sent_at,
+            ..
+        } = &done.check;
+        let Some(cache) = board.worker_cache(*worker, *ranks) else {
+            return;
+        };
+        let grace = self.checker.settings.silence_grace;
+        let is_silent = self
+            .silence
+            .on_unreported(now, grace, *worker, *sent_at, cache.applied_at);
+        if is_silent && board.set_silent(*worker) {
+            warn!(
+                worker = &**worker_name,
+                grace_s = grace.as_secs(),
+                fix = "look whether the engine still publishes KV events on the endpoint and topic that it lists",
+                "no KV events come though the worker serves requests; routing predicts its cache until the next event"
+            );
         }
     }
 
@@ -137,6 +188,10 @@ impl Watcher {
                 None => at += 1,
                 Some(outcome) => {
                     let done = self.running.swap_remove(at);
+                    // Its blocks were looked for until the end.
+                    if is_over && outcome == Some(Outcome::Inconclusive) && done.misses_blocks() {
+                        self.watch_silence(now, &done, board);
+                    }
                     if let Some(outcome) = outcome {
                         self.record(now, &done, outcome, board);
                     }
@@ -234,6 +289,14 @@ fn warn_mismatch(subject: &Subject, worker: &str, difference: Option<&TokenDiffe
 }
 
 impl RunningCheck {
+    /// Whether the prompt has blocks that the tree has not.
+    fn misses_blocks(&self) -> bool {
+        match self.block_size {
+            0 => self.check.prompt.tokens.len() >= MIN_TOKENS,
+            _ => self.cached_blocks < self.blocks,
+        }
+    }
+
     /// `None` while the check goes on. `Some(None)` for a prompt too short to check.
     fn poll(
         &mut self,
@@ -249,7 +312,9 @@ impl RunningCheck {
             ..
         } = &self.check;
         let cache = board.worker_cache(*worker, *ranks);
-        let Some(cache) = cache.filter(|it| it.is_live && it.clears == self.before.clears) else {
+        let was_live = self.was_live;
+        let is_same = |it: &WorkerCache| it.is_live && it.clears == self.before.clears;
+        let Some(cache) = cache.filter(|it| !was_live || is_same(it)) else {
             return Some(Some(Outcome::Inconclusive));
         };
         if self.prompts.is_empty() {
@@ -282,9 +347,17 @@ impl RunningCheck {
             return Some(None);
         }
         if is_known && self.cached_blocks == self.blocks {
-            return Some(Some(Outcome::Confirmed));
+            // A tree that is not live says nothing about tokens.
+            return Some(Some(match was_live {
+                true => Outcome::Confirmed,
+                false => Outcome::Inconclusive,
+            }));
         }
         is_over.then(|| {
+            // A block missing in an incomplete tree may still be cached.
+            if !was_live {
+                return Some(Outcome::Inconclusive);
+            }
             let removed = cache.removed_blocks - self.before.removed_blocks;
             Some(match self.cached_blocks {
                 // No engine of this model has reported any block.

@@ -1,6 +1,8 @@
 //! Further copies of blocks that a tree knows by their names, as engines report them when they copy blocks to a lower
 //! tier. Such events often lack the tokens or the extra keys of their blocks, so the names alone count.
 
+use rustc_hash::FxHashSet;
+
 use super::Writer;
 use super::copies::{StoreContext, UNKNOWN};
 use super::tree_state::TreeState;
@@ -31,7 +33,11 @@ impl Writer {
                 tree.is_some_and(|tree| writer.resolve(shared, tree, slot, block.name).is_some())
             };
             let known = left.iter().take_while(|it| is_known(self, it)).count();
-            let new = left[known..].iter().take_while(|it| !is_known(self, it));
+            // A name that comes again in the same event is known by then.
+            let mut names = FxHashSet::default();
+            let new = left[known..]
+                .iter()
+                .take_while(|it| !is_known(self, it) && names.insert(it.name));
             let (run, rest) = left.split_at(known + new.count());
             let (known, new) = run.split_at(known);
             let names = known.iter().map(|block| block.name);

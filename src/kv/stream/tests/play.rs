@@ -41,7 +41,12 @@ pub(super) fn frame(process: u64, sequence: u64) -> Sequenced<Payload> {
     }
 }
 
-pub(super) fn chunk(sequence: u64, index: u32, count: u32, unknown_before: u64) -> Sequenced<Payload> {
+pub(super) fn chunk(
+    sequence: u64,
+    index: u32,
+    count: u32,
+    unknown_before: u64,
+) -> Sequenced<Payload> {
     Sequenced {
         snapshot: Some(SnapshotChunk {
             index,

@@ -228,3 +228,26 @@ fn an_event_of_a_later_type_takes_only_the_blocks_that_it_names() {
         assert_eq!(stage.status().resyncs.get("unknown_removal"), None);
     });
 }
+
+#[test]
+fn a_silent_worker_is_not_exact_until_its_next_event() {
+    on_stage(false, async |stage| {
+        stage
+            .say([connected(), SourceEvent::Live(frame(0, vec![stored(0, 1)]))])
+            .await;
+        assert!(stage.board.snapshot().all_report());
+        assert!(stage.board.set_silent(WORKER) && !stage.board.set_silent(WORKER));
+        assert_eq!(stage.board.silent_ranks(), 1);
+        assert!(!stage.board.snapshot().all_report());
+        assert!(!stage.board.snapshot().reports(WORKER, 1));
+        let trees = stage.board.trees(observe::now(), WORKER);
+        assert_eq!(trees[0].reason, "silent");
+        assert_eq!(stage.status().reason, "silent");
+        stage
+            .say([SourceEvent::Live(frame(1, vec![stored(1, 2)]))])
+            .await;
+        assert!(stage.board.snapshot().reports(WORKER, 1));
+        assert_eq!(stage.board.silent_ranks(), 0);
+        assert_eq!(stage.depth(&prompt(2)), 2);
+    });
+}
