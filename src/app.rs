@@ -315,11 +315,6 @@ impl App {
         self.admin
     }
 
-    /// Where other replicas connect, if there may be any.
-    pub fn peers_address(&self) -> Option<SocketAddr> {
-        self.sharing.as_ref().map(Sharing::address)
-    }
-
     pub fn fleet(&self) -> &registry::Registry {
         &self.fleet
     }

@@ -1,8 +1,16 @@
 //! What this router knows of other replicas.
 
+use std::net::SocketAddr;
+
 use super::App;
 
 impl App {
+    /// Where other replicas connect, if there may be any.
+    pub fn peers_address(&self) -> Option<SocketAddr> {
+        let sharing = self.sharing.as_ref();
+        sharing.map(|sharing| sharing.address())
+    }
+
     /// How many other replicas are connected.
     pub fn connected_peers(&self) -> usize {
         let sharing = self.sharing.as_ref();
