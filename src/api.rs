@@ -54,7 +54,7 @@ pub struct Settings {
     #[serde(with = "SizeText")]
     pub max_total_body: u64,
     /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory
-    /// until an engine begins to answer, mostly for a second or two. `0s`: it does not wait.
+    /// until an engine starts to answer, mostly for a second or two. `0s`: it does not wait.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub max_body_wait: Duration,

@@ -21,7 +21,7 @@ const SMALL_BYTES: u64 = 64 << 10;
 /// The budget is used in steps of this size.
 const STEP_BYTES: u64 = 256 << 10;
 
-/// The memory that bodies take, from the first byte until an engine has begun to answer.
+/// The memory that bodies take, from the first byte until an engine has started to answer.
 #[derive(Debug)]
 pub(super) struct BodyBudget {
     queue: Arc<Mutex<Queue>>,
@@ -143,7 +143,7 @@ impl BodyBudget {
         }));
         let bytes = registry.gauge(
             "warmroute_request_body_bytes",
-            "Memory of request bodies larger than 64 KiB that no engine has begun to answer.",
+            "Memory of request bodies larger than 64 KiB that no engine has started to answer.",
         );
         let waiting = registry.gauge(
             "warmroute_request_bodies_waiting",

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_head_that_has_begun_must_end_within_its_own_timeout() {
+    fn a_request_head_that_has_started_must_end_within_its_own_timeout() {
         let activity = Activity::new(observe::now());
         activity.on_read(b"GET ");
         assert_eq!(after(&activity, 9), Verdict::Fine);

@@ -37,9 +37,9 @@ async fn connections(cluster: &Cluster, count: usize) -> Vec<TcpStream> {
 
 /// The lowest of what is seen for a while: memory comes back some seconds later.
 async fn lowest_mib(cluster: &Cluster, enough: f64) -> f64 {
-    let begun = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let mut lowest = f64::MAX;
-    while lowest > enough && begun.elapsed() < Duration::from_secs(20) {
+    while lowest > enough && started.elapsed() < Duration::from_secs(20) {
         tokio::time::sleep(Duration::from_millis(200)).await;
         lowest = lowest.min(resident_mib(cluster).await);
     }
@@ -90,10 +90,10 @@ async fn resident_memory_of_large_uploads() {
     let mut small = Vec::new();
     let mut ended = Vec::new();
     while !uploads.is_empty() {
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         let answer = cluster.post(CHAT, chat("x", 1, false)).await;
         assert_eq!(answer.status, 200);
-        small.push(begun.elapsed());
+        small.push(started.elapsed());
         most = most.max(resident_mib(&cluster).await);
         used = used.max(cluster.metric("warmroute_request_body_bytes", &[]).await / MIB);
         while let Some(upload) = uploads.try_join_next() {
