@@ -34,8 +34,7 @@ use crate::ids::{Model, WorkerId};
 use crate::observe;
 use apply::{BatchEffect, RankTree};
 pub use entry::RepeatReport;
-use join::WaitingToJoin;
-use joins::{Joining, Joins, QueuedBytes};
+use joins::{Joining, Joins, QueuedBytes, WaitingToJoin};
 use log_once::LogOnce;
 use metrics::Meters;
 pub use metrics::Metrics;
@@ -115,7 +114,7 @@ pub async fn run(
                 is_watched.then_some(Input::RestartSignal)
             }
             // Before the timer: if this process was paused, events that arrived meanwhile come first.
-            (joining, incarnation) = join::permitted(&mut task.waiting) => {
+            (joining, incarnation) = joins::permitted(&mut task.waiting) => {
                 Some(Input::Join(joining, incarnation))
             }
             // What has connected and waits is not read: its batches stay with the engine.

@@ -17,13 +17,9 @@ use super::pages::{Body, Head, LOOKAHEAD, PageId, Version};
 use super::race_point::race_point;
 use super::shared::Shared;
 use super::simd::prefetch;
-use super::sync::{AtomicU32, AtomicU64};
+use super::sync::{AtomicU32, AtomicU64, MAX_TRIES};
 use super::types::RankPrefix;
 use crate::kv::block::{ChainRoot, LocalHash, PathHash, SEGMENT_BLOCKS};
-
-/// How often a page that the writer is changing is read again. A change is a few stores, unless the
-/// writer's thread was suspended among them; then the page's blocks are missed.
-const MAX_TRIES: usize = 64;
 
 /// An id that no block has: there is no such class of sets.
 const NO_SET: SetId = u32::MAX;

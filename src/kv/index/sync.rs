@@ -3,6 +3,10 @@
 
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
+/// How often a lookup reads a page again that the writer is changing. A change is a few stores, unless the writer's thread
+/// was suspended among them; then the page's blocks are missed.
+pub(super) const MAX_TRIES: usize = 64;
+
 /// Pages that are allocated at once.
 pub(super) const PAGES_AT_ONCE: usize = 1024;
 

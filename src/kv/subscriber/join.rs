@@ -1,7 +1,5 @@
 //! How one rank joins: it waits for a permit, and its batches for room, while the engine replays what it keeps.
 
-use std::future::{Future, pending};
-use std::pin::Pin;
 use std::time::Instant;
 
 use super::Task;
@@ -10,19 +8,6 @@ use crate::kv::event::Batch;
 use crate::kv::source::SourceBatch;
 use crate::kv::stream::{State, Steps};
 use crate::observe;
-
-/// A connection that waits for its permit, with the incarnation that the source named.
-pub(super) type WaitingToJoin = Pin<Box<dyn Future<Output = (Joining, Option<String>)> + Send>>;
-
-/// The permit and the connection that waited for it; pending for ever if none waits.
-pub(super) async fn permitted(waiting: &mut Option<WaitingToJoin>) -> (Joining, Option<String>) {
-    let Some(future) = waiting else {
-        return pending().await;
-    };
-    let permitted = future.await;
-    *waiting = None;
-    permitted
-}
 
 impl Task {
     /// A connection was made. A source that cannot replay has nothing to wait for.

@@ -2,6 +2,9 @@
 
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
+/// One read that counts and one more: a third shows nothing new.
+pub(super) const MAX_TRIES: usize = 2;
+
 pub(super) const PAGES_AT_ONCE: usize = 4;
 
 pub(super) const SETS_AT_ONCE: u32 = 2;

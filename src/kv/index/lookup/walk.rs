@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-use super::{Lookup, MAX_TRIES};
+use super::Lookup;
 use crate::kv::block::{LocalHash, PathHash, SEGMENT_BLOCKS};
 use crate::kv::index::pages::{Body, Head, PageId, Version};
 use crate::kv::index::race_point::race_point;
-use crate::kv::index::sync::AtomicU32;
+use crate::kv::index::sync::{AtomicU32, MAX_TRIES};
 
 /// No tree owns the prompt's next block.
 struct NoTreeLeft;

@@ -12,7 +12,7 @@ const SYSTEM_BLOCKS: u64 = 48;
 fn prompt(number: u64, blocks: u64, worker: Option<u64>) -> Vec<NewBlock> {
     let block = |at| {
         let content = match at < SYSTEM_BLOCKS {
-            true => number % 3 << 32 | at,
+            true => (number % 3) << 32 | at,
             false => (number + 3) << 32 | at,
         };
         NewBlock {
