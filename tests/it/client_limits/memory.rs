@@ -72,7 +72,6 @@ async fn idle_connections_cost_little_and_leave_nothing_behind() {
 /// Prints what 100 uploads of 20 MB at a time cost, with the default budget.
 #[tokio::test]
 #[ignore = "takes 2 GB of loopback traffic; prints a measurement"]
-#[expect(clippy::print_stdout, reason = "a measurement is for a reader")]
 async fn resident_memory_of_large_uploads() {
     let cluster = Cluster::with_router_child(vec![fast()], |_| {}).await;
     let api = cluster.router.api;
