@@ -31,7 +31,7 @@ quick: ## Format, clippy and unit tests; no network.
 	$(CARGO) test --locked --offline --lib
 
 .PHONY: test
-test: lint cargo-test sdk manifests demo bench-build ## All tests. Well inside an hour on two cores.
+test: lint cargo-test loom sdk manifests demo bench-build ## All tests. Well inside an hour on two cores.
 	$(call heading,all passed)
 
 .PHONY: build

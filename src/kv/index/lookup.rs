@@ -17,7 +17,7 @@ use super::pages::{Body, Head, LOOKAHEAD, PageId, Version};
 use super::race_point::race_point;
 use super::shared::Shared;
 use super::simd::prefetch;
-use super::sync::{AtomicU32, AtomicU64, MAX_TRIES};
+use super::sync::{AtomicU32, AtomicU64, MAX_TRIES, spin_loop};
 use super::types::RankPrefix;
 use crate::kv::block::{ChainRoot, LocalHash, PathHash, SEGMENT_BLOCKS};
 
@@ -198,7 +198,7 @@ impl<'a> Lookup<'a> {
     fn start_with_block(&mut self, head: &Head, body: &Body, first: PathHash) -> bool {
         for _ in 0..MAX_TRIES {
             let Some(version) = head.version() else {
-                std::hint::spin_loop();
+                spin_loop();
                 continue;
             };
             if version.len() == 0 || body.paths[0].load(Relaxed) != first.0 {
@@ -216,6 +216,7 @@ impl<'a> Lookup<'a> {
                 self.set_last_owners(owners, generation);
                 return true;
             }
+            spin_loop();
         }
         false
     }

@@ -1,6 +1,7 @@
 //! The atomics that lookups and the writer share, and how much of what they share is made at once. The models in
 //! `tests/loom` compile the index with another file in place of this one, with atomics whose every interleaving is run.
 
+pub(super) use std::hint::spin_loop;
 pub(super) use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
 /// How often a lookup reads a page again that the writer is changing. A change is a few stores, unless the writer's thread

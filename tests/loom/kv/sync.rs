@@ -1,9 +1,10 @@
 //! Loom's atomics, and few of everything: each execution makes all of them anew.
 
+pub(super) use loom::hint::spin_loop;
 pub(super) use loom::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, fence};
 
-/// One read that counts and one more: a third shows nothing new.
-pub(super) const MAX_TRIES: usize = 2;
+/// Between two tries the writer runs on, so a lookup needs few.
+pub(super) const MAX_TRIES: usize = 8;
 
 pub(super) const PAGES_AT_ONCE: usize = 4;
 

@@ -6,7 +6,7 @@ use super::Lookup;
 use crate::kv::block::{LocalHash, PathHash, SEGMENT_BLOCKS};
 use crate::kv::index::pages::{Body, Head, PageId, Version};
 use crate::kv::index::race_point::race_point;
-use crate::kv::index::sync::{AtomicU32, MAX_TRIES};
+use crate::kv::index::sync::{AtomicU32, MAX_TRIES, spin_loop};
 
 /// No tree owns the prompt's next block.
 struct NoTreeLeft;
@@ -73,7 +73,7 @@ impl<'a> Lookup<'a> {
                 break;
             }
             let Some(version) = head.version() else {
-                std::hint::spin_loop();
+                spin_loop();
                 continue;
             };
             // Blocks passed before the page changed were there then; the walk continues after them.
@@ -88,7 +88,10 @@ impl<'a> Lookup<'a> {
                 match self.retain_owners(head, version, &body.owners[done], depth + done as u32) {
                     Ok(()) if self.trees.is_empty() => return Err(NoTreeLeft),
                     Ok(()) => done += 1,
-                    Err(Changed) => break,
+                    Err(Changed) => {
+                        spin_loop();
+                        break;
+                    }
                 }
             }
             // The page had no more matching blocks from `version` on: an offset gets another block only
