@@ -177,6 +177,7 @@ impl BodyBudget {
             budget: self,
             number: 0,
             bytes: 0,
+            has_waited: false,
         };
         if announced > SMALL_BYTES {
             reservation.number = self.number();
@@ -184,7 +185,8 @@ impl BodyBudget {
             let ask = |queue: &mut Queue, cx: &mut Context<'_>| {
                 queue.poll_start(number, announced, cx).map(|()| true)
             };
-            self.wait(number, announced, ask).await?;
+            let has_waited = &mut reservation.has_waited;
+            self.wait(number, announced, has_waited, ask).await?;
         }
         Ok(reservation)
     }
@@ -200,6 +202,7 @@ impl BodyBudget {
         &self,
         number: u64,
         bytes: u64,
+        has_waited: &mut bool,
         mut ask: impl FnMut(&mut Queue, &mut Context<'_>) -> Poll<bool>,
     ) -> Result<(), ApiError> {
         let never_fits = bytes > self.max;
@@ -215,7 +218,9 @@ impl BodyBudget {
                     queue: &self.queue,
                     number,
                 };
-                self.waited.inc();
+                if !std::mem::replace(has_waited, true) {
+                    self.waited.inc();
+                }
                 let asked = poll_fn(|cx| ask(&mut self.queue.lock(), cx));
                 let answered = tokio::time::timeout(self.max_wait, asked).await;
                 answered.unwrap_or(false)
@@ -250,6 +255,8 @@ pub(super) struct Reservation<'a> {
     /// 0 until the body has asked for memory.
     number: u64,
     bytes: u64,
+    /// It counts once, however often it waits for more.
+    has_waited: bool,
 }
 
 impl Reservation<'_> {
@@ -265,7 +272,9 @@ impl Reservation<'_> {
         let (more, is_holder) = (total - self.bytes, self.bytes > 0);
         let ask =
             |queue: &mut Queue, cx: &mut Context<'_>| queue.poll_grow(number, more, is_holder, cx);
-        self.budget.wait(number, total, ask).await?;
+        self.budget
+            .wait(number, total, &mut self.has_waited, ask)
+            .await?;
         self.bytes = total;
         Ok(())
     }
