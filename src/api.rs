@@ -9,25 +9,23 @@ pub mod dry_run;
 mod head_check;
 mod models;
 mod request_id;
+mod settings;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use prometheus::IntCounterVec;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tracing::debug;
 
 use self::access_log::{AccessLine, LoggedBody};
 use self::body_budget::BodyBudget;
 use self::cors::Cors;
+pub use self::settings::Settings;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
-use crate::http::client_address::TrustedProxies;
 use crate::http::drain::Tasks;
 use crate::http::server::{OnMalformed, RequestBody};
 use crate::ids::{ClientKey, RequestId};
@@ -38,47 +36,7 @@ use crate::openai::tenant::{self, Admitted, Tenants};
 use crate::prompt::{self, Api};
 use crate::relay::{self, Relay, SummaryCell};
 use crate::responses::{self, ClientRequest, Endpoint, Mode, Responses, RouteMatch};
-use crate::units::{DurationText, SizeText};
 use crate::{http, observe};
-
-/// Bodies of clients' requests, and the proxies they come through.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Settings {
-    /// A request with a larger body is answered with 413. 64 MiB are millions of tokens, or a dozen images.
-    #[serde(with = "SizeText")]
-    pub max_body: u64,
-    /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
-    /// answer. Beyond it new requests wait, except those whose body has up to 64 KiB. 1 GiB is 16 bodies of the largest
-    /// size.
-    #[serde(with = "SizeText")]
-    pub max_total_body: u64,
-    /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory
-    /// until an engine starts to answer, mostly for a second or two. `0s`: it does not wait.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
-    pub max_body_wait: Duration,
-    /// A request without a byte of its body for this long is refused; the whole body may take 10 times as long.
-    #[serde(with = "DurationText")]
-    pub body_timeout: Duration,
-    /// Proxies in front of the router, as addresses or networks such as `10.0.0.0/8`. A request from one of them
-    /// has the client address that its `X-Forwarded-For` reports.
-    pub trusted_proxies: TrustedProxies,
-    pub cors: cors::Settings,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            max_body: 64 << 20,
-            max_total_body: 1 << 30,
-            max_body_wait: Duration::from_secs(5),
-            body_timeout: Duration::from_secs(30),
-            trusted_proxies: TrustedProxies::default(),
-            cors: cors::Settings::default(),
-        }
-    }
-}
 
 /// The API, shared by all connections.
 #[derive(Debug)]

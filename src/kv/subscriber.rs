@@ -15,6 +15,7 @@ mod rate;
 mod report;
 mod status;
 mod status_board;
+mod subject;
 mod take_over;
 mod tree_request;
 
@@ -42,6 +43,7 @@ use peer_trees::{Fetching, MAX_TREE_REQUESTS, PeerTrees};
 pub use status::{Status, TreeState};
 use status_board::RankStatus;
 pub use status_board::{StatusBoard, StatusSnapshot, WorkerCache};
+pub use subject::{OnCacheLost, Shared, Subject};
 use tree_request::TreeRequest;
 
 /// Blocks applied before the task yields its thread: about a tenth of a millisecond of work.
@@ -53,40 +55,6 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 /// How often a live tree is checked for blocks that the index evicted to stay within its memory bound.
 /// Other workers' stores cause that, and it raises no event here.
 const EVICTION_CHECK_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The rank to follow.
-#[derive(Clone, Debug)]
-pub struct Subject {
-    pub worker: WorkerId,
-    /// For logs and metrics.
-    pub name: Arc<str>,
-    /// `HOST:PORT`: what other replicas know the worker by.
-    pub address: Arc<str>,
-    pub rank: u32,
-    pub model: Model,
-}
-
-/// What all subscribers share.
-#[derive(Clone)]
-pub struct Shared {
-    pub indexes: Arc<PrefixIndexes>,
-    pub board: Arc<StatusBoard>,
-    pub metrics: Metrics,
-    pub settings: stream::Settings,
-    pub on_cache_lost: OnCacheLost,
-    pub joins: Joins,
-    /// Other replicas, if there are any.
-    pub trees: Option<Arc<dyn TreeSource>>,
-}
-
-/// Called when a worker has lost its cache or may have: its process restarted, or it cleared the cache.
-pub type OnCacheLost = Arc<dyn Fn(WorkerId) + Send + Sync>;
-
-impl std::fmt::Debug for Shared {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Shared").finish_non_exhaustive()
-    }
-}
 
 /// Follows a rank's events for as long as the future is polled. `restarts` changes when the worker was
 /// down or its process is seen to be new.

@@ -371,7 +371,7 @@ mod tests {
             activity.is_between_requests(now, Duration::from_secs(1))
         };
         activity.on_read(b"GET ");
-        assert!(!is_between(5), "a head has begun");
+        assert!(!is_between(5), "a head has started");
         let busy = activity.begin(Version::HTTP_11);
         assert!(!is_between(5), "a request runs");
         drop(busy);

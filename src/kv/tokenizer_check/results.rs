@@ -42,14 +42,14 @@ impl CheckSeries {
         &mut self,
         settings: &Settings,
         now: Instant,
-        begun: Instant,
+        started: Instant,
         agrees: bool,
     ) -> AlarmChange {
-        self.count(begun, agrees);
+        self.count(started, agrees);
         self.update_alarm(settings, now)
     }
 
-    fn count(&mut self, begun: Instant, agrees: bool) {
+    fn count(&mut self, started: Instant, agrees: bool) {
         self.recent = self.recent << 1 | u128::from(agrees);
         self.recent_len = (self.recent_len + 1).min(u128::BITS);
         (self.hits, self.misses) = match agrees {
@@ -59,11 +59,11 @@ impl CheckSeries {
         match agrees {
             true => {
                 self.missing_since = None;
-                self.agreed_at = self.agreed_at.max(Some(begun));
+                self.agreed_at = self.agreed_at.max(Some(started));
             }
             false => {
-                let since = self.missing_since.get_or_insert(begun);
-                *since = begun.min(*since);
+                let since = self.missing_since.get_or_insert(started);
+                *since = started.min(*since);
             }
         }
     }
@@ -132,10 +132,10 @@ impl SubjectResults {
         &mut self,
         settings: &Settings,
         now: Instant,
-        begun: Instant,
+        started: Instant,
         agrees: bool,
     ) -> AlarmChange {
-        self.all.count(begun, agrees);
+        self.all.count(started, agrees);
         if self.all.misses >= settings.mismatch_threshold && self.is_contradicted() {
             self.all.restart_misses();
         }
@@ -168,12 +168,12 @@ impl CheckResults {
         }
     }
 
-    /// Records the outcome of a check that began at `begun`. Returns how that changes the alarm of all
+    /// Records the outcome of a check that began at `started`. Returns how that changes the alarm of all
     /// workers, and the alarm of this worker.
     pub(super) fn record(
         &mut self,
         now: Instant,
-        begun: Instant,
+        started: Instant,
         subject: &Subject,
         worker: WorkerId,
         outcome: Outcome,
@@ -183,9 +183,9 @@ impl CheckResults {
         let Some(agrees) = outcome.agrees() else {
             return (AlarmChange::None, AlarmChange::None);
         };
-        let own_change = own.record(&self.settings, now, begun, agrees);
+        let own_change = own.record(&self.settings, now, started, agrees);
         (
-            results.record(&self.settings, now, begun, agrees),
+            results.record(&self.settings, now, started, agrees),
             own_change,
         )
     }

@@ -57,7 +57,7 @@ struct HashedPrompt {
 
 struct RunningCheck {
     check: PromptCheck,
-    begun: Instant,
+    started: Instant,
     /// Otherwise only the silence of the worker's events can be found.
     was_live: bool,
     /// The worker's cache when the prompt was computed.
@@ -120,7 +120,7 @@ impl Watcher {
         match board.worker_cache(check.worker, check.ranks) {
             Some(before) if before.is_live || self.is_unreported_possible(check.worker) => {
                 self.running.push(RunningCheck {
-                    begun: now,
+                    started: now,
                     was_live: before.is_live,
                     before,
                     prompts: SmallVec::new(),
@@ -183,7 +183,7 @@ impl Watcher {
         let mut at = 0;
         while at < self.running.len() {
             let running = &mut self.running[at];
-            let is_over = running.begun + grace <= now;
+            let is_over = running.started + grace <= now;
             match running.poll(is_over, indexes, board, found) {
                 None => at += 1,
                 Some(outcome) => {
@@ -211,7 +211,7 @@ impl Watcher {
         let (subject, worker) = (&prompt.subject, *worker);
         checker.count(subject, outcome);
         let mut results = checker.results.lock();
-        let (all, own) = results.record(now, done.begun, subject, worker, outcome);
+        let (all, own) = results.record(now, done.started, subject, worker, outcome);
         checker
             .worker_names
             .lock()

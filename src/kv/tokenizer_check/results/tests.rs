@@ -31,14 +31,14 @@ fn take(book: &mut CheckResults, worker: u32, outcome: Outcome) -> (AlarmChange,
 /// Of a check that began at the given tick.
 fn take_of(
     book: &mut CheckResults,
-    begun: u64,
+    started: u64,
     worker: u32,
     outcome: Outcome,
 ) -> (AlarmChange, AlarmChange) {
     static START: std::sync::LazyLock<Instant> = std::sync::LazyLock::new(observe::now);
-    let begun = *START + Duration::from_millis(begun);
+    let started = *START + Duration::from_millis(started);
     let subject = subject();
-    book.record(begun, begun, &subject, WorkerId(worker), outcome)
+    book.record(started, started, &subject, WorkerId(worker), outcome)
 }
 
 fn take_all(
@@ -227,8 +227,8 @@ proptest! {
                 let turn = take_of(&mut book, now as u64, 0, Outcome::Confirmed);
                 prop_assert_eq!(turn, (AlarmChange::None, AlarmChange::None));
             }
-            if let Some(begun) = now.checked_sub(50) && workers[begun] != 0 {
-                let (of_all, _) = take_of(&mut book, begun as u64, workers[begun], Outcome::Missing);
+            if let Some(started) = now.checked_sub(50) && workers[started] != 0 {
+                let (of_all, _) = take_of(&mut book, started as u64, workers[started], Outcome::Missing);
                 prop_assert_eq!(of_all, AlarmChange::None);
             }
             prop_assert!(trusts(&book, 0) && trusts(&book, 9));

@@ -1,0 +1,49 @@
+//! Settings of the API: bodies, proxies, browsers.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::cors;
+use crate::http::client_address::TrustedProxies;
+use crate::units::{DurationText, SizeText};
+
+/// Bodies of clients' requests, and the proxies they come through.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// A request with a larger body is answered with 413. 64 MiB are millions of tokens, or a dozen images.
+    #[serde(with = "SizeText")]
+    pub max_body: u64,
+    /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
+    /// answer. Beyond it new requests wait, except those whose body has up to 64 KiB. 1 GiB is 16 bodies of the largest
+    /// size.
+    #[serde(with = "SizeText")]
+    pub max_total_body: u64,
+    /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory
+    /// until an engine starts to answer, mostly for a second or two. `0s`: it does not wait.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub max_body_wait: Duration,
+    /// A request without a byte of its body for this long is refused; the whole body may take 10 times as long.
+    #[serde(with = "DurationText")]
+    pub body_timeout: Duration,
+    /// Proxies in front of the router, as addresses or networks such as `10.0.0.0/8`. A request from one of them
+    /// has the client address that its `X-Forwarded-For` reports.
+    pub trusted_proxies: TrustedProxies,
+    pub cors: cors::Settings,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            max_body: 64 << 20,
+            max_total_body: 1 << 30,
+            max_body_wait: Duration::from_secs(5),
+            body_timeout: Duration::from_secs(30),
+            trusted_proxies: TrustedProxies::default(),
+            cors: cors::Settings::default(),
+        }
+    }
+}
