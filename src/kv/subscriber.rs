@@ -27,11 +27,9 @@ use tracing::debug;
 
 use super::event::Batch;
 use super::event_filter::TreeImpact;
-use super::indexes::PrefixIndexes;
 use super::source::{Source, SourceEvent};
-use super::stream::{self, EventStream, ResyncReason, State, Step, Steps};
+use super::stream::{EventStream, ResyncReason, State, Step, Steps};
 use super::tree_copies::{FetchedTree, TreeSource};
-use crate::ids::{Model, WorkerId};
 use crate::observe;
 use apply::{BatchEffect, RankTree};
 pub use entry::RepeatReport;

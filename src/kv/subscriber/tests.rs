@@ -1,21 +1,22 @@
 mod joins;
+mod unusual_events;
 
 use std::num::NonZeroU32;
 
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
-mod unusual_events;
-
 use super::*;
+use crate::ids::WorkerId;
 use crate::kv::event::{EngineHash, Event, Location, Medium, Removed, Stored, Tier};
 use crate::kv::event_filter::IgnoredReason;
 use crate::kv::index::{CopyReport, NewBlock, Parent};
+use crate::kv::indexes::PrefixIndexes;
 use crate::kv::source::{DecodeError, SnapshotChunk, SourceBatch};
-use crate::kv::{block, indexes};
+use crate::kv::{block, indexes, stream};
 use crate::observe::metrics::Registry;
 
-/// Says what the test says, and tells it what was asked.
+/// Sends what the test sends, and passes on what the subscriber asks.
 struct Script {
     said: mpsc::UnboundedReceiver<SourceEvent>,
     repeat_reports: mpsc::UnboundedSender<u64>,
@@ -223,7 +224,7 @@ fn what_is_replayed_and_then_said_live_is_scored() {
     });
 }
 
-/// Nothing on the wire tells a block that is told again from a further copy of it.
+/// On the wire a block that is reported again looks like a further copy of it.
 #[test]
 fn what_may_be_told_again_since_it_was_asked_for_is_gone_with_its_first_removal() {
     on_stage(true, async |stage| {
@@ -247,7 +248,7 @@ fn what_may_be_told_again_since_it_was_asked_for_is_gone_with_its_first_removal(
             .say([SourceEvent::Live(frame(7, vec![stored(0, 4)]))])
             .await;
         assert_eq!(stage.depth(&prompt(4)), 4);
-        // Known before, as one copy; told again for the first time, twice; and counted since.
+        // Known before, as one copy; reported again for the first time, twice; and counted since.
         stage
             .say([SourceEvent::Live(frame(8, vec![removed(3)]))])
             .await;
@@ -284,12 +285,12 @@ fn a_worker_stands_as_its_ranks_do_and_what_it_tells_is_remembered_when_asked_fo
         stage.board.record_stores(WORKER, true);
         let events = vec![removed(1), stored(1, 2), stored(0, 1)];
         stage.say([SourceEvent::Live(frame(1, events))]).await;
-        let heard = stage.board.recorded_stores(WORKER);
+        let stores = stage.board.recorded_stores(WORKER);
         assert_eq!(
-            heard.iter().map(|it| it.is_start).collect::<Vec<_>>(),
+            stores.iter().map(|it| it.is_start).collect::<Vec<_>>(),
             [false, true]
         );
-        assert_eq!(&*heard[0].tokens, [4, 5, 6, 7]);
+        assert_eq!(&*stores[0].tokens, [4, 5, 6, 7]);
         stage.board.record_stores(WORKER, false);
         assert_eq!(stage.board.recorded_stores(WORKER), []);
         assert_eq!(worker_cache().removed_blocks, before.removed_blocks + 1);
@@ -454,7 +455,7 @@ fn a_tree_that_others_stores_cut_does_not_count_as_whole_for_long() {
                 .unwrap();
         }
         assert!(task.tree.tree().unwrap().1.len() < 5_000);
-        assert_eq!(task.state, State::Live, "nobody reported it");
+        assert_eq!(task.state, State::Live, "no replay was asked for");
         // It is woken for that, though nothing is said.
         for _ in 0..4 {
             let Some(at) = task.next_wake() else {
