@@ -62,7 +62,7 @@ impl PrefixIndexes {
         })
     }
 
-    /// The index of a model and block size. It lives as long as somebody has it or a tree in it.
+    /// The index of a model and block size. It lives as long as something has it or a tree in it.
     pub fn index(&self, model: &Model, block_size: NonZeroU32) -> Arc<PrefixIndex> {
         let _adding = self.adding.lock();
         let current = self.indexes.load();

@@ -53,7 +53,7 @@ pub struct PredictedIndex {
 pub struct Recorded {
     /// How many of the prompt's first blocks counted as cached before.
     pub cached_blocks: usize,
-    /// The blocks that other replicas are to be told: the new ones, or the whole path if they may not know what is
+    /// The blocks to announce to other replicas: the new ones, or the whole path if they may not know what is
     /// before it. Empty, at the prompt's end, if they need to know only that it was used. `None` if it was used just
     /// before.
     pub news: Option<std::ops::Range<usize>>,

@@ -187,7 +187,7 @@ impl<T> EventStream<T> {
         matches!(self.phase, Phase::InitialReplay { .. })
     }
 
-    /// Whether no more is to be known soon than is known now: nobody is asked for what the process caches.
+    /// Whether no more is to be known soon than is known now: no request for what the process caches is under way.
     pub fn is_settled(&self) -> bool {
         let is_asking = match self.phase {
             Phase::InitialReplay { .. } | Phase::AwaitingPeerTree { .. } => true,
@@ -275,7 +275,7 @@ impl<T> EventStream<T> {
         }
         let since = self.suspect_since(now);
         self.phase = Phase::Disconnected { since };
-        // Buffered batches cannot be told from another process's any more.
+        // Buffered batches cannot be distinguished from another process's any more.
         self.buffer.clear();
         self.regressed = None;
         self.response = ReplayResponse::default();

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 
 use super::types::{Error, MAX_NESTING};
 
-/// Refuses a body that is nested deeper than [`MAX_NESTING`], with the name of the field. Says nothing of whether the
+/// Refuses a body that is nested deeper than 100 levels, with the name of the field. Says nothing of whether the
 /// body is JSON.
 pub fn check_nesting(body: &[u8]) -> Result<(), Error> {
     // Nearly all bodies have few lists and objects in all. Counting them needs no look at the strings.

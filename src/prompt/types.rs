@@ -86,7 +86,7 @@ pub enum Error {
     },
     /// A field that only the router may send to an engine.
     Forbidden(&'static str),
-    /// A field whose lists and objects are nested deeper than [`MAX_NESTING`].
+    /// A field whose lists and objects are nested deeper than 100 levels.
     TooDeep(String),
 }
 

@@ -155,10 +155,10 @@ fn only_groups_that_tell_what_can_be_reused_are_kept() {
     }
     let unknown = (IgnoredReason::UnknownAttention, TreeImpact::Incomplete);
     assert_eq!(why(&[of(0, "holographic")]), unknown);
-    let untold = stored(|stored| stored.location.group = Some(3));
+    let unknown_kind = stored(|stored| stored.location.group = Some(3));
     let unlearnt = (IgnoredReason::UnknownGroup, TreeImpact::Incomplete);
-    assert_eq!(why(std::slice::from_ref(&untold)), unlearnt);
-    assert!(check(&[of(3, "full_attention"), untold]).is_ok());
+    assert_eq!(why(std::slice::from_ref(&unknown_kind)), unlearnt);
+    assert!(check(&[of(3, "full_attention"), unknown_kind]).is_ok());
     let changed = (IgnoredReason::GroupChanged, TreeImpact::Unknown);
     assert_eq!(why(&[of(3, "full_attention"), of(3, "mamba")]), changed);
     assert_eq!(why(&[stored(|_| {}), of(0, "mamba")]), changed);

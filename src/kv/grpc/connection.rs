@@ -140,9 +140,9 @@ async fn ask(
         .insert(RANK_METADATA, MetadataValue::from(target.rank));
     let path = PathAndQuery::from_static(service.path());
     let answer = client.server_streaming(request, path, Raw).await?;
-    let told = |name| answer.metadata().get(name)?.to_str().ok();
-    let incarnation = told(INCARNATION_METADATA).map(str::to_owned);
-    let last = told(LAST_SEQUENCE_METADATA).and_then(|last| last.parse().ok());
+    let value_of = |name| answer.metadata().get(name)?.to_str().ok();
+    let incarnation = value_of(INCARNATION_METADATA).map(str::to_owned);
+    let last = value_of(LAST_SEQUENCE_METADATA).and_then(|last| last.parse().ok());
     Ok(Call {
         messages: answer.into_inner(),
         start,

@@ -74,7 +74,7 @@ pub(crate) struct Asked {
     rank: Option<String>,
 }
 
-/// A servicer that does as it is told.
+/// A servicer that obeys the test.
 pub(crate) struct Servicer {
     pub(crate) address: SocketAddr,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -261,7 +261,7 @@ async fn check(source: &mut Grpc, expected: &[&str]) {
     }
 }
 
-/// Keeps 1 to 5, tells the state as a snapshot, and goes on with 6.
+/// Keeps 1 to 5, sends the state as a snapshot, and goes on with 6.
 fn relay(asked: &Asked) -> Answer {
     match asked.start {
         0 => open(None, vec![chunk(4, 0, 2), chunk(5, 1, 2), batch(6)]),

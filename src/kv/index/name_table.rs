@@ -23,7 +23,7 @@ pub(super) struct NameTable {
     directory: Vec<u32>,
     depth: u32,
     buckets: Vec<Bucket>,
-    /// Buckets that share as many bits as the directory tells apart.
+    /// Buckets that share as many bits as the directory distinguishes.
     deepest: usize,
     max_depth: u32,
 }

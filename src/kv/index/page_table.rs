@@ -13,7 +13,7 @@ use super::sync::AtomicU64;
 const ENTRIES: usize = 7;
 
 /// An entry is the low half of the hash, above the page's number plus one; 0 is none. That half also gives
-/// the line, so a larger table can be made without looking at the pages. It tells entries apart well
+/// the line, so a larger table can be made without looking at the pages. It distinguishes entries well
 /// enough: with a million pages one lookup in 4,300 looks at a wrong page.
 #[derive(Debug, Default)]
 #[repr(align(64))]

@@ -65,7 +65,7 @@ impl RankTree {
         self.tree.as_ref()
     }
 
-    /// Applies a batch. `copies` tells how to count stores that begin at a prompt's first block. If the
+    /// Applies a batch. `copies` says how to count stores that begin at a prompt's first block. If the
     /// batch may have removed unknown blocks, the tree is cleared at that point and the effect's impact
     /// is [`TreeImpact::Unknown`].
     pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, effect: &mut BatchEffect) {

@@ -38,7 +38,7 @@ pub(super) struct RankEntry {
     /// How often the tree was cleared.
     pub(super) clears: AtomicU64,
     pub(super) records_stores: AtomicBool,
-    /// All is known that is to be known soon: nobody is being asked for what the rank caches.
+    /// All is known that is to be known soon: no request for what the rank caches is under way.
     pub(super) is_settled: AtomicBool,
     /// Requests of other replicas for the tree.
     pub(super) tree_requests: mpsc::Sender<TreeRequest>,

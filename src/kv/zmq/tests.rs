@@ -73,8 +73,8 @@ async fn publish(publisher: &mut PubSocket, number: u64) {
     publisher.send(message).await.unwrap();
 }
 
-/// Publishes `numbers`, one after the other, until the first has come: this crate's publisher tells
-/// nobody when a subscription holds.
+/// Publishes `numbers`, one after the other, until the first has come: this crate's publisher does
+/// not say when a subscription holds.
 async fn first_live(publisher: &mut PubSocket, source: &mut Zmq, number: u64) {
     loop {
         publish(publisher, number).await;

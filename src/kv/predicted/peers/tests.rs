@@ -25,7 +25,7 @@ struct Replica {
     now: Instant,
 }
 
-/// What one replica tells the others of a routed prompt.
+/// What one replica announces to the others of a routed prompt.
 #[derive(Clone, Debug)]
 struct Message {
     worker: WorkerId,
@@ -93,7 +93,7 @@ fn a_prompt_that_a_replica_routed_counts_at_the_others() {
     assert_eq!((first.parent, first.paths.len()), (None, 3));
     assert_eq!(other.apply(&first).new, 3);
     assert_eq!(other.depth(&[1, 2, 3, 4]), 3);
-    // The next turn goes through the other replica, which tells of its new part only.
+    // The next turn goes through the other replica, which announces its new part only.
     let mut later = Replica {
         now: other.now + Duration::from_secs(5),
         ..other

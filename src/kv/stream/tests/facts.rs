@@ -159,7 +159,7 @@ fn a_question_without_an_answer_is_put_twice_and_then_all_is_forgotten() {
     assert_eq!((play.state(), play.numbers()), ("partial", vec![9]));
 }
 
-/// A gap about which nobody answers, until it is asked for all from the first batch on.
+/// A gap without an answer, until it is asked for all from the first batch on.
 fn forgotten_after_a_gap() -> Play {
     let mut play = Play::live(4);
     play.say(0, [7]);
@@ -324,7 +324,7 @@ fn the_same_epoch_proves_without_an_answer_and_another_disproves() {
 }
 
 #[test]
-fn the_same_process_does_not_count_before_what_it_did_meanwhile_is_told() {
+fn the_same_process_does_not_count_before_what_it_did_meanwhile_is_reported() {
     let mut play = Play::new();
     play.connect(Some("a"));
     play.response(0, 0..=4);
@@ -366,7 +366,7 @@ fn what_came_before_a_question_does_not_outlive_it() {
     assert!(play.applied.is_empty());
 }
 
-/// Found by seed 7: forgotten, joined anew and forgotten again, for as long as nobody answered.
+/// Found by seed 7: forgotten, joined anew and forgotten again, for as long as no answer came.
 #[test]
 fn a_source_that_never_answers_proves_nothing_by_it() {
     let mut play = Play::new();

@@ -158,7 +158,7 @@ fn without_a_replay_a_hole_after_the_tree_is_a_gap() {
 
 #[test]
 fn batches_wait_no_longer_than_the_timeout_and_not_a_second_time() {
-    for nobody_has_one in [false, true] {
+    for none_has_one in [false, true] {
         let mut play = Play::with_peers();
         play.connect_deaf();
         play.say(0, [20]);
@@ -167,7 +167,7 @@ fn batches_wait_no_longer_than_the_timeout_and_not_a_second_time() {
             Some(play.now + PEER_TREE_TIMEOUT)
         );
         assert!(!play.stream.is_settled());
-        match nobody_has_one {
+        match none_has_one {
             true => play.no_tree(),
             false => play.wait(),
         }
@@ -179,7 +179,7 @@ fn batches_wait_no_longer_than_the_timeout_and_not_a_second_time() {
 }
 
 #[test]
-fn a_batch_that_is_the_engines_first_waits_for_nobody() {
+fn a_batch_that_is_the_engines_first_waits_for_no_replica() {
     let mut play = Play::with_peers();
     play.connect_deaf();
     play.say(0, [0, 1]);
@@ -214,7 +214,7 @@ fn a_tree_that_is_not_whole_is_partial_here_too() {
 }
 
 #[test]
-fn what_does_not_count_here_is_given_to_nobody() {
+fn what_does_not_count_here_is_given_to_no_replica() {
     let mut play = Play::new();
     assert_eq!(play.stream.peer_tree(), None);
     play.connect(None);

@@ -153,7 +153,7 @@ impl World {
     }
 
     /// Another replica gives what it has: of this process or one before, newer or older than what is known here, whole
-    /// or in part; or nobody has anything.
+    /// or in part; or none of them has anything.
     fn offer(&mut self) {
         self.tree_requested = false;
         let alive = self.alive();
@@ -197,7 +197,7 @@ impl World {
 
     fn no_tree(&mut self) {
         let steps = self.stream.on_no_peer_tree(self.now);
-        // Otherwise nothing was heard, and so nothing can be known better than before.
+        // Otherwise nothing was received, and so nothing can be known better than before.
         if !steps.is_empty() {
             self.done(steps);
         }

@@ -22,10 +22,10 @@ fn book() -> CheckResults {
 /// What turned, for the model and for the worker. Each check begins after the one before.
 fn take(book: &mut CheckResults, worker: u32, outcome: Outcome) -> (AlarmChange, AlarmChange) {
     thread_local! {
-        static BEGUN: std::cell::Cell<u64> = const { std::cell::Cell::new(1_000) };
+        static STARTED: std::cell::Cell<u64> = const { std::cell::Cell::new(1_000) };
     }
-    BEGUN.set(BEGUN.get() + 1);
-    take_of(book, BEGUN.get(), worker, outcome)
+    STARTED.set(STARTED.get() + 1);
+    take_of(book, STARTED.get(), worker, outcome)
 }
 
 /// Of a check that began at the given tick.
@@ -110,7 +110,7 @@ fn one_worker_with_another_template_is_found_among_many_that_agree() {
     assert!(trusts(&book, 9));
 }
 
-/// What agrees is told at once, and what does not only after its grace.
+/// What agrees is reported at once, and what does not only after its grace.
 #[test]
 fn a_burst_over_two_workers_of_which_one_differs_is_no_alarm_of_both() {
     let mut book = book();
@@ -141,7 +141,7 @@ fn a_burst_over_two_workers_of_which_one_differs_is_no_alarm_of_both() {
 fn a_worker_that_agreed_once_and_is_asked_no_more_keeps_no_alarm_down() {
     let mut book = book();
     let _ = take_of(&mut book, 7, 1, Outcome::Confirmed);
-    // Begun before that.
+    // Started before that.
     let _ = take_of(&mut book, 6, 2, Outcome::Missing);
     let raised = (0..60).find(|at| {
         take_of(&mut book, 8 + at, 2 + *at as u32, Outcome::Missing).0 == AlarmChange::Raised

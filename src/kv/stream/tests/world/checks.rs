@@ -44,7 +44,7 @@ impl World {
     }
 
     /// No more faults: it must come to what the engine holds; after one more restart to all of it, where
-    /// the source tells it.
+    /// the source reports it.
     pub(in crate::kv::stream::tests) fn settle(&mut self) {
         self.faults = false;
         self.in_deaf_spell = false;
