@@ -9,7 +9,7 @@ use super::types::{Error, MAX_NESTING};
 /// body is JSON.
 pub fn check_nesting(body: &[u8]) -> Result<(), Error> {
     // Nearly all bodies have few lists and objects in all. Counting them needs no look at the strings.
-    let opened = body.iter().filter(|byte| matches!(byte, b'[' | b'{'));
+    let opened = memchr::memchr2_iter(b'[', b'{', body).take(MAX_NESTING + 1);
     if opened.count() <= MAX_NESTING {
         return Ok(());
     }
