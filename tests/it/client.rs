@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use hyper::{HeaderMap, Request};
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use serde_json::Value;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -241,4 +242,26 @@ pub(crate) async fn http2(
         answers[place] = (status, body);
     }
     answers
+}
+
+/// Sends a body `count` times, each on a connection of its own, but for its last bytes, which are returned.
+pub(crate) async fn unfinished_uploads<'a>(
+    address: SocketAddr,
+    path: &str,
+    body: &'a str,
+    count: usize,
+) -> (Vec<TcpStream>, &'a str) {
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let (most, rest) = body.split_at(body.len() - 10);
+    let mut uploads = Vec::new();
+    for _ in 0..count {
+        let mut upload = TcpStream::connect(address).await.unwrap();
+        upload.write_all(head.as_bytes()).await.unwrap();
+        upload.write_all(most.as_bytes()).await.unwrap();
+        uploads.push(upload);
+    }
+    (uploads, rest)
 }

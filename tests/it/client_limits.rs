@@ -260,18 +260,7 @@ async fn large_bodies_wait_for_memory_and_small_ones_go_on() {
     .await;
     let api = cluster.router.api;
     let body = chat(&"x".repeat(900 << 10), 1, false);
-    let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    let (most, rest) = body.split_at(body.len() - 10);
-    let mut uploads = Vec::new();
-    for _ in 0..3 {
-        let mut upload = TcpStream::connect(api).await.unwrap();
-        upload.write_all(head.as_bytes()).await.unwrap();
-        upload.write_all(most.as_bytes()).await.unwrap();
-        uploads.push(upload);
-    }
+    let (uploads, rest) = client::unfinished_uploads(api, CHAT, &body, 3).await;
     let used = async || cluster.metric("warmroute_request_body_bytes", &[]).await;
     let waiting = async || {
         cluster

@@ -375,8 +375,8 @@ async fn a_router_with_few_file_descriptors_blames_no_worker() {
         .map(|number| chat(&format!("{number}"), 20, false))
         .collect();
     for (status, text) in client::http2(api, CHAT, bodies).await {
-        let is_told = status == 503 && text.contains("router_out_of_resources");
-        assert!(status == 200 || is_told, "{status} {text}");
+        let is_named = status == 503 && text.contains("router_out_of_resources");
+        assert!(status == 200 || is_named, "{status} {text}");
     }
     let changes = "warmroute_circuit_breaker_transitions_total";
     assert_eq!(cluster.metric(changes, &[]).await, 0.0);
@@ -394,18 +394,7 @@ async fn large_bodies_beyond_their_memory_are_refused_and_small_ones_go_on() {
     })
     .await;
     let body = chat(&"x".repeat(900 << 10), 1, false);
-    let head = format!(
-        "POST {CHAT} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
-        body.len()
-    );
-    let (most, rest) = body.split_at(body.len() - 10);
-    let mut uploads = Vec::new();
-    for _ in 0..3 {
-        let mut upload = TcpStream::connect(fleet.router.api).await.unwrap();
-        upload.write_all(head.as_bytes()).await.unwrap();
-        upload.write_all(most.as_bytes()).await.unwrap();
-        uploads.push(upload);
-    }
+    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 3).await;
     let held = 3 << 20;
     eventually("three bodies are held", async || {
         fleet

@@ -108,6 +108,16 @@ impl Stage {
         }
     }
 
+    /// The engine replays its sixth batch alone, so the tree is partial.
+    async fn join_late(&self) {
+        self.say([
+            connected(),
+            SourceEvent::Replayed(frame(5, vec![stored(0, 1)])),
+            SourceEvent::ReplayEnd,
+        ])
+        .await;
+    }
+
     /// Blocks of the prompt that routing sees.
     fn depth(&self, tokens: &[u32]) -> u32 {
         let mut locals = Vec::new();
@@ -226,15 +236,9 @@ fn what_is_replayed_and_then_said_live_is_scored() {
 
 /// On the wire a block that is reported again looks like a further copy of it.
 #[test]
-fn what_may_be_told_again_since_it_was_asked_for_is_gone_with_its_first_removal() {
+fn what_may_be_reported_again_since_it_was_asked_for_is_gone_with_its_first_removal() {
     on_stage(true, async |stage| {
-        stage
-            .say([
-                connected(),
-                SourceEvent::Replayed(frame(5, vec![stored(0, 1)])),
-                SourceEvent::ReplayEnd,
-            ])
-            .await;
+        stage.join_late().await;
         assert!(stage.board.is_partial(WORKER));
         let asking = stage.board.expect_repeat_report(WORKER);
         stage

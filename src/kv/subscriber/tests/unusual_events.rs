@@ -180,13 +180,7 @@ fn lookups_never_see_the_middle_of_a_batch_as_an_emptied_path() {
 #[test]
 fn a_clear_of_the_engine_makes_a_partial_tree_whole() {
     on_stage(true, async |stage| {
-        stage
-            .say([
-                connected(),
-                SourceEvent::Replayed(frame(5, vec![stored(0, 1)])),
-                SourceEvent::ReplayEnd,
-            ])
-            .await;
+        stage.join_late().await;
         assert_eq!(stage.status().state, "partial");
         let clear = || Event::Cleared { ownership: None };
         // Something is left out after the clear, so the tree is still partial.
