@@ -110,6 +110,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         role: Role::Both,
         draining: false,
         authorization: None,
+        tls: None,
         events: Events::At(vec![Endpoint::Grpc {
             address: format!("gpu-{number}:9000"),
         }]),

@@ -6,8 +6,10 @@ mod flags;
 pub mod reader;
 pub mod reference;
 mod settings;
+mod tls;
 mod token_sources;
 mod tokenizer;
+mod worker_tls;
 
 use std::path::Path;
 

@@ -13,6 +13,7 @@ pub mod listen_address;
 pub mod proxy_protocol;
 pub mod server;
 pub mod sse;
+pub mod tls;
 
 use bytes::Bytes;
 use http_body_util::combinators::UnsyncBoxBody;

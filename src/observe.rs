@@ -23,6 +23,11 @@ pub fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
 
+/// The time of day, for what is written down with a date, such as certificates.
+pub fn wall_clock() -> SystemTime {
+    SystemTime::now()
+}
+
 /// Seconds since 1970.
 pub fn unix_s() -> i64 {
     SystemTime::now()

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use super::discovery::{DiscoveryEntry, no_connector};
 use super::reader::Reader;
 use super::settings::Config;
+use super::tls;
 use super::token_sources;
 use super::tokenizer::Tokenizer;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
@@ -44,6 +45,7 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     for (key, error) in config.api.requests.cors.check() {
         reader.problem(&format!("api.cors.{key}"), error);
     }
+    tls::check(config, reader);
     token_sources::check(config, reader);
 }
 

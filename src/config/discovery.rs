@@ -6,8 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::reader::{Outside, Reader};
+use super::worker_tls;
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
 use crate::fleet::{Member, Role};
+use crate::http::tls::Checked;
 use crate::units::DurationText;
 
 /// One source of workers.
@@ -86,6 +88,14 @@ impl DiscoveryEntry {
         }
     }
 
+    /// The workers that the configuration itself lists.
+    pub(super) fn listed(&self) -> &[WorkerSpec] {
+        match self {
+            Self::Static(list) => &list.workers,
+            Self::File(_) | Self::Dns(_) => &[],
+        }
+    }
+
     pub(super) fn defaults(&self) -> &WorkerDefaults {
         match self {
             Self::Static(list) => &list.defaults,
@@ -125,8 +135,10 @@ pub fn parse_workers(
         reader.problem("workers", "is missing");
     }
     let workers = listing.and_then(|listing| listing.workers);
+    let workers = workers.unwrap_or_default();
+    worker_tls::check("workers", &workers, &mut Checked::default(), &mut reader);
     let mut members = Vec::new();
-    for (index, worker) in workers.unwrap_or_default().iter().enumerate() {
+    for (index, worker) in workers.iter().enumerate() {
         match worker.member(defaults) {
             Ok(member) if has_roles || member.role == Role::Both => members.push(member),
             Ok(member) => {

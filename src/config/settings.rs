@@ -9,7 +9,7 @@ use super::discovery::DiscoveryEntry;
 use super::tokenizer::{self, Loaded, Tokenizer};
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
 use crate::fleet::{Member, circuit_breaker, health};
-use crate::http::{client, server};
+use crate::http::{client, server, tls};
 use crate::kv::subscriber::joins;
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
 use crate::openai::tenant::TenantSpec;
@@ -77,8 +77,10 @@ pub struct Config {
 #[serde(default)]
 pub struct Api {
     /// Address and port for clients, such as `:8080` (all addresses), `127.0.0.1:8080` or `localhost:8080`. It
-    /// speaks HTTP/1.1, and HTTP/2 without TLS to clients that begin with it.
+    /// speaks HTTP/1.1 and HTTP/2; without `tls`, HTTP/2 to clients that begin with it.
     pub listen: String,
+    /// TLS. Left out: connections are not encrypted.
+    pub tls: Option<tls::ServerSettings>,
     /// After SIGTERM or `POST /drain` the router is not ready any more, but takes requests for this long, until load
     /// balancers have noticed. A second signal ends the wait.
     #[serde(with = "DurationText")]
@@ -99,6 +101,7 @@ impl Default for Api {
     fn default() -> Self {
         Self {
             listen: ":8080".to_owned(),
+            tls: None,
             // Endpoints of Kubernetes follow readiness within a second or two.
             drain_delay: Duration::from_secs(5),
             drain_timeout: Duration::from_secs(20),
@@ -115,6 +118,8 @@ pub struct Admin {
     /// Address and port for operators. Only this host by default, since its pages drain workers and show how
     /// prompts are routed. Any other address needs `token`.
     pub listen: String,
+    /// TLS. Left out: connections are not encrypted.
+    pub tls: Option<tls::ServerSettings>,
     /// What operators send as `authorization: Bearer ...`: text, `${NAME}` or `file:/path`, at least 16 characters.
     /// With it all pages but `/`, `/healthz`, `/readyz` and `/metrics` need it. Empty: none is asked for.
     pub token: Secret,
@@ -124,6 +129,7 @@ impl Default for Admin {
     fn default() -> Self {
         Self {
             listen: "127.0.0.1:9090".to_owned(),
+            tls: None,
             token: Secret::default(),
         }
     }

@@ -17,6 +17,7 @@ use tracing::warn;
 use super::events::{Events, EventsSpec};
 use super::registry::Registry;
 use super::{Member, Role};
+use crate::http::tls::ClientSettings;
 use crate::secret::Secret;
 
 /// Lists the members of the fleet.
@@ -53,9 +54,10 @@ pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
 /// One worker as a configuration lists it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerSpec {
-    /// `http://host:port`.
+    /// `http://host:port` or `https://host:port`, with a path such as `/engine-0` if the worker's own paths are below
+    /// it.
     pub url: String,
-    /// The worker's name in logs, metrics and decisions. Empty: its `host:port`.
+    /// The worker's name in logs, metrics and decisions. Empty: its `host:port`, with the path.
     #[serde(default)]
     pub name: String,
     /// What the engine was started as; others than `both` need `prefill_decode.connector`. Left out: that of the
@@ -69,6 +71,10 @@ pub struct WorkerSpec {
     /// The worker finishes its requests and gets no new ones.
     #[serde(default)]
     pub draining: bool,
+    /// TLS, for an `https://` URL. Left out: that of the discovery entry, else the CAs of the operating system and no
+    /// client certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ClientSettings>,
     /// How the worker's KV events are received. Left out: as the discovery entry says, else `from: auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<EventsSpec>,
@@ -90,6 +96,9 @@ pub struct WorkerDefaults {
     /// Sent to the workers as `authorization: Bearer ...`: text, `${NAME}` or `file:/path`. Empty: the client's
     /// own header is passed on.
     pub api_key: Secret,
+    /// TLS. Left out: workers without a URL are connected without TLS.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<ClientSettings>,
     /// How the workers' KV events are received.
     pub events: EventsSpec,
     /// Labels such as `zone: a`, for `prefill_decode.topology`.
@@ -105,6 +114,7 @@ impl WorkerDefaults {
             role: self.role,
             draining: false,
             authorization: bearer(&self.api_key).map_err(|error| ("api_key".to_owned(), error))?,
+            tls: check_tls(self.tls.as_ref())?,
             events: check_events(&self.events)?,
             labels: shared_labels(&self.labels),
             bootstrap: None,
@@ -119,7 +129,22 @@ impl WorkerSpec {
             let key = key.to_owned();
             move |error| (key, error)
         };
-        let mut member = defaults.member(address(&self.url).map_err(named("url"))?)?;
+        let url = WorkerUrl::parse(&self.url).map_err(named("url"))?;
+        let mut member = defaults.member(url.address)?;
+        if self.tls.is_some() {
+            member.tls = check_tls(self.tls.as_ref())?;
+        }
+        match (url.is_https, &member.tls) {
+            (true, None) => member.tls = Some(ClientSettings::default()),
+            (false, Some(_)) => {
+                let message = format!(
+                    "`{}` is not encrypted although `tls` is set; write https://",
+                    self.url
+                );
+                return Err(("url".to_owned(), message));
+            }
+            (true, Some(_)) | (false, None) => {}
+        }
         if !self.name.is_empty() {
             member.name.clone_from(&self.name);
         }
@@ -135,8 +160,9 @@ impl WorkerSpec {
         member.draining = self.draining;
         member.labels.extend(shared_labels(&self.labels));
         if !self.bootstrap.is_empty() {
-            let address = address(&self.bootstrap).map_err(named("bootstrap"))?;
-            member.bootstrap = Some(format!("http://{address}").into());
+            let url = WorkerUrl::parse(&self.bootstrap).map_err(named("bootstrap"))?;
+            let scheme = if url.is_https { "https" } else { "http" };
+            member.bootstrap = Some(format!("{scheme}://{}", url.address).into());
         }
         Ok(member)
     }
@@ -176,6 +202,14 @@ fn check_events(events: &EventsSpec) -> Result<Events, (String, String)> {
     events.check().map_err(prefixed)
 }
 
+fn check_tls(tls: Option<&ClientSettings>) -> Result<Option<ClientSettings>, (String, String)> {
+    if let Some(tls) = tls {
+        let named = |error| ("tls.server_name".to_owned(), error);
+        tls.check_server_name().map_err(named)?;
+    }
+    Ok(tls.cloned())
+}
+
 /// Labels with shared values, as [`Member`] has them.
 fn shared_labels(labels: &BTreeMap<String, String>) -> BTreeMap<String, Arc<str>> {
     let labels = labels.iter();
@@ -195,42 +229,64 @@ fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
     Ok(Some(value))
 }
 
-/// `host:port` of a worker's URL.
-fn address(url: &str) -> Result<String, String> {
-    if url.is_empty() {
-        return Err("is missing; write http://HOST:PORT".to_owned());
-    }
-    let uri: Uri = url
-        .parse()
-        .map_err(|error| format!("`{url}` is not a URL: {error}"))?;
-    match uri.scheme_str() {
-        Some("http") => {}
-        Some(other) => {
-            return Err(format!("`{url}`: the scheme must be http, not {other}"));
+/// A worker's URL.
+#[derive(Debug)]
+struct WorkerUrl {
+    is_https: bool,
+    /// `host:port`, with the path if there is one.
+    address: String,
+}
+
+impl WorkerUrl {
+    fn parse(url: &str) -> Result<Self, String> {
+        if url.is_empty() {
+            return Err("is missing; write http://HOST:PORT".to_owned());
         }
-        None => return Err(format!("`{url}` has no scheme; write http://{url}")),
-    }
-    let host = uri
-        .host()
-        .filter(|host| !host.is_empty())
-        .ok_or_else(|| format!("`{url}` has no host"))?;
-    if uri
-        .path_and_query()
-        .is_some_and(|rest| rest.as_str() != "/")
-    {
-        return Err(format!(
-            "`{url}`: a path is not allowed; each request has its own path"
-        ));
-    }
-    let authority = uri.authority().map_or("", |authority| authority.as_str());
-    let is_port_written = authority
-        .rsplit_once(host)
-        .is_some_and(|(_, rest)| !rest.is_empty());
-    match uri.port_u16() {
-        None | Some(0) if is_port_written => {
-            Err(format!("`{url}`: the port must be from 1 to 65535"))
+        let uri: Uri = url
+            .parse()
+            .map_err(|error| format!("`{url}` is not a URL: {error}"))?;
+        let is_https = match uri.scheme_str() {
+            Some("http") => false,
+            Some("https") => true,
+            Some(other) => {
+                return Err(format!(
+                    "`{url}`: the scheme must be http or https, not {other}"
+                ));
+            }
+            None => return Err(format!("`{url}` has no scheme; write http://{url}")),
+        };
+        let host = uri
+            .host()
+            .filter(|host| !host.is_empty())
+            .ok_or_else(|| format!("`{url}` has no host"))?;
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        if authority.contains('@') {
+            return Err("must not have a user or password; use `api_key`".to_owned());
         }
-        port => Ok(format!("{host}:{}", port.unwrap_or(80))),
+        if uri.query().is_some() {
+            return Err(format!("`{url}`: a query is not allowed"));
+        }
+        let path = uri.path().trim_end_matches('/');
+        if path == "/v1" || path.ends_with("/v1") {
+            return Err(format!(
+                "`{url}`: leave `/v1` out; requests have it in their own paths"
+            ));
+        }
+        let is_port_written = authority
+            .rsplit_once(host)
+            .is_some_and(|(_, rest)| !rest.is_empty());
+        let port = match uri.port_u16() {
+            None | Some(0) if is_port_written => {
+                return Err(format!("`{url}`: the port must be from 1 to 65535"));
+            }
+            Some(port) => port,
+            None if is_https => 443,
+            None => 80,
+        };
+        Ok(Self {
+            is_https,
+            address: format!("{host}:{port}{path}"),
+        })
     }
 }
 
@@ -256,14 +312,61 @@ mod tests {
         check("http://engine/", Ok("engine:80"));
         check("http://[::1]:8000", Ok("[::1]:8000"));
         check("10.0.0.1:8000", Err("has no scheme"));
-        check("https://engine", Err("must be http, not https"));
-        check("http://engine/v1", Err("a path is not allowed"));
+        check("https://engine", Ok("engine:443"));
+        check("https://engine/", Ok("engine:443"));
+        check("ftp://engine", Err("must be http or https, not ftp"));
+        check("http://engine/pool/0/", Ok("engine:80/pool/0"));
+        check("https://engine:8443/pool", Ok("engine:8443/pool"));
+        check("http://engine/v1", Err("leave `/v1` out"));
+        check("http://engine/pool/v1/", Err("leave `/v1` out"));
+        check("http://engine?a=b", Err("a query is not allowed"));
+        check("http://user:password@engine", Err("must not have a user"));
         check("http://", Err("is not a URL"));
         check("", Err("is missing"));
         check("http://h:99999", Err("from 1 to 65535"));
         check("http://h:", Err("from 1 to 65535"));
         check("http://[::1]:0", Err("from 1 to 65535"));
         check("http://[::1]", Ok("[::1]:80"));
+    }
+
+    #[test]
+    fn tls_follows_the_scheme_of_the_url() {
+        let own = ClientSettings {
+            server_name: "engine.example.com".to_owned(),
+            ..ClientSettings::default()
+        };
+        let entry = WorkerDefaults {
+            tls: Some(ClientSettings {
+                ca: "/ca".to_owned(),
+                ..ClientSettings::default()
+            }),
+            ..WorkerDefaults::default()
+        };
+        let none = WorkerDefaults::default();
+        let tls = |url: &str, tls: Option<&ClientSettings>, defaults: &WorkerDefaults| {
+            let worker = WorkerSpec {
+                url: url.to_owned(),
+                tls: tls.cloned(),
+                ..WorkerSpec::default()
+            };
+            worker.member(defaults).map(|member| member.tls)
+        };
+        assert_eq!(tls("http://h", None, &none), Ok(None));
+        let system = Some(ClientSettings::default());
+        assert_eq!(tls("https://h", None, &none), Ok(system));
+        assert_eq!(tls("https://h", None, &entry), Ok(entry.tls.clone()));
+        assert_eq!(tls("https://h", Some(&own), &entry), Ok(Some(own.clone())));
+        for (tls_of_worker, defaults) in [(Some(&own), &none), (None, &entry)] {
+            let (key, error) = tls("http://h", tls_of_worker, defaults).unwrap_err();
+            assert_eq!(key, "url");
+            assert!(error.contains("write https://"), "{error}");
+        }
+        let wrong = ClientSettings {
+            server_name: "no name".to_owned(),
+            ..ClientSettings::default()
+        };
+        let (key, _) = tls("https://h", Some(&wrong), &none).unwrap_err();
+        assert_eq!(key, "tls.server_name");
     }
 
     #[test]

@@ -284,6 +284,7 @@ pub(crate) mod tests {
             role: Role::Both,
             draining: false,
             authorization: None,
+            tls: None,
             events: Events::Off,
             labels: BTreeMap::new(),
             bootstrap: None,

@@ -15,6 +15,7 @@ use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
 use crate::http::circuit_breaker::SharedBreaker;
 use crate::http::client;
+use crate::http::tls::ClientSettings;
 use crate::ids::WorkerId;
 
 /// Which part of a request a worker computes.
@@ -47,13 +48,15 @@ impl fmt::Display for Role {
 pub struct Member {
     /// Unique in the fleet; the address if no name is configured.
     pub name: String,
-    /// `host:port`.
+    /// `host:port`, with a path such as `/engine-0` if its own paths are below it.
     pub address: String,
     pub role: Role,
     /// The worker finishes its requests and gets no new ones.
     pub draining: bool,
     /// Sent to the worker as `authorization`, if it requires a key.
     pub authorization: Option<HeaderValue>,
+    /// TLS of the connections to it, if it is connected over TLS.
+    pub tls: Option<ClientSettings>,
     pub events: Events,
     /// Set by the operator, for example `zone: a`.
     pub labels: BTreeMap<String, Arc<str>>,

@@ -6,6 +6,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::http::tls;
 use crate::secret::Secret;
 use crate::units::{DurationText, SizeText};
 
@@ -21,8 +22,11 @@ pub struct Settings {
     pub discovery: Vec<PeerDiscovery>,
     /// Proves that a replica belongs here; it is never sent. The same text on all replicas, of at least 16 bytes
     /// (`openssl rand -hex 32`): text, `${NAME}` or `file:/path`. Without it only replicas on this host are
-    /// accepted. It does not encrypt: run replicas in a network that you trust.
+    /// accepted. It does not encrypt: run replicas in a network that you trust, or use `tls`.
     pub secret: Secret,
+    /// TLS between replicas, each of which presents its certificate, as server and as client. Then `secret` is not
+    /// needed. Left out: connections are not encrypted.
+    pub tls: Option<tls::ServerSettings>,
     /// This replica's name in logs, metrics and on `/fleet`. Empty: the host's name and the port of `listen`.
     pub name: String,
     /// How long a starting replica is not ready (`/readyz`) because it takes over what other replicas know of the
@@ -40,6 +44,7 @@ impl Default for Settings {
             listen: String::new(),
             discovery: Vec::new(),
             secret: Secret::default(),
+            tls: None,
             name: String::new(),
             // Trees of 160 workers come in about a second; longer than this an old replica need not wait to be replaced.
             warm_start_timeout: Duration::from_secs(10),
@@ -160,6 +165,11 @@ impl Settings {
         !self.listen.is_empty()
     }
 
+    /// Whether replicas of other hosts prove who they are, by the secret or by certificates.
+    pub fn has_proof(&self) -> bool {
+        !self.secret.is_empty() || self.tls.is_some()
+    }
+
     /// What is wrong beyond types and bounds: keys with a message each. `listen` is `listen` as an address, or what
     /// is wrong with it.
     pub fn check(&self, listen: Result<SocketAddr, String>) -> Vec<(String, String)> {
@@ -175,16 +185,25 @@ impl Settings {
         }
         match listen {
             Err(error) => problem("listen".to_owned(), error),
-            Ok(listen) if self.secret.is_empty() && !listen.ip().is_loopback() => {
+            Ok(listen) if !self.has_proof() && !listen.ip().is_loopback() => {
                 let message = format!(
                     "is needed, because `peers.listen` (`{}`) can be reached from other hosts: make one with \
-                     `openssl rand -hex 32`, or listen at `127.0.0.1:{}`",
+                     `openssl rand -hex 32`, set `peers.tls`, or listen at `127.0.0.1:{}`",
                     self.listen,
                     listen.port()
                 );
                 problem("secret".to_owned(), message);
             }
             Ok(_) => {}
+        }
+        let tls = self.tls.as_ref();
+        if tls.is_some_and(|tls| tls.client_ca.is_empty()) {
+            let message = "is needed: the CA by which replicas verify each other's certificates";
+            problem("tls.client_ca".to_owned(), message.to_owned());
+        }
+        if tls.is_some_and(|tls| tls.client_auth == tls::ClientAuth::Optional) {
+            let message = "must be `required`: each replica presents its certificate";
+            problem("tls.client_auth".to_owned(), message.to_owned());
         }
         let length = self.secret.expose().len();
         if length > 0 && length < MIN_SECRET {
@@ -229,7 +248,7 @@ impl Settings {
         let check = |(index, address): (usize, &String)| {
             let message = match host_and_port(address) {
                 Err(error) => error,
-                Ok((host, _)) if self.secret.is_empty() && !may_be_loopback(host) => {
+                Ok((host, _)) if !self.has_proof() && !may_be_loopback(host) => {
                     format!("`{address}` is another host, for which `peers.secret` is needed")
                 }
                 Ok(_) if addresses[..index].contains(address) => {

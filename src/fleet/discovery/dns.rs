@@ -17,7 +17,15 @@ pub struct Dns {
 }
 
 impl Dns {
-    pub fn new(host: &str, port: u16, interval: Duration, workers: WorkerDefaults) -> Self {
+    pub fn new(host: &str, port: u16, interval: Duration, mut workers: WorkerDefaults) -> Self {
+        // Certificates name hosts, seldom addresses.
+        if let Some(tls) = workers
+            .tls
+            .as_mut()
+            .filter(|tls| tls.server_name.is_empty())
+        {
+            host.clone_into(&mut tls.server_name);
+        }
         Self {
             name: format!("dns:{host}:{port}"),
             host_and_port: format!("{host}:{port}"),

@@ -1,0 +1,37 @@
+//! Checks TLS settings, and the files that they name.
+
+use super::reader::Reader;
+use super::settings::Config;
+use super::worker_tls;
+use crate::http::tls::{Checked, ServerSettings};
+use crate::observe;
+
+/// Adds everything that is wrong with TLS: of listeners, and of workers that are listed here.
+pub(super) fn check(config: &Config, reader: &mut Reader) {
+    let listeners = [
+        ("api.tls", &config.api.tls),
+        ("admin.tls", &config.admin.tls),
+        ("peers.tls", &config.peers.tls),
+    ];
+    for (path, tls) in listeners {
+        for (key, error) in tls.iter().flat_map(problems) {
+            reader.problem(&format!("{path}.{key}"), error);
+        }
+    }
+    let mut checked = Checked::default();
+    worker_tls::check("workers", &config.workers, &mut checked, reader);
+    for (index, entry) in config.discovery.iter().enumerate() {
+        let path = format!("discovery[{index}].{}", entry.kind());
+        if let Some(tls) = &entry.defaults().tls {
+            for (key, error) in checked.check(tls, observe::wall_clock()) {
+                reader.problem(&format!("{path}.tls.{key}"), error);
+            }
+        }
+        let path = format!("{path}.workers");
+        worker_tls::check(&path, entry.listed(), &mut checked, reader);
+    }
+}
+
+fn problems(tls: &ServerSettings) -> Vec<(String, String)> {
+    tls.check(observe::wall_clock())
+}

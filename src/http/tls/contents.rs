@@ -1,0 +1,188 @@
+//! The files of a TLS setting: what they contain, and whether that has changed.
+//!
+//! A volume of Kubernetes changes by the swap of a symbolic link in the path, which leaves watches on the file itself
+//! without an event. So the resolved file's identity and times are looked at, and then its content.
+
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
+
+use sha2::{Digest, Sha256};
+
+/// A bundle of all public CAs has 250 KB.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+
+/// The key of a setting that names a file, and the path.
+pub(super) type Named<'s> = (&'static str, &'s str);
+
+/// What is wrong with a setting: its key, and a message.
+pub(super) type Problem = (String, String);
+
+/// The files of one setting, as they were read.
+#[derive(Debug)]
+pub(super) struct Contents(Vec<Content>);
+
+struct Content {
+    key: &'static str,
+    path: String,
+    bytes: Result<Vec<u8>, String>,
+}
+
+impl std::fmt::Debug for Content {
+    /// Without the bytes, among which are private keys.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Content")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Contents {
+    /// Reads the files that are named; an empty path names none.
+    pub(super) fn read(files: &[Named<'_>]) -> Self {
+        let named = files.iter().filter(|(_, path)| !path.is_empty());
+        let read = |(key, path): &Named<'_>| Content {
+            key,
+            path: (*path).to_owned(),
+            bytes: read(path).map_err(|error| format!("`{path}` cannot be read: {error}")),
+        };
+        Self(named.map(read).collect())
+    }
+
+    /// Path and bytes of the file that a setting names, if it names one.
+    pub(super) fn file(&self, key: &'static str) -> Option<Result<(&str, &[u8]), Problem>> {
+        let content = self.0.iter().find(|content| content.key == key)?;
+        Some(match &content.bytes {
+            Ok(bytes) => Ok((content.path.as_str(), bytes)),
+            Err(error) => Err((key.to_owned(), error.clone())),
+        })
+    }
+
+    fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for content in &self.0 {
+            let bytes: &[u8] = match &content.bytes {
+                Ok(bytes) => bytes,
+                Err(error) => error.as_bytes(),
+            };
+            digest.update([u8::from(content.bytes.is_ok())]);
+            digest.update((bytes.len() as u64).to_le_bytes());
+            digest.update(bytes);
+        }
+        digest.finalize().into()
+    }
+}
+
+fn read(path: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let mut file = File::open(path)?.take(MAX_FILE_BYTES + 1);
+    file.read_to_end(&mut bytes)?;
+    match bytes.len() as u64 > MAX_FILE_BYTES {
+        true => Err(io::Error::other("it is larger than 4 MiB")),
+        false => Ok(bytes),
+    }
+}
+
+/// A file as the path resolves to it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Stamp {
+    device: u64,
+    inode: u64,
+    length: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Stamp {
+    fn of(path: &str) -> Option<Self> {
+        let found = fs::metadata(path).ok()?;
+        Some(Self {
+            device: found.dev(),
+            inode: found.ino(),
+            length: found.len(),
+            modified: (found.mtime(), found.mtime_nsec()),
+            changed: (found.ctime(), found.ctime_nsec()),
+        })
+    }
+}
+
+/// What was seen of the files last.
+#[derive(Debug)]
+pub(super) struct Seen {
+    stamps: Vec<Option<Stamp>>,
+    digest: [u8; 32],
+}
+
+impl Seen {
+    /// Reads the files. What they are is noted before they are read, so that a change in between is seen next time.
+    pub(super) fn first(files: &[Named<'_>]) -> (Self, Contents) {
+        let stamps = stamps(files);
+        let contents = Contents::read(files);
+        let digest = contents.digest();
+        (Self { stamps, digest }, contents)
+    }
+
+    /// What the files contain, if that has changed.
+    pub(super) fn changed(&mut self, files: &[Named<'_>]) -> Option<Contents> {
+        if stamps(files) == self.stamps {
+            return None;
+        }
+        let (now, contents) = Self::first(files);
+        let has_changed = now.digest != self.digest;
+        *self = now;
+        has_changed.then_some(contents)
+    }
+}
+
+fn stamps(files: &[Named<'_>]) -> Vec<Option<Stamp>> {
+    files.iter().map(|(_, path)| Stamp::of(path)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_change_is_seen_once_and_a_touched_file_is_none() {
+        let directory = std::env::temp_dir().join(format!("warmroute-tls-{}", fastrand::u64(..)));
+        fs::create_dir_all(&directory).unwrap();
+        let file = directory.join("tls.crt");
+        let path = file.to_str().unwrap();
+        let files = [("certificate", path), ("key", "")];
+        let (mut seen, contents) = Seen::first(&files);
+        assert!(contents.file("certificate").unwrap().is_err());
+        assert!(contents.file("key").is_none());
+        fs::write(&file, "a").unwrap();
+        let contents = seen.changed(&files).unwrap();
+        assert_eq!(contents.file("certificate").unwrap().unwrap().1, b"a");
+        assert!(seen.changed(&files).is_none());
+        // The same content in another file.
+        fs::remove_file(&file).unwrap();
+        fs::write(&file, "a").unwrap();
+        assert!(seen.changed(&files).is_none());
+        fs::write(&file, "b").unwrap();
+        assert!(seen.changed(&files).is_some());
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    #[test]
+    fn the_swap_of_a_link_in_the_path_is_seen() {
+        let directory = std::env::temp_dir().join(format!("warmroute-tls-{}", fastrand::u64(..)));
+        for (version, text) in [("..1", "a"), ("..2", "b")] {
+            fs::create_dir_all(directory.join(version)).unwrap();
+            fs::write(directory.join(version).join("tls.crt"), text).unwrap();
+        }
+        symlink("..1", directory.join("..data")).unwrap();
+        symlink("..data/tls.crt", directory.join("tls.crt")).unwrap();
+        let path = directory.join("tls.crt");
+        let files = [("certificate", path.to_str().unwrap())];
+        let (mut seen, _) = Seen::first(&files);
+        symlink("..2", directory.join("..new")).unwrap();
+        fs::rename(directory.join("..new"), directory.join("..data")).unwrap();
+        let contents = seen.changed(&files).unwrap();
+        assert_eq!(contents.file("certificate").unwrap().unwrap().1, b"b");
+        fs::remove_dir_all(&directory).unwrap();
+    }
+}

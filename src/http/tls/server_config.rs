@@ -1,0 +1,191 @@
+//! What rustls needs to serve connections, from a listener's settings and the contents of their files.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use rustls::client::danger::HandshakeSignatureValid;
+use rustls::pki_types::{CertificateDer, UnixTime};
+use rustls::server::WebPkiClientVerifier;
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::sign::SingleCertAndKey;
+use rustls::{
+    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, ServerConfig,
+    SignatureScheme, SupportedProtocolVersion, version,
+};
+
+use super::certificate::{self, Pair};
+use super::contents::{Contents, Named, Problem};
+use super::names::ClientNames;
+use super::provider::provider;
+use super::settings::{ClientAuth, MinVersion, ServerSettings};
+
+pub(super) const TLS12_AND_13: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];
+pub(super) const TLS13: &[&SupportedProtocolVersion] = &[&version::TLS13];
+
+/// What connections are served with.
+#[derive(Debug)]
+pub(super) struct Built {
+    pub(super) config: Arc<ServerConfig>,
+    pub(super) pair: Pair,
+    /// The CAs of `client_ca`.
+    pub(super) roots: Option<Arc<RootCertStore>>,
+}
+
+impl ServerSettings {
+    /// The files that the settings name.
+    pub(super) fn files(&self) -> [Named<'_>; 3] {
+        [
+            ("certificate", &self.certificate),
+            ("key", &self.key),
+            ("client_ca", &self.client_ca),
+        ]
+    }
+
+    /// What connections are served with, or everything that is wrong.
+    pub(super) fn build(
+        &self,
+        contents: &Contents,
+        alpn: &[&[u8]],
+        now: SystemTime,
+    ) -> Result<Built, Vec<Problem>> {
+        let mut problems = Vec::new();
+        if self.certificate.is_empty() && self.key.is_empty() {
+            let message = "is needed: the path of the listener's certificate in PEM";
+            problems.push(("certificate".to_owned(), message.to_owned()));
+        }
+        if self.client_ca.is_empty() {
+            let unused = [
+                ("client_names", !self.client_names.is_empty()),
+                ("client_auth", self.client_auth != ClientAuth::default()),
+            ];
+            for (key, _) in unused.into_iter().filter(|(_, is_set)| *is_set) {
+                let message = "needs `client_ca`, by which clients' certificates are verified";
+                problems.push((key.to_owned(), message.to_owned()));
+            }
+        }
+        for (index, name) in self.client_names.iter().enumerate() {
+            if name.is_empty() || name.contains(char::is_whitespace) {
+                let message =
+                    format!("`{name}` is no DNS name or URI; wildcards are not supported");
+                problems.push((format!("client_names[{index}]"), message));
+            } else if name.contains('*') {
+                let message = format!("`{name}`: wildcards are not supported; list each name");
+                problems.push((format!("client_names[{index}]"), message));
+            }
+        }
+        let pair = certificate::pair(contents, now).unwrap_or_else(|found| {
+            problems.extend(found);
+            None
+        });
+        let roots = certificate::roots(contents, "client_ca").unwrap_or_else(|found| {
+            problems.push(found);
+            None
+        });
+        match pair {
+            Some(pair) if problems.is_empty() => self
+                .assemble(pair, roots.map(Arc::new), alpn)
+                .map_err(|error| vec![("certificate".to_owned(), error)]),
+            _ => Err(problems),
+        }
+    }
+
+    fn assemble(
+        &self,
+        pair: Pair,
+        roots: Option<Arc<RootCertStore>>,
+        alpn: &[&[u8]],
+    ) -> Result<Built, String> {
+        let versions = match self.min_version {
+            MinVersion::Tls12 => TLS12_AND_13,
+            MinVersion::Tls13 => TLS13,
+        };
+        let builder = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(versions)
+            .map_err(|error| error.to_string())?;
+        let builder = match &roots {
+            None => builder.with_no_client_auth(),
+            Some(roots) => {
+                let verifier =
+                    WebPkiClientVerifier::builder_with_provider(roots.clone(), provider());
+                let verifier = match self.client_auth {
+                    ClientAuth::Required => verifier,
+                    ClientAuth::Optional => verifier.allow_unauthenticated(),
+                };
+                builder.with_client_cert_verifier(Arc::new(NamedClients {
+                    verifier: verifier.build().map_err(|error| error.to_string())?,
+                    allowed: self.client_names.clone(),
+                }))
+            }
+        };
+        let resolver = SingleCertAndKey::from(pair.certified.clone());
+        let mut config = builder.with_cert_resolver(Arc::new(resolver));
+        config.alpn_protocols = alpn.iter().map(|protocol| protocol.to_vec()).collect();
+        // Sessions are resumed without memory here. The tickets' key is new with each change of the files, so that no
+        // client certificate is accepted by a ticket whose CA was taken away.
+        config.ticketer =
+            rustls::crypto::ring::Ticketer::new().map_err(|error| error.to_string())?;
+        Ok(Built {
+            config: Arc::new(config),
+            pair,
+            roots,
+        })
+    }
+}
+
+/// Verifies clients' certificates, and that one of their names is allowed.
+#[derive(Debug)]
+struct NamedClients {
+    verifier: Arc<dyn ClientCertVerifier>,
+    allowed: Vec<String>,
+}
+
+impl ClientCertVerifier for NamedClients {
+    fn offer_client_auth(&self) -> bool {
+        self.verifier.offer_client_auth()
+    }
+
+    fn client_auth_mandatory(&self) -> bool {
+        self.verifier.client_auth_mandatory()
+    }
+
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        self.verifier.root_hint_subjects()
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let verified = self
+            .verifier
+            .verify_client_cert(end_entity, intermediates, now)?;
+        match ClientNames::of(end_entity).are_allowed(&self.allowed) {
+            true => Ok(verified),
+            false => Err(CertificateError::ApplicationVerificationFailure.into()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.verifier.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.verifier.supported_verify_schemes()
+    }
+}
