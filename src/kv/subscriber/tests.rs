@@ -1,4 +1,5 @@
 mod joins;
+mod recorded_offload;
 mod unusual_events;
 
 use std::num::NonZeroU32;
