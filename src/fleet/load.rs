@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-/// A replica reports a request within this time, usually within 20 ms; an engine may report it before.
+/// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
 const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
 
 /// One worker's load. Everything that a routing decision reads is in one cache line, because with a thousand

@@ -15,7 +15,7 @@ const LOOKS: u32 = 4;
 const SAVED: u32 = LOOKS;
 /// With more other replicas than this the interval grows with their number: what a replica receives in a second, and with
 /// it the work, then stays the same.
-const PEERS_PER_INTERVAL: u32 = 16;
+const PEERS_PER_INTERVAL: u32 = 8;
 
 #[derive(Debug)]
 pub struct Pace {
@@ -140,8 +140,8 @@ mod tests {
     #[test]
     fn with_many_replicas_the_interval_grows() {
         let milliseconds = |peers| interval(INTERVAL, peers).as_millis();
-        assert_eq!([0, 7, 16].map(milliseconds), [20; 3]);
-        assert_eq!([24, 29, 32].map(milliseconds), [30, 36, 40]);
+        assert_eq!([0, 2, 8].map(milliseconds), [20; 3]);
+        assert_eq!([12, 16, 29].map(milliseconds), [30, 40, 72]);
     }
 
     proptest::proptest! {
