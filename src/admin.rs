@@ -3,53 +3,44 @@
 mod fleet;
 mod guard;
 mod kv;
+mod pages;
 mod pairs;
 mod readiness;
 mod responses;
+mod role;
+mod settings;
 mod worker_metrics;
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use http_body_util::{BodyExt, Limited};
 use hyper::header::{self, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::{Request, Response, StatusCode};
 use parking_lot::Mutex;
+use prometheus::IntCounterVec;
 use serde::Serialize;
 use serde_json::json;
+use tracing::{debug, info};
 
-use self::guard::Guard;
+use self::guard::{Guard, Refusal};
 pub use self::kv::KvPages;
 pub use self::readiness::Readiness;
 pub use self::responses::ResponsesPage;
+use self::role::Role;
+pub use self::settings::{NamesByRole, Settings, Tokens};
 use self::worker_metrics::WorkerMetrics;
 use crate::http::io_threads::OffloadThread;
 use crate::http::server::RequestBody;
+use crate::http::tls::ClientNames;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::prompt::{self, Api};
 use crate::relay::Relay;
-use crate::secret::Secret;
 use crate::{http, observe};
-
-/// The page at `/`.
-const PATHS: &str = "\
-With `admin.token`, all but the first four need `Authorization: Bearer TOKEN`.
-
-GET  /                    this page
-GET  /metrics             Prometheus metrics
-GET  /healthz             200 while the process lives
-GET  /readyz              200 while a worker can take requests (and the response store is up, if it is required)
-GET  /fleet               workers, models, load and other replicas (JSON)
-GET  /kv                  state of the workers' KV events and of the prefix-cache index (JSON)
-GET  /kv/blocks           ?worker=NAME&rank=0: every cached block of one rank (JSON)
-GET  /responses           responses by status, and their store (JSON)
-POST /explain             send any request body: every worker's cost, and the decision (JSON); ?path=/v1/responses for another API; &tenant=NAME with that tenant's cache salt and stored responses; &tokens=true shows the prompt's tokens
-POST /drain               stop accepting, finish running requests, exit; ?worker=NAME: send that worker no new requests
-POST /undrain?worker=NAME send it requests again
-";
 
 /// The admin listener's handler.
 #[derive(Debug)]
@@ -63,6 +54,7 @@ pub struct AdminServer {
     /// One scrape at a time: each sets the gauges of all workers anew.
     scraping: Mutex<()>,
     guard: Guard,
+    refusals: IntCounterVec,
     /// Lists blocks, which takes as long as there are many.
     listing: OffloadThread,
     readiness: Arc<Readiness>,
@@ -74,8 +66,7 @@ pub struct AdminServer {
 /// Who may use the pages, and for how large a body.
 #[derive(Clone, Copy, Debug)]
 pub struct Access<'a> {
-    /// Empty: no token is asked for.
-    pub token: &'a Secret,
+    pub settings: &'a Settings,
     pub body_bytes_max: u64,
 }
 
@@ -92,7 +83,13 @@ impl AdminServer {
         Ok(Arc::new(Self {
             worker_metrics: WorkerMetrics::new(&registry),
             scraping: Mutex::new(()),
-            guard: Guard::new(access.token),
+            guard: Guard::new(access.settings),
+            refusals: registry.counters(
+                "warmroute_admin_refusals_total",
+                "Requests to operators' pages that were refused, by reason: unauthenticated (no known token), forbidden (the \
+                 role is not enough), cross_site or foreign_host (a browser's page of another site).",
+                &["reason"],
+            ),
             listing: OffloadThread::start("admin-pages")?,
             relay,
             peers,
@@ -113,64 +110,99 @@ impl AdminServer {
         }
     }
 
-    pub async fn handle(self: Arc<Self>, request: Request<RequestBody>) -> Response<http::Body> {
-        let path = request.uri().path().to_owned();
-        let query = request.uri().query().unwrap_or_default().to_owned();
-        let checked = self
-            .guard
-            .check(request.method(), request.uri(), request.headers());
+    pub async fn handle(
+        self: Arc<Self>,
+        request: Request<RequestBody>,
+        client: IpAddr,
+    ) -> Response<http::Body> {
+        let page = pages::find(request.uri().path());
+        // What does not exist is said to those who may read what exists.
+        let needs = page.map_or(Some(Role::Read), |page| page.needs);
+        let is_safe = request.method().is_safe();
+        let names = request.extensions().get::<ClientNames>();
+        let (uri, headers) = (request.uri(), request.headers());
+        let checked = self.guard.check(needs, is_safe, uri, headers, names);
         if let Err(refusal) = checked {
-            let mut response = refuse(refusal.status(), refusal.message());
-            if refusal.status() == StatusCode::UNAUTHORIZED {
-                let scheme = HeaderValue::from_static("Bearer");
-                response
-                    .headers_mut()
-                    .insert(header::WWW_AUTHENTICATE, scheme);
-            }
-            return response;
+            return self.refuse_access(refusal, &request, client);
         }
-        if let Some(refusal) = refuse_unknown_parameter(request.method(), &path, &query) {
-            return refusal;
+        let Some(page) = page else {
+            return refuse(StatusCode::NOT_FOUND, "no such page; GET / lists them");
+        };
+        if page.method != request.method() {
+            let message = format!("use {}", page.method);
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, &message);
         }
-        match (request.method(), path.as_str()) {
-            (&Method::GET, "/") => text(StatusCode::OK, PATHS),
-            (&Method::GET, "/healthz") => text(StatusCode::OK, "ok\n"),
-            (&Method::GET, "/readyz") => self.ready().await,
-            (&Method::GET, "/metrics") => self.metrics(),
-            (&Method::GET, "/fleet") => {
+        let query = request.uri().query().unwrap_or_default().to_owned();
+        if let Err(message) = page.check_parameters(&query) {
+            return refuse(StatusCode::BAD_REQUEST, &message);
+        }
+        self.answer_page(page.name, request, &query, client).await
+    }
+
+    async fn answer_page(
+        &self,
+        page: pages::Name,
+        request: Request<RequestBody>,
+        query: &str,
+        client: IpAddr,
+    ) -> Response<http::Body> {
+        use pages::Name;
+        match page {
+            Name::Index => text(StatusCode::OK, pages::index()),
+            Name::Alive => text(StatusCode::OK, "ok\n"),
+            Name::Ready => self.ready().await,
+            Name::Metrics => self.metrics(),
+            Name::Fleet => {
                 let page = fleet::page(&self.relay, &self.peers, observe::now());
                 answer(StatusCode::OK, &page)
             }
-            (&Method::GET, "/kv") => answer(StatusCode::OK, &self.kv.page(observe::now())),
-            (&Method::GET, "/kv/blocks") => self.blocks(&query).await,
-            (&Method::GET, "/responses") => answer(StatusCode::OK, &self.responses.page().await),
-            (&Method::POST, "/explain") => self.explain(request, &query).await,
-            (&Method::POST, "/drain") => match parameter(&query, "worker") {
-                Some(worker) => self.set_drained(&worker, true),
+            Name::Kv => answer(StatusCode::OK, &self.kv.page(observe::now())),
+            Name::KvBlocks => self.blocks(query).await,
+            Name::Responses => answer(StatusCode::OK, &self.responses.page().await),
+            Name::Explain => self.explain(request, query).await,
+            Name::Drain => match parameter(query, "worker") {
+                Some(worker) => self.set_drained(&worker, true, client),
                 None => {
+                    info!(%client, "an operator asked for the drain of this router");
                     self.is_drain_requested.store(true, Relaxed);
                     self.drain_requested.notify_waiters();
                     self.drain_requested.notify_one();
                     answer(StatusCode::ACCEPTED, &json!({"draining": true}))
                 }
             },
-            (&Method::POST, "/undrain") => match parameter(&query, "worker") {
-                Some(worker) => self.set_drained(&worker, false),
+            Name::Undrain => match parameter(query, "worker") {
+                Some(worker) => self.set_drained(&worker, false, client),
                 None => refuse(
                     StatusCode::BAD_REQUEST,
                     "name a worker: /undrain?worker=NAME",
                 ),
             },
-            (
-                _,
-                "/" | "/healthz" | "/readyz" | "/metrics" | "/fleet" | "/kv" | "/kv/blocks"
-                | "/responses",
-            ) => refuse(StatusCode::METHOD_NOT_ALLOWED, "use GET"),
-            (_, "/explain" | "/drain" | "/undrain") => {
-                refuse(StatusCode::METHOD_NOT_ALLOWED, "use POST")
-            }
-            _ => refuse(StatusCode::NOT_FOUND, "no such page; GET / lists them"),
         }
+    }
+
+    fn refuse_access(
+        &self,
+        refusal: Refusal,
+        request: &Request<RequestBody>,
+        client: IpAddr,
+    ) -> Response<http::Body> {
+        let reason = refusal.reason();
+        self.refusals.with_label_values(&[reason]).inc();
+        let path = pages::find(request.uri().path()).map(|page| page.path);
+        // Whoever has a token should learn from the log what it is not for; a scanner must not fill the log.
+        match refusal {
+            Refusal::Forbidden { .. } => {
+                info!(%client, path, reason, "an operator's request was refused")
+            }
+            _ => debug!(%client, path, reason, "a request to an operators' page was refused"),
+        }
+        let mut response = refuse(refusal.status(), &refusal.to_string());
+        if refusal.status() == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            let headers = response.headers_mut();
+            headers.insert(header::WWW_AUTHENTICATE, scheme);
+        }
+        response
     }
 
     async fn ready(&self) -> Response<http::Body> {
@@ -274,8 +306,9 @@ impl AdminServer {
         }
     }
 
-    fn set_drained(&self, worker: &str, drained: bool) -> Response<http::Body> {
+    fn set_drained(&self, worker: &str, drained: bool, client: IpAddr) -> Response<http::Body> {
         if self.relay.fleet().set_drained(worker, drained) {
+            info!(%client, worker, draining = drained, "an operator changed whether a worker drains");
             answer(
                 StatusCode::OK,
                 &json!({"worker": worker, "draining": drained}),
@@ -287,27 +320,6 @@ impl AdminServer {
             )
         }
     }
-}
-
-/// Refuses a misspelt parameter: `POST /drain?wroker=NAME` must not drain the whole router.
-fn refuse_unknown_parameter(
-    method: &Method,
-    path: &str,
-    query: &str,
-) -> Option<Response<http::Body>> {
-    let known: &[&str] = match (method, path) {
-        (&Method::POST, "/drain" | "/undrain") => &["worker"],
-        (&Method::POST, "/explain") => &["path", "tenant", "tokens"],
-        (&Method::GET, "/kv/blocks") => &["worker", "rank"],
-        _ => return None,
-    };
-    let mut pairs = form_urlencoded::parse(query.as_bytes());
-    let (unknown, _) = pairs.find(|(key, _)| !known.contains(&&**key))?;
-    let message = format!(
-        "unknown parameter `{unknown}`; {path} knows {}",
-        known.join(", ")
-    );
-    Some(refuse(StatusCode::BAD_REQUEST, &message))
 }
 
 /// One parameter of a query.

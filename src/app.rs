@@ -243,7 +243,7 @@ impl App {
             metrics.clone(),
             readiness.clone(),
             Access {
-                token: &config.admin.token,
+                settings: &config.admin,
                 body_bytes_max: config.api.requests.max_body,
             },
         )?;
@@ -282,7 +282,7 @@ impl App {
                 ..server::Settings::default()
             },
             server::Metrics::new(&Registry::default()),
-            server::Handlers::new(move |request, _| handler.clone().handle(request)),
+            server::Handlers::new(move |request, peer| handler.clone().handle(request, peer)),
             // Pages of megabytes must not delay requests.
             IoThreads::single("admin")?,
             admin_tasks.clone(),

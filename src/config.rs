@@ -17,8 +17,8 @@ pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile
 pub use self::flags::Flags;
 use self::reader::{Outside, Problems, Reader};
 pub use self::settings::{
-    Admin, Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, ModelAdvanced,
-    ModelOverride, Runtime,
+    Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, ModelAdvanced, ModelOverride,
+    Runtime,
 };
 pub use self::token_sources::Unreadable;
 pub use self::tokenizer::{From, Loaded, Tokenizer};

@@ -73,9 +73,8 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
     if is_same {
         reader.problem("admin.listen", "is the API's address; give it another port");
     }
-    let token = &config.admin.token;
     let is_loopback = admin.is_none_or(|address| address.ip().to_canonical().is_loopback());
-    if !is_loopback && token.is_empty() {
+    if !is_loopback && !config.admin.has_credentials() {
         let message = format!(
             "`{}` can be reached from other hosts, whose users could drain workers and see prompts: set `admin.token` \
              (such as `file:/run/secrets/admin-token`; probes and Prometheus do not need it), or listen on 127.0.0.1",
@@ -83,9 +82,8 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
         );
         reader.problem("admin.listen", message);
     }
-    if !token.is_empty() && token.expose().len() < SECRET_BYTES_MIN {
-        let message = format!("must have at least {SECRET_BYTES_MIN} characters");
-        reader.problem("admin.token", message);
+    for (key, error) in config.admin.check() {
+        reader.problem(&format!("admin.{key}"), error);
     }
 }
 

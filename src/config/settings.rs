@@ -17,7 +17,7 @@ use crate::relay::{self, ModelSettings, PerModel};
 use crate::routing::{self, Policy, TierCredit};
 use crate::secret::Secret;
 use crate::units::DurationText;
-use crate::{api, observe, peers, responses};
+use crate::{admin, api, observe, peers, responses};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,7 +26,7 @@ pub struct Config {
     /// The listener for clients.
     pub api: Api,
     /// The listener for operators: metrics, health, fleet, explain, drain.
-    pub admin: Admin,
+    pub admin: admin::Settings,
     /// The engines: URLs such as `http://10.0.0.11:8000`, or maps. The short form of one `static` entry of
     /// `discovery`.
     #[serde(deserialize_with = "urls_or_maps")]
@@ -107,30 +107,6 @@ impl Default for Api {
             drain_timeout: Duration::from_secs(20),
             requests: api::Settings::default(),
             advanced: server::Settings::default(),
-        }
-    }
-}
-
-/// The listener for operators.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Admin {
-    /// Address and port for operators. Only this host by default, since its pages drain workers and show how
-    /// prompts are routed. Any other address needs `token`.
-    pub listen: String,
-    /// TLS. Left out: connections are not encrypted.
-    pub tls: Option<tls::ServerSettings>,
-    /// What operators send as `authorization: Bearer ...`: text, `${NAME}` or `file:/path`, at least 16 characters.
-    /// With it all pages but `/`, `/healthz`, `/readyz` and `/metrics` need it. Empty: none is asked for.
-    pub token: Secret,
-}
-
-impl Default for Admin {
-    fn default() -> Self {
-        Self {
-            listen: "127.0.0.1:9090".to_owned(),
-            tls: None,
-            token: Secret::default(),
         }
     }
 }

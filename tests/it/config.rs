@@ -371,6 +371,15 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["admin.token: must have at least 16 characters"],
     );
     check(
+        &minimal(
+            "admin:\n  tokens: {read: [0123456789abcdef, short], operate: [0123456789abcdef]}",
+        ),
+        &[
+            "c.yaml:3:37: admin.tokens.read[1]: must have at least 16 characters",
+            "admin.tokens.operate[0]: is `admin.tokens.read[0]` already",
+        ],
+    );
+    check(
         &minimal("tenant_salt_key: short"),
         &["tenant_salt_key: must have at least 16 characters"],
     );

@@ -479,47 +479,6 @@ async fn what_a_client_sends_comes_back_shortened() {
 }
 
 #[tokio::test]
-async fn operators_pages_want_their_token_and_probes_do_not() {
-    const TOKEN: &str = "an-operators-token";
-    let fleet = Fleet::start(&["sim"], |_| {}).await;
-    let mut config = cluster::config();
-    config.workers = vec![WorkerSpec {
-        url: format!("http://{}", fleet.engines[0].address),
-        ..WorkerSpec::default()
-    }];
-    config.admin.token = Secret::new(TOKEN);
-    let router = Router::here(&config).await;
-    let bearer = format!("Bearer {TOKEN}");
-    let ask = async |method: &str, path: &str, headers: &[(&str, &str)]| {
-        client::send(router.admin, method, path, headers, "")
-            .await
-            .status
-    };
-    for path in ["/", "/healthz", "/metrics"] {
-        assert_eq!(ask("GET", path, &[]).await, 200, "{path}");
-    }
-    for path in ["/fleet", "/kv", "/responses"] {
-        assert_eq!(ask("GET", path, &[]).await, 401, "{path}");
-        assert_eq!(
-            ask("GET", path, &[("authorization", &bearer)]).await,
-            200,
-            "{path}"
-        );
-    }
-    assert_eq!(ask("POST", "/drain?worker=w0", &[]).await, 401);
-    let cross_site = [
-        ("authorization", &*bearer),
-        ("origin", "https://example.com"),
-    ];
-    assert_eq!(ask("POST", "/drain?worker=w0", &cross_site).await, 403);
-    // Without a token a browser's page of another site changes nothing either.
-    let cross_site = [("sec-fetch-site", "cross-site")];
-    let admin = fleet.router.admin;
-    let answer = client::send(admin, "POST", "/drain", &cross_site, "").await;
-    assert_eq!(answer.status, 403);
-}
-
-#[tokio::test]
 async fn every_scrape_has_all_workers_whoever_else_scrapes() {
     let fleet = Fleet::start(&["sim"; 12], |_| {}).await;
     let admin = fleet.router.admin;

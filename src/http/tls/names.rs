@@ -36,7 +36,7 @@ impl ClientNames {
     }
 
     /// Whether one of them is allowed; with no list each certificate is.
-    pub(super) fn are_allowed(&self, allowed: &[String]) -> bool {
+    pub fn are_allowed(&self, allowed: &[String]) -> bool {
         allowed.is_empty() || allowed.iter().any(|name| self.has(name))
     }
 }

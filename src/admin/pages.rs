@@ -1,0 +1,269 @@
+//! Every page of the operators' listener: its method, its path, its parameters, and who may use it. Pure.
+
+use std::fmt::Write as _;
+
+use hyper::Method;
+
+use super::role::Role;
+
+/// One page. A path has one method.
+#[derive(Debug)]
+pub(super) struct Page {
+    pub(super) name: Name,
+    pub(super) method: Method,
+    pub(super) path: &'static str,
+    /// `None`: everyone who reaches the listener. Then it changes nothing and shows nothing of workers or prompts
+    /// but numbers.
+    pub(super) needs: Option<Role>,
+    /// What may stand in the query. `None`: anything, which is not looked at.
+    parameters: Option<&'static [&'static str]>,
+    help: &'static str,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Name {
+    Index,
+    Metrics,
+    Alive,
+    Ready,
+    Fleet,
+    Kv,
+    KvBlocks,
+    Responses,
+    Explain,
+    Drain,
+    Undrain,
+}
+
+const READ: Option<Role> = Some(Role::Read);
+const OPERATE: Option<Role> = Some(Role::Operate);
+
+/// In the order in which the page at `/` lists them.
+pub(super) static PAGES: [Page; 11] = [
+    page(Name::Index, Method::GET, "/", None, None, "this page"),
+    page(
+        Name::Metrics,
+        Method::GET,
+        "/metrics",
+        None,
+        None,
+        "Prometheus metrics",
+    ),
+    page(
+        Name::Alive,
+        Method::GET,
+        "/healthz",
+        None,
+        None,
+        "200 while the process lives",
+    ),
+    page(
+        Name::Ready,
+        Method::GET,
+        "/readyz",
+        None,
+        None,
+        "200 while a worker can take requests (and the response store is up, if it is required)",
+    ),
+    page(
+        Name::Fleet,
+        Method::GET,
+        "/fleet",
+        READ,
+        None,
+        "workers, models, load and other replicas (JSON)",
+    ),
+    page(
+        Name::Kv,
+        Method::GET,
+        "/kv",
+        READ,
+        None,
+        "state of the workers' KV events and of the prefix-cache index (JSON)",
+    ),
+    page(
+        Name::Responses,
+        Method::GET,
+        "/responses",
+        READ,
+        None,
+        "responses by status, and their store (JSON)",
+    ),
+    // Whoever can compute a block's hash finds out whether a prompt is cached.
+    page(
+        Name::KvBlocks,
+        Method::GET,
+        "/kv/blocks",
+        OPERATE,
+        Some(&["worker", "rank"]),
+        "?worker=NAME&rank=0: every cached block of one rank (JSON)",
+    ),
+    // With a tenant's name it reads that tenant's stored responses, and shows them as tokens.
+    page(
+        Name::Explain,
+        Method::POST,
+        "/explain",
+        OPERATE,
+        Some(&["path", "tenant", "tokens"]),
+        "send any request body: every worker's cost, and the decision (JSON); ?path=/v1/responses for another API; \
+         &tenant=NAME with that tenant's cache salt and stored responses; &tokens=true shows the prompt's tokens",
+    ),
+    page(
+        Name::Drain,
+        Method::POST,
+        "/drain",
+        OPERATE,
+        Some(&["worker"]),
+        "stop accepting, finish running requests, exit; ?worker=NAME: send that worker no new requests",
+    ),
+    page(
+        Name::Undrain,
+        Method::POST,
+        "/undrain",
+        OPERATE,
+        Some(&["worker"]),
+        "?worker=NAME: send it requests again",
+    ),
+];
+
+const fn page(
+    name: Name,
+    method: Method,
+    path: &'static str,
+    needs: Option<Role>,
+    parameters: Option<&'static [&'static str]>,
+    help: &'static str,
+) -> Page {
+    Page {
+        name,
+        method,
+        path,
+        needs,
+        parameters,
+        help,
+    }
+}
+
+pub(super) fn find(path: &str) -> Option<&'static Page> {
+    PAGES.iter().find(|page| page.path == path)
+}
+
+impl Page {
+    /// Refuses a misspelt parameter: `POST /drain?wroker=NAME` must not drain the whole router.
+    pub(super) fn check_parameters(&self, query: &str) -> Result<(), String> {
+        let Some(known) = self.parameters else {
+            return Ok(());
+        };
+        let mut pairs = form_urlencoded::parse(query.as_bytes());
+        match pairs.find(|(key, _)| !known.contains(&&**key)) {
+            None => Ok(()),
+            Some((unknown, _)) => Err(format!(
+                "unknown parameter `{unknown}`; {} knows {}",
+                self.path,
+                known.join(", ")
+            )),
+        }
+    }
+}
+
+/// The page at `/`.
+pub(super) fn index() -> String {
+    let mut text =
+        "With `admin.token` or `admin.tokens`, pages of the role `read` or `operate` need \
+                    `Authorization: Bearer TOKEN`; with `admin.client_names`, a client certificate will do.\n\n"
+            .to_owned();
+    for page in &PAGES {
+        let needs = page.needs.map_or("-", Role::as_str);
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:4} {:11} {needs:8} {}",
+            page.method.as_str(),
+            page.path,
+            page.help
+        );
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// docs/operations.md has this table, too. Add a page to both, and say why it needs no more than its role.
+    #[test]
+    fn each_page_needs_the_role_that_was_decided_for_it() {
+        let decided = [
+            ("GET", "/", "-"),
+            ("GET", "/metrics", "-"),
+            ("GET", "/healthz", "-"),
+            ("GET", "/readyz", "-"),
+            ("GET", "/fleet", "read"),
+            ("GET", "/kv", "read"),
+            ("GET", "/responses", "read"),
+            ("GET", "/kv/blocks", "operate"),
+            ("POST", "/explain", "operate"),
+            ("POST", "/drain", "operate"),
+            ("POST", "/undrain", "operate"),
+        ];
+        let found: Vec<_> = PAGES
+            .iter()
+            .map(|page| {
+                (
+                    page.method.as_str(),
+                    page.path,
+                    page.needs.map_or("-", Role::as_str),
+                )
+            })
+            .collect();
+        assert_eq!(found, decided);
+    }
+
+    #[test]
+    fn what_changes_something_needs_operate() {
+        for page in PAGES.iter().filter(|page| page.method != Method::GET) {
+            assert_eq!(page.needs, OPERATE, "{}", page.path);
+        }
+    }
+
+    #[test]
+    fn a_path_and_a_name_belong_to_one_page() {
+        for (index, page) in PAGES.iter().enumerate() {
+            let others = || PAGES[..index].iter();
+            assert!(
+                others().all(|other| other.path != page.path),
+                "{}",
+                page.path
+            );
+            assert!(
+                others().all(|other| other.name != page.name),
+                "{}",
+                page.path
+            );
+            assert!(
+                index_lines().any(|line| line.contains(page.help)),
+                "{}",
+                page.path
+            );
+        }
+    }
+
+    fn index_lines() -> impl Iterator<Item = String> {
+        index()
+            .lines()
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+            .into_iter()
+    }
+
+    #[test]
+    fn a_misspelt_parameter_is_refused() {
+        let drain = find("/drain").unwrap();
+        assert_eq!(drain.check_parameters("worker=a"), Ok(()));
+        assert_eq!(drain.check_parameters(""), Ok(()));
+        let refused = "unknown parameter `wroker`; /drain knows worker";
+        assert_eq!(drain.check_parameters("wroker=a"), Err(refused.to_owned()));
+        assert_eq!(find("/metrics").unwrap().check_parameters("a=b"), Ok(()));
+        assert!(find("/drain/").is_none());
+    }
+}

@@ -1,0 +1,43 @@
+//! What operators may do.
+
+use std::fmt;
+
+/// What an operator may do. A later role may do all that an earlier one may.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Role {
+    /// See the router's state.
+    Read,
+    /// Change something, and see something of prompts.
+    Operate,
+}
+
+impl Role {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Operate => "operate",
+        }
+    }
+
+    /// The settings whose tokens have it.
+    pub(super) fn token_settings(self) -> &'static str {
+        match self {
+            Self::Read => "`admin.tokens.read`, `admin.tokens.operate` or `admin.token`",
+            Self::Operate => "`admin.tokens.operate` or `admin.token`",
+        }
+    }
+
+    /// The settings whose client certificates have it.
+    pub(super) fn name_settings(self) -> &'static str {
+        match self {
+            Self::Read => "`admin.client_names.read` or `admin.client_names.operate`",
+            Self::Operate => "`admin.client_names.operate`",
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
