@@ -1,90 +1,126 @@
 """What is in deploy/ can be rendered, fits the schemas of Kubernetes' API, and its parts agree."""
 
-import os
-import pathlib
 import re
 import shutil
 import subprocess
-import sysconfig
 import unittest
 
-import kubernetes_validate
 import yaml
 
-ROOT = pathlib.Path(__file__).parents[2]
-DEPLOY = ROOT / "deploy"
-WARMROUTE = ROOT / "target/debug/warmroute"
-# Versions that are supported upstream, and the newest schema.
-VERSIONS = ("1.34", "1.37")
-SECRETS = {name: "0123456789abcdef" * 4 for name in ("ADMIN_TOKEN", "PEERS_SECRET", "WARMROUTE_STATE_KEY")}
+from manifests import CHART, DEPLOY, NAMESPACE, ROOT, chart, effective, effective_text, helm, kustomize, problems, seconds
+
+# Rights for the discovery of engines through the API.
+DISCOVERY = [("", "pods"), ("discovery.k8s.io", "endpointslices"), ("inference.networking.k8s.io", "inferencepools")]
+COMPONENTS = ("discovery", "service-monitor", "engine-autoscaling")
+EVERYTHING = {
+    "kubernetesDiscovery": {"enabled": True, "namespaces": ["llm", "other"]},
+    "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "autoscaling": {"enabled": True},
+    "engineAutoscaling": {"enabled": True},
+    "restartOnConfigChange": True,
+    "podLabels": {"team": "inference"},
+    "podAnnotations": {"example.com/a": "b"},
+    "extraEnv": [{"name": "A", "value": "b"}],
+    "extraVolumes": [{"name": "tls", "secret": {"secretName": "warmroute-tls"}}],
+    "extraVolumeMounts": [{"name": "tls", "mountPath": "/etc/warmroute-tls", "readOnly": True}],
+    "imagePullSecrets": [{"name": "registry"}],
+    "nodeSelector": {"kubernetes.io/arch": "amd64"},
+    "tolerations": [{"key": "infra", "operator": "Exists"}],
+    "affinity": {"nodeAffinity": {}},
+    "priorityClassName": "high",
+    "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
+    "networkPolicy": {"clients": [{"namespaceSelector": {}}]},
+}
 
 
-def seconds(text):
-    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()
-    return int(number) * {"s": 1, "m": 60}[unit]
+class Objects:
+    """What holds for the manifests of three replicas, however they were rendered."""
 
+    objects = []
 
-def effective(path):
-    """The settings that the router reads from a file, defaults included."""
-    environment = {**os.environ, **SECRETS, "PEERS_NAME": "warmroute-peers.default.svc.cluster.local."}
-    # Different keys: one that repeats itself is refused.
-    environment["WARMROUTE_STATE_KEY"] = "9f3c1e7a55b2d8046c1f0e93a7b4d2865d3a1c9e8f7b6a504132e5d4c3b2a190"
-    run = subprocess.run([WARMROUTE, "check", "--config", path], env=environment, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    return yaml.safe_load(run.stdout)
-
-
-class Kubernetes(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        kubectl = pathlib.Path(sysconfig.get_path("scripts")) / "kubectl"
-        run = subprocess.run([kubectl, "kustomize", DEPLOY / "kubernetes/base"], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr
-        cls.objects = list(yaml.safe_load_all(run.stdout))
-        cls.settings = effective(DEPLOY / "kubernetes/base/config.yaml")
-
-    def one(self, kind, name="warmroute"):
-        found = [it for it in self.objects if it["kind"] == kind and it["metadata"]["name"].startswith(name)]
-        return found[0]
+    def find(self, kind, name):
+        return next(it for it in self.objects if (it["kind"], it["metadata"]["name"]) == (kind, name))
 
     def pod(self):
-        return self.one("Deployment")["spec"]["template"]["spec"]
+        return self.find("Deployment", "warmroute")["spec"]["template"]["spec"]
+
+    def settings(self):
+        maps = [it for it in self.objects if it["kind"] == "ConfigMap"]
+        self.assertEqual(len(maps), 1)
+        return effective_text(maps[0]["data"]["config.yaml"])
 
     def test_every_object_fits_its_schema(self):
         self.assertGreaterEqual(len(self.objects), 7)
-        for version in VERSIONS:
-            for each in self.objects:
-                with self.subTest(version=version, kind=each["kind"]):
-                    kubernetes_validate.validate(each, version, strict=True)
+        self.assertEqual(problems(self.objects), [])
+
+    def test_the_pod_mounts_the_configuration_that_there_is(self):
+        volume = self.pod()["volumes"][0]["configMap"]["name"]
+        self.assertIn(volume, [it["metadata"]["name"] for it in self.objects if it["kind"] == "ConfigMap"])
+        mount = self.pod()["containers"][0]["volumeMounts"][0]
+        # A file that is mounted by subPath never changes.
+        self.assertEqual(mount, {"name": "config", "mountPath": "/etc/warmroute", "readOnly": True})
+        self.assertEqual(self.pod()["containers"][0]["args"], ["serve", "--config", "/etc/warmroute/config.yaml"])
 
     def test_the_grace_period_is_the_drain_and_five_seconds(self):
-        api = self.settings["api"]
+        api = self.settings()["api"]
         drain = seconds(api["drain_delay"]) + seconds(api["drain_timeout"])
         self.assertEqual(self.pod()["terminationGracePeriodSeconds"], drain + 5)
         self.assertNotIn("lifecycle", self.pod()["containers"][0])
 
+    def test_a_node_knows_of_the_drain_before_the_listener_closes(self):
+        # The kubelet must see /readyz fail at least once, and the endpoints must reach the other nodes.
+        probe = self.pod()["containers"][0]["readinessProbe"]
+        unnoticed = probe["periodSeconds"] * probe["failureThreshold"] + probe["timeoutSeconds"]
+        self.assertLess(unnoticed, seconds(self.settings()["api"]["drain_delay"]))
+
+    def test_no_replica_leaves_before_its_successor_is_ready(self):
+        deployment = self.find("Deployment", "warmroute")["spec"]
+        self.assertEqual(deployment["strategy"]["rollingUpdate"], {"maxSurge": 1, "maxUnavailable": 0})
+        self.assertEqual(deployment.get("replicas", 3), 3)
+
     def test_ports_are_those_that_the_router_listens_on(self):
         ports = {it["name"]: it["containerPort"] for it in self.pod()["containers"][0]["ports"]}
-        listens = {"http": "api", "admin": "admin", "peers": "peers"}
-        for name, part in listens.items():
-            self.assertEqual(ports[name], int(self.settings[part]["listen"].rsplit(":", 1)[1]), name)
+        settings = self.settings()
+        for name, part in {"http": "api", "admin": "admin", "peers": "peers"}.items():
+            self.assertEqual(ports[name], int(settings[part]["listen"].rsplit(":", 1)[1]), name)
         for service in (it for it in self.objects if it["kind"] == "Service"):
             for port in service["spec"]["ports"]:
                 self.assertIn(port["targetPort"], ports)
-        for rule in self.one("NetworkPolicy")["spec"]["ingress"]:
+        for rule in self.find("NetworkPolicy", "warmroute")["spec"]["ingress"]:
             for port in rule["ports"]:
                 self.assertIn(port["port"], ports)
 
+    def test_probes_ask_the_admin_port(self):
+        container = self.pod()["containers"][0]
+        for probe, path in {"startup": "/healthz", "liveness": "/healthz", "readiness": "/readyz"}.items():
+            get = container[f"{probe}Probe"]["httpGet"]
+            self.assertEqual((get["path"], get["port"], get.get("scheme", "HTTP")), (path, "admin", "HTTP"))
+
     def test_replicas_find_each_other_also_when_not_ready(self):
-        peers = self.one("Service", "warmroute-peers")["spec"]
+        peers = self.find("Service", "warmroute-peers")["spec"]
         self.assertEqual(peers["clusterIP"], "None")
         self.assertTrue(peers["publishNotReadyAddresses"])
+        dns = self.settings()["peers"]["discovery"][0]["dns"]
+        self.assertEqual(dns["name"], f"warmroute-peers.{NAMESPACE}.svc.cluster.local.")
+        self.assertEqual(dns["port"], peers["ports"][0]["port"])
+
+    def test_the_admin_port_is_for_prometheus_alone(self):
+        rules = self.find("NetworkPolicy", "warmroute")["spec"]["ingress"]
+        admin = [rule for rule in rules if {"port": "admin"} in rule["ports"]]
+        self.assertEqual([sorted(rule) for rule in admin], [["from", "ports"]])
+        peers = [rule for rule in rules if {"port": "peers"} in rule["ports"]]
+        self.assertEqual([sorted(rule) for rule in peers], [["from", "ports"]])
+        for service in (it for it in self.objects if it["kind"] == "Service"):
+            targets = [port["targetPort"] for port in service["spec"]["ports"]]
+            if "admin" in targets:
+                self.assertEqual((service["spec"]["clusterIP"], targets), ("None", ["admin"]))
 
     def test_selectors_match_the_pods(self):
-        labels = self.one("Deployment")["spec"]["template"]["metadata"]["labels"].items()
+        labels = self.find("Deployment", "warmroute")["spec"]["template"]["metadata"]["labels"].items()
         selectors = [it["spec"]["selector"] for it in self.objects if it["kind"] == "Service"]
-        selectors += [self.one(kind)["spec"]["selector"]["matchLabels"] for kind in ("Deployment", "PodDisruptionBudget")]
-        selectors.append(self.one("NetworkPolicy")["spec"]["podSelector"]["matchLabels"])
+        selectors += [self.find(kind, "warmroute")["spec"]["selector"]["matchLabels"] for kind in ("Deployment", "PodDisruptionBudget")]
+        selectors.append(self.find("NetworkPolicy", "warmroute")["spec"]["podSelector"]["matchLabels"])
+        selectors += [it["labelSelector"]["matchLabels"] for it in self.pod()["topologySpreadConstraints"]]
         for selector in selectors:
             self.assertTrue(selector)
             self.assertLessEqual(selector.items(), labels)
@@ -92,13 +128,180 @@ class Kubernetes(unittest.TestCase):
     def test_the_pod_may_do_nothing_that_it_does_not_need(self):
         pod, container = self.pod(), self.pod()["containers"][0]["securityContext"]
         self.assertTrue(pod["securityContext"]["runAsNonRoot"])
-        self.assertFalse(pod["automountServiceAccountToken"])
+        self.assertEqual(pod["securityContext"]["runAsUser"], 65532)
+        self.assertEqual(pod["securityContext"]["seccompProfile"], {"type": "RuntimeDefault"})
         self.assertTrue(container["readOnlyRootFilesystem"])
         self.assertFalse(container["allowPrivilegeEscalation"])
         self.assertEqual(container["capabilities"], {"drop": ["ALL"]})
+        self.assertFalse(any("emptyDir" in volume or "hostPath" in volume for volume in pod["volumes"]))
+        self.assertIn("limits", self.pod()["containers"][0]["resources"])
 
     def test_operators_pages_need_a_token(self):
-        self.assertTrue(self.settings["admin"]["token"])
+        self.assertTrue(self.settings()["admin"]["token"])
+
+    def test_the_service_account_has_exactly_the_rights_of_its_discovery(self):
+        account = self.find("ServiceAccount", "warmroute")
+        self.assertFalse(account["automountServiceAccountToken"])
+        roles = [it for it in self.objects if it["kind"] == "Role"]
+        self.assertEqual(self.pod()["automountServiceAccountToken"], bool(roles))
+        self.assertFalse([it for it in self.objects if it["kind"].startswith("Cluster")])
+        for role in roles:
+            rights = [(group, it) for rule in role["rules"] for group in rule["apiGroups"] for it in rule["resources"]]
+            self.assertEqual(rights, DISCOVERY)
+            self.assertTrue(all(rule["verbs"] == ["get", "list", "watch"] for rule in role["rules"]))
+        for binding in (it for it in self.objects if it["kind"] == "RoleBinding"):
+            self.assertEqual(binding["subjects"], [{"kind": "ServiceAccount", "name": "warmroute", "namespace": NAMESPACE}])
+            self.assertIn(binding["roleRef"]["name"], [role["metadata"]["name"] for role in roles])
+
+
+class Monitored:
+    """What holds with the components, or with all that the chart can turn on."""
+
+    def test_the_service_monitor_selects_the_admin_port(self):
+        monitor = self.find("ServiceMonitor", "warmroute")["spec"]
+        labels = self.find("Service", "warmroute-metrics")["metadata"]["labels"]
+        self.assertLessEqual(monitor["selector"]["matchLabels"].items(), labels.items())
+        for name in ("warmroute", "warmroute-peers"):
+            other = self.find("Service", name)["metadata"]["labels"]
+            self.assertFalse(monitor["selector"]["matchLabels"].items() <= other.items(), name)
+        endpoint = monitor["endpoints"][0]
+        ports = self.find("Service", "warmroute-metrics")["spec"]["ports"]
+        self.assertEqual((endpoint["port"], endpoint["path"]), (ports[0]["name"], "/metrics"))
+        # Or each pod would be scraped twice.
+        annotations = self.find("Deployment", "warmroute")["spec"]["template"]["metadata"].get("annotations", {})
+        self.assertFalse([key for key in annotations if key.startswith("prometheus.io/")])
+
+    def test_engines_are_scaled_by_queued_tokens(self):
+        scaler = self.find("HorizontalPodAutoscaler", "warmroute-engines")["spec"]
+        self.assertEqual(scaler["metrics"][0]["external"]["metric"]["name"], "llm_queued_tokens")
+        rule = (ROOT / "docs/kubernetes.md").read_text()
+        self.assertIn("as: llm_queued_tokens", rule)
+        self.assertIn("warmroute_worker_queued_tokens", rule)
+        self.assertIn("| `warmroute_worker_queued_tokens` |", (ROOT / "docs/metrics.md").read_text())
+
+
+class Base(Objects, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.objects = kustomize()
+
+
+class BaseWithComponents(Objects, Monitored, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.objects = kustomize(*COMPONENTS)
+
+
+@unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
+class Chart(Objects, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.objects, cls.notes = chart()
+
+    def test_helm_has_nothing_against_it(self):
+        report = helm.lint(CHART, strict=True)
+        serious = [it for it in report["messages"] if it["severity"] > 1]
+        self.assertEqual((report["errors"], serious), ([], []))
+
+    def test_the_notes_name_every_variable_of_the_configuration(self):
+        values = yaml.safe_load((CHART / "values.yaml").read_text())
+        needed = set(re.findall(r"\$\{(\w+)\}", yaml.safe_dump(values["config"]) + str(self.settings())))
+        needed |= {"PEERS_SECRET"}
+        for name in needed:
+            self.assertIn(f"--from-literal={name}=", self.notes)
+
+    def test_what_the_chart_writes_itself_is_refused(self):
+        for key, value in {"api": "drain_delay", "admin": "listen", "peers": "listen"}.items():
+            with self.assertRaisesRegex(helm.HelmRenderError, f"config.{key}.{value} is written by the chart"):
+                chart({"config": {key: {value: "1s"}}})
+
+    def test_a_misspelt_value_is_refused(self):
+        for values in ({"replcas": 2}, {"drain": {"delay": 1}}, {"replicas": "three"}, {"drain": {"marginSeconds": 0}}):
+            with self.assertRaises(helm.HelmValuesError):
+                chart(values)
+
+    def test_every_value_is_in_the_schema(self):
+        text = (CHART / "values.yaml").read_text()
+        schema = yaml.safe_load((CHART / "values.schema.json").read_text())
+        values = yaml.safe_load(text)
+        self.assertEqual(set(schema["properties"]) - {"global"}, set(values))
+        for key, value in values.items():
+            described = schema["properties"][key].get("properties")
+            if described:
+                self.assertLessEqual(set(value), set(described), key)
+
+    def test_grace_periods_follow_the_drain(self):
+        objects, _ = chart({"drain": {"delaySeconds": 10, "timeoutSeconds": 600, "marginSeconds": 15}})
+        deployment = next(it for it in objects if it["kind"] == "Deployment")
+        self.assertEqual(deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], 625)
+        config = next(it for it in objects if it["kind"] == "ConfigMap")["data"]["config.yaml"]
+        self.assertEqual(yaml.safe_load(config)["api"]["drain_timeout"], "600s")
+
+    def test_its_version_is_the_routers(self):
+        version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
+        described = yaml.safe_load((CHART / "Chart.yaml").read_text())
+        self.assertEqual((described["version"], described["appVersion"]), (version, version))
+
+
+@unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
+class ChartWithEverything(Objects, Monitored, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.objects, _ = chart(EVERYTHING)
+
+    def test_each_namespace_of_engines_has_its_role(self):
+        roles = [it["metadata"]["namespace"] for it in self.objects if it["kind"] == "Role"]
+        self.assertEqual(roles, ["llm", "other"])
+
+    def test_a_changed_configuration_changes_the_pods_if_that_is_asked_for(self):
+        def checksum(values):
+            objects, _ = chart(values)
+            deployment = next(it for it in objects if it["kind"] == "Deployment")
+            return deployment["spec"]["template"]["metadata"]["annotations"].get("checksum/config")
+
+        changed = {"config": {"log": {"level": "debug"}}}
+        self.assertIsNone(checksum(changed))
+        self.assertNotEqual(checksum({"restartOnConfigChange": True}), checksum({"restartOnConfigChange": True, **changed}))
+
+
+@unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
+class TheTwoAgree(unittest.TestCase):
+    """The chart with its default values, and the kustomize base."""
+
+    def both(self, kind, name="warmroute"):
+        found = []
+        for objects in (kustomize(), chart()[0]):
+            found.append(next(it for it in objects if it["kind"] == kind and it["metadata"]["name"].startswith(name)))
+        return found
+
+    def test_in_the_pod(self):
+        pods = [it["spec"]["template"]["spec"] for it in self.both("Deployment")]
+        for key in ("terminationGracePeriodSeconds", "securityContext", "automountServiceAccountToken"):
+            self.assertEqual(pods[0][key], pods[1][key], key)
+        containers = [pod["containers"][0] for pod in pods]
+        for container in containers:
+            for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+                container[probe]["httpGet"].setdefault("scheme", "HTTP")
+        for key in ("args", "envFrom", "ports", "startupProbe", "livenessProbe", "readinessProbe", "resources", "securityContext", "volumeMounts"):
+            self.assertEqual(containers[0][key], containers[1][key], key)
+
+    def test_in_the_strategy_and_the_budget(self):
+        for key in ("replicas", "strategy"):
+            base, rendered = (it["spec"][key] for it in self.both("Deployment"))
+            self.assertEqual(base, rendered, key)
+        base, rendered = (it["spec"]["maxUnavailable"] for it in self.both("PodDisruptionBudget"))
+        self.assertEqual(base, rendered)
+
+    def test_in_the_services_and_the_network_policy(self):
+        for name in ("warmroute", "warmroute-peers"):
+            base, rendered = (it["spec"]["ports"] for it in self.both("Service", name))
+            self.assertEqual(base, rendered, name)
+        ports = [[rule["ports"] for rule in it["spec"]["ingress"]] for it in self.both("NetworkPolicy")]
+        self.assertEqual(ports[0], ports[1])
+
+    def test_in_the_configuration(self):
+        base, rendered = (effective_text(it["data"]["config.yaml"]) for it in self.both("ConfigMap"))
+        self.assertEqual(base, rendered)
 
 
 class Elsewhere(unittest.TestCase):
@@ -126,8 +329,8 @@ class Elsewhere(unittest.TestCase):
     def test_systemd_knows_every_line_of_the_unit(self):
         unit = DEPLOY / "systemd/warmroute.service"
         run = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True)
-        problems = [line for line in run.stderr.splitlines() if "warmroute" in line and "is not executable" not in line]
-        self.assertEqual(problems, [])
+        found = [line for line in run.stderr.splitlines() if "warmroute" in line and "is not executable" not in line]
+        self.assertEqual(found, [])
 
 
 if __name__ == "__main__":
