@@ -14,8 +14,8 @@ mod settings;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hyper::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode};
+use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Version};
 use prometheus::IntCounterVec;
 use serde_json::json;
 use tracing::debug;
@@ -149,6 +149,7 @@ impl ApiServer {
             return response.map(|body| LoggedBody::new(body, None));
         }
         let id = RequestId::new(fastrand::u128(..));
+        let is_http1 = request.version() < Version::HTTP_2;
         let client = self
             .settings
             .trusted_proxies
@@ -185,6 +186,11 @@ impl ApiServer {
         });
         response.headers_mut().insert(request_id::HEADER, echo);
         grant.apply(response.headers_mut());
+        if is_http1 && self.readiness.is_draining() {
+            // Its next request should find another replica now, and not a connection that closes just then.
+            let close = HeaderValue::from_static("close");
+            response.headers_mut().insert(CONNECTION, close);
+        }
         if let Some(line) = &mut line {
             line.status = Some(response.status());
         }

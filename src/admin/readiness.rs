@@ -71,9 +71,14 @@ impl Readiness {
         self.is_draining.store(true, Relaxed);
     }
 
+    /// Whether clients should take their next request elsewhere.
+    pub fn is_draining(&self) -> bool {
+        self.is_draining.load(Relaxed) || self.tasks.is_stopping()
+    }
+
     /// Checks it now. An error names what is missing.
     pub async fn check(&self) -> Result<(), &'static str> {
-        if self.is_draining.load(Relaxed) || self.tasks.is_stopping() {
+        if self.is_draining() {
             return Err("draining");
         }
         if !self.relay.fleet().snapshot().is_ready() {

@@ -28,6 +28,7 @@ mod proxy;
 mod redis_server;
 mod replica_simulation;
 mod responses;
+mod rolling_restart;
 mod routed_prompts;
 mod routing;
 mod simulation;
