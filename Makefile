@@ -41,7 +41,13 @@ build: ## The binary, target/release/warmroute.
 
 .PHONY: dist
 dist: ## The binary to deploy, target/dist/warmroute: smaller and a little faster, slower to build.
-	$(CARGO) build --locked --profile dist
+	$(CARGO) build --locked --all-features --profile dist
+
+TARGETS ?= x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
+
+.PHONY: release
+release: ## What is released, in target/release-files: stripped binaries of TARGETS with completions, SBOMs, checksums.
+	.ci/release target/release-files $(TARGETS)
 
 .PHONY: fmt
 fmt: ## Format the sources.

@@ -63,6 +63,11 @@ enum Command {
     /// Describe the metrics.
     #[command(subcommand)]
     Metrics(Metrics),
+    /// Print completions for a shell: `source <(warmroute completions bash)`.
+    Completions {
+        /// The shell that completes.
+        shell: clap_complete::Shell,
+    },
 }
 
 #[derive(Subcommand)]
@@ -198,6 +203,11 @@ pub fn run() -> ExitCode {
             ConfigCommand::Reference => reference::markdown(),
             ConfigCommand::Schema => reference::schema(),
         }),
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "warmroute", &mut script);
+            io::stdout().write_all(&script).map(|()| ExitCode::SUCCESS)
+        }
         Command::Demo(settings) => block_on(sim::demo::run(settings)).map(|()| ExitCode::SUCCESS),
         Command::Bridge(settings) => match settings.targets() {
             Err(problem) => {

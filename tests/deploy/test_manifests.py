@@ -7,6 +7,11 @@ import unittest
 
 import yaml
 
+try:
+    import compose_spec
+except ImportError:
+    compose_spec = None
+
 from manifests import CHART, DEPLOY, NAMESPACE, ROOT, chart, effective, effective_text, helm, kustomize, problems, seconds
 
 # Rights for the discovery of engines through the API.
@@ -305,6 +310,14 @@ class TheTwoAgree(unittest.TestCase):
 
 
 class Elsewhere(unittest.TestCase):
+    @unittest.skipUnless(compose_spec, "compose-spec needs Python 3.10")
+    def test_compose_fits_the_specification(self):
+        text = (DEPLOY / "compose/docker-compose.yaml").read_text()
+        compose_spec.PyOptions(apply_merge=True).from_yaml(text).validate()
+        misspelt = text.replace("stop_grace_period", "stop_grace_perod")
+        with self.assertRaises(ValueError):
+            compose_spec.PyOptions(apply_merge=True).from_yaml(misspelt)
+
     def test_compose_mounts_a_configuration_that_is_right(self):
         compose = yaml.safe_load((DEPLOY / "compose/docker-compose.yaml").read_text())
         settings = effective(DEPLOY / "compose/config.yaml")

@@ -39,6 +39,35 @@ fn nothing_is_said_when_the_reader_of_the_output_leaves() {
 }
 
 #[test]
+fn each_shell_completes_every_command() {
+    let help = warmroute(&["--help"]);
+    let commands = text(&help.stdout)
+        .lines()
+        .skip_while(|line| *line != "Commands:");
+    let commands: Vec<&str> = commands
+        .skip(1)
+        .take_while(|line| !line.is_empty())
+        .filter_map(|line| {
+            line.split_whitespace()
+                .next()
+                .filter(|_| line.starts_with("  ") && !line.starts_with("   "))
+        })
+        .collect();
+    assert!(
+        commands.contains(&"serve") && commands.len() > 8,
+        "{commands:?}"
+    );
+    for shell in ["bash", "zsh", "fish"] {
+        let output = warmroute(&["completions", shell]);
+        assert_eq!(output.status.code(), Some(0));
+        for command in &commands {
+            assert!(text(&output.stdout).contains(command), "{shell} {command}");
+        }
+    }
+    assert_eq!(warmroute(&["completions", "csh"]).status.code(), Some(64));
+}
+
+#[test]
 fn wrong_arguments_are_a_usage_error() {
     for arguments in [
         &["nonsense"][..],
