@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, criterion_group, criterion_main};
 use serde_json::value::RawValue;
-use warmroute::fleet::events::{Endpoint, Events};
+use warmroute::fleet::events::{Endpoint, Events, Transport};
 use warmroute::fleet::health::Health;
 use warmroute::fleet::in_flight::InFlight;
 use warmroute::fleet::registry::Registry;
@@ -113,6 +113,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         tls: None,
         events: Events::At(vec![Endpoint::Grpc {
             address: format!("gpu-{number}:9000"),
+            transport: Transport::default(),
         }]),
         labels: BTreeMap::new(),
         bootstrap: None,

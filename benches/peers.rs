@@ -82,7 +82,8 @@ impl Replica {
             now,
         );
         let routed = RoutedPrompts::new(1_000, Arc::new(predicted), unconfirmed, &registry);
-        let peers = Peers::new(&settings, address, fleet, Arc::new(routed), &registry).unwrap();
+        let peers =
+            Peers::new(&settings, address, None, fleet, Arc::new(routed), &registry).unwrap();
         let running = peers.clone();
         drop(runtime.spawn(async move {
             let listener = TcpListener::from_std(listener).unwrap();

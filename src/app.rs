@@ -12,6 +12,7 @@ pub mod metrics_reference;
 pub mod process_setup;
 mod replicas;
 mod sharing;
+pub mod tls;
 mod warm_start;
 
 use std::future::Future;
@@ -53,6 +54,9 @@ use crate::responses::{self, Mode, Responses};
 use crate::state_token::KeyRing;
 use crate::store::{self, ResponseStore};
 
+/// Connections of operators and of what scrapes metrics.
+const ADMIN_CONNECTIONS: u32 = 64;
+
 /// A running router.
 #[derive(Debug)]
 pub struct App {
@@ -70,6 +74,7 @@ pub struct App {
     drain_timeout: Duration,
     /// With other replicas, if there are any.
     sharing: Option<Sharing>,
+    tls: tls::Listeners,
     /// Connections run there, also while they drain.
     _io_threads: IoThreads,
     /// Reads the workers' KV events.
@@ -115,6 +120,7 @@ impl App {
         let tasks = Tasks::default();
         let admin_tasks = Tasks::default();
         let io_threads = IoThreads::start(config.runtime.threads)?;
+        let tls = tls::Listeners::new(config, ADMIN_CONNECTIONS, &metrics)?;
         let fleet = registry::Registry::new(
             config.fleet.advanced.connections.clone(),
             config.fleet.circuit_breaker.clone(),
@@ -138,7 +144,14 @@ impl App {
             unconfirmed.clone(),
             &metrics,
         ));
-        let (peers, prepared) = Prepared::new(config, peers_listener, &fleet, &routed, &metrics)?;
+        let (peers, prepared) = Prepared::new(
+            config,
+            peers_listener,
+            tls.peers.clone(),
+            &fleet,
+            &routed,
+            &metrics,
+        )?;
         let board = Arc::new(StatusBoard::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokenization, sources, fastrand::u64(..), &metrics)?;
@@ -169,6 +182,7 @@ impl App {
             &metrics,
         ));
 
+        tls.watch(&fleet, &tasks);
         find_workers(config, &fleet, &tasks);
         let pairing = &config.prefill_decode;
         let needs_bootstrap = pairing.connector.is_some_and(Connector::needs_bootstrap);
@@ -265,7 +279,8 @@ impl App {
             connection_settings::new(config),
             api_metrics,
             server::Handlers::new(move |request, peer| api_server.clone().handle(request, peer))
-                .on_malformed(on_malformed),
+                .on_malformed(on_malformed)
+                .tls(tls.api.clone()),
             io_threads.clone(),
             tasks.clone(),
         ));
@@ -278,11 +293,12 @@ impl App {
         admin_tasks.spawn(server::serve(
             admin,
             server::Settings {
-                max_connections: 64,
+                max_connections: ADMIN_CONNECTIONS,
                 ..server::Settings::default()
             },
             server::Metrics::new(&Registry::default()),
-            server::Handlers::new(move |request, peer| handler.clone().handle(request, peer)),
+            server::Handlers::new(move |request, peer| handler.clone().handle(request, peer))
+                .tls(tls.admin.clone()),
             // Pages of megabytes must not delay requests.
             IoThreads::single("admin")?,
             admin_tasks.clone(),
@@ -302,6 +318,7 @@ impl App {
             drain_delay: config.api.drain_delay,
             drain_timeout: config.api.drain_timeout,
             sharing,
+            tls,
             _io_threads: io_threads,
             _kv_events: kv_events,
         })
@@ -313,6 +330,11 @@ impl App {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
+    }
+
+    /// For a reload of the configuration.
+    pub fn tls(&self) -> &tls::Listeners {
+        &self.tls
     }
 
     pub fn fleet(&self) -> &registry::Registry {

@@ -28,7 +28,7 @@ use tracing::{info, warn};
 pub use self::settings::Settings;
 use crate::http::drain::{Tasks, stop_signal};
 use crate::http::io_threads::IoThreads;
-use crate::http::server;
+use crate::http::{server, tls};
 use crate::kv::source::Source;
 use crate::kv::stream;
 use crate::kv::zmq::{self, Zmq};
@@ -103,16 +103,26 @@ impl Bridge {
             tasks.clone(),
         );
         let connections = u32::try_from(settings.subscribers_max).unwrap_or(u32::MAX);
+        // Some more, for health checks and metrics.
+        let max_connections = connections.saturating_add(16);
+        let tls_metrics = tls::Metrics::new(&registry);
+        let of_bridge = settings.tls();
+        let server = of_bridge
+            .map(|it| tls::Server::new(tls::Listener::Bridge, &it, max_connections, &tls_metrics));
+        let server = server.transpose()?;
+        if let Some(server) = &server {
+            let watching = tls::watch(vec![server.clone()], Arc::default());
+            tasks.spawn_until_stopped(watching);
+        }
         tasks.spawn(server::serve(
             listener,
             server::Settings {
-                // Some more, for health checks and metrics.
-                max_connections: connections.saturating_add(16),
+                max_connections,
                 send_timeout: Duration::from_millis(settings.send_timeout_ms),
                 ..server::Settings::default()
             },
             server::Metrics::new(&registry),
-            server::Handlers::new(move |request, _| service.clone().answer(request)),
+            server::Handlers::new(move |request, _| service.clone().answer(request)).tls(server),
             io_threads.clone(),
             tasks.clone(),
         ));

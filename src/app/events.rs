@@ -8,13 +8,14 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::KvEventsAdvanced;
-use crate::fleet::events::Endpoint;
+use crate::fleet::events::{Endpoint, Transport};
 use crate::fleet::load::LoadReport;
 use crate::fleet::load::ranks::{RankLoad, RankLoads};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;
+use crate::http::tls;
 use crate::ids::{Model, WorkerId};
 use crate::kv::event;
 use crate::kv::grpc::{self, Grpc};
@@ -90,8 +91,12 @@ pub(super) async fn follow(
             let restart_signal = restarts.get(&wanted.worker).map(watch::Sender::subscribe);
             let load = loads.get(&wanted.worker);
             let load = load.map(|ranks| ranks.rank(wanted.rank));
+            let tls = workers
+                .get(&wanted.worker)
+                .and_then(|worker| worker.pool.tls().cloned());
             subscribe(
                 wanted.clone(),
+                tls,
                 subject,
                 shared.clone(),
                 settings.clone(),
@@ -132,6 +137,7 @@ fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
 
 async fn subscribe(
     wanted: FollowedRank,
+    tls: Option<Arc<tls::Client>>,
     subject: Subject,
     shared: Shared,
     settings: KvEventsAdvanced,
@@ -166,8 +172,17 @@ async fn subscribe(
                 }
             }
         }
-        Endpoint::Grpc { address } => {
+        Endpoint::Grpc { address, transport } => {
             let source = Grpc::new(address, wanted.rank, settings.grpc, metrics.grpc);
+            let source = match (transport, tls) {
+                (Transport::Tls, None) => {
+                    warn!(worker = %subject.name, "KV events of this worker cannot be used: its endpoint is https:// and its URL is not; routing predicts its cache instead");
+                    // Retrying cannot help; another endpoint starts another task.
+                    return std::future::pending().await;
+                }
+                (Transport::Clear, _) => source,
+                (Transport::OfWorker | Transport::Tls, tls) => source.with_tls(tls),
+            };
             let source = source.with_load(move |load_report| {
                 let now = observe::now();
                 load.report(now, reported(now, &load_report));
@@ -208,6 +223,7 @@ mod tests {
         let mut member = member("a");
         member.events = events::Events::At(vec![Endpoint::Grpc {
             address: servicer.address.to_string(),
+            transport: Transport::default(),
         }]);
         fleet.set_members("static", vec![member]);
         let worker = fleet.snapshot().workers[0].worker.clone();

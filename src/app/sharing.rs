@@ -12,6 +12,7 @@ use crate::config::Config;
 use crate::fleet::registry;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
+use crate::http::tls;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::peers::routed::RoutedPrompts;
@@ -46,6 +47,7 @@ impl Prepared {
     pub(super) fn new(
         config: &Config,
         listener: Option<TcpListener>,
+        tls: Option<Arc<tls::Server>>,
         fleet: &Arc<registry::Registry>,
         routed: &Arc<RoutedPrompts>,
         metrics: &Registry,
@@ -55,7 +57,14 @@ impl Prepared {
         };
         let address = listener.local_addr()?;
         let settings = config.peers.clone();
-        let peers = Peers::new(&settings, address, fleet.clone(), routed.clone(), metrics)?;
+        let peers = Peers::new(
+            &settings,
+            address,
+            tls,
+            fleet.clone(),
+            routed.clone(),
+            metrics,
+        )?;
         let prepared = Self {
             listener,
             address,

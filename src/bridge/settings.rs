@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 
 use crate::http::listen_address::listen_address;
+use crate::http::tls::ServerSettings;
 use crate::kv::zmq::{Endpoint, Target};
 use crate::units::parse_nonzero_milliseconds;
 
@@ -30,6 +31,19 @@ pub struct Settings {
     /// Address to serve on; port 0 takes a free one.
     #[arg(long, value_name = "HOST:PORT", value_parser = listen_address)]
     pub listen: SocketAddr,
+
+    /// Path of the certificate to serve with, in PEM: routers connect over TLS. It is read again when it changes.
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    pub tls_certificate: Option<String>,
+
+    /// Path of the certificate's private key, in PEM.
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_key: Option<String>,
+
+    /// Path of the CA certificates by which routers' certificates are verified, in PEM. Without it routers are
+    /// asked for none.
+    #[arg(long, value_name = "FILE", requires = "tls_certificate")]
+    pub tls_client_ca: Option<String>,
 
     /// Number of data-parallel ranks of the engine. Rank r uses the ports of --zmq and --replay plus r.
     #[arg(long, value_name = "RANKS", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -68,6 +82,17 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// TLS, if there is a certificate.
+    pub fn tls(&self) -> Option<ServerSettings> {
+        let certificate = self.tls_certificate.clone()?;
+        Some(ServerSettings {
+            certificate,
+            key: self.tls_key.clone().unwrap_or_default(),
+            client_ca: self.tls_client_ca.clone().unwrap_or_default(),
+            ..ServerSettings::default()
+        })
+    }
+
     /// Where each rank publishes, or why the arguments do not fit together.
     pub fn targets(&self) -> Result<Vec<Target>, String> {
         let last = self.ranks.saturating_sub(1);

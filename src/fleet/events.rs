@@ -14,8 +14,9 @@ const MAX_RANKS: u32 = 64;
 pub struct EventsSpec {
     /// Where the KV events come from.
     pub from: From,
-    /// zmq: `tcp://host:port`; grpc: `host:port`. The host `*` is the worker's own, as in `tcp://*:5557`, and so
-    /// is `0.0.0.0` or `[::]`.
+    /// zmq: `tcp://host:port`; grpc: `host:port`, over TLS if the worker's URL is `https://`, or `http://host:port` or
+    /// `https://host:port` to say it. The host `*` is the worker's own, as in `tcp://*:5557`, and so is `0.0.0.0` or
+    /// `[::]`. ZeroMQ has no TLS.
     pub endpoint: String,
     /// zmq: the engine's `replay_endpoint`, where lost batches are requested again. Without it a lost connection
     /// clears what is known of the worker's cache.
@@ -74,7 +75,21 @@ pub enum Endpoint {
         topic: String,
     },
     /// `host:port`, the same for every rank.
-    Grpc { address: String },
+    Grpc {
+        address: String,
+        transport: Transport,
+    },
+}
+
+/// Whether KV events over gRPC are encrypted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    /// As the worker's requests.
+    #[default]
+    OfWorker,
+    Clear,
+    /// With the credentials of the worker's requests.
+    Tls,
 }
 
 impl EventsSpec {
@@ -144,11 +159,19 @@ impl EventsSpec {
                     let message = "is missing; write one such as *:50051".to_owned();
                     return Err(("endpoint", message));
                 }
-                let address = self.endpoint.strip_prefix("http://");
-                let (host, port) = split(address.unwrap_or(&self.endpoint))
-                    .map_err(|error| ("endpoint", error))?;
+                let (transport, address) = match self.endpoint.split_once("://") {
+                    None => (Transport::OfWorker, self.endpoint.as_str()),
+                    Some(("http", address)) => (Transport::Clear, address),
+                    Some(("https", address)) => (Transport::Tls, address),
+                    Some((other, _)) => {
+                        let message = format!("the scheme must be http or https, not {other}");
+                        return Err(("endpoint", message));
+                    }
+                };
+                let (host, port) = split(address).map_err(|error| ("endpoint", error))?;
                 let endpoint = Endpoint::Grpc {
                     address: format!("{host}:{port}"),
+                    transport,
                 };
                 Ok(Events::At(vec![endpoint; self.ranks as usize]))
             }
@@ -270,7 +293,7 @@ impl Endpoint {
     pub fn address(&self) -> &str {
         match self {
             Endpoint::Zmq { publisher, .. } => publisher,
-            Endpoint::Grpc { address } => address,
+            Endpoint::Grpc { address, .. } => address,
         }
     }
 
@@ -297,8 +320,9 @@ impl Endpoint {
                 replay: replay.as_deref().map(resolve),
                 topic: topic.clone(),
             },
-            Endpoint::Grpc { address } => Endpoint::Grpc {
+            Endpoint::Grpc { address, transport } => Endpoint::Grpc {
                 address: resolve(address),
+                transport: *transport,
             },
         }
     }
@@ -418,6 +442,24 @@ mod tests {
     }
 
     #[test]
+    fn a_grpc_endpoint_may_say_whether_it_is_encrypted() {
+        let check = |endpoint: &str| match listed(From::Grpc, endpoint, "", 1).check() {
+            Ok(Events::At(endpoints)) => Ok(endpoints[0].clone()),
+            Ok(other) => panic!("{endpoint}: {other:?}"),
+            Err((key, _)) => Err(key),
+        };
+        for (endpoint, transport) in [
+            ("*:50051", Transport::OfWorker),
+            ("http://*:50051", Transport::Clear),
+            ("https://*:50051", Transport::Tls),
+        ] {
+            let address = "*:50051".to_owned();
+            assert_eq!(check(endpoint), Ok(Endpoint::Grpc { address, transport }));
+        }
+        assert_eq!(check("tcp://*:50051"), Err("endpoint"));
+    }
+
+    #[test]
     fn wildcard_addresses_become_the_workers_host() {
         assert_eq!(
             zmq("tcp://*:1", Some("tcp://other:2"), "").with_host("10.0.0.7"),
@@ -434,6 +476,7 @@ mod tests {
             );
             let grpc = |host| Endpoint::Grpc {
                 address: format!("{host}:50051"),
+                transport: Transport::Tls,
             };
             assert_eq!(grpc(any).with_host("w1"), grpc("w1"));
         }

@@ -248,14 +248,18 @@ async fn fetch_bootstrap_info(
     limit: Duration,
 ) -> Result<BootstrapInfo, String> {
     let bootstrap = worker.bootstrap_url(port);
-    let address = bootstrap.trim_start_matches("http://").to_owned();
+    let (address, tls) = match bootstrap.strip_prefix("https://") {
+        Some(address) => (address, worker.pool.tls().cloned()),
+        None => (bootstrap.trim_start_matches("http://"), None),
+    };
     // It is not the engine, so it does not get the engine's API key.
-    let pool = client::Pool::new(
-        address,
+    let pool = client::Pool::with_tls(
+        address.to_owned(),
         client::Settings {
             max_idle_connections: 0,
             ..client::Settings::default()
         },
+        tls,
     );
     let get = pool.get("/query", None, MAX_RESPONSE_BYTES);
     match tokio::time::timeout(limit, get).await {

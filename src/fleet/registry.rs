@@ -15,7 +15,7 @@ use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
 use super::membership::Membership;
 use super::{Facts, Member, Snapshot, Status, Worker};
-use crate::http::client;
+use crate::http::{client, tls};
 use crate::ids::WorkerId;
 
 /// Owns the fleet's state. Readers take a snapshot with one pointer load.
@@ -24,6 +24,7 @@ pub struct Registry {
     snapshot: ArcSwap<Snapshot>,
     state: Mutex<State>,
     client: client::Settings,
+    tls: Arc<tls::Clients>,
     circuit_breaker: circuit_breaker::Settings,
     max_workers: usize,
     /// The label that the workers of a pair must share; empty for none.
@@ -83,6 +84,7 @@ impl Registry {
             snapshot: ArcSwap::default(),
             state: Mutex::default(),
             client,
+            tls: Arc::default(),
             circuit_breaker,
             max_workers,
             topology: topology.to_owned(),
@@ -92,6 +94,11 @@ impl Registry {
 
     pub fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
         self.snapshot.load()
+    }
+
+    /// TLS of the connections to workers.
+    pub fn tls(&self) -> &Arc<tls::Clients> {
+        &self.tls
     }
 
     /// The label that the workers of a pair must share; empty for none.
@@ -237,7 +244,10 @@ impl Registry {
             events: member.events.clone(),
             labels: member.labels.clone(),
             bootstrap: member.bootstrap.clone(),
-            pool: client::Pool::new(member.address.clone(), self.client.clone()),
+            pool: {
+                let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
+                client::Pool::with_tls(member.address.clone(), self.client.clone(), tls)
+            },
             load: Load::default(),
             breaker: self.circuit_breaker.build(),
             kv_transfer_breaker: self.circuit_breaker.build(),

@@ -60,7 +60,7 @@ pub struct Member {
     pub events: Events,
     /// Set by the operator, for example `zone: a`.
     pub labels: BTreeMap<String, Arc<str>>,
-    /// `http://host:port` of its Mooncake bootstrap server, unless that is at the worker's own host and the
+    /// `http://host:port` (or https) of its Mooncake bootstrap server, unless that is at the worker's own host and the
     /// fleet's default port.
     pub bootstrap: Option<Arc<str>>,
 }
@@ -95,7 +95,7 @@ pub struct Worker {
 impl Worker {
     /// The host part of its address.
     pub fn host(&self) -> &str {
-        let address = self.pool.address();
+        let address = self.pool.authority();
         address.rsplit_once(':').map_or(address, |(host, _)| host)
     }
 

@@ -1,4 +1,4 @@
-//! A pool of HTTP/1.1 connections to one address.
+//! A pool of HTTP/1.1 connections to one address, with TLS or without.
 //!
 //! A connection has no task of its own: the task that waits for a response drives its connection. That
 //! saves a wake-up between tasks for every frame, and dropping a response half-way closes the socket at
@@ -28,6 +28,7 @@ use tokio::net::TcpStream;
 pub use self::error::{Error, is_local};
 use super::BodyError;
 use crate::http::io_threads;
+use crate::http::tls::{self, Protocol, Socket};
 use crate::observe;
 use crate::units::DurationText;
 
@@ -73,7 +74,10 @@ const SHARDS: usize = 32;
 #[derive(Debug)]
 pub struct Pool {
     address: String,
+    /// `host:port` of the address.
+    authority_length: usize,
     settings: Settings,
+    tls: Option<Arc<tls::Client>>,
     /// By I/O thread: a connection is driven by the thread that opened it.
     idle: [Mutex<Vec<Idle>>; SHARDS],
 }
@@ -92,17 +96,39 @@ impl fmt::Debug for Idle {
 }
 
 impl Pool {
-    /// `address` is `host:port`; a name is resolved at each connect.
+    /// `address` is `host:port`, with a path that is put before those of requests, if there is one; a name is resolved
+    /// at each connect.
     pub fn new(address: String, settings: Settings) -> Arc<Self> {
+        Self::with_tls(address, settings, None)
+    }
+
+    /// As [`Pool::new`], over TLS if there is any.
+    pub fn with_tls(
+        address: String,
+        settings: Settings,
+        tls: Option<Arc<tls::Client>>,
+    ) -> Arc<Self> {
         Arc::new(Self {
+            authority_length: address.find('/').unwrap_or(address.len()),
             address,
             settings,
+            tls,
             idle: Default::default(),
         })
     }
 
+    /// The address with all that distinguishes it: `host:port`, with the path if there is one.
     pub fn address(&self) -> &str {
         &self.address
+    }
+
+    /// `host:port`.
+    pub fn authority(&self) -> &str {
+        &self.address[..self.authority_length]
+    }
+
+    pub fn tls(&self) -> Option<&Arc<tls::Client>> {
+        self.tls.as_ref()
     }
 
     /// Sends a request over a pooled connection, or over a new one if none is idle.
@@ -130,7 +156,7 @@ impl Pool {
         request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
         let limit = self.settings.connect_timeout;
-        let stream = tokio::time::timeout(limit, TcpStream::connect(&self.address))
+        let socket = tokio::time::timeout(limit, self.connect())
             .await
             .unwrap_or_else(|_| {
                 Err(io::Error::new(
@@ -139,11 +165,10 @@ impl Pool {
                 ))
             })
             .map_err(Error::Connect)?;
-        let _ = stream.set_nodelay(true);
         let mut builder = http1::Builder::new();
         builder.max_buf_size(MAX_BUFFER_BYTES);
         let (sender, driver) = builder
-            .handshake(TokioIo::new(stream))
+            .handshake(TokioIo::new(socket))
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
         let connection = Connection {
@@ -151,10 +176,47 @@ impl Pool {
             driver: Box::pin(driver),
             ended: false,
         };
-        connection
-            .exchange(request, self)
-            .await
-            .map_err(Error::Broken)
+        let answer = connection.exchange(request, self).await;
+        answer.map_err(|error| match self.refused_certificate(&error) {
+            Some(reason) => Error::Connect(io::Error::other(reason)),
+            None => Error::Broken(error),
+        })
+    }
+
+    /// A connection, with TLS its handshake included.
+    async fn connect(&self) -> io::Result<Socket> {
+        let stream = TcpStream::connect(self.authority()).await?;
+        let _ = stream.set_nodelay(true);
+        let Some(tls) = &self.tls else {
+            return Ok(Socket::Clear(stream));
+        };
+        let authority = self.authority();
+        let host = authority
+            .rsplit_once(':')
+            .map_or(authority, |(host, _)| host);
+        // On the heap: an attempt needs its place only until it is connected.
+        Box::pin(tls.connect(host, stream, Protocol::Http1)).await
+    }
+
+    /// What a worker says of this router's certificate, instead of reading the request.
+    fn refused_certificate(&self, error: &hyper::Error) -> Option<String> {
+        self.tls
+            .as_ref()
+            .and_then(|_| tls::refused_certificate(error))
+    }
+
+    /// The path of the address before that of the request.
+    fn below_path(&self, request: &mut Request<Full<Bytes>>) {
+        let path = &self.address[self.authority_length..];
+        if path.is_empty() {
+            return;
+        }
+        let own = request.uri().path_and_query();
+        let target = format!("{path}{}", own.map_or("/", |own| own.as_str()));
+        // Both parts are valid, so that the whole is.
+        if let Ok(target) = target.parse() {
+            *request.uri_mut() = target;
+        }
     }
 
     /// A small GET, read whole: health, models, metrics.
@@ -165,7 +227,7 @@ impl Pool {
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
         let build = || {
-            let mut request = Request::get(path).header(hyper::header::HOST, &self.address);
+            let mut request = Request::get(path).header(hyper::header::HOST, self.authority());
             if let Some(value) = authorization {
                 request = request.header(hyper::header::AUTHORIZATION, value);
             }
@@ -244,16 +306,17 @@ pub fn origin_form(uri: &Uri) -> Uri {
 
 struct Connection {
     sender: http1::SendRequest<Full<Bytes>>,
-    driver: Pin<Box<http1::Connection<TokioIo<TcpStream>, Full<Bytes>>>>,
+    driver: Pin<Box<http1::Connection<TokioIo<Socket>, Full<Bytes>>>>,
     ended: bool,
 }
 
 impl Connection {
     async fn exchange(
         mut self,
-        request: Request<Full<Bytes>>,
+        mut request: Request<Full<Bytes>>,
         pool: &Arc<Pool>,
     ) -> Result<Response<EngineBody>, hyper::Error> {
+        pool.below_path(&mut request);
         let mut answer = pin!(self.sender.send_request(request));
         // Only the driver produces the response, and this task polls both: the response needs no waker.
         let answer = poll_fn(|cx| {

@@ -1,4 +1,4 @@
-//! The accept loop, and the life of one connection: HTTP/1.1 or cleartext HTTP/2 (prior knowledge), a
+//! The accept loop, and the life of one connection: with TLS or without, HTTP/1.1 or HTTP/2 by its first bytes, a
 //! maximum of connections, and time-outs for idle connections, slow request heads and clients that do
 //! not read their response.
 
@@ -31,12 +31,14 @@ use super::BodyError;
 use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;
 use super::io_threads::IoThreads;
+use super::tls;
 
 /// What answers the requests of a listener.
 #[derive(Clone, Debug)]
 pub struct Handlers<H> {
     handler: H,
     on_malformed: Option<OnMalformed>,
+    tls: Option<Arc<tls::Server>>,
 }
 
 impl<H> Handlers<H> {
@@ -45,6 +47,7 @@ impl<H> Handlers<H> {
         Self {
             handler,
             on_malformed: None,
+            tls: None,
         }
     }
 
@@ -54,6 +57,12 @@ impl<H> Handlers<H> {
             on_malformed: Some(on_malformed),
             ..self
         }
+    }
+
+    /// Connections begin with a TLS handshake. Requests of a client with a certificate have its
+    /// [`tls::ClientNames`] among their extensions.
+    pub fn tls(self, tls: Option<Arc<tls::Server>>) -> Self {
+        Self { tls, ..self }
     }
 }
 
@@ -79,6 +88,7 @@ pub async fn serve<H, F, B>(
         metrics: metrics.clone(),
         handler: handlers.handler,
         on_malformed: handlers.on_malformed,
+        tls: handlers.tls,
         tasks: tasks.clone(),
         slots: slots.clone(),
     });

@@ -5,13 +5,26 @@
 
 mod certificate;
 mod check;
+mod client;
 mod client_config;
 mod contents;
+mod handshakes;
+mod metrics;
 mod names;
+mod peer_config;
+mod problems;
 mod provider;
+mod server;
 mod server_config;
 mod settings;
+mod socket;
+mod watch;
 
 pub use self::check::Checked;
+pub use self::client::{Client, Clients, Protocol, refused_certificate};
+pub use self::metrics::Metrics;
 pub use self::names::ClientNames;
+pub use self::server::{Listener, Server};
 pub use self::settings::{Advanced, ClientAuth, ClientSettings, MinVersion, ServerSettings};
+pub use self::socket::Socket;
+pub use self::watch::watch;

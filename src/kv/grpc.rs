@@ -19,6 +19,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -33,6 +34,7 @@ pub use self::settings::{Servicer, Settings};
 use super::event::Load;
 use super::protobuf::{self, Message, Service};
 use super::source::{Source, SourceBatch, SourceEvent};
+use crate::http::tls;
 
 /// One rank's events over gRPC.
 pub struct Grpc {
@@ -72,6 +74,7 @@ impl Grpc {
             address: address.to_owned(),
             rank,
             settings,
+            tls: None,
         };
         Self {
             state: connecting(&target, None, None),
@@ -87,6 +90,14 @@ impl Grpc {
             last_error: None,
             on_load: None,
         }
+    }
+
+    /// Connects over TLS, if there is any.
+    #[must_use]
+    pub fn with_tls(mut self, tls: Option<Arc<tls::Client>>) -> Self {
+        self.target.tls = tls;
+        self.state = connecting(&self.target, None, None);
+        self
     }
 
     /// Calls `hook` with each load report of this rank.

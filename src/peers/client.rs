@@ -1,7 +1,7 @@
 //! Opens streams to other replicas.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use hyper::client::conn::http2;
@@ -15,6 +15,7 @@ use super::handshake::{Identity, Side};
 use super::link::{Failure, Link, RawLink, status_in};
 use super::settings::{Advanced, host_and_port};
 use crate::http::grpc;
+use crate::http::tls::{self, Socket};
 
 /// Opens a stream for `call` (one of the paths in [`super::wire`]) to the replica at `address`, a `HOST:PORT`, and
 /// shakes hands.
@@ -22,13 +23,26 @@ pub(super) async fn connect(
     address: &str,
     call: &'static str,
     identity: &Identity,
+    tls: Option<&tls::Server>,
     settings: &Advanced,
 ) -> Result<Link, Failure> {
     let limit = settings.connect_timeout;
-    let connecting = tokio::time::timeout(limit, open(address, identity.secret.is_empty()));
-    let stream = connecting
+    let is_loopback_only = identity.secret.is_empty() && tls.is_none();
+    let connecting = tokio::time::timeout(limit, open(address, is_loopback_only));
+    let (stream, to) = connecting
         .await
         .map_err(|_| Failure::Lost(format!("no connection within {limit:?}")))??;
+    let stream = match tls {
+        None => Socket::Clear(stream),
+        Some(tls) => {
+            let shaking =
+                tokio::time::timeout(handshake_timeout(settings), tls.connect(stream, to));
+            let shaken = shaking
+                .await
+                .map_err(|_| Failure::Lost("no TLS handshake in time".to_owned()))?;
+            shaken.map_err(|error| Failure::Lost(format!("TLS handshake failed: {error}")))?
+        }
+    };
     let asking = ask(address, stream, call, settings);
     let raw = tokio::time::timeout(handshake_timeout(settings), asking)
         .await
@@ -37,16 +51,16 @@ pub(super) async fn connect(
         .await
 }
 
-/// Another host is dialed or accepted only with a secret.
+/// Another host is dialed or accepted only with a secret or certificates.
 pub(super) const NEEDS_SECRET: Failure =
-    Failure::NotAllowed("it is another host, for which `peers.secret` is needed");
+    Failure::NotAllowed("it is another host, for which `peers.secret` or `peers.tls` is needed");
 
 /// Longer than connecting, for which the kernel of the other side is enough.
 pub(super) fn handshake_timeout(settings: &Advanced) -> Duration {
     settings.connect_timeout.saturating_mul(4)
 }
 
-async fn open(address: &str, is_loopback_only: bool) -> Result<TcpStream, Failure> {
+async fn open(address: &str, is_loopback_only: bool) -> Result<(TcpStream, IpAddr), Failure> {
     let (host, port) = host_and_port(address).map_err(Failure::Lost)?;
     let found = tokio::net::lookup_host((host, port)).await;
     let found = found.map_err(|error| Failure::Lost(format!("cannot resolve {host}: {error}")))?;
@@ -62,7 +76,7 @@ async fn open(address: &str, is_loopback_only: bool) -> Result<TcpStream, Failur
         match TcpStream::connect(address).await {
             Ok(stream) => {
                 let _ = stream.set_nodelay(true);
-                return Ok(stream);
+                return Ok((stream, address.ip()));
             }
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
                 last = Failure::NotListening;
@@ -75,11 +89,14 @@ async fn open(address: &str, is_loopback_only: bool) -> Result<TcpStream, Failur
 
 async fn ask(
     address: &str,
-    stream: TcpStream,
+    stream: Socket,
     call: &'static str,
     settings: &Advanced,
 ) -> Result<RawLink, Failure> {
-    let lost = |error: hyper::Error| Failure::Lost(error.to_string());
+    let lost = |error: hyper::Error| match tls::refused_certificate(&error) {
+        Some(reason) => Failure::Lost(reason),
+        None => Failure::Lost(error.to_string()),
+    };
     let running = Running::default();
     let mut builder = http2::Builder::new(running.executor());
     builder.timer(TokioTimer::new());

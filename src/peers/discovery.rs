@@ -96,7 +96,13 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
     state.set_address(observe::now(), &address, AddressState::Connecting);
     loop {
         let started = observe::now();
-        let connecting = client::connect(&address, wire::SYNC, &state.identity, &state.settings);
+        let connecting = client::connect(
+            &address,
+            wire::SYNC,
+            &state.identity,
+            state.tls.as_deref(),
+            &state.settings,
+        );
         let wait = match connecting.await {
             Ok(link) => {
                 let peer = link.peer.id;

@@ -22,6 +22,7 @@ use super::status::{LoadRow, Status};
 use super::{client, wire};
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
+use crate::http::tls;
 use crate::observe;
 use crate::observe::metrics;
 
@@ -71,6 +72,7 @@ impl Peers {
     pub fn new(
         settings: &Settings,
         listen: SocketAddr,
+        tls: Option<Arc<tls::Server>>,
         fleet: Arc<Registry>,
         routed: Arc<RoutedPrompts>,
         registry: &metrics::Registry,
@@ -94,7 +96,15 @@ impl Peers {
         };
         let metrics = Metrics::new(registry);
         let advanced = settings.advanced.clone();
-        let state = State::new(observe::now(), identity, advanced, fleet, routed, metrics);
+        let state = State::new(
+            observe::now(),
+            identity,
+            tls,
+            advanced,
+            fleet,
+            routed,
+            metrics,
+        );
         let scraped = state.clone();
         registry.on_scrape(move || scraped.update_metrics(observe::now()));
         let is_listed = !settings.discovery.is_empty();
@@ -117,6 +127,7 @@ impl Peers {
         tasks.spawn(server::run(
             listener,
             state.identity.clone(),
+            state.tls.clone(),
             settings.advanced,
             accept,
             tasks.clone(),
@@ -179,7 +190,14 @@ impl Peers {
         };
         let state = &shared.state;
         let call = wire::COPY_TREES;
-        client::connect(address, call, &state.identity, &state.settings).await
+        client::connect(
+            address,
+            call,
+            &state.identity,
+            state.tls.as_deref(),
+            &state.settings,
+        )
+        .await
     }
 
     /// Serves other replicas' calls for trees. The first handler stays.

@@ -8,12 +8,13 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::server::conn::http2;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 use tonic::Status;
 use tracing::debug;
 
@@ -24,6 +25,7 @@ use super::settings::Advanced;
 use super::wire;
 use crate::http::accept::Acceptor;
 use crate::http::drain::Tasks;
+use crate::http::tls::{self, Socket};
 use crate::http::{Body, grpc};
 
 /// What another replica asked for.
@@ -59,6 +61,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) async fn run(
     listener: TcpListener,
     identity: Arc<Identity>,
+    tls: Option<Arc<tls::Server>>,
     settings: Advanced,
     accept: Arc<impl Accept>,
     tasks: Tasks,
@@ -67,13 +70,24 @@ pub(super) async fn run(
     let mut acceptor = Acceptor::new(listener, "replicas", connections_max, tasks.clone());
     while let Some(accepted) = acceptor.next(|| {}).await {
         let (stream, from, slot) = (accepted.stream, accepted.peer, accepted.slot);
-        if identity.secret.is_empty() && !from.is_loopback() {
+        if identity.secret.is_empty() && tls.is_none() && !from.is_loopback() {
             accept.on_failure(from, &NEEDS_SECRET);
             continue;
         }
         let (identity, settings, accept) = (identity.clone(), settings.clone(), accept.clone());
-        let tracker = tasks.clone();
+        let (tracker, tls) = (tasks.clone(), tls.clone());
         tasks.spawn(async move {
+            let _ = stream.set_nodelay(true);
+            let stream = match &tls {
+                None => Socket::Clear(stream),
+                Some(tls) => match tls.accept(stream, Bytes::new()).await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        let reason = format!("TLS handshake failed: {error}");
+                        return accept.on_failure(from, &Failure::Lost(reason));
+                    }
+                },
+            };
             connection(stream, from, identity, settings, accept, tracker).await;
             drop(slot);
         });
@@ -81,14 +95,13 @@ pub(super) async fn run(
 }
 
 async fn connection(
-    stream: TcpStream,
+    stream: Socket,
     from: IpAddr,
     identity: Arc<Identity>,
     settings: Advanced,
     accept: Arc<impl Accept>,
     tasks: Tasks,
 ) {
-    let _ = stream.set_nodelay(true);
     let executor = Executor(tasks.clone());
     let mut builder = http2::Builder::new(executor);
     builder

@@ -26,11 +26,14 @@ use super::streams::Streams;
 use super::wire::peer_message::Kind;
 use super::workers::Workers;
 use crate::fleet::registry::Registry;
+use crate::http::tls;
 
 /// Shared by all streams.
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) identity: Arc<Identity>,
+    /// Of connections in both directions.
+    pub(super) tls: Option<Arc<tls::Server>>,
     pub(super) settings: Advanced,
     pub(super) metrics: Metrics,
     fleet: Arc<Registry>,
@@ -60,6 +63,7 @@ impl State {
     pub(super) fn new(
         now: Instant,
         identity: Identity,
+        tls: Option<Arc<tls::Server>>,
         settings: Advanced,
         fleet: Arc<Registry>,
         routed: Arc<RoutedPrompts>,
@@ -81,6 +85,7 @@ impl State {
                 was_connected: false,
                 workers: Workers::default(),
             }),
+            tls,
             identity: Arc::new(identity),
             settings,
             metrics,

@@ -204,7 +204,7 @@ const MAX_RESPONSE_BYTES: usize = 16 << 20;
 async fn post(target: Target<'_>, path: &str, body: &Bytes) -> Result<(StatusCode, Bytes), Error> {
     let build = || {
         let mut request = Request::post(path)
-            .header(header::HOST, target.pool.address())
+            .header(header::HOST, target.pool.authority())
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(value) = target.authorization {
             request = request.header(header::AUTHORIZATION, value);

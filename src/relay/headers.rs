@@ -41,7 +41,7 @@ pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMa
             headers.append(name, value.clone());
         }
     }
-    if let Ok(host) = HeaderValue::from_str(worker.pool.address()) {
+    if let Ok(host) = HeaderValue::from_str(worker.pool.authority()) {
         headers.insert(header::HOST, host);
     }
     if let Some(authorization) = &worker.authorization {

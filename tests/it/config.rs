@@ -544,8 +544,8 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["workers[0].url: `127.0.0.1:1`"],
     );
     check(
-        "workers: ['https://a']",
-        &["the scheme must be http, not https"],
+        "workers: ['ftp://a']",
+        &["the scheme must be http or https, not ftp"],
     );
     check(
         "workers: [{url: 'http://a:1'}, {url: 'http://a:1/', name: b}]",

@@ -35,6 +35,7 @@ mod simulation;
 mod store_contract;
 mod stub;
 mod tenants;
+mod tls;
 mod tokens;
 mod vocabulary;
 mod warm_start;

@@ -56,7 +56,11 @@ impl fmt::Display for Error {
         match self {
             Error::Connect(error) => write!(f, "cannot connect: {error}"),
             Error::Stale { error, .. } | Error::Broken(error) => {
-                write!(f, "connection closed before the response: {error}")
+                write!(f, "connection closed before the response: {error}")?;
+                match std::error::Error::source(error) {
+                    Some(cause) => write!(f, ": {cause}"),
+                    None => Ok(()),
+                }
             }
         }
     }

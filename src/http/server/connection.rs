@@ -1,4 +1,4 @@
-//! The life of one connection: it waits for bytes, is served as HTTP/1.1 or HTTP/2 by what they are, and ends by its
+//! The life of one connection: it shakes hands if there is TLS, waits for bytes, is served as HTTP/1.1 or HTTP/2 by what they are, and ends by its
 //! client, by a time-out or in the drain.
 //!
 //! An HTTP/1.1 connection that has been between two requests for a while is taken apart: hyper's state and buffers
@@ -35,6 +35,7 @@ use super::metrics::Metrics;
 use super::settings::Settings;
 use super::watched::Watched;
 use crate::http::drain::Tasks;
+use crate::http::tls::{self, ClientNames, Socket};
 use crate::http::{BodyError, proxy_protocol};
 use crate::observe;
 
@@ -58,6 +59,7 @@ pub(super) struct Listener<H> {
     pub(super) metrics: Metrics,
     pub(super) handler: H,
     pub(super) on_malformed: Option<OnMalformed>,
+    pub(super) tls: Option<Arc<tls::Server>>,
     pub(super) tasks: Tasks,
     pub(super) slots: Arc<Semaphore>,
 }
@@ -106,6 +108,9 @@ where
                 }
             }
         }
+        let Some((mut stream, early, names)) = self.secure(stream, early, peer).await else {
+            return;
+        };
         let limits = Limits {
             head: self.settings.header_timeout,
             idle: self.settings.idle_timeout,
@@ -133,14 +138,17 @@ where
             let activity = activity.clone();
             move |request: Request<Incoming>| {
                 let busy = activity.begin(request.version());
-                let request = request.map(|body| RequestBody::new(body, &activity));
+                let mut request = request.map(|body| RequestBody::new(body, &activity));
+                if let Some(names) = &names {
+                    request.extensions_mut().insert(names.clone());
+                }
                 let response = (handler.handler)(request, peer);
                 async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
             }
         });
         let first = first_bytes(&mut stream, early, protocol_of, &mut watch).await;
         let Some((protocol, mut early)) = first else {
-            return;
+            return stream.close().await;
         };
         if protocol == Protocol::Http2 {
             let executor = Executor {
@@ -182,7 +190,33 @@ where
             let _parked = Counted::new(&self.metrics.parked);
             match first_bytes(&mut stream, left.freeze(), any, &mut watch).await {
                 Some((_, next)) => early = next,
-                None => return,
+                None => return stream.close().await,
+            }
+        }
+    }
+}
+
+impl<H> Listener<H> {
+    /// Shakes hands, if there is TLS. `None` if that failed, which was counted.
+    async fn secure(
+        &self,
+        stream: TcpStream,
+        early: Bytes,
+        peer: IpAddr,
+    ) -> Option<(Socket, Bytes, Option<ClientNames>)> {
+        let Some(tls) = &self.tls else {
+            return Some((Socket::Clear(stream), early, None));
+        };
+        // On the heap, because a connection needs its place only for a moment.
+        let accepted = tokio::select! {
+            accepted = Box::pin(tls.accept(stream, early)) => accepted,
+            () = self.tasks.stopped() => return None,
+        };
+        match accepted {
+            Ok((stream, names)) => Some((stream, Bytes::new(), names)),
+            Err(error) => {
+                debug!(%peer, %error, "client connection closed: TLS handshake failed");
+                None
             }
         }
     }
@@ -190,7 +224,7 @@ where
 
 /// Reads until `protocol` knows what the bytes are. `None` if the connection ends before.
 async fn first_bytes(
-    stream: &mut TcpStream,
+    stream: &mut Socket,
     early: Bytes,
     protocol: impl Fn(&[u8]) -> Option<Protocol>,
     watch: &mut Watch<'_>,

@@ -8,14 +8,14 @@ use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 
 use super::activity::Activity;
 use super::malformed::{OnMalformed, automatic_status};
+use crate::http::tls::Socket;
 
 #[derive(Debug)]
 pub(super) struct Watched {
-    socket: TcpStream,
+    socket: Socket,
     /// Bytes that were read from the socket before it was wrapped; reads return them first.
     early: Bytes,
     activity: Arc<Activity>,
@@ -33,7 +33,7 @@ struct Replacement {
 
 impl Watched {
     pub(super) fn new(
-        socket: TcpStream,
+        socket: Socket,
         early: Bytes,
         activity: Arc<Activity>,
         on_malformed: Option<OnMalformed>,
@@ -48,7 +48,7 @@ impl Watched {
     }
 
     /// The socket, and the early bytes that were not read.
-    pub(super) fn into_parts(self) -> (TcpStream, Bytes) {
+    pub(super) fn into_parts(self) -> (Socket, Bytes) {
         (self.socket, self.early)
     }
 
@@ -137,7 +137,12 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
+        let flushed = Pin::new(&mut self.socket).poll_flush(cx);
+        // What was written with TLS waits for the socket here.
+        if self.socket.is_tls() {
+            self.activity.on_write(flushed.is_pending());
+        }
+        flushed
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -25,6 +25,7 @@ use tonic::{Code, Status, Streaming};
 use super::codec::Raw;
 use super::metadata::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use super::settings::Settings;
+use crate::http::tls::{self, Protocol, Socket};
 use crate::kv::protobuf::{Service, encode_request};
 
 /// A call, or a connection with its first call, that is being opened.
@@ -37,6 +38,7 @@ pub(super) struct Target {
     pub address: String,
     pub rank: u32,
     pub settings: Settings,
+    pub tls: Option<Arc<tls::Client>>,
 }
 
 /// An open connection. Dropping it closes it and stops its tasks.
@@ -126,7 +128,11 @@ async fn ask(
     service: Service,
     start: u64,
 ) -> Result<Call, Status> {
-    let origin = format!("http://{}", target.address);
+    let scheme = match target.tls {
+        Some(_) => "https",
+        None => "http",
+    };
+    let origin = format!("{scheme}://{}", target.address);
     let origin: Uri = origin
         .parse()
         .map_err(|_| Status::invalid_argument(format!("{} is no HOST:PORT", target.address)))?;
@@ -162,6 +168,15 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running),
     let alive = TcpKeepalive::new().with_time(alive).with_interval(alive);
     // If it cannot be set, the HTTP/2 pings below still detect a dead peer.
     let _ = SockRef::from(&stream).set_tcp_keepalive(&alive.with_retries(3));
+    let socket = match &target.tls {
+        None => Socket::Clear(stream),
+        Some(tls) => {
+            let host = target.address.rsplit_once(':');
+            let host = host.map_or(target.address.as_str(), |(host, _)| host);
+            let connected = tls.connect(host, stream, Protocol::Http2).await;
+            connected.map_err(|error| failed(&error))?
+        }
+    };
     let running = Running(Tasks::default());
     let tasks = &running.0;
     let mut builder = http2::Builder::new(tasks.clone());
@@ -169,7 +184,7 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running),
         .timer(TokioTimer::new())
         .keep_alive_interval(settings.ping_interval)
         .keep_alive_timeout(settings.keepalive_interval);
-    let handshake = builder.handshake(TokioIo::new(stream)).await;
+    let handshake = builder.handshake(TokioIo::new(socket)).await;
     let (sender, connection) = handshake.map_err(|error| failed(&error))?;
     hyper::rt::Executor::execute(tasks, async move {
         // Its end shows as errors of the calls.

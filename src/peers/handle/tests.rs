@@ -35,7 +35,7 @@ pub(in crate::peers) async fn replica(others: &[&Replica]) -> Replica {
         discovery: vec![super::super::settings::PeerDiscovery::Static(listed)],
         ..Settings::default()
     };
-    let peers = Peers::new(&settings, address, fleet, routed(), &metrics).unwrap();
+    let peers = Peers::new(&settings, address, None, fleet, routed(), &metrics).unwrap();
     let tasks = Tasks::default();
     tasks.spawn(peers.clone().run(settings, listener, tasks.clone()));
     Replica {
@@ -77,7 +77,7 @@ fn stranger(id: u128) -> Identity {
 async fn dial(replica: &Replica, id: u128) -> Link {
     let settings = Settings::default().advanced;
     let identity = stranger(id);
-    let link = client::connect(&replica.address, wire::SYNC, &identity, &settings);
+    let link = client::connect(&replica.address, wire::SYNC, &identity, None, &settings);
     link.await.unwrap()
 }
 
@@ -185,7 +185,7 @@ async fn replicas_that_dial_each_other_keep_one_stream() {
     };
     let identity = &shared.state.identity;
     for _ in 0..3 {
-        let link = client::connect(&second.address, wire::SYNC, identity, &settings);
+        let link = client::connect(&second.address, wire::SYNC, identity, None, &settings);
         let address = Some(Arc::from(&*second.address));
         let session = session::run(
             shared.state.clone(),

@@ -57,6 +57,7 @@ impl World {
         let state = State::new(
             now,
             identity,
+            None,
             Advanced::default(),
             registry(&["a", "b"]),
             Arc::new(routed),

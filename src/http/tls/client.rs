@@ -1,0 +1,239 @@
+//! TLS of connections to workers. Workers with the same settings share what was made of them.
+
+use std::collections::BTreeMap;
+use std::error::Error as StdError;
+use std::io;
+use std::sync::{Arc, OnceLock, Weak};
+
+use arc_swap::ArcSwap;
+use parking_lot::Mutex;
+use rustls::{AlertDescription, CertificateError, Error};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tracing::{info, warn};
+
+use super::client_config::{Built, server_name};
+use super::contents::{Contents, Seen};
+use super::metrics::Metrics;
+use super::problems;
+use super::settings::ClientSettings;
+use super::socket::Socket;
+use crate::observe;
+
+/// As metrics name it.
+const USE: &str = "workers";
+
+/// TLS of all workers, by its settings.
+#[derive(Debug, Default)]
+pub struct Clients {
+    known: Mutex<BTreeMap<ClientSettings, Weak<Client>>>,
+    metrics: OnceLock<Metrics>,
+}
+
+/// TLS of the connections to some workers.
+#[derive(Debug)]
+pub struct Client {
+    settings: ClientSettings,
+    /// What is wrong with the files, if they cannot be used. They are looked at again.
+    current: ArcSwap<Result<Built, String>>,
+    seen: Mutex<Seen>,
+}
+
+/// The protocol to agree on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    Http1,
+    Http2,
+}
+
+impl Clients {
+    /// From now on what happens is counted.
+    pub fn set_metrics(&self, metrics: Metrics) {
+        let _ = self.metrics.set(metrics);
+    }
+
+    /// TLS with these settings.
+    pub fn get(&self, settings: &ClientSettings) -> Arc<Client> {
+        let mut known = self.known.lock();
+        if let Some(client) = known.get(settings).and_then(Weak::upgrade) {
+            return client;
+        }
+        let client = Arc::new(Client::new(settings));
+        known.insert(settings.clone(), Arc::downgrade(&client));
+        client
+    }
+
+    /// Looks at the files, and uses what they contain if that has changed.
+    pub(super) fn look(&self) {
+        let mut used = Vec::new();
+        self.known.lock().retain(|settings, client| {
+            let client = client.upgrade();
+            let is_used = client.is_some();
+            used.extend(client);
+            if let Some(metrics) = self.metrics.get().filter(|_| !is_used) {
+                metrics.forget(USE, settings.file());
+            }
+            is_used
+        });
+        for client in used {
+            client.look(self.metrics.get());
+        }
+    }
+}
+
+impl Client {
+    fn new(settings: &ClientSettings) -> Self {
+        let (seen, contents) = Seen::first(&settings.files());
+        let current = build(settings, &contents);
+        if let Err(reason) = &current {
+            warn!(
+                reason,
+                "TLS files of workers cannot be used; no connection to these workers is made"
+            );
+        }
+        Self {
+            settings: settings.clone(),
+            current: ArcSwap::from_pointee(current),
+            seen: Mutex::new(seen),
+        }
+    }
+
+    fn look(&self, metrics: Option<&Metrics>) {
+        let file = self.settings.file();
+        let contents = self.seen.lock().changed(&self.settings.files());
+        if let Some(contents) = contents {
+            let built = build(&self.settings, &contents);
+            if let Some(metrics) = metrics {
+                metrics.reloaded(USE, file, built.is_ok());
+            }
+            match built {
+                Ok(built) => {
+                    info!(
+                        file,
+                        "TLS files of workers have changed; new connections use them"
+                    );
+                    self.current.store(Arc::new(Ok(built)));
+                }
+                Err(reason) => warn!(
+                    reason,
+                    "TLS files of workers have changed and cannot be used; keeping the ones before"
+                ),
+            }
+        }
+        let current = self.current.load();
+        if let (Some(metrics), Ok(built)) = (metrics, &**current)
+            && let Some(not_after) = built.not_after
+        {
+            metrics.in_use(USE, file, not_after);
+        }
+    }
+
+    /// Shakes hands with the worker at `host`, a name or an address.
+    pub async fn connect(
+        &self,
+        host: &str,
+        stream: TcpStream,
+        protocol: Protocol,
+    ) -> io::Result<Socket> {
+        let current = self.current.load_full();
+        let built = match &*current {
+            Ok(built) => built,
+            Err(reason) => return Err(io::Error::other(reason.clone())),
+        };
+        let config = match protocol {
+            Protocol::Http1 => &built.http1,
+            Protocol::Http2 => &built.http2,
+        };
+        let host = match self.settings.server_name.as_str() {
+            "" => host,
+            name => name,
+        };
+        let name = server_name(host).map_err(io::Error::other)?;
+        let connector = TlsConnector::from(config.clone());
+        let connected = connector.connect(name, stream).await;
+        let stream = connected.map_err(|error| match explain(&error, host) {
+            Some(reason) => io::Error::other(reason),
+            None => error,
+        })?;
+        Ok(Socket::Opened(Box::new(stream)))
+    }
+}
+
+impl ClientSettings {
+    /// By which metrics and logs name the settings.
+    fn file(&self) -> &str {
+        match self.certificate.as_str() {
+            "" => &self.ca,
+            file => file,
+        }
+    }
+}
+
+fn build(settings: &ClientSettings, contents: &Contents) -> Result<Built, String> {
+    let built = settings.build(contents, observe::wall_clock());
+    built.map_err(|found| format!("tls.{}", problems::text(&found)))
+}
+
+/// Why a worker has refused this router's certificate, or that it needs one, if that is what an error says. With TLS 1.3
+/// a worker says so only after the handshake, before it reads a request.
+pub fn refused_certificate(error: &(dyn StdError + 'static)) -> Option<String> {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let of_io = error.downcast_ref::<io::Error>();
+        let tls = of_io.and_then(|error| error.get_ref()?.downcast_ref::<Error>());
+        if let Some(Error::AlertReceived(alert)) = tls
+            && is_about_certificate(*alert)
+        {
+            return Some(refused(*alert));
+        }
+        cause = error.source();
+    }
+    None
+}
+
+fn is_about_certificate(alert: AlertDescription) -> bool {
+    matches!(
+        alert,
+        AlertDescription::CertificateRequired
+            | AlertDescription::BadCertificate
+            | AlertDescription::UnsupportedCertificate
+            | AlertDescription::CertificateRevoked
+            | AlertDescription::CertificateExpired
+            | AlertDescription::CertificateUnknown
+            | AlertDescription::UnknownCA
+            | AlertDescription::AccessDenied
+    )
+}
+
+fn refused(alert: AlertDescription) -> String {
+    format!(
+        "TLS: the other side does not accept the certificate of `tls.certificate`, or needs one ({alert:?})"
+    )
+}
+
+/// What a failed handshake with `name` means; `None` if that is not about TLS.
+fn explain(error: &io::Error, name: &str) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<Error>()?;
+    Some(match error {
+        Error::InvalidCertificate(CertificateError::UnknownIssuer) => {
+            format!("TLS: the certificate of {name} is not signed by a CA of `tls.ca`")
+        }
+        Error::InvalidCertificate(
+            CertificateError::Expired | CertificateError::ExpiredContext { .. },
+        ) => format!("TLS: the certificate of {name} has expired"),
+        Error::InvalidCertificate(CertificateError::NotValidForNameContext {
+            presented, ..
+        }) => {
+            let presented = presented.join(", ");
+            format!(
+                "TLS: the certificate is not valid for {name}; its names are: {presented} (set `tls.server_name`)"
+            )
+        }
+        Error::InvalidCertificate(reason) => {
+            format!("TLS: the certificate of {name} is not valid: {reason}")
+        }
+        Error::InvalidMessage(_) => format!("TLS: {name} does not speak TLS at this port"),
+        Error::AlertReceived(alert) if is_about_certificate(*alert) => refused(*alert),
+        error => format!("TLS: {error}"),
+    })
+}

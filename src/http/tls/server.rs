@@ -1,0 +1,292 @@
+//! TLS of one listener: what its connections are served with, which can be replaced, and their handshakes.
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use arc_swap::ArcSwap;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+use rustls::pki_types::ServerName;
+use rustls::{CertificateError, ClientConfig, Error, ServerConfig};
+use tokio::net::TcpStream;
+use tokio_rustls::{TlsAcceptor, TlsConnector, server};
+use tracing::{info, warn};
+
+use super::contents::{Contents, Problem, Seen};
+use super::handshakes::Handshakes;
+use super::metrics::Metrics;
+use super::names::ClientNames;
+use super::server_config::Built;
+use super::settings::ServerSettings;
+use super::socket::{Early, Socket};
+use super::{peer_config, problems};
+use crate::observe;
+
+/// What a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listener {
+    Api,
+    Admin,
+    /// Of other replicas, which speak HTTP/2 only and present their certificates both ways.
+    Peers,
+    /// Of a `warmroute bridge`.
+    Bridge,
+}
+
+impl Listener {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Api => "api",
+            Self::Admin => "admin",
+            Self::Peers => "peers",
+            Self::Bridge => "bridge",
+        }
+    }
+
+    fn alpn(self) -> &'static [&'static [u8]] {
+        match self {
+            Self::Api | Self::Admin | Self::Bridge => &[b"h2", b"http/1.1"],
+            Self::Peers => &[b"h2"],
+        }
+    }
+}
+
+/// TLS of one listener.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    current: ArcSwap<Current>,
+    /// Also keeps two replacements apart.
+    seen: Mutex<Seen>,
+    handshakes: Handshakes,
+    max_connections: usize,
+    running: IntGauge,
+    metrics: Metrics,
+}
+
+#[derive(Debug)]
+struct Current {
+    settings: ServerSettings,
+    config: Arc<ServerConfig>,
+    /// For connections to other replicas.
+    connector: Option<Arc<ClientConfig>>,
+}
+
+impl Server {
+    /// Reads the files. `max_connections` is that of the listener.
+    pub fn new(
+        listener: Listener,
+        settings: &ServerSettings,
+        max_connections: u32,
+        metrics: &Metrics,
+    ) -> io::Result<Arc<Self>> {
+        let (seen, contents) = Seen::first(&settings.files());
+        let current = Current::build(listener, settings, &contents, observe::wall_clock())
+            .map_err(|found| {
+                let name = listener.name();
+                io::Error::other(format!("{name}.tls: {}", problems::text(&found)))
+            })?;
+        let (current, not_after) = current;
+        metrics.in_use(listener.name(), &settings.certificate, not_after);
+        metrics.is_current(listener.name(), &settings.certificate, true);
+        Ok(Arc::new(Self {
+            listener,
+            current: ArcSwap::from_pointee(current),
+            seen: Mutex::new(seen),
+            handshakes: Handshakes::default(),
+            max_connections: max_connections as usize,
+            running: metrics.running(listener.name()),
+            metrics: metrics.clone(),
+        }))
+    }
+
+    /// Uses other settings for connections from now on. If they cannot be used, nothing changes, and the keys that are
+    /// wrong are returned with a message each.
+    pub fn replace(&self, settings: &ServerSettings) -> Result<(), Vec<(String, String)>> {
+        let mut seen = self.seen.lock();
+        let (now_seen, contents) = Seen::first(&settings.files());
+        let built = Current::build(self.listener, settings, &contents, observe::wall_clock())?;
+        let before = self.current.load();
+        if before.settings.certificate != settings.certificate {
+            self.metrics
+                .forget(self.name(), &before.settings.certificate);
+        }
+        *seen = now_seen;
+        self.swap(built);
+        Ok(())
+    }
+
+    /// Looks at the files, and uses what they contain if that has changed.
+    pub(super) fn look(&self) {
+        let mut seen = self.seen.lock();
+        let settings = self.current.load().settings.clone();
+        let Some(contents) = seen.changed(&settings.files()) else {
+            return;
+        };
+        let file = &settings.certificate;
+        let built = Current::build(self.listener, &settings, &contents, observe::wall_clock());
+        self.metrics.reloaded(self.name(), file, built.is_ok());
+        match built {
+            Ok(built) => {
+                let expires = humantime::format_rfc3339_seconds(built.1);
+                info!(listener = self.name(), file, %expires, "TLS files have changed; new connections use them");
+                self.swap(built);
+            }
+            Err(found) => {
+                let reason = problems::text(&found);
+                warn!(
+                    listener = self.name(),
+                    reason, "TLS files have changed and cannot be used; keeping the ones before"
+                );
+            }
+        }
+    }
+
+    fn swap(&self, (current, not_after): (Current, SystemTime)) {
+        let file = &current.settings.certificate;
+        self.metrics.in_use(self.name(), file, not_after);
+        self.metrics.is_current(self.name(), file, true);
+        self.current.store(Arc::new(current));
+    }
+
+    fn name(&self) -> &'static str {
+        self.listener.name()
+    }
+
+    /// Shakes hands on a connection of which `early` was read. Returns also the names of the client's certificate, if it
+    /// has one.
+    pub async fn accept(
+        &self,
+        stream: TcpStream,
+        early: Bytes,
+    ) -> io::Result<(Socket, Option<ClientNames>)> {
+        let current = self.current.load_full();
+        let in_progress = InProgress::begin(&self.running);
+        let limit = current.settings.advanced.handshake_timeout;
+        let handshake = self.shake_hands(&current, stream, early);
+        let ended = tokio::time::timeout(limit, handshake).await;
+        drop(in_progress);
+        let (outcome, ended) = match ended {
+            Ok(Ok(stream)) => ("ok", Ok(stream)),
+            Ok(Err(Failure::Limit)) => ("limit", Err(io::ErrorKind::TimedOut.into())),
+            Ok(Err(Failure::Handshake(error))) => (outcome_of(&error), Err(error)),
+            Err(_) => ("timeout", Err(io::ErrorKind::TimedOut.into())),
+        };
+        self.metrics.handshake_ended(self.name(), outcome);
+        let stream = ended?;
+        let names = stream.get_ref().1.peer_certificates();
+        let names = names.and_then(|chain| chain.first()).map(ClientNames::of);
+        Ok((Socket::Accepted(Box::new(stream)), names))
+    }
+
+    async fn shake_hands(
+        &self,
+        current: &Current,
+        stream: TcpStream,
+        early: Bytes,
+    ) -> Result<server::TlsStream<Early>, Failure> {
+        let advanced = &current.settings.advanced;
+        // Handshakes that stall must leave connections for others.
+        let max = advanced.max_concurrent_handshakes as usize;
+        let max = max.min(self.max_connections / 2);
+        let patience = advanced.handshake_timeout / 10;
+        let mut handshake = self.handshakes.start(max, patience).await;
+        let stream = Early {
+            stream,
+            bytes: early,
+        };
+        let shaking = TlsAcceptor::from(current.config.clone()).accept(stream);
+        tokio::select! {
+            shaken = shaking => shaken.map_err(Failure::Handshake),
+            () = handshake.must_end() => Err(Failure::Limit),
+        }
+    }
+
+    /// Connects to another replica, which must have a certificate of the same CA and one of the names allowed.
+    pub async fn connect(&self, stream: TcpStream, to: IpAddr) -> io::Result<Socket> {
+        let connector = self.current.load().connector.clone();
+        let connector = connector
+            .ok_or_else(|| io::Error::other("this listener's certificate is for clients only"))?;
+        let name = ServerName::IpAddress(to.into());
+        let stream = TlsConnector::from(connector).connect(name, stream).await?;
+        Ok(Socket::Opened(Box::new(stream)))
+    }
+}
+
+impl Current {
+    fn build(
+        listener: Listener,
+        settings: &ServerSettings,
+        contents: &Contents,
+        now: SystemTime,
+    ) -> Result<(Self, SystemTime), Vec<Problem>> {
+        let Built {
+            config,
+            pair,
+            roots,
+        } = settings.build(contents, listener.alpn(), now)?;
+        let connector = match (listener, roots) {
+            (Listener::Peers, Some(roots)) => {
+                let config = peer_config::build(&pair, roots, &settings.client_names);
+                Some(config.map_err(|error| vec![("certificate".to_owned(), error)])?)
+            }
+            _ => None,
+        };
+        let current = Self {
+            settings: settings.clone(),
+            config,
+            connector,
+        };
+        Ok((current, pair.not_after))
+    }
+}
+
+/// Counts a handshake for as long as it lives.
+struct InProgress(IntGauge);
+
+impl InProgress {
+    fn begin(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge.clone())
+    }
+}
+
+impl Drop for InProgress {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Why a handshake has failed.
+enum Failure {
+    /// It took long while others waited.
+    Limit,
+    Handshake(io::Error),
+}
+
+/// As metrics name it.
+fn outcome_of(error: &io::Error) -> &'static str {
+    let source = error.get_ref();
+    let Some(error) = source.and_then(|source| source.downcast_ref::<Error>()) else {
+        return match error.kind() {
+            io::ErrorKind::UnexpectedEof
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::BrokenPipe => "closed",
+            _ => "other",
+        };
+    };
+    match error {
+        Error::InvalidCertificate(CertificateError::ApplicationVerificationFailure) => {
+            "client_name"
+        }
+        Error::InvalidCertificate(_) | Error::NoCertificatesPresented => "client_certificate",
+        Error::PeerIncompatible(_) => "protocol",
+        Error::AlertReceived(_) => "alert",
+        Error::InvalidMessage(_) => "not_tls",
+        _ => "other",
+    }
+}

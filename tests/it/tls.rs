@@ -1,0 +1,11 @@
+//! TLS on every side: clients, operators, replicas and workers.
+
+mod ca;
+mod client;
+mod configuration;
+mod handshakes;
+mod listeners;
+mod peers;
+mod reload;
+mod worker;
+mod workers;
