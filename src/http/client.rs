@@ -5,6 +5,7 @@
 //! once, which is what makes an engine stop generating.
 
 mod error;
+mod settings;
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
@@ -21,43 +22,14 @@ use hyper::client::conn::http1;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use tokio::net::TcpStream;
 
 pub use self::error::{Error, is_local};
+pub use self::settings::Settings;
 use super::BodyError;
 use crate::http::io_threads;
 use crate::http::tls::{self, Protocol, Socket};
 use crate::observe;
-use crate::units::DurationText;
-
-/// Connections to workers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Settings {
-    /// A worker that accepts no connection within this time counts as failed for the request, which is retried
-    /// elsewhere.
-    #[serde(with = "DurationText")]
-    pub connect_timeout: Duration,
-    /// An unused connection to a worker is closed after this time. vLLM's server closes it after 5 s; closing it
-    /// earlier here avoids sending a request into a connection that is being closed. `0s`: no connection is reused.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
-    pub idle_connection_timeout: Duration,
-    /// Unused connections that are kept, for each worker and I/O thread; more are closed after their request.
-    pub max_idle_connections: u32,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(2),
-            idle_connection_timeout: Duration::from_secs(4),
-            max_idle_connections: 256,
-        }
-    }
-}
 
 /// A connection that the server had closed while it was idle breaks within a round trip after a request was sent. One
 /// that breaks later was closed because of the request, or with the server's process.

@@ -19,7 +19,6 @@ use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use prometheus::IntCounter;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
@@ -30,6 +29,7 @@ use tracing::debug;
 use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
 use super::counted::Counted;
+use super::executor::Executor;
 use super::malformed::OnMalformed;
 use super::metrics::Metrics;
 use super::settings::Settings;
@@ -385,31 +385,6 @@ impl Watch<'_> {
             return Step::Finish;
         }
         Step::Close
-    }
-}
-
-/// Runs HTTP/2 streams as tasks that the drain waits for.
-#[derive(Clone)]
-struct Executor {
-    tasks: Tasks,
-    activity: Arc<Activity>,
-    reset: IntCounter,
-}
-
-impl<F> hyper::rt::Executor<F> for Executor
-where
-    F: Future<Output = ()> + Send + 'static,
-{
-    fn execute(&self, task: F) {
-        let Some(watch) = self.activity.take_newest_stream() else {
-            return self.tasks.spawn(task);
-        };
-        let reset = self.reset.clone();
-        self.tasks.spawn(async move {
-            if watch.run(task).await {
-                reset.inc();
-            }
-        });
     }
 }
 
