@@ -143,7 +143,8 @@ fn explain(error: &Error, text: &str) -> (Position, String) {
             let place = at.map(|at| format!(" at line {}, column {}", at.line(), at.column()));
             let end = place.unwrap_or_default();
             let message = message.strip_suffix(&end).unwrap_or(&message);
-            let is_variable = message.contains("flow mapping") && text.contains("${");
+            let is_flow = message.contains("flow mapping") || message.contains("flow sequence");
+            let is_variable = is_flow && text.contains("${");
             let is_tab = message.starts_with("tab");
             let hint = match (is_variable, is_tab) {
                 (true, _) => " (`${...}` needs quotes between braces or brackets)",

@@ -263,8 +263,10 @@ fn broken_yaml_is_reported_with_its_position() {
     check("server: {host: !x y}", &["f:1:"]);
     check("<<: {a: 1}", &["f:1:1: "]);
     check("a: *b", &["f:1:4: "]);
-    let hint = read(b"server: {host: ${HOST}}").unwrap_err().to_string();
-    assert!(hint.contains("needs quotes between braces"), "{hint}");
+    for unquoted in ["server: {host: ${HOST}}", "hosts: [${HOST}]"] {
+        let hint = read(unquoted.as_bytes()).unwrap_err().to_string();
+        assert!(hint.contains("needs quotes between braces"), "{hint}");
+    }
 }
 
 #[test]
