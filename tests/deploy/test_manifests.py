@@ -1,8 +1,10 @@
 """What is in deploy/ can be rendered, fits the schemas of Kubernetes' API, and its parts agree."""
 
+import contextlib
 import re
 import shutil
 import subprocess
+import tempfile
 import unittest
 
 import yaml
@@ -16,7 +18,7 @@ from manifests import CHART, DEPLOY, NAMESPACE, ROOT, chart, effective, effectiv
 
 # Rights for the discovery of engines through the API.
 DISCOVERY = [("", "pods"), ("discovery.k8s.io", "endpointslices"), ("inference.networking.k8s.io", "inferencepools")]
-COMPONENTS = ("discovery", "service-monitor", "engine-autoscaling")
+COMPONENTS = ("discovery", "service-monitor", "engine-autoscaling", "tls")
 EVERYTHING = {
     "kubernetesDiscovery": {"enabled": True, "namespaces": ["llm", "other"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
@@ -26,8 +28,9 @@ EVERYTHING = {
     "podLabels": {"team": "inference"},
     "podAnnotations": {"example.com/a": "b"},
     "extraEnv": [{"name": "A", "value": "b"}],
-    "extraVolumes": [{"name": "tls", "secret": {"secretName": "warmroute-tls"}}],
-    "extraVolumeMounts": [{"name": "tls", "mountPath": "/etc/warmroute-tls", "readOnly": True}],
+    "tls": {"secretName": "warmroute-tls"},
+    "extraVolumes": [{"name": "more", "secret": {"secretName": "more"}}],
+    "extraVolumeMounts": [{"name": "more", "mountPath": "/etc/more", "readOnly": True}],
     "imagePullSecrets": [{"name": "registry"}],
     "nodeSelector": {"kubernetes.io/arch": "amd64"},
     "tolerations": [{"key": "infra", "operator": "Exists"}],
@@ -36,6 +39,18 @@ EVERYTHING = {
     "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
     "networkPolicy": {"clients": [{"namespaceSelector": {}}]},
 }
+
+
+@contextlib.contextmanager
+def certificates():
+    """A certificate that is its own CA, as files: what cert-manager's Secret has."""
+    with tempfile.TemporaryDirectory() as directory:
+        files = {name: f"{directory}/{name}" for name in ("tls.crt", "tls.key", "ca.crt")}
+        command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
+        command += ["-subj", "/CN=warmroute", "-addext", "subjectAltName=DNS:warmroute.llm", "-keyout", files["tls.key"]]
+        subprocess.run([*command, "-out", files["tls.crt"]], check=True, capture_output=True)
+        shutil.copy(files["tls.crt"], files["ca.crt"])
+        yield files
 
 
 class Objects:
@@ -241,6 +256,31 @@ class Chart(Objects, unittest.TestCase):
         self.assertEqual(deployment["spec"]["template"]["spec"]["terminationGracePeriodSeconds"], 625)
         config = next(it for it in objects if it["kind"] == "ConfigMap")["data"]["config.yaml"]
         self.assertEqual(yaml.safe_load(config)["api"]["drain_timeout"], "600s")
+
+    def test_probes_services_and_metrics_follow_tls(self):
+        with certificates() as files:
+            tls = {"certificate": files["tls.crt"], "key": files["tls.key"]}
+            admin = {**tls, "client_ca": files["ca.crt"], "client_auth": "optional"}
+            names = {"read": ["grafana.example.com"], "operate": []}
+            config = {"api": {"tls": tls}, "admin": {"tls": admin, "client_names": names}, "peers": {"tls": {**tls, "client_ca": files["ca.crt"]}}}
+            objects, notes = chart({"config": config, "serviceMonitor": {"enabled": True}, "tls": {"secretName": "warmroute-tls"}})
+            self.assertEqual(problems(objects), [])
+            found = {(it["kind"], it["metadata"]["name"]): it for it in objects}
+            settings = effective_text(found["ConfigMap", "warmroute"]["data"]["config.yaml"])
+        self.assertEqual(settings["peers"]["secret"], "")
+        pod = found["Deployment", "warmroute"]["spec"]["template"]["spec"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            self.assertEqual(pod["containers"][0][probe]["httpGet"]["scheme"], "HTTPS")
+        self.assertIn({"name": "tls", "mountPath": "/etc/warmroute-tls", "readOnly": True}, pod["containers"][0]["volumeMounts"])
+        self.assertIn({"name": "tls", "secret": {"secretName": "warmroute-tls"}}, pod["volumes"])
+        port = found["Service", "warmroute"]["spec"]["ports"][0]
+        self.assertEqual((port["name"], port["appProtocol"]), ("https", "https"))
+        self.assertEqual(found["ServiceMonitor", "warmroute"]["spec"]["endpoints"][0]["scheme"], "https")
+        self.assertIn("https://warmroute", notes)
+
+    def test_probes_without_a_certificate_are_let_in(self):
+        with self.assertRaisesRegex(helm.HelmRenderError, "client_auth must be optional"):
+            chart({"config": {"admin": {"tls": {"client_ca": "/ca.crt"}}}})
 
     def test_its_version_is_the_routers(self):
         version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)

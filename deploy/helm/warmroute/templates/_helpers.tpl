@@ -59,6 +59,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "config.%s is written by the chart: set the value %s instead" $key $value) -}}
 {{- end -}}
 {{- end -}}
+{{- $adminTls := dig "admin" "tls" dict .Values.config -}}
+{{- if and $adminTls.client_ca (ne (default "required" $adminTls.client_auth) "optional") -}}
+{{- fail "config.admin.tls.client_auth must be optional: the kubelet's probes and Prometheus have no certificate" -}}
+{{- end -}}
 {{- $peersName := printf "%s-peers.%s.svc.%s." (include "warmroute.fullname" .) .Release.Namespace .Values.clusterDomain -}}
 {{- $peers := dict "listen" (printf ":%d" (int .Values.ports.peers)) "discovery" (list (dict "dns" (dict "name" $peersName "port" (int .Values.ports.peers)))) -}}
 {{- if not (dig "peers" "tls" "" .Values.config) -}}
