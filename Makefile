@@ -7,6 +7,8 @@ SHELL := /bin/bash
 .NOTPARALLEL:
 
 CARGO ?= cargo
+# Heavy parts are off by default. Tests, lints and what is deployed have them all, so that dependencies are built once.
+FEATURES ?= --all-features
 PYTHON ?= python3
 DENY_VERSION := 0.20.2
 # Of each fuzz target.
@@ -27,8 +29,8 @@ help: ## Print this.
 .PHONY: quick
 quick: ## Format, clippy and unit tests; no network.
 	$(CARGO) fmt --check
-	$(CARGO) clippy --locked --offline --all-targets -- -D warnings
-	$(CARGO) test --locked --offline --lib
+	$(CARGO) clippy --locked --offline --all-targets $(FEATURES) -- -D warnings
+	$(CARGO) test --locked --offline $(FEATURES) --lib
 
 .PHONY: test
 test: lint cargo-test loom sdk manifests demo bench-build ## All tests. Well inside an hour on two cores.
@@ -41,7 +43,7 @@ build: ## The binary, target/release/warmroute.
 
 .PHONY: dist
 dist: ## The binary to deploy, target/dist/warmroute: smaller and a little faster, slower to build.
-	$(CARGO) build --locked --all-features --profile dist
+	$(CARGO) build --locked $(FEATURES) --profile dist
 
 TARGETS ?= x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 
@@ -58,9 +60,9 @@ lint: ## Formatting, clippy, documentation; warnings are errors.
 	$(call heading,format)
 	$(CARGO) fmt --check
 	$(call heading,clippy)
-	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets $(FEATURES) -- -D warnings
 	$(call heading,documentation)
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(FEATURES) --no-deps --document-private-items
 
 .PHONY: deny
 deny: ## Licences, sources and duplicates of the dependencies; part of CI, not of `make test`.
@@ -75,7 +77,7 @@ advisories: ## Known vulnerabilities of the dependencies; fetches the database.
 .PHONY: cargo-test
 cargo-test: redis
 	$(call heading,tests)
-	$(CARGO) test --locked --no-fail-fast
+	$(CARGO) test --locked $(FEATURES) --no-fail-fast
 
 # The tests start servers of their own.
 .PHONY: redis
@@ -85,11 +87,11 @@ redis:
 
 .PHONY: unit
 unit: ## Only the unit tests.
-	$(CARGO) test --locked --lib
+	$(CARGO) test --locked $(FEATURES) --lib
 
 .PHONY: it
 it: redis ## Only the integration tests.
-	$(CARGO) test --locked --test it
+	$(CARGO) test --locked $(FEATURES) --test it
 
 CHAOS_SECONDS ?= 600
 CHAOS_SEEDS ?= 1
@@ -97,20 +99,20 @@ CHAOS_SEEDS ?= 1
 .PHONY: chaos
 chaos: redis ## Routers, Redis and engines killed and paused at random: CHAOS_SECONDS for each of CHAOS_SEEDS (1,2,3).
 	WARMROUTE_CHAOS_SECONDS=$(CHAOS_SECONDS) WARMROUTE_CHAOS_SEEDS=$(CHAOS_SEEDS) \
-	    $(CARGO) test --locked --test it -- background::chaos --nocapture
+	    $(CARGO) test --locked $(FEATURES) --test it -- background::chaos --nocapture
 
 # With the binary that the tests of cargo use. The limit only ends what hangs.
 .PHONY: sdk
 sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
 	$(call heading,SDKs and examples)
-	$(CARGO) build --locked
+	$(CARGO) build --locked $(FEATURES)
 	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
 .PHONY: manifests
 manifests: $(DEPLOY_VENV)/installed ## What is in deploy/: rendered, and held against the schemas of Kubernetes' API.
 	$(call heading,manifests)
-	$(CARGO) build --locked
+	$(CARGO) build --locked $(FEATURES)
 	$(DEPLOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/deploy
 
 .PHONY: demo
@@ -121,11 +123,11 @@ demo: build ## The demo, which ends by itself.
 .PHONY: bench-build
 bench-build: ## The benches compile.
 	$(call heading,benches compile)
-	$(CARGO) build --locked --benches
+	$(CARGO) build --locked $(FEATURES) --benches
 
 .PHONY: bench
 bench: ## Run the benches.
-	$(CARGO) bench --locked
+	$(CARGO) bench --locked $(FEATURES)
 
 # A package of its own, because loom stands in for the standard library's atomics.
 .PHONY: loom

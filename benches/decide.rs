@@ -117,6 +117,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
         }]),
         labels: BTreeMap::new(),
         bootstrap: None,
+        identity: None,
     };
     fleet.set_members("bench", (0..workers).map(member).collect());
     let card = RawValue::from_string("{}".to_owned()).expect("it is JSON");

@@ -183,7 +183,7 @@ impl App {
         ));
 
         tls.watch(&fleet, &tasks);
-        find_workers(config, &fleet, &tasks);
+        find_workers(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;
         let needs_bootstrap = pairing.connector.is_some_and(Connector::needs_bootstrap);
         let bootstrap = needs_bootstrap.then_some(pairing.advanced.bootstrap_port);

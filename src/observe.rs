@@ -124,6 +124,13 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     let writer = LOG.get().expect("set just now").clone();
     let filter = settings.level.parse();
     let mut filter = filter.unwrap_or_else(|_| EnvFilter::new("info"));
+    // They warn of each failure of the Kubernetes API; discovery does so once for each reason.
+    for library in ["kube_client", "kube_runtime"] {
+        if !settings.level.contains(library) {
+            let off = format!("{library}=off").parse();
+            filter = filter.add_directive(off.expect("a target and a level"));
+        }
+    }
     if !settings.access {
         let off = format!("{ACCESS_LOG}=off").parse();
         filter = filter.add_directive(off.expect("a target and a level"));

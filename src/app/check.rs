@@ -14,12 +14,16 @@ use tokio::task::JoinSet;
 use super::discoveries::Discoveries;
 use crate::config::Config;
 use crate::fleet::discovery::Discovery;
+#[cfg(feature = "kubernetes")]
+use crate::fleet::discovery::kubernetes;
 use crate::fleet::health::Health;
 use crate::fleet::kv_transfer::pairs::Pairs;
 use crate::fleet::kv_transfer::{Connector, mismatch};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Role, Snapshot, Status, Worker, probe};
 use crate::ids::WorkerId;
+#[cfg(feature = "kubernetes")]
+use crate::observe;
 
 /// Workers that are probed at a time.
 const MAX_CONCURRENT_PROBES: usize = 64;
@@ -88,6 +92,7 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
         members,
         files,
         names,
+        kubernetes,
     } = Discoveries::of(config);
     fleet.set_members("static", members);
     let mut is_good = true;
@@ -107,6 +112,21 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
         let listed = dns.next().await;
         take(dns.name(), listed);
     }
+    #[cfg(feature = "kubernetes")]
+    for entry in kubernetes {
+        let metrics = kubernetes::Metrics::new(&observe::metrics::Registry::default());
+        let mut discovery = super::discoveries::kubernetes(entry, config, &metrics)?;
+        let failures = discovery.try_requests().await;
+        if failures.is_empty() {
+            let listed = discovery.next().await;
+            take(discovery.name(), listed);
+        }
+        for failure in failures {
+            take(discovery.name(), Err(failure));
+        }
+    }
+    #[cfg(not(feature = "kubernetes"))]
+    drop(kubernetes);
     Ok(is_good)
 }
 

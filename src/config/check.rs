@@ -9,6 +9,7 @@ use super::settings::Config;
 use super::tls;
 use super::token_sources;
 use super::tokenizer::Tokenizer;
+use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
 use crate::http::listen_address::listen_address;
@@ -91,8 +92,8 @@ fn check_workers(config: &Config, reader: &mut Reader) {
     let is_empty = config.workers.is_empty() && config.discovery.is_empty();
     // Entries that were refused are reported where they stand.
     if is_empty && !reader.is_refused("discovery") {
-        let message = "there are no workers: list their URLs under `workers`, or add a file or a DNS name \
-                       under `discovery`";
+        let message = "there are no workers: list their URLs under `workers`, or add a file, a DNS name or \
+                       Kubernetes under `discovery`";
         reader.problem("workers", message);
     }
     let mut seen = BTreeMap::new();
@@ -124,18 +125,36 @@ fn check_workers(config: &Config, reader: &mut Reader) {
                 let message = format!("`{name}` must be a name alone; the port has its own key");
                 reader.problem(&format!("{path}.name"), message);
             }
+            DiscoveryEntry::Kubernetes(entry) => check_kubernetes(entry, &path, reader),
             DiscoveryEntry::File(_) | DiscoveryEntry::Dns(_) => {}
         }
         let is_repeated = config.discovery[..index].iter().any(|other| {
             matches!((other, entry), (DiscoveryEntry::File(a), DiscoveryEntry::File(b)) if a.path == b.path)
                 || matches!((other, entry), (DiscoveryEntry::Dns(a), DiscoveryEntry::Dns(b))
                     if (&a.name, a.port) == (&b.name, b.port))
+                || matches!((other, entry), (DiscoveryEntry::Kubernetes(a), DiscoveryEntry::Kubernetes(b))
+                    if a.name() == b.name())
         });
         if is_repeated {
             reader.problem(&path, "is listed twice");
         }
     }
     check_dns_roles(config, reader);
+}
+
+fn check_kubernetes(entry: &kubernetes::Settings, path: &str, reader: &mut Reader) {
+    if !kubernetes::IS_BUILT_IN {
+        let message = "this build cannot ask the Kubernetes API: it was made without the feature `kubernetes`; use a \
+                       release, or build with `cargo build --release --features kubernetes`";
+        reader.problem(path, message);
+    }
+    for (key, error) in entry.check() {
+        let path = match key {
+            "" => path.to_owned(),
+            key => format!("{path}.{key}"),
+        };
+        reader.problem(&path, error);
+    }
 }
 
 fn check_list(
@@ -214,7 +233,10 @@ fn check_topology(config: &Config, reader: &mut Reader) {
         return;
     }
     let may_have_it = |entry: &DiscoveryEntry| {
-        matches!(entry, DiscoveryEntry::File(_)) || entry.defaults().labels.contains_key(topology)
+        matches!(
+            entry,
+            DiscoveryEntry::File(_) | DiscoveryEntry::Kubernetes(_)
+        ) || entry.defaults().labels.contains_key(topology)
     };
     let has_it = |member: Member| member.labels.contains_key(topology);
     if !config.discovery.iter().any(may_have_it) && !config.members().into_iter().any(has_it) {

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::reader::{Outside, Reader};
 use super::worker_tls;
+use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
 use crate::fleet::{Member, Role};
 use crate::http::tls::Checked;
@@ -22,6 +23,8 @@ pub enum DiscoveryEntry {
     File(WorkersFile),
     /// Workers behind a DNS name.
     Dns(DnsWorkers),
+    /// Pods that the Kubernetes API lists.
+    Kubernetes(Box<kubernetes::Settings>),
 }
 
 /// Workers that are listed here.
@@ -85,6 +88,7 @@ impl DiscoveryEntry {
             Self::Static(_) => "static",
             Self::File(_) => "file",
             Self::Dns(_) => "dns",
+            Self::Kubernetes(_) => "kubernetes",
         }
     }
 
@@ -92,7 +96,7 @@ impl DiscoveryEntry {
     pub(super) fn listed(&self) -> &[WorkerSpec] {
         match self {
             Self::Static(list) => &list.workers,
-            Self::File(_) | Self::Dns(_) => &[],
+            Self::File(_) | Self::Dns(_) | Self::Kubernetes(_) => &[],
         }
     }
 
@@ -101,6 +105,7 @@ impl DiscoveryEntry {
             Self::Static(list) => &list.defaults,
             Self::File(file) => &file.defaults,
             Self::Dns(dns) => &dns.defaults,
+            Self::Kubernetes(entry) => &entry.defaults,
         }
     }
 }

@@ -257,7 +257,9 @@ impl Config {
         let short = self.workers.iter().map(|worker| worker.member(&none));
         let entries = self.discovery.iter().filter_map(|entry| match entry {
             DiscoveryEntry::Static(list) => Some(list),
-            DiscoveryEntry::File(_) | DiscoveryEntry::Dns(_) => None,
+            DiscoveryEntry::File(_) | DiscoveryEntry::Dns(_) | DiscoveryEntry::Kubernetes(_) => {
+                None
+            }
         });
         let listed = entries.flat_map(|list| {
             let workers = list.workers.iter();

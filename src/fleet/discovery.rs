@@ -1,7 +1,8 @@
-//! Where the list of workers comes from: the configuration, a watched file, a DNS name.
+//! Where the list of workers comes from: the configuration, a watched file, a DNS name, the Kubernetes API.
 
 pub mod dns;
 pub mod file;
+pub mod kubernetes;
 pub mod static_list;
 
 use std::collections::BTreeMap;
@@ -118,6 +119,7 @@ impl WorkerDefaults {
             events: check_events(&self.events)?,
             labels: shared_labels(&self.labels),
             bootstrap: None,
+            identity: None,
         })
     }
 }

@@ -298,6 +298,7 @@ pub(crate) mod tests {
             events: Events::Off,
             labels: BTreeMap::new(),
             bootstrap: None,
+            identity: None,
         }
     }
 

@@ -63,6 +63,8 @@ pub struct Member {
     /// `http://host:port` (or https) of its Mooncake bootstrap server, unless that is at the worker's own host and the
     /// fleet's default port.
     pub bootstrap: Option<Arc<str>>,
+    /// Who it is, if its discovery knows: the uid of a pod. Another one at the same address is another worker.
+    pub identity: Option<Arc<str>>,
 }
 
 /// One worker for as long as it is listed.

@@ -18,6 +18,9 @@ mod config;
 mod docs;
 mod failures;
 mod fault_isolation;
+#[cfg(feature = "kubernetes")]
+mod kubernetes;
+mod kubernetes_settings;
 mod kv_events;
 mod metrics_reference;
 mod operator_texts;

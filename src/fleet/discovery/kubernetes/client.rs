@@ -1,0 +1,45 @@
+//! Reads where the Kubernetes API is, and what to say who asks.
+
+use std::time::Duration;
+
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Client, Config};
+
+use super::failure::Failure;
+use super::settings::Settings;
+
+/// A connection within a cluster takes milliseconds.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A client, and the namespace to look into. Tokens and certificates are read anew each time.
+pub(super) async fn client(settings: &Settings) -> Result<(Client, String), Failure> {
+    let mut config = config(settings).await?;
+    config.connect_timeout = Some(CONNECT_TIMEOUT);
+    // Retries are paused, counted and logged here.
+    config.default_retry = false;
+    let namespace = match settings.namespace.is_empty() {
+        true => config.default_namespace.clone(),
+        false => settings.namespace.clone(),
+    };
+    let client = Client::try_from(config).map_err(|error| Failure::connect(&error))?;
+    Ok((client, namespace))
+}
+
+async fn config(settings: &Settings) -> Result<Config, Failure> {
+    let is_in_cluster = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    if settings.kubeconfig.is_empty() && settings.context.is_empty() && is_in_cluster {
+        return Config::incluster().map_err(|error| Failure::connect(&error));
+    }
+    let options = KubeConfigOptions {
+        context: Some(settings.context.clone()).filter(|context| !context.is_empty()),
+        ..KubeConfigOptions::default()
+    };
+    let config = match settings.kubeconfig.is_empty() {
+        true => Config::from_kubeconfig(&options).await,
+        false => match Kubeconfig::read_from(&settings.kubeconfig) {
+            Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &options).await,
+            Err(error) => Err(error),
+        },
+    };
+    config.map_err(|error| Failure::connect(&error))
+}

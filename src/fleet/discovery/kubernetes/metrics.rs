@@ -1,0 +1,97 @@
+//! What is counted of the Kubernetes API. A build without the feature `kubernetes` has the same metrics, without values.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
+
+use crate::observe;
+use crate::observe::metrics::Registry;
+
+/// Those of all entries.
+#[derive(Clone, Debug)]
+pub struct Metrics {
+    failures: IntCounterVec,
+    lost_events: IntCounterVec,
+    pods: IntGaugeVec,
+    /// Entry -> when it had a complete list for the last time.
+    last_lists: Arc<Mutex<BTreeMap<String, Instant>>>,
+}
+
+/// Those of one entry.
+#[derive(Clone, Debug)]
+pub struct EntryMetrics {
+    entry: String,
+    all: Metrics,
+}
+
+impl Metrics {
+    pub fn new(registry: &Registry) -> Self {
+        let ages: GaugeVec = registry.real_gauges(
+            "warmroute_kubernetes_list_age_seconds",
+            "Time since the Kubernetes API last gave a complete list, by entry of `discovery`.",
+            &["discovery"],
+        );
+        let metrics = Self {
+            failures: registry.counters(
+                "warmroute_kubernetes_failures_total",
+                "Requests to the Kubernetes API that failed, by kind (connect, list, watch) and reason. `gone` is usual: the watch \
+                 was behind, and everything is listed again.",
+                &["discovery", "request", "reason"],
+            ),
+            lost_events: registry.counters(
+                "warmroute_kubernetes_lost_events_total",
+                "Objects that a complete list showed otherwise than the watch had reported.",
+                &["discovery"],
+            ),
+            pods: registry.gauges(
+                "warmroute_kubernetes_pods",
+                "Pods that the Kubernetes API lists, by state: ready, draining (was ready, finishes its requests), starting (was not \
+                 ready yet), left_out (without address, ended, or not usable; the log says why).",
+                &["discovery", "state"],
+            ),
+            last_lists: Arc::default(),
+        };
+        let last_lists = metrics.last_lists.clone();
+        registry.on_scrape(move || {
+            for (entry, at) in &*last_lists.lock() {
+                let age = observe::now().saturating_duration_since(*at);
+                ages.with_label_values(&[&**entry]).set(age.as_secs_f64());
+            }
+        });
+        metrics
+    }
+
+    pub fn of_entry(&self, entry: &str) -> EntryMetrics {
+        EntryMetrics {
+            entry: entry.to_owned(),
+            all: self.clone(),
+        }
+    }
+}
+
+impl EntryMetrics {
+    pub fn failed(&self, request: &str, reason: &str) {
+        let labels = [&*self.entry, request, reason];
+        self.all.failures.with_label_values(&labels).inc();
+    }
+
+    pub fn listed(&self) {
+        let mut last_lists = self.all.last_lists.lock();
+        last_lists.insert(self.entry.clone(), observe::now());
+    }
+
+    pub fn lost(&self, events: usize) {
+        let lost = self.all.lost_events.with_label_values(&[&*self.entry]);
+        lost.inc_by(events as u64);
+    }
+
+    pub fn pods(&self, states: &[(&str, usize)]) {
+        for (state, count) in states {
+            let pods = self.all.pods.with_label_values(&[&*self.entry, *state]);
+            pods.set(*count as i64);
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! What one entry of the configuration follows: pods, slices of endpoints, or a pool and its pods.
+
+use kube::Client;
+
+use super::endpoints::{self, LeftOut, PodEndpoint, Rules};
+use super::failure::Failure;
+use super::metrics::EntryMetrics;
+use super::objects::{EndpointSlice, InferencePool, Pod};
+use super::settings::{Advanced, Port, Source};
+use super::watch::{Filter, Watch};
+
+/// The label by which the slices of a Service are found.
+const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+
+/// How the API is asked, the same for all that one entry follows.
+#[derive(Clone)]
+pub(super) struct Context {
+    pub(super) client: Client,
+    pub(super) namespace: String,
+    pub(super) settings: Advanced,
+    pub(super) metrics: EntryMetrics,
+}
+
+impl std::fmt::Debug for Context {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Context")
+            .field("namespace", &self.namespace)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Context {
+    fn pods(&self, selector: &str) -> Watch<Pod> {
+        Watch::new(
+            &self.client,
+            self.labels(selector),
+            &self.settings,
+            self.metrics.clone(),
+        )
+    }
+
+    fn labels(&self, selector: &str) -> Filter {
+        Filter {
+            namespace: self.namespace.clone(),
+            labels: Some(selector.to_owned()),
+            fields: None,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) enum Followed {
+    Pods {
+        port: Port,
+        pods: Watch<Pod>,
+    },
+    Service {
+        port: Option<Port>,
+        slices: Watch<EndpointSlice>,
+    },
+    Pool {
+        context: Context,
+        pool: Watch<InferencePool>,
+        /// The pods of the pool's selector, once the pool is known.
+        pods: Option<(String, Watch<Pod>)>,
+    },
+}
+
+/// Pods, each with its name, or why it is no worker.
+pub(super) type Found = Vec<(String, Result<PodEndpoint, LeftOut>)>;
+
+impl Followed {
+    pub(super) fn new(source: &Source, context: Context) -> Self {
+        match source {
+            Source::Pods(pods) => Self::Pods {
+                port: pods.port.clone(),
+                pods: context.pods(&pods.selector),
+            },
+            Source::Service(service) => {
+                let filter = context.labels(&format!("{SERVICE_LABEL}={}", service.name));
+                let metrics = context.metrics.clone();
+                Self::Service {
+                    port: service.port.clone(),
+                    slices: Watch::new(&context.client, filter, &context.settings, metrics),
+                }
+            }
+            Source::InferencePool(pool) => {
+                let filter = Filter {
+                    namespace: context.namespace.clone(),
+                    labels: None,
+                    fields: Some(format!("metadata.name={}", pool.name)),
+                };
+                let metrics = context.metrics.clone();
+                Self::Pool {
+                    pool: Watch::new(&context.client, filter, &context.settings, metrics),
+                    context,
+                    pods: None,
+                }
+            }
+        }
+    }
+
+    /// Waits until something may have changed. Cancel safe.
+    pub(super) async fn changed(&mut self) -> Result<(), Failure> {
+        match self {
+            Self::Pods { pods, .. } => pods.changed().await,
+            Self::Service { slices, .. } => slices.changed().await,
+            Self::Pool {
+                context,
+                pool,
+                pods,
+            } => {
+                let pods_changed = async {
+                    match pods {
+                        Some((_, pods)) => pods.changed().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                tokio::select! {
+                    changed = pool.changed() => changed?,
+                    changed = pods_changed => return changed,
+                }
+                let selector = pool_of(pool).map(InferencePool::selector);
+                // An empty selector would match every pod.
+                let selector = selector.filter(|selector| !selector.is_empty());
+                if selector.as_ref() != pods.as_ref().map(|(selector, _)| selector) {
+                    *pods = selector.map(|selector| {
+                        let watch = context.pods(&selector);
+                        (selector, watch)
+                    });
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// All pods, once complete lists have shown them.
+    pub(super) fn pods(&self, rules: &Rules) -> Option<Found> {
+        match self {
+            Self::Pods { port, pods } => {
+                Some(of_pods(pods.objects()?, std::slice::from_ref(port), rules))
+            }
+            Self::Service { port, slices } => {
+                let found = endpoints::of_slices(slices.objects()?, port.as_ref());
+                let name = |endpoint: &PodEndpoint| endpoint.name.clone();
+                let named = |it: Result<PodEndpoint, LeftOut>| {
+                    (it.as_ref().map(name).unwrap_or_default(), it)
+                };
+                Some(found.into_iter().map(named).collect())
+            }
+            Self::Pool { pool, pods, .. } => {
+                if !pool.has_list() {
+                    return None;
+                }
+                let Some((_, pods)) = pods else {
+                    return Some(Vec::new());
+                };
+                let ports = pool_of(pool).map(|pool| &pool.spec.target_ports);
+                let ports = ports.into_iter().flatten();
+                let ports: Vec<Port> = ports.map(|port| Port::Number(port.number)).collect();
+                Some(of_pods(pods.objects()?, &ports, rules))
+            }
+        }
+    }
+
+    /// Tries every request that following takes. Returns those that failed.
+    pub(super) async fn try_requests(&self) -> Vec<Failure> {
+        match self {
+            Self::Pods { pods, .. } => pods.try_requests().await,
+            Self::Service { slices, .. } => slices.try_requests().await,
+            Self::Pool { context, pool, .. } => {
+                let mut failures = pool.try_requests().await;
+                failures.extend(context.pods("").try_requests().await);
+                failures
+            }
+        }
+    }
+
+    /// What an operator should know of a fleet without workers.
+    pub(super) fn emptiness(&self) -> &'static str {
+        match self {
+            Self::Pods { .. } => "no pod of the selector is ready",
+            Self::Service { .. } => "the Service does not exist, or has no ready endpoint",
+            Self::Pool { pool, .. } => match pool_of(pool) {
+                None => "the InferencePool does not exist",
+                Some(_) => "no pod of the InferencePool's selector is ready",
+            },
+        }
+    }
+}
+
+fn of_pods<'p>(pods: impl Iterator<Item = &'p Pod>, ports: &[Port], rules: &Rules) -> Found {
+    let named = |pod: &Pod| {
+        let name = pod.metadata.name.clone().unwrap_or_default();
+        (name, endpoints::of_pod(pod, ports, rules))
+    };
+    pods.map(named).collect()
+}
+
+fn pool_of(pool: &Watch<InferencePool>) -> Option<&InferencePool> {
+    pool.objects()?.next()
+}
