@@ -143,7 +143,10 @@ where
                     request.extensions_mut().insert(names.clone());
                 }
                 let response = (handler.handler)(request, peer);
-                async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
+                // Boxed, because hyper keeps room for it while the body is sent: 22 KB a stream.
+                Box::pin(async move {
+                    Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy }))
+                })
             }
         });
         let first = first_bytes(&mut stream, early, protocol_of, &mut watch).await;
