@@ -7,6 +7,7 @@ mod followed;
 mod joins;
 mod restarts;
 mod routed;
+mod silence;
 mod tap;
 mod tiers;
 mod tokenizer_check;
