@@ -5,6 +5,7 @@ mod client;
 mod configuration;
 mod handshakes;
 mod listeners;
+mod operators;
 mod peers;
 mod reload;
 mod worker;
