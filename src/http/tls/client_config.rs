@@ -92,10 +92,12 @@ impl ClientSettings {
     }
 }
 
-/// A host name or an address, without brackets.
+/// A host name or an address. Certificates have neither the brackets of addresses nor the last dot of names.
 pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, String> {
     let bare = name.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
-    ServerName::try_from(bare.unwrap_or(name).to_owned())
+    let bare = bare.unwrap_or(name);
+    let bare = bare.strip_suffix('.').unwrap_or(bare);
+    ServerName::try_from(bare.to_owned())
         .map_err(|_| format!("`{name}` is no host name or IP address"))
 }
 
@@ -107,5 +109,28 @@ fn system_roots() -> Result<RootCertStore, String> {
     match added {
         0 => Err("is needed: the operating system has no CA certificates".to_owned()),
         _ => Ok(roots),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_addresses_are_written_as_in_urls() {
+        let check = |name: &str, expected: Option<&str>| {
+            let found = server_name(name).ok();
+            let found = found.map(|found| found.to_str().into_owned());
+            assert_eq!(found.as_deref(), expected, "{name}");
+        };
+        check("gpu-0.example.com", Some("gpu-0.example.com"));
+        check(
+            "engines.prod.svc.cluster.local.",
+            Some("engines.prod.svc.cluster.local"),
+        );
+        check("10.0.0.1", Some("10.0.0.1"));
+        check("[::1]", Some("::1"));
+        check("no name", None);
+        check("", None);
     }
 }

@@ -83,6 +83,37 @@ async fn operators_are_served_over_tls() {
 }
 
 #[tokio::test]
+async fn operators_have_the_role_of_their_certificate() {
+    let (ca, folder) = (Ca::new("operators"), Folder::new());
+    let settings = ServerSettings {
+        client_ca: folder.write("client-ca.crt", &ca.pem()),
+        client_auth: ClientAuth::Optional,
+        ..folder.server(&ca.issue(&["localhost"]))
+    };
+    let mut config = crate::cluster::config();
+    config.admin.tls = Some(settings);
+    let names = &mut config.admin.client_names;
+    names.read = vec!["dashboard.example.com".to_owned()];
+    names.operate = vec!["spiffe://example.com/on-call".to_owned()];
+    config.workers = vec!["http://127.0.0.1:1".to_owned().into()];
+    let router = crate::cluster::Router::here(&config).await;
+    let probe = Client::new(&ca);
+    let dashboard = Client::with_certificate(&ca, &ca.issue(&["dashboard.example.com"]));
+    let on_call = Client::with_certificate(&ca, &ca.issue(&["spiffe://example.com/on-call"]));
+    for (client, path, expected) in [
+        (&probe, "/metrics", 200),
+        (&probe, "/fleet", 403),
+        (&dashboard, "/fleet", 200),
+        (&dashboard, "/kv/blocks?worker=w", 403),
+        (&on_call, "/fleet", 200),
+        (&on_call, "/kv/blocks?worker=w", 404),
+    ] {
+        let answer = client.get(router.admin, path).await.unwrap();
+        assert_eq!(answer.status, expected, "{path}: {}", answer.text());
+    }
+}
+
+#[tokio::test]
 async fn a_version_below_the_minimum_is_refused() {
     let (ca, folder) = (Ca::new("clients"), Folder::new());
     let settings = folder.server(&ca.issue(&["localhost"]));

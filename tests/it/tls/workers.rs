@@ -130,6 +130,17 @@ async fn workers_behind_one_address_differ_by_their_paths() {
 }
 
 #[tokio::test]
+async fn a_path_is_put_before_those_of_requests_without_tls_too() {
+    let engine = Engine::here("w0", fast()).await;
+    let worker = WorkerSpec {
+        url: format!("http://{}/sim/no-such-path", engine.address),
+        ..WorkerSpec::default()
+    };
+    let router = Router::here(&with(worker)).await;
+    is_down(&router, "/health answered 404").await;
+}
+
+#[tokio::test]
 async fn a_worker_whose_certificate_cannot_be_verified_is_down_and_says_why() {
     let (ca, other, folder) = (Ca::new("workers"), Ca::new("others"), Folder::new());
     let engine = Engine::here("w0", fast()).await;
