@@ -4,6 +4,7 @@ mod ca;
 mod client;
 mod configuration;
 mod handshakes;
+mod limits;
 mod listeners;
 mod operators;
 mod peers;
