@@ -282,6 +282,22 @@ class Chart(Objects, unittest.TestCase):
         with self.assertRaisesRegex(helm.HelmRenderError, "client_auth must be optional"):
             chart({"config": {"admin": {"tls": {"client_ca": "/ca.crt"}}}})
 
+    def test_discovery_by_the_api_needs_its_rights(self):
+        engines = {"config": {"discovery": [{"kubernetes": {"pods": {"selector": "app=vllm", "port": 8000}, "namespace": "engines"}}]}}
+        with self.assertRaisesRegex(helm.HelmRenderError, "set kubernetesDiscovery.enabled"):
+            chart(engines)
+        with self.assertRaisesRegex(helm.HelmRenderError, "the namespace engines"):
+            chart({**engines, "kubernetesDiscovery": {"enabled": True}})
+        objects, _ = chart({**engines, "kubernetesDiscovery": {"enabled": True, "namespaces": ["engines"]}})
+        role = next(it for it in objects if it["kind"] == "Role")
+        self.assertEqual(role["metadata"]["namespace"], "engines")
+        config = next(it for it in objects if it["kind"] == "ConfigMap")["data"]["config.yaml"]
+        try:
+            effective_text(config)
+        except AssertionError as error:
+            # A binary without the feature names it.
+            self.assertIn("`kubernetes`", str(error))
+
     def test_its_version_is_the_routers(self):
         version = re.search(r'^version = "(.*)"', (ROOT / "Cargo.toml").read_text(), re.MULTILINE).group(1)
         described = yaml.safe_load((CHART / "Chart.yaml").read_text())

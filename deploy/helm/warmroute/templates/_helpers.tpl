@@ -63,6 +63,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if and $adminTls.client_ca (ne (default "required" $adminTls.client_auth) "optional") -}}
 {{- fail "config.admin.tls.client_auth must be optional: the kubelet's probes and Prometheus have no certificate" -}}
 {{- end -}}
+{{- range .Values.config.discovery -}}
+{{- if hasKey . "kubernetes" -}}
+{{- if not $.Values.kubernetesDiscovery.enabled -}}
+{{- fail "config.discovery uses the Kubernetes API: set kubernetesDiscovery.enabled, which gives the pods the rights" -}}
+{{- end -}}
+{{- $namespace := default $.Release.Namespace .kubernetes.namespace -}}
+{{- if not (has $namespace ($.Values.kubernetesDiscovery.namespaces | default (list $.Release.Namespace))) -}}
+{{- fail (printf "config.discovery looks for engines in the namespace %s, which kubernetesDiscovery.namespaces does not have" $namespace) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $peersName := printf "%s-peers.%s.svc.%s." (include "warmroute.fullname" .) .Release.Namespace .Values.clusterDomain -}}
 {{- $peers := dict "listen" (printf ":%d" (int .Values.ports.peers)) "discovery" (list (dict "dns" (dict "name" $peersName "port" (int .Values.ports.peers)))) -}}
 {{- if not (dig "peers" "tls" "" .Values.config) -}}
