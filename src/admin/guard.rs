@@ -17,7 +17,12 @@ const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// A token that has the role is missing or wrong.
-    Unauthenticated { needs: Role, sent: bool },
+    Unauthenticated {
+        needs: Role,
+        sent: bool,
+        /// Whether certificates have roles, too.
+        has_names: bool,
+    },
     /// Neither the token nor the client certificate has a role that is enough. `has`: the role that one of them has.
     Forbidden { needs: Role, has: Option<Role> },
     /// Another site's page sent it.
@@ -49,13 +54,25 @@ impl Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Unauthenticated { needs, sent } => {
+            Self::Unauthenticated {
+                needs,
+                sent,
+                has_names,
+            } => {
                 let unknown = if *sent { ", and the token is unknown" } else { "" };
                 write!(
                     f,
                     "this page needs the role `{needs}`{unknown}: send a token of {} as `Authorization: Bearer TOKEN`",
                     needs.token_settings()
-                )
+                )?;
+                match has_names {
+                    true => write!(
+                        f,
+                        ", or use a client certificate with a name of {}",
+                        needs.name_settings()
+                    ),
+                    false => Ok(()),
+                }
             }
             Self::Forbidden {
                 needs,
@@ -135,6 +152,7 @@ impl Guard {
             None if !self.tokens.is_empty() => Err(Refusal::Unauthenticated {
                 needs,
                 sent: sent.is_some(),
+                has_names: !self.names.is_empty(),
             }),
             // Without tokens there is nothing that a client could send besides its certificate.
             has => Err(Refusal::Forbidden { needs, has }),
@@ -327,6 +345,13 @@ mod tests {
                 &headers,
                 Some(&names),
             );
+            if let Err(refusal) = answer {
+                let message = refusal.to_string();
+                assert!(
+                    message.contains("`admin.client_names.operate`"),
+                    "{message}"
+                );
+            }
             let found = answer.map_or_else(|refusal| refusal.status().as_u16(), |()| 200);
             assert_eq!(found, expected, "{} {names:?} {token:?}", page.path);
         }
