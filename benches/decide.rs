@@ -33,8 +33,8 @@ use serde_json::value::RawValue;
 use warmroute::fleet::events::{Endpoint, Events, Transport};
 use warmroute::fleet::health::Health;
 use warmroute::fleet::in_flight::InFlight;
-use warmroute::fleet::registry::Registry;
-use warmroute::fleet::{Facts, Group, Member, Role, circuit_breaker};
+use warmroute::fleet::registry::{self, Registry};
+use warmroute::fleet::{Facts, Group, Member, Role};
 use warmroute::http::client;
 use warmroute::kv::block;
 use warmroute::kv::event::{EngineHash, Tier};
@@ -98,12 +98,11 @@ fn store(tree: &mut Tree, tokens: &[u32]) {
 #[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
 fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     let registry = metrics::Registry::default();
-    let fleet = Registry::new(
-        client::Settings::default(),
-        circuit_breaker::Settings::default(),
-        workers as usize,
-        "",
-    );
+    let settings = registry::Settings {
+        max_workers: workers as usize,
+        ..registry::Settings::default()
+    };
+    let fleet = Registry::new(client::Settings::default(), settings);
     let member = |number: u32| Member {
         name: format!("gpu-{number}"),
         address: format!("gpu-{number}:8000"),

@@ -20,10 +20,10 @@ use std::time::{Duration, Instant};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::net::TcpListener;
 use tokio::runtime::Handle;
+use warmroute::fleet::Worker;
 use warmroute::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use warmroute::fleet::in_flight::InFlight;
-use warmroute::fleet::registry::Registry;
-use warmroute::fleet::{Worker, circuit_breaker};
+use warmroute::fleet::registry::{self, Registry};
 use warmroute::http::client;
 use warmroute::http::drain::Tasks;
 use warmroute::http::io_threads::OffloadThread;
@@ -47,12 +47,7 @@ struct Replica {
 impl Replica {
     /// One among `peers` other replicas in all, which need not all be connected.
     fn start(runtime: &Handle, listed: Vec<String>, peers: usize) -> Self {
-        let fleet = Registry::new(
-            client::Settings::default(),
-            circuit_breaker::Settings::default(),
-            1_000,
-            "",
-        );
+        let fleet = Registry::new(client::Settings::default(), registry::Settings::default());
         let url = |worker| WorkerSpec::from(format!("http://10.0.0.{worker}:8000"));
         let defaults = WorkerDefaults::default();
         let members = (0..WORKERS).map(|worker| url(worker).member(&defaults).unwrap());

@@ -1,5 +1,6 @@
 //! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
+mod config;
 mod fleet;
 mod guard;
 mod kv;
@@ -14,9 +15,10 @@ mod worker_metrics;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 
+use arc_swap::ArcSwap;
 use http_body_util::{BodyExt, Limited};
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
@@ -26,6 +28,7 @@ use serde::Serialize;
 use serde_json::json;
 use tracing::{debug, info};
 
+pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer};
 use self::guard::{Guard, Refusal};
 pub use self::kv::KvPages;
 pub use self::readiness::Readiness;
@@ -45,22 +48,31 @@ use crate::{http, observe};
 /// The admin listener's handler.
 #[derive(Debug)]
 pub struct AdminServer {
-    relay: Arc<Relay>,
+    relay: ArcSwap<Relay>,
     peers: Peers,
     kv: Arc<KvPages>,
     responses: ResponsesPage,
+    config: ConfigPage,
     registry: Registry,
     worker_metrics: WorkerMetrics,
     /// One scrape at a time: each sets the gauges of all workers anew.
     scraping: Mutex<()>,
-    guard: Guard,
+    guard: ArcSwap<Guard>,
     refusals: IntCounterVec,
     /// Lists blocks, which takes as long as there are many.
     listing: OffloadThread,
     readiness: Arc<Readiness>,
     is_drain_requested: AtomicBool,
     drain_requested: tokio::sync::Notify,
-    body_bytes_max: usize,
+    body_bytes_max: AtomicUsize,
+}
+
+/// Pages of parts that this one does not know.
+#[derive(Debug)]
+pub struct Pages {
+    pub kv: KvPages,
+    pub responses: ResponsesPage,
+    pub config: ConfigPage,
 }
 
 /// Who may use the pages, and for how large a body.
@@ -70,12 +82,17 @@ pub struct Access<'a> {
     pub body_bytes_max: u64,
 }
 
+impl Access<'_> {
+    fn body_bytes_max(&self) -> usize {
+        usize::try_from(self.body_bytes_max).unwrap_or(usize::MAX)
+    }
+}
+
 impl AdminServer {
     pub fn new(
         relay: Arc<Relay>,
         peers: Peers,
-        kv: KvPages,
-        responses: ResponsesPage,
+        pages: Pages,
         registry: Registry,
         readiness: Arc<Readiness>,
         access: Access<'_>,
@@ -83,7 +100,7 @@ impl AdminServer {
         Ok(Arc::new(Self {
             worker_metrics: WorkerMetrics::new(&registry),
             scraping: Mutex::new(()),
-            guard: Guard::new(access.settings),
+            guard: ArcSwap::from_pointee(Guard::new(access.settings)),
             refusals: registry.counters(
                 "warmroute_admin_refusals_total",
                 "Requests to operators' pages that were refused, by reason: unauthenticated (no known token), forbidden (the \
@@ -91,16 +108,24 @@ impl AdminServer {
                 &["reason"],
             ),
             listing: OffloadThread::start("admin-pages")?,
-            relay,
+            relay: ArcSwap::new(relay),
             peers,
-            kv: Arc::new(kv),
-            responses,
+            kv: Arc::new(pages.kv),
+            responses: pages.responses,
+            config: pages.config,
             registry,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
-            body_bytes_max: usize::try_from(access.body_bytes_max).unwrap_or(usize::MAX),
+            body_bytes_max: AtomicUsize::new(access.body_bytes_max()),
         }))
+    }
+
+    /// Shows the relay of the next configuration, to whom that lets in.
+    pub fn set(&self, relay: Arc<Relay>, access: Access<'_>) {
+        self.relay.store(relay);
+        self.guard.store(Arc::new(Guard::new(access.settings)));
+        self.body_bytes_max.store(access.body_bytes_max(), Relaxed);
     }
 
     /// Resolves when an operator has asked the process to drain.
@@ -121,7 +146,7 @@ impl AdminServer {
         let is_safe = request.method().is_safe();
         let names = request.extensions().get::<ClientNames>();
         let (uri, headers) = (request.uri(), request.headers());
-        let checked = self.guard.check(needs, is_safe, uri, headers, names);
+        let checked = self.guard.load().check(needs, is_safe, uri, headers, names);
         if let Err(refusal) = checked {
             return self.refuse_access(refusal, &request, client);
         }
@@ -153,11 +178,17 @@ impl AdminServer {
             Name::Ready => self.ready().await,
             Name::Metrics => self.metrics(),
             Name::Fleet => {
-                let page = fleet::page(&self.relay, &self.peers, observe::now());
+                let page = fleet::page(&self.relay.load(), &self.peers, observe::now());
                 answer(StatusCode::OK, &page)
             }
             Name::Kv => answer(StatusCode::OK, &self.kv.page(observe::now())),
             Name::KvBlocks => self.blocks(query).await,
+            Name::Config => answer(StatusCode::OK, &self.config.running()),
+            Name::Reload => {
+                info!(%client, "an operator asked for a reload of the configuration");
+                let (status, body) = self.config.reload().await;
+                answer(status, &body)
+            }
             Name::Responses => answer(StatusCode::OK, &self.responses.page().await),
             Name::Explain => self.explain(request, query).await,
             Name::Drain => match parameter(query, "worker") {
@@ -218,7 +249,7 @@ impl AdminServer {
     fn metrics(&self) -> Response<http::Body> {
         let page = {
             let _scraping = self.scraping.lock();
-            self.worker_metrics.update(&self.relay, observe::now());
+            self.worker_metrics.update(&self.relay.load(), observe::now());
             self.registry.text()
         };
         let mut response = text(StatusCode::OK, page);
@@ -235,7 +266,7 @@ impl AdminServer {
             Some(_) => return refuse(StatusCode::BAD_REQUEST, "tokens is true or false"),
         };
         let (head, body) = request.into_parts();
-        let Ok(body) = Limited::new(body, self.body_bytes_max).collect().await else {
+        let Ok(body) = Limited::new(body, self.body_bytes_max.load(Relaxed)).collect().await else {
             return refuse(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the request body is too large or incomplete",
@@ -259,11 +290,11 @@ impl AdminServer {
             Ok(body) => body,
             Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
         };
-        match prompt::peek(api, &body, self.relay.block_bytes()) {
+        let relay = self.relay.load_full();
+        match prompt::peek(api, &body, relay.block_bytes()) {
             Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
             Ok(peek) => {
-                let explained = self
-                    .relay
+                let explained = relay
                     .explain(api, &head.headers, peek, &body, shows_tokens);
                 match explained.await {
                     Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
@@ -282,7 +313,8 @@ impl AdminServer {
             );
         };
         let id = {
-            let snapshot = self.relay.fleet().snapshot();
+            let relay = self.relay.load();
+            let snapshot = relay.fleet().snapshot();
             let mut workers = snapshot.workers.iter().map(|status| &status.worker);
             let found = workers.find(|worker| *worker.name == *name);
             found.map(|worker| worker.id)
@@ -307,7 +339,7 @@ impl AdminServer {
     }
 
     fn set_drained(&self, worker: &str, drained: bool, client: IpAddr) -> Response<http::Body> {
-        if self.relay.fleet().set_drained(worker, drained) {
+        if self.relay.load().fleet().set_drained(worker, drained) {
             info!(%client, worker, draining = drained, "an operator changed whether a worker drains");
             answer(
                 StatusCode::OK,

@@ -38,7 +38,8 @@ use crate::relay::{self, Relay, SummaryCell};
 use crate::responses::{self, ClientRequest, Endpoint, Mode, Responses, RouteMatch};
 use crate::{http, observe};
 
-/// The API, shared by all connections.
+/// The API with the settings of one configuration, shared by the requests that started with it. What outlives a
+/// configuration is shared with its [successor](ApiServer::successor).
 #[derive(Debug)]
 pub struct ApiServer {
     settings: Settings,
@@ -134,6 +135,37 @@ impl ApiServer {
             tasks,
             errors,
         })
+    }
+
+    /// The API of the next configuration.
+    pub fn successor(
+        &self,
+        settings: Settings,
+        tenants: &[tenant::TenantSpec],
+        responses: Arc<Responses>,
+        relay: Arc<Relay>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            bodies: self
+                .bodies
+                .successor(settings.max_total_body, settings.max_body_wait),
+            cors: Cors::new(settings.cors.clone()),
+            settings,
+            tenants: self.tenants.successor(tenants),
+            responses,
+            relay,
+            readiness: self.readiness.clone(),
+            tasks: self.tasks.clone(),
+            errors: self.errors.clone(),
+        })
+    }
+
+    pub fn responses(&self) -> &Responses {
+        &self.responses
+    }
+
+    pub fn relay(&self) -> &Relay {
+        &self.relay
     }
 
     /// Answers a request that came over a connection from `peer`. Every response carries `x-request-id`:

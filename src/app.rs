@@ -10,6 +10,7 @@ mod lost_caches;
 mod memory_return;
 pub mod metrics_reference;
 pub mod process_setup;
+mod reload;
 mod replicas;
 mod sharing;
 pub mod tls;
@@ -20,15 +21,16 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
 use tracing::info;
 
-use self::discoveries::find_workers;
+use self::discoveries::FollowedDiscoveries;
+use self::reload::{Parts, Reloader};
 use self::sharing::{Prepared, Sharing};
 use self::warm_start::Start;
-use crate::admin::{Access, AdminServer, KvPages, Readiness, ResponsesPage};
+use crate::admin::{Access, AdminServer, KvPages, Pages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
@@ -70,8 +72,8 @@ pub struct App {
     /// For the reference of metrics.
     metrics: Registry,
     readiness: Arc<Readiness>,
-    drain_delay: Duration,
-    drain_timeout: Duration,
+    /// What runs, after each reload.
+    config: Arc<reload::Status>,
     /// With other replicas, if there are any.
     sharing: Option<Sharing>,
     tls: tls::Listeners,
@@ -121,12 +123,8 @@ impl App {
         let admin_tasks = Tasks::default();
         let io_threads = IoThreads::start(config.runtime.threads)?;
         let tls = tls::Listeners::new(config, ADMIN_CONNECTIONS, &metrics)?;
-        let fleet = registry::Registry::new(
-            config.fleet.advanced.connections.clone(),
-            config.fleet.circuit_breaker.clone(),
-            config.fleet.advanced.max_workers as usize,
-            &config.prefill_decode.topology,
-        );
+        let connections = config.fleet.advanced.connections.clone();
+        let fleet = registry::Registry::new(connections, config.registry_settings());
         let predicted = Arc::new(PredictedIndex::new(
             config.predicted.clone(),
             predicted::Metrics::new(&metrics),
@@ -155,11 +153,11 @@ impl App {
         let board = Arc::new(StatusBoard::default());
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Tokens::new(&config.tokenization, sources, fastrand::u64(..), &metrics)?;
-        let tokens = Arc::new(tokens);
+        let tokens = Arc::new(ArcSwap::from_pointee(tokens));
         // Without a tokenizer, logs show token ids instead of text.
         let detokenize: Detokenize = {
             let tokens = tokens.clone();
-            Arc::new(move |model, ids| tokens.text_of(model, ids))
+            Arc::new(move |model, ids| tokens.load().text_of(model, ids))
         };
         let (tokenizer_check, checks) =
             TokenizerCheck::new(config.kv_events.advanced.tokenizer_check.clone(), &metrics);
@@ -177,22 +175,17 @@ impl App {
             },
             config.model_settings(),
             &config.prefill_decode,
-            tokens,
+            tokens.load_full(),
             peers.clone(),
             &metrics,
         ));
 
         tls.watch(&fleet, &tasks);
-        find_workers(config, &fleet, &tasks, &metrics)?;
+        let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;
         let needs_bootstrap = pairing.connector.is_some_and(Connector::needs_bootstrap);
         let bootstrap = needs_bootstrap.then_some(pairing.advanced.bootstrap_port);
-        tasks.spawn_until_stopped(probe::run(
-            fleet.clone(),
-            config.fleet.health.clone(),
-            bootstrap,
-            tasks.clone(),
-        ));
+        tasks.spawn_until_stopped(probe::run(fleet.clone(), bootstrap, tasks.clone()));
         watch_pairs(config, &fleet, &tasks);
         let start = Start::new(&config.peers, &peers, &fleet, &board, &predicted, &metrics);
         let shared = subscriber::Shared {
@@ -248,18 +241,22 @@ impl App {
         let required_store = needs_store.then(|| store.clone());
         let readiness =
             Readiness::new(relay.clone(), required_store, tasks.clone(), start.status());
+        let (reload, reload_requests) = reload::channel(config);
+        let readiness = readiness.with_config(reload.status().ready());
         let readiness = Arc::new(readiness.warning_of(store.clone()));
+        let dry_run = DryRun::new(responses.clone(), &config.salted_tenants());
+        let dry_run = Arc::new(ArcSwap::from_pointee(dry_run));
         let admin_server = AdminServer::new(
             relay.clone(),
             peers.clone(),
-            KvPages::new(board, indexes, tokenizer_check),
-            responses_page(config, store, responses.clone()),
+            Pages {
+                kv: KvPages::new(board, indexes, tokenizer_check),
+                responses: responses_page(store, responses.clone(), dry_run.clone()),
+                config: reload.page(),
+            },
             metrics.clone(),
             readiness.clone(),
-            Access {
-                settings: &config.admin,
-                body_bytes_max: config.api.requests.max_body,
-            },
+            Access::of(config),
         )?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
@@ -270,17 +267,30 @@ impl App {
             tasks.clone(),
             &metrics,
         );
-        connection_settings::warn_of_shared_caches(config);
         let on_malformed = api_server.on_malformed();
+        let api_server = Arc::new(ArcSwap::new(api_server));
+        let parts = Parts {
+            api: api_server.clone(),
+            admin: admin_server.clone(),
+            dry_run,
+            tokens,
+            fleet: fleet.clone(),
+            discoveries,
+        };
+        let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
+        tasks.spawn_until_stopped(reloader.run());
+        connection_settings::warn_of_shared_caches(config);
         let api_metrics = server::Metrics::new(&metrics);
         tasks.spawn_until_stopped(memory_return::run(api_metrics.clone()));
         tasks.spawn(server::serve(
             api,
             connection_settings::new(config),
             api_metrics,
-            server::Handlers::new(move |request, peer| api_server.clone().handle(request, peer))
-                .on_malformed(on_malformed)
-                .tls(tls.api.clone()),
+            server::Handlers::new(move |request, peer| {
+                api_server.load_full().handle(request, peer)
+            })
+            .on_malformed(on_malformed)
+            .tls(tls.api.clone()),
             io_threads.clone(),
             tasks.clone(),
         ));
@@ -315,8 +325,7 @@ impl App {
             admin_server,
             metrics,
             readiness,
-            drain_delay: config.api.drain_delay,
-            drain_timeout: config.api.drain_timeout,
+            config: reload.status().clone(),
             sharing,
             tls,
             _io_threads: io_threads,
@@ -356,18 +365,25 @@ fn responses_settings(config: &Config) -> responses::Settings {
     settings
 }
 
+impl<'a> Access<'a> {
+    fn of(config: &'a Config) -> Self {
+        Access {
+            settings: &config.admin,
+            body_bytes_max: config.api.requests.max_body,
+        }
+    }
+}
+
 fn responses_page(
-    config: &Config,
     store: Arc<dyn ResponseStore>,
     responses: Arc<Responses>,
+    dry_run: Arc<ArcSwap<DryRun>>,
 ) -> ResponsesPage {
-    let counted = responses.clone();
     // Numbers and names always serialize.
-    let counts = move || serde_json::to_value(counted.counts()).unwrap_or_default();
-    let dry_run = Arc::new(DryRun::new(responses, &config.salted_tenants()));
+    let counts = move || serde_json::to_value(responses.counts()).unwrap_or_default();
     let dry_run =
         move |api, tenant: Option<String>, body| -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let dry_run = dry_run.clone();
+            let dry_run = dry_run.load_full();
             Box::pin(async move { dry_run.engine_body(api, tenant.as_deref(), body).await })
         };
     ResponsesPage::new(store, Box::new(counts), Box::new(dry_run))
@@ -394,7 +410,7 @@ fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
 fn watch_pairs(config: &Config, fleet: &Arc<registry::Registry>, tasks: &Tasks) {
     let settings = &config.prefill_decode;
     if let Some(connector) = settings.connector {
-        let watching = watch::run(fleet.clone(), connector, settings.topology.clone());
+        let watching = watch::run(fleet.clone(), connector);
         tasks.spawn_until_stopped(watching);
     }
 }

@@ -2,6 +2,8 @@
 //! the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled after
 //! everything else, on its own.
 
+mod config_diff;
+
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,7 +11,9 @@ use std::process::ExitCode;
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 use tokio::runtime;
+use tokio::signal::unix::{SignalKind, signal};
 
+use self::config_diff::ConfigDiff;
 use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
@@ -47,7 +51,7 @@ enum Command {
         #[arg(long, requires = "live")]
         transfer: bool,
     },
-    /// Print the reference or the JSON Schema of the configuration.
+    /// Print the reference or the JSON Schema of the configuration, or compare configurations.
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Compare two routing policies on simulated engines; needs no GPU and no configuration.
@@ -137,6 +141,7 @@ enum ConfigCommand {
     Reference,
     /// Print the JSON Schema, by which editors complete and check configuration files.
     Schema,
+    Diff(ConfigDiff),
 }
 
 #[derive(Subcommand)]
@@ -170,10 +175,24 @@ pub fn run() -> ExitCode {
     };
     let prints = !matches!(arguments.command, Command::Serve(_) | Command::Bridge(_));
     let done = match arguments.command {
-        Command::Serve(configuration) => with_config(configuration.load(), |config| {
-            let _flush = observe::start_logging(&config.log)?;
-            block_on(serve(&config))
-        }),
+        Command::Serve(configuration) => {
+            let mut code = ExitCode::SUCCESS;
+            let served = block_on(async {
+                // First of all: from then on SIGHUP does not end the process, also while it starts and drains.
+                let _hangup = signal(SignalKind::hangup())?;
+                let configuration = configuration.load();
+                let starts = |config: &Config| observe::start_logging(&config.log);
+                let _flush = configuration.as_ref().ok().map(starts).transpose()?;
+                match configuration {
+                    Ok(config) => serve(&config).await,
+                    Err(problems) => {
+                        code = refuse(&problems);
+                        Ok(())
+                    }
+                }
+            });
+            served.map(|()| code)
+        }
         Command::Check {
             configuration,
             live: false,
@@ -199,10 +218,16 @@ pub fn run() -> ExitCode {
                 checked => checked,
             }
         }
-        Command::Config(command) => print(&match command {
-            ConfigCommand::Reference => reference::markdown(),
-            ConfigCommand::Schema => reference::schema(),
-        }),
+        Command::Config(ConfigCommand::Reference) => print(&reference::markdown()),
+        Command::Config(ConfigCommand::Schema) => print(&reference::schema()),
+        Command::Config(ConfigCommand::Diff(diff)) => {
+            let mut code = ExitCode::SUCCESS;
+            let compared = block_on(async {
+                code = diff.run().await;
+                Ok(())
+            });
+            compared.map(|()| code)
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "warmroute", &mut script);
@@ -263,11 +288,13 @@ fn with_config(
 ) -> io::Result<ExitCode> {
     match loaded {
         Ok(config) => then(config).map(|()| ExitCode::SUCCESS),
-        Err(problems) => {
-            eprintln!("{}", problems.to_string().trim_end());
-            Ok(ExitCode::from(BAD_CONFIGURATION))
-        }
+        Err(problems) => Ok(refuse(&problems)),
     }
+}
+
+fn refuse(problems: &Problems) -> ExitCode {
+    eprintln!("{}", problems.to_string().trim_end());
+    ExitCode::from(BAD_CONFIGURATION)
 }
 
 fn print(text: &str) -> io::Result<ExitCode> {

@@ -122,6 +122,40 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
         let _ = LOG.set(LogWriter::start(io::stderr())?);
     }
     let writer = LOG.get().expect("set just now").clone();
+    let logs = tracing_subscriber::fmt()
+        .with_env_filter(filter(settings))
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(writer);
+    match settings.format {
+        Format::Text => {
+            let logs = logs.with_filter_reloading();
+            let handle = logs.reload_handle();
+            if logs.try_init().is_ok() {
+                let _ = FILTER.set(Box::new(move |filter| drop(handle.reload(filter))));
+            }
+        }
+        Format::Json => {
+            let logs = logs.json().with_filter_reloading();
+            let handle = logs.reload_handle();
+            if logs.try_init().is_ok() {
+                let _ = FILTER.set(Box::new(move |filter| drop(handle.reload(filter))));
+            }
+        }
+    }
+    Ok(LogGuard(()))
+}
+
+/// Replaces the filter of the process's log, once that is started.
+static FILTER: OnceLock<Box<dyn Fn(EnvFilter) + Send + Sync>> = OnceLock::new();
+
+/// Logs by the level of other settings from now on. Their format needs a restart.
+pub fn set_log_level(settings: &Settings) {
+    if let Some(set) = FILTER.get() {
+        set(filter(settings));
+    }
+}
+
+fn filter(settings: &Settings) -> EnvFilter {
     let filter = settings.level.parse();
     let mut filter = filter.unwrap_or_else(|_| EnvFilter::new("info"));
     // They warn of each failure of the Kubernetes API; discovery does so once for each reason.
@@ -131,20 +165,13 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
             filter = filter.add_directive(off.expect("a target and a level"));
         }
     }
-    if !settings.access {
-        let off = format!("{ACCESS_LOG}=off").parse();
-        filter = filter.add_directive(off.expect("a target and a level"));
+    if settings.access {
+        return filter;
     }
-    let logs = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(writer);
-    let _ = match settings.format {
-        Format::Text => logs.try_init(),
-        Format::Json => logs.json().try_init(),
-    };
-    Ok(LogGuard(()))
+    let off = format!("{ACCESS_LOG}=off").parse();
+    filter.add_directive(off.expect("a target and a level"))
 }
+
 /// The first characters of what a client sent, as many as a message may show of it.
 pub fn shortened(text: &str) -> &str {
     const CHARS_MAX: usize = 100;

@@ -30,16 +30,18 @@ pub(super) enum Name {
     Kv,
     KvBlocks,
     Responses,
+    Config,
     Explain,
     Drain,
     Undrain,
+    Reload,
 }
 
 const READ: Option<Role> = Some(Role::Read);
 const OPERATE: Option<Role> = Some(Role::Operate);
 
 /// In the order in which the page at `/` lists them.
-pub(super) static PAGES: [Page; 11] = [
+pub(super) static PAGES: [Page; 13] = [
     page(Name::Index, Method::GET, "/", None, None, "this page"),
     page(
         Name::Metrics,
@@ -89,6 +91,14 @@ pub(super) static PAGES: [Page; 11] = [
         None,
         "responses by status, and their store (JSON)",
     ),
+    page(
+        Name::Config,
+        Method::GET,
+        "/config",
+        READ,
+        None,
+        "the configuration that runs, without its secrets, and how the last reload ended (JSON)",
+    ),
     // Whoever can compute a block's hash finds out whether a prompt is cached.
     page(
         Name::KvBlocks,
@@ -123,6 +133,14 @@ pub(super) static PAGES: [Page; 11] = [
         OPERATE,
         Some(&["worker"]),
         "?worker=NAME: send it requests again",
+    ),
+    page(
+        Name::Reload,
+        Method::POST,
+        "/reload",
+        OPERATE,
+        Some(&[]),
+        "read the configuration's file again: what changed, or everything that is wrong with it (JSON)",
     ),
 ];
 
@@ -160,7 +178,10 @@ impl Page {
             Some((unknown, _)) => Err(format!(
                 "unknown parameter `{unknown}`; {} knows {}",
                 self.path,
-                known.join(", ")
+                match known {
+                    [] => "none".to_owned(),
+                    known => known.join(", "),
+                }
             )),
         }
     }
@@ -201,10 +222,12 @@ mod tests {
             ("GET", "/fleet", "read"),
             ("GET", "/kv", "read"),
             ("GET", "/responses", "read"),
+            ("GET", "/config", "read"),
             ("GET", "/kv/blocks", "operate"),
             ("POST", "/explain", "operate"),
             ("POST", "/drain", "operate"),
             ("POST", "/undrain", "operate"),
+            ("POST", "/reload", "operate"),
         ];
         let found: Vec<_> = PAGES
             .iter()

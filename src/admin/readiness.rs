@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
+use super::config::ConfigStatus;
 use crate::http::drain::Tasks;
 use crate::peers::warm_start::WarmStartStatus;
 use crate::relay::Relay;
@@ -18,6 +19,8 @@ pub struct Readiness {
     tasks: Tasks,
     /// Whether other replicas' knowledge is still being taken over.
     start: Arc<WarmStartStatus>,
+    /// Whether the configuration's file is what runs.
+    config: ConfigStatus,
     /// The router still takes requests, but wants no more of them.
     is_draining: AtomicBool,
     /// The store whose warning is part of the answer, whether the store is required or not.
@@ -42,6 +45,7 @@ impl Readiness {
             store,
             tasks,
             start,
+            config: ConfigStatus::default(),
             is_draining: AtomicBool::new(false),
             warns_of: None,
         }
@@ -53,7 +57,14 @@ impl Readiness {
         self
     }
 
-    /// What operators should know of a router that is ready: that it started cold, or what may lose responses.
+    /// Adds that the configuration's file is refused to the answers.
+    pub fn with_config(mut self, config: ConfigStatus) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// What operators should know of a router that is ready: that it started cold, what may lose responses, or that its
+    /// configuration's file is refused.
     pub fn detail(&self) -> Option<String> {
         let warmth = Some(self.start.get()).filter(|warmth| warmth.is_cold());
         let warning = self.warns_of.as_ref().map(|store| store.health().warning);
@@ -62,6 +73,7 @@ impl Readiness {
             .map(|it| it.to_string())
             .into_iter()
             .chain(warning)
+            .chain(self.config.problem())
             .collect();
         (!details.is_empty()).then(|| details.join("; "))
     }

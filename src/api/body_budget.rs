@@ -171,6 +171,22 @@ impl BodyBudget {
         }
     }
 
+    /// With other bounds, and with the bodies of this one.
+    pub(super) fn successor(&self, max: u64, max_wait: Duration) -> Self {
+        {
+            let mut queue = self.queue.lock();
+            queue.max = max;
+            queue.wake_next();
+        }
+        Self {
+            queue: self.queue.clone(),
+            max,
+            max_wait,
+            waited: self.waited.clone(),
+            refused: self.refused.clone(),
+        }
+    }
+
     /// Waits until a body that announces this size may be read. Nothing is reserved for bytes that may never come.
     pub(super) async fn start(&self, announced: u64) -> Result<Reservation<'_>, ApiError> {
         let mut reservation = Reservation {

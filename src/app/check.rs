@@ -33,12 +33,8 @@ const MAX_PAIRS: usize = 16;
 /// Prints results and progress to `out`. Returns true if no problem was found.
 pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -> io::Result<bool> {
     let settings = &config.prefill_decode;
-    let fleet = Registry::new(
-        config.fleet.advanced.connections.clone(),
-        config.fleet.circuit_breaker.clone(),
-        config.fleet.advanced.max_workers as usize,
-        &settings.topology,
-    );
+    let connections = config.fleet.advanced.connections.clone();
+    let fleet = Registry::new(connections, config.registry_settings());
     let mut is_good = list(config, &fleet, out).await?;
     let wrong = ask_all(config, &fleet).await;
     let snapshot = fleet.snapshot().clone();

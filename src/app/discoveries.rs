@@ -1,21 +1,27 @@
-//! The discoveries that the configuration asks for.
+//! The discoveries that the configuration asks for, at the start and after each reload.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::config::{Config, DiscoveryEntry, WorkersFile, parse_workers};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+use tracing::error;
+
+use crate::config::{Config, DiscoveryEntry, DnsWorkers, WorkersFile, parse_workers};
 use crate::fleet::Member;
 use crate::fleet::discovery::dns::Dns;
 use crate::fleet::discovery::file::File;
 use crate::fleet::discovery::kubernetes;
-use crate::fleet::discovery::static_list::StaticList;
 use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
 use crate::observe;
 
-/// The workers that the configuration lists itself, and the files and names that list others.
+/// The workers that the configuration lists itself, and the files and names that list others, for a check.
 pub(super) struct Discoveries {
     pub(super) members: Vec<Member>,
     pub(super) files: Vec<File>,
@@ -36,11 +42,7 @@ impl Discoveries {
             match entry {
                 DiscoveryEntry::Static(_) => {}
                 DiscoveryEntry::File(listed) => discoveries.files.push(file(listed, has_roles)),
-                DiscoveryEntry::Dns(dns) => {
-                    let workers = dns.defaults.clone();
-                    let dns = Dns::new(&dns.name, dns.port, dns.interval, workers);
-                    discoveries.names.push(dns);
-                }
+                DiscoveryEntry::Dns(listed) => discoveries.names.push(dns(listed)),
                 DiscoveryEntry::Kubernetes(entry) => {
                     discoveries.kubernetes.push(entry.as_ref().clone());
                 }
@@ -48,6 +50,11 @@ impl Discoveries {
         }
         discoveries
     }
+}
+
+fn dns(listed: &DnsWorkers) -> Dns {
+    let workers = listed.defaults.clone();
+    Dns::new(&listed.name, listed.port, listed.interval, workers)
 }
 
 fn file(listed: &WorkersFile, has_roles: bool) -> File {
@@ -59,36 +66,6 @@ fn file(listed: &WorkersFile, has_roles: bool) -> File {
     let name = path.clone();
     let parse = move |text: &str| parse_workers(&name, text, &defaults, has_roles);
     File::new(PathBuf::from(path), interval, Box::new(parse))
-}
-
-/// Follows all of them.
-pub(super) fn find_workers(
-    config: &Config,
-    fleet: &Arc<Registry>,
-    tasks: &Tasks,
-    metrics: &observe::metrics::Registry,
-) -> io::Result<()> {
-    let Discoveries {
-        members,
-        files,
-        names,
-        kubernetes,
-    } = Discoveries::of(config);
-    let metrics = kubernetes::Metrics::new(metrics);
-    if !members.is_empty() {
-        // At once, so that the first requests find the workers listed.
-        follow(StaticList::new(members), fleet, tasks);
-    }
-    for file in files {
-        follow(file, fleet, tasks);
-    }
-    for dns in names {
-        follow(dns, fleet, tasks);
-    }
-    for entry in kubernetes {
-        follow_kubernetes(entry, config, fleet, tasks, &metrics)?;
-    }
-    Ok(())
 }
 
 #[cfg(feature = "kubernetes")]
@@ -103,30 +80,150 @@ pub(super) fn kubernetes(
     built.map_err(io::Error::other)
 }
 
-#[cfg(feature = "kubernetes")]
-fn follow_kubernetes(
-    entry: kubernetes::Settings,
-    config: &Config,
-    fleet: &Arc<Registry>,
-    tasks: &Tasks,
-    metrics: &kubernetes::Metrics,
-) -> io::Result<()> {
-    follow(kubernetes(entry, config, metrics)?, fleet, tasks);
-    Ok(())
+/// How long a reload waits for new entries to list their workers, before it removes those that only old entries list. A
+/// name that cannot be resolved must not hold up the rest of the file for longer.
+const FIRST_LIST_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Name of the list of the workers that the configuration itself has.
+const STATIC: &str = "static";
+
+/// The running discoveries. An entry that a new configuration has, too, runs on undisturbed.
+#[derive(Debug)]
+pub(super) struct FollowedDiscoveries {
+    fleet: Arc<Registry>,
+    tasks: Tasks,
+    kubernetes: kubernetes::Metrics,
+    followed: Vec<Followed>,
 }
 
-/// The check of the configuration refuses such entries before.
-#[cfg(not(feature = "kubernetes"))]
-fn follow_kubernetes(
-    _: kubernetes::Settings,
-    _: &Config,
-    _: &Arc<Registry>,
-    _: &Tasks,
-    _: &kubernetes::Metrics,
-) -> io::Result<()> {
-    Err(io::Error::other("built without the feature `kubernetes`"))
+#[derive(Debug)]
+struct Followed {
+    entry: DiscoveryEntry,
+    /// Of its list in the registry.
+    name: String,
+    /// The label of the topology, when it was started.
+    topology: String,
+    task: JoinHandle<()>,
 }
 
-fn follow(discovery: impl Discovery, fleet: &Arc<Registry>, tasks: &Tasks) {
-    tasks.spawn_until_stopped(discovery::follow(discovery, fleet.clone()));
+impl Followed {
+    /// Whether a configuration has the same entry. Those of Kubernetes set the label of the topology themselves.
+    fn stays(&self, config: &Config) -> bool {
+        let is_same = self.topology == config.prefill_decode.topology
+            || !matches!(self.entry, DiscoveryEntry::Kubernetes(_));
+        is_same && config.discovery.contains(&self.entry)
+    }
+}
+
+impl FollowedDiscoveries {
+    /// Follows all entries of a configuration. The workers that it lists itself are there at once, so that the first
+    /// requests find them.
+    pub(super) fn start(
+        config: &Config,
+        fleet: &Arc<Registry>,
+        tasks: &Tasks,
+        metrics: &observe::metrics::Registry,
+    ) -> io::Result<Self> {
+        let mut started = Self {
+            fleet: fleet.clone(),
+            tasks: tasks.clone(),
+            kubernetes: kubernetes::Metrics::new(metrics),
+            followed: Vec::new(),
+        };
+        let members = config.members();
+        if !members.is_empty() {
+            fleet.set_members(STATIC, members);
+        }
+        for entry in &config.discovery {
+            drop(started.follow(config, entry)?);
+        }
+        Ok(started)
+    }
+
+    /// Follows what a new configuration lists. New entries list their workers before others are removed, and what
+    /// changes then changes at once, so that a worker which moves between entries stays.
+    pub(super) async fn replace(&mut self, config: &Config) {
+        let (kept, ended) = std::mem::take(&mut self.followed)
+            .into_iter()
+            .partition(|followed: &Followed| followed.stays(config));
+        self.followed = kept;
+        let mut ended_names = BTreeSet::new();
+        for followed in Vec::<Followed>::from(ended) {
+            followed.task.abort();
+            // It must not list anything after its list was removed.
+            let _ = followed.task.await;
+            ended_names.insert(followed.name);
+        }
+        let mut answers = Vec::new();
+        for entry in &config.discovery {
+            if !self
+                .followed
+                .iter()
+                .any(|followed| followed.entry == *entry)
+            {
+                match self.follow(config, entry) {
+                    Ok(answer) => answers.extend(answer),
+                    // The check of the configuration has found nothing wrong with it.
+                    Err(error) => error!(%error, ?entry, "discovery not started; its workers are not found"),
+                }
+            }
+        }
+        let answered = async {
+            for answer in answers {
+                let _ = answer.await;
+            }
+        };
+        let _ = tokio::time::timeout(FIRST_LIST_TIMEOUT, answered).await;
+        for followed in &self.followed {
+            ended_names.remove(&followed.name);
+        }
+        let removed = ended_names.into_iter().map(|name| (name, None));
+        let listed = (STATIC.to_owned(), Some(config.members()));
+        self.fleet.set_lists(removed.chain([listed]));
+    }
+
+    /// What is returned resolves when the entry has listed its workers, or could not.
+    fn follow(
+        &mut self,
+        config: &Config,
+        entry: &DiscoveryEntry,
+    ) -> io::Result<Option<oneshot::Receiver<()>>> {
+        Ok(match entry {
+            DiscoveryEntry::Static(_) => None,
+            DiscoveryEntry::File(listed) => {
+                let discovery = file(listed, config.prefill_decode.connector.is_some());
+                Some(self.spawn(config, entry, discovery))
+            }
+            DiscoveryEntry::Dns(listed) => Some(self.spawn(config, entry, dns(listed))),
+            #[cfg(feature = "kubernetes")]
+            DiscoveryEntry::Kubernetes(listed) => {
+                let discovery = kubernetes(listed.as_ref().clone(), config, &self.kubernetes)?;
+                Some(self.spawn(config, entry, discovery))
+            }
+            // The check of the configuration refuses such entries before.
+            #[cfg(not(feature = "kubernetes"))]
+            DiscoveryEntry::Kubernetes(_) => {
+                return Err(io::Error::other("built without the feature `kubernetes`"));
+            }
+        })
+    }
+
+    fn spawn(
+        &mut self,
+        config: &Config,
+        entry: &DiscoveryEntry,
+        discovery: impl Discovery,
+    ) -> oneshot::Receiver<()> {
+        let name = discovery.name().to_owned();
+        let (answered, answer) = oneshot::channel();
+        let following = discovery::follow(discovery, self.fleet.clone(), answered);
+        let task = Handle::current().spawn(self.tasks.track_until_stopped(following));
+        self.followed.push(Followed {
+            entry: entry.clone(),
+            name,
+            topology: config.prefill_decode.topology.clone(),
+            task,
+        });
+        answer
+    }
 }

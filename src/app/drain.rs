@@ -15,23 +15,31 @@ impl App {
     /// requests until they have noticed.
     pub async fn announce_drain(&self, hurry: impl Future<Output = ()>) {
         self.readiness.begin_drain();
-        if self.drain_delay.is_zero() {
+        let delay = self.config.running().api.drain_delay;
+        if delay.is_zero() {
             return;
         }
-        info!(delay = ?self.drain_delay, "not ready any more; new requests are taken until the delay is over");
+        info!(
+            ?delay,
+            "not ready any more; new requests are taken until the delay is over"
+        );
         tokio::select! {
-            () = tokio::time::sleep(self.drain_delay) => {}
+            () = tokio::time::sleep(delay) => {}
             () = hurry => {}
         }
     }
 
     /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
     pub async fn drain(&self) {
-        info!(timeout = ?self.drain_timeout, "draining: no new connections, running requests finish");
+        let timeout = self.config.running().api.drain_timeout;
+        info!(
+            ?timeout,
+            "draining: no new connections, running requests finish"
+        );
         if let Some(sharing) = &self.sharing {
             sharing.begin_drain();
         }
-        match self.tasks.drain(self.drain_timeout).await {
+        match self.tasks.drain(timeout).await {
             0 => info!("drained"),
             aborted => warn!(
                 aborted,

@@ -19,7 +19,7 @@ use crate::relay::KeySource;
 use crate::responses::Mode;
 
 /// Adds everything that is wrong with a configuration whose values have the right types.
-pub(super) fn check(config: &Config, reader: &mut Reader) {
+pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     check_listeners(config, reader);
     check_workers(config, reader);
     check_topology(config, reader);

@@ -27,7 +27,9 @@ pub use self::problems::{Position, Problem, Problems};
 
 use self::convert::Converter;
 use self::problems::Places;
-pub(super) use self::schema::{alternatives, describe, names};
+#[cfg(test)]
+pub(super) use self::schema::leaves;
+pub(super) use self::schema::{alternatives, describe, names, parts, properties};
 
 /// One file that was read, while its value is being checked.
 #[derive(Debug)]
@@ -110,14 +112,22 @@ impl Reader {
         self.places.find(path).is_none()
     }
 
+    /// Whether nothing wrong was found so far.
+    pub fn is_good(&self) -> bool {
+        self.problems.is_empty()
+    }
+
+    /// What is wrong, in the order of the file.
+    pub fn into_problems(mut self) -> Problems {
+        self.problems.sort();
+        self.problems
+    }
+
     /// The value, if there are no problems.
-    pub fn finish<T>(mut self, value: Option<T>) -> Result<T, Problems> {
+    pub fn finish<T>(self, value: Option<T>) -> Result<T, Problems> {
         match value {
-            Some(value) if self.problems.is_empty() => Ok(value),
-            _ => {
-                self.problems.sort();
-                Err(self.problems)
-            }
+            Some(value) if self.is_good() => Ok(value),
+            _ => Err(self.into_problems()),
         }
     }
 }

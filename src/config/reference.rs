@@ -5,7 +5,8 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::Config;
-use super::reader::{alternatives, describe, json_schema, names};
+use super::effect::effect_of;
+use super::reader::{alternatives, describe, json_schema, names, parts, properties};
 
 /// The JSON Schema of a configuration file.
 pub fn schema() -> String {
@@ -40,6 +41,9 @@ numbers only `0` is accepted.
 - `${NAME}` and `${NAME:-default}` in a value are replaced from the environment; `$$` is a dollar sign. Between braces or \
 brackets they need quotes.
 - A secret may also be `file:/path`, which reads it from that file. Secrets never appear in messages or output.
+- A running router takes a change of a key marked `reload` over by itself, on SIGHUP and on `POST /reload` \
+([Change the configuration without a restart](operations.md#change-the-configuration-without-a-restart)); one marked \
+`restart` needs a restart.
 - Keys under `advanced` are for experts: their defaults are measured, and the reasons stand here.
 ";
 
@@ -65,29 +69,20 @@ fn push_keys(out: &mut String, path: &str, schema: &Value) {
     }
 }
 
-/// The maps with known keys that a value may be, or whose list it is.
-fn parts<'s>(path: &str, schema: &'s Value) -> Vec<(String, &'s Value)> {
-    let mut found = Vec::new();
-    for schema in alternatives(schema) {
-        if schema.get("properties").is_some() {
-            found.push((path.to_owned(), schema));
-        } else if let Some(items) = schema.get("items") {
-            found.extend(parts(&format!("{path}[]"), items));
-        }
-    }
-    found
-}
-
 fn push_table<'s>(out: &mut String, keys: impl Iterator<Item = (String, &'s Value)>) {
     let mut is_first = true;
     for (path, schema) in keys {
         if std::mem::take(&mut is_first) {
-            out.push_str("| key | type | default | |\n|---|---|---|---|\n");
+            out.push_str("| key | type | default | change | |\n|---|---|---|---|---|\n");
         }
         let (kind, default) = (kind(schema), default(schema));
+        let effect = effect_of(&path).as_str();
         let text = description(schema).unwrap_or_default();
         let choices = choices(schema);
-        let _ = writeln!(out, "| `{path}` | {kind} | {default} | {text}{choices} |");
+        let _ = writeln!(
+            out,
+            "| `{path}` | {kind} | {default} | {effect} | {text}{choices} |"
+        );
     }
 }
 
@@ -152,11 +147,6 @@ fn choices(schema: &Value) -> String {
         }
     }
     out
-}
-
-fn properties(schema: &Value) -> Vec<(&String, &Value)> {
-    let properties = schema.get("properties").and_then(Value::as_object);
-    properties.into_iter().flatten().collect()
 }
 
 fn description(schema: &Value) -> Option<String> {

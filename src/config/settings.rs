@@ -6,9 +6,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::discovery::DiscoveryEntry;
+use super::source::Source;
 use super::tokenizer::{self, Loaded, Tokenizer};
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
-use crate::fleet::{Member, circuit_breaker, health};
+use crate::fleet::{Member, circuit_breaker, health, registry};
 use crate::http::{client, server, tls};
 use crate::kv::subscriber::joins;
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
@@ -65,11 +66,16 @@ pub struct Config {
     pub responses: responses::Settings,
     /// The log, on standard error.
     pub log: observe::Settings,
+    /// Changes of this configuration without a restart.
+    pub reload: Reload,
     /// Threads of the process.
     pub runtime: Runtime,
     /// Tokenizers that the check loaded; the start takes them from here.
     #[serde(skip)]
     pub loaded: Loaded,
+    /// Where it came from.
+    #[serde(skip)]
+    pub source: Source,
 }
 
 /// The listener for clients.
@@ -241,6 +247,28 @@ pub struct KvEventsAdvanced {
     pub grpc: grpc::Settings,
 }
 
+/// Changes of the configuration without a restart. SIGHUP and `POST /reload` of the admin listener read the file again
+/// at any time.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Reload {
+    /// Time between two looks at the file. A change is read, checked as a whole, and takes effect for the requests that
+    /// start after it; a file with a mistake, or with a change that needs a restart, changes nothing. `0s`: the file is
+    /// not watched.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub watch_interval: Duration,
+}
+
+impl Default for Reload {
+    fn default() -> Self {
+        Self {
+            // As files of workers. The kubelet takes up to a minute anyway.
+            watch_interval: Duration::from_secs(2),
+        }
+    }
+}
+
 /// Threads of the process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -266,6 +294,16 @@ impl Config {
             workers.map(|worker| worker.member(&list.defaults))
         });
         short.chain(listed).filter_map(Result::ok).collect()
+    }
+
+    /// What the registry of workers is built with.
+    pub fn registry_settings(&self) -> registry::Settings {
+        registry::Settings {
+            health: self.fleet.health.clone(),
+            circuit_breaker: self.fleet.circuit_breaker.clone(),
+            max_workers: self.fleet.advanced.max_workers as usize,
+            topology: self.prefill_decode.topology.as_str().into(),
+        }
     }
 
     /// The tenants with their salts.

@@ -26,7 +26,7 @@ impl std::error::Error for Unreadable {}
 impl Config {
     /// Where each model's token ids come from.
     pub fn token_sources(&self) -> Result<Vec<(String, Source)>, Unreadable> {
-        let mut loaded = std::mem::take(&mut *self.loaded.0.lock());
+        let mut loaded = std::mem::take(&mut *self.loaded.folders.lock());
         let mut sources = Vec::new();
         let mut wrong = Vec::new();
         for (index, model) in self.models.iter().enumerate() {
@@ -36,6 +36,7 @@ impl Config {
             let source = match tokenizer.from {
                 From::Engine => Source::Engine,
                 From::Folder if tokenizer.path.is_empty() => continue,
+                From::Folder if self.loaded.is_running(&model.name) => Source::Kept,
                 From::Folder => {
                     let known = loaded.remove(&index);
                     let known = known.filter(|(of, _)| of == tokenizer);
@@ -73,8 +74,9 @@ fn warn_without_template(model: &ModelOverride, tokenizer: &Tokenizer, folder: &
 }
 
 /// Loads the tokenizers of all models, and reports those that cannot be loaded.
-pub(super) fn check(config: &Config, reader: &mut Reader) {
-    for (index, model) in config.models.iter().enumerate() {
+pub(super) fn check(config: &mut Config, reader: &mut Reader) {
+    let Config { models, loaded, .. } = config;
+    for (index, model) in models.iter().enumerate() {
         let Some(tokenizer) = &model.tokenizer else {
             continue;
         };
@@ -97,10 +99,16 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
         if !tokenizer.is_folder() {
             continue;
         }
+        let checked = (tokenizer.clone(), tokenizer.files());
+        let is_running = loaded.running.get(&model.name) == Some(&checked);
+        loaded.checked.insert(model.name.clone(), checked);
+        if is_running {
+            continue;
+        }
         match tokenizer.load() {
             Ok(folder) => {
                 let kept = (tokenizer.clone(), folder);
-                config.loaded.0.lock().insert(index, kept);
+                loaded.folders.lock().insert(index, kept);
             }
             Err(errors) => {
                 for error in errors {

@@ -1,7 +1,7 @@
 //! The tokenizer of a model, as it is configured, and its files once they are loaded.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -9,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
+use super::watched::{Signature, signature};
 use crate::prompt::folder::{self, ModelFolder};
 use crate::prompt::render::Options;
 use crate::prompt::template::ContentFormat;
@@ -92,6 +93,26 @@ impl Tokenizer {
         self.from == From::Folder && !self.path.is_empty()
     }
 
+    /// The files that the tokenizer is made of, as they are now. Those that it does not read do not matter.
+    pub(super) fn files(&self) -> FolderFiles {
+        let entries = std::fs::read_dir(&self.path).into_iter().flatten();
+        let paths = entries.flatten().map(|entry| entry.path());
+        let is_read = |path: &PathBuf| {
+            let extension = path.extension().and_then(|it| it.to_str());
+            extension.is_some_and(|it| ["json", "jinja"].contains(&it))
+        };
+        let mut paths: Vec<PathBuf> = paths.filter(is_read).collect();
+        if !self.chat_template.is_empty() {
+            paths.push(PathBuf::from(&self.chat_template));
+        }
+        paths.sort_unstable();
+        let seen = |path: PathBuf| {
+            let signature = signature(&path);
+            (path, signature)
+        };
+        paths.into_iter().map(seen).collect()
+    }
+
     pub(super) fn load(&self) -> Result<ModelFolder, Vec<folder::Error>> {
         let options = Options {
             chat_template_kwargs: self.chat_template_kwargs.clone(),
@@ -108,9 +129,35 @@ impl Tokenizer {
     }
 }
 
-/// Loaded tokenizers, by index in `models`. They are no part of what was configured, so all are equal.
+/// Loaded tokenizers. They are no part of what was configured, so all are equal.
 #[derive(Clone, Debug, Default)]
-pub struct Loaded(pub(super) Arc<Mutex<BTreeMap<usize, (Tokenizer, ModelFolder)>>>);
+pub struct Loaded {
+    /// By index in `models`, until the start takes them.
+    pub(super) folders: Arc<Mutex<BTreeMap<usize, (Tokenizer, ModelFolder)>>>,
+    /// Those that run already, with the files that they were made of: by the name of the model.
+    pub(super) running: BTreeMap<String, (Tokenizer, FolderFiles)>,
+    /// Those that this configuration runs with, once it does.
+    pub(super) checked: BTreeMap<String, (Tokenizer, FolderFiles)>,
+}
+
+/// The files that a tokenizer was made of, without their content.
+pub(super) type FolderFiles = Vec<(PathBuf, Signature)>;
+
+impl Loaded {
+    /// For a configuration that may replace the one of `self`: tokenizers whose files are as they were stay.
+    pub(super) fn successor(&self) -> Self {
+        Self {
+            running: self.checked.clone(),
+            ..Self::default()
+        }
+    }
+
+    /// Whether a model's tokenizer runs already.
+    pub(super) fn is_running(&self, model: &str) -> bool {
+        let checked = self.checked.get(model);
+        checked.is_some() && checked == self.running.get(model)
+    }
+}
 
 impl PartialEq for Loaded {
     fn eq(&self, _: &Self) -> bool {

@@ -3,7 +3,6 @@
 pub mod dns;
 pub mod file;
 pub mod kubernetes;
-pub mod static_list;
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -13,6 +12,7 @@ use hyper::Uri;
 use hyper::header::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
+use tokio::sync::oneshot;
 use tracing::warn;
 
 use super::events::{Events, EventsSpec};
@@ -31,12 +31,19 @@ pub trait Discovery: Send + 'static {
     fn next(&mut self) -> impl Future<Output = Result<Vec<Member>, String>> + Send;
 }
 
-/// Updates the registry from a discovery, for ever.
-pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
+/// Updates the registry from a discovery, for ever. `answered` learns that the discovery listed its members, or could
+/// not, for the first time.
+pub async fn follow(
+    mut discovery: impl Discovery,
+    registry: Arc<Registry>,
+    answered: oneshot::Sender<()>,
+) {
     let name = discovery.name().to_owned();
     let mut last_error = None;
+    let mut answered = Some(answered);
     loop {
-        match discovery.next().await {
+        let listed = discovery.next().await;
+        match listed {
             Ok(members) => {
                 registry.set_members(&name, members);
                 last_error = None;
@@ -48,6 +55,9 @@ pub async fn follow(mut discovery: impl Discovery, registry: Arc<Registry>) {
                     last_error = Some(error);
                 }
             }
+        }
+        if let Some(answered) = answered.take() {
+            let _ = answered.send(());
         }
     }
 }

@@ -77,6 +77,12 @@ impl Machine {
         }
     }
 
+    /// Other thresholds, from the next probe on.
+    pub fn set(&mut self, settings: &Settings) {
+        self.unhealthy_threshold = settings.unhealthy_threshold.max(1);
+        self.healthy_threshold = settings.healthy_threshold.max(1);
+    }
+
     pub fn health(&self) -> Health {
         self.health
     }

@@ -37,12 +37,7 @@ pub type BootstrapPort = Option<u16>;
 const NO_MODELS: &str = "/v1/models lists none";
 
 /// Runs one probe task for each worker of the fleet.
-pub async fn run(
-    registry: Arc<Registry>,
-    settings: health::Settings,
-    bootstrap: BootstrapPort,
-    tasks: Tasks,
-) {
+pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks) {
     let mut changes = registry.changes();
     let mut probes = KeyedTasks::new(tasks);
     loop {
@@ -54,7 +49,7 @@ pub async fn run(
             .collect();
         probes.set_keys(&listed.keys().copied().collect(), |id| {
             let registry = registry.clone();
-            probe(listed[id].clone(), registry, settings.clone(), bootstrap)
+            probe(listed[id].clone(), registry, bootstrap)
         });
         tokio::select! {
             changed = changes.changed() => {
@@ -67,22 +62,21 @@ pub async fn run(
     }
 }
 
-async fn probe(
-    worker: Arc<Worker>,
-    registry: Arc<Registry>,
-    settings: health::Settings,
-    bootstrap: BootstrapPort,
-) {
-    let mut machine = health::Machine::new(&settings);
-    let limit = settings.timeout;
-    let interval = settings.interval;
+async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: BootstrapPort) {
+    let mut machine = health::Machine::new(&registry.settings().health);
     let mut facts: Option<Facts> = None;
     let mut started = None;
     // Why a worker that is up has no models.
     let mut no_models = None;
     let mut failures = 0_u32;
     let mut logged = None;
+    let mut worker = worker;
     for round in 0u32.. {
+        let settings = registry.settings().health.clone();
+        machine.set(&settings);
+        let (limit, interval) = (settings.timeout, settings.interval);
+        // As it is listed now: its key may have changed.
+        worker = registry.worker(worker.id).unwrap_or(worker);
         let probed = get(&worker, "/health", limit).await;
         if let Err(error) = &probed
             && error.is_local

@@ -2,19 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
 
-use arc_swap::{ArcSwap, ArcSwapOption};
+use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::circuit_breaker;
-use super::health::Health;
+use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
-use super::load::Load;
 use super::membership::Membership;
-use super::{Facts, Member, Snapshot, Status, Worker};
+use super::worker::{Worker, WorkerState};
+use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
 use crate::ids::WorkerId;
 
@@ -25,11 +24,18 @@ pub struct Registry {
     state: Mutex<State>,
     client: client::Settings,
     tls: Arc<tls::Clients>,
-    circuit_breaker: circuit_breaker::Settings,
-    max_workers: usize,
-    /// The label that the workers of a pair must share; empty for none.
-    topology: String,
+    settings: ArcSwap<Settings>,
     version: watch::Sender<u64>,
+}
+
+/// What a reload of the configuration may change.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub health: health::Settings,
+    pub circuit_breaker: circuit_breaker::Settings,
+    pub max_workers: usize,
+    /// The label that the workers of a pair must share; empty for none.
+    pub topology: Arc<str>,
 }
 
 #[derive(Debug, Default)]
@@ -51,19 +57,40 @@ struct Entry {
     is_drained: bool,
 }
 
-impl Entry {
-    /// Takes over `draining`. False if anything else differs: then it is another worker.
-    fn update(&mut self, member: &Member) -> bool {
-        let draining = self.member.draining;
-        let is_same = Member {
-            draining,
-            ..member.clone()
-        } == self.member;
-        if is_same {
-            self.member.draining = member.draining;
-            self.status.draining = member.draining || self.is_drained;
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            health: health::Settings::default(),
+            circuit_breaker: circuit_breaker::Settings::default(),
+            // A thousand workers are a large fleet; the configuration's default has room for four of them.
+            max_workers: 4_096,
+            topology: "".into(),
         }
-        is_same
+    }
+}
+
+impl Entry {
+    /// Takes over what an engine does not have to be restarted for: its load, its circuit breakers and its cached
+    /// blocks stay. False if its name, role or TLS differs: then it is another worker, with new connections.
+    fn update(&mut self, member: &Member) -> bool {
+        let identity = |member: &Member| (member.name.clone(), member.role, member.tls.clone());
+        if identity(member) != identity(&self.member) {
+            return false;
+        }
+        self.status.draining = member.draining || self.is_drained;
+        let draining = member.draining;
+        let before = Member {
+            draining,
+            ..self.member.clone()
+        };
+        if before != *member {
+            let worker = &self.status.worker;
+            info!(worker = %member.name, "worker is listed with other properties; it keeps its load and its cached blocks");
+            self.status.worker =
+                Worker::new(worker.id, member, worker.pool.clone(), worker.state.clone());
+        }
+        self.member = member.clone();
+        true
     }
 
     /// The engine may be another process now: its cache and its bootstrap info are not valid any more.
@@ -74,22 +101,33 @@ impl Entry {
 }
 
 impl Registry {
-    pub fn new(
-        client: client::Settings,
-        circuit_breaker: circuit_breaker::Settings,
-        max_workers: usize,
-        topology: &str,
-    ) -> Arc<Self> {
+    pub fn new(client: client::Settings, settings: Settings) -> Arc<Self> {
         Arc::new(Self {
             snapshot: ArcSwap::default(),
             state: Mutex::default(),
             client,
             tls: Arc::default(),
-            circuit_breaker,
-            max_workers,
-            topology: topology.to_owned(),
+            settings: ArcSwap::from_pointee(settings),
             version: watch::Sender::new(0),
         })
+    }
+
+    pub fn settings(&self) -> arc_swap::Guard<Arc<Settings>> {
+        self.settings.load()
+    }
+
+    /// Uses other settings: for the next health check, the next failure, the next list of workers.
+    pub fn set_settings(&self, settings: Settings) {
+        let state = self.state.lock();
+        let breakers = &settings.circuit_breaker;
+        for entry in &state.entries {
+            let worker = &entry.status.worker;
+            for breaker in [&worker.breaker, &worker.kv_transfer_breaker] {
+                breaker.set(breakers.failure_threshold, breakers.open_duration);
+            }
+        }
+        self.settings.store(Arc::new(settings));
+        self.publish(&state);
     }
 
     pub fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
@@ -101,9 +139,16 @@ impl Registry {
         &self.tls
     }
 
+    /// A worker as it is listed now.
+    pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
+        let snapshot = self.snapshot();
+        let mut workers = snapshot.workers.iter().map(|status| &status.worker);
+        workers.find(|worker| worker.id == id).cloned()
+    }
+
     /// The label that the workers of a pair must share; empty for none.
-    pub fn topology(&self) -> &str {
-        &self.topology
+    pub fn topology(&self) -> Arc<str> {
+        self.settings().topology.clone()
     }
 
     /// Notifies of every new snapshot.
@@ -113,8 +158,19 @@ impl Registry {
 
     /// Replaces the members that one discovery lists; those of other discoveries stay.
     pub fn set_members(&self, discovery: &str, members: Vec<Member>) {
+        self.set_lists([(discovery.to_owned(), Some(members))]);
+    }
+
+    /// Replaces the lists of several discoveries at once, and removes those of discoveries that are gone: a worker that
+    /// moves from one list to another stays.
+    pub fn set_lists(&self, lists: impl IntoIterator<Item = (String, Option<Vec<Member>>)>) {
         let mut state = self.state.lock();
-        state.lists.insert(discovery.to_owned(), members);
+        for (discovery, members) in lists {
+            match members {
+                Some(members) => state.lists.insert(discovery, members),
+                None => state.lists.remove(&discovery),
+            };
+        }
         let Membership {
             mut members,
             role_conflicts,
@@ -128,20 +184,20 @@ impl Registry {
             );
         }
         state.role_conflicts = role_conflicts;
-        if members.len() > self.max_workers {
+        let max_workers = self.settings().max_workers;
+        if members.len() > max_workers {
             warn!(
                 listed = members.len(),
-                max_workers = self.max_workers,
-                "more workers are listed than allowed; ignoring the last ones"
+                max_workers, "more workers are listed than allowed; ignoring the last ones"
             );
-            members.truncate(self.max_workers);
+            members.truncate(max_workers);
         }
         let mut listed: BTreeMap<&str, &Member> = members
             .iter()
             .map(|member| (member.address.as_str(), member))
             .collect();
         state.entries.retain_mut(|entry| {
-            // A worker whose role, key or other properties changed is a new one, with new connections and counts.
+            // A worker of another name, role or TLS is a new one, with new connections and counts.
             let member = listed.remove(entry.member.address.as_str());
             let stays = member.is_some_and(|member| entry.update(member));
             if !stays {
@@ -236,26 +292,10 @@ impl Registry {
     fn join(&self, state: &mut State, member: Member) -> Entry {
         let id = WorkerId(state.next_id);
         state.next_id += 1;
-        let worker = Arc::new(Worker {
-            id,
-            name: member.name.as_str().into(),
-            role: member.role,
-            authorization: member.authorization.clone(),
-            events: member.events.clone(),
-            labels: member.labels.clone(),
-            bootstrap: member.bootstrap.clone(),
-            pool: {
-                let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
-                client::Pool::with_tls(member.address.clone(), self.client.clone(), tls)
-            },
-            load: Load::default(),
-            breaker: self.circuit_breaker.build(),
-            kv_transfer_breaker: self.circuit_breaker.build(),
-            cache_tokens: AtomicU64::new(0),
-            refuses_reports: AtomicBool::new(false),
-            bootstrap_info: ArcSwapOption::empty(),
-            last_probe_error: ArcSwapOption::empty(),
-        });
+        let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
+        let pool = client::Pool::with_tls(member.address.clone(), self.client.clone(), tls);
+        let state = WorkerState::new(&self.settings().circuit_breaker);
+        let worker = Worker::new(id, &member, pool, state);
         let draining = member.draining;
         let status = Status {
             worker,
@@ -273,7 +313,7 @@ impl Registry {
 
     fn publish(&self, state: &State) {
         let workers = state.entries.iter().map(|entry| entry.status.clone());
-        let snapshot = Snapshot::new(workers.collect(), &self.topology);
+        let snapshot = Snapshot::new(workers.collect(), &self.topology());
         self.snapshot.store(Arc::new(snapshot));
         self.version.send_modify(|version| *version += 1);
     }
@@ -303,12 +343,7 @@ pub(crate) mod tests {
     }
 
     pub(crate) fn registry(names: &[&str]) -> Arc<Registry> {
-        let registry = Registry::new(
-            client::Settings::default(),
-            circuit_breaker::Settings::default(),
-            1_000,
-            "",
-        );
+        let registry = Registry::new(client::Settings::default(), Settings::default());
         registry.set_members("static", names.iter().map(|name| member(name)).collect());
         registry
     }
@@ -364,6 +399,57 @@ pub(crate) mod tests {
         registry.set_health(id, Health::Up);
         assert_eq!(group_of(&registry, "m"), Some(vec!["a".to_owned()]));
         assert!(registry.snapshot().is_ready());
+    }
+
+    #[test]
+    fn a_worker_with_another_key_or_label_is_the_same_one() {
+        let registry = registry(&["a"]);
+        bring_up(&registry, "m");
+        let before = registry.snapshot().workers[0].clone();
+        before.worker.breaker.on_failure(crate::observe::now());
+        let changed = Member {
+            authorization: Some(hyper::header::HeaderValue::from_static("Bearer other")),
+            labels: [("zone".to_owned(), "b".into())].into(),
+            ..member("a")
+        };
+        registry.set_members("static", vec![changed.clone()]);
+        let after = registry.snapshot().workers[0].clone();
+        assert_eq!(
+            (after.worker.id, after.health),
+            (before.worker.id, Health::Up)
+        );
+        assert_eq!(after.worker.authorization, changed.authorization);
+        assert_eq!(&*after.worker.labels["zone"], "b");
+        assert!(Arc::ptr_eq(&after.worker.state, &before.worker.state));
+        assert_eq!(before.worker.authorization, None);
+    }
+
+    #[test]
+    fn a_worker_that_moves_between_lists_stays() {
+        let registry = registry(&["a"]);
+        let id = registry.snapshot().workers[0].worker.id;
+        let lists = [("static", None), ("file", Some(vec![member("a")]))];
+        registry.set_lists(lists.map(|(name, list)| (name.to_owned(), list)));
+        assert_eq!(registry.snapshot().workers[0].worker.id, id);
+        registry.set_lists([("file".to_owned(), None)]);
+        assert!(registry.snapshot().workers.is_empty());
+    }
+
+    #[test]
+    fn other_settings_count_from_now_on_and_the_state_stays() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        let worker = registry.snapshot().workers[0].worker.clone();
+        let now = crate::observe::now();
+        assert!(!worker.breaker.on_failure(now));
+        let mut settings = Settings::default();
+        settings.circuit_breaker.failure_threshold = 2;
+        settings.max_workers = 1;
+        registry.set_settings(settings);
+        assert!(worker.breaker.on_failure(now));
+        assert_eq!(registry.snapshot().workers.len(), 2);
+        registry.set_members("static", vec![member("a"), member("b")]);
+        assert_eq!(registry.snapshot().workers.len(), 1);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
@@ -10,6 +11,7 @@ use hyper::header::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::circuit_breaker;
 use super::events::Events;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
@@ -67,7 +69,8 @@ pub struct Member {
     pub identity: Option<Arc<str>>,
 }
 
-/// One worker for as long as it is listed.
+/// One worker as it is listed now. Listed with another key or other labels it is another `Worker` with the same
+/// [`WorkerState`]; a request keeps the one that it was sent with.
 #[derive(Debug)]
 pub struct Worker {
     pub id: WorkerId,
@@ -78,6 +81,12 @@ pub struct Worker {
     pub labels: BTreeMap<String, Arc<str>>,
     pub bootstrap: Option<Arc<str>>,
     pub pool: Arc<client::Pool>,
+    pub(super) state: Arc<WorkerState>,
+}
+
+/// What is known of a worker, for as long as its address is listed.
+#[derive(Debug)]
+pub struct WorkerState {
     pub load: Load,
     pub breaker: SharedBreaker,
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
@@ -94,7 +103,48 @@ pub struct Worker {
     pub last_probe_error: ArcSwapOption<String>,
 }
 
+impl WorkerState {
+    pub(super) fn new(breakers: &circuit_breaker::Settings) -> Arc<Self> {
+        Arc::new(Self {
+            load: Load::default(),
+            breaker: breakers.build(),
+            kv_transfer_breaker: breakers.build(),
+            cache_tokens: AtomicU64::new(0),
+            refuses_reports: AtomicBool::new(false),
+            bootstrap_info: ArcSwapOption::empty(),
+            last_probe_error: ArcSwapOption::empty(),
+        })
+    }
+}
+
+impl Deref for Worker {
+    type Target = WorkerState;
+
+    fn deref(&self) -> &WorkerState {
+        &self.state
+    }
+}
+
 impl Worker {
+    pub(super) fn new(
+        id: WorkerId,
+        member: &Member,
+        pool: Arc<client::Pool>,
+        state: Arc<WorkerState>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            id,
+            name: member.name.as_str().into(),
+            role: member.role,
+            authorization: member.authorization.clone(),
+            events: member.events.clone(),
+            labels: member.labels.clone(),
+            bootstrap: member.bootstrap.clone(),
+            pool,
+            state,
+        })
+    }
+
     /// The host part of its address.
     pub fn host(&self) -> &str {
         let address = self.pool.authority();

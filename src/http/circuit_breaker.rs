@@ -71,6 +71,11 @@ impl CircuitBreaker {
         }
     }
 
+    pub fn set(&mut self, failure_threshold: u32, open_duration: Duration) {
+        self.failure_threshold = failure_threshold.max(1);
+        self.open_duration = open_duration;
+    }
+
     pub fn state(&self) -> State {
         self.state
     }
@@ -154,6 +159,11 @@ impl SharedBreaker {
             is_active: AtomicBool::new(false),
             machine: Mutex::new(CircuitBreaker::new(failure_threshold, open_duration)),
         }
+    }
+
+    /// Other settings, from the next failure on; the state stays.
+    pub fn set(&self, failure_threshold: u32, open_duration: Duration) {
+        self.machine.lock().set(failure_threshold, open_duration);
     }
 
     pub fn state(&self) -> State {

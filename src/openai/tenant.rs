@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use hyper::{HeaderMap, header};
-use prometheus::IntCounter;
+use prometheus::{IntCounter, IntCounterVec};
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -153,11 +153,17 @@ pub struct Salt {
     pub field: String,
 }
 
-/// The clients that may send requests.
+/// The clients that may send requests, of one configuration.
 #[derive(Debug)]
-pub enum Tenants {
+pub struct Tenants {
+    keys: Keys,
+    requests: IntCounterVec,
+}
+
+#[derive(Debug)]
+enum Keys {
     /// Clients need no key.
-    One(Admitted),
+    None(Admitted),
     /// By the digest of a key.
     Known(FxHashMap<KeyDigest, Admitted>),
 }
@@ -170,6 +176,42 @@ impl Tenants {
             "Requests, by the tenant whose key they came with (`default` where there are no tenants).",
             &["tenant"],
         );
+        Self::counted(listed, requests)
+    }
+
+    /// Those of the next configuration.
+    pub fn successor(&self, listed: &[TenantSpec]) -> Self {
+        Self::counted(listed, self.requests.clone())
+    }
+
+    fn counted(listed: &[TenantSpec], requests: IntCounterVec) -> Self {
+        let keys = Keys::new(listed, &requests);
+        Self { keys, requests }
+    }
+
+    /// Whether requests need a key. Keys are not forwarded to engines.
+    pub fn require_keys(&self) -> bool {
+        matches!(self.keys, Keys::Known(_))
+    }
+
+    /// The tenant of a request, and counts it.
+    pub fn admit(&self, headers: &HeaderMap) -> Result<&Admitted, ApiError> {
+        let admitted = match &self.keys {
+            Keys::None(admitted) => admitted,
+            Keys::Known(known) => {
+                let key = bearer(headers).ok_or_else(ApiError::no_key)?;
+                known
+                    .get(&KeyDigest::from(Sha256::digest(key)))
+                    .ok_or_else(ApiError::unknown_key)?
+            }
+        };
+        admitted.requests.inc();
+        Ok(admitted)
+    }
+}
+
+impl Keys {
+    fn new(listed: &[TenantSpec], requests: &IntCounterVec) -> Self {
         let admitted = |name: &str, salt: &Secret| Admitted {
             tenant: Tenant::of(name),
             name: name.into(),
@@ -177,7 +219,7 @@ impl Tenants {
             requests: requests.with_label_values(&[name]),
         };
         if listed.is_empty() {
-            return Self::One(admitted(Tenant::DEFAULT, &Secret::default()));
+            return Self::None(admitted(Tenant::DEFAULT, &Secret::default()));
         }
         let mut known = FxHashMap::default();
         for tenant in listed {
@@ -187,26 +229,6 @@ impl Tenants {
             }
         }
         Self::Known(known)
-    }
-
-    /// Whether requests need a key. Keys are not forwarded to engines.
-    pub fn require_keys(&self) -> bool {
-        matches!(self, Self::Known(_))
-    }
-
-    /// The tenant of a request, and counts it.
-    pub fn admit(&self, headers: &HeaderMap) -> Result<&Admitted, ApiError> {
-        let admitted = match self {
-            Self::One(admitted) => admitted,
-            Self::Known(known) => {
-                let key = bearer(headers).ok_or_else(ApiError::no_key)?;
-                known
-                    .get(&KeyDigest::from(Sha256::digest(key)))
-                    .ok_or_else(ApiError::unknown_key)?
-            }
-        };
-        admitted.requests.inc();
-        Ok(admitted)
     }
 }
 

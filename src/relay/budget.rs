@@ -34,6 +34,15 @@ impl RetryBudget {
         }
     }
 
+    /// Whether both settings make the same budget.
+    pub(super) fn is_same(old: &Settings, new: &Settings) -> bool {
+        let of = |settings: &Settings| {
+            let retries = &settings.advanced;
+            (retries.retry_budget_percent, retries.min_retries_per_second)
+        };
+        of(old) == of(new)
+    }
+
     pub(super) fn on_request(&self) {
         if self
             .requests

@@ -23,7 +23,8 @@ pub(super) struct Metrics {
     pub(super) reports: IntCounterVec,
 }
 
-/// The relay, shared by all requests.
+/// The relay with the settings of one configuration, shared by the requests that started with it. What outlives a
+/// configuration is shared with its [successor](Relay::successor).
 #[derive(Debug)]
 pub struct Relay {
     pub(super) settings: Settings,
@@ -31,8 +32,8 @@ pub struct Relay {
     pub(super) caches: Caches,
     pub(super) models: Models,
     pub(super) tokens: Arc<Tokens>,
-    pub(super) budget: RetryBudget,
-    pub(super) quarantine: SharedQuarantine,
+    pub(super) budget: Arc<RetryBudget>,
+    pub(super) quarantine: Arc<SharedQuarantine>,
     /// `None` if requests are not disaggregated.
     pub(super) prefill_decode: Option<Disaggregation>,
     pub(super) peers: Peers,
@@ -57,8 +58,8 @@ impl Relay {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
         let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
-            budget: RetryBudget::new(&settings),
-            quarantine: SharedQuarantine::new(&settings.advanced, registry),
+            budget: Arc::new(RetryBudget::new(&settings)),
+            quarantine: Arc::new(SharedQuarantine::new(&settings.advanced, registry)),
             settings,
             fleet,
             caches,
@@ -77,6 +78,35 @@ impl Relay {
                     &["model", "outcome"],
                 ),
             },
+        }
+    }
+
+    /// The relay of the next configuration: with other settings, and with the state of this one. `prefill_decode` has
+    /// the same connector.
+    pub fn successor(
+        &self,
+        settings: Settings,
+        models: ModelSettings,
+        prefill_decode: &prefill_decode::Settings,
+        tokens: Arc<Tokens>,
+    ) -> Self {
+        self.quarantine.set_bounds(&settings.advanced);
+        let budget = match RetryBudget::is_same(&self.settings, &settings) {
+            true => self.budget.clone(),
+            false => Arc::new(RetryBudget::new(&settings)),
+        };
+        let disaggregation = self.prefill_decode.as_ref();
+        Self {
+            settings,
+            fleet: self.fleet.clone(),
+            caches: self.caches.clone(),
+            models: self.models.successor(models),
+            tokens,
+            budget,
+            quarantine: self.quarantine.clone(),
+            prefill_decode: disaggregation.map(|it| it.successor(prefill_decode)),
+            peers: self.peers.clone(),
+            metrics: self.metrics.clone(),
         }
     }
 

@@ -43,7 +43,7 @@ impl Meter {
         client: ClientKey,
     ) -> Self {
         Self {
-            series: count.model.series.of(running.worker()),
+            series: count.model.series().of(running.worker()),
             last: count.started,
             count,
             status,

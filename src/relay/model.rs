@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
+use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
@@ -67,17 +68,31 @@ impl FromStr for KeySource {
     }
 }
 
-/// The models that requests have asked for, with their state.
+/// The models that requests have asked for, with the settings of one configuration.
 #[derive(Debug)]
 pub(super) struct Models {
     settings: ModelSettings,
     states: ArcSwap<FxHashMap<Model, Arc<ModelState>>>,
+    shared: Arc<Shared>,
+}
+
+/// What outlives a configuration.
+#[derive(Debug)]
+struct Shared {
     families: Arc<Families>,
     evidence: Arc<SharedEvidence>,
     disaggregation: Option<prefill_decode::Families>,
+    by_model: Mutex<FxHashMap<Model, Arc<Counts>>>,
 }
 
-/// One model's state, shared by its requests.
+/// One model's counts, whatever the configuration.
+#[derive(Debug)]
+pub(super) struct Counts {
+    tickets: AtomicU64,
+    series: SeriesByWorker,
+}
+
+/// One model's state, shared by its requests that started with the same configuration.
 #[derive(Debug)]
 pub(super) struct ModelState {
     pub(super) routing: routing::Settings,
@@ -85,7 +100,7 @@ pub(super) struct ModelState {
     pub(super) send_tokens: bool,
     pub(super) name: Model,
     key_sources: Vec<KeySource>,
-    tickets: AtomicU64,
+    counts: Arc<Counts>,
     decisions: [IntCounter; Reason::ALL.len()],
     routed_prompt_tokens: IntCounter,
     expected_cached_tokens: IntCounter,
@@ -93,7 +108,6 @@ pub(super) struct ModelState {
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
     pub(super) generation_tokens: IntCounter,
-    pub(super) series: SeriesByWorker,
     pub(super) families: Arc<Families>,
     /// Of all models' workers.
     evidence: Arc<SharedEvidence>,
@@ -110,9 +124,21 @@ impl Models {
         Self {
             settings,
             states: ArcSwap::default(),
-            families: Arc::new(Families::new(registry)),
-            evidence: Arc::default(),
-            disaggregation,
+            shared: Arc::new(Shared {
+                families: Arc::new(Families::new(registry)),
+                evidence: Arc::default(),
+                disaggregation,
+                by_model: Mutex::default(),
+            }),
+        }
+    }
+
+    /// The same models with other settings.
+    pub(super) fn successor(&self, settings: ModelSettings) -> Self {
+        Self {
+            settings,
+            states: ArcSwap::default(),
+            shared: self.shared.clone(),
         }
     }
 
@@ -121,8 +147,7 @@ impl Models {
             return state.clone();
         }
         let state = Arc::new(self.build(name));
-        // Two first requests may build two states. The later one stays, and only series of the earlier one's
-        // requests are not removed with their worker.
+        // Two first requests may build two states, with the same counts. The later one stays.
         self.states.rcu(|states| {
             let mut states = FxHashMap::clone(states);
             states.insert(name.clone(), state.clone());
@@ -135,9 +160,11 @@ impl Models {
     pub(super) fn remove_workers(&self, fleet: &Snapshot) {
         let workers = fleet.workers.iter();
         let listed: FxHashSet<&str> = workers.map(|status| &*status.worker.name).collect();
-        self.families.remove_workers(|name| listed.contains(name));
-        for state in self.states.load().values() {
-            state.series.remove_workers(|name| listed.contains(name));
+        let is_listed = |name: &str| listed.contains(name);
+        self.shared.families.remove_workers(is_listed);
+        let models: Vec<Arc<Counts>> = self.shared.by_model.lock().values().cloned().collect();
+        for model in models {
+            model.series.remove_workers(is_listed);
         }
     }
 
@@ -148,8 +175,17 @@ impl Models {
             .get(name.as_ref())
             .unwrap_or(&self.settings.common)
             .clone();
-        let families = self.families.clone();
+        let families = self.shared.families.clone();
         let label = [name.as_ref()];
+        let counts = || {
+            Arc::new(Counts {
+                tickets: AtomicU64::new(0),
+                series: SeriesByWorker::new(families.clone(), name.clone()),
+            })
+        };
+        let mut by_model = self.shared.by_model.lock();
+        let counts = by_model.entry(name.clone()).or_insert_with(counts).clone();
+        drop(by_model);
         ModelState {
             name: name.clone(),
             key_sources: settings
@@ -158,7 +194,7 @@ impl Models {
                 .iter()
                 .filter_map(|text| text.parse().ok())
                 .collect(),
-            tickets: AtomicU64::new(0),
+            counts,
             decisions: Reason::ALL.map(|reason| {
                 let labels = [
                     name.as_ref(),
@@ -173,28 +209,32 @@ impl Models {
             prompt_tokens: families.prompt_tokens.with_label_values(&label),
             cached_tokens: families.cached_tokens.with_label_values(&label),
             generation_tokens: families.generation_tokens.with_label_values(&label),
-            series: SeriesByWorker::new(families.clone(), name.clone()),
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
             disaggregated: self
+                .shared
                 .disaggregation
                 .as_ref()
                 .map(|families| prefill_decode::ModelMetrics::new(families, name)),
             families,
-            evidence: self.evidence.clone(),
+            evidence: self.shared.evidence.clone(),
         }
     }
 }
 
 impl ModelState {
     pub(super) fn take_ticket(&self) -> u64 {
-        self.tickets.fetch_add(1, Relaxed)
+        self.counts.tickets.fetch_add(1, Relaxed)
     }
 
     /// The number that the next request will get.
     pub(super) fn next_ticket(&self) -> u64 {
-        self.tickets.load(Relaxed)
+        self.counts.tickets.load(Relaxed)
+    }
+
+    pub(super) fn series(&self) -> &SeriesByWorker {
+        &self.counts.series
     }
 
     /// The hash of the request's first affinity key, by the order of `hash_on`.

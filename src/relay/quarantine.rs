@@ -126,6 +126,17 @@ impl SharedQuarantine {
         }
     }
 
+    /// For requests that are remembered from now on.
+    pub(super) fn set_bounds(&self, settings: &Retries) {
+        let mut quarantine = self.quarantine.lock();
+        quarantine.duration = settings.quarantine_duration;
+        quarantine.max_requests = settings.max_quarantined_requests as usize;
+        while quarantine.cuts.len() > quarantine.max_requests {
+            quarantine.forget_oldest();
+        }
+        self.publish(&quarantine);
+    }
+
     /// How many connections a request with this body has cost. Counts a request that must not be sent because these
     /// are [`CUTS_MAX`].
     pub(super) fn cuts(&self, now: Instant, body: &[u8]) -> u32 {

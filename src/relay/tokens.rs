@@ -7,8 +7,8 @@ mod fallback;
 mod metrics;
 
 use std::io;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, OnceLock};
+use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
@@ -62,23 +62,34 @@ pub enum Source {
     Folder(Box<ModelFolder>),
     /// The model's engines.
     Engine,
+    /// The one that the model has: nothing about it has changed.
+    Kept,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum ModelTokenizer {
     Local(Arc<Tokenizer>),
     /// The circuit breaker opens after consecutive failures, so that a slow engine does not delay every request.
-    Engine(SharedBreaker),
+    Engine(Arc<SharedBreaker>),
 }
 
-/// The tokenizers of all models, by served name.
+/// The tokenizers of all models of one configuration, by served name.
 #[derive(Debug)]
 pub struct Tokens {
     models: FxHashMap<String, ModelTokenizer>,
-    /// Present if any model has a tokenizer in the router.
-    pool: Option<Pool>,
+    shared: Arc<Shared>,
+}
+
+/// What outlives a configuration.
+#[derive(Debug)]
+struct Shared {
+    settings: Settings,
+    cache: Arc<Cache>,
+    /// Started with the first tokenizer in the router.
+    pool: OnceLock<Pool>,
     engine: EngineTokenizer,
-    wait: Duration,
+    registry: Registry,
+    tokenizer_metrics: tokenizer::Metrics,
     metrics: Metrics,
 }
 
@@ -144,35 +155,66 @@ impl Tokens {
         seed: u64,
         registry: &Registry,
     ) -> io::Result<Self> {
-        let cache = Cache::new(&settings.cache, seed, cache::Metrics::new(registry));
-        let cache = Arc::new(cache);
-        let metrics = tokenizer::Metrics::new(registry);
-        let build = |source: Source| match source {
-            Source::Folder(folder) => ModelTokenizer::Local(Arc::new(Tokenizer::new(
+        let shared = Shared {
+            cache: Arc::new(Cache::new(
+                &settings.cache,
+                seed,
+                cache::Metrics::new(registry),
+            )),
+            pool: OnceLock::new(),
+            engine: EngineTokenizer::new(settings.advanced.engine.clone(), seed),
+            registry: registry.clone(),
+            tokenizer_metrics: tokenizer::Metrics::new(registry),
+            metrics: Metrics::new(registry),
+            settings: settings.clone(),
+        };
+        let none = Self {
+            models: FxHashMap::default(),
+            shared: Arc::new(shared),
+        };
+        none.successor(sources)
+    }
+
+    /// The tokenizers of the next configuration, with the cache and the threads of this one.
+    pub fn successor(
+        &self,
+        sources: impl IntoIterator<Item = (String, Source)>,
+    ) -> io::Result<Self> {
+        let shared = &self.shared;
+        let build = |name: &str, source: Source| match source {
+            Source::Folder(folder) => Some(ModelTokenizer::Local(Arc::new(Tokenizer::new(
                 folder.renderer,
                 folder.vocabulary,
-                cache.clone(),
-                settings.advanced.limits.clone(),
-                metrics.clone(),
-            ))),
-            Source::Engine => ModelTokenizer::Engine(circuit_breaker::Settings::default().build()),
-        };
-        let models: FxHashMap<String, ModelTokenizer> = sources
-            .into_iter()
-            .map(|(name, source)| (name, build(source)))
-            .collect();
-        let has_local = models
-            .values()
-            .any(|tokenizer| matches!(tokenizer, ModelTokenizer::Local(_)));
-        Ok(Self {
-            pool: match has_local {
-                true => Some(Pool::start(&settings.advanced.pool, registry)?),
-                false => None,
+                shared.cache.clone(),
+                shared.settings.advanced.limits.clone(),
+                shared.tokenizer_metrics.clone(),
+            )))),
+            Source::Engine => match self.models.get(name) {
+                Some(ModelTokenizer::Engine(breaker)) => {
+                    Some(ModelTokenizer::Engine(breaker.clone()))
+                }
+                _ => {
+                    let breaker = circuit_breaker::Settings::default().build();
+                    Some(ModelTokenizer::Engine(Arc::new(breaker)))
+                }
             },
+            Source::Kept => self.models.get(name).cloned(),
+        };
+        let built = sources.into_iter().filter_map(|(name, source)| {
+            let tokenizer = build(&name, source)?;
+            Some((name, tokenizer))
+        });
+        let models: FxHashMap<String, ModelTokenizer> = built.collect();
+        let mut tokenizers = models.values();
+        let has_local = tokenizers.any(|tokenizer| matches!(tokenizer, ModelTokenizer::Local(_)));
+        if has_local && shared.pool.get().is_none() {
+            let pool = Pool::start(&shared.settings.advanced.pool, &shared.registry)?;
+            // One configuration is taken over at a time.
+            let _ = shared.pool.set(pool);
+        }
+        Ok(Self {
             models,
-            engine: EngineTokenizer::new(settings.advanced.engine.clone(), seed),
-            wait: settings.advanced.pool.timeout,
-            metrics: Metrics::new(registry),
+            shared: shared.clone(),
         })
     }
 
@@ -201,11 +243,11 @@ impl Tokens {
         match found {
             Ok((tokens, source)) => {
                 let seconds = (observe::now() - started).as_secs_f64();
-                self.metrics.observe(source, seconds);
+                self.shared.metrics.observe(source, seconds);
                 Some(tokens)
             }
             Err(reason) => {
-                self.metrics.count_fallback(&reason);
+                self.shared.metrics.count_fallback(&reason);
                 debug!(model = %group.model, %reason, "prompt not tokenized; routing by prediction");
                 None
             }
@@ -274,11 +316,11 @@ impl Tokens {
         &self,
         task: impl FnOnce() -> Result<TokenizedPrompt, TokenizeError> + Send + 'static,
     ) -> Result<TokenizedPrompt, FallbackReason> {
-        let pool = self.pool.as_ref().ok_or(FallbackReason::QueueFull)?;
+        let pool = self.shared.pool.get().ok_or(FallbackReason::QueueFull)?;
         let result = pool
             .run(task)
             .map_err(|pool::QueueFull| FallbackReason::QueueFull)?;
-        match tokio::time::timeout(self.wait, result).await {
+        match tokio::time::timeout(self.shared.settings.advanced.pool.timeout, result).await {
             Ok(Ok(tokens)) => tokens.map_err(FallbackReason::Untokenizable),
             // The tokenizer panicked.
             Ok(Err(_)) => Err(FallbackReason::QueueFull),
@@ -303,7 +345,7 @@ impl Tokens {
             ids: Ids::Shared(ids),
             untokenized_bytes: 0,
         };
-        if let Some(ids) = self.engine.cached(now, model, api, body) {
+        if let Some(ids) = self.shared.engine.cached(now, model, api, body) {
             return Ok((complete(ids), TokenSource::Cache));
         }
         let mut available = group.workers.iter().filter(|it| it.breaker.may_admit(now));
@@ -314,7 +356,11 @@ impl Tokens {
         };
         let worker = worker.ok_or(FallbackReason::NoWorker)?;
         // Before the circuit breaker, which expects a result for each call that it admits.
-        let permit = self.engine.permit(body).map_err(FallbackReason::Engine)?;
+        let permit = self
+            .shared
+            .engine
+            .permit(body)
+            .map_err(FallbackReason::Engine)?;
         if !breaker.admit(now) {
             return Err(FallbackReason::EngineCircuitOpen);
         }
@@ -324,6 +370,7 @@ impl Tokens {
             authorization: worker.authorization.as_ref().or(headers.get(AUTHORIZATION)),
         };
         let result = self
+            .shared
             .engine
             .fetch(permit, now, target, model, api, body)
             .await;

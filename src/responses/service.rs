@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use serde::Serialize;
 
 use super::background::{self, Background};
@@ -17,7 +18,8 @@ use crate::relay::Relay;
 use crate::state_token::KeyRing;
 use crate::store::ResponseStore;
 
-/// The endpoints below `/v1/responses` and `/v1/conversations`.
+/// The endpoints below `/v1/responses` and `/v1/conversations`, with the settings of one configuration. What outlives
+/// it is shared with its [successor](Responses::successor).
 #[derive(Debug)]
 pub struct Responses {
     pub(super) settings: Settings,
@@ -29,7 +31,9 @@ pub struct Responses {
     pub(super) metrics: Metrics,
     pub(super) background: Arc<Background>,
     /// Signs and verifies large state tokens. Each request has at most one job waiting here.
-    pub(super) offload: OffloadThread,
+    pub(super) offload: Arc<OffloadThread>,
+    /// That of the latest configuration, for background runs that no request of this one starts.
+    latest: Arc<ArcSwap<Weak<Self>>>,
 }
 
 /// For `GET /responses` on the admin listener.
@@ -60,7 +64,7 @@ impl Responses {
             tasks.clone(),
             registry,
         );
-        Ok(Arc::new(Self {
+        let responses = Arc::new(Self {
             settings,
             store,
             relay,
@@ -69,8 +73,35 @@ impl Responses {
             io_threads,
             metrics: Metrics::new(registry),
             background,
-            offload: OffloadThread::start("state-tokens")?,
-        }))
+            offload: Arc::new(OffloadThread::start("state-tokens")?),
+            latest: Arc::default(),
+        });
+        responses.latest.store(Arc::new(Arc::downgrade(&responses)));
+        Ok(responses)
+    }
+
+    /// The endpoints of the next configuration. What a reload cannot change (the store, background runs) is as in this
+    /// one.
+    pub fn successor(&self, settings: Settings, relay: Arc<Relay>) -> Arc<Self> {
+        let successor = Arc::new(Self {
+            settings,
+            relay,
+            store: self.store.clone(),
+            key_ring: self.key_ring.clone(),
+            tasks: self.tasks.clone(),
+            io_threads: self.io_threads.clone(),
+            metrics: self.metrics.clone(),
+            background: self.background.clone(),
+            offload: self.offload.clone(),
+            latest: self.latest.clone(),
+        });
+        self.latest.store(Arc::new(Arc::downgrade(&successor)));
+        successor
+    }
+
+    /// With the settings of the latest configuration.
+    pub(super) fn latest(self: &Arc<Self>) -> Arc<Self> {
+        self.latest.load().upgrade().unwrap_or_else(|| self.clone())
     }
 
     pub fn mode(&self) -> Mode {

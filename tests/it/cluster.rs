@@ -132,6 +132,10 @@ impl Killed {
         (child, BufReader::new(printed))
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.0.id()
+    }
+
     pub(crate) fn signal(&self, name: &str) {
         let kill = format!("kill -{name} {}", self.0.id());
         let status = Command::new("sh").args(["-c", &kill]).status().unwrap();
@@ -480,6 +484,17 @@ impl Router {
             text = text.replace("***", key.expose());
         }
         let file = Removed::new(&text);
+        let mut router = Self::child_of(&file.0, limit, environment).await;
+        router._file = Some(file);
+        router
+    }
+
+    /// As [`Router::child`], with a file of the test's own.
+    pub(crate) async fn child_of(
+        file: &std::path::Path,
+        limit: &str,
+        environment: &[(&str, &str)],
+    ) -> Self {
         // A thousand connections need more files than a shell allows by default.
         let mut command = Command::new("sh");
         command
@@ -487,7 +502,7 @@ impl Router {
             .arg(format!(r#"ulimit -n "{limit}"; exec "$0" "$@""#))
             .arg(env!("CARGO_BIN_EXE_warmroute"))
             .args(["serve", "--config"])
-            .arg(&file.0)
+            .arg(file)
             .envs(environment.iter().copied());
         let mut child = Killed(command.stderr(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(child.0.stderr.take().unwrap()).lines();
@@ -519,7 +534,7 @@ impl Router {
             child: Some(child),
             log,
             is_log_read,
-            _file: Some(file),
+            _file: None,
         }
     }
 

@@ -29,6 +29,7 @@ mod peers;
 mod prefill_decode;
 mod proxy;
 mod redis_server;
+mod reload;
 mod replica_simulation;
 mod responses;
 mod rolling_restart;

@@ -14,6 +14,47 @@ pub(crate) fn alternatives(schema: &Value) -> Vec<&Value> {
     }
 }
 
+/// The maps with known keys that a value may be, or whose list it is.
+pub(crate) fn parts<'s>(path: &str, schema: &'s Value) -> Vec<(String, &'s Value)> {
+    let mut found = Vec::new();
+    for schema in alternatives(schema) {
+        if schema.get("properties").is_some() {
+            found.push((path.to_owned(), schema));
+        } else if let Some(items) = schema.get("items") {
+            found.extend(parts(&format!("{path}[]"), items));
+        }
+    }
+    found
+}
+
+pub(crate) fn properties(schema: &Value) -> Vec<(&String, &Value)> {
+    let properties = schema.get("properties").and_then(Value::as_object);
+    properties.into_iter().flatten().collect()
+}
+
+/// The paths of all keys that take a value, as the reference names them: `workers[].url`.
+#[cfg(test)]
+pub(crate) fn leaves(schema: &Value) -> Vec<String> {
+    fn push(path: &str, schema: &Value, found: &mut Vec<String>) {
+        let parts = parts(path, schema);
+        if parts.is_empty() {
+            found.push(path.to_owned());
+        }
+        for (path, part) in parts {
+            for (key, schema) in properties(part) {
+                let path = match &*path {
+                    "" => key.clone(),
+                    path => format!("{path}.{key}"),
+                };
+                push(&path, schema, found);
+            }
+        }
+    }
+    let mut found = Vec::new();
+    push("", schema, &mut found);
+    found
+}
+
 /// Whether a value of this JSON type (`string`, `integer`, ...) satisfies one of the schema's types.
 pub(super) fn allows(schema: &Value, name: &str) -> bool {
     match schema.get("type") {

@@ -12,7 +12,7 @@ use crate::fleet::registry::Registry;
 /// Wait after a change, because workers join one after the other.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
-pub async fn run(registry: Arc<Registry>, connector: Connector, topology: String) {
+pub async fn run(registry: Arc<Registry>, connector: Connector) {
     let mut changes = registry.changes();
     changes.mark_changed();
     let mut logged = Pairs::default();
@@ -24,7 +24,8 @@ pub async fn run(registry: Arc<Registry>, connector: Connector, topology: String
         tokio::time::sleep(SETTLE_TIME).await;
         changes.mark_unchanged();
         let snapshot = registry.snapshot().clone();
-        let unlabelled = pairs::unlabelled(&snapshot, &topology);
+        let topology = &*registry.topology();
+        let unlabelled = pairs::unlabelled(&snapshot, topology);
         if unlabelled != logged_unlabelled {
             if !unlabelled.is_empty() {
                 warn!(
@@ -36,7 +37,7 @@ pub async fn run(registry: Arc<Registry>, connector: Connector, topology: String
             }
             logged_unlabelled = unlabelled;
         }
-        let pairs = Pairs::of(&snapshot, connector, &topology);
+        let pairs = Pairs::of(&snapshot, connector, topology);
         if pairs != logged {
             log_changes(connector, &pairs, &logged);
             logged = pairs;

@@ -25,7 +25,27 @@ impl Disaggregation {
     /// `None` without a connector: then no request is disaggregated.
     pub(in crate::relay) fn new(settings: &Settings, registry: &Registry) -> Option<Self> {
         let connector = settings.connector?;
-        Some(Self {
+        let families = Families::new(registry);
+        Some(Self::with(settings, connector, Arc::default(), families))
+    }
+
+    /// With other settings, and with the blocks that are pinned now.
+    pub(in crate::relay) fn successor(&self, settings: &Settings) -> Self {
+        Self::with(
+            settings,
+            self.connector,
+            self.pinned.clone(),
+            self.families.clone(),
+        )
+    }
+
+    fn with(
+        settings: &Settings,
+        connector: Connector,
+        pinned: Arc<PinnedBlocks>,
+        families: Families,
+    ) -> Self {
+        Self {
             connector,
             pair: pair::Settings {
                 min_remote_tokens: settings.advanced.min_remote_tokens,
@@ -33,9 +53,9 @@ impl Disaggregation {
             on_prefill_failure: settings.on_prefill_failure,
             lease: settings.kv_lease(connector),
             transfer_timeout: settings.advanced.transfer_timeout,
-            pinned: Arc::default(),
-            families: Families::new(registry),
-        })
+            pinned,
+            families,
+        }
     }
 
     /// True if a decode worker computes the prompt itself when no prefill worker can.

@@ -20,7 +20,7 @@ impl Relay {
     /// The connector, and the pairs among the workers that are up. `None` without disaggregation.
     pub fn pairs(&self) -> Option<(Connector, Pairs)> {
         let connector = self.prefill_decode.as_ref()?.connector;
-        let pairs = Pairs::of(&self.fleet.snapshot(), connector, self.fleet.topology());
+        let pairs = Pairs::of(&self.fleet.snapshot(), connector, &self.fleet.topology());
         Some((connector, pairs))
     }
 

@@ -186,7 +186,7 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         }
         let unconfirmed = background.table.lock().unconfirmed();
         for orphan in unconfirmed {
-            take_over(responses, orphan).await;
+            take_over(&responses.latest(), orphan).await;
         }
         let (by, running) = {
             let table = background.table.lock();
@@ -223,7 +223,7 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
         background.table.lock().on_orphans(now, &orphans, is_whole);
         let (found, mut taken) = (orphans.len(), 0);
         for orphan in orphans {
-            taken += usize::from(take_over(responses, orphan).await);
+            taken += usize::from(take_over(&responses.latest(), orphan).await);
         }
         let has_room = background.table.lock().has_room();
         rescan = has_room && must_rescan(found, taken, ORPHANS_MAX);

@@ -1,0 +1,167 @@
+//! When a changed key takes effect: with a reload, or only with a restart. Pure.
+
+use serde::Serialize;
+
+/// When a change of a key takes effect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// With a reload, for requests that start after it.
+    Reload,
+    /// A reload refuses it.
+    Restart,
+}
+
+impl Effect {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Reload => "reload",
+            Self::Restart => "restart",
+        }
+    }
+}
+
+/// Every key of the configuration, as the reference names it, or a part with all keys below it (`part.*`). A part
+/// stands here only if its keys are used as a whole, so that a new key of it belongs to the same class; a test refuses
+/// keys that are not listed.
+pub(super) const EFFECTS: &[(&str, Effect)] = &[
+    // Sockets, and what the connections on them were opened with.
+    ("api.listen", Effect::Restart),
+    ("api.advanced.*", Effect::Restart),
+    ("admin.listen", Effect::Restart),
+    // A listener has TLS or has not; the files that it names are read again by themselves.
+    ("api.tls.*", Effect::Restart),
+    ("admin.tls.*", Effect::Restart),
+    ("api.drain_delay", Effect::Reload),
+    ("api.drain_timeout", Effect::Reload),
+    ("api.max_body", Effect::Reload),
+    ("api.max_total_body", Effect::Reload),
+    ("api.max_body_wait", Effect::Reload),
+    ("api.body_timeout", Effect::Reload),
+    ("api.trusted_proxies", Effect::Reload),
+    ("api.cors.*", Effect::Reload),
+    ("admin.token", Effect::Reload),
+    ("workers.*", Effect::Reload),
+    ("discovery.*", Effect::Reload),
+    ("fleet.health.*", Effect::Reload),
+    ("fleet.circuit_breaker.*", Effect::Reload),
+    ("fleet.advanced.max_workers", Effect::Reload),
+    // Every worker's pool of connections has them.
+    ("fleet.advanced.connect_timeout", Effect::Restart),
+    ("fleet.advanced.idle_connection_timeout", Effect::Restart),
+    ("fleet.advanced.max_idle_connections", Effect::Restart),
+    ("routing.*", Effect::Reload),
+    ("models.*", Effect::Reload),
+    // Subscribers, trees and their index.
+    ("kv_events.*", Effect::Restart),
+    ("predicted.bytes_per_token", Effect::Reload),
+    // Of an index that is full of blocks of this size.
+    ("predicted.tokens_per_worker", Effect::Restart),
+    ("predicted.block_size", Effect::Restart),
+    ("predicted.max_age", Effect::Restart),
+    ("predicted.max_blocks", Effect::Restart),
+    // Threads and caches.
+    ("tokenization.*", Effect::Restart),
+    ("requests.*", Effect::Reload),
+    // Turns disaggregation on; roles of workers and their probes follow from it.
+    ("prefill_decode.connector", Effect::Restart),
+    ("prefill_decode.on_prefill_failure", Effect::Reload),
+    ("prefill_decode.topology", Effect::Reload),
+    ("prefill_decode.advanced.min_remote_tokens", Effect::Reload),
+    ("prefill_decode.advanced.kv_lease", Effect::Reload),
+    ("prefill_decode.advanced.transfer_timeout", Effect::Reload),
+    ("prefill_decode.advanced.bootstrap_port", Effect::Restart),
+    ("tenants.*", Effect::Reload),
+    ("tenant_salt_key", Effect::Reload),
+    ("peers.*", Effect::Restart),
+    // The store, and what runs in the background on it.
+    ("responses.mode", Effect::Restart),
+    ("responses.store.*", Effect::Restart),
+    ("responses.state_token.*", Effect::Restart),
+    ("responses.background.*", Effect::Restart),
+    ("responses.on_store_down", Effect::Reload),
+    ("responses.keep_alive", Effect::Reload),
+    ("responses.advanced.ready_without_store", Effect::Restart),
+    ("responses.advanced.reasoning_events", Effect::Reload),
+    ("responses.advanced.unsupported_items", Effect::Reload),
+    ("responses.advanced.max_history_turns", Effect::Reload),
+    ("responses.advanced.max_history_size", Effect::Reload),
+    ("responses.advanced.max_response_size", Effect::Reload),
+    ("responses.advanced.conversation_lease", Effect::Reload),
+    ("log.format", Effect::Restart),
+    ("log.level", Effect::Reload),
+    ("log.access", Effect::Reload),
+    ("reload.*", Effect::Reload),
+    ("runtime.*", Effect::Restart),
+];
+
+/// The class of a key, or of a value below one, such as a label. A key that is in no class needs a restart: refusing a
+/// change is safe.
+pub(super) fn effect_of(key: &str) -> Effect {
+    let found = EFFECTS.iter().find(|(listed, _)| covers(listed, key));
+    found.map_or(Effect::Restart, |(_, effect)| *effect)
+}
+
+fn covers(listed: &str, key: &str) -> bool {
+    let part = listed.strip_suffix(".*").unwrap_or(listed);
+    let rest = key.strip_prefix(part);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::config::reader::{json_schema, leaves};
+
+    fn keys() -> Vec<String> {
+        leaves(&json_schema::<Config>())
+    }
+
+    fn entries_for(key: &str) -> Vec<&'static str> {
+        let listed = EFFECTS.iter().map(|(listed, _)| *listed);
+        let is_exact = |listed: &&str| match listed.strip_suffix(".*") {
+            Some(_) => covers(listed, key),
+            None => *listed == key,
+        };
+        listed.filter(is_exact).collect()
+    }
+
+    #[test]
+    fn every_key_is_in_one_class() {
+        let keys = keys();
+        assert!(keys.len() > 200, "{}", keys.len());
+        for key in &keys {
+            let entries = entries_for(key);
+            assert_eq!(
+                entries.len(),
+                1,
+                "`{key}` is in {entries:?}: list it once in EFFECTS, with what a reload does with it"
+            );
+        }
+    }
+
+    #[test]
+    fn a_key_without_a_class_is_found() {
+        assert!(entries_for("api.brand_new").is_empty());
+        assert!(entries_for("workers_of_another_kind").is_empty());
+        assert_eq!(effect_of("api.brand_new"), Effect::Restart);
+    }
+
+    #[test]
+    fn every_entry_is_a_key_that_exists() {
+        let keys = keys();
+        for (listed, _) in EFFECTS {
+            let exists = keys.iter().any(|key| entries_for(key).contains(listed));
+            assert!(exists, "{listed}");
+        }
+    }
+
+    #[test]
+    fn what_lies_below_a_key_has_its_class() {
+        assert_eq!(effect_of("workers[].labels.zone"), Effect::Reload);
+        assert_eq!(effect_of("workers"), Effect::Reload);
+        assert_eq!(effect_of("api.listen"), Effect::Restart);
+        assert_eq!(effect_of("api.listener"), Effect::Restart);
+    }
+}

@@ -1,0 +1,140 @@
+//! Whether a configuration's files have changed: the file itself, and those that its secrets name.
+//!
+//! They are looked at now and then. That also notices the symlink swap by which Kubernetes updates a mounted volume, on
+//! which a watch of the file itself stays silent.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::source::FileHash;
+
+/// What a file is, as far as that can be seen without reading it. `None`: it cannot be seen at all.
+pub(super) type Signature = Option<(u64, u64, i64, i64, u64)>;
+
+/// What was seen of some files.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct WatchedFiles {
+    paths: Vec<PathBuf>,
+    signatures: Vec<Signature>,
+    contents: Vec<Option<FileHash>>,
+}
+
+impl WatchedFiles {
+    /// Reads files that may have changed since they were used: their contents are known, when that was is not.
+    pub fn new(contents: impl IntoIterator<Item = (PathBuf, FileHash)>) -> Self {
+        let (paths, contents): (Vec<_>, Vec<_>) = contents
+            .into_iter()
+            .map(|(path, hash)| (path, Some(hash)))
+            .unzip();
+        Self {
+            signatures: Vec::new(),
+            paths,
+            contents,
+        }
+    }
+
+    /// Looks at the files, and reads those that may have changed. True if the content of one has.
+    pub fn have_changed(&mut self) -> bool {
+        let signatures: Vec<Signature> = self.paths.iter().map(|path| signature(path)).collect();
+        if signatures == self.signatures {
+            return false;
+        }
+        let contents: Vec<_> = self.paths.iter().map(|path| content(path)).collect();
+        self.signatures = signatures;
+        let has_changed = contents != self.contents;
+        self.contents = contents;
+        has_changed
+    }
+}
+
+pub(super) fn signature(path: &Path) -> Signature {
+    let seen = std::fs::metadata(path).ok()?;
+    Some((
+        seen.dev(),
+        seen.ino(),
+        seen.mtime(),
+        seen.mtime_nsec(),
+        seen.len(),
+    ))
+}
+
+fn content(path: &Path) -> Option<FileHash> {
+    std::fs::read(path).ok().map(|text| FileHash::of(&text))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            let path =
+                std::env::temp_dir().join(format!("warmroute-watched-{}", fastrand::u64(..)));
+            fs::create_dir(&path).unwrap();
+            Self(path)
+        }
+
+        fn watched(&self, content: &str) -> WatchedFiles {
+            let path = self.0.join("config.yaml");
+            WatchedFiles::new([(path, FileHash::of(content.as_bytes()))])
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn a_file_has_changed_once_its_content_has() {
+        let folder = Folder::new();
+        let path = folder.0.join("config.yaml");
+        fs::write(&path, "a").unwrap();
+        let mut files = folder.watched("a");
+        assert!(!files.have_changed());
+        // Touched, or written again as it was.
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, "a").unwrap();
+        assert!(!files.have_changed());
+        fs::write(&path, "ab").unwrap();
+        assert!(files.have_changed());
+        assert!(!files.have_changed());
+        fs::remove_file(&path).unwrap();
+        assert!(files.have_changed());
+        assert!(!files.have_changed());
+        fs::write(&path, "ab").unwrap();
+        assert!(files.have_changed());
+    }
+
+    #[test]
+    fn what_changed_between_the_start_and_the_first_look_is_seen() {
+        let folder = Folder::new();
+        fs::write(folder.0.join("config.yaml"), "b").unwrap();
+        assert!(folder.watched("a").have_changed());
+    }
+
+    /// As a mounted ConfigMap: `config.yaml -> ..data/config.yaml`, `..data -> ..1`.
+    #[test]
+    fn the_swap_of_a_symlink_in_the_path_is_seen() {
+        let folder = Folder::new();
+        let at = |name: &str| folder.0.join(name);
+        for (name, text) in [("..1", "a"), ("..2", "b")] {
+            fs::create_dir(at(name)).unwrap();
+            fs::write(at(name).join("config.yaml"), text).unwrap();
+        }
+        let link = |from: &str, to: &str| std::os::unix::fs::symlink(from, at(to)).unwrap();
+        link("..1", "..data");
+        link("..data/config.yaml", "config.yaml");
+        let mut files = folder.watched("a");
+        assert!(!files.have_changed());
+        link("..2", "..data_tmp");
+        fs::rename(at("..data_tmp"), at("..data")).unwrap();
+        assert!(files.have_changed());
+        assert!(!files.have_changed());
+    }
+}

@@ -1,0 +1,240 @@
+//! Settings that requests read: each request keeps those with which it started.
+
+use serde_json::Value;
+use warmroute::config::Config;
+
+use super::{Clients, Folder, applied, engines, reload, text, workers};
+use crate::client::{self, Answer};
+use crate::cluster::{Cluster, Engine, Router, chat, eventually, fast, unhurried};
+
+const PATH: &str = "/v1/chat/completions";
+
+async fn post_as(cluster: &Cluster, key: &str) -> Answer {
+    let bearer = format!("Bearer {key}");
+    let headers = [("authorization", &*bearer)];
+    client::send(
+        cluster.router.api,
+        "POST",
+        PATH,
+        &headers,
+        chat("hi", 1, false),
+    )
+    .await
+}
+
+#[tokio::test]
+async fn a_tenant_s_key_is_revoked_and_its_stream_goes_on() {
+    let folder = Folder::new();
+    let engines = vec![Engine::here("w0", unhurried()).await];
+    let base = workers(&engines);
+    let with = |keys: &str, salt: &str| {
+        text(&format!(
+            "{base}tenants: [{{name: a, keys: [{keys}], cache_salt: {salt}}}]\n"
+        ))
+    };
+    let cluster = folder.start(engines, &with("old", "pepper")).await;
+    cluster.is_worker("w0", "health", "up").await;
+    assert_eq!(post_as(&cluster, "old").await.status, 200);
+    let headers = [("authorization", "Bearer old")];
+    let body = chat("a long story", 60, true);
+    let mut stream = client::open(cluster.router.api, "POST", PATH, &headers, body).await;
+    stream.until("data: ").await;
+    let both = with("old, new", "pepper");
+    folder.write(&both);
+    let changes = applied(&cluster).await;
+    assert_eq!(changes[0]["path"], "tenants[a].keys");
+    assert_eq!(changes[0]["new"], serde_json::json!(["***", "***"]));
+    assert_eq!(post_as(&cluster, "old").await.status, 200);
+    assert_eq!(post_as(&cluster, "new").await.status, 200);
+    folder.write(&with("new", "salt"));
+    applied(&cluster).await;
+    assert_eq!(post_as(&cluster, "old").await.status, 401);
+    assert_eq!(post_as(&cluster, "new").await.status, 200);
+    let sent = cluster.engines[0].last_post().await;
+    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    assert_eq!(sent["cache_salt"], "salt");
+    let (rest, is_whole) = stream.rest().await;
+    assert!(is_whole && rest.contains("[DONE]"), "{rest}");
+    let counted = cluster
+        .metric("warmroute_tenant_requests_total", &["tenant=\"a\""])
+        .await;
+    assert_eq!(counted, 5.0);
+}
+
+#[tokio::test]
+async fn routing_and_models_change_and_counts_go_on() {
+    let folder = Folder::new();
+    let engines = engines(2).await;
+    let base = text(&workers(&engines));
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    cluster.is_worker("w1", "health", "up").await;
+    let reason = async || {
+        cluster
+            .post_decided(PATH, &chat("hello", 1, false))
+            .await
+            .1
+            .reason
+    };
+    assert_ne!(reason().await, "round_robin");
+    folder.write(&format!("{base}routing: {{policy: round_robin}}\n"));
+    applied(&cluster).await;
+    assert_eq!(reason().await, "round_robin");
+    folder.write(&format!(
+        "{base}routing: {{policy: round_robin}}\nmodels: [{{name: sim, policy: random}}]\n"
+    ));
+    applied(&cluster).await;
+    assert_eq!(reason().await, "random");
+    let explained = cluster
+        .post_admin("/explain", &chat("hello", 1, false))
+        .await;
+    assert!(explained.text().contains("random"), "{}", explained.text());
+    assert_eq!(
+        cluster
+            .metric("warmroute_requests_total", &["status=\"200\""])
+            .await,
+        3.0
+    );
+}
+
+#[tokio::test]
+async fn limits_and_timeouts_change_for_requests_that_start_later() {
+    let folder = Folder::new();
+    let engines = vec![Engine::here("w0", unhurried()).await];
+    let base = text(&workers(&engines));
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    let body = chat("a long story", 60, true);
+    let mut before = cluster.open(PATH, &body).await;
+    before.until("data: ").await;
+    let limited = base.replace("drain_delay: 0s", "drain_delay: 0s, max_body: 300B")
+        + "requests: {request_timeout: 300ms}\n";
+    folder.write(&limited);
+    applied(&cluster).await;
+    assert_eq!(
+        cluster
+            .post(PATH, chat(&"long ".repeat(100), 1, false))
+            .await
+            .status,
+        413
+    );
+    let mut after = cluster.open(PATH, &body).await;
+    let (rest, _) = after.rest().await;
+    assert!(client::has_error(&rest), "{rest}");
+    let (rest, is_whole) = before.rest().await;
+    assert!(is_whole && !client::has_error(&rest), "{rest}");
+}
+
+#[tokio::test]
+async fn the_health_check_and_the_admin_token_change() {
+    let folder = Folder::new();
+    let engines = engines(1).await;
+    let base = text(&workers(&engines));
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    assert_eq!(cluster.admin("/fleet").await.status, 200);
+    folder.write(&base.replace("admin: {", "admin: {token: 0123456789abcdef, "));
+    applied(&cluster).await;
+    assert_eq!(cluster.admin("/fleet").await.status, 401);
+    assert_eq!(reload(&cluster).await.status, 401);
+    let headers = [("authorization", "Bearer 0123456789abcdef")];
+    let admin = cluster.router.admin;
+    folder.write(&base.replace("50ms", "20s"));
+    let answer = client::send(admin, "POST", "/reload", &headers, "").await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(cluster.admin("/fleet").await.status, 200);
+    let checks = async || cluster.engines[0].stats().await.last.len();
+    let _ = checks().await;
+    let page = cluster.admin("/config").await.json();
+    assert_eq!(page["config"]["fleet"]["health"]["interval"], "20s");
+    assert_eq!(page["config"]["admin"]["token"], "");
+}
+
+#[tokio::test]
+async fn the_log_level_changes() {
+    let folder = Folder::new();
+    let engines = engines(1).await;
+    let base = text(&workers(&engines));
+    let with = |log: &str| base.replace("{format: json}", &format!("{{format: json, {log}}}"));
+    let cluster = folder.start_child(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    let send = async || {
+        let answer = cluster.post(PATH, chat("hi", 1, false)).await;
+        assert_eq!(answer.status, 200);
+    };
+    let count = |what: &str| cluster.router.log().matches(what).count();
+    send().await;
+    eventually("it is logged", async || count("warmroute::access") == 1).await;
+    assert_eq!(count("\"DEBUG\""), 0);
+    folder.write(&with("level: debug"));
+    applied(&cluster).await;
+    send().await;
+    eventually("it is logged", async || count("\"DEBUG\"") > 0).await;
+    folder.write(&with("access: false"));
+    applied(&cluster).await;
+    let before = count("warmroute::access");
+    send().await;
+    folder.write(&with("level: info"));
+    applied(&cluster).await;
+    send().await;
+    eventually("it is logged", async || {
+        count("warmroute::access") == before + 1
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn streams_go_on_through_many_reloads() {
+    let folder = Folder::new();
+    let engines = vec![
+        Engine::here("w0", unhurried()).await,
+        Engine::here("w1", fast()).await,
+    ];
+    let base = text(&workers(&engines));
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    cluster.is_worker("w1", "health", "up").await;
+    let clients = Clients::start(&cluster, 4);
+    let mut streams = Vec::new();
+    for number in 0..6 {
+        let body = chat(&format!("story {number}"), 80, true);
+        streams.push(cluster.open(PATH, &body).await);
+    }
+    for number in 0..20 {
+        folder.write(&format!(
+            "{base}routing: {{prefill_weight: {}}}\nrequests: {{max_attempts: {}}}\n",
+            2 + number,
+            2 + number % 2
+        ));
+        applied(&cluster).await;
+    }
+    for mut stream in streams {
+        let (rest, is_whole) = stream.rest().await;
+        assert!(is_whole && rest.contains("[DONE]"), "{rest}");
+    }
+    assert!(clients.none_failed().await > 4);
+}
+
+/// Its secrets may be mounted files, which change by themselves.
+#[tokio::test]
+async fn a_changed_file_of_a_secret_is_noticed() {
+    let folder = Folder::new();
+    let engines = engines(1).await;
+    let key = folder.path("key");
+    std::fs::write(&key, "one").unwrap();
+    let base = text(&workers(&engines)).replace("0s}\nlog", "20ms}\nlog");
+    folder.write(&format!(
+        "{base}tenants: [{{name: a, keys: ['file:{}']}}]\n",
+        key.display()
+    ));
+    let router = Router::here(&Config::load(&folder.file()).unwrap()).await;
+    let cluster = Cluster { engines, router };
+    cluster.is_worker("w0", "health", "up").await;
+    assert_eq!(post_as(&cluster, "one").await.status, 200);
+    std::fs::write(&key, "two").unwrap();
+    eventually("it is used", async || {
+        post_as(&cluster, "two").await.status == 200
+    })
+    .await;
+    assert_eq!(post_as(&cluster, "one").await.status, 401);
+}
