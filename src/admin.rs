@@ -249,7 +249,8 @@ impl AdminServer {
     fn metrics(&self) -> Response<http::Body> {
         let page = {
             let _scraping = self.scraping.lock();
-            self.worker_metrics.update(&self.relay.load(), observe::now());
+            self.worker_metrics
+                .update(&self.relay.load(), observe::now());
             self.registry.text()
         };
         let mut response = text(StatusCode::OK, page);
@@ -266,7 +267,10 @@ impl AdminServer {
             Some(_) => return refuse(StatusCode::BAD_REQUEST, "tokens is true or false"),
         };
         let (head, body) = request.into_parts();
-        let Ok(body) = Limited::new(body, self.body_bytes_max.load(Relaxed)).collect().await else {
+        let Ok(body) = Limited::new(body, self.body_bytes_max.load(Relaxed))
+            .collect()
+            .await
+        else {
             return refuse(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 "the request body is too large or incomplete",
@@ -294,8 +298,7 @@ impl AdminServer {
         match prompt::peek(api, &body, relay.block_bytes()) {
             Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
             Ok(peek) => {
-                let explained = relay
-                    .explain(api, &head.headers, peek, &body, shows_tokens);
+                let explained = relay.explain(api, &head.headers, peek, &body, shows_tokens);
                 match explained.await {
                     Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
                     Ok(explanation) => answer(StatusCode::OK, &explanation),

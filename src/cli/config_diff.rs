@@ -35,7 +35,7 @@ pub(super) struct ConfigDiff {
     /// The configuration that it is compared with; without it, that of the running router.
     #[arg(long, value_name = "OTHER", conflicts_with = "url")]
     with: Option<PathBuf>,
-    /// The admin listener of the running router; without it, `admin.listen` of FILE. The token is `admin.token` of FILE.
+    /// The admin listener of the running router; without it, `admin.listen` of FILE. The token is one of FILE's `admin`, too.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
 }
@@ -98,9 +98,12 @@ impl ConfigDiff {
                  file by --with"
             )
         };
-        let token = &new.admin.token;
-        let token = (!token.is_empty())
-            .then(|| HeaderValue::from_str(&format!("Bearer {}", token.expose())));
+        let tokens = &new.admin.tokens;
+        let tokens = tokens.read.iter().chain(&tokens.operate);
+        let token = std::iter::once(&new.admin.token)
+            .chain(tokens)
+            .find(|token| !token.is_empty())
+            .map(|token| HeaderValue::from_str(&format!("Bearer {}", token.expose())));
         let token = token.transpose().map_err(|error| failed(&error))?;
         let pool = Pool::new(address.clone(), client::Settings::default());
         let page = pool.get("/config", token.as_ref(), MAX_PAGE_BYTES);

@@ -41,6 +41,8 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("api.trusted_proxies", Effect::Reload),
     ("api.cors.*", Effect::Reload),
     ("admin.token", Effect::Reload),
+    ("admin.tokens.*", Effect::Reload),
+    ("admin.client_names.*", Effect::Reload),
     ("workers.*", Effect::Reload),
     ("discovery.*", Effect::Reload),
     ("fleet.health.*", Effect::Reload),

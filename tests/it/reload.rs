@@ -1,5 +1,6 @@
 //! Changes of the configuration while the router runs.
 
+mod diff;
 mod entries;
 mod lasting;
 mod settings;
