@@ -63,8 +63,13 @@ async fn a_worker_with_another_key_is_sent_it_and_keeps_its_tree() {
         let last = cluster.engines[0].last_post().await;
         last.headers["authorization"].clone()
     };
+    let rank = async || cluster.admin("/kv").await.json()["ranks"][0].clone();
+    let blocks = async || rank().await["stored_blocks"].as_u64();
+    eventually("it is connected", async || {
+        rank().await["connected"] == true
+    })
+    .await;
     assert_eq!(sent().await, "Bearer first");
-    let blocks = async || cluster.admin("/kv").await.json()["ranks"][0]["blocks"].clone();
     eventually("its blocks are known", async || {
         blocks().await.as_u64() > Some(0)
     })
