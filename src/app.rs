@@ -30,7 +30,7 @@ use self::discoveries::FollowedDiscoveries;
 use self::reload::{Parts, Reloader};
 use self::sharing::{Prepared, Sharing};
 use self::warm_start::Start;
-use crate::admin::{Access, AdminServer, KvPages, Pages, Readiness, ResponsesPage};
+use crate::admin::{AdminServer, KvPages, Pages, Readiness, ResponsesPage};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
@@ -52,7 +52,7 @@ use crate::observe::{self, process};
 use crate::peers::routed::RoutedPrompts;
 use crate::relay::tokens::Tokens;
 use crate::relay::{Caches, Relay};
-use crate::responses::{self, Mode, Responses};
+use crate::responses::{Mode, Responses};
 use crate::state_token::KeyRing;
 use crate::store::{self, ResponseStore};
 
@@ -227,7 +227,7 @@ impl App {
 
         let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
         let responses = Responses::new(
-            responses_settings(config),
+            config.responses_settings(),
             store.clone(),
             relay.clone(),
             Arc::new(key_ring(config, &metrics)?),
@@ -256,7 +256,7 @@ impl App {
             },
             metrics.clone(),
             readiness.clone(),
-            Access::of(config),
+            reload::access(config),
         )?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
@@ -275,6 +275,7 @@ impl App {
             dry_run,
             tokens,
             fleet: fleet.clone(),
+            tls: tls.clone(),
             discoveries,
         };
         let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
@@ -353,24 +354,6 @@ impl App {
     /// Resolves when an operator has asked for a drain over the admin listener.
     pub async fn drain_requested(&self) {
         self.admin_server.drain_requested().await;
-    }
-}
-
-/// Without tenants all clients are one tenant, to which the limit of the replica applies.
-fn responses_settings(config: &Config) -> responses::Settings {
-    let mut settings = config.responses.clone();
-    if config.tenants.is_empty() {
-        settings.background.max_running_per_tenant = settings.background.max_running;
-    }
-    settings
-}
-
-impl<'a> Access<'a> {
-    fn of(config: &'a Config) -> Self {
-        Access {
-            settings: &config.admin,
-            body_bytes_max: config.api.requests.max_body,
-        }
     }
 }
 

@@ -5,8 +5,10 @@ pub mod diff;
 mod discovery;
 mod effect;
 mod flags;
+mod load;
 pub mod reader;
 pub mod reference;
+mod set_flags;
 mod settings;
 mod source;
 mod tls;
@@ -20,15 +22,16 @@ use std::path::Path;
 pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile, parse_workers};
 pub use self::effect::Effect;
 pub use self::flags::Flags;
+pub use self::load::{Refused, unreadable};
 use self::reader::Problems;
 pub use self::settings::{
     Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, ModelAdvanced, ModelOverride,
     Reload, Runtime,
 };
-pub use self::source::{FileHash, Refused, Source, unreadable};
+pub use self::source::Source;
 pub use self::token_sources::Unreadable;
 pub use self::tokenizer::{From, Loaded, Tokenizer};
-pub use self::watched::WatchedFiles;
+pub use self::watched::{FileHash, WatchedFiles};
 
 impl Config {
     /// Reads and checks a file.

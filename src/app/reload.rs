@@ -17,7 +17,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, error, info, warn};
 
-pub(super) use self::parts::Parts;
+pub(super) use self::parts::{Parts, access};
 pub(super) use self::status::Status;
 use self::status::{Metrics, Outcome};
 use crate::admin::{ConfigPage, ReloadAnswer};
@@ -33,8 +33,8 @@ const MAX_WAITING: usize = 16;
 /// workers is a valid list.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// Changes that are shown in one log line or answer.
-const MAX_SHOWN: usize = 100;
+/// Changes that one log line shows.
+const MAX_LOGGED: usize = 10;
 
 /// A file that was refused is read again after this time even if it did not change: what it names, such as a tokenizer's
 /// folder, may be there now.
@@ -297,7 +297,7 @@ async fn next_look(interval: Option<Duration>) {
 fn summary(changes: &[Change]) -> String {
     let mut shown: Vec<String> = changes
         .iter()
-        .take(MAX_SHOWN / 10)
+        .take(MAX_LOGGED)
         .map(Change::to_string)
         .collect();
     if changes.len() > shown.len() {

@@ -29,9 +29,11 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("api.listen", Effect::Restart),
     ("api.advanced.*", Effect::Restart),
     ("admin.listen", Effect::Restart),
-    // A listener has TLS or has not; the files that it names are read again by themselves.
-    ("api.tls.*", Effect::Restart),
-    ("admin.tls.*", Effect::Restart),
+    // A listener has TLS or has not; with which files may change.
+    ("api.tls.*", Effect::Reload),
+    ("api.tls", Effect::Restart),
+    ("admin.tls.*", Effect::Reload),
+    ("admin.tls", Effect::Restart),
     ("api.drain_delay", Effect::Reload),
     ("api.drain_timeout", Effect::Reload),
     ("api.max_body", Effect::Reload),
@@ -100,7 +102,9 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
 /// The class of a key, or of a value below one, such as a label. A key that is in no class needs a restart: refusing a
 /// change is safe.
 pub(super) fn effect_of(key: &str) -> Effect {
-    let found = EFFECTS.iter().find(|(listed, _)| covers(listed, key));
+    let is_exact = |(listed, _): &&(&str, Effect)| *listed == key;
+    let found = EFFECTS.iter().find(is_exact);
+    let found = found.or_else(|| EFFECTS.iter().find(|(listed, _)| covers(listed, key)));
     found.map_or(Effect::Restart, |(_, effect)| *effect)
 }
 
@@ -154,8 +158,10 @@ mod tests {
     fn every_entry_is_a_key_that_exists() {
         let keys = keys();
         for (listed, _) in EFFECTS {
-            let exists = keys.iter().any(|key| entries_for(key).contains(listed));
-            assert!(exists, "{listed}");
+            let is_part = |key: &&String| key.starts_with(&format!("{listed}."));
+            let mut exists = keys.iter().filter(|key| entries_for(key).contains(listed));
+            let exists = exists.next().or_else(|| keys.iter().find(is_part));
+            assert!(exists.is_some(), "{listed}");
         }
     }
 
@@ -165,5 +171,7 @@ mod tests {
         assert_eq!(effect_of("workers"), Effect::Reload);
         assert_eq!(effect_of("api.listen"), Effect::Restart);
         assert_eq!(effect_of("api.listener"), Effect::Restart);
+        assert_eq!(effect_of("api.tls"), Effect::Restart);
+        assert_eq!(effect_of("api.tls.certificate"), Effect::Reload);
     }
 }

@@ -306,6 +306,15 @@ impl Config {
         }
     }
 
+    /// Without tenants all clients are one tenant, to which the limit of the replica applies.
+    pub fn responses_settings(&self) -> responses::Settings {
+        let mut settings = self.responses.clone();
+        if self.tenants.is_empty() {
+            settings.background.max_running_per_tenant = settings.background.max_running;
+        }
+        settings
+    }
+
     /// The tenants with their salts.
     pub fn salted_tenants(&self) -> Vec<TenantSpec> {
         let tenants = self.tenants.iter().cloned();

@@ -152,6 +152,16 @@ impl Loaded {
         }
     }
 
+    /// The models whose tokenizer is as it was configured, but made of other files.
+    pub(super) fn changed_files(&self) -> impl Iterator<Item = (&String, &Tokenizer)> {
+        let checked = self.checked.iter();
+        checked.filter_map(|(model, (tokenizer, files))| {
+            let (before, files_before) = self.running.get(model)?;
+            let is_changed = before == tokenizer && files_before != files;
+            is_changed.then_some((model, tokenizer))
+        })
+    }
+
     /// Whether a model's tokenizer runs already.
     pub(super) fn is_running(&self, model: &str) -> bool {
         let checked = self.checked.get(model);

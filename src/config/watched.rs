@@ -6,7 +6,28 @@
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use super::source::FileHash;
+use sha2::{Digest, Sha256};
+
+/// The first 48 bits of the SHA-256 of a file, which a metric can have exactly.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FileHash(u64);
+
+impl FileHash {
+    pub fn of(text: &[u8]) -> Self {
+        let digest = Sha256::digest(text);
+        let bytes = digest.iter().take(6);
+        Self(bytes.fold(0, |hash, byte| hash << 8 | u64::from(*byte)))
+    }
+
+    pub fn number(self) -> u64 {
+        self.0
+    }
+
+    /// As `sha256sum` begins.
+    pub fn hex(self) -> String {
+        format!("{:012x}", self.0)
+    }
+}
 
 /// What a file is, as far as that can be seen without reading it. `None`: it cannot be seen at all.
 pub(super) type Signature = Option<(u64, u64, i64, i64, u64)>;
@@ -136,5 +157,11 @@ mod tests {
         fs::rename(at("..data_tmp"), at("..data")).unwrap();
         assert!(files.have_changed());
         assert!(!files.have_changed());
+    }
+
+    #[test]
+    fn the_hash_is_how_sha256sum_begins() {
+        assert_eq!(FileHash::of(b"abc").hex(), "ba7816bf8f01");
+        assert_eq!(FileHash::of(b"abc").number(), 0xba78_16bf_8f01);
     }
 }

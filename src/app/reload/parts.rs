@@ -9,27 +9,40 @@ use crate::admin::{Access, AdminServer};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::app::discoveries::FollowedDiscoveries;
-use crate::app::responses_settings;
+use crate::app::tls::Listeners;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
 use crate::observe;
 use crate::relay::tokens::Tokens;
 
+/// Who may use the operators' pages.
+pub(crate) fn access(config: &Config) -> Access<'_> {
+    Access {
+        settings: &config.admin,
+        body_bytes_max: config.api.requests.max_body,
+    }
+}
+
 /// What requests read hangs on one pointer, `api`: a request loads it once, when it starts.
 #[derive(Debug)]
-pub(in crate::app) struct Parts {
-    pub(in crate::app) api: Arc<ArcSwap<ApiServer>>,
-    pub(in crate::app) admin: Arc<AdminServer>,
-    pub(in crate::app) dry_run: Arc<ArcSwap<DryRun>>,
-    pub(in crate::app) tokens: Arc<ArcSwap<Tokens>>,
-    pub(in crate::app) fleet: Arc<Registry>,
-    pub(in crate::app) discoveries: FollowedDiscoveries,
+pub(crate) struct Parts {
+    pub(crate) api: Arc<ArcSwap<ApiServer>>,
+    pub(crate) admin: Arc<AdminServer>,
+    pub(crate) dry_run: Arc<ArcSwap<DryRun>>,
+    pub(crate) tokens: Arc<ArcSwap<Tokens>>,
+    pub(crate) fleet: Arc<Registry>,
+    pub(crate) tls: Listeners,
+    pub(crate) discoveries: FollowedDiscoveries,
 }
 
 impl Parts {
     /// Uses a configuration that was checked and whose changes are all possible. After an error, which is not the file's
     /// fault, nothing has changed.
     pub(super) async fn apply(&mut self, config: &Config) -> io::Result<()> {
+        let problems = self.tls.replace(config);
+        if !problems.is_empty() {
+            return Err(io::Error::other(format!("{problems:?}")));
+        }
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Arc::new(self.tokens.load().successor(sources)?);
         let running = self.api.load_full();
@@ -41,7 +54,7 @@ impl Parts {
         ));
         let responses = running
             .responses()
-            .successor(responses_settings(config), relay.clone());
+            .successor(config.responses_settings(), relay.clone());
         let tenants = config.salted_tenants();
         let settings = config.api.requests.clone();
         let api = running.successor(settings, &tenants, responses.clone(), relay.clone());
@@ -51,7 +64,7 @@ impl Parts {
         self.tokens.store(tokens);
         self.dry_run
             .store(Arc::new(DryRun::new(responses, &tenants)));
-        self.admin.set(relay, Access::of(config));
+        self.admin.set(relay, access(config));
         observe::set_log_level(&config.log);
         Ok(())
     }

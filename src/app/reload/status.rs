@@ -9,13 +9,15 @@ use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
 use serde_json::{Value, json};
 
-use super::MAX_SHOWN;
 use crate::admin::ConfigStatus;
 use crate::config::diff::{Change, Comparable};
 use crate::config::reader::Problems;
 use crate::config::{Config, FileHash, Refused};
 use crate::observe;
 use crate::observe::metrics::Registry;
+
+/// Changes that one answer shows.
+const MAX_SHOWN: usize = 100;
 
 /// How a reload ended.
 #[derive(Clone, Debug)]
@@ -111,7 +113,7 @@ fn list(problems: &Problems) -> Vec<Value> {
 
 /// What runs, and how the last reload ended. Read by pages.
 #[derive(Debug)]
-pub(in crate::app) struct Status {
+pub(crate) struct Status {
     running: ArcSwap<Config>,
     /// What `GET /config` shows of the last reload.
     last: Mutex<Value>,
@@ -130,12 +132,12 @@ impl Status {
     }
 
     /// For `/readyz`.
-    pub(in crate::app) fn ready(&self) -> ConfigStatus {
+    pub(crate) fn ready(&self) -> ConfigStatus {
         self.ready.clone()
     }
 
     /// What runs.
-    pub(in crate::app) fn running(&self) -> Arc<Config> {
+    pub(crate) fn running(&self) -> Arc<Config> {
         self.running.load_full()
     }
 

@@ -215,6 +215,50 @@ async fn streams_go_on_through_many_reloads() {
     assert!(clients.none_failed().await > 4);
 }
 
+#[tokio::test]
+async fn a_tokenizer_comes_with_a_reload_and_is_loaded_again_when_its_files_change() {
+    let folder = Folder::new();
+    let engines = engines(1).await;
+    let base = text(&workers(&engines));
+    let cluster = folder.start(engines, &base).await;
+    cluster.is_worker("w0", "health", "up").await;
+    let outcome = ["outcome=\"complete\""];
+    let tokenized = async || {
+        let answer = cluster.post(PATH, chat("hello", 1, false)).await;
+        assert_eq!(answer.status, 200);
+        cluster
+            .metric("warmroute_tokenizer_prompts_total", &outcome)
+            .await
+    };
+    assert_eq!(tokenized().await, 0.0);
+    let fixtures = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+    let template = folder.path("chat_template.jinja");
+    std::fs::copy(
+        fixtures.join("tokenizers/qwen2.json"),
+        folder.path("tokenizer.json"),
+    )
+    .unwrap();
+    std::fs::copy(fixtures.join("templates/chatml.jinja"), &template).unwrap();
+    let path = folder.path("");
+    folder.write(&format!(
+        "{base}models: [{{name: sim, tokenizer: '{}'}}]\n",
+        path.display()
+    ));
+    applied(&cluster).await;
+    assert_eq!(tokenized().await, 1.0);
+    // Nothing has changed, so it stays.
+    assert_eq!(reload(&cluster).await.json()["result"], "unchanged");
+    let changed = std::fs::read_to_string(&template).unwrap() + "{# changed #}";
+    std::fs::write(&template, changed).unwrap();
+    let changes = applied(&cluster).await;
+    assert_eq!(changes[0]["path"], "models[sim].tokenizer");
+    assert_eq!(tokenized().await, 2.0);
+    assert_eq!(reload(&cluster).await.json()["result"], "unchanged");
+    std::fs::remove_file(folder.path("tokenizer.json")).unwrap();
+    assert_eq!(reload(&cluster).await.status, 400);
+    assert_eq!(tokenized().await, 3.0);
+}
+
 /// Its secrets may be mounted files, which change by themselves.
 #[tokio::test]
 async fn a_changed_file_of_a_secret_is_noticed() {

@@ -1,0 +1,187 @@
+//! Reading a configuration from its file, and again while a router runs with it.
+
+use std::cell::RefCell;
+use std::path::{Path, PathBuf};
+
+use super::diff::{Change, Comparable};
+use super::effect::Effect;
+use super::flags::Flags;
+use super::reader::{Outside, Problems, Reader};
+use super::settings::Config;
+use super::source::Source;
+use super::tokenizer::Loaded;
+use super::watched::FileHash;
+use super::{check, set_flags};
+
+/// Why a file cannot replace the configuration that runs.
+#[derive(Clone, Debug)]
+pub enum Refused {
+    /// It is no valid configuration.
+    Invalid(Problems),
+    /// It is valid, and changes keys that need a restart.
+    NeedsRestart(Problems),
+}
+
+impl Refused {
+    pub fn problems(&self) -> &Problems {
+        match self {
+            Self::Invalid(problems) | Self::NeedsRestart(problems) => problems,
+        }
+    }
+}
+
+impl Config {
+    /// Reads a file, if there is one, puts the values of flags in, and checks the result.
+    pub fn load_with(path: Option<&Path>, flags: Flags) -> Result<Self, Problems> {
+        let Some(path) = path else {
+            return Self::read("", b"", flags, Loaded::default())
+                .and_then(|(reader, config)| reader.finish(Some(config)));
+        };
+        let name = path.display().to_string();
+        let text = std::fs::read(path).map_err(|error| unreadable(&name, &error))?;
+        let (reader, config) = Self::read(&name, &text, flags, Loaded::default())?;
+        let mut config = reader.finish(Some(config))?;
+        config.source.path = Some(path.to_owned());
+        Ok(config)
+    }
+
+    /// Reads and checks a text.
+    pub fn parse(name: &str, text: &str) -> Result<Self, Problems> {
+        let (reader, config) =
+            Self::read(name, text.as_bytes(), Flags::default(), Loaded::default())?;
+        reader.finish(Some(config))
+    }
+
+    /// What `text`, the new content of this configuration's file, would change, if it may replace this configuration.
+    pub fn successor(&self, text: &[u8]) -> Result<(Self, Vec<Change>), Refused> {
+        let Source { path, flags, .. } = &self.source;
+        let name = path
+            .as_deref()
+            .unwrap_or(Path::new(""))
+            .display()
+            .to_string();
+        let read = Self::read(&name, text, flags.clone(), self.loaded.successor());
+        let (reader, config) = read.map_err(Refused::Invalid)?;
+        let (mut reader, mut config) = match reader.is_good() {
+            true => (reader, config),
+            false => return Err(Refused::Invalid(reader.into_problems())),
+        };
+        let mut changes = Comparable::of(self).changes(&Comparable::of(&config));
+        let changed_files = config.loaded.changed_files();
+        changes.extend(changed_files.map(|(model, tokenizer)| Change {
+            path: format!("models[{model}].tokenizer"),
+            old: Some(tokenizer.path.as_str().into()),
+            new: Some("its files have changed".into()),
+            effect: Effect::Reload,
+            file_path: "models".to_owned(),
+        }));
+        for change in changes
+            .iter()
+            .filter(|change| change.effect == Effect::Restart)
+        {
+            let message = format!(
+                "cannot be changed without a restart (`{}`); nothing of this file is used until then",
+                change.values()
+            );
+            reader.problem(&change.file_path, message);
+        }
+        if !reader.is_good() {
+            return Err(Refused::NeedsRestart(reader.into_problems()));
+        }
+        config.source.path.clone_from(path);
+        Ok((config, changes))
+    }
+
+    /// A value, and what is wrong with it. `name` is that of the file, for messages.
+    fn read(
+        name: &str,
+        text: &[u8],
+        flags: Flags,
+        loaded: Loaded,
+    ) -> Result<(Reader, Self), Problems> {
+        let secret_files = RefCell::new(Vec::new());
+        let read_file = |path: &str| {
+            let text = std::fs::read_to_string(path)?;
+            let hash = FileHash::of(text.as_bytes());
+            secret_files.borrow_mut().push((PathBuf::from(path), hash));
+            Ok(text)
+        };
+        let outside = Outside {
+            read_file: &read_file,
+            ..Outside::of_process()
+        };
+        let (mut reader, config) = Reader::read::<Self>(name, text, outside);
+        let Some(mut config) = config else {
+            return Err(reader.into_problems());
+        };
+        config.source = Source {
+            path: None,
+            flags: flags.clone(),
+            hash: FileHash::of(text),
+            secret_files: secret_files.into_inner(),
+        };
+        set_flags::apply(flags, &mut config, &mut reader);
+        config.loaded = loaded;
+        check::check(&mut config, &mut reader);
+        Ok((reader, config))
+    }
+}
+
+/// The problem of a file that cannot be read.
+pub fn unreadable(name: &str, error: &std::io::Error) -> Problems {
+    Problems::one(name, &format!("cannot be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE: &str = "workers: ['http://a:1']\n";
+
+    fn successor(rest: &str) -> Result<Vec<Change>, Refused> {
+        let running = Config::parse("config.yaml", ONE).unwrap();
+        let text = format!("{ONE}{rest}");
+        running
+            .successor(text.as_bytes())
+            .map(|(_, changes)| changes)
+    }
+
+    #[test]
+    fn a_change_that_needs_a_restart_is_refused_with_its_line_and_all_others() {
+        let refused =
+            successor("reload: {watch_interval: 5s}\nruntime:\n  threads: 3\npeers:\n  name: x\n");
+        let Err(Refused::NeedsRestart(problems)) = refused else {
+            panic!("{refused:?}");
+        };
+        let found: Vec<(usize, &str)> = problems
+            .iter()
+            .map(|problem| (problem.at.unwrap().line, &*problem.path))
+            .collect();
+        assert_eq!(found, [(4, "runtime.threads"), (6, "peers.name")]);
+        assert!(problems.to_string().contains("`0 -> 3`"), "{problems}");
+    }
+
+    #[test]
+    fn a_key_that_was_taken_out_is_refused_as_well() {
+        let running = Config::parse("", &format!("{ONE}runtime: {{threads: 3}}\n")).unwrap();
+        let refused = running.successor(ONE.as_bytes()).unwrap_err();
+        assert!(matches!(refused, Refused::NeedsRestart(_)));
+        assert!(refused.problems().to_string().contains("runtime.threads"));
+    }
+
+    #[test]
+    fn a_file_with_mistakes_is_refused_with_all_of_them_and_nothing_else() {
+        let refused = successor("runtime: {threads: 3}\nlog: {level: loud}\nnonsense: 1\n");
+        let Err(Refused::Invalid(problems)) = refused else {
+            panic!("{refused:?}");
+        };
+        assert_eq!(problems.iter().count(), 2, "{problems}");
+    }
+
+    #[test]
+    fn what_may_change_is_listed() {
+        let changes = successor("reload: {watch_interval: 5s}\n").unwrap();
+        assert_eq!(changes.len(), 1);
+        assert_eq!(successor("# a comment\n").unwrap(), []);
+    }
+}
