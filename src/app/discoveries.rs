@@ -164,7 +164,9 @@ impl FollowedDiscoveries {
                 match self.follow(config, entry) {
                     Ok(answer) => answers.extend(answer),
                     // The check of the configuration has found nothing wrong with it.
-                    Err(error) => error!(%error, ?entry, "discovery not started; its workers are not found"),
+                    Err(error) => {
+                        error!(%error, ?entry, "discovery not started; its workers are not found")
+                    }
                 }
             }
         }
