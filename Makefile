@@ -110,10 +110,11 @@ sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
 .PHONY: manifests
-manifests: $(DEPLOY_VENV)/installed ## What is in deploy/: rendered, and held against the schemas of Kubernetes' API.
+manifests: $(DEPLOY_VENV)/installed ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.
 	$(call heading,manifests)
 	$(CARGO) build --locked $(FEATURES)
 	$(DEPLOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/deploy
+	WARMROUTE_KUBECTL=$(DEPLOY_VENV)/bin/kubectl $(CARGO) test --locked $(FEATURES) --test it -- --ignored kubectl
 
 .PHONY: demo
 demo: build ## The demo, which ends by itself.

@@ -70,8 +70,6 @@ async fn kubectl_lists_pages_selects_watches_and_deletes() {
         "app=vllm",
         "--watch",
         "--output-watch-events",
-        "-o",
-        "name",
     ];
     let mut watching = kubectl(&file, &arguments)
         .stdout(Stdio::piped())
@@ -80,6 +78,7 @@ async fn kubectl_lists_pages_selects_watches_and_deletes() {
     let mut events = BufReader::new(watching.stdout.take().unwrap()).lines();
     let _watching = Killed(watching);
     let mut next = || events.next().unwrap().unwrap();
+    assert!(next().starts_with("EVENT"), "the head of a table");
     let first: Vec<String> = (0..5).map(|_| next()).collect();
     assert!(first.iter().all(|line| line.contains("ADDED")), "{first:?}");
     put_pods(&api, &["f"]);

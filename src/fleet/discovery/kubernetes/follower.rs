@@ -153,12 +153,13 @@ impl Kubernetes {
         let left_out_count = left_out.len();
         self.logged = left_out;
         let listed = self.roster.members(pods, &self.settings.defaults)?;
-        self.metrics.pods(&[
-            ("ready", listed.ready),
-            ("draining", listed.draining),
-            ("starting", listed.starting),
-            ("left_out", left_out_count),
-        ]);
+        let counts = [
+            listed.ready,
+            listed.draining,
+            listed.starting,
+            left_out_count,
+        ];
+        self.metrics.pods(counts);
         let count = listed.members.len();
         let before = self.members.replace(count);
         if count == 0 && before != Some(0) {
@@ -183,6 +184,12 @@ impl Kubernetes {
             self.pause.on_failure(Instant::now(), fastrand::f64());
         }
         failure.text
+    }
+}
+
+impl Drop for Kubernetes {
+    fn drop(&mut self) {
+        self.metrics.forget();
     }
 }
 

@@ -10,12 +10,16 @@ use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 use crate::observe;
 use crate::observe::metrics::Registry;
 
+/// What a pod can be.
+pub const STATES: [&str; 4] = ["ready", "draining", "starting", "left_out"];
+
 /// Those of all entries.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     failures: IntCounterVec,
     lost_events: IntCounterVec,
     pods: IntGaugeVec,
+    ages: GaugeVec,
     /// Entry -> when it had a complete list for the last time.
     last_lists: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
@@ -29,7 +33,7 @@ pub struct EntryMetrics {
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
-        let ages: GaugeVec = registry.real_gauges(
+        let ages = registry.real_gauges(
             "warmroute_kubernetes_list_age_seconds",
             "Time since the Kubernetes API last gave a complete list, by entry of `discovery`.",
             &["discovery"],
@@ -52,6 +56,7 @@ impl Metrics {
                  ready yet), left_out (without address, ended, or not usable; the log says why).",
                 &["discovery", "state"],
             ),
+            ages: ages.clone(),
             last_lists: Arc::default(),
         };
         let last_lists = metrics.last_lists.clone();
@@ -88,10 +93,43 @@ impl EntryMetrics {
         lost.inc_by(events as u64);
     }
 
-    pub fn pods(&self, states: &[(&str, usize)]) {
-        for (state, count) in states {
-            let pods = self.all.pods.with_label_values(&[&*self.entry, *state]);
-            pods.set(*count as i64);
+    /// The number of pods in each of [`STATES`].
+    pub fn pods(&self, counts: [usize; STATES.len()]) {
+        for (state, count) in STATES.into_iter().zip(counts) {
+            let pods = self.all.pods.with_label_values(&[&*self.entry, state]);
+            pods.set(count as i64);
         }
+    }
+
+    /// The entry is not followed any more. Its counters stay.
+    pub fn forget(&self) {
+        self.all.last_lists.lock().remove(&self.entry);
+        // They are missing if there never was a list.
+        let _ = self.all.ages.remove_label_values(&[&*self.entry]);
+        for state in STATES {
+            let _ = self.all.pods.remove_label_values(&[&*self.entry, state]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_that_is_not_followed_any_more_has_no_age_and_no_pods() {
+        let registry = Registry::default();
+        let entry = Metrics::new(&registry).of_entry("kubernetes:a");
+        entry.listed();
+        entry.pods([3, 2, 1, 0]);
+        let text = registry.text();
+        let drains = r#"warmroute_kubernetes_pods{discovery="kubernetes:a",state="draining"} 2"#;
+        assert!(text.contains(drains), "{text}");
+        assert!(
+            text.contains("warmroute_kubernetes_list_age_seconds{"),
+            "{text}"
+        );
+        entry.forget();
+        assert_eq!(registry.text(), "");
     }
 }
