@@ -39,7 +39,7 @@ impl Churn {
         })
         .await;
         let seed = fastrand::u64(..);
-        println!("seed {seed}");
+        eprintln!("seed {seed}");
         let mut churn = Self {
             api,
             router,
@@ -150,7 +150,7 @@ impl Churn {
 
 fn report(lags: &[Duration]) {
     let at = |share: f64| lags[((lags.len() - 1) as f64 * share) as usize];
-    println!(
+    eprintln!(
         "{} steps: median {:?}, p99 {:?}, longest {:?}",
         lags.len(),
         at(0.5),
@@ -167,7 +167,7 @@ async fn workers_follow_200_pods_that_change_20_times_a_second() {
         .await;
     report(&lags);
     let lost = churn.lose_a_deletion(Duration::from_secs(3)).await;
-    println!("a lost deletion was seen after {lost:?}");
+    eprintln!("a lost deletion was seen after {lost:?}");
 }
 
 /// `cargo test --release --features kubernetes --test it -- --ignored --nocapture 1000_pods`
@@ -188,5 +188,5 @@ async fn workers_follow_1000_pods_that_change_20_times_a_second_for_5_minutes() 
     }
     lags.sort();
     report(&lags);
-    println!("lost deletions were seen after {lost:?}, relist interval {relist_interval:?}");
+    eprintln!("lost deletions were seen after {lost:?}, relist interval {relist_interval:?}");
 }

@@ -58,12 +58,15 @@ pub(super) enum Followed {
         port: Option<Port>,
         slices: Watch<EndpointSlice>,
     },
-    Pool {
-        context: Context,
-        pool: Watch<InferencePool>,
-        /// The pods of the pool's selector, once the pool is known.
-        pods: Option<(String, Watch<Pod>)>,
-    },
+    Pool(Box<PoolAndPods>),
+}
+
+#[derive(Debug)]
+pub(super) struct PoolAndPods {
+    context: Context,
+    pool: Watch<InferencePool>,
+    /// The pods of the pool's selector, once the pool is known.
+    pods: Option<(String, Watch<Pod>)>,
 }
 
 /// Pods, each with its name, or why it is no worker.
@@ -91,11 +94,11 @@ impl Followed {
                     fields: Some(format!("metadata.name={}", pool.name)),
                 };
                 let metrics = context.metrics.clone();
-                Self::Pool {
+                Self::Pool(Box::new(PoolAndPods {
                     pool: Watch::new(&context.client, filter, &context.settings, metrics),
                     context,
                     pods: None,
-                }
+                }))
             }
         }
     }
@@ -105,32 +108,7 @@ impl Followed {
         match self {
             Self::Pods { pods, .. } => pods.changed().await,
             Self::Service { slices, .. } => slices.changed().await,
-            Self::Pool {
-                context,
-                pool,
-                pods,
-            } => {
-                let pods_changed = async {
-                    match pods {
-                        Some((_, pods)) => pods.changed().await,
-                        None => std::future::pending().await,
-                    }
-                };
-                tokio::select! {
-                    changed = pool.changed() => changed?,
-                    changed = pods_changed => return changed,
-                }
-                let selector = pool_of(pool).map(InferencePool::selector);
-                // An empty selector would match every pod.
-                let selector = selector.filter(|selector| !selector.is_empty());
-                if selector.as_ref() != pods.as_ref().map(|(selector, _)| selector) {
-                    *pods = selector.map(|selector| {
-                        let watch = context.pods(&selector);
-                        (selector, watch)
-                    });
-                }
-                Ok(())
-            }
+            Self::Pool(followed) => followed.changed().await,
         }
     }
 
@@ -148,18 +126,7 @@ impl Followed {
                 };
                 Some(found.into_iter().map(named).collect())
             }
-            Self::Pool { pool, pods, .. } => {
-                if !pool.has_list() {
-                    return None;
-                }
-                let Some((_, pods)) = pods else {
-                    return Some(Vec::new());
-                };
-                let ports = pool_of(pool).map(|pool| &pool.spec.target_ports);
-                let ports = ports.into_iter().flatten();
-                let ports: Vec<Port> = ports.map(|port| Port::Number(port.number)).collect();
-                Some(of_pods(pods.objects()?, &ports, rules))
-            }
+            Self::Pool(followed) => followed.pods(rules),
         }
     }
 
@@ -168,9 +135,10 @@ impl Followed {
         match self {
             Self::Pods { pods, .. } => pods.try_requests().await,
             Self::Service { slices, .. } => slices.try_requests().await,
-            Self::Pool { context, pool, .. } => {
-                let mut failures = pool.try_requests().await;
-                failures.extend(context.pods("").try_requests().await);
+            Self::Pool(followed) => {
+                let mut failures = followed.pool.try_requests().await;
+                let pods = followed.context.pods("");
+                failures.extend(pods.try_requests().await);
                 failures
             }
         }
@@ -181,11 +149,49 @@ impl Followed {
         match self {
             Self::Pods { .. } => "no pod of the selector is ready",
             Self::Service { .. } => "the Service does not exist, or has no ready endpoint",
-            Self::Pool { pool, .. } => match pool_of(pool) {
+            Self::Pool(followed) => match pool_of(&followed.pool) {
                 None => "the InferencePool does not exist",
                 Some(_) => "no pod of the InferencePool's selector is ready",
             },
         }
+    }
+}
+
+impl PoolAndPods {
+    async fn changed(&mut self) -> Result<(), Failure> {
+        let pods_changed = async {
+            match &mut self.pods {
+                Some((_, pods)) => pods.changed().await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            changed = self.pool.changed() => changed?,
+            changed = pods_changed => return changed,
+        }
+        let selector = pool_of(&self.pool).map(InferencePool::selector);
+        // An empty selector would match every pod.
+        let selector = selector.filter(|selector| !selector.is_empty());
+        if selector.as_ref() != self.pods.as_ref().map(|(selector, _)| selector) {
+            self.pods = selector.map(|selector| {
+                let watch = self.context.pods(&selector);
+                (selector, watch)
+            });
+        }
+        Ok(())
+    }
+
+    fn pods(&self, rules: &Rules) -> Option<Found> {
+        if !self.pool.has_list() {
+            return None;
+        }
+        let Some((_, pods)) = &self.pods else {
+            return Some(Vec::new());
+        };
+        let ports = pool_of(&self.pool).map(|pool| &pool.spec.target_ports);
+        let ports = ports.into_iter().flatten();
+        let ports: Vec<Port> = ports.map(|port| Port::Number(port.number)).collect();
+        Some(of_pods(pods.objects()?, &ports, rules))
     }
 }
 
