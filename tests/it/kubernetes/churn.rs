@@ -125,9 +125,11 @@ impl Churn {
     /// Steps at this pace, each of which must be seen in time. Returns the times, sorted.
     async fn run(&mut self, time: Duration, pace: Duration) -> Vec<Duration> {
         let started = Instant::now();
+        let mut next = started;
         let mut lags = Vec::new();
         while started.elapsed() < time {
-            let next = Instant::now() + pace;
+            // If a step was seen late, the next ones make up for it.
+            next += pace;
             self.step();
             lags.push(self.settle(Duration::from_secs(1)).await);
             tokio::time::sleep_until(next.into()).await;
