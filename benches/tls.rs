@@ -16,7 +16,7 @@
 )]
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,7 +60,7 @@ impl Drop for Router {
 }
 
 impl Router {
-    fn start(engine: SocketAddr, folder: &PathBuf, connector: Option<TlsConnector>) -> Self {
+    fn start(engine: SocketAddr, folder: &Path, connector: Option<TlsConnector>) -> Self {
         let free = || {
             std::net::TcpListener::bind("127.0.0.1:0")
                 .unwrap()

@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn at_the_limit_the_oldest_makes_room_once_it_has_taken_long() {
-        let began = Instant::now();
+        let began = observe::now();
         let at = |ms| began + Duration::from_millis(ms);
         let mut running = Running::default();
         assert_eq!(running.start(at(0), 2, PATIENCE, 'a'), Start::Now(0, None));
@@ -167,7 +167,7 @@ mod tests {
             steps in proptest::collection::vec((0u64..400, any::<bool>()), 1..60),
             max in 1usize..5,
         ) {
-            let began = Instant::now();
+            let began = observe::now();
             let mut now = 0;
             let mut running = Running::default();
             for (ms, ends) in steps {
