@@ -38,7 +38,7 @@ use warmroute::sim::worker;
 const ROUNDS: usize = 5;
 const CONNECTIONS: usize = 8;
 const REQUESTS: usize = 2_000;
-const STREAMS: usize = 40;
+const STREAMS: usize = 400;
 const STREAM_TOKENS: usize = 200;
 /// Requests a second while others shake hands.
 const PACE: u32 = 200;
