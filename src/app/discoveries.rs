@@ -19,6 +19,7 @@ use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{self, Discovery};
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
+use crate::http::io_threads::OffloadThread;
 use crate::observe;
 
 /// The workers that the configuration lists itself, and the files and names that list others, for a check.
@@ -92,6 +93,13 @@ const STATIC: &str = "static";
 pub(super) struct FollowedDiscoveries {
     fleet: Arc<Registry>,
     tasks: Tasks,
+    #[cfg_attr(
+        not(feature = "kubernetes"),
+        expect(
+            dead_code,
+            reason = "registered in every build, for the reference of metrics"
+        )
+    )]
     kubernetes: kubernetes::Metrics,
     followed: Vec<Followed>,
 }
@@ -142,13 +150,14 @@ impl FollowedDiscoveries {
 
     /// Follows what a new configuration lists. New entries list their workers before others are removed, and what
     /// changes then changes at once, so that a worker which moves between entries stays.
-    pub(super) async fn replace(&mut self, config: &Config) {
-        let (kept, ended) = std::mem::take(&mut self.followed)
+    /// A thousand workers are put together on `thread`: the caller's accepts connections.
+    pub(super) async fn replace(&mut self, config: &Arc<Config>, thread: &OffloadThread) {
+        let (kept, ended): (Vec<_>, Vec<_>) = std::mem::take(&mut self.followed)
             .into_iter()
             .partition(|followed: &Followed| followed.stays(config));
         self.followed = kept;
         let mut ended_names = BTreeSet::new();
-        for followed in Vec::<Followed>::from(ended) {
+        for followed in ended {
             followed.task.abort();
             // It must not list anything after its list was removed.
             let _ = followed.task.await;
@@ -179,9 +188,13 @@ impl FollowedDiscoveries {
         for followed in &self.followed {
             ended_names.remove(&followed.name);
         }
-        let removed = ended_names.into_iter().map(|name| (name, None));
-        let listed = (STATIC.to_owned(), Some(config.members()));
-        self.fleet.set_lists(removed.chain([listed]));
+        let (fleet, config) = (self.fleet.clone(), config.clone());
+        let set_lists = move || {
+            let removed = ended_names.into_iter().map(|name| (name, None));
+            let listed = (STATIC.to_owned(), Some(config.members()));
+            fleet.set_lists(removed.chain([listed]));
+        };
+        let _ = thread.run(set_lists).await;
     }
 
     /// What is returned resolves when the entry has listed its workers, or could not.

@@ -228,18 +228,21 @@ impl Reloader {
         let (config, changes) = match prepared.await {
             Some(Ok(prepared)) => prepared,
             Some(Err(refused)) => return Outcome::Refused(refused),
-            None => return Outcome::NoFile,
+            None => {
+                return Outcome::Failed("the check of the file ended without a result".to_owned());
+            }
         };
+        let config = Arc::new(config);
         // Secrets may be read from other files now.
         self.files = config.source.files();
         if changes.is_empty() {
-            self.running = Arc::new(config);
+            self.running = config;
             return Outcome::Unchanged;
         }
-        if let Err(error) = self.parts.apply(&config).await {
+        if let Err(error) = self.parts.apply(&config, &self.thread).await {
             return Outcome::Failed(error.to_string());
         }
-        self.running = Arc::new(config);
+        self.running = config;
         Outcome::Applied(changes)
     }
 

@@ -12,6 +12,7 @@ use crate::app::discoveries::FollowedDiscoveries;
 use crate::app::tls::Listeners;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
+use crate::http::io_threads::OffloadThread;
 use crate::observe;
 use crate::relay::tokens::Tokens;
 
@@ -38,7 +39,11 @@ pub(crate) struct Parts {
 impl Parts {
     /// Uses a configuration that was checked and whose changes are all possible. After an error, which is not the file's
     /// fault, nothing has changed.
-    pub(super) async fn apply(&mut self, config: &Config) -> io::Result<()> {
+    pub(super) async fn apply(
+        &mut self,
+        config: &Arc<Config>,
+        thread: &OffloadThread,
+    ) -> io::Result<()> {
         let problems = self.tls.replace(config);
         if !problems.is_empty() {
             return Err(io::Error::other(format!("{problems:?}")));
@@ -59,7 +64,7 @@ impl Parts {
         let settings = config.api.requests.clone();
         let api = running.successor(settings, &tenants, responses.clone(), relay.clone());
         self.fleet.set_settings(config.registry_settings());
-        self.discoveries.replace(config).await;
+        self.discoveries.replace(config, thread).await;
         self.api.store(api);
         self.tokens.store(tokens);
         self.dry_run
