@@ -1,5 +1,6 @@
 //! Opens streams to other replicas.
 
+use std::error::Error;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -9,6 +10,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
 use super::connection::Running;
 use super::handshake::{Identity, Side};
@@ -87,16 +89,20 @@ async fn open(address: &str, is_loopback_only: bool) -> Result<(TcpStream, IpAdd
     Err(last)
 }
 
+fn lost(error: hyper::Error) -> Failure {
+    let reason = tls::refused_certificate(&error);
+    Failure::Lost(reason.unwrap_or_else(|| match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }))
+}
+
 async fn ask(
     address: &str,
     stream: Socket,
     call: &'static str,
     settings: &Advanced,
 ) -> Result<RawLink, Failure> {
-    let lost = |error: hyper::Error| match tls::refused_certificate(&error) {
-        Some(reason) => Failure::Lost(reason),
-        None => Failure::Lost(error.to_string()),
-    };
     let running = Running::default();
     let mut builder = http2::Builder::new(running.executor());
     builder.timer(TokioTimer::new());
@@ -104,9 +110,9 @@ async fn ask(
         .handshake(TokioIo::new(stream))
         .await
         .map_err(lost)?;
+    let (report_end, end) = oneshot::channel();
     hyper::rt::Executor::execute(&running.executor(), async move {
-        // Its end shows as an error of the stream.
-        let _ = connection.await;
+        let _ = report_end.send(connection.await.err());
     });
     let (outgoing, queue) = RawLink::channel();
     let request = Request::builder()
@@ -119,7 +125,15 @@ async fn ask(
         .header(header::TE, HeaderValue::from_static("trailers"))
         .body(grpc::request_body(queue))
         .map_err(|error| Failure::Lost(error.to_string()))?;
-    let answer = sender.send_request(request).await.map_err(lost)?;
+    let answer = match sender.send_request(request).await {
+        Ok(answer) => answer,
+        Err(error) => {
+            // Why the connection ended says more than that its stream was cancelled.
+            let ended = tokio::time::timeout(settings.connect_timeout, end).await;
+            let cause = ended.ok().and_then(|end| end.ok().flatten());
+            return Err(lost(cause.unwrap_or(error)));
+        }
+    };
     if let Some(status) = status_in(answer.headers()) {
         return Err(status.into());
     }

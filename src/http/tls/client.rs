@@ -179,7 +179,10 @@ fn build(settings: &ClientSettings, contents: &Contents) -> Result<Built, String
 pub fn refused_certificate(error: &(dyn StdError + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        let of_io = error.downcast_ref::<io::Error>();
+        let of_io = error
+            .downcast_ref::<io::Error>()
+            // It does not call that its source.
+            .or_else(|| error.downcast_ref::<h2::Error>()?.get_io());
         let tls = of_io.and_then(|error| error.get_ref()?.downcast_ref::<Error>());
         if let Some(Error::AlertReceived(alert)) = tls
             && is_about_certificate(*alert)
