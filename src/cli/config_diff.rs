@@ -15,6 +15,7 @@ use crate::config::diff::Comparable;
 use crate::config::{Config, Effect};
 use crate::http::client::{self, Pool};
 use crate::http::listen_address::listen_address;
+use crate::http::tls;
 
 /// As of `diff` and `kubectl diff`.
 const SAME: u8 = 0;
@@ -38,6 +39,31 @@ pub(super) struct ConfigDiff {
     /// The admin listener of the running router; without it, `admin.listen` of FILE. The token is one of FILE's `admin`, too.
     #[arg(long, value_name = "URL")]
     url: Option<String>,
+    /// The CA of an admin listener with TLS; without it, those of the operating system.
+    #[arg(
+        long,
+        value_name = "CA.CRT",
+        default_value = "",
+        conflicts_with = "with"
+    )]
+    ca: String,
+    /// The certificate for an admin listener that asks for one.
+    #[arg(
+        long,
+        value_name = "TLS.CRT",
+        default_value = "",
+        requires = "key",
+        conflicts_with = "with"
+    )]
+    certificate: String,
+    /// Its private key.
+    #[arg(
+        long,
+        value_name = "TLS.KEY",
+        default_value = "",
+        requires = "certificate"
+    )]
+    key: String,
 }
 
 impl ConfigDiff {
@@ -91,11 +117,12 @@ impl ConfigDiff {
 
     /// The configuration of the running router.
     async fn running(&self, new: &Config) -> Result<Comparable, String> {
-        let address = self.address(new)?;
+        let (address, is_tls) = self.address(new)?;
+        let scheme = if is_tls { "https" } else { "http" };
         let failed = |error: &dyn std::fmt::Display| {
             format!(
-                "http://{address}/config: {error}; name the router's admin listener with --url, or compare with a \
-                 file by --with"
+                "{scheme}://{address}/config: {error}; name the router's admin listener with --url (and --ca), or \
+                 compare with a file by --with"
             )
         };
         let tokens = &new.admin.tokens;
@@ -105,7 +132,15 @@ impl ConfigDiff {
             .find(|token| !token.is_empty())
             .map(|token| HeaderValue::from_str(&format!("Bearer {}", token.expose())));
         let token = token.transpose().map_err(|error| failed(&error))?;
-        let pool = Pool::new(address.clone(), client::Settings::default());
+        let tls = is_tls.then(|| {
+            tls::Clients::default().get(&tls::ClientSettings {
+                ca: self.ca.clone(),
+                certificate: self.certificate.clone(),
+                key: self.key.clone(),
+                ..tls::ClientSettings::default()
+            })
+        });
+        let pool = Pool::with_tls(address.clone(), client::Settings::default(), tls);
         let page = pool.get("/config", token.as_ref(), MAX_PAGE_BYTES);
         let page = tokio::time::timeout(TIMEOUT, page).await;
         let page = page.map_err(|_| failed(&"no answer within 10 s"))?;
@@ -120,8 +155,8 @@ impl ConfigDiff {
         }
     }
 
-    /// `host:port` of the admin listener.
-    fn address(&self, new: &Config) -> Result<String, String> {
+    /// `host:port` of the admin listener, and whether it has TLS.
+    fn address(&self, new: &Config) -> Result<(String, bool), String> {
         let Some(url) = &self.url else {
             let mut address = listen_address(&new.admin.listen)?;
             if address.ip().is_unspecified() {
@@ -130,12 +165,19 @@ impl ConfigDiff {
                     IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
                 });
             }
-            return Ok(address.to_string());
+            return Ok((address.to_string(), new.admin.tls.is_some()));
         };
-        let wrong = || format!("--url {url}: write http://HOST:PORT of the admin listener");
+        let wrong = || {
+            format!(
+                "--url {url}: write http://HOST:PORT or https://HOST:PORT of the admin listener"
+            )
+        };
         let uri: Uri = url.parse().map_err(|_| wrong())?;
-        match (uri.scheme_str(), uri.host()) {
-            (Some("http"), Some(host)) => Ok(format!("{host}:{}", uri.port_u16().unwrap_or(9090))),
+        let host = uri.host().ok_or_else(wrong)?;
+        let address = format!("{host}:{}", uri.port_u16().unwrap_or(9090));
+        match uri.scheme_str() {
+            Some("http") => Ok((address, false)),
+            Some("https") => Ok((address, true)),
             _ => Err(wrong()),
         }
     }

@@ -71,10 +71,15 @@ impl Default for Settings {
 
 impl Entry {
     /// Takes over what an engine does not have to be restarted for: its load, its circuit breakers and its cached
-    /// blocks stay. False if its name, role or TLS differs: then it is another worker, with new connections.
+    /// blocks stay. False if its name, role or TLS differs, or if another pod has its address: then it is another worker,
+    /// with new connections.
     fn update(&mut self, member: &Member) -> bool {
         let identity = |member: &Member| (member.name.clone(), member.role, member.tls.clone());
-        if identity(member) != identity(&self.member) {
+        let is_other_pod = matches!(
+            (&member.identity, &self.member.identity),
+            (Some(new), Some(old)) if new != old
+        );
+        if is_other_pod || identity(member) != identity(&self.member) {
             return false;
         }
         self.status.draining = member.draining || self.is_drained;

@@ -21,7 +21,7 @@ mod socket;
 mod watch;
 
 pub use self::check::Checked;
-pub use self::client::{Client, Clients, Protocol, refused_certificate};
+pub use self::client::{Client, Clients, Protocol, refused_certificate, refused_certificate_in};
 pub use self::metrics::Metrics;
 pub use self::names::ClientNames;
 pub use self::server::{Listener, Server};

@@ -90,11 +90,11 @@ async fn open(address: &str, is_loopback_only: bool) -> Result<(TcpStream, IpAdd
 }
 
 fn lost(error: hyper::Error) -> Failure {
-    let reason = tls::refused_certificate(&error);
-    Failure::Lost(reason.unwrap_or_else(|| match error.source() {
+    let text = match error.source() {
         Some(cause) => format!("{error}: {cause}"),
         None => error.to_string(),
-    }))
+    };
+    Failure::Lost(tls::refused_certificate_in(&text).unwrap_or(text))
 }
 
 async fn ask(

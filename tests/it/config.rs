@@ -471,9 +471,9 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["discovery[0]: `file` and `dns` are two entries of `discovery`"],
     );
     check(
-        "discovery: [{kubernetes: {}}]",
+        "discovery: [{consul: {}}]",
         &[
-            "discovery[0].kubernetes: unknown key `kubernetes`; expected one of the keys `static`, `file`, `dns`",
+            "discovery[0].consul: unknown key `consul`; expected one of the keys `static`, `file`, `dns`, `kubernetes`",
         ],
     );
     check("workers:\n\t- a", &["use spaces"]);

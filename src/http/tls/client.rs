@@ -179,10 +179,7 @@ fn build(settings: &ClientSettings, contents: &Contents) -> Result<Built, String
 pub fn refused_certificate(error: &(dyn StdError + 'static)) -> Option<String> {
     let mut cause = Some(error);
     while let Some(error) = cause {
-        let of_io = error
-            .downcast_ref::<io::Error>()
-            // It does not call that its source.
-            .or_else(|| error.downcast_ref::<h2::Error>()?.get_io());
+        let of_io = error.downcast_ref::<io::Error>();
         let tls = of_io.and_then(|error| error.get_ref()?.downcast_ref::<Error>());
         if let Some(Error::AlertReceived(alert)) = tls
             && is_about_certificate(*alert)
@@ -209,8 +206,18 @@ fn is_about_certificate(alert: AlertDescription) -> bool {
 }
 
 fn refused(alert: AlertDescription) -> String {
+    not_accepted(&format!("{alert:?}"))
+}
+
+/// As [`refused_certificate`], of the text of an error of HTTP/2, which keeps no more of its cause.
+pub fn refused_certificate_in(text: &str) -> Option<String> {
+    let (_, alert) = text.split_once("received fatal alert: ")?;
+    Some(not_accepted(alert))
+}
+
+fn not_accepted(alert: &str) -> String {
     format!(
-        "TLS: the other side does not accept the certificate of `tls.certificate`, or needs one ({alert:?})"
+        "TLS: the other side does not accept the certificate of `tls.certificate`, or needs one ({alert})"
     )
 }
 

@@ -1,5 +1,7 @@
 //! Operators with client certificates, whose names have roles.
 
+use std::process::Command;
+
 use warmroute::admin::{NamesByRole, Tokens};
 use warmroute::http::tls::{ClientAuth, ServerSettings};
 use warmroute::secret::Secret;
@@ -55,4 +57,35 @@ async fn an_operators_certificate_has_the_role_of_its_name() {
             assert_eq!(status("POST", "/undrain?worker=unknown").await, operate);
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_is_compared_with_what_runs_behind_tls() {
+    let (ca, folder) = (Ca::new("operators"), Folder::new());
+    let mut config = config();
+    config.admin.tls = Some(folder.server(&ca.issue(&["localhost"])));
+    let router = Router::here(&config).await;
+    let url = format!("https://localhost:{}", router.admin.port());
+    let authority = folder.write("ca.crt", &ca.pem());
+    let file = folder.write(
+        "new.yaml",
+        "workers: [\"http://127.0.0.1:1\"]\nrouting: {policy: random}\n",
+    );
+    let diff = move |arguments: &[&str]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+            .args(["config", "diff", &file, "--url", &url])
+            .args(arguments)
+            .output()
+            .unwrap();
+        let text = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8(text).unwrap())
+    };
+    let diffs = move || (diff(&["--ca", &authority]), diff(&[]));
+    let (with_ca, without) = tokio::task::spawn_blocking(diffs).await.unwrap();
+    assert_eq!(with_ca.0, Some(1), "{with_ca:?}");
+    let changed = "~ routing.policy: cache_aware -> random";
+    assert!(with_ca.1.contains(changed), "{with_ca:?}");
+    assert_eq!(without.0, Some(2), "{without:?}");
+    let reason = "is not signed by a CA of `tls.ca`";
+    assert!(without.1.contains(reason), "{without:?}");
 }

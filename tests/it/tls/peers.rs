@@ -71,6 +71,14 @@ async fn a_replica_of_another_ca_or_without_the_name_or_tls_is_not_connected() {
         })
     })
     .await;
+    let refused = "does not accept the certificate";
+    for (router, reason) in [(&foreign, refused), (&unnamed, refused)] {
+        eventually("its page says why", async || {
+            let page = fleet_page(router).await;
+            page["peers"].to_string().contains(reason)
+        })
+        .await;
+    }
     for router in [&first, &foreign, &unnamed, &plain] {
         let page = fleet_page(router).await;
         let peers = page["peers"].as_array().unwrap();
