@@ -70,7 +70,7 @@ pub struct Member {
 }
 
 /// One worker as it is listed now. Listed with another key or other labels it is another `Worker` with the same
-/// [`WorkerState`]; a request keeps the one that it was sent with.
+/// `WorkerState`; a request keeps the one that it was sent with.
 #[derive(Debug)]
 pub struct Worker {
     pub id: WorkerId,
