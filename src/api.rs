@@ -373,6 +373,7 @@ impl ApiServer {
             body: body.clone(),
             original: &original,
             client: caller.client,
+            tenant: caller.admitted.tenant,
             id,
             started,
             summary: caller.summary.cloned(),

@@ -9,7 +9,7 @@ use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
 use super::summary::SummaryCell;
-use crate::ids::{ClientKey, RequestId};
+use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::prompt::Api;
 
 /// A request with this header gets the routing decision in the same header of its response.
@@ -30,6 +30,8 @@ pub struct Job<'a> {
     /// What the client sent: the same when its SDK sends the request again.
     pub original: &'a [u8],
     pub client: ClientKey,
+    /// Whose request it is, for limits, waiting and usage.
+    pub tenant: Tenant,
     pub id: RequestId,
     /// When the request's head was received.
     pub started: Instant,

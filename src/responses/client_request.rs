@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 
 use super::request::CreateRequest;
-use crate::ids::{ClientKey, RequestId};
+use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
 use crate::relay::SummaryCell;
@@ -32,6 +32,7 @@ pub(super) struct RequestContext<'a> {
     /// What the client sent; the same if its SDK sends the request again.
     pub(super) original: &'a [u8],
     pub(super) client: ClientKey,
+    pub(super) tenant: Tenant,
     pub(super) id: RequestId,
     pub(super) started: Instant,
     pub(super) summary: Option<&'a SummaryCell>,
@@ -43,6 +44,7 @@ impl ClientRequest<'_> {
             headers: self.headers,
             original: &self.body,
             client: self.client,
+            tenant: self.admitted.tenant,
             id: self.id,
             started: self.started,
             summary: self.summary,

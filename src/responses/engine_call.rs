@@ -45,6 +45,7 @@ impl Responses {
             body: body.clone(),
             original: context.original,
             client: context.client,
+            tenant: context.tenant,
             id: context.id,
             started: context.started,
             summary: context.summary.cloned(),

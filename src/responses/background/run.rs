@@ -104,6 +104,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         headers: &job.headers,
         original: request.input(),
         client: ClientKey::of_tenant(guard.key.tenant),
+        tenant: guard.key.tenant,
         id: job.id,
         started: observe::now(),
         summary: None,
