@@ -12,14 +12,14 @@ pub mod metrics_reference;
 pub mod process_setup;
 mod reload;
 mod replicas;
+mod responses_parts;
 mod sharing;
+mod tenants;
 pub mod tls;
 mod warm_start;
 
-use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -28,9 +28,10 @@ use tracing::info;
 
 use self::discoveries::FollowedDiscoveries;
 use self::reload::{Parts, Reloader};
+use self::responses_parts::{key_ring, responses_page};
 use self::sharing::{Prepared, Sharing};
 use self::warm_start::Start;
-use crate::admin::{AdminServer, KvPages, Pages, Readiness, ResponsesPage};
+use crate::admin::{AdminServer, KvPages, Pages, Readiness};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
@@ -53,8 +54,7 @@ use crate::peers::routed::RoutedPrompts;
 use crate::relay::tokens::Tokens;
 use crate::relay::{Caches, Relay};
 use crate::responses::{Mode, Responses};
-use crate::state_token::KeyRing;
-use crate::store::{self, ResponseStore};
+use crate::store;
 
 /// Connections of operators and of what scrapes metrics.
 const ADMIN_CONNECTIONS: u32 = 64;
@@ -177,6 +177,7 @@ impl App {
             &config.prefill_decode,
             tokens.load_full(),
             peers.clone(),
+            tenants::table(config),
             &metrics,
         ));
 
@@ -355,38 +356,6 @@ impl App {
     pub async fn drain_requested(&self) {
         self.admin_server.drain_requested().await;
     }
-}
-
-fn responses_page(
-    store: Arc<dyn ResponseStore>,
-    responses: Arc<Responses>,
-    dry_run: Arc<ArcSwap<DryRun>>,
-) -> ResponsesPage {
-    // Numbers and names always serialize.
-    let counts = move || serde_json::to_value(responses.counts()).unwrap_or_default();
-    let dry_run =
-        move |api, tenant: Option<String>, body| -> Pin<Box<dyn Future<Output = _> + Send>> {
-            let dry_run = dry_run.load_full();
-            Box::pin(async move { dry_run.engine_body(api, tenant.as_deref(), body).await })
-        };
-    ResponsesPage::new(store, Box::new(counts), Box::new(dry_run))
-}
-
-/// What signs the state that clients keep.
-fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRing> {
-    let settings = config.responses.state_token.clone();
-    let settings = settings.within(config.api.requests.max_body);
-    let mut own = [0; 32];
-    if settings.keys.is_empty() {
-        getrandom::fill(&mut own).map_err(io::Error::other)?;
-        info!(
-            "signing state tokens with a key of this process alone; clients cannot use them after a restart \
-             (set responses.state_token.keys to keep them valid)"
-        );
-    }
-    // The configuration was checked.
-    KeyRing::new(settings, own, metrics)
-        .map_err(|problems| io::Error::other(format!("{problems:?}")))
 }
 
 /// With disaggregated prefill/decode: logs which workers have no partner for KV transfers.

@@ -10,6 +10,7 @@ use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::quarantine::SharedQuarantine;
 use super::settings::Settings;
+use super::tenants::TenantTable;
 use super::tokens::Tokens;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
@@ -37,6 +38,7 @@ pub struct Relay {
     /// `None` if requests are not disaggregated.
     pub(super) prefill_decode: Option<Disaggregation>,
     pub(super) peers: Peers,
+    pub(super) tenants: TenantTable,
     pub(super) metrics: Metrics,
 }
 
@@ -53,6 +55,7 @@ impl Relay {
         prefill_decode: &prefill_decode::Settings,
         tokens: Arc<Tokens>,
         peers: Peers,
+        tenants: TenantTable,
         registry: &metrics::Registry,
     ) -> Self {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
@@ -67,6 +70,7 @@ impl Relay {
             prefill_decode,
             tokens,
             peers,
+            tenants,
             metrics: Metrics {
                 retries_refused: registry.counter(
                     "warmroute_retry_budget_exhausted_total",
@@ -89,6 +93,7 @@ impl Relay {
         models: ModelSettings,
         prefill_decode: &prefill_decode::Settings,
         tokens: Arc<Tokens>,
+        tenants: TenantTable,
     ) -> Self {
         self.quarantine.set_bounds(&settings.advanced);
         let budget = match RetryBudget::is_same(&self.settings, &settings) {
@@ -106,12 +111,17 @@ impl Relay {
             quarantine: self.quarantine.clone(),
             prefill_decode: disaggregation.map(|it| it.successor(prefill_decode)),
             peers: self.peers.clone(),
+            tenants,
             metrics: self.metrics.clone(),
         }
     }
 
     pub fn fleet(&self) -> &Registry {
         &self.fleet
+    }
+
+    pub fn tenants(&self) -> &TenantTable {
+        &self.tenants
     }
 
     pub fn predicted(&self) -> &PredictedIndex {

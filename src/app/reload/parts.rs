@@ -9,6 +9,7 @@ use crate::admin::{Access, AdminServer};
 use crate::api::ApiServer;
 use crate::api::dry_run::DryRun;
 use crate::app::discoveries::FollowedDiscoveries;
+use crate::app::tenants;
 use crate::app::tls::Listeners;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
@@ -56,6 +57,7 @@ impl Parts {
             config.model_settings(),
             &config.prefill_decode,
             tokens.clone(),
+            tenants::table(config),
         ));
         let responses = running
             .responses()

@@ -1,0 +1,63 @@
+//! What requests need to know of their tenant. Pure.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+
+use crate::ids::Tenant;
+
+/// One tenant, as one configuration describes it.
+#[derive(Debug, Default)]
+pub struct TenantProfile {
+    /// For logs and metrics.
+    pub name: Arc<str>,
+}
+
+/// The tenants of one configuration.
+#[derive(Debug)]
+pub struct TenantTable {
+    by_id: FxHashMap<Tenant, Arc<TenantProfile>>,
+    /// For a tenant that the configuration does not list: the only tenant if none are configured, and the owner of a
+    /// background response whose tenant was removed since.
+    unlisted: Arc<TenantProfile>,
+}
+
+impl TenantTable {
+    pub fn new(listed: impl IntoIterator<Item = TenantProfile>) -> Self {
+        let entry = |profile: TenantProfile| (Tenant::of(&profile.name), Arc::new(profile));
+        Self {
+            by_id: listed.into_iter().map(entry).collect(),
+            unlisted: Arc::new(TenantProfile {
+                name: Tenant::DEFAULT.into(),
+            }),
+        }
+    }
+
+    pub fn of(&self, tenant: Tenant) -> &Arc<TenantProfile> {
+        self.by_id.get(&tenant).unwrap_or(&self.unlisted)
+    }
+
+    /// In no particular order.
+    pub fn listed(&self) -> impl Iterator<Item = &Arc<TenantProfile>> {
+        self.by_id.values()
+    }
+}
+
+impl Default for TenantTable {
+    fn default() -> Self {
+        Self::new([])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_that_is_not_listed_has_the_default_profile() {
+        let table = TenantTable::new(["a", "b"].map(|name| TenantProfile { name: name.into() }));
+        assert_eq!(&*table.of(Tenant::of("a")).name, "a");
+        assert_eq!(&*table.of(Tenant::of("c")).name, "default");
+        assert_eq!(table.listed().count(), 2);
+    }
+}
