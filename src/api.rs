@@ -14,7 +14,7 @@ mod settings;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use prometheus::IntCounterVec;
 use serde_json::json;
@@ -273,6 +273,13 @@ impl ApiServer {
             summary: line.map(|line| &line.summary),
         };
         let mode = self.responses.mode();
+        if head_check::asks_for_websocket(&request) {
+            let mut response = ApiError::no_websocket().into_response();
+            let headers = response.headers_mut();
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+            headers.insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+            return Ok(response);
+        }
         match route(request.method(), request.uri().path(), mode) {
             Route::Relay(api) => self.forward(api, request, caller).await,
             Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,

@@ -10,6 +10,7 @@
 pub mod background;
 mod client_request;
 mod client_state;
+mod content;
 mod conversation_lock;
 mod conversations;
 mod create;
@@ -25,6 +26,7 @@ mod http_response;
 mod input;
 mod input_tokens;
 mod item;
+mod member_checks;
 mod members;
 mod metrics;
 mod object;
@@ -65,6 +67,7 @@ impl Responses {
         match endpoint {
             Endpoint::Create => self.create(request).await,
             Endpoint::InputTokens => self.count(request).await,
+            Endpoint::Compact => Err(ApiError::no_compact()),
             Endpoint::Retrieve(id) => self.retrieve(tenant, id, request.query).await,
             Endpoint::Delete(id) => self.delete(tenant, id).await,
             Endpoint::Cancel(id) => self.cancel(tenant, id).await,

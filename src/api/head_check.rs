@@ -1,8 +1,8 @@
 //! Refuses request heads that two servers could read differently, and bodies in an encoding that the router does not
 //! read. Pure.
 
-use hyper::header::{CONTENT_ENCODING, HOST, TRANSFER_ENCODING};
-use hyper::{Request, Version};
+use hyper::header::{CONTENT_ENCODING, HOST, TRANSFER_ENCODING, UPGRADE};
+use hyper::{Method, Request, Version};
 
 use crate::openai::error::ApiError;
 
@@ -27,6 +27,18 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), ApiError> {
         )),
         None => Ok(()),
     }
+}
+
+/// True if the client wants the Responses API over a WebSocket (RFC 6455, section 4.1).
+pub(super) fn asks_for_websocket<B>(request: &Request<B>) -> bool {
+    if request.method() != Method::GET || request.uri().path() != "/v1/responses" {
+        return false;
+    }
+    let upgrades = request.headers().get_all(UPGRADE).iter();
+    let names = upgrades.filter_map(|value| value.to_str().ok());
+    names
+        .flat_map(|value| value.split(','))
+        .any(|name| name.trim().eq_ignore_ascii_case("websocket"))
 }
 
 #[cfg(test)]

@@ -69,6 +69,17 @@ impl ApiError {
         )
     }
 
+    /// A request to open a WebSocket. Clients that would prefer one then use HTTP at once; after 404 or 405 some try for
+    /// seconds to connect.
+    pub fn no_websocket() -> Self {
+        let message = "WebSocket mode is not available here: send `POST /v1/responses`, with `stream` for events";
+        Self::new(
+            StatusCode::UPGRADE_REQUIRED,
+            "websocket_not_available",
+            message,
+        )
+    }
+
     pub fn too_large(max: u64) -> Self {
         let message = format!("the request body is larger than {max} bytes");
         Self::new(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message)
@@ -255,15 +266,21 @@ impl From<relay::Error> for ApiError {
                     ..error
                 }
             }
-            relay::Error::Unreachable { .. } => {
-                Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", message)
-            }
-            relay::Error::TimedOut { .. } => {
-                Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
-            }
-            relay::Error::Deadline { .. } => {
-                Self::new(StatusCode::GATEWAY_TIMEOUT, "request_timeout", message)
-            }
+            relay::Error::Unreachable {
+                may_have_computed, ..
+            } => Self {
+                // The router has tried again already. SDKs would make engines compute the answer three times as often.
+                should_retry: may_have_computed.then_some(false),
+                ..Self::new(StatusCode::BAD_GATEWAY, "engine_unreachable", message)
+            },
+            relay::Error::TimedOut { .. } => Self {
+                should_retry: Some(false),
+                ..Self::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
+            },
+            relay::Error::Deadline { .. } => Self {
+                should_retry: Some(false),
+                ..Self::new(StatusCode::GATEWAY_TIMEOUT, "request_timeout", message)
+            },
             relay::Error::OutOfResources { retry_after, .. } => Self {
                 retry_after: Some(retry_after),
                 ..Self::new(

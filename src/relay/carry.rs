@@ -278,6 +278,7 @@ fn failure_of(plan: &Plan, attempts: &Attempts, lacks_prefill: bool, last: Strin
             _ => Error::Unreachable {
                 attempts: count,
                 last,
+                may_have_computed: attempts.may_have_computed(),
             },
         },
     }

@@ -57,7 +57,12 @@ pub enum Error {
         retry_after: Duration,
     },
     /// Every attempt failed before an answer.
-    Unreachable { attempts: u32, last: String },
+    Unreachable {
+        attempts: u32,
+        last: String,
+        /// An engine may have computed an answer that was lost.
+        may_have_computed: bool,
+    },
     /// The last attempt timed out.
     TimedOut { attempts: u32 },
     /// The time of the whole request is over.
@@ -90,7 +95,7 @@ impl fmt::Display for Error {
             Error::NoPrefill { model, .. } => {
                 write!(f, "no prefill worker can take requests for `{model}` now")
             }
-            Error::Unreachable { attempts, last } => {
+            Error::Unreachable { attempts, last, .. } => {
                 write!(f, "no engine answered in {attempts} attempts: {last}")
             }
             Error::TimedOut { attempts } => {

@@ -202,6 +202,14 @@ impl Relay {
             .map(|found| found.ids.len()))
     }
 
+    /// An error if the model does not exist. Whether a worker can take a request now is not asked.
+    pub fn check_model(&self, model: &str) -> Result<(), Error> {
+        match self.group(Some(model)) {
+            Err(error @ Error::UnknownModel { .. }) => Err(error),
+            Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
     fn group(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
         let snapshot = self.fleet.snapshot();
         let group = match model {

@@ -71,6 +71,8 @@ pub struct Attempts {
     backoff: Duration,
     backoff_max: Duration,
     last: Option<Failure>,
+    /// An engine got the request and may have computed an answer that was lost.
+    may_have_computed: bool,
     /// The last attempt failed because the worker had closed the idle connection that it used.
     was_stale: bool,
 }
@@ -85,6 +87,7 @@ impl Attempts {
             backoff: settings.advanced.backoff,
             backoff_max: settings.advanced.max_backoff,
             last: None,
+            may_have_computed: false,
             was_stale: false,
         }
     }
@@ -102,6 +105,11 @@ impl Attempts {
     pub fn on_failure(&mut self, failure: Failure, cuts: u32, is_stale: bool, random: f64) -> Step {
         self.last = Some(failure);
         self.was_stale = is_stale;
+        self.may_have_computed |= match failure {
+            Failure::Broken => !is_stale,
+            Failure::TimedOut | Failure::Deadline | Failure::KvTransfer => true,
+            Failure::Local | Failure::Connect | Failure::Refused => false,
+        };
         self.cuts += cuts;
         if self.count >= self.count_max || self.has_cut_enough() || failure == Failure::Deadline {
             return Step::GiveUp;
@@ -119,6 +127,11 @@ impl Attempts {
     /// How the last attempt failed.
     pub fn last(&self) -> Option<Failure> {
         self.last
+    }
+
+    /// True if an engine may have computed an answer that was lost: sent once more, the request is computed again.
+    pub fn may_have_computed(&self) -> bool {
+        self.may_have_computed
     }
 
     /// Connections that broke after the request was sent over them.

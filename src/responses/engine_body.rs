@@ -4,6 +4,7 @@ use bytes::Bytes;
 
 use super::members::{put, put_text};
 use super::request::CreateRequest;
+use super::template::tool_choice;
 
 /// Members that are not copied. The router writes some of them itself.
 const NOT_COPIED: [&str; 18] = [
@@ -78,8 +79,10 @@ fn write(
         put_text(&mut out, id);
     }
     for (name, value) in create.members.iter() {
-        if !NOT_COPIED.contains(&name) {
-            put(&mut out, name, value);
+        match name {
+            "tool_choice" => put(&mut out, name, &tool_choice(value)),
+            _ if NOT_COPIED.contains(&name) => {}
+            _ => put(&mut out, name, value),
         }
     }
     let tier = create.members.get("service_tier");
@@ -125,8 +128,20 @@ mod tests {
     #[test]
     fn client_members_pass_byte_for_byte() {
         check(
-            r#"{"model":"m", "input":"x", "temperature": 0.10, "tools":[ {"name":"f", "x":1e2} ], "odd\u0020key":"\u0041"}"#,
-            r#"{"request_id":"resp_1","model":"m","temperature":0.10,"tools":[ {"name":"f", "x":1e2} ],"odd key":"\u0041","store":false,"cache_salt":"s","input":[1]}"#,
+            r#"{"model":"m", "input":"x", "temperature": 0.10, "tools":[ {"type":"function","name":"f", "x":1e2} ], "odd\u0020key":"\u0041"}"#,
+            r#"{"request_id":"resp_1","model":"m","temperature":0.10,"tools":[ {"type":"function","name":"f", "x":1e2} ],"odd key":"\u0041","store":false,"cache_salt":"s","input":[1]}"#,
+        );
+    }
+
+    #[test]
+    fn allowed_tools_always_have_a_mode() {
+        check(
+            r#"{"model":"m","input":"x","tool_choice":{"type":"allowed_tools","tools":[]}}"#,
+            r#"{"request_id":"resp_1","model":"m","tool_choice":{"type":"allowed_tools","tools":[],"mode":"auto"},"store":false,"cache_salt":"s","input":[1]}"#,
+        );
+        check(
+            r#"{"model":"m","input":"x","tool_choice":{"mode":"required","type":"allowed_tools","tools":[]}}"#,
+            r#"{"request_id":"resp_1","model":"m","tool_choice":{"mode":"required","type":"allowed_tools","tools":[]},"store":false,"cache_salt":"s","input":[1]}"#,
         );
     }
 

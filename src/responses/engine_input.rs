@@ -3,6 +3,7 @@
 //! An item is written as the same bytes in every turn, so that the prompt prefix stays the same and hits the
 //! engine's prefix cache. Texts and arguments are copied as written.
 
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 use schemars::JsonSchema;
@@ -93,6 +94,7 @@ impl EngineInput {
                     | Kind::FileSearchCall
                     | Kind::ClientCall
                     | Kind::ClientCallOutput
+                    | Kind::ComputerCallOutput
                     | Kind::Hidden
             )
         {
@@ -128,20 +130,25 @@ impl EngineInput {
                 self.copy(item, &["call_id", "output"]);
             }
             Kind::ClientCall => {
-                let what = item.members.get("action");
-                let what = what
-                    .or_else(|| item.members.get("operation"))
-                    .unwrap_or("{}");
                 let id = call_id(item).to_owned();
                 self.add_call(item, "tool call", index);
-                self.function_call(&id, item.name, what);
+                self.function_call(&id, item.name, &client_call_arguments(item));
             }
             Kind::ClientCallOutput => {
                 self.mark_answered(item, "tool call output")?;
                 self.last_other = Some(index);
-                let output = item.members.get("output").unwrap_or("\"\"");
+                let output = item.members.get("output");
+                let output = output.or_else(|| item.members.get("result"));
                 let id = call_id(item).to_owned();
-                self.function_call_output(&id, output);
+                self.function_call_output(&id, output.unwrap_or("\"\""));
+            }
+            Kind::ComputerCallOutput => {
+                self.mark_answered(item, "computer call output")?;
+                self.last_other = Some(index);
+                self.begin("function_call_output");
+                put(&mut self.json, "call_id", call_id(item));
+                put(&mut self.json, "output", &screenshot(item));
+                self.json.push(b'}');
             }
             Kind::McpCall => {
                 let output = item.members.get("output");
@@ -360,6 +367,28 @@ pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
 fn call_id<'a>(item: &Item<'a>) -> &'a str {
     let id = item.members.get("call_id");
     id.or_else(|| item.members.get("id")).unwrap_or("\"\"")
+}
+
+/// The arguments of a client's own call, as JSON: what its type has instead.
+fn client_call_arguments<'a>(item: &Item<'a>) -> Cow<'a, str> {
+    let whole = ["action", "actions", "operation"];
+    if let Some(what) = whole.iter().find_map(|name| item.members.get(name)) {
+        return Cow::Borrowed(what);
+    }
+    match item.members.get("code") {
+        Some(code) => Cow::Owned(format!(r#"{{"code":{code}}}"#)),
+        None => Cow::Borrowed("{}"),
+    }
+}
+
+/// The output of a computer call as a list of parts, so that its image is seen and not read as text.
+fn screenshot(item: &Item<'_>) -> String {
+    let output = item.members.get("output").unwrap_or_default();
+    let output = Members::parse(output).unwrap_or_default();
+    match output.get("image_url") {
+        Some(url) => format!(r#"[{{"type":"input_image","image_url":{url},"detail":"auto"}}]"#),
+        None => r#""""#.to_owned(),
+    }
 }
 
 /// The logs of a code interpreter, as a JSON string.

@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use bytes::Bytes;
 
 use super::client_state::{DecodedItem, StateReader, is_state_token};
+use super::content;
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::members::{self, Members, put, put_string, put_text};
 use super::request::is_id_byte;
@@ -237,6 +238,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
         )),
         Some(raw) => Ok(raw),
     };
+    let mut output = None;
     match item.kind {
         Kind::Message => {
             let role = string("role")?;
@@ -249,6 +251,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                 }
             };
             let parts;
+            let list;
             let content: &[&str] = match of("content") {
                 None => {
                     return Err(ApiError::missing_parameter(&format!("{}.content", path())));
@@ -261,15 +264,16 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
                     parts = [r#"[{"type":""#, kind, r#"","text":"#, text, rest, "}]"];
                     &parts
                 }
-                Some(list) => {
-                    // The engine checks input parts. Output parts are joined here, so they must be readable.
+                Some(raw) => {
+                    let at = || format!("{}.content", path());
+                    list = content::complete(raw, &at)?;
+                    // Output parts are joined for the engine, so they must be readable.
                     let is_readable =
-                        kind == "input_text" || joined_text(list, "").is_some() || is_empty(list);
-                    if !list.starts_with('[') || !is_readable {
-                        let param = format!("{}.content", path());
-                        return Err(ApiError::wrong_type(&param, "a string or a list of parts"));
+                        kind == "input_text" || list == "[]" || joined_text(&list, "").is_some();
+                    if !is_readable {
+                        return Err(ApiError::wrong_type(&at(), "a string or a list of parts"));
                     }
-                    parts = [list, "", "", "", "", ""];
+                    parts = [&list, "", "", "", "", ""];
                     &parts
                 }
             };
@@ -287,8 +291,12 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
         }
         Kind::FunctionCallOutput | Kind::CustomToolCallOutput => {
             check_call_id(string("call_id")?, path)?;
-            if of("output").is_none() {
-                return Err(ApiError::missing_parameter(&format!("{}.output", path())));
+            match of("output") {
+                None => return Err(ApiError::missing_parameter(&format!("{}.output", path()))),
+                Some(text) if text.starts_with('"') => {}
+                Some(list) => {
+                    output = Some(content::complete(list, &|| format!("{}.output", path()))?);
+                }
             }
         }
         Kind::Compaction => {
@@ -296,9 +304,21 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
             let content = item.members.text("encrypted_content").unwrap_or_default();
             return Err(ApiError::unreadable_content(&content));
         }
+        // A local shell's output has its call's id as `id`.
+        Kind::ClientCall | Kind::ClientCallOutput if of("call_id").is_none() => {
+            string("id")?;
+        }
+        Kind::ClientCall | Kind::ClientCallOutput => check_call_id(string("call_id")?, path)?,
+        Kind::ComputerCallOutput => {
+            check_call_id(string("call_id")?, path)?;
+            let output = of("output").and_then(|raw| Members::parse(raw).ok());
+            let url = output.as_ref().and_then(|output| output.get("image_url"));
+            if !url.is_some_and(|url| url.starts_with('"')) {
+                let why = "it must be a screenshot with an `image_url`";
+                return Err(ApiError::wrong_value(&format!("{}.output", path()), why));
+            }
+        }
         Kind::Reasoning
-        | Kind::ClientCall
-        | Kind::ClientCallOutput
         | Kind::McpCall
         | Kind::CodeInterpreterCall
         | Kind::FileSearchCall
@@ -314,16 +334,24 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
         put(&mut out, "status", status);
     }
     for (name, value) in item.members.iter() {
+        let value = match (name, &output) {
+            ("output", Some(completed)) => completed,
+            _ => value,
+        };
         if !matches!(name, "id" | "type" | "status") && value != "null" {
             put(&mut out, name, value);
         }
     }
+    let required = match item.name {
+        "reasoning" => "summary",
+        "computer_call" => "pending_safety_checks",
+        _ => "",
+    };
+    if !required.is_empty() && of(required).is_none() {
+        put(&mut out, required, "[]");
+    }
     out.push(b'}');
     Ok(into_string(out))
-}
-
-fn is_empty(list: &str) -> bool {
-    members::objects(list).is_some_and(|parts| parts.is_empty())
 }
 
 fn check_call_id(raw: &str, path: &dyn Fn() -> String) -> Result<(), ApiError> {

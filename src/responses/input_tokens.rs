@@ -39,7 +39,7 @@ impl Responses {
             .await?;
         let tokens = match counted {
             Some(tokens) => tokens,
-            None => self.ask_engine(request, body).await?,
+            None => self.ask_engine(request, &create, body).await?,
         };
         let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
         Ok(json(text))
@@ -48,6 +48,7 @@ impl Responses {
     async fn ask_engine(
         &self,
         request: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
         body: Bytes,
     ) -> Result<usize, ApiError> {
         let path = "/v1/responses/render";
@@ -55,8 +56,15 @@ impl Responses {
             .ask(&request.context(), Api::Tokenize, path, body)
             .await;
         let answer = answer.map_err(|error| match error.status {
-            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED if error.code.is_empty() => {
-                ApiError::cannot_count()
+            // The engine has no such endpoint, or was started without it.
+            StatusCode::UNAUTHORIZED
+            | StatusCode::FORBIDDEN
+            | StatusCode::NOT_FOUND
+            | StatusCode::METHOD_NOT_ALLOWED
+            | StatusCode::NOT_IMPLEMENTED
+                if error.is_from_engine && error.code.is_empty() =>
+            {
+                ApiError::cannot_count(&create.model)
             }
             _ => error,
         })?;

@@ -21,6 +21,8 @@ pub(super) enum Kind {
     /// A call of another tool, which the client answers by `call_id`. Sent to engines as a function call.
     ClientCall,
     ClientCallOutput,
+    /// A screenshot, which the client took for a call.
+    ComputerCallOutput,
     /// Calls that contain their own output.
     McpCall,
     CodeInterpreterCall,
@@ -32,7 +34,7 @@ pub(super) enum Kind {
 }
 
 /// The known types, each with the prefix of its ids.
-const TYPES: [(&str, Kind, &str); 24] = [
+const TYPES: [(&str, Kind, &str); 28] = [
     ("message", Kind::Message, "msg"),
     ("reasoning", Kind::Reasoning, "rs"),
     ("function_call", Kind::FunctionCall, "fc"),
@@ -49,6 +51,10 @@ const TYPES: [(&str, Kind, &str); 24] = [
     ("shell_call_output", Kind::ClientCallOutput, "sho"),
     ("apply_patch_call", Kind::ClientCall, "apc"),
     ("apply_patch_call_output", Kind::ClientCallOutput, "apco"),
+    ("computer_call", Kind::ClientCall, "cu"),
+    ("computer_call_output", Kind::ComputerCallOutput, "cuo"),
+    ("program", Kind::ClientCall, "prog"),
+    ("program_output", Kind::ClientCallOutput, "progo"),
     ("tool_search_call", Kind::Hidden, "tsc"),
     ("tool_search_output", Kind::Hidden, "tso"),
     ("mcp_call", Kind::McpCall, "mcp"),
@@ -96,7 +102,12 @@ impl<'a> Item<'a> {
             None => return Err(ApiError::missing_parameter(&format!("{}.type", path()))),
         };
         let Some((name, kind, _)) = TYPES.iter().find(|(known, _, _)| *known == name) else {
-            let why = format!("items of type '{name}' are not supported");
+            let instead = match &*name {
+                "additional_tools" => ": list all tools in `tools`",
+                "configuration_update" => ": set the request's own parameters",
+                _ => "",
+            };
+            let why = format!("items of type '{name}' are not supported{instead}");
             return Err(ApiError::wrong_value(&path(), why));
         };
         Ok(Self {

@@ -45,6 +45,7 @@ pub(super) struct Usage {
 #[serde(default)]
 pub(super) struct InputDetails {
     pub(super) cached_tokens: u64,
+    pub(super) cache_write_tokens: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Deserialize)]

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::members::{self, Members, put_text};
+use super::request;
 use crate::openai::error::ApiError;
 use crate::store::conversation::Order;
 
@@ -44,12 +45,37 @@ impl Query {
                         }
                     };
                 }
-                // `include` is ignored: everything is always included.
+                // `include`, checked below: everything that is stored is always in the list.
                 _ => {}
             }
         }
+        include(query)?;
         Ok(read)
     }
+}
+
+/// The values of `include` in a query.
+#[derive(Debug, Default)]
+pub(super) struct Include {
+    has_encrypted_reasoning: bool,
+}
+
+impl Include {
+    pub(super) fn has_encrypted_reasoning(&self) -> bool {
+        self.has_encrypted_reasoning
+    }
+}
+
+/// Reads `include`, also written as `include[]` as SDKs do.
+pub(super) fn include(query: &str) -> Result<Include, ApiError> {
+    let mut include = Include::default();
+    let pairs = form_urlencoded::parse(query.as_bytes());
+    let values = pairs.filter(|(name, _)| matches!(&**name, "include" | "include[]"));
+    for (index, (_, value)) in values.enumerate() {
+        request::check_include(&format!("include[{index}]"), &value)?;
+        include.has_encrypted_reasoning |= value == "reasoning.encrypted_content";
+    }
+    Ok(include)
 }
 
 /// A boolean parameter of a query.
@@ -148,7 +174,11 @@ mod tests {
             (&rest["first_id"], &rest["has_more"]),
             (&json!("i9"), &json!(false))
         );
-        let oldest = page(30, "order=asc&limit=1&include[]=x").unwrap();
+        let oldest = page(
+            30,
+            "order=asc&limit=1&include[]=message.input_image.image_url",
+        )
+        .unwrap();
         assert_eq!(oldest["data"], json!([{"id": "i0"}]));
         assert_eq!(
             page(0, "").unwrap(),
@@ -164,6 +194,7 @@ mod tests {
             ("limit=x", "limit"),
             ("order=up", "order"),
             ("after=i99", "after"),
+            ("include[]=x", "include[0]"),
         ] {
             let error = page(3, query).unwrap_err();
             assert_eq!(

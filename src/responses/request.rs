@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use super::member_checks;
 use super::members::{self, Members};
 use crate::openai::error::ApiError;
 use crate::prompt;
@@ -116,6 +117,7 @@ impl<'a> CreateRequest<'a> {
         if let Some(raw) = members.get("metadata") {
             check_metadata(raw)?;
         }
+        member_checks::check(&members)?;
         let parent = parent(&members)?;
         let input = members.get("input");
         match input {
@@ -268,16 +270,22 @@ fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {
     for (index, raw) in names.into_iter().enumerate() {
         let param = || format!("include[{index}]");
         let name = string(&param(), raw)?;
-        if !INCLUDES.contains(&&*name) {
-            let known = INCLUDES.join("', '");
-            let why = format!("'{name}' is not one of '{known}'");
-            return Err(ApiError::wrong_value(&param(), why));
-        }
+        check_include(&param(), &name)?;
         if !include.contains(&name) {
             include.push(name);
         }
     }
     Ok(include)
+}
+
+/// Checks one value of `include`.
+pub(super) fn check_include(param: &str, name: &str) -> Result<(), ApiError> {
+    if INCLUDES.contains(&name) {
+        return Ok(());
+    }
+    let known = INCLUDES.join("', '");
+    let why = format!("'{name}' is not one of '{known}'");
+    Err(ApiError::wrong_value(param, why))
 }
 
 fn truncation(members: &Members<'_>) -> Result<Truncation, ApiError> {

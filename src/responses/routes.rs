@@ -7,6 +7,7 @@ use hyper::Method;
 pub(crate) enum Endpoint {
     Create,
     InputTokens,
+    Compact,
     Retrieve(String),
     Delete(String),
     Cancel(String),
@@ -51,7 +52,8 @@ pub(crate) fn route(method: &Method, path: &str) -> RouteMatch {
     let endpoint = match (is_conversation, rest.as_slice(), method.as_str()) {
         (false, [], "POST") => Endpoint::Create,
         (false, ["input_tokens"], "POST") => Endpoint::InputTokens,
-        (false, [] | ["input_tokens"], _) => return RouteMatch::WrongMethod("POST"),
+        (false, ["compact"], "POST") => Endpoint::Compact,
+        (false, [] | ["input_tokens" | "compact"], _) => return RouteMatch::WrongMethod("POST"),
         (false, [id], "GET") => Endpoint::Retrieve(own(id)),
         (false, [id], "DELETE") => Endpoint::Delete(own(id)),
         (false, [_], _) => return RouteMatch::WrongMethod("GET, DELETE"),
@@ -99,6 +101,12 @@ mod tests {
             post,
             "/v1/responses/input_tokens",
             to(Endpoint::InputTokens),
+        );
+        check(post, "/v1/responses/compact", to(Endpoint::Compact));
+        check(
+            get,
+            "/v1/responses/compact",
+            RouteMatch::WrongMethod("POST"),
         );
         check(get, "/v1/responses/a", to(Endpoint::Retrieve(a.clone())));
         check(get, "/v1/responses/%61", to(Endpoint::Retrieve(a.clone())));

@@ -4,14 +4,16 @@ use std::sync::Arc;
 
 use hyper::Response;
 
+use super::client_state::StateSigner;
 use super::http_response::json;
+use super::members::{self, Members};
 use super::object::{with_member, with_output};
 use super::page::{self, Query};
 use super::service::Responses;
-use crate::http;
 use crate::ids::{ResponseId, Tenant};
 use crate::openai::error::ApiError;
 use crate::store::{DeleteOutcome, Record, ResponseKey};
+use crate::{http, observe};
 
 /// The largest event number: JSON numbers and the store represent it exactly.
 const NUMBER_MAX: u64 = 1 << 53;
@@ -23,6 +25,7 @@ impl Responses {
         id: &str,
         query: &str,
     ) -> Result<Response<http::Body>, ApiError> {
+        let include = page::include(query)?;
         let is_stream = page::flag(query, "stream")?;
         let after = page::parameter(query, "starting_after");
         if !is_stream && after.is_some() {
@@ -42,7 +45,47 @@ impl Responses {
         if is_stream {
             return self.stream_events(key(tenant, id)?, record, after).await;
         }
-        Ok(json(object(&record)))
+        let object = object(&record);
+        if !include.has_encrypted_reasoning() || !record.status.is_terminal() {
+            return Ok(json(object));
+        }
+        Ok(json(self.with_encrypted_reasoning(tenant, id, object)))
+    }
+
+    /// A Response object whose reasoning items have state tokens of themselves, as if its create had asked for them.
+    fn with_encrypted_reasoning(&self, tenant: Tenant, id: &str, object: Vec<u8>) -> Vec<u8> {
+        let text = std::str::from_utf8(&object).ok();
+        let Some(members) = text.and_then(|text| Members::parse(text).ok()) else {
+            return object;
+        };
+        let signer = StateSigner {
+            key_ring: self.key_ring.clone(),
+            tenant,
+            now_s: observe::unix_s().unsigned_abs(),
+            response: id.to_owned(),
+            model: members.text("model").unwrap_or_default().into_owned(),
+        };
+        let mut output = vec![b'['];
+        for raw in members
+            .get("output")
+            .and_then(members::list)
+            .unwrap_or_default()
+        {
+            if output.len() > 1 {
+                output.push(b',');
+            }
+            let is_reasoning = Members::parse(raw).is_ok_and(|item| {
+                item.get("type") == Some("\"reasoning\"") && item.get("encrypted_content").is_none()
+            });
+            // A token that would be too large is left out.
+            let signed = is_reasoning
+                .then(|| signer.reasoning(raw.as_bytes()))
+                .flatten();
+            output.extend_from_slice(signed.as_deref().unwrap_or(raw.as_bytes()));
+        }
+        output.push(b']');
+        let output = String::from_utf8(output).unwrap_or_default();
+        with_member(&object, "output", &output)
     }
 
     pub(super) async fn delete(

@@ -3,6 +3,7 @@
 //! An engine's own object is not passed on: engines leave members out and add their own. Every member that
 //! clients require is always present.
 
+use std::borrow::Cow;
 use std::io::Write as _;
 
 use serde_json::value::RawValue;
@@ -86,11 +87,11 @@ impl ResponseTemplate {
         );
         put_name(&mut tail, "tools");
         put_tools(&mut tail, of("tools"));
-        put(
-            &mut tail,
-            "tool_choice",
-            of("tool_choice").unwrap_or("\"auto\""),
-        );
+        put_name(&mut tail, "tool_choice");
+        match of("tool_choice") {
+            Some(choice) => tail.extend_from_slice(tool_choice(choice).as_bytes()),
+            None => tail.extend_from_slice(b"\"auto\""),
+        }
         put(
             &mut tail,
             "parallel_tool_calls",
@@ -218,9 +219,10 @@ impl ResponseTemplate {
                 // Writing to memory cannot fail.
                 let _ = write!(
                     out,
-                    r#"{{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{}}},"output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}}"#,
+                    r#"{{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":{}}},"output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}}"#,
                     usage.input_tokens,
                     usage.input_tokens_details.cached_tokens,
+                    usage.input_tokens_details.cache_write_tokens,
                     usage.output_tokens,
                     usage.output_tokens_details.reasoning_tokens,
                     usage.total_tokens,
@@ -282,6 +284,23 @@ fn put_with(out: &mut Vec<u8>, raw: Option<&str>, defaults: &[(&str, &str)]) {
         }
     }
     out.push(b'}');
+}
+
+/// `allowed_tools` without its `mode` means `auto`, which clients and engines require to be written.
+pub(super) fn tool_choice(raw: &str) -> Cow<'_, str> {
+    let choice = Members::parse(raw).unwrap_or_default();
+    let lacks_mode =
+        choice.get("type") == Some("\"allowed_tools\"") && choice.get("mode").is_none();
+    if !lacks_mode {
+        return Cow::Borrowed(raw);
+    }
+    let mut out = vec![b'{'];
+    for (name, value) in choice.iter().filter(|(name, _)| *name != "mode") {
+        put(&mut out, name, value);
+    }
+    put(&mut out, "mode", "\"auto\"");
+    out.push(b'}');
+    Cow::Owned(String::from_utf8(out).unwrap_or_default())
 }
 
 fn put_tools(out: &mut Vec<u8>, raw: Option<&str>) {

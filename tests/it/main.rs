@@ -32,6 +32,7 @@ mod redis_server;
 mod reload;
 mod replica_simulation;
 mod responses;
+mod responses_checks;
 mod rolling_restart;
 mod routed_prompts;
 mod routing;

@@ -634,7 +634,7 @@ async fn engine_errors_have_openais_shape() {
             with(ask("x"), json!({"max_output_tokens": 0})).to_string(),
         )
         .await;
-    refused(&answer, 400, "", "max_output_tokens");
+    refused(&answer, 400, "invalid_value", "max_output_tokens");
     let long = ask("word ".repeat(200_000));
     let answer = cluster.post(PATH, long.to_string()).await;
     refused(&answer, 400, "context_length_exceeded", "input");

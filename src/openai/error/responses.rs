@@ -6,6 +6,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 
 use super::ApiError;
+use crate::observe::shortened;
 use crate::state_token::Rejected;
 use crate::store;
 
@@ -278,13 +279,25 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
-    /// Neither the router nor the engine can count tokens for this model.
-    pub fn cannot_count() -> Self {
+    pub fn no_compact() -> Self {
+        let message =
+            "the router does not compact conversations: the client must shorten its history itself";
         let mut error = Self::new(
             StatusCode::NOT_IMPLEMENTED,
-            "cannot_count_tokens",
-            "the model's engine does not count tokens (vLLM does with --enable-scale-out)",
+            "compact_not_available",
+            message,
         );
+        error.should_retry = Some(false);
+        error
+    }
+
+    /// Neither the router nor the engine can count tokens for this model.
+    pub fn cannot_count(model: &str) -> Self {
+        let message = format!(
+            "the router has no tokenizer for the model `{}` (models[].tokenizer), and its engine does not count tokens (vLLM does with --enable-scale-out)",
+            shortened(model)
+        );
+        let mut error = Self::new(StatusCode::NOT_IMPLEMENTED, "cannot_count_tokens", message);
         error.should_retry = Some(false);
         error
     }

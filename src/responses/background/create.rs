@@ -40,6 +40,7 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = request.admitted.tenant;
         request.salt(create)?;
+        self.relay.check_model(&create.model)?;
         // A background response exists only in the store, so it cannot be served without one.
         let admitted = self.store.admit().await;
         admitted.map_err(|error| ApiError::of_store(&error))?;

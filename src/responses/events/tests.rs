@@ -142,7 +142,7 @@ fn a_recorded_stream_is_rewritten() {
     assert_eq!(last["output"], json!([done]));
     assert_eq!(
         last["usage"],
-        json!({"input_tokens": 15, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 5,
+        json!({"input_tokens": 15, "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0}, "output_tokens": 5,
             "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 20})
     );
     assert_eq!(outcome.status, Status::Incomplete);

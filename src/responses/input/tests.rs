@@ -116,6 +116,25 @@ fn an_item_keeps_its_other_members() {
 }
 
 #[test]
+fn a_listed_item_has_every_member_that_clients_require() {
+    let items = normalised(json!([
+        {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]},
+        {"role": "assistant", "content": [{"type": "output_text", "text": "x"}]},
+        {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "r"}]},
+        {"type": "computer_call", "call_id": "c1", "action": {"type": "click", "x": 1, "y": 2}},
+    ]));
+    assert_eq!(items[0]["content"][0]["detail"], "auto");
+    let text = &items[1]["content"][0];
+    assert_eq!(
+        (&text["annotations"], &text["logprobs"]),
+        (&json!([]), &json!([]))
+    );
+    assert_eq!(items[2]["summary"], json!([]));
+    assert_eq!(items[3]["pending_safety_checks"], json!([]));
+    assert!(items[3]["id"].as_str().unwrap().starts_with("cu_"));
+}
+
+#[test]
 fn errors_name_the_index_of_the_item() {
     let check = |item: Value, code: &str, param: &str| {
         let error = own(&json!([user("x"), item])).unwrap_err();
@@ -145,7 +164,22 @@ fn errors_name_the_index_of_the_item() {
     check(
         json!({"role": "assistant", "content": ["x"]}),
         "invalid_type",
-        "input[1].content",
+        "input[1].content[0]",
+    );
+    check(
+        json!({"role": "user", "content": [{"type": "input_text", "text": 7}]}),
+        "invalid_type",
+        "input[1].content[0].text",
+    );
+    check(
+        json!({"type": "computer_call_output", "call_id": "c", "output": {"type": "computer_screenshot"}}),
+        "invalid_value",
+        "input[1].output",
+    );
+    check(
+        json!({"type": "additional_tools", "tools": []}),
+        "invalid_value",
+        "input[1]",
     );
     check(
         json!({"type": "function_call", "name": "f", "arguments": "{}"}),

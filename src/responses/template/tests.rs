@@ -161,7 +161,7 @@ fn an_engines_object_gives_outcome_and_sampling_parameters() {
     assert_eq!(object["usage"]["total_tokens"], 29);
     assert_eq!(
         object["usage"]["input_tokens_details"],
-        json!({"cached_tokens": 0})
+        json!({"cached_tokens": 0, "cache_write_tokens": 0})
     );
     assert_eq!(object["output"], output);
 }

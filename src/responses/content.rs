@@ -1,0 +1,167 @@
+//! Parts of an input item's content: checks them, and adds the members that clients require of a listed item. Pure.
+
+use super::members::{self, Members, put};
+use crate::openai::error::ApiError;
+
+/// The members that a part must have as text, and those that are added with a default if they are missing.
+struct Part {
+    texts: &'static [&'static str],
+    defaults: &'static [(&'static str, &'static str)],
+}
+
+fn part(kind: &str) -> Option<Part> {
+    let (texts, defaults): (
+        &'static [&'static str],
+        &'static [(&'static str, &'static str)],
+    ) = match kind {
+        "input_text" | "text" | "summary_text" | "reasoning_text" => (&["text"], &[]),
+        "output_text" => (&["text"], &[("annotations", "[]"), ("logprobs", "[]")]),
+        "refusal" => (&["refusal"], &[]),
+        "input_image" => (&[], &[("detail", "\"auto\"")]),
+        _ => return None,
+    };
+    Some(Part { texts, defaults })
+}
+
+/// The list `raw` with complete parts. `path`: its name in errors. Other engines' kinds of parts pass as they are.
+pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, ApiError> {
+    let parts = members::objects(raw).ok_or_else(|| wrong_parts(raw, path))?;
+    let mut out = Vec::with_capacity(raw.len() + 64);
+    out.push(b'[');
+    for (index, members) in parts.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        let at = |name: &str| format!("{}[{index}].{name}", path());
+        let kind = match members.get("type") {
+            None => return Err(ApiError::missing_parameter(&at("type"))),
+            Some(raw) => {
+                members::text(raw).ok_or_else(|| ApiError::wrong_type(&at("type"), "a string"))?
+            }
+        };
+        let part = part(&kind);
+        let texts = part.iter().flat_map(|part| part.texts);
+        for name in texts {
+            check_text(members, name, &at(name))?;
+        }
+        if kind == "input_image" {
+            check_image(members, &at)?;
+        }
+        out.push(b'{');
+        for (name, value) in members.iter() {
+            put(&mut out, name, value);
+        }
+        let defaults = part.iter().flat_map(|part| part.defaults);
+        for (name, value) in defaults {
+            if !members.iter().any(|(known, _)| known == *name) {
+                put(&mut out, name, value);
+            }
+        }
+        out.push(b'}');
+    }
+    out.push(b']');
+    Ok(String::from_utf8(out).unwrap_or_default())
+}
+
+fn check_text(members: &Members<'_>, name: &str, at: &str) -> Result<(), ApiError> {
+    match members.get(name) {
+        None => Err(ApiError::missing_parameter(at)),
+        Some(raw) if !raw.starts_with('"') => Err(ApiError::wrong_type(at, "a string")),
+        Some(_) => Ok(()),
+    }
+}
+
+fn check_image(members: &Members<'_>, at: &dyn Fn(&str) -> String) -> Result<(), ApiError> {
+    const DETAILS: [&str; 4] = ["\"auto\"", "\"low\"", "\"high\"", "\"original\""];
+    if let Some(detail) = members.get("detail")
+        && !DETAILS.contains(&detail)
+    {
+        let why = "it must be 'auto', 'low', 'high' or 'original'";
+        return Err(ApiError::wrong_value(&at("detail"), why));
+    }
+    match members.get("image_url") {
+        None if members.get("file_id").is_some() => {
+            let why = "is not supported: send the image as `image_url`, for example a data URL";
+            Err(ApiError::unsupported(&at("file_id"), why))
+        }
+        _ => check_text(members, "image_url", &at("image_url")),
+    }
+}
+
+fn wrong_parts(raw: &str, path: &dyn Fn() -> String) -> ApiError {
+    let parts = members::list(raw).unwrap_or_default();
+    match parts.iter().position(|part| !part.starts_with('{')) {
+        Some(index) => ApiError::wrong_type(&format!("{}[{index}]", path()), "an object"),
+        None => ApiError::wrong_type(&path(), "a string or a list of parts"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn completed(raw: &str) -> Result<String, String> {
+        complete(raw, &|| "input[0].content".to_owned())
+            .map_err(|error| format!("{} {}", error.code, error.param_or_empty()))
+    }
+
+    #[test]
+    fn missing_members_get_their_defaults_and_others_pass_as_written() {
+        for (raw, expected) in [
+            (r#"[]"#, r#"[]"#),
+            (
+                r#"[{"type":"input_text", "text":"a\u0062"}]"#,
+                r#"[{"type":"input_text","text":"a\u0062"}]"#,
+            ),
+            (
+                r#"[{"type":"input_image","image_url":"data:,"},{"type":"input_image","image_url":"u","detail":"low"}]"#,
+                r#"[{"type":"input_image","image_url":"data:,","detail":"auto"},{"type":"input_image","image_url":"u","detail":"low"}]"#,
+            ),
+            (
+                r#"[{"type":"output_text","text":"x"}]"#,
+                r#"[{"type":"output_text","text":"x","annotations":[],"logprobs":[]}]"#,
+            ),
+            (
+                r#"[{"type":"input_audio","input_audio":{"data":"AA=="}}]"#,
+                r#"[{"type":"input_audio","input_audio":{"data":"AA=="}}]"#,
+            ),
+        ] {
+            assert_eq!(completed(raw).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn a_wrong_part_is_refused_by_name() {
+        for (raw, expected) in [
+            ("[1]", "invalid_type input[0].content[0]"),
+            ("7", "invalid_type input[0].content"),
+            (
+                "[{}]",
+                "missing_required_parameter input[0].content[0].type",
+            ),
+            (r#"[{"type":7}]"#, "invalid_type input[0].content[0].type"),
+            (
+                r#"[{"type":"input_text"}]"#,
+                "missing_required_parameter input[0].content[0].text",
+            ),
+            (
+                r#"[{"type":"input_text","text":7}]"#,
+                "invalid_type input[0].content[0].text",
+            ),
+            (
+                r#"[{"type":"input_image","image_url":{}}]"#,
+                "invalid_type input[0].content[0].image_url",
+            ),
+            (
+                r#"[{"type":"input_image","image_url":"u","detail":"max"}]"#,
+                "invalid_value input[0].content[0].detail",
+            ),
+            (
+                r#"[{"type":"input_image","file_id":"f"}]"#,
+                "unsupported_parameter input[0].content[0].file_id",
+            ),
+        ] {
+            assert_eq!(completed(raw).unwrap_err(), expected, "{raw}");
+        }
+    }
+}
