@@ -283,10 +283,13 @@ impl ApiServer {
         match route(request.method(), request.uri().path(), mode) {
             Route::Relay(api) => self.forward(api, request, caller).await,
             Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,
-            Route::Models => Ok(models::list(&self.relay.fleet().snapshot())),
+            Route::Models => Ok(models::list(
+                &self.relay.fleet().snapshot(),
+                self.relay.names(),
+            )),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
-                models::one(&self.relay.fleet().snapshot(), name)
+                models::one(&self.relay.fleet().snapshot(), self.relay.names(), name)
             }
             Route::NotFound => Err(ApiError::not_found_path(
                 request.method(),
@@ -383,6 +386,8 @@ impl ApiServer {
             tenant: caller.admitted.tenant,
             id,
             started,
+            session: None,
+            requested: None,
             summary: caller.summary.cloned(),
         };
         Ok(self.relay.run(&job, peek).await?)

@@ -6,6 +6,10 @@ mod discovery;
 mod effect;
 mod flags;
 mod load;
+mod model;
+mod model_names;
+mod model_settings;
+mod one_or_list;
 pub mod reader;
 pub mod reference;
 mod set_flags;
@@ -23,10 +27,10 @@ pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile
 pub use self::effect::Effect;
 pub use self::flags::Flags;
 pub use self::load::{Refused, unreadable};
+pub use self::model::{ModelAdvanced, ModelOverride};
 use self::reader::Problems;
 pub use self::settings::{
-    Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, ModelAdvanced, ModelOverride,
-    Reload, Runtime,
+    Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, Reload, Runtime,
 };
 pub use self::source::Source;
 pub use self::token_sources::Unreadable;

@@ -99,6 +99,7 @@ impl Drop for AccessLine {
             method = self.method.as_str(),
             path = shortened(self.uri.path()),
             model = summary.model.as_deref(),
+            requested_model = summary.requested_model.as_deref(),
             tenant = self.tenant.as_deref(),
             worker = summary.worker.as_deref(),
             prefill_worker = summary.prefill_worker.as_deref(),

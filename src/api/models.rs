@@ -1,4 +1,8 @@
-//! `/v1/models`: the models of all workers. Each entry is copied byte for byte from a worker's own list.
+//! `/v1/models`: the models of all workers, and the names that the configuration leads to one of them. Each entry is
+//! copied byte for byte from a worker's own list; a configured name has that of its model, with its own `id`.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use hyper::Response;
 use hyper::header::{self, HeaderValue};
@@ -6,27 +10,49 @@ use hyper::header::{self, HeaderValue};
 use crate::fleet::Snapshot;
 use crate::http;
 use crate::openai::error::ApiError;
+use crate::openai::splice;
+use crate::relay::target::{Name, Names};
 
-pub(super) fn list(fleet: &Snapshot) -> Response<http::Body> {
-    let cards: Vec<&str> = fleet
-        .models
-        .values()
-        .map(|group| group.card.get())
+pub(super) fn list(fleet: &Snapshot, names: &Names) -> Response<http::Body> {
+    let served = fleet.models.iter();
+    let mut cards: BTreeMap<&str, Cow<'_, str>> = served
+        .map(|(model, group)| (&**model, Cow::Borrowed(group.card.get())))
         .collect();
+    for name in names.iter() {
+        if let Some(card) = card(fleet, name) {
+            cards.insert(&name.requested, card);
+        }
+    }
+    let cards: Vec<&str> = cards.values().map(|card| &**card).collect();
     json(format!(
         "{{\"object\":\"list\",\"data\":[{}]}}",
         cards.join(",")
     ))
 }
 
-pub(super) fn one(fleet: &Snapshot, name: &str) -> Result<Response<http::Body>, ApiError> {
+pub(super) fn one(
+    fleet: &Snapshot,
+    names: &Names,
+    name: &str,
+) -> Result<Response<http::Body>, ApiError> {
     // SDKs escape the slash of `org/name`.
     let name = percent_encoding::percent_decode_str(name).decode_utf8_lossy();
-    let group = fleet
-        .models
-        .get(name.as_ref())
-        .ok_or_else(|| ApiError::unknown_model(&name))?;
-    Ok(json(group.card.get().to_owned()))
+    let card = match names.get(&name) {
+        Some(name) => card(fleet, name),
+        None => {
+            let group = fleet.models.get(name.as_ref());
+            group.map(|group| Cow::Borrowed(group.card.get()))
+        }
+    };
+    let card = card.ok_or_else(|| ApiError::unknown_model(&name))?;
+    Ok(json(card.into_owned()))
+}
+
+/// The entry of a configured name; `None` while none of its models is served.
+fn card<'f>(fleet: &'f Snapshot, name: &Name) -> Option<Cow<'f, str>> {
+    let mut groups = name.models().filter_map(|model| fleet.models.get(model));
+    let card = groups.next()?.card.get();
+    Some(splice::with_text(card, "id", &name.requested))
 }
 
 fn json(text: String) -> Response<http::Body> {

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::discovery::{DiscoveryEntry, no_connector};
+use super::model_names;
 use super::reader::Reader;
 use super::settings::Config;
 use super::tls;
@@ -24,6 +25,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     check_workers(config, reader);
     check_topology(config, reader);
     check_models(config, reader);
+    model_names::check(&config.models, reader);
     check_retries(config, reader);
     check_replicas(config, reader);
     for (key, error) in config.peers.check(listen_address(&config.peers.listen)) {

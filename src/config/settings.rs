@@ -6,16 +6,17 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::discovery::DiscoveryEntry;
+use super::model::ModelOverride;
 use super::source::Source;
-use super::tokenizer::{self, Loaded, Tokenizer};
+use super::tokenizer::Loaded;
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
 use crate::fleet::{Member, circuit_breaker, health, registry};
 use crate::http::{client, server, tls};
 use crate::kv::subscriber::joins;
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
 use crate::openai::tenant::TenantSpec;
-use crate::relay::{self, ModelSettings, PerModel};
-use crate::routing::{self, Policy, TierCredit};
+use crate::relay;
+use crate::routing;
 use crate::secret::Secret;
 use crate::units::DurationText;
 use crate::{admin, api, observe, peers, responses};
@@ -149,74 +150,6 @@ impl Default for FleetAdvanced {
     }
 }
 
-/// What one model has of its own; the rest is as in `routing`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-pub struct ModelOverride {
-    /// The name by which clients and engines call the model.
-    pub name: String,
-    /// The model's tokenizer: the path of its folder, or a map. With it the router knows prompts as the token ids
-    /// that engines compute and compares them with KV events; without it prompts are routed by prediction. A LoRA
-    /// adapter uses that of its base model.
-    #[serde(
-        default,
-        deserialize_with = "tokenizer::path_or_map",
-        skip_serializing_if = "Option::is_none"
-    )]
-    #[schemars(with = "Option<tokenizer::PathOrMap>")]
-    pub tokenizer: Option<Tokenizer>,
-    /// Sends chat and Responses requests with the token ids that they were routed by (vLLM 0.32 and later), so
-    /// that the engine does not tokenise again.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub send_token_ids: Option<bool>,
-    /// As in `predicted`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.01))]
-    pub bytes_per_token: Option<f64>,
-    /// As in `routing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub policy: Option<Policy>,
-    /// As in `routing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub prefill_weight: Option<f64>,
-    /// As in `routing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub decode_weight: Option<f64>,
-    /// As in `routing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hash_on: Option<Vec<String>>,
-    /// As in `routing`.
-    #[serde(default)]
-    pub advanced: ModelAdvanced,
-}
-
-/// What one model has of its own of `routing.advanced`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct ModelAdvanced {
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefix_candidates: Option<u32>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub random_candidates: Option<u32>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tier_credit: Option<TierCredit>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub affinity_load_factor: Option<f64>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub alone_slack: Option<f64>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request_cache_reports: Option<bool>,
-}
-
 /// KV events: what engines report of their prefix caches.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -321,52 +254,5 @@ impl Config {
         tenants
             .map(|tenant| tenant.salted(&self.tenant_salt_key))
             .collect()
-    }
-
-    pub fn model_settings(&self) -> ModelSettings {
-        let common = PerModel {
-            routing: self.routing.clone(),
-            bytes_per_token: self.predicted.bytes_per_token,
-            // An engine that does not know the field would refuse it, or tokenise all the same.
-            send_tokens: false,
-        };
-        let own = |model: &ModelOverride| {
-            let (default, advanced) = (&common.routing, &model.advanced);
-            let hash_on = model.hash_on.as_ref().unwrap_or(&default.hash_on);
-            let routing = routing::Settings {
-                policy: model.policy.unwrap_or(default.policy),
-                prefill_weight: model.prefill_weight.unwrap_or(default.prefill_weight),
-                decode_weight: model.decode_weight.unwrap_or(default.decode_weight),
-                hash_on: hash_on.clone(),
-                advanced: advanced.over(&default.advanced),
-            };
-            let settings = PerModel {
-                routing,
-                bytes_per_token: model.bytes_per_token.unwrap_or(common.bytes_per_token),
-                send_tokens: model.send_token_ids.unwrap_or(common.send_tokens),
-            };
-            (model.name.clone(), settings)
-        };
-        ModelSettings {
-            named: self.models.iter().map(own).collect(),
-            common,
-        }
-    }
-}
-
-impl ModelAdvanced {
-    fn over(&self, default: &routing::Advanced) -> routing::Advanced {
-        routing::Advanced {
-            prefix_candidates: self.prefix_candidates.unwrap_or(default.prefix_candidates),
-            random_candidates: self.random_candidates.unwrap_or(default.random_candidates),
-            tier_credit: self.tier_credit.unwrap_or(default.tier_credit),
-            affinity_load_factor: self
-                .affinity_load_factor
-                .unwrap_or(default.affinity_load_factor),
-            alone_slack: self.alone_slack.unwrap_or(default.alone_slack),
-            request_cache_reports: self
-                .request_cache_reports
-                .unwrap_or(default.request_cache_reports),
-        }
     }
 }

@@ -5,8 +5,9 @@ use std::fmt;
 
 use tracing::warn;
 
+use super::model::ModelOverride;
 use super::reader::Reader;
-use super::settings::{Config, ModelOverride};
+use super::settings::Config;
 use super::tokenizer::{From, Tokenizer};
 use crate::prompt::folder::ModelFolder;
 use crate::relay::tokens::Source;

@@ -1,6 +1,10 @@
-//! Inserts a field into a JSON body and leaves all other bytes as they are. Pure.
+//! Inserts or replaces a field of a JSON body and leaves all other bytes as they are. Pure.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use bytes::{Bytes, BytesMut};
+use serde_json::value::RawValue;
 
 /// The JSON object `body` with `field` (such as `"name":1`) before all its others. A body that is not an
 /// object is returned unchanged.
@@ -24,6 +28,20 @@ pub fn first_field(body: &Bytes, field: &str) -> Bytes {
     spliced.freeze()
 }
 
+/// The JSON object `object` with a text as the value of its field `name`. One that has no such field is returned
+/// unchanged.
+pub fn with_text<'o>(object: &'o str, name: &str, value: &str) -> Cow<'o, str> {
+    let fields: BTreeMap<Cow<'_, str>, &RawValue> =
+        serde_json::from_str(object).unwrap_or_default();
+    let Some(old) = fields.get(name).map(|raw| raw.get()) else {
+        return Cow::Borrowed(object);
+    };
+    let start = old.as_ptr().addr() - object.as_ptr().addr();
+    let (before, rest) = object.split_at(start);
+    let value = serde_json::Value::from(value);
+    Cow::Owned(format!("{before}{value}{}", &rest[old.len()..]))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -41,6 +59,19 @@ mod tests {
         check("{ }", r#"{"s":"x" }"#);
         check("[{}]", "[{}]");
         check("", "");
+    }
+
+    #[test]
+    fn a_text_takes_the_place_of_another_and_the_rest_stays() {
+        let check = |object: &str, expected: &str| {
+            assert_eq!(with_text(object, "id", "a\"b"), expected);
+        };
+        check(
+            r#"{"x": 1.0, "id" : "llama" ,"permission":[{"id":"p"}]}"#,
+            r#"{"x": 1.0, "id" : "a\"b" ,"permission":[{"id":"p"}]}"#,
+        );
+        check(r#"{"x":{"id":"y"}}"#, r#"{"x":{"id":"y"}}"#);
+        check("[]", "[]");
     }
 
     #[test]

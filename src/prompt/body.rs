@@ -19,6 +19,8 @@ use super::types::{Api, Error, HashedPrompt};
 #[derive(Debug, Default)]
 pub struct PeekedBody<'a> {
     pub model: Option<Cow<'a, str>>,
+    /// The raw JSON of `model`. If the key is repeated, the last value, which is the one that engines take.
+    pub model_json: Option<&'a str>,
     pub is_stream: bool,
     /// The response to this chat begins with its last message (`echo`).
     pub is_echo: bool,
@@ -94,7 +96,12 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key_seed(KeySeed(self.api))? {
             match key {
-                Key::Model => self.peek.model = self.string("model", map.next_value()?),
+                Key::Model => {
+                    let json = map.next_value::<&'de RawValue>()?.get();
+                    let value = serde_json::from_str(json).map_err(de::Error::custom)?;
+                    self.peek.model_json = Some(json);
+                    self.peek.model = self.string("model", value);
+                }
                 // If an affinity key is not a string, the engine decides whether to refuse the request.
                 Key::User => self.peek.user = map.next_value::<OptionalString<'de>>()?.value,
                 Key::PromptCacheKey => {

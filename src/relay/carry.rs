@@ -23,8 +23,8 @@ use crate::observe;
 use crate::prompt::PeekedBody;
 
 impl Relay {
-    /// Sends a request to an engine and returns the engine's answer, whatever its status.
-    pub async fn run(
+    /// Sends a request to an engine of the model that its body names.
+    pub(super) async fn carry(
         &self,
         job: &Job<'_>,
         mut peek: PeekedBody<'_>,

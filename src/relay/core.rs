@@ -10,6 +10,7 @@ use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::quarantine::SharedQuarantine;
 use super::settings::Settings;
+use super::target::Names;
 use super::tenants::TenantTable;
 use super::tokens::Tokens;
 use crate::fleet::registry::Registry;
@@ -22,6 +23,7 @@ use crate::peers::Peers;
 pub(super) struct Metrics {
     pub(super) retries_refused: IntCounter,
     pub(super) reports: IntCounterVec,
+    pub(super) model_targets: IntCounterVec,
 }
 
 /// The relay with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -32,6 +34,7 @@ pub struct Relay {
     pub(super) fleet: Arc<Registry>,
     pub(super) caches: Caches,
     pub(super) models: Models,
+    pub(super) names: Names,
     pub(super) tokens: Arc<Tokens>,
     pub(super) budget: Arc<RetryBudget>,
     pub(super) quarantine: Arc<SharedQuarantine>,
@@ -66,6 +69,7 @@ impl Relay {
             settings,
             fleet,
             caches,
+            names: Names::new(&models.names),
             models: Models::new(models, families, registry),
             prefill_decode,
             tokens,
@@ -80,6 +84,11 @@ impl Relay {
                     "warmroute_kv_report_requests_total",
                     "Requests that asked their engine to report again which blocks of their prompt it has cached.",
                     &["model", "outcome"],
+                ),
+                model_targets: registry.counters(
+                    "warmroute_model_targets_total",
+                    "Requests for a name with aliases, targets or fallbacks, by the model that its workers were asked for: `name` (the model's own name), `alias`, `weight`, `session` (by weight, the same for a session), `fallback`.",
+                    &["requested", "target", "reason"],
                 ),
             },
         }
@@ -105,6 +114,7 @@ impl Relay {
             settings,
             fleet: self.fleet.clone(),
             caches: self.caches.clone(),
+            names: Names::new(&models.names),
             models: self.models.successor(models),
             tokens,
             budget,

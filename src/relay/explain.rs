@@ -6,13 +6,17 @@ mod types;
 use bytes::Bytes;
 use hyper::HeaderMap;
 
-use self::types::{DisaggregationExplained, Excluded, LoadShare, LoadShares, Tokens, Tree};
+use self::types::{
+    CandidateModel, DisaggregationExplained, Excluded, LoadShare, LoadShares, NameExplained,
+    Tokens, Tree,
+};
 pub use self::types::{Explanation, Score};
 use super::cached_prefix::{self, PrefixSource};
 use super::choice::{FailedWorkers, NotDisaggregated};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
+use super::model_field;
 use super::plan::Plan;
 use super::prefill_decode::Disaggregation;
 use super::prompt_blocks::TokenBlocks;
@@ -20,6 +24,7 @@ use super::tokens::PromptTokens;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
+use crate::ids::Model;
 use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
@@ -29,6 +34,42 @@ use crate::routing::{Cached, Decision, View, cost};
 impl Relay {
     /// The decision for a request as the fleet is now. Changes nothing.
     pub async fn explain(
+        &self,
+        api: Api,
+        headers: &HeaderMap,
+        peek: PeekedBody<'_>,
+        body: &Bytes,
+        shows_tokens: bool,
+    ) -> Result<Explanation, Error> {
+        let now = observe::now();
+        let Some((name, candidate, body)) = self.redirected(headers, &peek, body, now) else {
+            return self
+                .explain_model(api, headers, peek, body, shows_tokens)
+                .await;
+        };
+        drop(peek);
+        let peek = model_field::read_again(api, &body, self.block_bytes(), &candidate.model);
+        let explained = self.explain_model(api, headers, peek, &body, shows_tokens);
+        let mut explanation = explained.await?;
+        let candidate_of = |model: &Model, weight| CandidateModel {
+            model: model.to_string(),
+            weight,
+            is_usable: self.has_usable_worker(model, now),
+        };
+        let targets = name.targets();
+        let fallback = name.fallback().iter();
+        explanation.name = Some(NameExplained {
+            requested: name.requested.to_string(),
+            reason: candidate.reason,
+            targets: targets
+                .map(|(model, weight)| candidate_of(model, Some(weight)))
+                .collect(),
+            fallback: fallback.map(|model| candidate_of(model, None)).collect(),
+        });
+        Ok(explanation)
+    }
+
+    async fn explain_model(
         &self,
         api: Api,
         headers: &HeaderMap,
@@ -75,6 +116,7 @@ impl Relay {
         };
         Ok(Explanation {
             model: plan.group.model.to_string(),
+            name: None,
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
             prompt_blocks: match exact {

@@ -9,7 +9,8 @@ use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
 use super::summary::SummaryCell;
-use crate::ids::{ClientKey, RequestId, Tenant};
+use super::target::TargetReason;
+use crate::ids::{ClientKey, Model, RequestId, Tenant};
 use crate::prompt::Api;
 
 /// A request with this header gets the routing decision in the same header of its response.
@@ -35,8 +36,21 @@ pub struct Job<'a> {
     pub id: RequestId,
     /// When the request's head was received.
     pub started: Instant,
+    /// The session that the router itself knows: the chain of a stored response, or its conversation.
+    pub session: Option<u64>,
+    /// The name that the client asked for, if the configuration leads it to a model. Then `body` names that model.
+    pub requested: Option<RequestedName>,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
+}
+
+/// A name that the configuration leads to a model.
+#[derive(Clone, Debug)]
+pub struct RequestedName {
+    /// As the client wrote it.
+    pub name: Model,
+    /// Why it leads to this model.
+    pub reason: TargetReason,
 }
 
 /// Why the client gets no answer of an engine.
@@ -71,6 +85,24 @@ pub enum Error {
     OutOfResources { retry_after: Duration, last: String },
     /// Engines cut the connection when they got the request; it is not sent again.
     CutsConnections,
+}
+
+impl Error {
+    /// True if another model might answer: this one has no worker that can. False for mistakes of the client, for what
+    /// its tenant may not do, and for requests that may have harmed the engines.
+    pub(super) fn is_lack_of_workers(&self) -> bool {
+        match self {
+            Error::UnknownModel { .. }
+            | Error::NoWorker { .. }
+            | Error::NoPrefill { .. }
+            | Error::Unreachable { .. } => true,
+            Error::NoModel { .. }
+            | Error::TimedOut { .. }
+            | Error::Deadline { .. }
+            | Error::OutOfResources { .. }
+            | Error::CutsConnections => false,
+        }
+    }
 }
 
 impl fmt::Display for Error {

@@ -1,13 +1,11 @@
 //! One model's settings and metric series, resolved once and shared by its requests.
 
-use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
-use hyper::header::HeaderName;
 use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -17,19 +15,23 @@ use super::evidence::SharedEvidence;
 use super::failure_owner::FailureOwner;
 use super::metrics::Families;
 use super::prefill_decode;
+use super::session_key::{KeySource, session_key};
+use super::target::NameSettings;
 use super::worker_series::SeriesByWorker;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, Model};
 use crate::observe::{self, metrics};
 use crate::prompt::PeekedBody;
-use crate::routing::{self, Decision, Reason, rendezvous};
+use crate::routing::{self, Decision, Reason};
 
 /// Settings by model name, and the common ones of all other models.
 #[derive(Clone, Debug)]
 pub struct ModelSettings {
     pub common: PerModel,
     pub named: FxHashMap<String, PerModel>,
+    /// Aliases, weighted targets and fallbacks.
+    pub names: Vec<NameSettings>,
 }
 
 #[derive(Clone, Debug)]
@@ -38,34 +40,6 @@ pub struct PerModel {
     pub bytes_per_token: f64,
     /// Sends engines the token ids that a chat or Responses request was routed by.
     pub send_tokens: bool,
-}
-
-/// Where a request's session affinity key comes from.
-#[derive(Clone, Debug, PartialEq)]
-pub enum KeySource {
-    Header(HeaderName),
-    SessionId,
-    PromptCacheKey,
-    User,
-}
-
-impl FromStr for KeySource {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "session_id" => Ok(KeySource::SessionId),
-            "prompt_cache_key" => Ok(KeySource::PromptCacheKey),
-            "user" => Ok(KeySource::User),
-            _ => match text.strip_prefix("header:").map(str::parse) {
-                Some(Ok(name)) => Ok(KeySource::Header(name)),
-                Some(Err(_)) => Err(format!("`{text}` does not name a header")),
-                None => Err(format!(
-                    "`{text}` is none of header:NAME, session_id, prompt_cache_key, user"
-                )),
-            },
-        }
-    }
 }
 
 /// The models that requests have asked for, with the settings of one configuration.
@@ -242,15 +216,7 @@ impl ModelState {
         if self.routing.policy != routing::Policy::ConsistentHash {
             return None;
         }
-        self.key_sources.iter().find_map(|source| {
-            let text = match source {
-                KeySource::Header(name) => headers.get(name).map(|value| value.as_bytes()),
-                KeySource::SessionId => peek.session_id.as_deref().map(str::as_bytes),
-                KeySource::PromptCacheKey => peek.prompt_cache_key.as_deref().map(str::as_bytes),
-                KeySource::User => peek.user.as_deref().map(str::as_bytes),
-            };
-            text.filter(|text| !text.is_empty()).map(rendezvous::key)
-        })
+        session_key(&self.key_sources, headers, peek)
     }
 
     pub(super) fn on_decision(&self, prompt_tokens: u32, decision: &Decision) {
@@ -306,21 +272,5 @@ impl ModelState {
             );
             self.families.on_breaker_transition(worker, State::Open);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_key_comes_from_a_header_or_a_field() {
-        assert_eq!("user".parse(), Ok(KeySource::User));
-        assert_eq!(
-            "header:X-Team".parse(),
-            Ok(KeySource::Header(HeaderName::from_static("x-team")))
-        );
-        assert!("header:a b".parse::<KeySource>().is_err());
-        assert!("team".parse::<KeySource>().is_err());
     }
 }

@@ -14,8 +14,10 @@ use super::job::Error;
 use super::kv_report_request::KvReportRequest;
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
+use super::model_field;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
+use super::target::{Name, Names};
 use super::tokens::PromptTokens;
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
@@ -195,6 +197,14 @@ impl Relay {
         body: &Bytes,
         model: Option<&str>,
     ) -> Result<Option<usize>, Error> {
+        let read =
+            || model_field::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
+        let name = model.and_then(|it| self.names.get(it));
+        let redirected = name.and_then(|_| self.redirected(headers, &read(), body, observe::now()));
+        let (model, body) = match &redirected {
+            Some((_, candidate, body)) => (Some(&*candidate.model), body),
+            None => (model, body),
+        };
         let group = self.group(model)?;
         let found = self.tokens.of(api, &group, headers, body).await;
         Ok(found
@@ -216,7 +226,9 @@ impl Relay {
             Some(name) => snapshot.models.get(name),
             None => snapshot.only_model(),
         };
-        group.cloned().ok_or_else(|| no_group(&snapshot, model))
+        group
+            .cloned()
+            .ok_or_else(|| no_group(&snapshot, &self.names, model))
     }
 
     /// Updates the model's workers to the latest snapshot.
@@ -290,8 +302,13 @@ impl Measure {
 }
 
 /// Why there is no group of workers for a model.
-fn no_group(fleet: &Snapshot, model: Option<&str>) -> Error {
-    let known: Vec<String> = fleet.models.keys().map(|model| model.to_string()).collect();
+fn no_group(fleet: &Snapshot, names: &Names, model: Option<&str>) -> Error {
+    let mut known: Vec<String> = fleet.models.keys().map(|model| model.to_string()).collect();
+    let is_served = |it: &&Name| it.models().any(|model| fleet.models.contains_key(model));
+    let names = names.iter().filter(is_served).map(|it| &it.requested);
+    let names = names.filter(|it| !fleet.models.contains_key(*it));
+    known.extend(names.map(|name| name.to_string()));
+    known.sort();
     match model {
         // Some workers were not asked for their models yet, so the client should retry.
         _ if known.is_empty() => {}

@@ -27,7 +27,7 @@ impl Relay {
         deadline: Instant,
     ) -> Response<Body> {
         let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
-        let decision = is_asked.then(|| decision_header(plan, &answer));
+        let decision = is_asked.then(|| decision_header(job, plan, &answer));
         if let Some(summary) = &job.summary {
             summary.update(|summary| {
                 summary.model = Some(plan.group.model.clone());
@@ -92,7 +92,7 @@ impl Relay {
     }
 }
 
-fn decision_header(plan: &Plan, answer: &AttemptAnswer) -> String {
+fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String {
     let decision = &answer.decision;
     let mut text = format!(
         "worker={}; reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; attempts={}",
@@ -103,7 +103,15 @@ fn decision_header(plan: &Plan, answer: &AttemptAnswer) -> String {
         decision.cost,
         answer.attempts,
     );
-    // Writing to memory cannot fail.
+    if let Some(requested) = &job.requested {
+        let (name, reason) = (&requested.name, requested.reason.as_str());
+        // Writing to memory cannot fail.
+        let _ = write!(
+            text,
+            "; requested_model={name}; model={}; model_reason={reason}",
+            plan.group.model
+        );
+    }
     let _ = match &answer.prefill {
         None => Ok(()),
         Some(Err(reason)) => write!(text, "; disaggregated={}", reason.as_str()),

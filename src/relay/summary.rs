@@ -13,6 +13,8 @@ use crate::ids::Model;
 #[derive(Clone, Debug, Default)]
 pub struct RequestSummary {
     pub model: Option<Model>,
+    /// The name that the client asked for, if the configuration leads it to a model.
+    pub requested_model: Option<Model>,
     /// The worker whose answer was passed on, or the last one that was tried.
     pub worker: Option<Arc<str>>,
     /// The worker that computed the prompt of a disaggregated request.

@@ -35,6 +35,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) tenant: Tenant,
     pub(super) id: RequestId,
     pub(super) started: Instant,
+    /// The response's chain or conversation, hashed.
+    pub(super) session: Option<u64>,
     pub(super) summary: Option<&'a SummaryCell>,
 }
 
@@ -47,6 +49,7 @@ impl ClientRequest<'_> {
             tenant: self.admitted.tenant,
             id: self.id,
             started: self.started,
+            session: None,
             summary: self.summary,
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hyper::Response;
 
-use super::client_request::ClientRequest;
+use super::client_request::{ClientRequest, RequestContext};
 use super::client_state::{StateReader, StateSigner, joined};
 use super::conversation_lock::ConversationLock;
 use super::engine_call::collect;
@@ -70,8 +70,12 @@ impl Responses {
         let template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
         let in_flight = self.metrics.begin(is_stored);
         let input = std::mem::take(&mut prepared.input);
+        let context = RequestContext {
+            session: Some(prepared.id.root().0),
+            ..request.context()
+        };
         let answer = self
-            .ask_truncating(request, create, input, &prepared.name, salt)
+            .ask_truncating(&context, create, input, &prepared.name, salt)
             .await?;
 
         let (mut head, engine) = answer.into_parts();
@@ -153,7 +157,7 @@ impl Responses {
     /// items are dropped until it fits.
     async fn ask_truncating(
         &self,
-        request: &ClientRequest<'_>,
+        context: &RequestContext<'_>,
         create: &CreateRequest<'_>,
         mut input: Vec<u8>,
         id: &str,
@@ -161,7 +165,7 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         loop {
             let body = engine_body::body(create, &input, id, salt);
-            let error = match self.ask_response(&request.context(), body).await {
+            let error = match self.ask_response(context, body).await {
                 Err(error) if error.code == engine_error::TOO_LONG => error,
                 answered => return answered,
             };

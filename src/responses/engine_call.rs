@@ -48,6 +48,8 @@ impl Responses {
             tenant: context.tenant,
             id: context.id,
             started: context.started,
+            session: context.session,
+            requested: None,
             summary: context.summary.cloned(),
         };
         let answer = self.relay.run(&job, peek).await?;

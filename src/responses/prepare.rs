@@ -197,7 +197,7 @@ impl Responses {
             tenant: reader.tenant,
             now_s: reader.now_s,
             response: id.to_owned(),
-            model: create.model.clone().into_owned(),
+            model: self.relay.names().canonical(&create.model).to_owned(),
         })
     }
 
@@ -206,7 +206,7 @@ impl Responses {
             &self.key_ring,
             tenant,
             observe::unix_s().unsigned_abs(),
-            model,
+            self.relay.names().canonical(model),
         )
     }
 }

@@ -23,6 +23,7 @@ mod kubernetes;
 mod kubernetes_settings;
 mod kv_events;
 mod metrics_reference;
+mod model_names;
 mod operator_texts;
 mod pairs;
 mod peers;

@@ -5,12 +5,17 @@ use serde::Serialize;
 use crate::http::circuit_breaker;
 use crate::kv::subscriber::TreeState;
 use crate::relay::cached_prefix::PrefixSource;
+use crate::relay::target::TargetReason;
 use crate::routing::cost::Terms;
 use crate::routing::{Cached, Policy, Reason};
 
 #[derive(Debug, Serialize)]
 pub struct Explanation {
+    /// The model that would get the request.
     pub model: String,
+    /// How the requested name led to it, if the configuration says so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<NameExplained>,
     pub policy: Policy,
     pub prompt_tokens: u32,
     pub prompt_blocks: usize,
@@ -30,6 +35,24 @@ pub struct Explanation {
     pub disaggregation: Option<DisaggregationExplained>,
     /// Workers of the model that take no requests now.
     pub excluded: Vec<Excluded>,
+}
+
+/// A name with aliases, targets or fallbacks.
+#[derive(Debug, Serialize)]
+pub struct NameExplained {
+    pub requested: String,
+    pub reason: TargetReason,
+    pub targets: Vec<CandidateModel>,
+    pub fallback: Vec<CandidateModel>,
+}
+
+#[derive(Debug, Serialize)]
+pub struct CandidateModel {
+    pub model: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight: Option<f64>,
+    /// Whether a worker of it can take requests now.
+    pub is_usable: bool,
 }
 
 /// The choice of a prefill worker, or why there is none.

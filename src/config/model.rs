@@ -1,0 +1,112 @@
+//! What one model has of its own: names, tokenizer, and settings that differ from those in `routing`.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::one_or_list::{OneOrList, one_or_list};
+use super::tokenizer::{self, Tokenizer};
+use crate::relay::target::{Sticky, Target};
+use crate::routing::{self, Policy, TierCredit};
+
+/// What one model has of its own; the rest is as in `routing`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ModelOverride {
+    /// The name by which clients and engines call the model.
+    pub name: String,
+    /// Other names by which clients may ask for it. Engines are asked for the model itself.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub aliases: Vec<String>,
+    /// The models that requests for this name are split over, by weight. Left out: the model of this name.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub targets: Vec<Target>,
+    /// With `targets`: which requests go to the same one.
+    #[serde(default)]
+    pub sticky: Sticky,
+    /// The models, one or a list, that get a request if no worker of its model can take or answer it. In this order;
+    /// their own fallbacks are not followed.
+    #[serde(
+        default,
+        deserialize_with = "one_or_list",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    #[schemars(with = "OneOrList")]
+    pub fallback: Vec<String>,
+    /// The model's tokenizer: the path of its folder, or a map. With it the router knows prompts as the token ids
+    /// that engines compute and compares them with KV events; without it prompts are routed by prediction. A LoRA
+    /// adapter uses that of its base model.
+    #[serde(
+        default,
+        deserialize_with = "tokenizer::path_or_map",
+        skip_serializing_if = "Option::is_none"
+    )]
+    #[schemars(with = "Option<tokenizer::PathOrMap>")]
+    pub tokenizer: Option<Tokenizer>,
+    /// Sends chat and Responses requests with the token ids that they were routed by (vLLM 0.32 and later), so
+    /// that the engine does not tokenise again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub send_token_ids: Option<bool>,
+    /// As in `predicted`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01))]
+    pub bytes_per_token: Option<f64>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub policy: Option<Policy>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub prefill_weight: Option<f64>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub decode_weight: Option<f64>,
+    /// As in `routing`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hash_on: Option<Vec<String>>,
+    /// As in `routing`.
+    #[serde(default)]
+    pub advanced: ModelAdvanced,
+}
+
+/// What one model has of its own of `routing.advanced`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct ModelAdvanced {
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefix_candidates: Option<u32>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub random_candidates: Option<u32>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tier_credit: Option<TierCredit>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub affinity_load_factor: Option<f64>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0))]
+    pub alone_slack: Option<f64>,
+    /// As in `routing.advanced`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_cache_reports: Option<bool>,
+}
+
+impl ModelAdvanced {
+    pub(super) fn over(&self, default: &routing::Advanced) -> routing::Advanced {
+        routing::Advanced {
+            prefix_candidates: self.prefix_candidates.unwrap_or(default.prefix_candidates),
+            random_candidates: self.random_candidates.unwrap_or(default.random_candidates),
+            tier_credit: self.tier_credit.unwrap_or(default.tier_credit),
+            affinity_load_factor: self
+                .affinity_load_factor
+                .unwrap_or(default.affinity_load_factor),
+            alone_slack: self.alone_slack.unwrap_or(default.alone_slack),
+            request_cache_reports: self
+                .request_cache_reports
+                .unwrap_or(default.request_cache_reports),
+        }
+    }
+}

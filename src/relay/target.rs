@@ -1,0 +1,271 @@
+//! The name that a client asks for -> the model that engines are asked for: aliases, weighted targets, fallbacks.
+//! Pure.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use smallvec::SmallVec;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use super::session_key::KeySource;
+use crate::ids::Model;
+
+/// Fallbacks of one name. Each costs a failed request its time.
+pub const MAX_FALLBACKS: usize = 8;
+/// Targets of one name. Each is hashed for each request.
+pub const MAX_TARGETS: usize = 32;
+
+/// A share of a name's requests, for one model.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Target {
+    /// The model, by the name that its workers serve.
+    pub model: String,
+    /// Its share, relative to the weights of the other targets. 0: it gets no requests.
+    #[schemars(range(min = 0))]
+    pub weight: f64,
+}
+
+/// Which requests go to the same target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Sticky {
+    /// None: each request is drawn by the weights.
+    #[default]
+    None,
+    /// Those of a session: the first key of `hash_on` that a request has, else its conversation or the chain of its
+    /// `previous_response_id`. All replicas agree. A change of weights moves as few sessions as possible.
+    Session,
+}
+
+/// One entry of `models`, as far as it is about names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NameSettings {
+    pub name: String,
+    pub aliases: Vec<String>,
+    pub targets: Vec<Target>,
+    pub sticky: Sticky,
+    pub fallback: Vec<String>,
+    /// Where a session's key comes from.
+    pub hash_on: Vec<String>,
+}
+
+impl NameSettings {
+    /// False for an entry whose requests go to the model of the same name, and nowhere else.
+    pub fn redirects(&self) -> bool {
+        !self.aliases.is_empty() || !self.targets.is_empty() || !self.fallback.is_empty()
+    }
+}
+
+/// Why a model was chosen for a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TargetReason {
+    /// The model has this name.
+    Name,
+    /// The name is an alias of the model.
+    Alias,
+    /// By the weights of the name's targets.
+    Weight,
+    /// As `Weight`, the same for all requests of a session.
+    Session,
+    /// The models before it have no worker that can take requests.
+    Fallback,
+}
+
+impl TargetReason {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Name => "name",
+            Self::Alias => "alias",
+            Self::Weight => "weight",
+            Self::Session => "session",
+            Self::Fallback => "fallback",
+        }
+    }
+}
+
+/// A model that may get a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    pub model: Model,
+    pub reason: TargetReason,
+}
+
+/// The models that may get a request: the first is to be tried first.
+pub type Candidates = SmallVec<[Candidate; 2]>;
+
+/// A name that clients may ask for.
+#[derive(Clone, Debug)]
+pub struct Name {
+    /// As clients write it.
+    pub requested: Model,
+    is_alias: bool,
+    entry: Arc<Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: Model,
+    /// At least one.
+    targets: Vec<(Model, f64)>,
+    has_weights: bool,
+    sticky: Sticky,
+    fallback: Vec<Model>,
+    key_sources: Vec<KeySource>,
+}
+
+/// The names of one configuration.
+#[derive(Debug, Default)]
+pub struct Names(FxHashMap<Box<str>, Name>);
+
+impl Names {
+    /// Of entries that were checked. Those that redirect nothing are left out.
+    pub fn new(entries: &[NameSettings]) -> Self {
+        let mut names = FxHashMap::default();
+        for settings in entries.iter().filter(|entry| entry.redirects()) {
+            let entry = Arc::new(Entry::new(settings));
+            let own = std::iter::once((&settings.name, false));
+            let aliases = settings.aliases.iter().map(|alias| (alias, true));
+            for (name, is_alias) in own.chain(aliases) {
+                let known = Name {
+                    requested: name.as_str().into(),
+                    is_alias,
+                    entry: entry.clone(),
+                };
+                names.insert(name.as_str().into(), known);
+            }
+        }
+        Self(names)
+    }
+
+    /// `None` for a name that is the model's own, so that nothing has to be decided.
+    pub fn get(&self, requested: &str) -> Option<&Name> {
+        self.0.get(requested)
+    }
+
+    /// The name without aliases: what an alias stands for, or the name itself.
+    pub fn canonical<'a>(&'a self, requested: &'a str) -> &'a str {
+        self.get(requested)
+            .map_or(requested, |name| &name.entry.name)
+    }
+
+    /// In no particular order.
+    pub fn iter(&self) -> impl Iterator<Item = &Name> {
+        self.0.values()
+    }
+
+    /// The models for a request, in the order in which they are to be tried. `session` is the hash of its session's
+    /// key, `random` any number. Fallbacks of fallbacks are not followed, so the list ends.
+    pub fn candidates(&self, name: &Name, session: Option<u64>, random: u64) -> Candidates {
+        let entry = &name.entry;
+        let sticky = session.filter(|_| entry.sticky == Sticky::Session);
+        let reason = match (entry.has_weights, sticky) {
+            (true, Some(_)) => TargetReason::Session,
+            (true, None) => TargetReason::Weight,
+            (false, _) if name.is_alias => TargetReason::Alias,
+            (false, _) => TargetReason::Name,
+        };
+        let key = sticky.unwrap_or(random);
+        let first = entry.choose(key);
+        let own = self.get(first).map(|name| &name.entry);
+        let fallback = match (entry.fallback.is_empty(), own) {
+            (true, Some(own)) => &own.fallback,
+            _ => &entry.fallback,
+        };
+        let mut candidates = Candidates::new();
+        candidates.push(Candidate {
+            model: first.clone(),
+            reason,
+        });
+        for model in fallback {
+            // A fallback may be another name itself. One of this name's own targets is a model.
+            let is_target = entry.targets.iter().any(|(target, _)| target == model);
+            let other = self.get(model).filter(|_| !is_target);
+            let model = other.map_or(model, |other| other.entry.choose(key));
+            if candidates.iter().all(|known| known.model != *model) {
+                candidates.push(Candidate {
+                    model: model.clone(),
+                    reason: TargetReason::Fallback,
+                });
+            }
+        }
+        candidates
+    }
+}
+
+impl Name {
+    /// The models that the name's requests are split over, with their weights.
+    pub fn targets(&self) -> impl Iterator<Item = (&Model, f64)> {
+        let targets = self.entry.targets.iter();
+        targets.map(|(model, weight)| (model, *weight))
+    }
+
+    /// Every model that may get a request for the name, the targets first.
+    pub fn models(&self) -> impl Iterator<Item = &Model> {
+        self.targets()
+            .map(|(model, _)| model)
+            .chain(&self.entry.fallback)
+    }
+
+    pub fn fallback(&self) -> &[Model] {
+        &self.entry.fallback
+    }
+
+    pub fn key_sources(&self) -> &[KeySource] {
+        match self.entry.sticky {
+            Sticky::None => &[],
+            Sticky::Session => &self.entry.key_sources,
+        }
+    }
+}
+
+impl Entry {
+    fn new(settings: &NameSettings) -> Self {
+        let model = |name: &String| Model::from(name.as_str());
+        let targets = settings.targets.iter();
+        let mut targets: Vec<(Model, f64)> = targets
+            .map(|target| (model(&target.model), target.weight))
+            .collect();
+        let has_weights = !targets.is_empty();
+        if !has_weights {
+            targets.push((model(&settings.name), 1.0));
+        }
+        let keys = settings.hash_on.iter();
+        Self {
+            name: model(&settings.name),
+            targets,
+            has_weights,
+            sticky: settings.sticky,
+            fallback: settings.fallback.iter().map(model).collect(),
+            key_sources: keys.filter_map(|key| key.parse().ok()).collect(),
+        }
+    }
+
+    /// Weighted rendezvous hashing: each target draws an exponentially distributed time with its weight as the rate,
+    /// and the earliest wins. A target's time depends on nothing but the key and itself, so that a target whose weight
+    /// grows only takes keys, and one whose weight shrinks only gives some away.
+    fn choose(&self, key: u64) -> &Model {
+        if let [(only, _)] = &*self.targets {
+            return only;
+        }
+        let time = |(model, weight): &(Model, f64)| {
+            let hash = xxh3_64_with_seed(model.as_bytes(), key);
+            // Between 0 and 1, both excluded.
+            let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
+            match *weight > 0.0 {
+                true => -uniform.ln() / weight,
+                false => f64::INFINITY,
+            }
+        };
+        let earliest = self.targets.iter().min_by(|a, b| {
+            let by_time = time(a).total_cmp(&time(b));
+            by_time.then_with(|| a.0.cmp(&b.0))
+        });
+        &earliest.expect("an entry has a target").0
+    }
+}
+
+#[cfg(test)]
+mod tests;
