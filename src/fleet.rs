@@ -8,6 +8,7 @@
 pub mod circuit_breaker;
 pub mod discovery;
 pub mod events;
+pub mod freed;
 pub mod health;
 pub mod in_flight;
 pub mod kv_transfer;

@@ -13,6 +13,7 @@ pub mod prompt;
 pub mod state_token;
 pub mod store;
 
+pub mod queue;
 pub mod routing;
 
 pub mod peers;

@@ -46,6 +46,7 @@ impl InFlight {
             self.is_decoding = true;
             let load = &self.worker.load;
             load.begin_decoding(self.uncached_tokens, self.prompt_tokens);
+            self.worker.freed.on_freed();
         }
     }
 }
@@ -57,6 +58,7 @@ impl Drop for InFlight {
             false => load.end_queued_request(self.uncached_tokens),
             true => load.end_decoding_request(self.prompt_tokens),
         }
+        self.worker.freed.on_freed();
     }
 }
 

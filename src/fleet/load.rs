@@ -29,6 +29,8 @@ pub struct Load {
     peers_decode_tokens: AtomicU64,
     peers_requests: AtomicU32,
     total: AtomicU64,
+    /// Uncached prompt tokens of requests that have had their first token.
+    computed_tokens: AtomicU64,
     reported: Reported,
 }
 
@@ -129,6 +131,11 @@ impl Load {
         self.total.load(Relaxed)
     }
 
+    /// Prompt tokens that the worker has computed for requests of this router since it joined.
+    pub fn computed_tokens(&self) -> u64 {
+        self.computed_tokens.load(Relaxed)
+    }
+
     pub fn reported(&self) -> Option<LoadReport> {
         *self.reported.report.lock()
     }
@@ -169,6 +176,8 @@ impl Load {
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
         self.decode_tokens
             .fetch_add(i64::from(prompt_tokens), Relaxed);
+        self.computed_tokens
+            .fetch_add(u64::from(uncached_tokens), Relaxed);
     }
 
     pub(super) fn end_queued_request(&self, uncached_tokens: u32) {

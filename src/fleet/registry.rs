@@ -9,6 +9,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::circuit_breaker;
+use super::freed::Freed;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
@@ -26,6 +27,7 @@ pub struct Registry {
     tls: Arc<tls::Clients>,
     settings: ArcSwap<Settings>,
     version: watch::Sender<u64>,
+    freed: Arc<Freed>,
 }
 
 /// What a reload of the configuration may change.
@@ -114,6 +116,7 @@ impl Registry {
             tls: Arc::default(),
             settings: ArcSwap::from_pointee(settings),
             version: watch::Sender::new(0),
+            freed: Arc::default(),
         })
     }
 
@@ -154,6 +157,11 @@ impl Registry {
     /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> Arc<str> {
         self.settings().topology.clone()
+    }
+
+    /// Notifies of workers that have less to compute.
+    pub fn freed(&self) -> &Arc<Freed> {
+        &self.freed
     }
 
     /// Notifies of every new snapshot.
@@ -299,7 +307,7 @@ impl Registry {
         state.next_id += 1;
         let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
         let pool = client::Pool::with_tls(member.address.clone(), self.client.clone(), tls);
-        let state = WorkerState::new(&self.settings().circuit_breaker);
+        let state = WorkerState::new(&self.settings().circuit_breaker, self.freed.clone());
         let worker = Worker::new(id, &member, pool, state);
         let draining = member.draining;
         let status = Status {
@@ -321,6 +329,7 @@ impl Registry {
         let snapshot = Snapshot::new(workers.collect(), &self.topology());
         self.snapshot.store(Arc::new(snapshot));
         self.version.send_modify(|version| *version += 1);
+        self.freed.on_freed();
     }
 }
 

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 
 use super::circuit_breaker;
 use super::events::Events;
+use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
 use crate::http::circuit_breaker::SharedBreaker;
@@ -88,6 +89,8 @@ pub struct Worker {
 #[derive(Debug)]
 pub struct WorkerState {
     pub load: Load,
+    /// Of the whole fleet.
+    pub(super) freed: Arc<Freed>,
     pub breaker: SharedBreaker,
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
     /// only gets no prefill legs for a while.
@@ -104,9 +107,10 @@ pub struct WorkerState {
 }
 
 impl WorkerState {
-    pub(super) fn new(breakers: &circuit_breaker::Settings) -> Arc<Self> {
+    pub(super) fn new(breakers: &circuit_breaker::Settings, freed: Arc<Freed>) -> Arc<Self> {
         Arc::new(Self {
             load: Load::default(),
+            freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
             cache_tokens: AtomicU64::new(0),

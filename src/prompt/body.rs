@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{self, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::field::{Flag, Key, KeySeed, OptionalString};
+use self::field::{Flag, Key, KeySeed, OptionalInteger, OptionalString};
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
 use super::canonical::Canonical;
@@ -27,6 +27,10 @@ pub struct PeekedBody<'a> {
     pub user: Option<Cow<'a, str>>,
     pub prompt_cache_key: Option<Cow<'a, str>>,
     pub session_id: Option<Cow<'a, str>>,
+    /// vLLM's: lower is earlier.
+    pub priority: Option<i64>,
+    /// OpenAI's: `auto`, `default`, `flex` or `priority`.
+    pub service_tier: Option<Cow<'a, str>>,
     /// Engines share cached blocks only between requests with the same salt.
     pub cache_salt: Option<Cow<'a, str>>,
     /// The raw JSON of the engine's extra arguments. If the key is repeated, the last value.
@@ -109,6 +113,10 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
                 }
                 Key::SessionId => {
                     self.peek.session_id = map.next_value::<OptionalString<'de>>()?.value
+                }
+                Key::Priority => self.peek.priority = map.next_value::<OptionalInteger>()?.0,
+                Key::ServiceTier => {
+                    self.peek.service_tier = map.next_value::<OptionalString<'de>>()?.value
                 }
                 Key::CacheSalt => {
                     self.peek.cache_salt_count += 1;

@@ -14,10 +14,12 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 
 /// End-to-end headers that clients may not set for an engine: its request id, its rank, its queue.
-const OWNED: [HeaderName; 5] = [
+const OWNED: [HeaderName; 7] = [
     REQUEST_ID,
     super::job::DECISION,
     RANK,
+    super::job::PRIORITY,
+    super::job::TTFT_TARGET,
     HeaderName::from_static("x-vllm-priority"),
     HeaderName::from_static("x-session-id"),
 ];

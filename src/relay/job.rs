@@ -12,9 +12,14 @@ use super::summary::SummaryCell;
 use super::target::TargetReason;
 use crate::ids::{ClientKey, Model, RequestId, Tenant};
 use crate::prompt::Api;
+use crate::queue::Refusal;
 
 /// A request with this header gets the routing decision in the same header of its response.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
+
+/// A client's wish for the priority of a request that has to wait, and for the time to its first token.
+pub(super) const PRIORITY: HeaderName = HeaderName::from_static("x-warmroute-priority");
+pub(super) const TTFT_TARGET: HeaderName = HeaderName::from_static("x-warmroute-ttft-target");
 
 /// The worker that answered: an extension of the response.
 #[derive(Clone, Debug)]
@@ -83,6 +88,13 @@ pub enum Error {
     Deadline { attempts: u32, limit: Duration },
     /// The router had no file descriptor, port or memory for a connection to a worker.
     OutOfResources { retry_after: Duration, last: String },
+    /// It waited in vain for a worker with room, or did not wait.
+    NotQueued(Refusal),
+    /// A header that the router reads has a value that it cannot.
+    BadHeader {
+        name: HeaderName,
+        expected: &'static str,
+    },
     /// Engines cut the connection when they got the request; it is not sent again.
     CutsConnections,
 }
@@ -142,6 +154,8 @@ impl fmt::Display for Error {
             Error::OutOfResources { last, .. } => {
                 write!(f, "the router cannot open a connection to an engine now: {last}")
             }
+            Error::NotQueued(refusal) => refusal.reason.fmt(f),
+            Error::BadHeader { name, expected } => write!(f, "the header `{name}` must be {expected}"),
             Error::CutsConnections => f.write_str(
                 "engines closed the connection without an answer each time they got this request; it is not sent again",
             ),

@@ -12,6 +12,8 @@ pub(super) enum Outcome {
     StreamIdleTimeout,
     /// The request took longer than `request_timeout`.
     RequestTimeout,
+    /// No worker had room for it, so it was sent to none.
+    NotQueued,
 }
 
 impl Outcome {
@@ -22,6 +24,7 @@ impl Outcome {
             Outcome::WorkerFailed => "worker_failed",
             Outcome::StreamIdleTimeout => "stream_idle_timeout",
             Outcome::RequestTimeout => "request_timeout",
+            Outcome::NotQueued => "not_queued",
         }
     }
 }

@@ -11,6 +11,10 @@ use crate::ids::Tenant;
 pub struct TenantProfile {
     /// For logs and metrics.
     pub name: Arc<str>,
+    /// In the queue, of a request that asks for none.
+    pub priority: i32,
+    /// The highest that its requests may have.
+    pub max_priority: i32,
 }
 
 /// The tenants of one configuration.
@@ -29,6 +33,7 @@ impl TenantTable {
             by_id: listed.into_iter().map(entry).collect(),
             unlisted: Arc::new(TenantProfile {
                 name: Tenant::DEFAULT.into(),
+                ..TenantProfile::default()
             }),
         }
     }
@@ -55,7 +60,10 @@ mod tests {
 
     #[test]
     fn a_tenant_that_is_not_listed_has_the_default_profile() {
-        let table = TenantTable::new(["a", "b"].map(|name| TenantProfile { name: name.into() }));
+        let table = TenantTable::new(["a", "b"].map(|name| TenantProfile {
+            name: name.into(),
+            ..TenantProfile::default()
+        }));
         assert_eq!(&*table.of(Tenant::of("a")).name, "a");
         assert_eq!(&*table.of(Tenant::of("c")).name, "default");
         assert_eq!(table.listed().count(), 2);

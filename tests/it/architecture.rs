@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["ids", "observe", "secret", "units"],
     &["http"],
     &["fleet", "kv", "prompt", "state_token", "store"],
-    &["routing"],
+    &["queue", "routing"],
     &["peers"],
     &["relay"],
     &["openai"],

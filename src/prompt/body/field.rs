@@ -22,6 +22,8 @@ pub(super) enum Key {
     PromptCacheKey,
     SessionId,
     CacheSalt,
+    Priority,
+    ServiceTier,
     /// A field that becomes part of the prompt.
     Prompt(Section),
     Forbidden(&'static str),
@@ -39,6 +41,8 @@ impl Key {
             "prompt_cache_key" => Key::PromptCacheKey,
             "session_id" => Key::SessionId,
             "cache_salt" => Key::CacheSalt,
+            "priority" => Key::Priority,
+            "service_tier" => Key::ServiceTier,
             "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
             "tools" | "functions" | "documents" => Key::Prompt(Section::Tools),
             "instructions" => Key::Prompt(Section::Instructions),
@@ -145,6 +149,16 @@ impl<'de> Deserialize<'de> for OptionalString<'de> {
             }
         }
         deserializer.deserialize_any(V)
+    }
+}
+
+/// A whole number. A value of another kind is skipped; the engine decides whether to refuse it.
+pub(super) struct OptionalInteger(pub(super) Option<i64>);
+
+impl<'de> Deserialize<'de> for OptionalInteger {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?;
+        Ok(Self(raw.get().parse().ok()))
     }
 }
 

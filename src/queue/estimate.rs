@@ -1,0 +1,92 @@
+//! How fast the workers of a model compute prompts, measured while all of them are busy.
+
+use std::time::{Duration, Instant};
+
+/// Over which time the rate is averaged.
+const MEMORY: Duration = Duration::from_secs(10);
+/// Before so much time with all workers busy was seen the rate is the assumed one.
+const SEEN_MIN: Duration = Duration::from_millis(500);
+/// A longer time between two calls is not measured: it is unknown whether all workers were busy.
+const GAP_MAX: Duration = Duration::from_millis(500);
+
+/// Tokens a second and worker.
+#[derive(Debug, Default)]
+pub(super) struct DrainRate {
+    last: Option<Last>,
+    tokens: f64,
+    worker_seconds: f64,
+    seconds: f64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Last {
+    at: Instant,
+    computed: u64,
+    workers: u32,
+}
+
+impl DrainRate {
+    /// `computed` counts the tokens that the workers have computed so far. `is_busy`: all workers are busy and requests
+    /// wait.
+    pub(super) fn update(&mut self, now: Instant, computed: u64, workers: u32, is_busy: bool) {
+        let current = Last {
+            at: now,
+            computed,
+            workers,
+        };
+        let last = self.last.replace(current);
+        if !is_busy {
+            self.last = None;
+        }
+        let Some(last) = last.filter(|last| last.workers == workers && last.computed <= computed) else {
+            return;
+        };
+        let seconds = now.saturating_duration_since(last.at).as_secs_f64();
+        if seconds <= 0.0 || seconds > GAP_MAX.as_secs_f64() {
+            return;
+        }
+        let kept = (-seconds / MEMORY.as_secs_f64()).exp();
+        self.tokens = self.tokens * kept + (computed - last.computed) as f64;
+        self.worker_seconds = self.worker_seconds * kept + seconds * f64::from(workers);
+        self.seconds = self.seconds * kept + seconds;
+    }
+
+    /// Tokens that one worker computes in a second.
+    pub(super) fn of_worker(&self, assumed: u64) -> f64 {
+        match self.measured() {
+            Some(rate) => rate,
+            None => assumed as f64,
+        }
+    }
+
+    pub(super) fn measured(&self) -> Option<f64> {
+        let is_known = self.seconds >= SEEN_MIN.as_secs_f64() && self.tokens > 0.0;
+        is_known.then(|| self.tokens / self.worker_seconds)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    #[test]
+    fn the_rate_is_that_of_the_busy_times() {
+        let start = observe::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        let mut rate = DrainRate::default();
+        assert_eq!(rate.of_worker(7), 7.0);
+        // 2 workers, 100 tokens in 10 ms: 5,000 tokens a second and worker.
+        for step in 0..200 {
+            rate.update(at(step * 10), step * 100, 2, true);
+        }
+        let measured = rate.of_worker(7);
+        assert!((4_900.0..5_100.0).contains(&measured), "{measured}");
+        // Idle times and pauses of the caller change nothing.
+        rate.update(at(3_000), 20_000, 2, true);
+        rate.update(at(3_010), 20_000, 2, false);
+        rate.update(at(3_200), 20_000, 2, false);
+        let after = rate.of_worker(7);
+        assert!((4_800.0..5_100.0).contains(&after), "{after}");
+    }
+}

@@ -1,0 +1,453 @@
+//! The waiting requests of one model.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+
+use super::class::{Class, Place};
+use super::estimate::DrainRate;
+use super::floors::{self, Floor};
+use super::settings::Settings;
+use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room};
+
+/// What a request costs at least, since one whose prompt is cached is work too.
+const COST_MIN: u64 = 64;
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+
+/// The waiting requests of one model, each with a `T` to wake it by.
+#[derive(Debug)]
+pub struct Queue<T> {
+    settings: Arc<Settings>,
+    /// Highest first, as `floors` and `order`.
+    classes: Vec<Class>,
+    floors: Vec<Floor>,
+    /// The indices of `settings.classes`.
+    order: Vec<usize>,
+    entries: FxHashMap<EntryId, Entry<T>>,
+    expiries: BTreeSet<(Instant, EntryId)>,
+    next_id: u64,
+    room: Room,
+    /// When workers came up or the last one was lost.
+    changed: Option<Instant>,
+    rate: DrainRate,
+}
+
+#[derive(Debug)]
+struct Entry<T> {
+    request: Request,
+    waker: T,
+    class: usize,
+    place: Place,
+    cost: u64,
+    entered: Instant,
+    expires: Instant,
+    /// `None` also for a request that has waited for a worker to come up.
+    target: Option<Duration>,
+}
+
+/// A request that has left the queue.
+#[derive(Debug)]
+pub struct Left<T> {
+    pub waker: T,
+    pub outcome: Outcome,
+    /// Its index in the settings' classes.
+    pub class: usize,
+    /// The tokens that it counted for.
+    pub tokens: u64,
+    pub waited: Duration,
+}
+
+/// One class for operators.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ClassStatus {
+    /// Its index in the settings' classes.
+    pub class: usize,
+    pub requests: u32,
+    pub tokens: u64,
+    pub bytes: u64,
+    pub clients: usize,
+    /// How long the oldest of its requests has waited.
+    pub oldest: Duration,
+}
+
+impl<T> Queue<T> {
+    pub fn new(settings: Arc<Settings>) -> Self {
+        let mut queue = Self {
+            settings,
+            classes: Vec::new(),
+            floors: Vec::new(),
+            order: Vec::new(),
+            entries: FxHashMap::default(),
+            expiries: BTreeSet::new(),
+            next_id: 0,
+            room: Room::default(),
+            changed: None,
+            rate: DrainRate::default(),
+        };
+        queue.build_classes();
+        queue
+    }
+
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Uses other settings, also for the requests that wait already. None of them is refused for that.
+    pub fn set_settings(&mut self, settings: Arc<Settings>) {
+        self.settings = settings;
+        self.build_classes();
+        let mut ids: Vec<EntryId> = self.entries.keys().copied().collect();
+        ids.sort_unstable();
+        self.expiries.clear();
+        for id in ids {
+            let Some(mut entry) = self.entries.remove(&id) else {
+                continue;
+            };
+            entry.class = self.class_of(entry.request.priority);
+            let client = entry.request.client;
+            self.classes[entry.class].insert(client, entry.place, entry.cost, entry.request.bytes);
+            entry.expires = self.expiry(&entry);
+            self.expiries.insert((entry.expires, id));
+            self.entries.insert(id, entry);
+        }
+    }
+
+    /// Adds a request, or says why it would wait in vain, with its waker.
+    pub fn enter(
+        &mut self,
+        now: Instant,
+        room: Room,
+        request: Request,
+        waker: T,
+    ) -> Result<EntryId, (Refusal, T)> {
+        self.set_room(now, room);
+        let class = self.class_of(request.priority);
+        let cost = request.tokens.max(COST_MIN);
+        let target = request.ttft_target.or_else(|| self.target_of(class));
+        if let Some(reason) = self.refusal(now, class, &request, cost, target) {
+            let retry_after = self.retry_after(reason, class);
+            return Err((Refusal { reason, retry_after }, waker));
+        }
+        let id = EntryId(self.next_id);
+        self.next_id += 1;
+        let due = request.received + target.unwrap_or_else(|| self.max_wait(class));
+        let mut entry = Entry {
+            request,
+            waker,
+            class,
+            place: Place { due, id },
+            cost,
+            entered: now,
+            expires: now,
+            target: target.filter(|_| room.workers > 0),
+        };
+        entry.expires = self.expiry(&entry);
+        self.classes[class].insert(request.client, entry.place, cost, request.bytes);
+        self.expiries.insert((entry.expires, id));
+        self.entries.insert(id, entry);
+        Ok(id)
+    }
+
+    /// Removes a request whose client has disconnected. False if it has left before.
+    pub fn leave(&mut self, id: EntryId) -> bool {
+        self.remove(id, false).is_some()
+    }
+
+    /// Releases the requests that the workers have room for, and refuses those whose time is over. `computed` counts the
+    /// prompt tokens that the workers have computed so far.
+    pub fn advance(&mut self, now: Instant, room: Room, computed: u64) -> Vec<Left<T>> {
+        self.set_room(now, room);
+        let is_busy = room.free_tokens == 0 && !self.is_empty();
+        self.rate.update(now, computed, room.workers, is_busy);
+        let mut left = Vec::new();
+        self.expire(now, &mut left);
+        let mut free = room.free_tokens;
+        while free > 0 && room.workers > 0 {
+            let Some(id) = self.next() else { break };
+            let outcome = self.outcome_of_next(now, id);
+            let is_released = outcome == Outcome::Released;
+            let Some(entry) = self.remove(id, is_released) else {
+                break;
+            };
+            if is_released {
+                free = free.saturating_sub(entry.cost);
+                self.room.free_tokens = free;
+                self.room.queued_tokens += entry.cost;
+            }
+            left.push(entry.left(now, outcome));
+        }
+        left
+    }
+
+    /// Ends the wait of all requests.
+    pub fn end(&mut self, now: Instant, outcome: Outcome) -> Vec<Left<T>> {
+        let ids: Vec<EntryId> = self.entries.keys().copied().collect();
+        let entries = ids.into_iter().filter_map(|id| self.remove(id, false));
+        entries.map(|entry| entry.left(now, outcome)).collect()
+    }
+
+    /// When [`Self::advance`] has to be called next, if nothing happens before.
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.expiries.first().map(|(at, _)| *at)
+    }
+
+    /// In the order of the settings' classes.
+    pub fn classes(&self, now: Instant) -> Vec<ClassStatus> {
+        let mut classes: Vec<ClassStatus> = (0..self.classes.len())
+            .map(|at| {
+                let class = &self.classes[at];
+                let own = self.entries.values().filter(|entry| entry.class == at);
+                let waited = own.map(|entry| now.saturating_duration_since(entry.entered));
+                ClassStatus {
+                    class: self.order[at],
+                    requests: class.requests,
+                    tokens: class.tokens,
+                    bytes: class.bytes,
+                    clients: class.clients(),
+                    oldest: waited.max().unwrap_or_default(),
+                }
+            })
+            .collect();
+        classes.sort_by_key(|status| status.class);
+        classes
+    }
+
+    /// Tokens that one worker computes in a second, if that was measured.
+    pub fn measured_rate(&self) -> Option<f64> {
+        self.rate.measured()
+    }
+
+    /// The time that a worker needs for so many tokens.
+    pub fn compute_time(&self, tokens: u64) -> Duration {
+        let rate = self.rate.of_worker(self.settings.advanced.assumed_prefill_rate);
+        seconds(tokens as f64 / rate)
+    }
+
+    /// Tokens that wait, of all classes.
+    pub fn tokens(&self) -> u64 {
+        self.classes.iter().map(|class| class.tokens).sum()
+    }
+
+    fn build_classes(&mut self) {
+        let classes = &self.settings.classes;
+        self.order = (0..classes.len()).collect();
+        self.order.sort_by_key(|at| std::cmp::Reverse(classes[*at].priority));
+        let floors = self.order.iter().map(|at| Floor::new(classes[*at].min_share));
+        self.floors = floors.collect();
+        self.classes = self.order.iter().map(|_| Class::default()).collect();
+    }
+
+    fn class_of(&self, priority: i32) -> usize {
+        let class = self.settings.class_of(priority);
+        let place = self.order.iter().position(|at| *at == class);
+        place.unwrap_or_default()
+    }
+
+    fn max_wait(&self, class: usize) -> Duration {
+        let own = self.settings.classes[self.order[class]].max_wait;
+        own.unwrap_or(self.settings.max_wait)
+    }
+
+    fn target_of(&self, class: usize) -> Option<Duration> {
+        let own = self.settings.classes[self.order[class]].ttft_target;
+        Some(own.unwrap_or(self.settings.ttft_target)).filter(|target| !target.is_zero())
+    }
+
+    fn refusal(
+        &self,
+        now: Instant,
+        class: usize,
+        request: &Request,
+        cost: u64,
+        target: Option<Duration>,
+    ) -> Option<RefusalReason> {
+        if self.room.workers == 0 && self.settings.no_worker_timeout.is_zero() {
+            let waited = Duration::ZERO;
+            return Some(RefusalReason::NoWorker { waited });
+        }
+        let max = self.settings.classes[self.order[class]].max_requests;
+        let max = max.unwrap_or(self.settings.max_requests);
+        if self.classes[class].requests >= max {
+            return Some(RefusalReason::TooManyRequests { max });
+        }
+        let max = self.settings.max_size;
+        if self.classes[class].bytes.saturating_add(request.bytes) > max {
+            return Some(RefusalReason::TooManyBytes { max });
+        }
+        let target = target?;
+        let elapsed = now.saturating_duration_since(request.received);
+        let wait = self.expected_wait(class, request, cost)?;
+        let expected = elapsed + wait + self.expected_compute(cost)?;
+        (expected > target).then_some(RefusalReason::TargetUnreachable { target, expected })
+    }
+
+    /// How long a new request would wait here, if no other came. `None` before the workers' rate is known.
+    fn expected_wait(&self, class: usize, request: &Request, cost: u64) -> Option<Duration> {
+        let rate = self.rate.measured()? * f64::from(self.room.workers.max(1));
+        let own = self.classes[class].tokens_before(request.client, cost) as f64;
+        let higher: u64 = self.classes[..class].iter().map(|it| it.tokens).sum();
+        let lower = self.classes.iter().zip(&self.floors).skip(class + 1);
+        let lower = lower.filter(|(class, _)| !class.is_empty());
+        let lower: f64 = lower.map(|(_, floor)| floor.min_share).sum();
+        let in_order = (higher as f64 + own) / (1.0 - lower).max(0.01);
+        let by_floor = own / self.floors[class].min_share.max(1e-6);
+        Some(seconds(in_order.min(by_floor).max(own) / rate))
+    }
+
+    /// How long a request would be at a worker until its first token.
+    fn expected_compute(&self, cost: u64) -> Option<Duration> {
+        let queued = self.room.queued_tokens as f64 / f64::from(self.room.workers.max(1));
+        Some(seconds((queued + cost as f64) / self.rate.measured()?))
+    }
+
+    fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
+        let rate = self.rate.of_worker(self.settings.advanced.assumed_prefill_rate);
+        let rate = rate * f64::from(self.room.workers.max(1));
+        let higher: u64 = self.classes[..=class].iter().map(|it| it.tokens).sum();
+        let delay = match reason {
+            // Until what is too late has been computed.
+            RefusalReason::TargetUnreachable { target, expected } => expected.saturating_sub(target),
+            RefusalReason::TooManyRequests { .. } | RefusalReason::TooManyBytes { .. } => {
+                // Until a quarter of it has left.
+                seconds(higher as f64 / rate / 4.0)
+            }
+            RefusalReason::TimedOut { .. } => seconds(higher as f64 / rate),
+            RefusalReason::NoWorker { .. } | RefusalReason::Draining => RETRY_AFTER_MIN,
+        };
+        delay.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+    }
+
+    fn set_room(&mut self, now: Instant, room: Room) {
+        let before = std::mem::replace(&mut self.room, room);
+        if (before.workers == 0) == (room.workers == 0) {
+            return;
+        }
+        self.changed = Some(now);
+        // The time that requests wait for busy workers and that for any worker are two times.
+        self.expiries.clear();
+        let ids: Vec<EntryId> = self.entries.keys().copied().collect();
+        for id in ids {
+            let Some(mut entry) = self.entries.remove(&id) else {
+                continue;
+            };
+            if room.workers == 0 {
+                entry.target = None;
+            }
+            entry.expires = self.expiry(&entry);
+            self.expiries.insert((entry.expires, id));
+            self.entries.insert(id, entry);
+        }
+    }
+
+    fn expiry(&self, entry: &Entry<T>) -> Instant {
+        let max_wait = self.max_wait(entry.class);
+        let no_worker = self.settings.no_worker_timeout;
+        let since = self.changed.map_or(entry.entered, |at| at.max(entry.entered));
+        let due = entry.target.map(|target| entry.request.received + target);
+        let end = match self.room.workers {
+            0 => since + no_worker,
+            _ => due.map_or(since + max_wait, |due| due.min(since + max_wait)),
+        };
+        // However often the workers come and go.
+        let last = entry.entered + max_wait + no_worker;
+        end.min(last).min(entry.request.deadline)
+    }
+
+    fn expire(&mut self, now: Instant, left: &mut Vec<Left<T>>) {
+        while let Some((at, id)) = self.expiries.first().copied() {
+            if at > now {
+                return;
+            }
+            let Some(entry) = self.remove(id, false) else {
+                self.expiries.remove(&(at, id));
+                continue;
+            };
+            let waited = now.saturating_duration_since(entry.entered);
+            let elapsed = now.saturating_duration_since(entry.request.received);
+            let reason = match entry.target {
+                _ if self.room.workers == 0 => RefusalReason::NoWorker { waited },
+                Some(target) if elapsed >= target => RefusalReason::TargetUnreachable {
+                    target,
+                    expected: elapsed,
+                },
+                _ => RefusalReason::TimedOut { waited },
+            };
+            let retry_after = self.retry_after(reason, entry.class);
+            left.push(entry.left(now, Outcome::Refused(Refusal { reason, retry_after })));
+        }
+    }
+
+    fn next(&mut self) -> Option<EntryId> {
+        let quantum = self.settings.advanced.quantum_tokens.max(1);
+        let heads: Vec<_> = self.classes.iter_mut().map(|class| class.next(quantum)).collect();
+        let tokens: Vec<_> = heads.iter().map(|head| head.map(|(_, tokens)| tokens)).collect();
+        let class = floors::next(&self.floors, &tokens)?;
+        heads[class].map(|(id, _)| id)
+    }
+
+    /// A request that cannot meet its target any more would only take the place of one that can.
+    fn outcome_of_next(&self, now: Instant, id: EntryId) -> Outcome {
+        let Some(entry) = self.entries.get(&id) else {
+            return Outcome::Released;
+        };
+        let expected = || {
+            let elapsed = now.saturating_duration_since(entry.request.received);
+            Some(elapsed + self.expected_compute(entry.cost)?)
+        };
+        match (entry.target, expected()) {
+            (Some(target), Some(expected)) if expected > target => {
+                let reason = RefusalReason::TargetUnreachable { target, expected };
+                let retry_after = self.retry_after(reason, entry.class);
+                Outcome::Refused(Refusal { reason, retry_after })
+            }
+            _ => Outcome::Released,
+        }
+    }
+
+    fn remove(&mut self, id: EntryId, is_sent: bool) -> Option<Entry<T>> {
+        let entry = self.entries.remove(&id)?;
+        self.expiries.remove(&(entry.expires, id));
+        let (client, bytes) = (entry.request.client, entry.request.bytes);
+        if is_sent {
+            let waiting = |class: &Class| (!class.is_empty()).then_some(0);
+            let heads: Vec<_> = self.classes.iter().map(waiting).collect();
+            floors::on_sent(&mut self.floors, &heads, entry.class, entry.cost);
+            self.classes[entry.class].take(client, entry.place, entry.cost, bytes);
+        } else {
+            self.classes[entry.class].remove(client, entry.place, entry.cost, bytes);
+        }
+        if self.classes[entry.class].is_empty() {
+            self.floors[entry.class].on_empty();
+        }
+        Some(Entry {
+            class: self.order[entry.class],
+            ..entry
+        })
+    }
+}
+
+impl<T> Entry<T> {
+    fn left(self, now: Instant, outcome: Outcome) -> Left<T> {
+        Left {
+            waker: self.waker,
+            outcome,
+            class: self.class,
+            tokens: self.cost,
+            waited: now.saturating_duration_since(self.entered),
+        }
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,354 @@
+use std::collections::BTreeSet;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::ids::ClientKey;
+use crate::observe;
+use crate::queue::settings::ClassSettings;
+
+const IDLE: Room = Room {
+    workers: 2,
+    free_tokens: 0,
+    queued_tokens: 0,
+};
+
+struct Rig {
+    queue: Queue<u64>,
+    start: Instant,
+    now: Instant,
+    computed: u64,
+    count: u64,
+}
+
+impl Rig {
+    fn new(change: impl FnOnce(&mut Settings)) -> Self {
+        let mut settings = Settings::default();
+        change(&mut settings);
+        let now = observe::now();
+        Self {
+            queue: Queue::new(Arc::new(settings)),
+            start: now,
+            now,
+            computed: 0,
+            count: 0,
+        }
+    }
+
+    fn request(&self) -> Request {
+        Request {
+            priority: 0,
+            client: ClientKey(1),
+            tokens: 1_000,
+            bytes: 10,
+            received: self.now,
+            ttft_target: None,
+            deadline: self.now + Duration::from_secs(600),
+        }
+    }
+
+    fn enter(&mut self, change: impl FnOnce(&mut Request)) -> Result<u64, &'static str> {
+        self.enter_with(IDLE, change)
+    }
+
+    fn enter_with(&mut self, room: Room, change: impl FnOnce(&mut Request)) -> Result<u64, &'static str> {
+        let mut request = self.request();
+        change(&mut request);
+        self.count += 1;
+        let entered = self.queue.enter(self.now, room, request, self.count);
+        entered.map(|_| self.count).map_err(|(refusal, _)| refusal.reason.code())
+    }
+
+    fn wait(&mut self, ms: u64) {
+        self.now += Duration::from_millis(ms);
+    }
+
+    /// Who left, and how.
+    fn advance(&mut self, room: Room) -> Vec<(u64, &'static str)> {
+        let left = self.queue.advance(self.now, room, self.computed);
+        let outcome = |left: Left<u64>| match left.outcome {
+            Outcome::Released => (left.waker, "released"),
+            Outcome::Refused(refusal) => (left.waker, refusal.reason.code()),
+        };
+        left.into_iter().map(outcome).collect()
+    }
+
+    fn free(&mut self, free_tokens: u64) -> Vec<(u64, &'static str)> {
+        self.advance(Room { free_tokens, ..IDLE })
+    }
+
+    /// Two workers compute 1,000 tokens a second each, with something waiting.
+    fn measure(&mut self) {
+        let filler = self.enter(|it| it.priority = -1).unwrap();
+        for _ in 0..100 {
+            self.wait(10);
+            self.computed += 20;
+            self.advance(IDLE);
+        }
+        assert!(self.queue.leave(EntryId(filler - 1)));
+        let rate = self.queue.measured_rate().unwrap();
+        assert!((900.0..1_100.0).contains(&rate), "{rate}");
+    }
+}
+
+#[test]
+fn as_many_are_released_as_there_is_room_for() {
+    let mut rig = Rig::new(|_| {});
+    for _ in 0..5 {
+        rig.enter(|_| {}).unwrap();
+    }
+    assert_eq!(rig.free(0), []);
+    assert_eq!(rig.free(1), [(1, "released")]);
+    assert_eq!(rig.free(1_001), [(2, "released"), (3, "released")]);
+    assert_eq!(rig.free(u64::MAX), [(4, "released"), (5, "released")]);
+    assert!(rig.queue.is_empty() && rig.queue.next_timeout().is_none());
+}
+
+#[test]
+fn a_higher_class_is_first_and_the_floor_is_kept() {
+    let mut rig = Rig::new(|_| {});
+    for _ in 0..8 {
+        rig.enter(|it| it.priority = 0).unwrap();
+        rig.enter(|it| it.priority = 5).unwrap();
+    }
+    let order: Vec<bool> = (0..8).flat_map(|_| rig.free(1)).map(|(id, _)| id % 2 == 0).collect();
+    // Of five requests of one size, one is of the class with a share of 0.2.
+    assert_eq!(order, [true, true, true, true, true, false, true, true]);
+}
+
+#[test]
+fn a_priority_below_all_classes_is_of_the_lowest() {
+    let mut rig = Rig::new(|settings| {
+        settings.classes = [("b", 0), ("a", 10)].map(|(name, priority)| ClassSettings {
+            name: name.to_owned(),
+            priority,
+            ..ClassSettings::default()
+        }).into();
+    });
+    rig.enter(|it| it.priority = -7).unwrap();
+    rig.enter(|it| it.priority = 9).unwrap();
+    rig.enter(|it| it.priority = 10).unwrap();
+    let requests: Vec<u32> = rig.queue.classes(rig.now).iter().map(|it| it.requests).collect();
+    assert_eq!(requests, [2, 1]);
+    assert_eq!(rig.free(u64::MAX)[0].0, 3);
+}
+
+#[test]
+fn a_class_has_bounds_of_its_own() {
+    let mut rig = Rig::new(|settings| {
+        settings.max_requests = 2;
+        settings.max_size = 25;
+        settings.classes[0].max_requests = Some(3);
+    });
+    assert!(rig.enter(|it| it.bytes = 20).is_ok());
+    assert_eq!(rig.enter(|it| it.bytes = 6), Err("queue_full"));
+    assert!(rig.enter(|it| it.bytes = 5).is_ok());
+    assert_eq!(rig.enter(|it| it.bytes = 0), Err("queue_full"));
+    for _ in 0..3 {
+        assert!(rig.enter(|it| (it.priority, it.bytes) = (1, 0)).is_ok());
+    }
+    assert_eq!(rig.enter(|it| (it.priority, it.bytes) = (1, 0)), Err("queue_full"));
+}
+
+#[test]
+fn a_wait_ends_after_max_wait() {
+    let mut rig = Rig::new(|settings| settings.max_wait = Duration::from_secs(2));
+    rig.enter(|_| {}).unwrap();
+    assert_eq!(rig.queue.next_timeout(), Some(rig.now + Duration::from_secs(2)));
+    rig.wait(1_999);
+    assert_eq!(rig.free(0), []);
+    rig.wait(1);
+    // Also if there is room just then.
+    assert_eq!(rig.free(10), [(1, "queue_timeout")]);
+}
+
+#[test]
+fn a_request_that_leaves_is_not_released() {
+    let mut rig = Rig::new(|_| {});
+    rig.enter(|_| {}).unwrap();
+    rig.enter(|_| {}).unwrap();
+    assert!(rig.queue.leave(EntryId(0)));
+    assert!(!rig.queue.leave(EntryId(0)));
+    assert_eq!(rig.free(u64::MAX), [(2, "released")]);
+}
+
+#[test]
+fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_millis(1_900));
+    // Before the rate is known, nothing is.
+    for _ in 0..10 {
+        rig.enter(|_| {}).unwrap();
+    }
+    rig.free(u64::MAX);
+    rig.measure();
+    // 2,000 tokens a second: 1,000 tokens of its own take a second of one worker.
+    assert!(rig.enter(|_| {}).is_ok());
+    assert!(rig.enter(|_| {}).is_ok());
+    assert_eq!(rig.enter(|_| {}), Err("ttft_target_unreachable"));
+    // A client with nothing in the queue yet is only behind its share.
+    let other = |it: &mut Request| (it.client, it.tokens) = (ClientKey(2), 100);
+    assert!(rig.enter(other).is_ok());
+    // As is one with more time, or of a higher class.
+    assert!(rig.enter(|it| it.ttft_target = Some(Duration::from_secs(5))).is_ok());
+    assert!(rig.enter(|it| it.priority = 1).is_ok());
+}
+
+#[test]
+fn a_request_whose_turn_comes_too_late_is_refused_for_one_that_is_in_time() {
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(3));
+    rig.measure();
+    let late = rig.enter(|it| it.tokens = 1_000).unwrap();
+    rig.wait(2_500);
+    let timely = rig.enter(|it| it.tokens = 100).unwrap();
+    assert_eq!(
+        rig.free(1),
+        [(late, "ttft_target_unreachable"), (timely, "released")]
+    );
+}
+
+#[test]
+fn without_a_worker_requests_wait_for_one_and_their_other_times_start_when_it_comes() {
+    let mut rig = Rig::new(|settings| {
+        settings.no_worker_timeout = Duration::from_secs(60);
+        settings.max_wait = Duration::from_secs(10);
+        settings.ttft_target = Duration::from_secs(1);
+    });
+    let none = Room::default();
+    rig.enter_with(none, |_| {}).unwrap();
+    rig.wait(1_000);
+    rig.enter_with(none, |_| {}).unwrap();
+    rig.wait(58_999);
+    assert_eq!(rig.advance(none), []);
+    rig.wait(1);
+    assert_eq!(rig.advance(none), [(1, "no_healthy_worker")]);
+    assert_eq!(rig.free(0), []);
+    rig.wait(9_999);
+    assert_eq!(rig.free(0), []);
+    assert_eq!(rig.free(1), [(2, "released")]);
+}
+
+#[test]
+fn no_worker_is_waited_for_with_a_timeout_of_zero() {
+    let mut rig = Rig::new(|settings| settings.no_worker_timeout = Duration::ZERO);
+    assert_eq!(rig.enter_with(Room::default(), |_| {}), Err("no_healthy_worker"));
+}
+
+#[test]
+fn workers_that_come_and_go_do_not_make_a_request_wait_for_ever() {
+    let mut rig = Rig::new(|_| {});
+    rig.enter(|_| {}).unwrap();
+    let mut left = Vec::new();
+    for step in 0..1_000 {
+        rig.wait(1_000);
+        left.extend(rig.advance(if step % 2 == 0 { Room::default() } else { IDLE }));
+    }
+    assert_eq!(left.len(), 1);
+    assert!(rig.queue.is_empty());
+}
+
+#[test]
+fn other_settings_hold_for_those_who_wait_already() {
+    let mut rig = Rig::new(|_| {});
+    rig.enter(|_| {}).unwrap();
+    rig.enter(|it| it.priority = 3).unwrap();
+    let settings = Settings {
+        max_wait: Duration::from_secs(1),
+        classes: vec![ClassSettings {
+            name: "all".to_owned(),
+            ..ClassSettings::default()
+        }],
+        ..Settings::default()
+    };
+    rig.queue.set_settings(Arc::new(settings));
+    assert_eq!(rig.queue.classes(rig.now)[0].requests, 2);
+    assert_eq!(rig.free(1), [(1, "released")]);
+    rig.wait(1_000);
+    assert_eq!(rig.free(0), [(2, "queue_timeout")]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Enter { priority: i32, client: u64, tokens: u64, bytes: u64 },
+    Leave(prop::sample::Index),
+    Advance { ms: u64, free: u64, workers: u32 },
+    Reload { max_requests: u32 },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => (-2..3, 0u64..4, 0u64..5_000, 0u64..40).prop_map(|(priority, client, tokens, bytes)| {
+            Step::Enter { priority, client, tokens, bytes }
+        }),
+        1 => any::<prop::sample::Index>().prop_map(Step::Leave),
+        3 => (0u64..3_000, 0u64..6_000, 0u32..4).prop_map(|(ms, free, workers)| {
+            Step::Advance { ms, free, workers }
+        }),
+        1 => (1u32..6).prop_map(|max_requests| Step::Reload { max_requests }),
+    ]
+}
+
+proptest! {
+    /// Against the plainest model: the set of those who wait. Everyone leaves once, none waits while there is room, none
+    /// waits too long, and a class never has more than it may.
+    #[test]
+    fn everyone_leaves_once_and_no_room_stays_unused(steps in prop::collection::vec(step(), 1..200)) {
+        let settings = Settings {
+            max_requests: 4,
+            max_size: 100,
+            max_wait: Duration::from_secs(5),
+            no_worker_timeout: Duration::from_secs(3),
+            ..Settings::default()
+        };
+        let mut rig = Rig::new(|own| *own = settings.clone());
+        let mut waiting: BTreeSet<u64> = BTreeSet::new();
+        let mut max = settings.max_requests;
+        for step in steps {
+            match step {
+                Step::Enter { priority, client, tokens, bytes } => {
+                    let before = rig.queue.classes(rig.now);
+                    let class = settings.class_of(priority);
+                    let has_room = before[class].requests < max && before[class].bytes + bytes <= 100;
+                    let entered = rig.enter(|it| {
+                        (it.priority, it.client, it.tokens, it.bytes) = (priority, ClientKey(client), tokens, bytes);
+                    });
+                    prop_assert_eq!(entered.is_ok(), has_room);
+                    waiting.extend(entered.ok());
+                }
+                Step::Leave(index) => {
+                    let ids: Vec<EntryId> = rig.queue.entries.keys().copied().collect();
+                    if !ids.is_empty() {
+                        let id = ids[index.index(ids.len())];
+                        waiting.remove(&rig.queue.entries[&id].waker);
+                        prop_assert!(rig.queue.leave(id));
+                    }
+                }
+                Step::Advance { ms, free, workers } => {
+                    rig.wait(ms);
+                    let mut left_over = free;
+                    let room = Room { workers, free_tokens: free, queued_tokens: 0 };
+                    for left in rig.queue.advance(rig.now, room, 0) {
+                        prop_assert!(waiting.remove(&left.waker), "left twice");
+                        if left.outcome == Outcome::Released {
+                            prop_assert!(left_over > 0, "released without room");
+                            left_over = left_over.saturating_sub(left.tokens);
+                        }
+                        prop_assert!(left.waited <= Duration::from_millis(8_000 + ms));
+                    }
+                    prop_assert!(workers == 0 || left_over == 0 || rig.queue.is_empty(), "room stayed unused");
+                }
+                Step::Reload { max_requests } => {
+                    max = max_requests;
+                    let settings = Settings { max_requests, ..settings.clone() };
+                    rig.queue.set_settings(Arc::new(settings));
+                }
+            }
+            prop_assert_eq!(rig.queue.len(), waiting.len());
+            prop_assert_eq!(rig.queue.expiries.len(), waiting.len());
+            let requests: u32 = rig.queue.classes(rig.now).iter().map(|it| it.requests).sum();
+            prop_assert_eq!(requests as usize, waiting.len());
+        }
+        let left = rig.queue.end(rig.now, Outcome::Released).len();
+        prop_assert_eq!(left, waiting.len());
+        prop_assert!(rig.start <= rig.now && rig.queue.is_empty());
+    }
+}

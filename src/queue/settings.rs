@@ -1,0 +1,219 @@
+//! When requests wait, how long, how many, and in which order.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::{DurationText, SizeText};
+
+/// Waiting in the router while all workers of a model are busy. Left out: requests never wait here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// A worker with this many prompt tokens accepted and not computed yet (of all replicas together) is busy. While all
+    /// workers of a model are busy, its requests wait here. About the tokens that a worker computes in a second: less
+    /// leaves workers idle, more makes the order here matter less.
+    #[schemars(range(min = 1))]
+    pub max_worker_queued_tokens: u64,
+    /// A request that has waited this long is refused with status 429. Shorter than the time-outs of clients.
+    #[serde(with = "DurationText")]
+    pub max_wait: Duration,
+    /// The time from a request to its first token that clients should get. A request that can no longer meet it is
+    /// refused at once with status 429, so that workers compute only what is of use. A request may have its own in the
+    /// header `x-warmroute-ttft-target` (`2s`). `0s`: none.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub ttft_target: Duration,
+    /// How long requests for a model that is known but has no usable worker wait for one, for fleets that scale from
+    /// zero. Then they are refused with status 503. `0s`: at once. Known are the models in `models` and those that a
+    /// listed worker serves.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub no_worker_timeout: Duration,
+    /// Requests of one class and model that may wait.
+    #[schemars(range(min = 1, max = 1000000))]
+    pub max_requests: u32,
+    /// Bytes that the bodies of the waiting requests of one class and model may have.
+    #[serde(with = "SizeText")]
+    pub max_size: u64,
+    /// Priority classes. A request belongs to the class with the highest `priority` that its own reaches, or else to
+    /// the lowest class. Those of a higher class go first, except for what `min_share` leaves to the others.
+    pub classes: Vec<ClassSettings>,
+    /// What the names in the header `x-llm-d-inference-objective` mean: name and priority.
+    pub objectives: BTreeMap<String, i32>,
+    /// Settings for experts.
+    pub advanced: Advanced,
+}
+
+/// A priority class.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ClassSettings {
+    /// Its name in metrics.
+    pub name: String,
+    /// The lowest priority of its requests. Higher is earlier.
+    pub priority: i32,
+    /// The part of the computed tokens that the class gets at least while its requests wait, so that higher classes
+    /// cannot starve it. All classes together have at most 1.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1))]
+    pub min_share: f64,
+    /// As in `queue`, for this class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1000000))]
+    pub max_requests: Option<u32>,
+    /// As in `queue`, for this class.
+    #[serde(default, with = "OptionalDuration", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<DurationText>")]
+    pub max_wait: Option<Duration>,
+    /// As in `queue`, for this class.
+    #[serde(default, with = "OptionalDuration", skip_serializing_if = "Option::is_none")]
+    #[schemars(with = "Option<DurationText>")]
+    pub ttft_target: Option<Duration>,
+}
+
+/// Settings of the queue for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Advanced {
+    /// Uncached prompt tokens that one tenant (without tenants: one client address) may send in its turn before the
+    /// next one of its class has its own.
+    #[schemars(range(min = 1))]
+    pub quantum_tokens: u64,
+    /// A busy worker that has computed nothing for this long no longer makes requests wait: what is known of its load
+    /// may be wrong.
+    #[serde(with = "DurationText")]
+    pub stale_after: Duration,
+    /// Prompt tokens that a worker is assumed to compute in a second until its speed has been measured.
+    #[schemars(range(min = 1))]
+    pub assumed_prefill_rate: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        let class = |name: &str, priority, min_share| ClassSettings {
+            name: name.to_owned(),
+            priority,
+            min_share,
+            ..ClassSettings::default()
+        };
+        Self {
+            max_worker_queued_tokens: 8_192,
+            max_wait: Duration::from_secs(30),
+            ttft_target: Duration::ZERO,
+            no_worker_timeout: Duration::from_secs(30),
+            max_requests: 1_000,
+            max_size: 256 << 20,
+            classes: vec![
+                class("high", 1, 0.0),
+                class("normal", 0, 0.2),
+                class("low", i32::MIN, 0.05),
+            ],
+            objectives: BTreeMap::new(),
+            advanced: Advanced::default(),
+        }
+    }
+}
+
+impl Default for Advanced {
+    fn default() -> Self {
+        Self {
+            // A few requests of usual length.
+            quantum_tokens: 8_192,
+            stale_after: Duration::from_secs(30),
+            // A middle-sized model on one GPU.
+            assumed_prefill_rate: 10_000,
+        }
+    }
+}
+
+const MAX_CLASSES: usize = 16;
+const MAX_OBJECTIVES: usize = 1_000;
+
+impl Settings {
+    /// The index in `classes` of the class of a priority.
+    pub fn class_of(&self, priority: i32) -> usize {
+        let by_priority = |(_, class): &(usize, &ClassSettings)| class.priority;
+        let classes = || self.classes.iter().enumerate();
+        let reached = classes().filter(|(_, class)| class.priority <= priority);
+        let found = reached.max_by_key(by_priority);
+        let found = found.or_else(|| classes().min_by_key(by_priority));
+        found.map_or(0, |(index, _)| index)
+    }
+
+    /// What is wrong: a key below `queue`, and a message.
+    pub fn check(&self) -> Vec<(String, String)> {
+        let mut problems = Vec::new();
+        let mut names = BTreeSet::new();
+        let mut priorities = BTreeSet::new();
+        for (index, class) in self.classes.iter().enumerate() {
+            let name = &class.name;
+            let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+            let mut wrong =
+                |key: &str, message: String| problems.push((format!("classes[{index}].{key}"), message));
+            if name.is_empty() || name.len() > 64 || !name.bytes().all(is_plain) {
+                let message = "must be 1 to 64 of A-Z, a-z, 0-9, `-`, `_` and `.`";
+                wrong("name", message.to_owned());
+            } else if !names.insert(name) {
+                wrong("name", format!("`{name}` is listed twice"));
+            }
+            if !priorities.insert(class.priority) {
+                let message = "is that of another class already; give each class its own";
+                wrong("priority", message.to_owned());
+            }
+        }
+        let problem = |message: &str| ("classes".to_owned(), message.to_owned());
+        if self.classes.is_empty() || self.classes.len() > MAX_CLASSES {
+            problems.push(problem("must be 1 to 16; leave the key out for high, normal and low"));
+        }
+        let sum: f64 = self.classes.iter().map(|class| class.min_share).sum();
+        // Three times 1/3 must be allowed.
+        if sum > 1.0 + 1e-9 {
+            problems.push(problem("have a `min_share` of more than 1 together; lower one"));
+        }
+        if self.objectives.len() > MAX_OBJECTIVES {
+            let message = "must be at most 1000";
+            problems.push(("objectives".to_owned(), message.to_owned()));
+        }
+        problems
+    }
+}
+
+/// A text such as `250ms` or `30s`, or nothing.
+struct OptionalDuration;
+
+impl OptionalDuration {
+    fn serialize<S: serde::Serializer>(value: &Option<Duration>, to: S) -> Result<S::Ok, S::Error> {
+        match value {
+            Some(value) => DurationText::serialize(value, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+        DurationText::deserialize(from).map(Some)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_right() {
+        assert_eq!(Settings::default().check(), []);
+    }
+
+    #[test]
+    fn classes_are_checked_together() {
+        let mut settings = Settings::default();
+        settings.classes[1].name = "high".to_owned();
+        settings.classes[1].priority = 1;
+        settings.classes[2].name = "a b".to_owned();
+        settings.classes[2].min_share = 0.9;
+        let keys: Vec<String> = settings.check().into_iter().map(|(key, _)| key).collect();
+        let expected = ["classes[1].name", "classes[1].priority", "classes[2].name", "classes"];
+        assert_eq!(keys, expected);
+    }
+}

@@ -1,0 +1,126 @@
+//! What enters the queue, and how it leaves. This file imports nothing of its siblings.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use crate::ids::ClientKey;
+
+/// A request that would wait.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// Higher is earlier; decides the class.
+    pub priority: i32,
+    /// Whose turn it takes within its class.
+    pub client: ClientKey,
+    /// Prompt tokens to compute, as far as they are known.
+    pub tokens: u64,
+    /// Bytes of its body.
+    pub bytes: u64,
+    /// When its head was received.
+    pub received: Instant,
+    /// The longest time from `received` to the first token that is of use to the client.
+    pub ttft_target: Option<Duration>,
+    /// When the time of the whole request is over.
+    pub deadline: Instant,
+}
+
+/// A request in the queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EntryId(pub u64);
+
+/// What the workers of a model could take now.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Room {
+    /// Workers that could take a request.
+    pub workers: u32,
+    /// Tokens that they may take before all of them are at their bound.
+    pub free_tokens: u64,
+    /// Tokens that they have accepted and not computed yet.
+    pub queued_tokens: u64,
+}
+
+/// How a request left the queue.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Outcome {
+    /// A worker has room for it.
+    Released,
+    Refused(Refusal),
+}
+
+/// Why a request does not wait, or no longer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Refusal {
+    pub reason: RefusalReason,
+    /// When another attempt may succeed.
+    pub retry_after: Duration,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RefusalReason {
+    /// Its class has as many requests as it may have.
+    TooManyRequests { max: u32 },
+    /// The bodies of its class use as much memory as they may.
+    TooManyBytes { max: u64 },
+    /// It waited as long as a request may.
+    TimedOut { waited: Duration },
+    /// It cannot meet its target; `expected` if it had waited.
+    TargetUnreachable { target: Duration, expected: Duration },
+    /// No worker of the model came within the time.
+    NoWorker { waited: Duration },
+    /// The router is about to end.
+    Draining,
+}
+
+impl RefusalReason {
+    /// The names in metrics, and of the error codes that clients get.
+    pub const CODES: [&str; 5] = [
+        "queue_full",
+        "queue_timeout",
+        "ttft_target_unreachable",
+        "no_healthy_worker",
+        "router_draining",
+    ];
+
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::TooManyRequests { .. } | Self::TooManyBytes { .. } => "queue_full",
+            Self::TimedOut { .. } => "queue_timeout",
+            Self::TargetUnreachable { .. } => "ttft_target_unreachable",
+            Self::NoWorker { .. } => "no_healthy_worker",
+            Self::Draining => "router_draining",
+        }
+    }
+}
+
+impl fmt::Display for RefusalReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TooManyRequests { max } => write!(
+                f,
+                "all workers are busy, and {max} requests of this priority wait already (queue.max_requests)"
+            ),
+            Self::TooManyBytes { max } => write!(
+                f,
+                "all workers are busy, and the waiting requests of this priority have {max} bytes already \
+                 (queue.max_size)"
+            ),
+            Self::TimedOut { waited } => {
+                let seconds = waited.as_secs_f64();
+                write!(f, "all workers stayed busy for the {seconds:.1} s that a request may wait (queue.max_wait)")
+            }
+            Self::TargetUnreachable { target, expected } => write!(
+                f,
+                "all workers are busy: the first token would come {:.1} s after the request, later than its target of \
+                 {:.1} s",
+                expected.as_secs_f64(),
+                target.as_secs_f64(),
+            ),
+            Self::NoWorker { waited } => write!(
+                f,
+                "no worker came up in the {:.1} s that a request may wait for one (queue.no_worker_timeout)",
+                waited.as_secs_f64(),
+            ),
+            Self::Draining => f.write_str("this router is about to end and all workers are busy; try again"),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Metrics of waiting, for operators and autoscalers. Gauges are written when they are scraped, also as 0, for every
+//! model that is known.
+
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
+use rustc_hash::FxHashSet;
+
+use super::Queues;
+use super::model_queue::ModelQueue;
+use crate::ids::Model;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::queue::{RefusalReason, Settings};
+
+const WAIT_SECONDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+
+#[derive(Debug)]
+pub(super) struct Metrics {
+    requests: IntGaugeVec,
+    tokens: IntGaugeVec,
+    bytes: IntGaugeVec,
+    saturation: GaugeVec,
+    wait: HistogramVec,
+    refusals: IntCounterVec,
+    /// Models and classes with gauges.
+    exported: Mutex<FxHashSet<(Model, String)>>,
+}
+
+impl Metrics {
+    pub(super) fn new(registry: &Registry) -> Self {
+        let by_class = ["model", "class"];
+        Self {
+            requests: registry.gauges(
+                "warmroute_queue_requests",
+                "Requests that wait in the router for a worker with room; 0 for known models where none waits.",
+                &by_class,
+            ),
+            tokens: registry.gauges(
+                "warmroute_queue_tokens",
+                "Uncached prompt tokens of the requests that wait in the router.",
+                &by_class,
+            ),
+            bytes: registry.gauges(
+                "warmroute_queue_bytes",
+                "Bytes of the bodies of the requests that wait in the router.",
+                &by_class,
+            ),
+            saturation: registry.real_gauges(
+                "warmroute_saturation_ratio",
+                "Uncached prompt tokens that wait in the router and at a model's workers, of all replicas there, by what \
+                 the workers may have before requests wait (queue.max_worker_queued_tokens, or its default without a \
+                 queue). More than 1: the workers are busy. Without a worker, as if there were one.",
+                &["model"],
+            ),
+            wait: registry.histograms(
+                "warmroute_queue_wait_seconds",
+                "How long requests have waited in the router, released or refused.",
+                WAIT_SECONDS,
+                &by_class,
+            ),
+            refusals: registry.counters(
+                "warmroute_queue_refusals_total",
+                "Requests that were refused because no worker had room, by reason: queue_full, queue_timeout, \
+                 ttft_target_unreachable, no_healthy_worker or router_draining.",
+                &["model", "class", "reason"],
+            ),
+            exported: Mutex::default(),
+        }
+    }
+
+    pub(super) fn on_waited(&self, model: &Model, class: &str, waited: Duration) {
+        let labels = [model.as_ref(), class];
+        let histogram = self.wait.with_label_values(&labels);
+        histogram.observe(waited.as_secs_f64());
+    }
+
+    pub(super) fn on_refused(&self, model: &Model, class: &str, reason: RefusalReason) {
+        let labels = [model.as_ref(), class, reason.code()];
+        self.refusals.with_label_values(&labels).inc();
+    }
+
+    /// Removes the series of what is no longer exported.
+    fn retain(&self, exported: FxHashSet<(Model, String)>) {
+        let mut before = self.exported.lock();
+        for (model, class) in before.difference(&exported) {
+            let labels = [model.as_ref(), class.as_str()];
+            for gauges in [&self.requests, &self.tokens, &self.bytes] {
+                let _ = gauges.remove_label_values(&labels);
+            }
+            let _ = self.wait.remove_label_values(&labels);
+            for code in RefusalReason::CODES {
+                let _ = self.refusals.remove_label_values(&[model.as_ref(), class, code]);
+            }
+            if exported.iter().all(|(other, _)| other != model) {
+                let _ = self.saturation.remove_label_values(&[model.as_ref()]);
+            }
+        }
+        *before = exported;
+    }
+}
+
+impl Queues {
+    /// Writes the gauges of all models: those of the fleet, of the configuration, and those that requests wait for.
+    pub(super) fn export(&self) {
+        let settings = self.settings.load();
+        let default = Settings::default();
+        let settings = settings.as_deref().unwrap_or(&default);
+        let mut exported = FxHashSet::default();
+        for model in self.known_models() {
+            let queue = self.get(&model);
+            for class in &settings.classes {
+                exported.insert((model.clone(), class.name.clone()));
+            }
+            self.export_model(&model, queue.as_deref(), settings);
+        }
+        self.metrics.retain(exported);
+    }
+
+    fn export_model(&self, model: &Model, queue: Option<&ModelQueue>, settings: &Settings) {
+        let metrics = &self.metrics;
+        let waiting = queue.map(|queue| queue.status(observe::now()).0).unwrap_or_default();
+        let mut tokens = 0;
+        for class in &settings.classes {
+            let status = waiting.iter().find(|(name, _)| *name == class.name);
+            let status = status.map(|(_, status)| status);
+            let labels = [model.as_ref(), class.name.as_str()];
+            let set = |gauges: &IntGaugeVec, value: u64| {
+                gauges.with_label_values(&labels).set(value as i64);
+            };
+            set(&metrics.requests, status.map_or(0, |it| it.requests.into()));
+            set(&metrics.tokens, status.map_or(0, |it| it.tokens));
+            set(&metrics.bytes, status.map_or(0, |it| it.bytes));
+            tokens += status.map_or(0, |it| it.tokens);
+        }
+        let saturation = metrics.saturation.with_label_values(&[model.as_ref()]);
+        saturation.set(self.saturation(model, tokens, settings));
+    }
+
+    /// Waiting tokens here and at the workers, by what the workers may have.
+    pub(super) fn saturation(&self, model: &Model, waiting: u64, settings: &Settings) -> f64 {
+        let snapshot = self.fleet.snapshot();
+        let group = snapshot.models.get(model);
+        let (queued, workers) = group.map_or((0, 0), |group| self.workers_of(group).queued());
+        let bound = settings.max_worker_queued_tokens.max(1) as f64 * workers.max(1) as f64;
+        (waiting + queued) as f64 / bound
+    }
+
+    pub(super) fn known_models(&self) -> Vec<Model> {
+        let mut models: Vec<Model> = self.fleet.snapshot().models.keys().cloned().collect();
+        models.extend(self.configured.load().iter().cloned());
+        models.extend(self.by_model.load().keys().cloned());
+        models.sort_unstable();
+        models.dedup();
+        models
+    }
+}

@@ -1,0 +1,82 @@
+//! What waits, for operators.
+
+use serde::Serialize;
+
+use super::Queues;
+use crate::observe;
+
+/// The queues of all known models.
+#[derive(Debug, Serialize)]
+pub struct QueueStatus {
+    /// False: requests never wait, since `queue` is not configured.
+    is_on: bool,
+    is_draining: bool,
+    models: Vec<ModelRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelRow {
+    model: String,
+    /// Workers that compute its prompts now.
+    workers: usize,
+    /// Prompt tokens that they have accepted and not computed yet, of all replicas.
+    queued_tokens: u64,
+    /// Of all replicas at the workers and of this one here, by what the workers may have.
+    saturation: f64,
+    waiting: u32,
+    /// Measured the last time that all workers were busy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tokens_per_second_and_worker: Option<u64>,
+    classes: Vec<ClassRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct ClassRow {
+    class: String,
+    requests: u32,
+    tokens: u64,
+    bytes: u64,
+    /// Tenants, or without tenants client addresses, that take turns.
+    clients: usize,
+    oldest_ms: u64,
+}
+
+impl Queues {
+    pub fn status(&self) -> QueueStatus {
+        let settings = self.settings.load();
+        let shown = settings.as_deref().cloned().unwrap_or_default();
+        let now = observe::now();
+        let models = self.known_models().into_iter().map(|model| {
+            let queue = self.get(&model);
+            let (classes, rate) = queue.as_ref().map(|queue| queue.status(now)).unwrap_or_default();
+            let tokens = classes.iter().map(|(_, class)| class.tokens).sum();
+            let snapshot = self.fleet.snapshot();
+            let group = snapshot.models.get(&model);
+            let (queued_tokens, workers) = group.map_or((0, 0), |it| self.workers_of(it).queued());
+            ModelRow {
+                workers,
+                queued_tokens,
+                saturation: self.saturation(&model, tokens, &shown),
+                waiting: queue.map_or(0, |queue| queue.waiting()),
+                tokens_per_second_and_worker: rate.map(|rate| rate as u64),
+                classes: classes
+                    .into_iter()
+                    .map(|(class, status)| ClassRow {
+                        class,
+                        requests: status.requests,
+                        tokens: status.tokens,
+                        bytes: status.bytes,
+                        clients: status.clients,
+                        oldest_ms: status.oldest.as_millis() as u64,
+                    })
+                    .collect(),
+                model: model.to_string(),
+            }
+        });
+        QueueStatus {
+            is_on: settings.is_some(),
+            is_draining: self.is_draining.load(std::sync::atomic::Ordering::Relaxed),
+            models: models.collect(),
+        }
+    }
+}
