@@ -181,6 +181,7 @@ impl AdminServer {
                 let page = fleet::page(&self.relay.load(), &self.peers, observe::now());
                 answer(StatusCode::OK, &page)
             }
+            Name::Queue => answer(StatusCode::OK, &self.relay.load().queues().status()),
             Name::Kv => answer(StatusCode::OK, &self.kv.page(observe::now())),
             Name::KvBlocks => self.blocks(query).await,
             Name::Config => answer(StatusCode::OK, &self.config.running()),

@@ -52,7 +52,7 @@ use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
 use crate::peers::routed::RoutedPrompts;
 use crate::relay::tokens::Tokens;
-use crate::relay::{Caches, Relay};
+use crate::relay::{Caches, Queues, Relay};
 use crate::responses::{Mode, Responses};
 use crate::store;
 
@@ -72,6 +72,8 @@ pub struct App {
     /// For the reference of metrics.
     metrics: Registry,
     readiness: Arc<Readiness>,
+    /// Where requests wait for room at a worker.
+    queues: Arc<Queues>,
     /// What runs, after each reload.
     config: Arc<reload::Status>,
     /// With other replicas, if there are any.
@@ -178,9 +180,12 @@ impl App {
             tokens.load_full(),
             peers.clone(),
             tenants::table(config),
+            config.queue.clone(),
             &metrics,
         ));
 
+        let queues = relay.queues().clone();
+        tasks.spawn(queues.clone().dispatch(tasks.clone()));
         tls.watch(&fleet, &tasks);
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;
@@ -327,6 +332,7 @@ impl App {
             admin_server,
             metrics,
             readiness,
+            queues,
             config: reload.status().clone(),
             sharing,
             tls,

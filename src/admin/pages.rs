@@ -27,6 +27,7 @@ pub(super) enum Name {
     Alive,
     Ready,
     Fleet,
+    Queue,
     Kv,
     KvBlocks,
     Responses,
@@ -41,7 +42,7 @@ const READ: Option<Role> = Some(Role::Read);
 const OPERATE: Option<Role> = Some(Role::Operate);
 
 /// In the order in which the page at `/` lists them.
-pub(super) static PAGES: [Page; 13] = [
+pub(super) static PAGES: [Page; 14] = [
     page(Name::Index, Method::GET, "/", None, None, "this page"),
     page(
         Name::Metrics,
@@ -74,6 +75,14 @@ pub(super) static PAGES: [Page; 13] = [
         READ,
         None,
         "workers, models, load and other replicas (JSON)",
+    ),
+    page(
+        Name::Queue,
+        Method::GET,
+        "/queue",
+        READ,
+        None,
+        "requests that wait for a worker with room, by model and priority class (JSON)",
     ),
     page(
         Name::Kv,

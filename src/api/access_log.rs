@@ -110,6 +110,7 @@ impl Drop for AccessLine {
             prompt_tokens = tokens(summary.prompt_tokens),
             cached_tokens = tokens(summary.cached_tokens),
             generation_tokens = tokens(summary.generation_tokens),
+            queue_ms = summary.queued.map(milliseconds),
             ttft_ms = summary.time_to_first_token.map(milliseconds),
             duration_ms = milliseconds(observe::now() - self.began),
             bytes = self.bytes,

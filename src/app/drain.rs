@@ -15,6 +15,7 @@ impl App {
     /// requests until they have noticed.
     pub async fn announce_drain(&self, hurry: impl Future<Output = ()>) {
         self.readiness.begin_drain();
+        self.queues.begin_drain();
         let delay = self.config.running().api.drain_delay;
         if delay.is_zero() {
             return;
@@ -36,6 +37,7 @@ impl App {
             ?timeout,
             "draining: no new connections, running requests finish"
         );
+        self.queues.begin_drain();
         if let Some(sharing) = &self.sharing {
             sharing.begin_drain();
         }

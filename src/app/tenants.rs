@@ -6,5 +6,7 @@ use crate::relay::{TenantProfile, TenantTable};
 pub(super) fn table(config: &Config) -> TenantTable {
     TenantTable::new(config.tenants.iter().map(|tenant| TenantProfile {
         name: tenant.name.as_str().into(),
+        priority: tenant.priority,
+        max_priority: tenant.max_priority.unwrap_or(tenant.priority),
     }))
 }

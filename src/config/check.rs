@@ -34,6 +34,11 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in tenant::check(&config.tenants) {
         reader.problem(&format!("tenants{key}"), error);
     }
+    if let Some(queue) = &config.queue {
+        for (key, error) in queue.check() {
+            reader.problem(&format!("queue.{key}"), error);
+        }
+    }
     let salt_key = &config.tenant_salt_key;
     if !salt_key.is_empty() && salt_key.expose().len() < SECRET_BYTES_MIN {
         let message = format!("must have at least {SECRET_BYTES_MIN} characters");

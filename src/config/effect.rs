@@ -68,6 +68,8 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("tokenization.*", Effect::Restart),
     ("requests.*", Effect::Reload),
     // Turns disaggregation on; roles of workers and their probes follow from it.
+    // Held by what requests share; also for those that wait.
+    ("queue.*", Effect::Reload),
     ("prefill_decode.connector", Effect::Restart),
     ("prefill_decode.on_prefill_failure", Effect::Reload),
     ("prefill_decode.topology", Effect::Reload),

@@ -19,7 +19,7 @@ use crate::relay;
 use crate::routing;
 use crate::secret::Secret;
 use crate::units::DurationText;
-use crate::{admin, api, observe, peers, responses};
+use crate::{admin, api, observe, peers, queue, responses};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -51,6 +51,9 @@ pub struct Config {
     pub tokenization: relay::tokens::Settings,
     /// Time-outs and retries of requests.
     pub requests: relay::Settings,
+    /// Waiting in the router while all workers of a model are busy. Left out: requests never wait here. `queue: {}`: with
+    /// the defaults.
+    pub queue: Option<queue::Settings>,
     /// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
     /// blocks and generates.
     pub prefill_decode: relay::prefill_decode::Settings,

@@ -42,10 +42,19 @@ impl InFlight {
 
     /// The first token has arrived: the prompt is computed, and decoding has started.
     pub fn on_first_token(&mut self) {
+        self.begin_decoding(u64::from(self.uncached_tokens));
+    }
+
+    /// The prompt counts as computed from now on, although no token was seen.
+    pub fn assume_prefilled(&mut self) {
+        self.begin_decoding(0);
+    }
+
+    fn begin_decoding(&mut self, computed: u64) {
         if !self.is_decoding {
             self.is_decoding = true;
             let load = &self.worker.load;
-            load.begin_decoding(self.uncached_tokens, self.prompt_tokens);
+            load.begin_decoding(self.uncached_tokens, self.prompt_tokens, computed);
             self.worker.freed.on_freed();
         }
     }

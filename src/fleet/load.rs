@@ -171,13 +171,12 @@ impl Load {
             .fetch_add(i64::from(uncached_tokens), Relaxed);
     }
 
-    pub(super) fn begin_decoding(&self, uncached_tokens: u32, prompt_tokens: u32) {
+    pub(super) fn begin_decoding(&self, uncached_tokens: u32, prompt_tokens: u32, computed: u64) {
         self.queued_tokens
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
         self.decode_tokens
             .fetch_add(i64::from(prompt_tokens), Relaxed);
-        self.computed_tokens
-            .fetch_add(u64::from(uncached_tokens), Relaxed);
+        self.computed_tokens.fetch_add(computed, Relaxed);
     }
 
     pub(super) fn end_queued_request(&self, uncached_tokens: u32) {
@@ -235,7 +234,7 @@ mod tests {
             (load.queued_tokens(), load.own_queued_tokens()),
             (1_100, 100)
         );
-        load.begin_decoding(100, 70);
+        load.begin_decoding(100, 70, 100);
         assert_eq!((load.decode_tokens(), load.own_decode_tokens()), (120, 70));
         load.set_peers(0, 0, 0);
         assert_eq!((load.requests(), load.queued_tokens()), (1, 0));

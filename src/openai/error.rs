@@ -9,6 +9,7 @@ use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 
 use crate::observe::shortened;
+use crate::queue::RefusalReason;
 use crate::{http, prompt, relay};
 
 /// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
@@ -289,6 +290,20 @@ impl From<relay::Error> for ApiError {
                     message,
                 )
             },
+            relay::Error::NotQueued(refusal) => {
+                let code = refusal.reason.code();
+                let status = match refusal.reason {
+                    RefusalReason::NoWorker { .. } | RefusalReason::Draining => {
+                        StatusCode::SERVICE_UNAVAILABLE
+                    }
+                    _ => StatusCode::TOO_MANY_REQUESTS,
+                };
+                Self {
+                    retry_after: Some(refusal.retry_after),
+                    ..Self::new(status, code, message)
+                }
+            }
+            relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),
             relay::Error::CutsConnections => Self {
                 should_retry: Some(false),
                 ..Self::new(StatusCode::BAD_GATEWAY, "engine_connection_cut", message)

@@ -32,6 +32,13 @@ pub struct TenantSpec {
     /// other tenants, who could otherwise find out by timing what this tenant asked. Empty: none.
     #[serde(default)]
     pub cache_salt: Secret,
+    /// The priority of its requests while they wait in the router (`queue`); higher is earlier. A request may ask for a
+    /// lower one.
+    #[serde(default)]
+    pub priority: i32,
+    /// The highest priority that its requests may ask for. Left out: `priority`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_priority: Option<i32>,
 }
 
 impl TenantSpec {

@@ -113,7 +113,10 @@ impl Class {
     /// The tokens that are sent before a request of so many tokens that a client adds now, if all go on taking turns:
     /// those that the client has waiting, and of each other client no more than these and the new ones.
     pub(super) fn tokens_before(&self, client: ClientKey, tokens: u64) -> u64 {
-        let own = self.clients.get(&client).map_or(0, |waiting| waiting.tokens);
+        let own = self
+            .clients
+            .get(&client)
+            .map_or(0, |waiting| waiting.tokens);
         let others = self.clients.iter().filter(|(other, _)| **other != client);
         let others = others.map(|(_, waiting)| waiting.tokens.min(own + tokens));
         own + others.sum::<u64>()
@@ -202,9 +205,14 @@ mod tests {
         for (client, tokens) in [(1, 100), (1, 100), (1, 100), (2, 100), (3, 50), (3, 50)] {
             rig.add(client, tokens);
         }
-        let order: Vec<u64> = std::iter::from_fn(|| rig.take()).map(|(client, _)| client).collect();
+        let order: Vec<u64> = std::iter::from_fn(|| rig.take())
+            .map(|(client, _)| client)
+            .collect();
         assert_eq!(order, [1, 2, 3, 3, 1, 1]);
-        assert_eq!((rig.class.requests, rig.class.tokens, rig.class.bytes), (0, 0, 0));
+        assert_eq!(
+            (rig.class.requests, rig.class.tokens, rig.class.bytes),
+            (0, 0, 0)
+        );
     }
 
     #[test]

@@ -38,7 +38,8 @@ impl DrainRate {
         if !is_busy {
             self.last = None;
         }
-        let Some(last) = last.filter(|last| last.workers == workers && last.computed <= computed) else {
+        let Some(last) = last.filter(|last| last.workers == workers && last.computed <= computed)
+        else {
             return;
         };
         let seconds = now.saturating_duration_since(last.at).as_secs_f64();

@@ -31,7 +31,12 @@ impl Floor {
 /// The index of the next class. `heads` are the tokens of each class's next request, highest class first; `None` for a
 /// class where none waits.
 pub(super) fn next(floors: &[Floor], heads: &[Option<u64>]) -> Option<usize> {
-    let waiting = || heads.iter().enumerate().filter_map(|(at, tokens)| Some((at, (*tokens)?)));
+    let waiting = || {
+        heads
+            .iter()
+            .enumerate()
+            .filter_map(|(at, tokens)| Some((at, (*tokens)?)))
+    };
     let owed = waiting()
         .map(|(at, tokens)| (at, floors[at].excess(tokens)))
         .filter(|(at, excess)| *excess >= 0.0 && floors[*at].min_share > 0.0)
@@ -42,7 +47,11 @@ pub(super) fn next(floors: &[Floor], heads: &[Option<u64>]) -> Option<usize> {
 
 /// The class at `sender` has sent so many tokens.
 pub(super) fn on_sent(floors: &mut [Floor], heads: &[Option<u64>], sender: usize, tokens: u64) {
-    for (floor, _) in floors.iter_mut().zip(heads).filter(|(_, head)| head.is_some()) {
+    for (floor, _) in floors
+        .iter_mut()
+        .zip(heads)
+        .filter(|(_, head)| head.is_some())
+    {
         floor.owed += floor.min_share * tokens as f64;
     }
     let sender = &mut floors[sender];

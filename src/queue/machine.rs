@@ -133,7 +133,13 @@ impl<T> Queue<T> {
         let target = request.ttft_target.or_else(|| self.target_of(class));
         if let Some(reason) = self.refusal(now, class, &request, cost, target) {
             let retry_after = self.retry_after(reason, class);
-            return Err((Refusal { reason, retry_after }, waker));
+            return Err((
+                Refusal {
+                    reason,
+                    retry_after,
+                },
+                waker,
+            ));
         }
         let id = EntryId(self.next_id);
         self.next_id += 1;
@@ -226,7 +232,9 @@ impl<T> Queue<T> {
 
     /// The time that a worker needs for so many tokens.
     pub fn compute_time(&self, tokens: u64) -> Duration {
-        let rate = self.rate.of_worker(self.settings.advanced.assumed_prefill_rate);
+        let rate = self
+            .rate
+            .of_worker(self.settings.advanced.assumed_prefill_rate);
         seconds(tokens as f64 / rate)
     }
 
@@ -238,8 +246,12 @@ impl<T> Queue<T> {
     fn build_classes(&mut self) {
         let classes = &self.settings.classes;
         self.order = (0..classes.len()).collect();
-        self.order.sort_by_key(|at| std::cmp::Reverse(classes[*at].priority));
-        let floors = self.order.iter().map(|at| Floor::new(classes[*at].min_share));
+        self.order
+            .sort_by_key(|at| std::cmp::Reverse(classes[*at].priority));
+        let floors = self
+            .order
+            .iter()
+            .map(|at| Floor::new(classes[*at].min_share));
         self.floors = floors.collect();
         self.classes = self.order.iter().map(|_| Class::default()).collect();
     }
@@ -308,12 +320,16 @@ impl<T> Queue<T> {
     }
 
     fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
-        let rate = self.rate.of_worker(self.settings.advanced.assumed_prefill_rate);
+        let rate = self
+            .rate
+            .of_worker(self.settings.advanced.assumed_prefill_rate);
         let rate = rate * f64::from(self.room.workers.max(1));
         let higher: u64 = self.classes[..=class].iter().map(|it| it.tokens).sum();
         let delay = match reason {
             // Until what is too late has been computed.
-            RefusalReason::TargetUnreachable { target, expected } => expected.saturating_sub(target),
+            RefusalReason::TargetUnreachable { target, expected } => {
+                expected.saturating_sub(target)
+            }
             RefusalReason::TooManyRequests { .. } | RefusalReason::TooManyBytes { .. } => {
                 // Until a quarter of it has left.
                 seconds(higher as f64 / rate / 4.0)
@@ -349,7 +365,9 @@ impl<T> Queue<T> {
     fn expiry(&self, entry: &Entry<T>) -> Instant {
         let max_wait = self.max_wait(entry.class);
         let no_worker = self.settings.no_worker_timeout;
-        let since = self.changed.map_or(entry.entered, |at| at.max(entry.entered));
+        let since = self
+            .changed
+            .map_or(entry.entered, |at| at.max(entry.entered));
         let due = entry.target.map(|target| entry.request.received + target);
         let end = match self.room.workers {
             0 => since + no_worker,
@@ -380,14 +398,27 @@ impl<T> Queue<T> {
                 _ => RefusalReason::TimedOut { waited },
             };
             let retry_after = self.retry_after(reason, entry.class);
-            left.push(entry.left(now, Outcome::Refused(Refusal { reason, retry_after })));
+            left.push(entry.left(
+                now,
+                Outcome::Refused(Refusal {
+                    reason,
+                    retry_after,
+                }),
+            ));
         }
     }
 
     fn next(&mut self) -> Option<EntryId> {
         let quantum = self.settings.advanced.quantum_tokens.max(1);
-        let heads: Vec<_> = self.classes.iter_mut().map(|class| class.next(quantum)).collect();
-        let tokens: Vec<_> = heads.iter().map(|head| head.map(|(_, tokens)| tokens)).collect();
+        let heads: Vec<_> = self
+            .classes
+            .iter_mut()
+            .map(|class| class.next(quantum))
+            .collect();
+        let tokens: Vec<_> = heads
+            .iter()
+            .map(|head| head.map(|(_, tokens)| tokens))
+            .collect();
         let class = floors::next(&self.floors, &tokens)?;
         heads[class].map(|(id, _)| id)
     }
@@ -405,7 +436,10 @@ impl<T> Queue<T> {
             (Some(target), Some(expected)) if expected > target => {
                 let reason = RefusalReason::TargetUnreachable { target, expected };
                 let retry_after = self.retry_after(reason, entry.class);
-                Outcome::Refused(Refusal { reason, retry_after })
+                Outcome::Refused(Refusal {
+                    reason,
+                    retry_after,
+                })
             }
             _ => Outcome::Released,
         }

@@ -64,11 +64,19 @@ pub struct ClassSettings {
     #[schemars(range(min = 1, max = 1000000))]
     pub max_requests: Option<u32>,
     /// As in `queue`, for this class.
-    #[serde(default, with = "OptionalDuration", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        with = "OptionalDuration",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[schemars(with = "Option<DurationText>")]
     pub max_wait: Option<Duration>,
     /// As in `queue`, for this class.
-    #[serde(default, with = "OptionalDuration", skip_serializing_if = "Option::is_none")]
+    #[serde(
+        default,
+        with = "OptionalDuration",
+        skip_serializing_if = "Option::is_none"
+    )]
     #[schemars(with = "Option<DurationText>")]
     pub ttft_target: Option<Duration>,
 }
@@ -150,8 +158,9 @@ impl Settings {
         for (index, class) in self.classes.iter().enumerate() {
             let name = &class.name;
             let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-            let mut wrong =
-                |key: &str, message: String| problems.push((format!("classes[{index}].{key}"), message));
+            let mut wrong = |key: &str, message: String| {
+                problems.push((format!("classes[{index}].{key}"), message))
+            };
             if name.is_empty() || name.len() > 64 || !name.bytes().all(is_plain) {
                 let message = "must be 1 to 64 of A-Z, a-z, 0-9, `-`, `_` and `.`";
                 wrong("name", message.to_owned());
@@ -165,12 +174,16 @@ impl Settings {
         }
         let problem = |message: &str| ("classes".to_owned(), message.to_owned());
         if self.classes.is_empty() || self.classes.len() > MAX_CLASSES {
-            problems.push(problem("must be 1 to 16; leave the key out for high, normal and low"));
+            problems.push(problem(
+                "must be 1 to 16; leave the key out for high, normal and low",
+            ));
         }
         let sum: f64 = self.classes.iter().map(|class| class.min_share).sum();
         // Three times 1/3 must be allowed.
         if sum > 1.0 + 1e-9 {
-            problems.push(problem("have a `min_share` of more than 1 together; lower one"));
+            problems.push(problem(
+                "have a `min_share` of more than 1 together; lower one",
+            ));
         }
         if self.objectives.len() > MAX_OBJECTIVES {
             let message = "must be at most 1000";
@@ -191,7 +204,9 @@ impl OptionalDuration {
         }
     }
 
-    fn deserialize<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    fn deserialize<'de, D: serde::Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
         DurationText::deserialize(from).map(Some)
     }
 }
@@ -213,7 +228,12 @@ mod tests {
         settings.classes[2].name = "a b".to_owned();
         settings.classes[2].min_share = 0.9;
         let keys: Vec<String> = settings.check().into_iter().map(|(key, _)| key).collect();
-        let expected = ["classes[1].name", "classes[1].priority", "classes[2].name", "classes"];
+        let expected = [
+            "classes[1].name",
+            "classes[1].priority",
+            "classes[2].name",
+            "classes",
+        ];
         assert_eq!(keys, expected);
     }
 }

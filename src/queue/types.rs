@@ -64,7 +64,10 @@ pub enum RefusalReason {
     /// It waited as long as a request may.
     TimedOut { waited: Duration },
     /// It cannot meet its target; `expected` if it had waited.
-    TargetUnreachable { target: Duration, expected: Duration },
+    TargetUnreachable {
+        target: Duration,
+        expected: Duration,
+    },
     /// No worker of the model came within the time.
     NoWorker { waited: Duration },
     /// The router is about to end.
@@ -106,7 +109,10 @@ impl fmt::Display for RefusalReason {
             ),
             Self::TimedOut { waited } => {
                 let seconds = waited.as_secs_f64();
-                write!(f, "all workers stayed busy for the {seconds:.1} s that a request may wait (queue.max_wait)")
+                write!(
+                    f,
+                    "all workers stayed busy for the {seconds:.1} s that a request may wait (queue.max_wait)"
+                )
             }
             Self::TargetUnreachable { target, expected } => write!(
                 f,
@@ -120,7 +126,9 @@ impl fmt::Display for RefusalReason {
                 "no worker came up in the {:.1} s that a request may wait for one (queue.no_worker_timeout)",
                 waited.as_secs_f64(),
             ),
-            Self::Draining => f.write_str("this router is about to end and all workers are busy; try again"),
+            Self::Draining => {
+                f.write_str("this router is about to end and all workers are busy; try again")
+            }
         }
     }
 }

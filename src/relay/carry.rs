@@ -29,9 +29,8 @@ impl Relay {
         job: &Job<'_>,
         mut peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
-        let mut plan = self
-            .plan(job.api, job.headers, &mut peek, &job.body)
-            .await?;
+        let mut waits = self.waits(job, &peek)?;
+        let mut plan = self.plan_or_wait(job, &mut peek, waits.as_mut()).await?;
         plan.request.ticket = plan.model.take_ticket();
         if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
@@ -56,6 +55,12 @@ impl Relay {
         // The failure that the next attempt is a retry of.
         let mut retried: Option<(Arc<str>, Failure)> = None;
         loop {
+            if attempts.count() == 0
+                && let Some(waits) = &mut waits
+                && let Err(error) = self.wait_for_room(job, &mut plan, waits).await
+            {
+                return Err(Self::not_queued(job, count, error));
+            }
             let now = observe::now();
             if now >= deadline {
                 is_over = true;
@@ -70,9 +75,14 @@ impl Relay {
                     break;
                 }
             }
-            let Some(choice) = self.choose(&plan, now, &failed, may_repeat) else {
-                break;
-            };
+            let choice = self.choose(&plan, now, &failed, may_repeat);
+            if let Some(waits) = &mut waits
+                && waits.goes_on(choice.is_some(), attempts.count())
+            {
+                self.renew(&mut plan);
+                continue;
+            }
+            let Some(choice) = choice else { break };
             if self.lacks_prefill_worker(&choice) {
                 lacks_prefill = true;
                 break;

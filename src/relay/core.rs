@@ -13,10 +13,12 @@ use super::settings::Settings;
 use super::target::Names;
 use super::tenants::TenantTable;
 use super::tokens::Tokens;
+use super::wait::Queues;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics;
 use crate::peers::Peers;
+use crate::queue;
 
 /// Metrics that are not a model's.
 #[derive(Clone, Debug)]
@@ -42,6 +44,9 @@ pub struct Relay {
     pub(super) prefill_decode: Option<Disaggregation>,
     pub(super) peers: Peers,
     pub(super) tenants: TenantTable,
+    /// `None`: requests do not wait for room at a worker.
+    pub(super) queue: Option<Arc<queue::Settings>>,
+    pub(super) queues: Arc<Queues>,
     pub(super) metrics: Metrics,
 }
 
@@ -59,9 +64,13 @@ impl Relay {
         tokens: Arc<Tokens>,
         peers: Peers,
         tenants: TenantTable,
+        queue: Option<queue::Settings>,
         registry: &metrics::Registry,
     ) -> Self {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
+        let queues = Queues::new(fleet.clone(), prefill_decode.is_some(), registry);
+        let queue = queue.map(Arc::new);
+        queues.set(queue.as_ref(), models.names());
         let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
             budget: Arc::new(RetryBudget::new(&settings)),
@@ -75,6 +84,8 @@ impl Relay {
             tokens,
             peers,
             tenants,
+            queue,
+            queues,
             metrics: Metrics {
                 retries_refused: registry.counter(
                     "warmroute_retry_budget_exhausted_total",
@@ -103,7 +114,10 @@ impl Relay {
         prefill_decode: &prefill_decode::Settings,
         tokens: Arc<Tokens>,
         tenants: TenantTable,
+        queue: Option<queue::Settings>,
     ) -> Self {
+        let queue = queue.map(Arc::new);
+        self.queues.set(queue.as_ref(), models.names());
         self.quarantine.set_bounds(&settings.advanced);
         let budget = match RetryBudget::is_same(&self.settings, &settings) {
             true => self.budget.clone(),
@@ -122,6 +136,8 @@ impl Relay {
             prefill_decode: disaggregation.map(|it| it.successor(prefill_decode)),
             peers: self.peers.clone(),
             tenants,
+            queue,
+            queues: self.queues.clone(),
             metrics: self.metrics.clone(),
         }
     }
@@ -132,6 +148,11 @@ impl Relay {
 
     pub fn tenants(&self) -> &TenantTable {
         &self.tenants
+    }
+
+    /// Where requests wait for room at a worker.
+    pub fn queues(&self) -> &Arc<Queues> {
+        &self.queues
     }
 
     pub fn predicted(&self) -> &PredictedIndex {

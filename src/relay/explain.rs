@@ -8,7 +8,7 @@ use hyper::HeaderMap;
 
 use self::types::{
     CandidateModel, DisaggregationExplained, Excluded, LoadShare, LoadShares, NameExplained,
-    Tokens, Tree,
+    QueueExplained, Tokens, Tree,
 };
 pub use self::types::{Explanation, Score};
 use super::cached_prefix::{self, PrefixSource};
@@ -21,10 +21,11 @@ use super::plan::Plan;
 use super::prefill_decode::Disaggregation;
 use super::prompt_blocks::TokenBlocks;
 use super::tokens::PromptTokens;
+use super::wait::Standing;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
-use crate::ids::Model;
+use crate::ids::{Model, Tenant};
 use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
@@ -78,6 +79,12 @@ impl Relay {
         shows_tokens: bool,
     ) -> Result<Explanation, Error> {
         let given = peek.token_ids.clone();
+        let queue = self.queue.as_ref();
+        let standing = queue.map(|queue| {
+            let tenant = self.tenants.of(Tenant::default());
+            Standing::of(headers, &peek, tenant, queue)
+        });
+        let standing = standing.transpose()?;
         let plan = self.plan(api, headers, &mut peek, body).await?;
         let now = observe::now();
         let held = self.held(&plan, now, usize::MAX);
@@ -135,7 +142,25 @@ impl Relay {
             explanation,
             workers,
             disaggregation,
+            queue: standing
+                .map(|standing| self.explain_queue(&plan, standing))
+                .flatten(),
             excluded: self.excluded(&plan),
+        })
+    }
+
+    fn explain_queue(&self, plan: &Plan, standing: Standing) -> Option<QueueExplained> {
+        let settings = self.queue.as_ref()?;
+        let class = settings.class_of(standing.priority);
+        let queue = self.queues.get(&plan.group.model);
+        Some(QueueExplained {
+            would_wait: !self
+                .queues
+                .is_free(settings, &plan.group, plan.request.seed),
+            priority: standing.priority,
+            class: settings.classes[class].name.clone(),
+            waiting: queue.map_or(0, |queue| queue.waiting()),
+            max_worker_queued_tokens: settings.max_worker_queued_tokens,
         })
     }
 

@@ -42,6 +42,14 @@ pub struct PerModel {
     pub send_tokens: bool,
 }
 
+impl ModelSettings {
+    /// The models that have settings of their own.
+    pub(super) fn names(&self) -> impl Iterator<Item = Model> + use<> {
+        let names: Vec<Model> = self.named.keys().map(|name| name.as_str().into()).collect();
+        names.into_iter()
+    }
+}
+
 /// The models that requests have asked for, with the settings of one configuration.
 #[derive(Debug)]
 pub(super) struct Models {

@@ -45,6 +45,8 @@ pub(super) struct Plan {
     pub(super) request: routing::Request,
     pub(super) prompt: Prompt,
     pub(super) is_stream: bool,
+    /// How long the request has waited for a worker with room.
+    pub(super) queued: Duration,
     /// The client's body with the prompt's token ids, if engines are sent them.
     pub(super) body: Option<Bytes>,
     /// Asks the engine to report cached blocks, if that is configured.
@@ -180,6 +182,7 @@ impl Relay {
                 seed: fastrand::u64(..),
             },
             is_stream: peek.is_stream,
+            queued: Duration::ZERO,
             report: None,
             group,
             model,

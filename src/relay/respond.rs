@@ -112,6 +112,10 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
             plan.group.model
         );
     }
+    // Writing to memory cannot fail.
+    if !plan.queued.is_zero() {
+        let _ = write!(text, "; queue_ms={}", plan.queued.as_millis());
+    }
     let _ = match &answer.prefill {
         None => Ok(()),
         Some(Err(reason)) => write!(text, "; disaggregated={}", reason.as_str()),

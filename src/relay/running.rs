@@ -1,8 +1,9 @@
 //! What a running request counts for at its worker: load, blocks that will be cached soon, a tokenizer check.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
@@ -57,6 +58,21 @@ impl Running {
             check.on_first_token();
         }
         self.asking = None;
+    }
+
+    /// Waits for an answer whose first token is not seen, and counts the prompt as computed after a time.
+    pub(super) async fn prefilled_after<T>(
+        &mut self,
+        after: Duration,
+        answer: impl Future<Output = T>,
+    ) -> T {
+        let mut answer = pin!(answer);
+        tokio::select! {
+            biased;
+            answer = &mut answer => return answer,
+            () = tokio::time::sleep(after) => self.in_flight.assume_prefilled(),
+        }
+        answer.await
     }
 
     pub(super) fn worker(&self) -> &Arc<Worker> {

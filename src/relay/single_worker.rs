@@ -46,13 +46,17 @@ impl Relay {
             "worker chosen"
         );
         let insert = OptimisticInsert::new(&self.caches, now, worker, plan);
+        let unseen_prefill = self
+            .queue
+            .as_ref()
+            .and_then(|_| self.unseen_prefill(plan, worker));
         let in_flight = InFlight::new(
             worker.clone(),
             request.prompt_tokens,
             request.prompt_tokens.saturating_sub(decision.new_tokens),
         );
         let report = plan.asks(&self.caches.board, worker);
-        let running = Running::new(
+        let mut running = Running::new(
             in_flight,
             plan.expect(&self.caches, worker),
             plan.check(&self.caches.tokenizer_check, now, worker),
@@ -62,13 +66,19 @@ impl Relay {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let body = plan.body.as_ref().unwrap_or(&job.body);
         let kind = (RequestKind::Whole, attempts.cuts() == 0);
-        let sent = match report {
-            None => exchange::attempt(job, body, kind, worker, timer).await,
-            Some(report) => {
-                let asking = report.put_into(body);
-                self.send_asking(job, (&asking, body), kind, plan, worker, timer)
-                    .await
+        let sent = async {
+            match report {
+                None => exchange::attempt(job, body, kind, worker, timer).await,
+                Some(report) => {
+                    let asking = report.put_into(body);
+                    self.send_asking(job, (&asking, body), kind, plan, worker, timer)
+                        .await
+                }
             }
+        };
+        let sent = match unseen_prefill {
+            None => sent.await,
+            Some(after) => Box::pin(running.prefilled_after(after, sent)).await,
         };
         let answer = match sent {
             Ok(answer) => answer,

@@ -29,6 +29,8 @@ pub struct RequestSummary {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub generation_tokens: u64,
+    /// How long it waited for a worker with room, if it did.
+    pub queued: Option<Duration>,
     /// Of a streamed answer: from the request's head to the first token.
     pub time_to_first_token: Option<Duration>,
     /// Bytes of the worker's answer.

@@ -117,7 +117,9 @@ impl Queues {
     /// Whether a worker of the group has room and no other request waits for it. Takes no lock.
     pub(super) fn is_free(&self, settings: &Settings, group: &Group, seed: u64) -> bool {
         let queues = self.by_model.load();
-        let is_empty = queues.get(&group.model).is_none_or(|queue| queue.waiting() == 0);
+        let is_empty = queues
+            .get(&group.model)
+            .is_none_or(|queue| queue.waiting() == 0);
         is_empty && room::has_room(self.workers_of(group), settings, observe::now(), seed)
     }
 
@@ -148,8 +150,12 @@ impl Queues {
         let refused = |reason| {
             let retry_after = Duration::from_secs(1);
             let class = settings.class_of(waiting.standing.priority);
-            self.metrics.on_refused(model, &settings.classes[class].name, reason);
-            Refusal { reason, retry_after }
+            self.metrics
+                .on_refused(model, &settings.classes[class].name, reason);
+            Refusal {
+                reason,
+                retry_after,
+            }
         };
         if self.is_draining.load(Relaxed) {
             return Err(refused(RefusalReason::Draining));

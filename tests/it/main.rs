@@ -29,6 +29,7 @@ mod pairs;
 mod peers;
 mod prefill_decode;
 mod proxy;
+mod queue;
 mod redis_server;
 mod reload;
 mod replica_simulation;

@@ -13,6 +13,7 @@ fn tenant(name: &str, keys: &[&str], salt: &str) -> TenantSpec {
         name: name.to_owned(),
         keys: keys.iter().copied().map(Secret::new).collect(),
         cache_salt: Secret::new(salt),
+        ..TenantSpec::default()
     }
 }
 

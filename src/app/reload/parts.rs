@@ -58,6 +58,7 @@ impl Parts {
             &config.prefill_decode,
             tokens.clone(),
             tenants::table(config),
+            config.queue.clone(),
         ));
         let responses = running
             .responses()

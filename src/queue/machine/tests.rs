@@ -51,12 +51,18 @@ impl Rig {
         self.enter_with(IDLE, change)
     }
 
-    fn enter_with(&mut self, room: Room, change: impl FnOnce(&mut Request)) -> Result<u64, &'static str> {
+    fn enter_with(
+        &mut self,
+        room: Room,
+        change: impl FnOnce(&mut Request),
+    ) -> Result<u64, &'static str> {
         let mut request = self.request();
         change(&mut request);
         self.count += 1;
         let entered = self.queue.enter(self.now, room, request, self.count);
-        entered.map(|_| self.count).map_err(|(refusal, _)| refusal.reason.code())
+        entered
+            .map(|_| self.count)
+            .map_err(|(refusal, _)| refusal.reason.code())
     }
 
     fn wait(&mut self, ms: u64) {
@@ -74,7 +80,10 @@ impl Rig {
     }
 
     fn free(&mut self, free_tokens: u64) -> Vec<(u64, &'static str)> {
-        self.advance(Room { free_tokens, ..IDLE })
+        self.advance(Room {
+            free_tokens,
+            ..IDLE
+        })
     }
 
     /// Two workers compute 1,000 tokens a second each, with something waiting.
@@ -111,7 +120,10 @@ fn a_higher_class_is_first_and_the_floor_is_kept() {
         rig.enter(|it| it.priority = 0).unwrap();
         rig.enter(|it| it.priority = 5).unwrap();
     }
-    let order: Vec<bool> = (0..8).flat_map(|_| rig.free(1)).map(|(id, _)| id % 2 == 0).collect();
+    let order: Vec<bool> = (0..8)
+        .flat_map(|_| rig.free(1))
+        .map(|(id, _)| id % 2 == 0)
+        .collect();
     // Of five requests of one size, one is of the class with a share of 0.2.
     assert_eq!(order, [true, true, true, true, true, false, true, true]);
 }
@@ -119,16 +131,23 @@ fn a_higher_class_is_first_and_the_floor_is_kept() {
 #[test]
 fn a_priority_below_all_classes_is_of_the_lowest() {
     let mut rig = Rig::new(|settings| {
-        settings.classes = [("b", 0), ("a", 10)].map(|(name, priority)| ClassSettings {
-            name: name.to_owned(),
-            priority,
-            ..ClassSettings::default()
-        }).into();
+        settings.classes = [("b", 0), ("a", 10)]
+            .map(|(name, priority)| ClassSettings {
+                name: name.to_owned(),
+                priority,
+                ..ClassSettings::default()
+            })
+            .into();
     });
     rig.enter(|it| it.priority = -7).unwrap();
     rig.enter(|it| it.priority = 9).unwrap();
     rig.enter(|it| it.priority = 10).unwrap();
-    let requests: Vec<u32> = rig.queue.classes(rig.now).iter().map(|it| it.requests).collect();
+    let requests: Vec<u32> = rig
+        .queue
+        .classes(rig.now)
+        .iter()
+        .map(|it| it.requests)
+        .collect();
     assert_eq!(requests, [2, 1]);
     assert_eq!(rig.free(u64::MAX)[0].0, 3);
 }
@@ -147,14 +166,20 @@ fn a_class_has_bounds_of_its_own() {
     for _ in 0..3 {
         assert!(rig.enter(|it| (it.priority, it.bytes) = (1, 0)).is_ok());
     }
-    assert_eq!(rig.enter(|it| (it.priority, it.bytes) = (1, 0)), Err("queue_full"));
+    assert_eq!(
+        rig.enter(|it| (it.priority, it.bytes) = (1, 0)),
+        Err("queue_full")
+    );
 }
 
 #[test]
 fn a_wait_ends_after_max_wait() {
     let mut rig = Rig::new(|settings| settings.max_wait = Duration::from_secs(2));
     rig.enter(|_| {}).unwrap();
-    assert_eq!(rig.queue.next_timeout(), Some(rig.now + Duration::from_secs(2)));
+    assert_eq!(
+        rig.queue.next_timeout(),
+        Some(rig.now + Duration::from_secs(2))
+    );
     rig.wait(1_999);
     assert_eq!(rig.free(0), []);
     rig.wait(1);
@@ -189,7 +214,10 @@ fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
     let other = |it: &mut Request| (it.client, it.tokens) = (ClientKey(2), 100);
     assert!(rig.enter(other).is_ok());
     // As is one with more time, or of a higher class.
-    assert!(rig.enter(|it| it.ttft_target = Some(Duration::from_secs(5))).is_ok());
+    assert!(
+        rig.enter(|it| it.ttft_target = Some(Duration::from_secs(5)))
+            .is_ok()
+    );
     assert!(rig.enter(|it| it.priority = 1).is_ok());
 }
 
@@ -230,7 +258,10 @@ fn without_a_worker_requests_wait_for_one_and_their_other_times_start_when_it_co
 #[test]
 fn no_worker_is_waited_for_with_a_timeout_of_zero() {
     let mut rig = Rig::new(|settings| settings.no_worker_timeout = Duration::ZERO);
-    assert_eq!(rig.enter_with(Room::default(), |_| {}), Err("no_healthy_worker"));
+    assert_eq!(
+        rig.enter_with(Room::default(), |_| {}),
+        Err("no_healthy_worker")
+    );
 }
 
 #[test]
@@ -268,10 +299,21 @@ fn other_settings_hold_for_those_who_wait_already() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Enter { priority: i32, client: u64, tokens: u64, bytes: u64 },
+    Enter {
+        priority: i32,
+        client: u64,
+        tokens: u64,
+        bytes: u64,
+    },
     Leave(prop::sample::Index),
-    Advance { ms: u64, free: u64, workers: u32 },
-    Reload { max_requests: u32 },
+    Advance {
+        ms: u64,
+        free: u64,
+        workers: u32,
+    },
+    Reload {
+        max_requests: u32,
+    },
 }
 
 fn step() -> impl Strategy<Value = Step> {

@@ -33,6 +33,9 @@ pub struct Explanation {
     /// The choice of a prefill worker, if requests are disaggregated.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disaggregation: Option<DisaggregationExplained>,
+    /// Whether the request would wait for a worker with room, if requests may.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<QueueExplained>,
     /// Workers of the model that take no requests now.
     pub excluded: Vec<Excluded>,
 }
@@ -67,6 +70,19 @@ pub struct DisaggregationExplained {
     pub explanation: String,
     /// The prefill workers.
     pub workers: Vec<Score>,
+}
+
+/// Whether a request would wait for a worker with room, and behind what.
+#[derive(Debug, Serialize)]
+pub struct QueueExplained {
+    pub would_wait: bool,
+    /// As of a client without a tenant.
+    pub priority: i32,
+    pub class: String,
+    /// Requests of the model that wait now.
+    pub waiting: u32,
+    /// A worker with this many prompt tokens to compute is busy.
+    pub max_worker_queued_tokens: u64,
 }
 
 /// A prompt as the router tokenizes it, to compare it with an engine's.

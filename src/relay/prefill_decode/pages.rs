@@ -48,5 +48,6 @@ impl Relay {
                 .retain(|worker| listed.contains(&worker));
         }
         self.models.remove_workers(fleet);
+        self.queues.remove_gone(fleet);
     }
 }

@@ -26,7 +26,8 @@ impl Queues {
             let is_idle = freed.waiting() == 0;
             if is_idle && tasks.is_stopping() {
                 self.begin_drain();
-                // A request may have entered just before.
+                // A request may enter just now.
+                tokio::time::sleep(TICK).await;
                 if freed.waiting() == 0 {
                     return;
                 }
@@ -53,8 +54,10 @@ impl Queues {
     /// Releases what there is room for. The queue at `turn` is first, since models can share workers.
     fn release(&self, now: Instant, turn: usize) {
         let queues = self.by_model.load();
-        let mut waiting: Vec<&Arc<ModelQueue>> =
-            queues.values().filter(|queue| queue.waiting() > 0).collect();
+        let mut waiting: Vec<&Arc<ModelQueue>> = queues
+            .values()
+            .filter(|queue| queue.waiting() > 0)
+            .collect();
         if waiting.is_empty() {
             return;
         }

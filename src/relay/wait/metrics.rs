@@ -14,7 +14,9 @@ use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::queue::{RefusalReason, Settings};
 
-const WAIT_SECONDS: &[f64] = &[0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0];
+const WAIT_SECONDS: &[f64] = &[
+    0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
+];
 
 #[derive(Debug)]
 pub(super) struct Metrics {
@@ -91,7 +93,9 @@ impl Metrics {
             }
             let _ = self.wait.remove_label_values(&labels);
             for code in RefusalReason::CODES {
-                let _ = self.refusals.remove_label_values(&[model.as_ref(), class, code]);
+                let _ = self
+                    .refusals
+                    .remove_label_values(&[model.as_ref(), class, code]);
             }
             if exported.iter().all(|(other, _)| other != model) {
                 let _ = self.saturation.remove_label_values(&[model.as_ref()]);
@@ -120,7 +124,9 @@ impl Queues {
 
     fn export_model(&self, model: &Model, queue: Option<&ModelQueue>, settings: &Settings) {
         let metrics = &self.metrics;
-        let waiting = queue.map(|queue| queue.status(observe::now()).0).unwrap_or_default();
+        let waiting = queue
+            .map(|queue| queue.status(observe::now()).0)
+            .unwrap_or_default();
         let mut tokens = 0;
         for class in &settings.classes {
             let status = waiting.iter().find(|(name, _)| *name == class.name);

@@ -193,20 +193,12 @@ impl ModelQueue {
         state.is_closed
     }
 
-    pub(super) fn next_timeout(&self) -> Option<Instant> {
-        self.state.lock().queue.next_timeout()
-    }
-
     /// The classes with their names, and the measured tokens a second and worker.
     pub(super) fn status(&self, now: Instant) -> (Vec<(String, ClassStatus)>, Option<f64>) {
         let state = self.state.lock();
         let classes = state.queue.classes(now).into_iter();
         let named = classes.map(|status| (state.name_of(status.class), status));
         (named.collect(), state.queue.measured_rate())
-    }
-
-    pub(super) fn tokens(&self) -> u64 {
-        self.state.lock().queue.tokens()
     }
 
     fn count(&self, state: &State) {

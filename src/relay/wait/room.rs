@@ -32,7 +32,10 @@ impl<'a> Workers<'a> {
     }
 
     pub(super) fn computed_tokens(&self) -> u64 {
-        self.workers.iter().map(|worker| worker.load.computed_tokens()).sum()
+        self.workers
+            .iter()
+            .map(|worker| worker.load.computed_tokens())
+            .sum()
     }
 
     pub(super) fn shares_any(&self, other: &Self) -> bool {
@@ -42,7 +45,10 @@ impl<'a> Workers<'a> {
 
     /// Prompt tokens that the workers have not computed yet, and the number of workers.
     pub(super) fn queued(&self) -> (u64, usize) {
-        let queued = self.workers.iter().map(|worker| worker.load.queued_tokens());
+        let queued = self
+            .workers
+            .iter()
+            .map(|worker| worker.load.queued_tokens());
         (queued.sum(), self.workers.len())
     }
 
@@ -62,7 +68,8 @@ pub(super) fn has_room(workers: Workers<'_>, settings: &Settings, now: Instant, 
     let first = seed as usize % count;
     let (before, from) = workers.workers.split_at(first);
     from.iter().chain(before).any(|worker| {
-        worker.load.queued_tokens() < settings.max_worker_queued_tokens && workers.can_take(worker, now)
+        worker.load.queued_tokens() < settings.max_worker_queued_tokens
+            && workers.can_take(worker, now)
     })
 }
 
@@ -112,7 +119,8 @@ struct Seen {
 impl Stalled {
     /// Looks at every worker, while requests wait.
     pub(super) fn update(&mut self, fleet: &Snapshot, now: Instant) {
-        self.by_worker.retain(|id, _| fleet.workers.iter().any(|it| it.worker.id == *id));
+        self.by_worker
+            .retain(|id, _| fleet.workers.iter().any(|it| it.worker.id == *id));
         for status in &fleet.workers {
             let load = &status.worker.load;
             let (computed, queued) = (load.computed_tokens(), load.queued_tokens());

@@ -94,7 +94,9 @@ fn ttft_target(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
         };
         return target.map(Some).ok_or(wrong);
     }
-    let ms = TTFT_MS.iter().find_map(|name| text(headers, name)?.parse::<f64>().ok());
+    let ms = TTFT_MS
+        .iter()
+        .find_map(|name| text(headers, name)?.parse::<f64>().ok());
     let ms = ms.filter(|ms| ms.is_finite() && *ms > 0.0);
     Ok(ms.map(|ms| Duration::from_secs_f64((ms / 1e3).min(86_400.0))))
 }
@@ -151,9 +153,18 @@ mod tests {
         assert_eq!(priority(&[], none()), 1);
         assert_eq!(priority(&[("x-warmroute-priority", "-3")], none()), -3);
         assert_eq!(priority(&[("x-warmroute-priority", "9")], none()), 5);
-        assert_eq!(priority(&[("x-llm-d-inference-objective", "chat")], none()), 4);
-        assert_eq!(priority(&[("x-gateway-inference-objective", "batch")], none()), -4);
-        assert_eq!(priority(&[("x-llm-d-inference-objective", "else")], none()), 1);
+        assert_eq!(
+            priority(&[("x-llm-d-inference-objective", "chat")], none()),
+            4
+        );
+        assert_eq!(
+            priority(&[("x-gateway-inference-objective", "batch")], none()),
+            -4
+        );
+        assert_eq!(
+            priority(&[("x-llm-d-inference-objective", "else")], none()),
+            1
+        );
         assert_eq!(priority(&[], tier("flex")), -1);
         assert_eq!(priority(&[], tier("priority")), 5);
         assert_eq!(priority(&[], tier("auto")), 1);

@@ -48,7 +48,10 @@ impl Queues {
         let now = observe::now();
         let models = self.known_models().into_iter().map(|model| {
             let queue = self.get(&model);
-            let (classes, rate) = queue.as_ref().map(|queue| queue.status(now)).unwrap_or_default();
+            let (classes, rate) = queue
+                .as_ref()
+                .map(|queue| queue.status(now))
+                .unwrap_or_default();
             let tokens = classes.iter().map(|(_, class)| class.tokens).sum();
             let snapshot = self.fleet.snapshot();
             let group = snapshot.models.get(&model);

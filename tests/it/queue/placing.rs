@@ -1,0 +1,125 @@
+//! Requests wait only while all workers are busy, and choose by what is known when there is room.
+
+use super::{CHAT, block, cluster, row, send, wait, waiting};
+use crate::cluster::{Cluster, chat, eventually, fast};
+
+#[tokio::test]
+async fn a_request_waits_until_a_worker_has_room() {
+    let cluster = cluster(1, |_| {}).await;
+    // Room: it does not wait.
+    let (answer, _) = cluster.post_decided(CHAT, &chat("first", 1, false)).await;
+    assert!(!answer.header("x-warmroute-decision").contains("queue_ms"));
+    let blocker = block(&cluster, "busy ").await;
+    let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
+    let explained = cluster
+        .post_admin("/explain", &chat("other", 1, false))
+        .await
+        .json();
+    assert_eq!(explained["queue"]["would_wait"], true, "{explained}");
+    assert_eq!(explained["queue"]["class"], "normal");
+    assert_eq!(explained["queue"]["waiting"], 1);
+    drop(blocker);
+    let answer = waiter.answer().await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let decision = answer.header("x-warmroute-decision");
+    assert!(decision.contains("; queue_ms="), "{decision}");
+    assert_eq!(waiting(&cluster).await, 0);
+    let waits = "warmroute_queue_wait_seconds_count";
+    assert_eq!(
+        cluster
+            .metric(waits, &["model=\"sim\"", "class=\"normal\""])
+            .await,
+        1.0
+    );
+}
+
+#[tokio::test]
+async fn a_request_goes_to_a_worker_with_room_while_another_is_busy() {
+    let cluster = cluster(2, |_| {}).await;
+    let _blocker = block(&cluster, "busy ").await;
+    let answer = cluster.post(CHAT, chat("hello", 1, false)).await;
+    assert_eq!(answer.status, 200);
+    let waits = cluster
+        .metric("warmroute_queue_wait_seconds_count", &[])
+        .await;
+    assert_eq!(waits, 0.0);
+}
+
+#[tokio::test]
+async fn a_waiting_request_goes_to_the_worker_that_cached_its_prefix_meanwhile() {
+    let cluster = cluster(2, |_| {}).await;
+    let first = block(&cluster, "the first worker computes this ").await;
+    let second = block(&cluster, "and this is for the second worker ").await;
+    let story = "once upon a time there was a router that waited. ".repeat(40);
+    // When they come, no worker has anything of the story. The second asks for the story and more.
+    let leader = wait(&cluster, &[], chat(&story, 1, true)).await;
+    let follower = wait(&cluster, &[], chat(&format!("{story} and then?"), 1, true)).await;
+    drop(first);
+    let leader = leader.answer().await;
+    let decision = |header: &str| {
+        let fields = header.split("; ").filter_map(|pair| pair.split_once('='));
+        let fields: std::collections::BTreeMap<&str, &str> = fields.collect();
+        let cached: u64 = fields["cached_tokens"].parse().unwrap();
+        (fields["worker"].to_owned(), cached)
+    };
+    let (worker, cached) = decision(leader.header("x-warmroute-decision"));
+    assert_eq!(cached, 0);
+    let follower = follower.answer().await;
+    let chosen = decision(follower.header("x-warmroute-decision"));
+    assert_eq!(chosen.0, worker);
+    assert!(chosen.1 > 200, "{chosen:?}");
+    drop(second);
+}
+
+#[tokio::test]
+async fn as_many_are_woken_as_there_is_room() {
+    let cluster = cluster(1, |_| {}).await;
+    let blocker = block(&cluster, "busy ").await;
+    let mut waiters = Vec::new();
+    for number in 0..10 {
+        waiters.push(wait(&cluster, &[], chat(&format!("{number} waits"), 1, true)).await);
+    }
+    // The engine answers no more: the first to be released keeps the worker busy.
+    super::set_hang(&cluster, true).await;
+    drop(blocker);
+    eventually("one is released", async || waiting(&cluster).await == 9).await;
+    tokio::time::sleep(std::time::Duration::from_millis(100)).await;
+    assert_eq!(waiting(&cluster).await, 9);
+    super::set_hang(&cluster, false).await;
+}
+
+#[tokio::test]
+async fn a_client_that_disconnects_leaves_the_queue_at_once() {
+    let cluster = cluster(1, |_| {}).await;
+    let _blocker = block(&cluster, "busy ").await;
+    let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
+    drop(waiter);
+    eventually("it has left", async || waiting(&cluster).await == 0).await;
+    let left = row(&cluster, "sim").await;
+    let tokens: u64 = left["classes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|it| it["tokens"].as_u64().unwrap())
+        .sum();
+    assert_eq!(tokens, 0, "{left}");
+    assert_eq!(cluster.requests().await, [1]);
+}
+
+#[tokio::test]
+async fn the_answer_of_a_request_that_is_not_streamed_is_not_waited_for() {
+    // Its prompt is computed at once, and its answer takes for ever.
+    let engine = warmroute::sim::worker::Settings {
+        decode_ms: 50,
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![engine], |config| {
+        super::with_queue(config, |_| {});
+    })
+    .await;
+    let long = send(&cluster, &[], chat("a long answer", 2_000, false));
+    eventually("it runs", async || cluster.requests().await == [1]).await;
+    let short = cluster.post(CHAT, chat("a short one", 1, false)).await;
+    assert_eq!(short.status, 200);
+    drop(long);
+}

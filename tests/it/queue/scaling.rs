@@ -1,0 +1,189 @@
+//! Models without a worker, and what autoscalers read.
+
+use std::time::Duration;
+
+use warmroute::config::ModelOverride;
+use warmroute::sim::fault::Faults;
+
+use super::{CHAT, block, cluster, row, seconds, send, wait, waiting, with_queue};
+use crate::client;
+use crate::cluster::{Cluster, Engine, Router, chat, config, fast};
+use crate::reload::Folder;
+
+fn known(name: &str) -> ModelOverride {
+    ModelOverride {
+        name: name.to_owned(),
+        ..ModelOverride::default()
+    }
+}
+
+#[tokio::test]
+async fn a_request_for_a_model_without_workers_waits_for_the_first_one() {
+    let folder = Folder::new();
+    let list = folder.path("workers.yaml");
+    std::fs::write(&list, "workers: []\n").unwrap();
+    let mut config = config();
+    with_queue(&mut config, |settings| {
+        settings.max_worker_queued_tokens = 1_000
+    });
+    config.models = vec![known("sim")];
+    let entry = format!("[{{file: {{path: '{}', interval: 20ms}}}}]", list.display());
+    let text = format!("discovery: {entry}");
+    let file = folder.path("only_discovery.yaml");
+    std::fs::write(&file, text).unwrap();
+    config.discovery = warmroute::config::Config::load(&file).unwrap().discovery;
+    let router = Router::here(&config).await;
+    let cluster = Cluster {
+        engines: Vec::new(),
+        router,
+    };
+    let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
+    let requests = ["model=\"sim\"", "class=\"normal\""];
+    assert_eq!(
+        cluster.metric("warmroute_queue_requests", &requests).await,
+        1.0
+    );
+    assert!(
+        cluster
+            .metric("warmroute_saturation_ratio", &["model=\"sim\""])
+            .await
+            > 0.0
+    );
+    // Who asks for a model that is not known is not kept waiting.
+    let other = chat("hello", 1, false).replace("\"sim\"", "\"other\"");
+    assert_ne!(cluster.post(CHAT, other).await.status, 200);
+    let engine = Engine::here("w0", fast()).await;
+    std::fs::write(&list, format!("workers: ['http://{}']\n", engine.address)).unwrap();
+    let answer = waiter.answer().await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(waiting(&cluster).await, 0);
+}
+
+#[tokio::test]
+async fn a_model_whose_worker_does_not_come_back_is_waited_for_only_so_long() {
+    let mut config = config();
+    with_queue(&mut config, |settings| {
+        settings.no_worker_timeout = Duration::from_millis(300)
+    });
+    config.models = vec![known("sim")];
+    let router = Router::here(&config).await;
+    let cluster = Cluster {
+        engines: Vec::new(),
+        router,
+    };
+    let answer = cluster.post(CHAT, chat("hello", 1, false)).await;
+    assert_eq!(
+        (answer.status, &*answer.code()),
+        (503, "no_healthy_worker"),
+        "{}",
+        answer.text()
+    );
+    assert!(
+        answer.text().contains("no_worker_timeout"),
+        "{}",
+        answer.text()
+    );
+}
+
+#[tokio::test]
+async fn requests_wait_while_the_only_worker_is_down_and_go_on_when_it_is_up() {
+    let cluster = cluster(1, |_| {}).await;
+    let unhealthy = |unhealthy| Faults {
+        unhealthy,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(unhealthy(true)).await;
+    cluster.is_worker("w0", "health", "down").await;
+    let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
+    cluster.engines[0].fault(unhealthy(false)).await;
+    assert_eq!(waiter.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_busy_worker_that_stopped_computing_makes_no_request_wait_for_ever() {
+    let cluster = cluster(1, |settings| {
+        settings.max_wait = seconds(600);
+        settings.advanced.stale_after = Duration::from_millis(300);
+    })
+    .await;
+    let _blocker = block(&cluster, "busy ").await;
+    let answer = cluster.post(CHAT, chat("hello", 1, false)).await;
+    assert_eq!(answer.status, 200);
+}
+
+#[tokio::test]
+async fn a_worker_that_joins_gets_what_waits_for_busy_ones() {
+    let folder = Folder::new();
+    let list = folder.path("workers.yaml");
+    let first = Engine::here("w0", fast()).await;
+    let second = Engine::here("w1", fast()).await;
+    let lines = |engines: &[&Engine]| {
+        let urls: Vec<String> = engines
+            .iter()
+            .map(|it| format!("{{url: 'http://{}', name: {}}}", it.address, it.name))
+            .collect();
+        format!("workers: [{}]\n", urls.join(", "))
+    };
+    std::fs::write(&list, lines(&[&first])).unwrap();
+    let file = folder.path("only_discovery.yaml");
+    let text = format!(
+        "discovery: [{{file: {{path: '{}', interval: 20ms}}}}]\n",
+        list.display()
+    );
+    std::fs::write(&file, text).unwrap();
+    let mut config = config();
+    with_queue(&mut config, |_| {});
+    config.discovery = warmroute::config::Config::load(&file).unwrap().discovery;
+    let router = Router::here(&config).await;
+    let cluster = Cluster {
+        engines: vec![first],
+        router,
+    };
+    cluster.is_worker("w0", "health", "up").await;
+    let _blocker = block(&cluster, "busy ").await;
+    let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
+    std::fs::write(&list, lines(&[&cluster.engines[0], &second])).unwrap();
+    let answer = waiter.answer().await;
+    assert_eq!(answer.status, 200);
+    assert!(answer.header("x-warmroute-decision").contains("worker=w1;"));
+}
+
+#[tokio::test]
+async fn metrics_of_known_models_are_there_before_anything_waits() {
+    // Without a queue too: autoscalers are set up first.
+    let cluster = Cluster::start(vec![fast()], |config| config.models = vec![known("cold")]).await;
+    let page = client::get(cluster.router.admin, "/metrics").await;
+    for line in [
+        "warmroute_queue_requests{class=\"normal\",model=\"sim\"} 0",
+        "warmroute_queue_requests{class=\"normal\",model=\"cold\"} 0",
+        "warmroute_queue_tokens{class=\"high\",model=\"cold\"} 0",
+        "warmroute_queue_bytes{class=\"low\",model=\"sim\"} 0",
+        "warmroute_saturation_ratio{model=\"cold\"} 0",
+        "warmroute_saturation_ratio{model=\"sim\"} 0",
+    ] {
+        assert!(page.text().lines().any(|it| it == line), "{line}");
+    }
+    let status = cluster.admin("/queue").await.json();
+    assert_eq!(status["is_on"], false);
+    assert_eq!(row(&cluster, "cold").await["workers"], 0);
+}
+
+#[tokio::test]
+async fn saturation_is_what_is_queued_by_what_may_be() {
+    let cluster = cluster(2, |settings| settings.max_worker_queued_tokens = 10_000).await;
+    let _blocker = block(&cluster, "busy ").await;
+    let queued = cluster.worker("w0").await["queued_tokens"]
+        .as_u64()
+        .unwrap()
+        + cluster.worker("w1").await["queued_tokens"]
+            .as_u64()
+            .unwrap();
+    let saturation = cluster
+        .metric("warmroute_saturation_ratio", &["model=\"sim\""])
+        .await;
+    assert!(
+        (saturation - queued as f64 / 20_000.0).abs() < 1e-6,
+        "{saturation} {queued}"
+    );
+    drop(send(&cluster, &[], chat("x", 1, false)));
+}
