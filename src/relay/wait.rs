@@ -5,6 +5,7 @@
 //! worker by what is known then.
 
 mod dispatch;
+mod export;
 mod metrics;
 mod model_queue;
 mod room;

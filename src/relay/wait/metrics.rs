@@ -1,5 +1,4 @@
-//! Metrics of waiting, for operators and autoscalers. Gauges are written when they are scraped, also as 0, for every
-//! model that is known.
+//! Metrics of waiting, for operators and autoscalers.
 
 use std::time::Duration;
 
@@ -7,12 +6,9 @@ use parking_lot::Mutex;
 use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
-use super::Queues;
-use super::model_queue::ModelQueue;
 use crate::ids::Model;
-use crate::observe;
 use crate::observe::metrics::Registry;
-use crate::queue::{RefusalReason, Settings};
+use crate::queue::RefusalReason;
 
 const WAIT_SECONDS: &[f64] = &[
     0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
@@ -20,10 +16,10 @@ const WAIT_SECONDS: &[f64] = &[
 
 #[derive(Debug)]
 pub(super) struct Metrics {
-    requests: IntGaugeVec,
-    tokens: IntGaugeVec,
-    bytes: IntGaugeVec,
-    saturation: GaugeVec,
+    pub(super) requests: IntGaugeVec,
+    pub(super) tokens: IntGaugeVec,
+    pub(super) bytes: IntGaugeVec,
+    pub(super) saturation: GaugeVec,
     wait: HistogramVec,
     refusals: IntCounterVec,
     /// Models and classes with gauges.
@@ -84,7 +80,7 @@ impl Metrics {
     }
 
     /// Removes the series of what is no longer exported.
-    fn retain(&self, exported: FxHashSet<(Model, String)>) {
+    pub(super) fn retain(&self, exported: FxHashSet<(Model, String)>) {
         let mut before = self.exported.lock();
         for (model, class) in before.difference(&exported) {
             let labels = [model.as_ref(), class.as_str()];
@@ -102,63 +98,5 @@ impl Metrics {
             }
         }
         *before = exported;
-    }
-}
-
-impl Queues {
-    /// Writes the gauges of all models: those of the fleet, of the configuration, and those that requests wait for.
-    pub(super) fn export(&self) {
-        let settings = self.settings.load();
-        let default = Settings::default();
-        let settings = settings.as_deref().unwrap_or(&default);
-        let mut exported = FxHashSet::default();
-        for model in self.known_models() {
-            let queue = self.get(&model);
-            for class in &settings.classes {
-                exported.insert((model.clone(), class.name.clone()));
-            }
-            self.export_model(&model, queue.as_deref(), settings);
-        }
-        self.metrics.retain(exported);
-    }
-
-    fn export_model(&self, model: &Model, queue: Option<&ModelQueue>, settings: &Settings) {
-        let metrics = &self.metrics;
-        let waiting = queue
-            .map(|queue| queue.status(observe::now()).0)
-            .unwrap_or_default();
-        let mut tokens = 0;
-        for class in &settings.classes {
-            let status = waiting.iter().find(|(name, _)| *name == class.name);
-            let status = status.map(|(_, status)| status);
-            let labels = [model.as_ref(), class.name.as_str()];
-            let set = |gauges: &IntGaugeVec, value: u64| {
-                gauges.with_label_values(&labels).set(value as i64);
-            };
-            set(&metrics.requests, status.map_or(0, |it| it.requests.into()));
-            set(&metrics.tokens, status.map_or(0, |it| it.tokens));
-            set(&metrics.bytes, status.map_or(0, |it| it.bytes));
-            tokens += status.map_or(0, |it| it.tokens);
-        }
-        let saturation = metrics.saturation.with_label_values(&[model.as_ref()]);
-        saturation.set(self.saturation(model, tokens, settings));
-    }
-
-    /// Waiting tokens here and at the workers, by what the workers may have.
-    pub(super) fn saturation(&self, model: &Model, waiting: u64, settings: &Settings) -> f64 {
-        let snapshot = self.fleet.snapshot();
-        let group = snapshot.models.get(model);
-        let (queued, workers) = group.map_or((0, 0), |group| self.workers_of(group).queued());
-        let bound = settings.max_worker_queued_tokens.max(1) as f64 * workers.max(1) as f64;
-        (waiting + queued) as f64 / bound
-    }
-
-    pub(super) fn known_models(&self) -> Vec<Model> {
-        let mut models: Vec<Model> = self.fleet.snapshot().models.keys().cloned().collect();
-        models.extend(self.configured.load().iter().cloned());
-        models.extend(self.by_model.load().keys().cloned());
-        models.sort_unstable();
-        models.dedup();
-        models
     }
 }
