@@ -70,7 +70,7 @@ impl Relay {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
         let queues = Queues::new(fleet.clone(), prefill_decode.is_some(), registry);
         let queue = queue.map(Arc::new);
-        queues.set(queue.as_ref(), models.names());
+        queues.set(queue.as_ref(), models.models());
         let families = prefill_decode.as_ref().map(|it| it.families.clone());
         Self {
             budget: Arc::new(RetryBudget::new(&settings)),
@@ -117,7 +117,7 @@ impl Relay {
         queue: Option<queue::Settings>,
     ) -> Self {
         let queue = queue.map(Arc::new);
-        self.queues.set(queue.as_ref(), models.names());
+        self.queues.set(queue.as_ref(), models.models());
         self.quarantine.set_bounds(&settings.advanced);
         let budget = match RetryBudget::is_same(&self.settings, &settings) {
             true => self.budget.clone(),

@@ -12,7 +12,7 @@ use super::summary::SummaryCell;
 use super::target::TargetReason;
 use crate::ids::{ClientKey, Model, RequestId, Tenant};
 use crate::prompt::Api;
-use crate::queue::Refusal;
+use crate::queue::{Refusal, RefusalReason};
 
 /// A request with this header gets the routing decision in the same header of its response.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
@@ -112,7 +112,9 @@ impl Error {
             | Error::TimedOut { .. }
             | Error::Deadline { .. }
             | Error::OutOfResources { .. }
+            | Error::BadHeader { .. }
             | Error::CutsConnections => false,
+            Error::NotQueued(refusal) => matches!(refusal.reason, RefusalReason::NoWorker { .. }),
         }
     }
 }

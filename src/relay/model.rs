@@ -43,10 +43,17 @@ pub struct PerModel {
 }
 
 impl ModelSettings {
-    /// The models that have settings of their own.
-    pub(super) fn names(&self) -> impl Iterator<Item = Model> + use<> {
-        let names: Vec<Model> = self.named.keys().map(|name| name.as_str().into()).collect();
-        names.into_iter()
+    /// The models that the configuration names, also as the target or fallback of another name.
+    pub(super) fn models(&self) -> FxHashSet<Model> {
+        let redirected = self.names.iter().filter(|name| !name.targets.is_empty());
+        let redirected: FxHashSet<&str> = redirected.map(|name| name.name.as_str()).collect();
+        let own = self.named.keys().map(String::as_str);
+        let own = own.filter(|name| !redirected.contains(name));
+        let targets = self.names.iter().flat_map(|name| {
+            let targets = name.targets.iter().map(|target| target.model.as_str());
+            targets.chain(name.fallback.iter().map(String::as_str))
+        });
+        own.chain(targets).map(Model::from).collect()
     }
 }
 

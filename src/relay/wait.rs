@@ -92,12 +92,8 @@ impl Queues {
     }
 
     /// Uses the settings of a new configuration, also for the requests that wait already.
-    pub(super) fn set(
-        &self,
-        settings: Option<&Arc<Settings>>,
-        configured: impl Iterator<Item = Model>,
-    ) {
-        self.configured.store(Arc::new(configured.collect()));
+    pub(super) fn set(&self, settings: Option<&Arc<Settings>>, configured: FxHashSet<Model>) {
+        self.configured.store(Arc::new(configured));
         let before = self.settings.swap(settings.cloned());
         if before.as_ref() == settings {
             return;
