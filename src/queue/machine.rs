@@ -12,6 +12,9 @@ use super::floors::{self, Floor};
 use super::settings::Settings;
 use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room};
 
+/// A request enters the queue only if it is expected to meet its target with so much of it to spare, since later ones of
+/// higher classes may come first, and a worker may be slower than on average.
+const TARGET_PART: f64 = 0.9;
 /// What a request costs at least, since one whose prompt is cached is work too.
 const COST_MIN: u64 = 64;
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
@@ -297,7 +300,8 @@ impl<T> Queue<T> {
         let elapsed = now.saturating_duration_since(request.received);
         let wait = self.expected_wait(class, request, cost)?;
         let expected = elapsed + wait + self.expected_compute(cost)?;
-        (expected > target).then_some(RefusalReason::TargetUnreachable { target, expected })
+        (expected > target.mul_f64(TARGET_PART))
+            .then_some(RefusalReason::TargetUnreachable { target, expected })
     }
 
     /// How long a new request would wait here, if no other came. `None` before the workers' rate is known.

@@ -116,8 +116,8 @@ impl fmt::Display for RefusalReason {
             }
             Self::TargetUnreachable { target, expected } => write!(
                 f,
-                "all workers are busy: the first token would come {:.1} s after the request, later than its target of \
-                 {:.1} s",
+                "all workers are busy: the first token is expected {:.1} s after the request, which does not safely meet \
+                 its target of {:.1} s",
                 expected.as_secs_f64(),
                 target.as_secs_f64(),
             ),

@@ -199,7 +199,7 @@ fn a_request_that_leaves_is_not_released() {
 
 #[test]
 fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
-    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_millis(1_900));
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_millis(2_100));
     // Before the rate is known, nothing is.
     for _ in 0..10 {
         rig.enter(|_| {}).unwrap();

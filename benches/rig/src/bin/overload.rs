@@ -56,6 +56,9 @@ struct Seen {
     refused: Vec<f64>,
     gave_up: u64,
     failed: u64,
+    /// Prompt tokens that were sent, and of the requests that were in time.
+    tokens: u64,
+    tokens_within: u64,
     first_failure: String,
 }
 
@@ -101,6 +104,7 @@ async fn main() {
         };
         number += 1;
         let own = tokens.saturating_sub(shared.len() / 4).max(8);
+        let length = (shared.len() / 4 + own) as u64;
         let prompt = shared + &text(own, &format!("[{} {number}] ", a.seed));
         let body = serde_json::json!({"model": a.model, "messages": [{"role": "user", "content": prompt}],
             "stream": true, "max_tokens": a.max_tokens})
@@ -113,6 +117,7 @@ async fn main() {
         let request = request.body(Full::new(Bytes::from(body))).unwrap();
         sleep_until(begin + Duration::from_secs_f64(at)).await;
         let (client, seen, is_measured) = (client.clone(), seen.clone(), at > a.warmup);
+        let target = a.target;
         let patience = Duration::from_secs_f64(a.patience);
         tasks.push(tokio::spawn(async move {
             let sent = Instant::now();
@@ -141,8 +146,14 @@ async fn main() {
             }
             let mut seen = seen.lock().unwrap();
             seen.sent += 1;
+            seen.tokens += length;
             match answer {
-                Ok(Ok(Some(first))) => seen.ttft.push(first),
+                Ok(Ok(Some(first))) => {
+                    seen.ttft.push(first);
+                    if first <= target {
+                        seen.tokens_within += length;
+                    }
+                }
                 Ok(Ok(None)) => seen.refused.push(sent.elapsed().as_secs_f64()),
                 Err(_) => seen.gave_up += 1,
                 Ok(Err(error)) => {
@@ -169,6 +180,7 @@ async fn main() {
         "{}",
         serde_json::json!({"rate": a.rate, "sent": seen.sent, "within": within,
             "share_within": within as f64 / seen.sent.max(1) as f64, "goodput": within as f64 / a.secs,
+            "tokens_s": seen.tokens as f64 / a.secs, "goodput_tokens_s": seen.tokens_within as f64 / a.secs,
             "answered": seen.ttft.len(), "refused": seen.refused.len(), "gave_up": seen.gave_up,
             "failed": seen.failed, "first_failure": seen.first_failure,
             "ttft_p50": quantile(&seen.ttft, 0.5), "ttft_p99": quantile(&seen.ttft, 0.99),
