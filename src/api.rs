@@ -386,8 +386,9 @@ impl ApiServer {
             tenant: caller.admitted.tenant,
             id,
             started,
-            session: None,
+            response: None,
             requested: None,
+            strips_usage: false,
             summary: caller.summary.cloned(),
         };
         Ok(self.relay.run(&job, peek).await?)

@@ -52,6 +52,7 @@ use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
 use crate::peers::routed::RoutedPrompts;
 use crate::relay::tokens::Tokens;
+use crate::relay::usage::Usage;
 use crate::relay::{Caches, Queues, Relay};
 use crate::responses::{Mode, Responses};
 use crate::store;
@@ -79,6 +80,7 @@ pub struct App {
     /// With other replicas, if there are any.
     sharing: Option<Sharing>,
     tls: tls::Listeners,
+    usage: Arc<Usage>,
     /// Connections run there, also while they drain.
     _io_threads: IoThreads,
     /// Reads the workers' KV events.
@@ -164,6 +166,7 @@ impl App {
         let (tokenizer_check, checks) =
             TokenizerCheck::new(config.kv_events.advanced.tokenizer_check.clone(), &metrics);
         let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize);
+        let usage = tenants::usage(config, &metrics)?;
         let relay = Arc::new(Relay::new(
             config.requests.clone(),
             fleet.clone(),
@@ -181,6 +184,7 @@ impl App {
             peers.clone(),
             tenants::table(config),
             config.queue.clone(),
+            usage.clone(),
             &metrics,
         ));
 
@@ -336,6 +340,7 @@ impl App {
             config: reload.status().clone(),
             sharing,
             tls,
+            usage,
             _io_threads: io_threads,
             _kv_events: kv_events,
         })

@@ -1,5 +1,6 @@
 //! Logs, the clock that tasks read, and (in `metrics`) the metrics registry.
 
+pub mod line_log;
 mod log_writer;
 pub mod metrics;
 pub mod process;

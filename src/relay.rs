@@ -3,6 +3,7 @@
 //! The only part that talks to engines for a request. It knows bodies as bytes, with the few fields that
 //! [`crate::prompt`] found in them.
 
+mod body_edit;
 mod budget;
 pub mod cached_prefix;
 mod carry;
@@ -22,7 +23,6 @@ pub mod kv_transfer;
 mod meter;
 mod metrics;
 mod model;
-mod model_field;
 mod outcome;
 mod plan;
 pub mod prefill_decode;
@@ -45,6 +45,9 @@ mod summary;
 pub mod target;
 mod tenants;
 pub mod tokens;
+pub mod usage;
+mod usage_line;
+mod usage_option;
 pub mod usage_rewriter;
 mod wait;
 mod worker_series;

@@ -10,6 +10,9 @@ use super::App;
 /// Time for operators' pages that are being sent when the drain is over.
 const ADMIN_DRAIN: Duration = Duration::from_millis(500);
 
+/// A disk that does not take the last lines must not keep the process alive.
+const USAGE_FLUSH: Duration = Duration::from_secs(1);
+
 impl App {
     /// Is not ready any more, but goes on for `drain_delay` or until `hurry` resolves: load balancers still send
     /// requests until they have noticed.
@@ -52,6 +55,7 @@ impl App {
         if let Some(sharing) = &self.sharing {
             sharing.end().await;
         }
+        self.usage.flush(USAGE_FLUSH);
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
 }

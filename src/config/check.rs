@@ -53,6 +53,9 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in config.api.requests.cors.check() {
         reader.problem(&format!("api.cors.{key}"), error);
     }
+    if let Err(error) = config.usage.check() {
+        reader.problem("usage.log", error);
+    }
     tls::check(config, reader);
     token_sources::check(config, reader);
 }

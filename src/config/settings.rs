@@ -70,6 +70,8 @@ pub struct Config {
     pub responses: responses::Settings,
     /// The log, on standard error.
     pub log: observe::Settings,
+    /// What tenants use, for billing.
+    pub usage: relay::usage::Settings,
     /// Changes of this configuration without a restart.
     pub reload: Reload,
     /// Threads of the process.

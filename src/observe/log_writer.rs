@@ -1,7 +1,8 @@
-//! The queue between those who log and the thread that writes to standard error.
+//! The queue between those who write lines and the thread that writes them to standard error, or to where the usage
+//! log goes.
 //!
-//! Logging copies the line into a bounded buffer and never waits: when standard error blocks (a full
-//! pipe, a stopped terminal) and the buffer is full, lines are dropped and counted. The thread writes
+//! Logging copies the line into a bounded buffer and never waits: when the output blocks (a full
+//! pipe, a stopped terminal, a slow disk) and the buffer is full, lines are dropped and counted. The thread writes
 //! all queued lines with one call, so a line of the access log costs no system call of its own.
 
 use std::io::{self, Write};
@@ -38,6 +39,8 @@ struct Queue {
 struct State {
     queued: Vec<u8>,
     is_writing: bool,
+    /// The thread ends once all is written.
+    is_closed: bool,
 }
 
 impl LogWriter {
@@ -46,7 +49,11 @@ impl LogWriter {
         Self::with_limit(out, MAX_QUEUED_BYTES)
     }
 
-    fn with_limit(out: impl Write + Send + 'static, max_bytes: usize) -> io::Result<Self> {
+    /// As [`LogWriter::start`], with a queue of another size.
+    pub(super) fn with_limit(
+        out: impl Write + Send + 'static,
+        max_bytes: usize,
+    ) -> io::Result<Self> {
         let queue = Arc::new(Queue {
             state: Mutex::default(),
             has_lines: Condvar::new(),
@@ -64,6 +71,17 @@ impl LogWriter {
     /// Lines dropped since the start, because the queue was full or the output failed.
     pub(super) fn dropped(&self) -> u64 {
         self.0.dropped.load(Relaxed)
+    }
+
+    /// Queues one line, or several.
+    pub(super) fn push(&self, line: &[u8]) {
+        self.0.push(line);
+    }
+
+    /// Ends the thread once it has written what is queued.
+    pub(super) fn close(&self) {
+        self.0.state.lock().is_closed = true;
+        self.0.has_lines.notify_one();
     }
 
     /// Waits until every queued line is written, but no longer than `limit`.
@@ -94,8 +112,11 @@ impl Queue {
         let mut batch = Vec::new();
         loop {
             let mut state = self.state.lock();
-            let is_empty = |state: &mut State| state.queued.is_empty();
+            let is_empty = |state: &mut State| state.queued.is_empty() && !state.is_closed;
             self.has_lines.wait_while(&mut state, is_empty);
+            if state.queued.is_empty() {
+                return;
+            }
             drop(state);
             #[expect(clippy::disallowed_methods, reason = "this thread only writes")]
             thread::sleep(BATCH_DELAY);

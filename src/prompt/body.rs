@@ -35,6 +35,8 @@ pub struct PeekedBody<'a> {
     pub cache_salt: Option<Cow<'a, str>>,
     /// The raw JSON of the engine's extra arguments. If the key is repeated, the last value.
     pub vllm_xargs: Option<&'a str>,
+    /// The raw JSON of `stream_options`. If the key is repeated, the last value.
+    pub stream_options: Option<&'a str>,
     /// How many times the body has the key `cache_salt`, with any value.
     pub cache_salt_count: u32,
     pub prompt: HashedPrompt,
@@ -141,6 +143,9 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
                     if let Err(error) = check_xargs(xargs) {
                         self.first_error.get_or_insert(error);
                     }
+                }
+                Key::StreamOptions => {
+                    self.peek.stream_options = Some(map.next_value::<&'de RawValue>()?.get());
                 }
                 Key::Other => {
                     map.next_value::<IgnoredAny>()?;

@@ -13,6 +13,7 @@ use super::settings::Settings;
 use super::target::Names;
 use super::tenants::TenantTable;
 use super::tokens::Tokens;
+use super::usage::Usage;
 use super::wait::Queues;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
@@ -47,6 +48,7 @@ pub struct Relay {
     /// `None`: requests do not wait for room at a worker.
     pub(super) queue: Option<Arc<queue::Settings>>,
     pub(super) queues: Arc<Queues>,
+    pub(super) usage: Arc<Usage>,
     pub(super) metrics: Metrics,
 }
 
@@ -65,6 +67,7 @@ impl Relay {
         peers: Peers,
         tenants: TenantTable,
         queue: Option<queue::Settings>,
+        usage: Arc<Usage>,
         registry: &metrics::Registry,
     ) -> Self {
         let prefill_decode = Disaggregation::new(prefill_decode, registry);
@@ -86,6 +89,7 @@ impl Relay {
             tenants,
             queue,
             queues,
+            usage,
             metrics: Metrics {
                 retries_refused: registry.counter(
                     "warmroute_retry_budget_exhausted_total",
@@ -138,6 +142,7 @@ impl Relay {
             tenants,
             queue,
             queues: self.queues.clone(),
+            usage: self.usage.clone(),
             metrics: self.metrics.clone(),
         }
     }

@@ -10,6 +10,8 @@ use crate::prompt::Api;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
+static DATA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: "));
+static DONE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: [DONE]"));
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\""));
 
 /// Tokens of one request, as its engine reports them.
@@ -32,6 +34,20 @@ pub fn is_token(api: Api, data: &[u8]) -> bool {
         }
         _ => !data.starts_with(b":"),
     }
+}
+
+/// Tokens in a piece of a stream, as far as its events show them: one for each event that is neither a comment nor the
+/// first of a chat. For answers without usage.
+pub fn count_tokens(api: Api, data: &[u8]) -> u64 {
+    let events = match api {
+        Api::Responses => DELTA.find_iter(data).count(),
+        _ => {
+            let events = DATA.find_iter(data).count();
+            let without = EMPTY_CONTENT.find_iter(data).count() + DONE.find_iter(data).count();
+            events.saturating_sub(without)
+        }
+    };
+    events as u64
 }
 
 /// True if a piece of an answer may contain usage.
@@ -102,6 +118,30 @@ mod tests {
         ] {
             assert_eq!(last_usage(bad.as_bytes()), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn tokens_without_usage_are_counted_by_their_events() {
+        let check = |api, data: &str, expected| {
+            assert_eq!(count_tokens(api, data.as_bytes()), expected, "{data}");
+        };
+        let role =
+            "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+        let token = "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        check(
+            Api::Chat,
+            &format!("{role}{token}{token}data: [DONE]\n\n"),
+            2,
+        );
+        check(Api::Chat, ": ping\n\n", 0);
+        let text = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
+        check(
+            Api::Completions,
+            &format!("{text}{text}data: [DONE]\n\n"),
+            2,
+        );
+        let delta = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\"}\n\n";
+        check(Api::Responses, delta, 1);
     }
 
     #[test]

@@ -11,12 +11,12 @@ use self::types::{
     QueueExplained, Tokens, Tree,
 };
 pub use self::types::{Explanation, Score};
+use super::body_edit;
 use super::cached_prefix::{self, PrefixSource};
 use super::choice::{FailedWorkers, NotDisaggregated};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
-use super::model_field;
 use super::plan::Plan;
 use super::prefill_decode::Disaggregation;
 use super::prompt_blocks::TokenBlocks;
@@ -49,7 +49,7 @@ impl Relay {
                 .await;
         };
         drop(peek);
-        let peek = model_field::read_again(api, &body, self.block_bytes(), &candidate.model);
+        let peek = body_edit::read_again(api, &body, self.block_bytes(), &candidate.model);
         let explained = self.explain_model(api, headers, peek, &body, shows_tokens);
         let mut explanation = explained.await?;
         let candidate_of = |model: &Model, weight| CandidateModel {

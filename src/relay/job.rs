@@ -10,7 +10,7 @@ use hyper::{HeaderMap, Uri};
 
 use super::summary::SummaryCell;
 use super::target::TargetReason;
-use crate::ids::{ClientKey, Model, RequestId, Tenant};
+use crate::ids::{ClientKey, Model, RequestId, ResponseId, Tenant};
 use crate::prompt::Api;
 use crate::queue::{Refusal, RefusalReason};
 
@@ -41,10 +41,12 @@ pub struct Job<'a> {
     pub id: RequestId,
     /// When the request's head was received.
     pub started: Instant,
-    /// The session that the router itself knows: the chain of a stored response, or its conversation.
-    pub session: Option<u64>,
+    /// The response of the Responses API that it generates, if the router knows it.
+    pub response: Option<ResponseId>,
     /// The name that the client asked for, if the configuration leads it to a model. Then `body` names that model.
     pub requested: Option<RequestedName>,
+    /// True if the router asked the engine for usage on its own: the event with it is not passed on.
+    pub strips_usage: bool,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }

@@ -6,12 +6,13 @@ use std::time::Instant;
 use bytes::Bytes;
 use hyper::StatusCode;
 
-use super::engine_answer::{has_usage, is_token, last_usage};
+use super::engine_answer::{count_tokens, has_usage, is_token, last_usage};
 use super::failure_owner::FailureOwner;
 use super::metrics::Outcome;
 use super::request_count::RequestCount;
 use super::running::Running;
 use super::summary::SummaryCell;
+use super::usage::UsageEntry;
 use super::worker_series::WorkerSeries;
 use crate::ids::ClientKey;
 
@@ -31,6 +32,10 @@ pub(super) struct Meter {
     bytes: u64,
     /// The last piece with usage in it.
     usage: Option<Bytes>,
+    /// Output tokens that passed, as far as the stream shows them.
+    tokens: u64,
+    /// Of the request's tenant.
+    entry: Option<UsageEntry>,
 }
 
 impl Meter {
@@ -41,6 +46,7 @@ impl Meter {
         is_events: bool,
         summary: Option<SummaryCell>,
         client: ClientKey,
+        entry: Option<UsageEntry>,
     ) -> Self {
         Self {
             series: count.model.series().of(running.worker()),
@@ -54,6 +60,8 @@ impl Meter {
             has_token: false,
             bytes: 0,
             usage: None,
+            tokens: 0,
+            entry,
         }
     }
 
@@ -61,8 +69,11 @@ impl Meter {
         self.bytes += data.len() as u64;
         if !self.is_events {
             self.running.on_first_token(now);
-            // Usage stands near the end of a whole answer, so the last piece has it.
-            self.usage = Some(data.clone());
+            // Usage stands near the end of a whole answer, so the last piece has it, or the last two.
+            self.usage = Some(match self.usage.take() {
+                Some(before) if data.len() < USAGE_BYTES => ending(&before, data),
+                _ => data.clone(),
+            });
             return;
         }
         if self.has_token {
@@ -81,6 +92,7 @@ impl Meter {
                 summary.update(|it| it.time_to_first_token = Some(waited));
             }
         }
+        self.tokens += count_tokens(self.count.api(), data);
         if has_usage(data) {
             self.usage = Some(data.clone());
         }
@@ -98,6 +110,9 @@ impl Meter {
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
         let usage = self.usage.take().and_then(|data| last_usage(&data));
+        if let Some(entry) = self.entry.take() {
+            entry.end(now, outcome, usage.as_ref(), self.tokens);
+        }
         if let Some(usage) = &usage {
             model.prompt_tokens.inc_by(usage.prompt_tokens);
             model.cached_tokens.inc_by(usage.cached_tokens);
@@ -118,4 +133,13 @@ impl Meter {
     pub(super) fn worker(&self) -> &str {
         &self.running.worker().name
     }
+}
+
+/// More than the usage of an answer and what stands behind it.
+const USAGE_BYTES: usize = 2_048;
+
+/// The end of a piece and a short one after it.
+fn ending(before: &Bytes, last: &Bytes) -> Bytes {
+    let start = before.len().saturating_sub(USAGE_BYTES);
+    [&before[start..], last].concat().into()
 }

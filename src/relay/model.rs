@@ -17,6 +17,7 @@ use super::metrics::Families;
 use super::prefill_decode;
 use super::session_key::{KeySource, session_key};
 use super::target::NameSettings;
+use super::usage::CountersByTenant;
 use super::worker_series::SeriesByWorker;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::circuit_breaker::State;
@@ -97,6 +98,7 @@ pub(super) struct ModelState {
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
     pub(super) generation_tokens: IntCounter,
+    pub(super) usage: CountersByTenant,
     pub(super) families: Arc<Families>,
     /// Of all models' workers.
     evidence: Arc<SharedEvidence>,
@@ -198,6 +200,7 @@ impl Models {
             prompt_tokens: families.prompt_tokens.with_label_values(&label),
             cached_tokens: families.cached_tokens.with_label_values(&label),
             generation_tokens: families.generation_tokens.with_label_values(&label),
+            usage: CountersByTenant::default(),
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,

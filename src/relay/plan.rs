@@ -8,13 +8,13 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use smallvec::SmallVec;
 
+use super::body_edit;
 use super::cached_prefix::{CachedPrefixes, Caches};
 use super::core::Relay;
 use super::job::Error;
 use super::kv_report_request::KvReportRequest;
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
-use super::model_field;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
 use super::target::{Name, Names};
@@ -201,7 +201,7 @@ impl Relay {
         model: Option<&str>,
     ) -> Result<Option<usize>, Error> {
         let read =
-            || model_field::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
+            || body_edit::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
         let name = model.and_then(|it| self.names.get(it));
         let redirected = name.and_then(|_| self.redirected(headers, &read(), body, observe::now()));
         let (model, body) = match &redirected {
@@ -217,6 +217,9 @@ impl Relay {
 
     /// An error if the model does not exist. Whether a worker can take a request now is not asked.
     pub fn check_model(&self, model: &str) -> Result<(), Error> {
+        if self.names.get(model).is_some() {
+            return Ok(());
+        }
         match self.group(Some(model)) {
             Err(error @ Error::UnknownModel { .. }) => Err(error),
             Ok(_) | Err(_) => Ok(()),

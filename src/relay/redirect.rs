@@ -1,5 +1,5 @@
-//! Sends a request for a configured name to the model that the name leads to, and to its fallbacks if that model has no
-//! worker that can answer.
+//! The first thing that happens to a request: the model that its name leads to, fallbacks if that model has no worker
+//! that can answer, and usage asked for where it is needed.
 
 use std::borrow::Cow;
 use std::time::Instant;
@@ -8,12 +8,13 @@ use bytes::Bytes;
 use hyper::{HeaderMap, Response};
 use tracing::info;
 
+use super::body_edit::{self, Edit};
 use super::core::Relay;
 use super::job::{Error, Job, RequestedName};
-use super::model_field;
 use super::plan::NO_WORKER_RETRY_AFTER;
 use super::session_key::session_key;
 use super::target::{Candidate, Candidates, Name, Names};
+use super::usage_option;
 use crate::http::Body;
 use crate::ids::Model;
 use crate::observe;
@@ -23,11 +24,34 @@ impl Relay {
     /// Sends a request to an engine and returns the engine's answer, whatever its status.
     pub async fn run(&self, job: &Job<'_>, peek: PeekedBody<'_>) -> Result<Response<Body>, Error> {
         let name = peek.model.as_deref().and_then(|it| self.names.get(it));
-        match name {
-            None => self.carry(job, peek).await,
+        let asking = match self.needs_usage() {
+            true => usage_option::asking(job.api, &job.body, &peek),
+            false => None,
+        };
+        if let Some(name) = name {
             // Boxed, so that other requests do not carry its state.
-            Some(name) => Box::pin(self.redirect(job, peek, name)).await,
+            return Box::pin(self.redirect(job, peek, name, asking)).await;
         }
+        let Some(asking) = asking else {
+            return self.carry(job, peek).await;
+        };
+        let asking = Job {
+            body: body_edit::applied(&job.body, &mut [asking]),
+            target: job.target.clone(),
+            requested: None,
+            strips_usage: true,
+            summary: job.summary.clone(),
+            ..*job
+        };
+        // These point into the body.
+        let own = match peek.vllm_xargs {
+            None => peek,
+            Some(_) => {
+                let model = peek.model.as_deref().unwrap_or_default();
+                body_edit::read_again(job.api, &asking.body, self.block_bytes(), model)
+            }
+        };
+        self.carry(&asking, own).await
     }
 
     /// The names of this configuration.
@@ -35,13 +59,21 @@ impl Relay {
         &self.names
     }
 
+    /// Whether somebody counts on the usage of streams.
+    fn needs_usage(&self) -> bool {
+        let is_counted = self.usage.has_log() || self.tenants.listed().next().is_some();
+        self.settings.stream_usage && is_counted
+    }
+
     async fn redirect(
         &self,
         job: &Job<'_>,
         peek: PeekedBody<'_>,
         name: &Name,
+        asking: Option<Edit>,
     ) -> Result<Response<Body>, Error> {
-        let session = session_key(name.key_sources(), job.headers, &peek).or(job.session);
+        let session = session_key(name.key_sources(), job.headers, &peek);
+        let session = session.or(job.response.map(|response| response.root().0));
         let candidates = self.names.candidates(name, session, fastrand::u64(..));
         let model_json = peek.model_json;
         let mut peek = Some(peek);
@@ -55,12 +87,13 @@ impl Relay {
             let labels = [&*name.requested, &**model, reason.as_str()];
             self.metrics.model_targets.with_label_values(&labels).inc();
             let named = Job {
-                body: of_model(&job.body, model_json, name, model),
+                body: edited(&job.body, model_json, name, model, asking.clone()),
                 target: job.target.clone(),
                 requested: Some(RequestedName {
                     name: name.requested.clone(),
                     reason: *reason,
                 }),
+                strips_usage: asking.is_some(),
                 summary: job.summary.clone(),
                 ..*job
             };
@@ -73,7 +106,7 @@ impl Relay {
                     model: Some(Cow::Borrowed(&**model)),
                     ..peek
                 },
-                None => model_field::read_again(job.api, &named.body, self.block_bytes(), model),
+                None => body_edit::read_again(job.api, &named.body, self.block_bytes(), model),
             };
             match self.carry(&named, own).await {
                 Err(error) if index < last && error.is_lack_of_workers() => {
@@ -105,7 +138,7 @@ impl Relay {
         let session = session_key(name.key_sources(), headers, peek);
         let candidates = self.names.candidates(name, session, fastrand::u64(..));
         let candidate = self.first_usable(candidates, now);
-        let body = of_model(body, peek.model_json, name, &candidate.model);
+        let body = edited(body, peek.model_json, name, &candidate.model, None);
         Some((name, candidate, body))
     }
 
@@ -126,11 +159,18 @@ impl Relay {
     }
 }
 
-/// The body with the model's name, unless it has that name already.
-fn of_model(body: &Bytes, model_json: Option<&str>, name: &Name, model: &Model) -> Bytes {
-    if name.requested == *model {
-        return body.clone();
-    }
-    let replaced = model_json.and_then(|json| model_field::replaced(body, json, model));
-    replaced.unwrap_or_else(|| body.clone())
+/// The body with the model's name, unless it has that name already, and with `more`.
+fn edited(
+    body: &Bytes,
+    model_json: Option<&str>,
+    name: &Name,
+    model: &Model,
+    more: Option<Edit>,
+) -> Bytes {
+    let renames = name.requested != *model;
+    let model_json = model_json.filter(|_| renames);
+    let text = serde_json::Value::from(&**model).to_string();
+    let rename = model_json.and_then(|json| Edit::of_value(body, json, text));
+    let mut edits: Vec<Edit> = rename.into_iter().chain(more).collect();
+    body_edit::applied(body, &mut edits)
 }

@@ -13,9 +13,12 @@ use super::meter::Meter;
 use super::outcome::AttemptAnswer;
 use super::plan::Plan;
 use super::request_count::RequestCount;
+use super::usage::UsageEntry;
+use super::usage_line::{Tokens, UsageLine};
 use super::usage_rewriter::UsageRewriter;
 use super::{exchange, headers, stream};
 use crate::http::Body;
+use crate::prompt::Api;
 
 impl Relay {
     pub(super) fn respond(
@@ -41,6 +44,8 @@ impl Relay {
                 };
             });
         }
+        let status = answer.answer.head.status;
+        let entry = self.usage_entry(job, plan, &answer);
         let AttemptAnswer {
             answer,
             mut running,
@@ -53,7 +58,6 @@ impl Relay {
             first,
             timer,
         } = answer;
-        let status = head.status;
         if !status.is_success() {
             running.on_refusal();
         }
@@ -73,6 +77,10 @@ impl Relay {
             Some(Ok(prefill)) => prefill.cached_tokens,
             _ => None,
         };
+        let strips_usage = job.strips_usage && is_events && status.is_success();
+        if strips_usage {
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+        }
         let usage = cached_tokens.map(|cached_tokens| {
             // The rewriter puts the prefill worker's cached tokens into `usage`, which changes the length.
             response.headers_mut().remove(header::CONTENT_LENGTH);
@@ -83,12 +91,62 @@ impl Relay {
             deadline,
         };
         let summary = job.summary.clone();
-        let meter = Meter::new(count, status, running, is_events, summary, job.client);
+        let meter = Meter::new(
+            count, status, running, is_events, summary, job.client, entry,
+        );
         response.map(|()| {
             stream::relay(
-                body, first, timer, limits, job.api, status, is_events, meter, usage, job.id,
+                body,
+                first,
+                timer,
+                limits,
+                job.api,
+                status,
+                is_events,
+                meter,
+                usage,
+                strips_usage,
+                job.id,
             )
         })
+    }
+}
+
+impl Relay {
+    /// Counts what an answer of success uses; `None` for other answers, and for APIs that compute nothing.
+    fn usage_entry(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        answer: &AttemptAnswer,
+    ) -> Option<UsageEntry> {
+        let is_free = matches!(job.api, Api::Tokenize | Api::Detokenize);
+        if is_free || !answer.answer.head.status.is_success() {
+            return None;
+        }
+        let tenant = &self.tenants.of(job.tenant).name;
+        let model = &plan.group.model;
+        let counters = plan.model.usage.of(&self.usage, job.tenant, tenant, model);
+        let decision = match &answer.prefill {
+            Some(Ok(prefill)) => &prefill.decision,
+            _ => &answer.decision,
+        };
+        let expected = Tokens {
+            prompt: plan.request.prompt_tokens.into(),
+            cached: decision.cached_tokens.into(),
+            output: 0,
+        };
+        let line = || UsageLine {
+            id: job.id,
+            response: job.response,
+            tenant: tenant.clone(),
+            requested: job.requested.as_ref().map(|it| it.name.clone()),
+            model: model.clone(),
+            api: job.api,
+            worker: answer.running.worker().name.clone(),
+            started: job.started,
+        };
+        Some(UsageEntry::new(&self.usage, counters, expected, line))
     }
 }
 

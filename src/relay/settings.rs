@@ -32,6 +32,9 @@ pub struct Settings {
     /// Requests with the header `x-warmroute-decision` get the worker, the cached tokens and the cost of their decision
     /// in the same header of the response.
     pub decision_header: bool,
+    /// Where usage is counted for tenants or written to the usage log, engines are asked for that of each stream
+    /// (`stream_options.include_usage`). Clients that did not ask for it do not get it.
+    pub stream_usage: bool,
     /// Settings for experts.
     pub advanced: Retries,
 }
@@ -46,6 +49,7 @@ impl Default for Settings {
             stream_idle_timeout: Duration::from_secs(60),
             request_timeout: Duration::from_secs(1_800),
             decision_header: true,
+            stream_usage: true,
             advanced: Retries::default(),
         }
     }

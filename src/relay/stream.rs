@@ -17,6 +17,7 @@ use tracing::info;
 use self::terminator::StreamTerminator;
 use super::meter::Meter;
 use super::metrics::Outcome;
+use super::usage_option;
 use super::usage_rewriter::UsageRewriter;
 use crate::http::client::EngineBody;
 use crate::http::sse::Aligner;
@@ -53,6 +54,7 @@ pub(super) fn relay(
     is_events: bool,
     meter: Meter,
     usage: Option<Box<UsageRewriter>>,
+    strips_usage: bool,
     id: RequestId,
 ) -> http::Body {
     let events = is_events.then(|| Events {
@@ -70,6 +72,7 @@ pub(super) fn relay(
         events,
         meter,
         usage,
+        strips_usage,
         id,
     };
     relayed.boxed_unsync()
@@ -88,6 +91,8 @@ struct Relayed {
     meter: Meter,
     /// Corrects the usage of a disaggregated request's answer.
     usage: Option<Box<UsageRewriter>>,
+    /// Leaves out the event with the usage, for which the router asked.
+    strips_usage: bool,
     id: RequestId,
 }
 
@@ -162,7 +167,15 @@ impl Relayed {
         {
             terminator.on_passed(&passed);
         }
-        passed
+        self.stripped(passed)
+    }
+
+    /// What the client gets of whole events.
+    fn stripped(&self, events: Bytes) -> Bytes {
+        match self.strips_usage {
+            true => usage_option::without_usage(events),
+            false => events,
+        }
     }
 
     /// The same for an answer whose usage is corrected: metrics count what the client reads.
@@ -180,7 +193,7 @@ impl Relayed {
         if let Some(terminator) = terminator {
             terminator.on_passed(&passed);
         }
-        passed
+        self.stripped(passed)
     }
 
     fn correct(&mut self, data: Bytes) -> Bytes {

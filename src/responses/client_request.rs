@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 
 use super::request::CreateRequest;
-use crate::ids::{ClientKey, RequestId, Tenant};
+use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
 use crate::relay::SummaryCell;
@@ -35,8 +35,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) tenant: Tenant,
     pub(super) id: RequestId,
     pub(super) started: Instant,
-    /// The response's chain or conversation, hashed.
-    pub(super) session: Option<u64>,
+    /// The response that an engine generates for it.
+    pub(super) response: Option<ResponseId>,
     pub(super) summary: Option<&'a SummaryCell>,
 }
 
@@ -49,7 +49,7 @@ impl ClientRequest<'_> {
             tenant: self.admitted.tenant,
             id: self.id,
             started: self.started,
-            session: None,
+            response: None,
             summary: self.summary,
         }
     }

@@ -71,7 +71,7 @@ impl Responses {
         let in_flight = self.metrics.begin(is_stored);
         let input = std::mem::take(&mut prepared.input);
         let context = RequestContext {
-            session: Some(prepared.id.root().0),
+            response: Some(prepared.id),
             ..request.context()
         };
         let answer = self

@@ -48,8 +48,9 @@ impl Responses {
             tenant: context.tenant,
             id: context.id,
             started: context.started,
-            session: context.session,
+            response: context.response,
             requested: None,
+            strips_usage: false,
             summary: context.summary.cloned(),
         };
         let answer = self.relay.run(&job, peek).await?;

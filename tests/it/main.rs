@@ -44,5 +44,6 @@ mod stub;
 mod tenants;
 mod tls;
 mod tokens;
+mod usage;
 mod vocabulary;
 mod warm_start;

@@ -28,6 +28,7 @@ pub(super) enum Key {
     Prompt(Section),
     Forbidden(&'static str),
     VllmXargs,
+    StreamOptions,
     Other,
 }
 
@@ -51,6 +52,7 @@ impl Key {
             "ec_transfer_params" => Key::Forbidden("ec_transfer_params"),
             "request_id" if api == Api::Responses => Key::Forbidden("request_id"),
             "vllm_xargs" => Key::VllmXargs,
+            "stream_options" => Key::StreamOptions,
             _ => Key::Other,
         }
     }

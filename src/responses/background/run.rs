@@ -107,7 +107,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         tenant: guard.key.tenant,
         id: job.id,
         started: observe::now(),
-        session: Some(key.id.root().0),
+        response: Some(key.id),
         summary: None,
     };
     tokio::select! {

@@ -1,0 +1,245 @@
+//! What tenants use: counters by tenant and model, and a line for billing for each request that a worker answered.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use prometheus::{IntCounter, IntCounterVec};
+use rustc_hash::FxHashMap;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::engine_answer;
+use super::metrics::Outcome;
+use super::usage_line::{Tokens, UsageLine};
+use crate::ids::{Model, Tenant};
+use crate::observe;
+use crate::observe::line_log::LineLog;
+use crate::observe::metrics::Registry;
+use crate::units::SizeText;
+
+/// Pairs of a tenant and a model with series of their own. Further ones share the series of their model with the label
+/// `tenant="other"`, so that `/metrics` stays bounded.
+const PAIRS_MAX: usize = 4_000;
+const OTHER: &str = "other";
+
+/// The usage log.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Where a JSON line is written for each request that a worker answered, for billing: `stdout`, or the path of a
+    /// file, which may be renamed or removed at any time to rotate it. Empty: nowhere.
+    pub log: String,
+    /// Lines that wait to be written; further ones are dropped and counted (`warmroute_usage_log_lines_dropped_total`).
+    #[serde(with = "SizeText")]
+    #[schemars(range(min = 4096))]
+    pub max_queued_size: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            log: String::new(),
+            // About 40,000 lines, a minute of a disk that hangs at 600 requests a second.
+            max_queued_size: 16 << 20,
+        }
+    }
+}
+
+impl Settings {
+    /// Describes what is wrong with the log's place, if anything.
+    pub fn check(&self) -> Result<(), String> {
+        let folder = Path::new(&self.log).parent();
+        match folder.filter(|folder| !folder.as_os_str().is_empty()) {
+            Some(folder) if !folder.is_dir() => {
+                let folder = folder.display();
+                Err(format!(
+                    "there is no folder `{folder}`; create it, or write `stdout`"
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// What outlives a configuration.
+#[derive(Debug)]
+pub struct Usage {
+    families: Families,
+    log: Option<LineLog>,
+    pairs: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Families {
+    requests: IntCounterVec,
+    incomplete: IntCounterVec,
+    prompt_tokens: IntCounterVec,
+    cached_tokens: IntCounterVec,
+    generation_tokens: IntCounterVec,
+}
+
+impl Usage {
+    pub fn new(log: Option<LineLog>, registry: &Registry) -> Arc<Self> {
+        let counters = |name, help| registry.counters(name, help, &["tenant", "model"]);
+        let dropped = registry.counter(
+            "warmroute_usage_log_lines_dropped_total",
+            "Lines of the usage log that were lost because its output was blocked or failed.",
+        );
+        if let Some(log) = log.clone() {
+            registry.on_scrape(move || dropped.inc_by(log.dropped().saturating_sub(dropped.get())));
+        }
+        Arc::new(Self {
+            families: Families {
+                requests: counters(
+                    "warmroute_usage_requests_total",
+                    "Requests that a worker answered with a status of success, however they ended, by tenant and served model.",
+                ),
+                incomplete: counters(
+                    "warmroute_usage_incomplete_total",
+                    "Those of warmroute_usage_requests_total whose tokens the router counted, because the answer ended before the engine reported them.",
+                ),
+                prompt_tokens: counters(
+                    "warmroute_usage_prompt_tokens_total",
+                    "Prompt tokens, cached ones among them.",
+                ),
+                cached_tokens: counters(
+                    "warmroute_usage_cached_prompt_tokens_total",
+                    "Prompt tokens that the engine had cached.",
+                ),
+                generation_tokens: counters(
+                    "warmroute_usage_generation_tokens_total",
+                    "Generated tokens.",
+                ),
+            },
+            log,
+            pairs: AtomicUsize::new(0),
+        })
+    }
+
+    pub(super) fn has_log(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Writes the lines that are queued.
+    pub fn flush(&self, limit: Duration) {
+        if let Some(log) = &self.log {
+            log.flush(limit);
+        }
+    }
+
+    fn counters(&self, tenant: &str, model: &Model) -> Counters {
+        let tenant = match self.pairs.fetch_add(1, Relaxed) < PAIRS_MAX {
+            true => tenant,
+            false => OTHER,
+        };
+        let labels = [tenant, model];
+        let families = &self.families;
+        Counters {
+            requests: families.requests.with_label_values(&labels),
+            incomplete: families.incomplete.with_label_values(&labels),
+            prompt_tokens: families.prompt_tokens.with_label_values(&labels),
+            cached_tokens: families.cached_tokens.with_label_values(&labels),
+            generation_tokens: families.generation_tokens.with_label_values(&labels),
+        }
+    }
+}
+
+/// The counters of one tenant and model.
+#[derive(Debug)]
+pub(super) struct Counters {
+    requests: IntCounter,
+    incomplete: IntCounter,
+    prompt_tokens: IntCounter,
+    cached_tokens: IntCounter,
+    generation_tokens: IntCounter,
+}
+
+/// One model's counters, resolved once for each tenant.
+#[derive(Debug, Default)]
+pub(super) struct CountersByTenant(ArcSwap<FxHashMap<Tenant, Arc<Counters>>>);
+
+impl CountersByTenant {
+    pub(super) fn of(
+        &self,
+        usage: &Usage,
+        tenant: Tenant,
+        name: &str,
+        model: &Model,
+    ) -> Arc<Counters> {
+        if let Some(counters) = self.0.load().get(&tenant) {
+            return counters.clone();
+        }
+        let counters = Arc::new(usage.counters(name, model));
+        self.0.rcu(|known| {
+            let mut known = FxHashMap::clone(known);
+            known.insert(tenant, counters.clone());
+            known
+        });
+        counters
+    }
+}
+
+/// The usage of one request that a worker is answering.
+#[derive(Debug)]
+pub(super) struct UsageEntry {
+    counters: Arc<Counters>,
+    /// As the router knows them: what counts if the engine does not report its own.
+    expected: Tokens,
+    line: Option<Box<(LineLog, UsageLine)>>,
+}
+
+impl UsageEntry {
+    /// `expected` has the prompt's tokens, and how many of them the worker should have cached.
+    pub(super) fn new(
+        usage: &Usage,
+        counters: Arc<Counters>,
+        expected: Tokens,
+        line: impl FnOnce() -> UsageLine,
+    ) -> Self {
+        let log = usage.log.as_ref();
+        Self {
+            counters,
+            expected,
+            line: log.map(|log| Box::new((log.clone(), line()))),
+        }
+    }
+
+    /// The answer has ended. `passed`: output tokens that went to the client.
+    pub(super) fn end(
+        self,
+        now: Instant,
+        outcome: Outcome,
+        reported: Option<&engine_answer::Usage>,
+        passed: u64,
+    ) {
+        let is_complete = outcome == Outcome::Complete && reported.is_some();
+        let tokens = match reported {
+            Some(usage) => Tokens {
+                prompt: usage.prompt_tokens,
+                cached: usage.cached_tokens,
+                // An engine that reports usage with each token may have been stopped in between.
+                output: usage
+                    .output_tokens
+                    .max(if is_complete { 0 } else { passed }),
+            },
+            None => Tokens {
+                output: passed,
+                ..self.expected
+            },
+        };
+        let counters = &self.counters;
+        counters.requests.inc();
+        counters.incomplete.inc_by(u64::from(!is_complete));
+        counters.prompt_tokens.inc_by(tokens.prompt);
+        counters.cached_tokens.inc_by(tokens.cached);
+        counters.generation_tokens.inc_by(tokens.output);
+        if let Some(line) = self.line {
+            let (log, line) = *line;
+            log.push(&line.json(observe::wall_clock(), now, outcome, is_complete, tokens));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A line of the usage log: who asked for what, and what it took. Pure.
+
+use std::sync::Arc;
+use std::time::{Instant, SystemTime};
+
+use serde::Serialize;
+
+use super::metrics::Outcome;
+use crate::ids::{Model, RequestId, ResponseId};
+use crate::prompt::Api;
+
+/// Tokens of one request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Tokens {
+    pub(super) prompt: u64,
+    pub(super) cached: u64,
+    pub(super) output: u64,
+}
+
+/// What is known when the answer begins.
+#[derive(Debug)]
+pub(super) struct UsageLine {
+    pub(super) id: RequestId,
+    pub(super) response: Option<ResponseId>,
+    pub(super) tenant: Arc<str>,
+    /// The name that the client asked for, if it is not the model's.
+    pub(super) requested: Option<Model>,
+    pub(super) model: Model,
+    pub(super) api: Api,
+    pub(super) worker: Arc<str>,
+    /// When the request's head was received.
+    pub(super) started: Instant,
+}
+
+#[derive(Serialize)]
+struct Fields<'a> {
+    time: String,
+    request_id: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_id: Option<String>,
+    tenant: &'a str,
+    requested_model: &'a str,
+    model: &'a str,
+    api: &'static str,
+    worker: &'a str,
+    prompt_tokens: u64,
+    cached_tokens: u64,
+    output_tokens: u64,
+    complete: bool,
+    outcome: &'static str,
+    duration_ms: f64,
+}
+
+impl UsageLine {
+    /// The line with its line break. `at` is the time of day of `now`.
+    pub(super) fn json(
+        &self,
+        at: SystemTime,
+        now: Instant,
+        outcome: Outcome,
+        is_complete: bool,
+        tokens: Tokens,
+    ) -> Vec<u8> {
+        let took = now.saturating_duration_since(self.started);
+        let fields = Fields {
+            time: humantime::format_rfc3339_millis(at).to_string(),
+            request_id: self.id.as_str(),
+            response_id: self.response.map(|id| id.to_string()),
+            tenant: &self.tenant,
+            requested_model: self.requested.as_ref().unwrap_or(&self.model),
+            model: &self.model,
+            api: self.api.as_str(),
+            worker: &self.worker,
+            prompt_tokens: tokens.prompt,
+            cached_tokens: tokens.cached,
+            output_tokens: tokens.output,
+            complete: is_complete,
+            outcome: outcome.as_str(),
+            duration_ms: took.as_micros() as f64 / 1e3,
+        };
+        // Texts and numbers always serialize.
+        let mut line = serde_json::to_vec(&fields).unwrap_or_default();
+        line.push(b'\n');
+        line
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::observe;
+
+    #[test]
+    fn a_line_has_who_what_and_how_much() {
+        let started = observe::now();
+        let line = UsageLine {
+            id: RequestId::new(7),
+            response: None,
+            tenant: "a".into(),
+            requested: Some("gpt-4o".into()),
+            model: "org/\"llama\"".into(),
+            api: Api::Chat,
+            worker: "w0".into(),
+            started,
+        };
+        let tokens = Tokens {
+            prompt: 33,
+            cached: 32,
+            output: 4,
+        };
+        let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_042);
+        let now = started + Duration::from_micros(1_234_567);
+        let json = line.json(at, now, Outcome::Complete, true, tokens);
+        assert_eq!(
+            str::from_utf8(&json).unwrap(),
+            concat!(
+                r#"{"time":"2001-09-09T01:46:40.042Z","request_id":"wr-700000000000000000000000","tenant":"a","#,
+                r#""requested_model":"gpt-4o","model":"org/\"llama\"","api":"chat","worker":"w0","#,
+                r#""prompt_tokens":33,"cached_tokens":32,"output_tokens":4,"complete":true,"#,
+                r#""outcome":"complete","duration_ms":1234.567}"#,
+                "\n"
+            )
+        );
+    }
+}
