@@ -116,7 +116,8 @@ impl Error {
             | Error::OutOfResources { .. }
             | Error::BadHeader { .. }
             | Error::CutsConnections => false,
-            Error::NotQueued(refusal) => matches!(refusal.reason, RefusalReason::NoWorker { .. }),
+            // A full queue is a lack of workers, too.
+            Error::NotQueued(refusal) => refusal.reason != RefusalReason::Draining,
         }
     }
 }
