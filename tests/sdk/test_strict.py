@@ -1,0 +1,137 @@
+"""Every answer against the SDK's own types: a member that is missing or of a wrong type is an error here."""
+
+import unittest
+
+import openai
+
+from cluster import Cluster, eventually
+
+MODEL = "sim"
+HELLO = "Tell me of the sea, at some length, if you would."
+IMAGE = "data:image/png;base64,iVBORw0KGgo="
+WEATHER = {
+    "type": "function",
+    "name": "weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+#: For one call of the SDK.
+CALL_LIMIT_S = 30
+
+
+class StrictTypes(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(replicas=2)
+        cls.addClassCleanup(cls.cluster.close)
+        cls.clients = [
+            openai.OpenAI(
+                base_url=f"{router.url}/v1",
+                api_key="none",
+                max_retries=0,
+                timeout=CALL_LIMIT_S,
+                _strict_response_validation=True,
+            )
+            for router in cls.cluster.routers
+        ]
+        for client in cls.clients:
+            cls.addClassCleanup(client.close)
+        cls.sdk, cls.other = cls.clients
+
+    def create(self, given=HELLO, **options):
+        return self.sdk.responses.create(model=MODEL, input=given, **options)
+
+    def test_responses_of_all_kinds(self):
+        for options in (
+            {},
+            {"instructions": "Be brief.", "metadata": {"a": "b"}, "store": False, "max_output_tokens": 16},
+            {"reasoning": {"effort": "low"}, "include": ["reasoning.encrypted_content"], "store": False},
+            {"reasoning": {"effort": "low", "summary": "auto"}},
+            {"tools": [WEATHER], "tool_choice": "required"},
+            {
+                "tools": [WEATHER],
+                "tool_choice": {
+                    "type": "allowed_tools",
+                    "mode": "auto",
+                    "tools": [{"type": "function", "name": "weather"}],
+                },
+            },
+            {"text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}},
+            {"include": ["message.output_text.logprobs"], "top_logprobs": 2},
+            {"user": "u", "prompt_cache_key": "k", "safety_identifier": "s", "service_tier": "flex"},
+        ):
+            with self.subTest(options=options):
+                response = self.create(**options)
+                self.assertEqual(response.object, "response")
+                self.assertGreaterEqual(response.usage.input_tokens_details.cache_write_tokens, 0)
+                with self.create(stream=True, **options) as stream:
+                    kinds = [event.type for event in stream]
+                self.assertIn(kinds[-1], ("response.completed", "response.incomplete"))
+
+    def test_what_is_stored(self):
+        response = self.create(
+            [
+                {"role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]},
+                {"role": "assistant", "content": "An image."},
+                {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "r"}]},
+                {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"},
+                {"type": "function_call_output", "call_id": "c", "output": "sunny"},
+                {"role": "user", "content": HELLO},
+            ],
+            reasoning={"effort": "low"},
+        )
+        self.other.responses.retrieve(response.id)
+        included = self.other.responses.retrieve(response.id, include=["reasoning.encrypted_content"])
+        self.assertTrue(included.output[0].encrypted_content)
+        listed = list(self.other.responses.input_items.list(response.id, limit=2))
+        self.assertEqual(len(listed), 6)
+        self.other.responses.create(model=MODEL, input="And?", previous_response_id=response.id)
+        self.other.responses.delete(response.id)
+
+    def test_background(self):
+        response = self.create(background=True)
+        self.assertEqual(response.status, "queued")
+        done = eventually(
+            "the response ends",
+            lambda: (
+                lambda it: it if it.status not in ("queued", "in_progress") else None
+            )(self.other.responses.retrieve(response.id)),
+        )
+        self.assertIn(done.status, ("completed", "incomplete"))
+        self.other.responses.cancel(response.id)
+        with self.create(background=True, stream=True) as stream:
+            for event in stream:
+                pass
+        with self.other.responses.retrieve(event.response.id, stream=True, starting_after=2) as stream:
+            self.assertTrue([event.sequence_number for event in stream])
+
+    def test_conversations(self):
+        conversation = self.sdk.conversations.create(
+            items=[{"type": "message", "role": "user", "content": HELLO}], metadata={"a": "b"}
+        )
+        self.create(conversation=conversation.id)
+        self.other.conversations.retrieve(conversation.id)
+        self.other.conversations.update(conversation.id, metadata={"c": "d"})
+        items = list(self.other.conversations.items.list(conversation.id, limit=1))
+        self.assertEqual(len(items), 3)
+        self.other.conversations.items.retrieve(items[0].id, conversation_id=conversation.id)
+        self.other.conversations.items.create(
+            conversation.id, items=[{"type": "message", "role": "user", "content": "more"}]
+        )
+        self.other.conversations.items.delete(items[0].id, conversation_id=conversation.id)
+        self.other.conversations.delete(conversation.id)
+
+    def test_the_rest(self):
+        self.assertEqual([model.id for model in self.sdk.models.list()], [MODEL])
+        self.sdk.models.retrieve(MODEL)
+        self.assertGreater(self.sdk.responses.input_tokens.count(model=MODEL, input=HELLO).input_tokens, 0)
+        messages = [{"role": "user", "content": HELLO}]
+        self.sdk.chat.completions.create(model=MODEL, messages=messages)
+        with self.sdk.chat.completions.create(model=MODEL, messages=messages, stream=True) as stream:
+            self.assertTrue(list(stream))
+        self.sdk.completions.create(model=MODEL, prompt=HELLO)
+        self.sdk.embeddings.create(model=MODEL, input=HELLO)
+
+
+if __name__ == "__main__":
+    unittest.main()
