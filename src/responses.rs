@@ -10,6 +10,7 @@
 pub mod background;
 mod client_request;
 mod client_state;
+mod compact;
 mod content;
 mod conversation_lock;
 mod conversations;
@@ -49,6 +50,7 @@ use hyper::Response;
 
 pub use self::background::Settings as BackgroundSettings;
 pub(crate) use self::client_request::ClientRequest;
+pub use self::compact::Settings as CompactSettings;
 pub use self::engine_input::UnsupportedItems;
 pub use self::events::ReasoningEvents;
 pub(crate) use self::routes::{Endpoint, RouteMatch, route};
@@ -67,7 +69,7 @@ impl Responses {
         match endpoint {
             Endpoint::Create => self.create(request).await,
             Endpoint::InputTokens => self.count(request).await,
-            Endpoint::Compact => Err(ApiError::no_compact()),
+            Endpoint::Compact => self.compact(request).await,
             Endpoint::Retrieve(id) => self.retrieve(tenant, id, request.query).await,
             Endpoint::Delete(id) => self.delete(tenant, id).await,
             Endpoint::Cancel(id) => self.cancel(tenant, id).await,

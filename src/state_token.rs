@@ -5,20 +5,22 @@
 //!
 //! ```text
 //! wrc1.<key id>.<header>.<body>.<mac>
-//!      8 hex     JSON     items  HMAC-SHA256 over everything before the last dot
+//!      8 hex     JSON     items, encrypted; HMAC-SHA256 over everything before the last dot
 //! ```
 //!
 //! Header, body and MAC are base64url without padding. The MAC key is derived (HKDF-SHA256) from one key
 //! of the key ring for one purpose and one tenant, so a token of another tenant fails like a forged one.
 //! The MAC is checked, in constant time, before anything is decoded.
 //!
-//! **Signed, not encrypted**: whoever holds a token can read it. The header's `enc` names the encryption
-//! of the body, so that an encrypted form can be added later. A token cannot be revoked: its holder may
-//! send it any number of times until it expires, and so branch a conversation.
+//! The body is compressed and then encrypted (XChaCha20-Poly1305) with a key derived the same way; the header's `enc`
+//! says so. Tokens that are only signed are accepted as well: earlier releases issued them, and `encrypt: false` does.
+//! A token cannot be revoked: its holder may send it any number of times until it expires, and so branch a
+//! conversation.
 //!
-//! Pure: the time and the randomness are arguments.
+//! Pure: the time is an argument, and no randomness is needed.
 
 mod body;
+mod encryption;
 mod header;
 mod key;
 mod key_ring;

@@ -73,13 +73,12 @@ impl<'a> StateReader<'a> {
         match verified.kind {
             // Reasoning is of use only to the model that produced it.
             Kind::Reasoning if verified.model != self.model => Ok(DecodedItem::Nothing),
-            Kind::Reasoning => {
+            Kind::Reasoning | Kind::Compaction => {
                 let opened = self.unpack(verified)?;
                 let first = opened.each().first().map(|raw| raw.get().to_owned());
                 Ok(first.map_or(DecodedItem::Nothing, DecodedItem::Item))
             }
             Kind::Turn => Ok(DecodedItem::Nothing),
-            Kind::Compaction => Err(ApiError::unreadable_content(text)),
         }
     }
 
@@ -165,6 +164,20 @@ impl StateSigner {
         put_text(&mut out, &token);
         out.push(b'}');
         Some(out)
+    }
+
+    /// The item that stands for a compacted conversation: `summary` is the message that a model gets for it. `None` if
+    /// it is too large.
+    pub(super) fn compaction(&self, id: &str, summary: &[u8]) -> Option<Vec<u8>> {
+        let summary = std::str::from_utf8(summary).ok()?;
+        let token = self.sign(Kind::Compaction, &format!("[{summary}]"))?;
+        let mut item = br#"{"id":"#.to_vec();
+        put_text(&mut item, id);
+        put(&mut item, "type", "\"compaction\"");
+        put(&mut item, "encrypted_content", "");
+        put_text(&mut item, &token);
+        item.push(b'}');
+        Some(item)
     }
 
     /// The reasoning item with a token of the whole conversation `items`, at `index` of the output.

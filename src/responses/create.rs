@@ -179,7 +179,7 @@ impl Responses {
     }
 
     /// Whether the response will be stored. An error if the request needs the store and it is down.
-    async fn will_store(&self, create: &CreateRequest<'_>) -> Result<bool, ApiError> {
+    pub(super) async fn will_store(&self, create: &CreateRequest<'_>) -> Result<bool, ApiError> {
         let needs_store = matches!(create.parent, Parent::Response(_) | Parent::Conversation(_));
         if !create.store && !needs_store {
             return Ok(false);

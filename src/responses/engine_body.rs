@@ -65,6 +65,50 @@ pub(super) fn streamed_body(
     write(create, input, id, salt, true)
 }
 
+/// The body that asks for a summary of `input`. Its prompt begins as that of every other turn: tools stand in front of
+/// the conversation, so they stay, but may not be called.
+pub(super) fn summary_body(
+    create: &CreateRequest<'_>,
+    input: &[u8],
+    id: &str,
+    salt: Option<&str>,
+    max_output_tokens: u64,
+) -> Bytes {
+    const NOT_FOR_SUMMARIES: [&str; 5] = [
+        "tool_choice",
+        "text",
+        "max_output_tokens",
+        "top_logprobs",
+        "max_tool_calls",
+    ];
+    let mut out = Vec::with_capacity(input.len() + 1024);
+    out.push(b'{');
+    put(&mut out, "request_id", "");
+    put_text(&mut out, id);
+    for (name, value) in create.members.iter() {
+        if !NOT_COPIED.contains(&name) && !NOT_FOR_SUMMARIES.contains(&name) {
+            put(&mut out, name, value);
+        }
+    }
+    if create.members.get("tools").is_some_and(|raw| raw != "[]") {
+        put(&mut out, "tool_choice", "\"none\"");
+    }
+    put(
+        &mut out,
+        "max_output_tokens",
+        &max_output_tokens.to_string(),
+    );
+    put(&mut out, "store", "false");
+    if let Some(salt) = salt {
+        out.push(b',');
+        out.extend_from_slice(salt.as_bytes());
+    }
+    put(&mut out, "input", "");
+    out.extend_from_slice(input);
+    out.push(b'}');
+    out.into()
+}
+
 fn write(
     create: &CreateRequest<'_>,
     input: &[u8],

@@ -84,6 +84,8 @@ impl NewInput {
         let items = members::objects(input).ok_or_else(|| wrong_items(input, param))?;
         let mut used = HashSet::new();
         let mut referenced_bytes = 0;
+        // The place of the last summary of a compacted conversation.
+        let mut compaction = None;
         for (index, members) in items.into_iter().enumerate() {
             let path = || format!("{param}[{index}]");
             let mut item = Item::of(members, &path)?;
@@ -114,7 +116,7 @@ impl NewInput {
                 }
             };
             let token = match item.kind {
-                Kind::Reasoning => item.members.text("encrypted_content"),
+                Kind::Reasoning | Kind::Compaction => item.members.text("encrypted_content"),
                 _ => None,
             };
             let mut with_id = |item: &Item<'_>| -> Result<InputItem, ApiError> {
@@ -122,6 +124,7 @@ impl NewInput {
                 let json = normalised(item, &id, &path)?;
                 Ok(InputItem { id, json })
             };
+            let is_compaction = item.kind == Kind::Compaction;
             let item = match token.filter(|token| is_state_token(token)) {
                 None => with_id(&item)?,
                 Some(token) => match reader.item(&token)? {
@@ -129,6 +132,11 @@ impl NewInput {
                     DecodedItem::Item(raw) => with_id(&Item::read(&raw, &path())?)?,
                 },
             };
+            // The latest summary covers what the earlier ones did.
+            if is_compaction && let Some(earlier) = compaction.replace(new_input.items.len()) {
+                new_input.items.remove(earlier);
+                compaction = Some(new_input.items.len());
+            }
             new_input.items.push(item);
         }
         Ok(new_input)
@@ -300,7 +308,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
             }
         }
         Kind::Compaction => {
-            // The router writes no compaction items, so it cannot read one.
+            // Another service's.
             let content = item.members.text("encrypted_content").unwrap_or_default();
             return Err(ApiError::unreadable_content(&content));
         }

@@ -1,6 +1,7 @@
 //! How a response ended, and its output items. Pure.
 
 use std::borrow::Cow;
+use std::io::Write as _;
 
 use serde::Deserialize;
 
@@ -52,6 +53,22 @@ pub(super) struct InputDetails {
 #[serde(default)]
 pub(super) struct OutputDetails {
     pub(super) reasoning_tokens: u64,
+}
+
+impl Usage {
+    pub(super) fn write(&self, out: &mut Vec<u8>) {
+        // Writing to memory cannot fail.
+        let _ = write!(
+            out,
+            r#"{{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":{}}},"output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}}"#,
+            self.input_tokens,
+            self.input_tokens_details.cached_tokens,
+            self.input_tokens_details.cache_write_tokens,
+            self.output_tokens,
+            self.output_tokens_details.reasoning_tokens,
+            self.total_tokens,
+        );
+    }
 }
 
 impl Outcome {

@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::background;
+use super::compact;
 use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
 use crate::units::{DurationText, SizeText};
@@ -31,6 +32,8 @@ pub struct Settings {
     pub keep_alive: Duration,
     /// State of conversations that clients keep.
     pub state_token: state_token::Settings,
+    /// Compaction of conversations (`POST /v1/responses/compact`).
+    pub compact: compact::Settings,
     /// Background responses (`background: true`).
     pub background: background::Settings,
     /// Settings for experts.
@@ -95,6 +98,7 @@ impl Default for Settings {
             // Half of what the least patient of common proxies wait (30 s), so that a late one still counts.
             keep_alive: Duration::from_secs(15),
             state_token: state_token::Settings::default(),
+            compact: compact::Settings::default(),
             background: background::Settings::default(),
             advanced: Advanced::default(),
         }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hyper::Response;
 
 use super::client_state::StateSigner;
+use super::compact;
 use super::http_response::json;
 use super::members::{self, Members};
 use super::object::{with_member, with_output};
@@ -140,6 +141,7 @@ impl Responses {
     async fn record(&self, tenant: Tenant, id: &str) -> Result<Record, ApiError> {
         let record = self.store.get(key(tenant, id)?).await;
         let record = record.map_err(|error| ApiError::of_store(&error))?;
+        let record = record.filter(|record| !is_compaction(record));
         record.ok_or_else(|| ApiError::unknown_response(id))
     }
 }
@@ -148,6 +150,13 @@ impl Responses {
 fn key(tenant: Tenant, id: &str) -> Result<ResponseKey, ApiError> {
     let id: ResponseId = id.parse().map_err(|_| ApiError::unknown_response(id))?;
     Ok(ResponseKey { tenant, id })
+}
+
+/// A compacted conversation can be continued by its id, but is no response.
+fn is_compaction(record: &Record) -> bool {
+    let text = std::str::from_utf8(&record.content.response).ok();
+    let members = text.and_then(|text| Members::parse(text).ok());
+    members.is_some_and(|it| it.text("object").as_deref() == Some(compact::OBJECT))
 }
 
 /// The Response object of a record.

@@ -4,7 +4,6 @@
 //! clients require is always present.
 
 use std::borrow::Cow;
-use std::io::Write as _;
 
 use serde_json::value::RawValue;
 
@@ -215,19 +214,7 @@ impl ResponseTemplate {
         put_name(&mut out, "usage");
         match &outcome.usage {
             None => out.extend_from_slice(b"null"),
-            Some(usage) => {
-                // Writing to memory cannot fail.
-                let _ = write!(
-                    out,
-                    r#"{{"input_tokens":{},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":{}}},"output_tokens":{},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{}}}"#,
-                    usage.input_tokens,
-                    usage.input_tokens_details.cached_tokens,
-                    usage.input_tokens_details.cache_write_tokens,
-                    usage.output_tokens,
-                    usage.output_tokens_details.reasoning_tokens,
-                    usage.total_tokens,
-                );
-            }
+            Some(usage) => usage.write(&mut out),
         }
         out.push(b'}');
         out

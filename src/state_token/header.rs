@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::body::Compression;
+use super::encryption::Encryption;
 use super::types::Kind;
 
 pub(super) const VERSION: u32 = 1;
@@ -27,13 +28,6 @@ pub(super) struct Header {
     pub(super) z: Compression,
     pub(super) n: u64,
     pub(super) enc: Encryption,
-}
-
-/// Encryption of the body. None so far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(super) enum Encryption {
-    None,
 }
 
 impl Header {

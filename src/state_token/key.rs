@@ -20,8 +20,10 @@ const KEY_BYTES_MAX: usize = 1_024;
 /// Fewer than one in 10^18 random 32-byte keys has fewer distinct bytes; a typed pattern does.
 const DISTINCT_BYTES_MIN: usize = 16;
 
-/// HKDF info of the MAC key. An encryption key would get a purpose of its own.
+/// HKDF info of each derived key.
 const PURPOSE_MAC: &[u8] = b"warmroute carrier v1 mac\0";
+const PURPOSE_ENCRYPTION: &[u8] = b"warmroute carrier v1 encryption\0";
+const PURPOSE_NONCE: &[u8] = b"warmroute carrier v1 nonce\0";
 
 const ID_LENGTH: usize = 8;
 
@@ -92,16 +94,44 @@ impl Key {
         self.digest(tenant, text).verify_slice(mac).is_ok()
     }
 
+    /// The key that encrypts this tenant's bodies.
+    pub(super) fn encryption_key(&self, tenant: Tenant) -> [u8; 32] {
+        self.derived(PURPOSE_ENCRYPTION, tenant)
+    }
+
+    /// A nonce for exactly this header and body.
+    pub(super) fn nonce<const BYTES: usize>(
+        &self,
+        tenant: Tenant,
+        header: &[u8],
+        body: &[u8],
+    ) -> [u8; BYTES] {
+        let mut digest = hmac(&self.derived(PURPOSE_NONCE, tenant));
+        // With its length, so that no byte can belong to the header or to the body.
+        digest.update(&(header.len() as u64).to_le_bytes());
+        digest.update(header);
+        digest.update(body);
+        let mac: [u8; MAC_BYTES] = digest.finalize().into_bytes().into();
+        *mac.first_chunk().expect("a MAC is longer than a nonce")
+    }
+
     fn digest(&self, tenant: Tenant, text: &[u8]) -> Hmac<Sha256> {
-        let mut key = [0; MAC_BYTES];
-        self.derive
-            .expand_multi_info(&[PURPOSE_MAC, tenant.as_str().as_bytes()], &mut key)
-            .expect("32 bytes can be derived");
-        let mut digest =
-            Hmac::<Sha256>::new_from_slice(&key).expect("a key of any length makes an HMAC");
+        let mut digest = hmac(&self.derived(PURPOSE_MAC, tenant));
         digest.update(text);
         digest
     }
+
+    fn derived(&self, purpose: &[u8], tenant: Tenant) -> [u8; 32] {
+        let mut key = [0; 32];
+        self.derive
+            .expand_multi_info(&[purpose, tenant.as_str().as_bytes()], &mut key)
+            .expect("32 bytes can be derived");
+        key
+    }
+}
+
+fn hmac(key: &[u8]) -> Hmac<Sha256> {
+    Hmac::<Sha256>::new_from_slice(key).expect("a key of any length makes an HMAC")
 }
 
 fn from_hex(text: &str) -> Option<Vec<u8>> {

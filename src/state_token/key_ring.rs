@@ -7,7 +7,8 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::value::RawValue;
 
 use super::body::Packed;
-use super::header::{self, Encryption, Header};
+use super::encryption::{self, Encryption};
+use super::header::{self, Header};
 use super::key::{Key, MAC_BYTES};
 use super::metrics::Metrics;
 use super::rejection::{RejectReason, Rejected, TooLarge};
@@ -103,9 +104,20 @@ impl KeyRing {
             exp: now_s.saturating_add(self.settings.expiry.as_secs()),
             z: packed.compression,
             n: content.items.len() as u64,
-            enc: Encryption::None,
+            enc: match self.settings.encrypt {
+                true => Encryption::XChaCha20Poly1305,
+                false => Encryption::None,
+            },
         };
-        let text = self.sign(tenant, &header.to_json(), &packed.bytes);
+        let encryption = header.enc;
+        let header = header.to_json();
+        let body = match encryption {
+            Encryption::None => packed.bytes,
+            Encryption::XChaCha20Poly1305 => {
+                encryption::encrypt(&self.keys[0], tenant, &header, packed.bytes)
+            }
+        };
+        let text = self.sign(tenant, &header, &body);
         let max = self.settings.max_size;
         match text.len() as u64 > max {
             true => Err(TooLarge::Text { max }),
@@ -150,7 +162,8 @@ impl KeyRing {
         let Verified {
             text, key_index, ..
         } = verified;
-        let payload = unpack(verified).map_err(|reason| self.reject(reason, text))?;
+        let key = &self.keys[key_index];
+        let payload = unpack(key, verified).map_err(|reason| self.reject(reason, text))?;
         match key_index {
             0 => self.metrics.accepted.inc(),
             _ => self.metrics.accepted_with_older_key.inc(),
@@ -194,9 +207,9 @@ impl KeyRing {
         }
         // The signature is right, so a replica wrote header and body. Sizes are checked nevertheless: whoever has a
         // leaked key could otherwise exhaust the router's memory.
-        let header = decode(header)?;
-        let header = Header::from_json(&header).ok_or(RejectReason::Unreadable)?;
-        if header.v != header::VERSION || header.enc != Encryption::None {
+        let header_json = decode(header)?;
+        let header = Header::from_json(&header_json).ok_or(RejectReason::Unreadable)?;
+        if header.v != header::VERSION {
             return Err(RejectReason::Unreadable);
         }
         if header.t != tenant.as_str() {
@@ -219,6 +232,9 @@ impl KeyRing {
             response_id: header.rid,
             issued_s: header.iat,
             compression: header.z,
+            encryption: header.enc,
+            tenant,
+            header: header_json,
             body,
             text,
             key_index,
@@ -226,10 +242,16 @@ impl KeyRing {
     }
 }
 
-fn unpack(verified: Verified<'_>) -> Result<Payload, RejectReason> {
+fn unpack(key: &Key, verified: Verified<'_>) -> Result<Payload, RejectReason> {
+    let body = decode(verified.body)?;
     let packed = Packed {
         compression: verified.compression,
-        bytes: decode(verified.body)?,
+        bytes: match verified.encryption {
+            Encryption::None => body,
+            Encryption::XChaCha20Poly1305 => {
+                encryption::decrypt(key, verified.tenant, &verified.header, body)?
+            }
+        },
     };
     let plain_bytes = usize::try_from(verified.plain_bytes).map_err(|_| RejectReason::TooLarge)?;
     let items = packed.unpack(plain_bytes)?;

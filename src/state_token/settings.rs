@@ -10,7 +10,7 @@ use crate::secret::Secret;
 use crate::units::{DurationText, SizeText};
 
 /// State tokens: with `store: false` and `include: ["reasoning.encrypted_content"]` a client keeps a conversation's
-/// state itself, in a signed item of each response. It is signed and not encrypted: the client can read it.
+/// state itself, in an encrypted and signed item of each response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
@@ -20,6 +20,9 @@ pub struct Settings {
     /// if there is none, and its tokens end with its process; with `responses.store.redis` a key is needed, so that
     /// restarted and other replicas can verify state tokens.
     pub keys: Vec<Secret>,
+    /// Whether the state is encrypted, so that its holder cannot read it, or only signed. Either kind is accepted. A
+    /// release before 0.3 reads only signed ones: when such replicas are replaced one by one, turn this on afterwards.
+    pub encrypt: bool,
     /// A state token is valid for this long.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "60s", "max" = "3650d"))]
@@ -38,6 +41,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             keys: Vec::new(),
+            // The API calls the member `encrypted_content`.
+            encrypt: true,
             // As long as stored responses are kept.
             expiry: Duration::from_secs(30 * 24 * 3_600),
             // A million tokens of text compress to about a megabyte; some images fit as well.

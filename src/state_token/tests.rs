@@ -85,6 +85,37 @@ fn a_token_of_an_earlier_release_is_accepted() {
 }
 
 #[test]
+fn the_holder_of_a_token_cannot_read_it_unless_it_is_only_signed() {
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+    let items = r#"[{"text":"a secret of the conversation"}]"#;
+    let signing = with(Settings {
+        keys: vec![secret(1)],
+        encrypt: false,
+        ..Settings::default()
+    });
+    let encrypting = key_ring(&[1]);
+    let body = |text: &str| {
+        let body = text.split('.').nth(3).unwrap();
+        URL_SAFE_NO_PAD.decode(body).unwrap()
+    };
+    let signed = signing.issue(NOW, Tenant::default(), &turn(items)).unwrap();
+    assert_eq!(body(&signed), items.as_bytes());
+    let encrypted = encrypting
+        .issue(NOW, Tenant::default(), &turn(items))
+        .unwrap();
+    let shows = |word: &[u8]| body(&encrypted).windows(word.len()).any(|it| it == word);
+    assert!(!shows(b"secret") && !shows(b"text"));
+    // Each router reads both.
+    for key_ring in [&signing, &encrypting] {
+        for text in [&signed, &encrypted] {
+            let opened = key_ring.open(NOW, Tenant::default(), text).unwrap();
+            assert_eq!(opened.items, items);
+        }
+    }
+}
+
+#[test]
 fn keys_rotate_without_a_gap() {
     let (a, ab, ba, b) = (
         key_ring(&[1]),
@@ -231,9 +262,10 @@ fn invalid_content_with_a_good_signature_is_rejected() {
             "{body:?}"
         );
     }
-    let content: [(&str, serde_json::Value); 8] = [
+    let content: [(&str, serde_json::Value); 9] = [
         ("v", 2.into()),
         ("enc", "A256GCM".into()),
+        ("enc", "XC20P".into()),
         ("k", "other".into()),
         ("z", "zstd".into()),
         ("z", "lzma".into()),
@@ -319,6 +351,7 @@ fn all_problems_of_the_settings_are_reported() {
             secret(1),
             Secret::default(),
         ],
+        encrypt: true,
         expiry: Duration::from_secs(1),
         max_size: 0,
         max_plain_size: u64::MAX,

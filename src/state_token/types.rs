@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::body::Compression;
+use super::encryption::Encryption;
+use crate::ids::Tenant;
 
 /// What every token of this version begins with.
 pub const PREFIX: &str = "wrc1.";
@@ -16,7 +18,7 @@ pub enum Kind {
     Turn,
     /// One reasoning item with its full text.
     Reasoning,
-    /// The items that a compaction replaced. Reserved: this release writes none and reads none.
+    /// The items that stand for a compacted conversation.
     Compaction,
 }
 
@@ -53,6 +55,10 @@ pub struct Verified<'a> {
     pub(super) response_id: String,
     pub(super) issued_s: u64,
     pub(super) compression: Compression,
+    pub(super) encryption: Encryption,
+    pub(super) tenant: Tenant,
+    /// The header's JSON.
+    pub(super) header: Vec<u8>,
     pub(super) body: &'a str,
     /// The whole token.
     pub(super) text: &'a str,

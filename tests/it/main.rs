@@ -35,6 +35,7 @@ mod reload;
 mod replica_simulation;
 mod responses;
 mod responses_checks;
+mod responses_compact;
 mod rolling_restart;
 mod routed_prompts;
 mod routing;

@@ -198,8 +198,10 @@ async fn compact_is_an_endpoint_and_no_id() {
     let cluster = one().await;
     let path = format!("{PATH}/compact");
     refused(&cluster.get(&path).await, 405, "method_not_allowed", "");
-    let answer = cluster.post(&path, with(json!({})).to_string()).await;
-    refused(&answer, 501, "compact_not_available", "");
+    let answer = cluster.post(&path, r#"{"input":"x"}"#).await;
+    refused(&answer, 400, "missing_required_parameter", "model");
+    let answer = cluster.post(&path, r#"{"model":"sim"}"#).await;
+    refused(&answer, 400, "missing_required_parameter", "input");
 }
 
 #[tokio::test]

@@ -279,18 +279,6 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "internal_error", message)
     }
 
-    pub fn no_compact() -> Self {
-        let message =
-            "the router does not compact conversations: the client must shorten its history itself";
-        let mut error = Self::new(
-            StatusCode::NOT_IMPLEMENTED,
-            "compact_not_available",
-            message,
-        );
-        error.should_retry = Some(false);
-        error
-    }
-
     /// Neither the router nor the engine can count tokens for this model.
     pub fn cannot_count(model: &str) -> Self {
         let message = format!(

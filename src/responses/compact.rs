@@ -1,0 +1,307 @@
+//! `POST /v1/responses/compact`: a conversation becomes its user messages and one item with a summary.
+//!
+//! The summary is written by the model, in one call whose prompt begins with the conversation as every other turn sends
+//! it, so that it hits the worker's prefix cache. The item carries the summary in a state token.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::Response;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+use super::client_request::ClientRequest;
+use super::client_state::StateSigner;
+use super::engine_call::collect;
+use super::history::Access;
+use super::http_response::{json, mark_degraded};
+use super::item::{Ids, joined_text, prefix};
+use super::members::{self, Members, put, put_string, put_text};
+use super::object::with_output;
+use super::outcome::{Outcome, Usage};
+use super::prepare::ExpandedInput;
+use super::request::{CreateRequest, Parent, random};
+use super::service::Responses;
+use super::{engine_body, retry};
+use crate::http;
+use crate::ids::{ResponseId, Root};
+use crate::openai::error::ApiError;
+use crate::store::record::{Content, InitialState};
+use crate::store::{IdempotencyToken, NewRecord, ResponseKey, RoutingHint, Status};
+
+/// What the summary begins with when it is sent to a model again.
+pub(super) const LEAD_IN: &str = "Summary of the conversation so far:\n";
+
+/// The `object` of a compacted conversation. It can be continued but is no response that could be retrieved.
+pub(super) const OBJECT: &str = "response.compaction";
+
+/// The conversation after compaction.
+struct Window {
+    /// The user's messages, as a list without its brackets.
+    user_messages: Vec<u8>,
+    /// The summary as an assistant message with this id.
+    summary_id: String,
+    summary: Vec<u8>,
+}
+
+impl Responses {
+    pub(super) async fn compact(
+        self: &Arc<Self>,
+        request: &ClientRequest<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let create = CreateRequest::read_without_required(&request.body)?;
+        if create.model.is_empty() {
+            return Err(ApiError::missing_parameter("model"));
+        }
+        if create.input.is_none() && create.parent == Parent::None {
+            return Err(ApiError::missing_parameter("input"));
+        }
+        let is_stored = self.will_store(&create).await?;
+        let reader = self.state_reader(request.admitted.tenant, &create.model);
+        let history = self
+            .history(&create.parent, &reader, Access::ReadOnly)
+            .await?;
+        // A chain of its own: what it replaces is not read again.
+        let id = ResponseId::new(Root(fastrand::u64(..)), random()?);
+        let ids = Ids::of(id);
+        let expanded = self.expand(&create, history, &ids, &reader).await?;
+        let (text, usage) = self.summarise(request, &create, id, &expanded).await?;
+        let window = Window::new(&expanded, &ids, &text);
+        let signer = StateSigner {
+            key_ring: self.key_ring.clone(),
+            tenant: reader.tenant,
+            now_s: reader.now_s,
+            response: id.to_string(),
+            model: create.model.clone().into_owned(),
+        };
+        let item = signer
+            .compaction(&window.summary_id, &window.summary)
+            .ok_or_else(|| {
+                ApiError::invalid_engine_response("the summary is too large for a state token")
+            })?;
+        let head = head(&id.to_string(), reader.now_s, usage.as_ref());
+        if is_stored {
+            let key = ResponseKey {
+                tenant: reader.tenant,
+                id,
+            };
+            self.store_window(key, &create, &head, &window).await?;
+        }
+        let mut response = json(window.with(&head, &item));
+        mark_degraded(&mut response, create.store && !is_stored);
+        Ok(response)
+    }
+
+    /// The model's summary, and what it used.
+    async fn summarise(
+        &self,
+        request: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
+        id: ResponseId,
+        expanded: &ExpandedInput,
+    ) -> Result<(String, Option<Usage>), ApiError> {
+        let settings = &self.settings.compact;
+        let salt = request.salt(create)?;
+        let input = with_prompt(&expanded.input, &settings.prompt);
+        let id = id.to_string();
+        let body = engine_body::summary_body(create, &input, &id, salt, settings.max_output_tokens);
+        let answer = self.ask_response(&request.context(), body).await?;
+        let whole = collect(answer.into_body(), self.event_options().bytes_max).await?;
+        let wrong = |why: &str| {
+            warn!(id = %request.id, why, "conversation not compacted");
+            ApiError::invalid_engine_response(format!("the model wrote no summary: {why}"))
+        };
+        let text = std::str::from_utf8(&whole).map_err(|_| wrong("its answer is not UTF-8"))?;
+        let members = Members::parse(text).map_err(|_| wrong("its answer is no JSON object"))?;
+        let outcome = Outcome::of_engine(&members);
+        let outcome = outcome.ok_or_else(|| wrong("its answer is no response object"))?;
+        match outcome.status {
+            Status::Completed => {}
+            Status::Incomplete => return Err(wrong("it is longer than max_output_tokens")),
+            _ => return Err(wrong("the engine failed")),
+        }
+        let summary = summary_of(&members).ok_or_else(|| wrong("it called a tool"))?;
+        match summary.trim().is_empty() {
+            true => Err(wrong("it is empty")),
+            false => Ok((summary.trim().to_owned(), outcome.usage)),
+        }
+    }
+
+    async fn store_window(
+        &self,
+        key: ResponseKey,
+        create: &CreateRequest<'_>,
+        head: &[u8],
+        window: &Window,
+    ) -> Result<(), ApiError> {
+        let record = NewRecord {
+            token: IdempotencyToken(fastrand::u64(..)),
+            parent: None,
+            hint: RoutingHint {
+                model: (&*create.model).into(),
+                worker: None,
+            },
+            input: Bytes::from_static(b"[]"),
+            content: Content {
+                response: Bytes::copy_from_slice(head),
+                output: window.list(&window.summary).into(),
+            },
+            initial: InitialState::Finished {
+                status: Status::Completed,
+            },
+        };
+        let created = retry::until_known(|| self.store.create(key, record.clone())).await;
+        created.map_err(|error| {
+            warn!(response_id = %key.id, %error, "compacted conversation not stored");
+            ApiError::not_stored()
+        })
+    }
+}
+
+impl Window {
+    fn new(expanded: &ExpandedInput, ids: &Ids, summary: &str) -> Self {
+        let mut user_messages = Vec::new();
+        let lists = expanded.history.lists.iter();
+        let lists = lists.filter_map(|list| members::list(std::str::from_utf8(list).ok()?));
+        let new = expanded.new_input.items.iter().map(|item| &*item.json);
+        for raw in lists
+            .flatten()
+            .chain(new)
+            .filter(|raw| is_user_message(raw))
+        {
+            if !user_messages.is_empty() {
+                user_messages.push(b',');
+            }
+            user_messages.extend_from_slice(raw.as_bytes());
+        }
+        let summary_id = ids.output(prefix("compaction"), 0);
+        let mut message = br#"{"id":"#.to_vec();
+        put_text(&mut message, &summary_id);
+        put_string(&mut message, "type", "message");
+        put_string(&mut message, "role", "assistant");
+        put_string(&mut message, "status", "completed");
+        put(&mut message, "content", r#"[{"type":"output_text","text":"#);
+        put_text(&mut message, &format!("{LEAD_IN}{summary}"));
+        message.extend_from_slice(br#","annotations":[],"logprobs":[]}]}"#);
+        Self {
+            user_messages,
+            summary_id,
+            summary: message,
+        }
+    }
+
+    /// The list with `last` after the user's messages.
+    fn list(&self, last: &[u8]) -> Vec<u8> {
+        let comma: &[u8] = if self.user_messages.is_empty() {
+            b""
+        } else {
+            b","
+        };
+        [b"[", &*self.user_messages, comma, last, b"]"].concat()
+    }
+
+    /// The whole object: `head` with the output.
+    fn with(&self, head: &[u8], item: &[u8]) -> Vec<u8> {
+        with_output(head, &self.list(item))
+    }
+}
+
+fn is_user_message(raw: &str) -> bool {
+    Members::parse(raw).is_ok_and(|item| item.get("role") == Some("\"user\""))
+}
+
+/// The object without its output.
+fn head(id: &str, created_at: u64, usage: Option<&Usage>) -> Vec<u8> {
+    let mut out = br#"{"id":"#.to_vec();
+    put_text(&mut out, id);
+    put_string(&mut out, "object", OBJECT);
+    put(&mut out, "created_at", &created_at.to_string());
+    put(&mut out, "usage", "");
+    usage.copied().unwrap_or_default().write(&mut out);
+    out.push(b'}');
+    out
+}
+
+/// The list for the engine with the prompt as a last message of the user.
+fn with_prompt(input: &[u8], prompt: &str) -> Vec<u8> {
+    let open = input.strip_suffix(b"]").unwrap_or(input);
+    let comma: &[u8] = if open == b"[" { b"" } else { b"," };
+    let mut out = [open, comma].concat();
+    out.extend_from_slice(
+        br#"{"type":"message","role":"user","content":[{"type":"input_text","text":"#,
+    );
+    put_text(&mut out, prompt);
+    out.extend_from_slice(b"}]}]");
+    out
+}
+
+/// The text of the answer's messages; `None` if it has a call.
+fn summary_of(answer: &Members<'_>) -> Option<String> {
+    let mut all = String::new();
+    for raw in members::list(answer.get("output")?)? {
+        let item = Members::parse(raw).ok()?;
+        match item.text("type").as_deref() {
+            Some("reasoning") => {}
+            Some("message") => {
+                let text = joined_text(item.get("content")?, "").unwrap_or_default();
+                all.push_str(&members::text(&format!("\"{text}\""))?);
+            }
+            _ => return None,
+        }
+    }
+    Some(all)
+}
+
+/// `responses.compact`: what `POST /v1/responses/compact` asks the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// The last message that the model gets, after the conversation.
+    pub prompt: String,
+    /// The longest summary, in tokens.
+    #[schemars(range(min = 16))]
+    pub max_output_tokens: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            prompt: "Write a summary of this conversation for whoever continues it without having seen it. State what was asked, \
+                     what was done and found, the decisions and their reasons, constraints, names, values and references that \
+                     are still needed, and what is left to do. Write only the summary."
+                .to_owned(),
+            // A few pages: far shorter than what it replaces, and long enough for an agent's session.
+            max_output_tokens: 4_096,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompt_follows_the_conversation_whose_bytes_stay_the_same() {
+        let one = br#"[{"type":"message","role":"user","content":"a"}]"#;
+        let sent = with_prompt(one, "sum \"up\"");
+        assert!(sent.starts_with(&one[..one.len() - 1]));
+        let parsed: serde_json::Value = serde_json::from_slice(&sent).unwrap();
+        assert_eq!(parsed[1]["content"][0]["text"], "sum \"up\"");
+        assert_eq!(parsed.as_array().unwrap().len(), 2);
+        let alone: serde_json::Value = serde_json::from_slice(&with_prompt(b"[]", "p")).unwrap();
+        assert_eq!(alone.as_array().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn a_summary_is_the_text_of_messages_and_no_call() {
+        let of = |output: &str| {
+            let answer = format!(r#"{{"output":{output}}}"#);
+            summary_of(&Members::parse(&answer).unwrap())
+        };
+        let text = r#"[{"type":"reasoning","summary":[]},{"type":"message","content":[{"type":"output_text","text":"a\n"},{"type":"output_text","text":"\"b"}]}]"#;
+        assert_eq!(of(text).unwrap(), "a\n\"b");
+        assert_eq!(of(r#"[{"type":"function_call","name":"f"}]"#), None);
+        assert_eq!(of("[]").unwrap(), "");
+    }
+}
