@@ -110,10 +110,11 @@ sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
 .PHONY: manifests
-manifests: $(DEPLOY_VENV)/installed ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.
+manifests: $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.
 	$(call heading,manifests)
 	$(CARGO) build --locked $(FEATURES)
-	$(DEPLOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/deploy
+	WARMROUTE_PROMTOOL=$(CACHE)/promtool/promtool \
+	    $(DEPLOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/deploy
 	WARMROUTE_KUBECTL=$(DEPLOY_VENV)/bin/kubectl $(CARGO) test --locked $(FEATURES) --test it -- --ignored kubectl
 
 .PHONY: demo
@@ -156,6 +157,10 @@ $(DEPLOY_VENV)/installed: tests/deploy/requirements.txt .ci/python-environment
 	$(call heading,Python for the manifests)
 	PYTHON='$(PYTHON)' .ci/python-environment $(DEPLOY_VENV) tests/deploy/requirements.txt
 	touch $@
+
+$(CACHE)/promtool/promtool: .ci/promtool
+	$(call heading,promtool)
+	.ci/promtool $(CACHE)/promtool
 
 $(NODE)/installed: tests/sdk/package.json tests/sdk/package-lock.json .ci/node-environment
 	$(call heading,Node SDK)

@@ -16,7 +16,7 @@ pub const STDOUT: &str = "stdout";
 #[derive(Clone, Debug)]
 pub struct LineLog(Arc<Closing>);
 
-/// Ends the thread once nobody can add lines any more.
+/// Ends the thread once no more lines can be added.
 #[derive(Debug)]
 struct Closing(LogWriter);
 

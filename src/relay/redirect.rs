@@ -59,7 +59,7 @@ impl Relay {
         &self.names
     }
 
-    /// Whether somebody counts on the usage of streams.
+    /// Whether the usage of streams is counted for a tenant or written down.
     fn needs_usage(&self) -> bool {
         let is_counted = self.usage.has_log() || self.tenants.listed().next().is_some();
         self.settings.stream_usage && is_counted
