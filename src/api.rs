@@ -9,6 +9,7 @@ pub mod dry_run;
 mod head_check;
 mod models;
 mod request_id;
+mod route_name;
 mod settings;
 
 use std::net::IpAddr;
@@ -186,8 +187,11 @@ impl ApiServer {
             .settings
             .trusted_proxies
             .client_of(peer, request.headers());
-        let mut line = access_log::is_on()
-            .then(|| Box::new(AccessLine::begin(&request, id, client, self.tasks.clone())));
+        let trace = self.relay.tracer().begin(request.headers());
+        let mut line = (trace.is_some() || access_log::is_on()).then(|| {
+            let tasks = self.tasks.clone();
+            Box::new(AccessLine::begin(&request, id, client, tasks, trace))
+        });
         let grant = self.cors.grant(request.headers());
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {

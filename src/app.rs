@@ -16,6 +16,7 @@ mod responses_parts;
 mod sharing;
 mod tenants;
 pub mod tls;
+mod traces;
 mod warm_start;
 
 use std::io;
@@ -30,6 +31,7 @@ use self::discoveries::FollowedDiscoveries;
 use self::reload::{Parts, Reloader};
 use self::responses_parts::{key_ring, responses_page};
 use self::sharing::{Prepared, Sharing};
+use self::traces::Traces;
 use self::warm_start::Start;
 use crate::admin::{AdminServer, KvPages, Pages, Readiness};
 use crate::api::ApiServer;
@@ -81,6 +83,7 @@ pub struct App {
     sharing: Option<Sharing>,
     tls: tls::Listeners,
     usage: Arc<Usage>,
+    traces: Traces,
     /// Connections run there, also while they drain.
     _io_threads: IoThreads,
     /// Reads the workers' KV events.
@@ -167,7 +170,8 @@ impl App {
             TokenizerCheck::new(config.kv_events.advanced.tokenizer_check.clone(), &metrics);
         let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize);
         let usage = tenants::usage(config, &metrics)?;
-        let relay = Arc::new(Relay::new(
+        let (traces, tracer) = Traces::start(config, &fleet, &metrics)?;
+        let relay = Relay::new(
             config.requests.clone(),
             fleet.clone(),
             Caches {
@@ -186,7 +190,8 @@ impl App {
             config.queue.clone(),
             usage.clone(),
             &metrics,
-        ));
+        );
+        let relay = Arc::new(relay.with_tracer(tracer));
 
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));
@@ -341,6 +346,7 @@ impl App {
             sharing,
             tls,
             usage,
+            traces,
             _io_threads: io_threads,
             _kv_events: kv_events,
         })

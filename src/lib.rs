@@ -7,6 +7,8 @@ pub mod units;
 
 pub mod http;
 
+pub mod traces;
+
 pub mod fleet;
 pub mod kv;
 pub mod prompt;

@@ -45,6 +45,7 @@ mod summary;
 pub mod target;
 mod tenants;
 pub mod tokens;
+mod traced;
 pub mod usage;
 mod usage_line;
 mod usage_option;

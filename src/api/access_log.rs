@@ -1,5 +1,5 @@
 //! The access log: one line for each request, written when its response has been sent or the client has
-//! disconnected.
+//! disconnected. The trace of a request that is traced ends there, too.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -13,11 +13,13 @@ use hyper::header::HeaderValue;
 use hyper::{Method, StatusCode, Uri};
 use tracing::{Level, enabled, info};
 
+use super::route_name;
 use crate::http::drain::Tasks;
 use crate::http::{self, BodyError};
 use crate::ids::RequestId;
 use crate::observe::{self, ACCESS_LOG};
 use crate::relay::SummaryCell;
+use crate::traces::{RequestEnd, RequestTrace, TraceContext};
 
 /// Collects the fields of one request's line. Dropping the value writes the line, so that every request is
 /// logged, however it ends: with an error, by a client that disconnects, or in a drain.
@@ -31,7 +33,8 @@ pub(super) struct AccessLine {
     id: RequestId,
     /// The id in the client's `x-request-id`, if it sent one.
     pub(super) client_request_id: Option<HeaderValue>,
-    traceparent: Option<HeaderValue>,
+    /// The client's, or that of the request's own trace.
+    trace_id: Option<u128>,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) status: Option<StatusCode>,
     /// The code of the error response, if the router itself made it.
@@ -45,7 +48,7 @@ pub(super) struct AccessLine {
     pub(super) summary: SummaryCell,
 }
 
-/// Whether access log lines are written at all; if not, no [`AccessLine`] is made.
+/// Whether access log lines are written at all; if not, an [`AccessLine`] is made only for a request that is traced.
 pub(super) fn is_on() -> bool {
     enabled!(target: ACCESS_LOG, Level::INFO)
 }
@@ -56,7 +59,12 @@ impl AccessLine {
         id: RequestId,
         client: IpAddr,
         tasks: Tasks,
+        trace: Option<Arc<RequestTrace>>,
     ) -> Self {
+        let context = match &trace {
+            Some(trace) => Some(trace.context()),
+            None => TraceContext::of_headers(request.headers()),
+        };
         Self {
             began: observe::now(),
             method: request.method().clone(),
@@ -64,15 +72,36 @@ impl AccessLine {
             client,
             id,
             client_request_id: None,
-            traceparent: request.headers().get("traceparent").cloned(),
+            trace_id: context.map(|context| context.trace_id),
             tenant: None,
             status: None,
             error_code: None,
             bytes: 0,
             is_sent: false,
             tasks,
-            summary: SummaryCell::default(),
+            summary: SummaryCell::traced(trace),
         }
+    }
+
+    fn end_trace(&self, trace: &RequestTrace, ended: Instant, outcome: &'static str) {
+        let error = match outcome {
+            COMPLETE => None,
+            ERROR => self.error_code,
+            outcome => Some(outcome),
+        };
+        let status = self.status.map(|status| status.as_u16());
+        let end = RequestEnd {
+            method: Some(self.method.clone()),
+            path: Some(shortened(self.uri.path()).to_owned()),
+            route: route_name::of(self.uri.path()),
+            status,
+            client: Some(self.client),
+            error,
+            tenant: self.tenant.clone(),
+            id: Some(self.id),
+            response: None,
+        };
+        trace.end(ended, end);
     }
 }
 
@@ -85,7 +114,7 @@ impl Drop for AccessLine {
         // A failure that the relay recorded comes first; then an error response; then whether all was sent.
         let outcome = match (summary.outcome, self.error_code) {
             (Some(outcome), _) if outcome != COMPLETE => outcome,
-            (_, Some(_)) => "error",
+            (_, Some(_)) => ERROR,
             _ if self.is_sent => COMPLETE,
             _ => DISCONNECTED,
         };
@@ -94,6 +123,10 @@ impl Drop for AccessLine {
             DISCONNECTED if self.tasks.is_aborted() => "drain_timeout",
             outcome => outcome,
         };
+        let ended = observe::now();
+        if let Some(trace) = self.summary.trace() {
+            self.end_trace(trace, ended, outcome);
+        }
         info!(
             target: ACCESS_LOG,
             method = self.method.as_str(),
@@ -112,13 +145,13 @@ impl Drop for AccessLine {
             generation_tokens = tokens(summary.generation_tokens),
             queue_ms = summary.queued.map(milliseconds),
             ttft_ms = summary.time_to_first_token.map(milliseconds),
-            duration_ms = milliseconds(observe::now() - self.began),
+            duration_ms = milliseconds(ended - self.began),
             bytes = self.bytes,
             retries = summary.attempts.saturating_sub(1),
             client = %self.client,
             id = self.id.as_str(),
             client_request_id = self.client_request_id.as_ref().and_then(text).map(shortened),
-            trace_id = self.traceparent.as_ref().and_then(text).and_then(trace_id),
+            trace_id = self.trace_id.map(|id| format!("{id:032x}")),
             "request"
         );
     }
@@ -129,6 +162,8 @@ const MAX_TEXT_BYTES: usize = 2_048;
 /// The outcome of a response that was sent completely.
 const COMPLETE: &str = "complete";
 const DISCONNECTED: &str = "client_disconnected";
+/// The outcome of an error response that the router itself made.
+const ERROR: &str = "error";
 
 /// A text of the client's, up to [`MAX_TEXT_BYTES`].
 fn shortened(text: &str) -> &str {
@@ -142,28 +177,6 @@ fn text(value: &HeaderValue) -> Option<&str> {
 /// In milliseconds, rounded down to microseconds.
 fn milliseconds(duration: Duration) -> f64 {
     duration.as_micros() as f64 / 1e3
-}
-
-/// The trace id of a W3C `traceparent` (version, trace id, parent id and flags, in hex).
-fn trace_id(traceparent: &str) -> Option<&str> {
-    let mut parts = traceparent.split('-');
-    let (version, trace, parent, flags) =
-        (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-    let is_hex = |text: &str, length| {
-        let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-        text.len() == length && text.bytes().all(is_digit)
-    };
-    let is_zero = |text: &str| text.bytes().all(|byte| byte == b'0');
-    // Later versions may append fields; version ff is invalid.
-    let is_valid = is_hex(version, 2)
-        && version != "ff"
-        && (version != "00" || parts.next().is_none())
-        && is_hex(trace, 32)
-        && !is_zero(trace)
-        && is_hex(parent, 16)
-        && !is_zero(parent)
-        && is_hex(flags, 2);
-    is_valid.then_some(trace)
 }
 
 /// A response body that writes the request's access log line when it is dropped.
@@ -229,25 +242,5 @@ mod tests {
         assert_eq!(shortened("/v1/models"), "/v1/models");
         let long = format!("/{}", "\u{e9}".repeat(MAX_TEXT_BYTES));
         assert_eq!(shortened(&long).len(), MAX_TEXT_BYTES - 1);
-    }
-
-    #[test]
-    fn a_traceparent_that_is_not_valid_has_no_trace_id() {
-        let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
-        let check = |text: String, expected: Option<&str>| {
-            assert_eq!(trace_id(&text), expected, "{text}");
-        };
-        check(format!("00-{trace}-00f067aa0ba902b7-01"), Some(trace));
-        check(format!("cc-{trace}-00f067aa0ba902b7-01-more"), Some(trace));
-        check(format!("00-{trace}-00f067aa0ba902b7-01-more"), None);
-        check(format!("ff-{trace}-00f067aa0ba902b7-01"), None);
-        check(format!("00-{trace}-0000000000000000-01"), None);
-        check(format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)), None);
-        check(
-            format!("00-{}-00f067aa0ba902b7-01", trace.to_uppercase()),
-            None,
-        );
-        check(trace.to_owned(), None);
-        check(String::new(), None);
     }
 }

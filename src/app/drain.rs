@@ -56,6 +56,7 @@ impl App {
             sharing.end().await;
         }
         self.usage.flush(USAGE_FLUSH);
+        self.traces.flush().await;
         self.admin_tasks.drain(ADMIN_DRAIN).await;
     }
 }

@@ -18,6 +18,7 @@ use crate::observe;
 use crate::openai::tenant;
 use crate::relay::KeySource;
 use crate::responses::Mode;
+use crate::traces;
 
 /// Adds everything that is wrong with a configuration whose values have the right types.
 pub(super) fn check(config: &mut Config, reader: &mut Reader) {
@@ -56,6 +57,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     if let Err(error) = config.usage.check() {
         reader.problem("usage.log", error);
     }
+    check_traces(config, reader);
     tls::check(config, reader);
     token_sources::check(config, reader);
 }
@@ -150,6 +152,20 @@ fn check_workers(config: &Config, reader: &mut Reader) {
         }
     }
     check_dns_roles(config, reader);
+}
+
+fn check_traces(config: &Config, reader: &mut Reader) {
+    let Some(settings) = &config.traces else {
+        return;
+    };
+    if !traces::IS_BUILT_IN {
+        let message = "this build cannot export traces: it was made without the feature `otlp`; use a release, or \
+                       build with `cargo build --release --features otlp`";
+        reader.problem("traces", message);
+    }
+    for (key, error) in settings.check() {
+        reader.problem(&format!("traces.{key}"), error);
+    }
 }
 
 fn check_kubernetes(entry: &kubernetes::Settings, path: &str, reader: &mut Reader) {

@@ -100,6 +100,17 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("log.format", Effect::Restart),
     ("log.level", Effect::Reload),
     ("log.access", Effect::Reload),
+    ("traces.sample_ratio", Effect::Reload),
+    // The exporter, its connection and its queue.
+    ("traces.endpoint", Effect::Restart),
+    ("traces.protocol", Effect::Restart),
+    ("traces.service_name", Effect::Restart),
+    ("traces.resource_attributes", Effect::Restart),
+    ("traces.headers", Effect::Restart),
+    ("traces.compression", Effect::Restart),
+    ("traces.tls.*", Effect::Restart),
+    ("traces.timeout", Effect::Restart),
+    ("traces.advanced.*", Effect::Restart),
     ("reload.*", Effect::Reload),
     ("runtime.*", Effect::Restart),
 ];

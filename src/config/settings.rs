@@ -19,7 +19,7 @@ use crate::relay;
 use crate::routing;
 use crate::secret::Secret;
 use crate::units::DurationText;
-use crate::{admin, api, observe, peers, queue, responses};
+use crate::{admin, api, observe, peers, queue, responses, traces};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +72,9 @@ pub struct Config {
     pub log: observe::Settings,
     /// What tenants use, for billing.
     pub usage: relay::usage::Settings,
+    /// OpenTelemetry traces of requests, sent to a collector over OTLP. Left out: none, unless OpenTelemetry's
+    /// environment variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, ask for them.
+    pub traces: Option<traces::Settings>,
     /// Changes of this configuration without a restart.
     pub reload: Reload,
     /// Threads of the process.

@@ -19,6 +19,10 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
         }
     }
     let mut checked = Checked::default();
+    let traces = config.traces.iter().filter_map(|it| it.tls.as_ref());
+    for (key, error) in traces.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
+        reader.problem(&format!("traces.tls.{key}"), error);
+    }
     worker_tls::check("workers", &config.workers, &mut checked, reader);
     for (index, entry) in config.discovery.iter().enumerate() {
         let path = format!("discovery[{index}].{}", entry.kind());

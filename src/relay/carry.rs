@@ -1,6 +1,7 @@
 //! The life of a request: plan, choose, attempt, retry, respond.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use hyper::Response;
 use tracing::{debug, field, warn};
@@ -21,6 +22,7 @@ use crate::http::Body;
 use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::prompt::PeekedBody;
+use crate::traces::{Event, RequestTrace};
 
 impl Relay {
     /// Sends a request to an engine of the model that its body names.
@@ -30,7 +32,11 @@ impl Relay {
         mut peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
         let mut waits = self.waits(job, &peek)?;
+        let planning = job.trace().map(|trace| (trace, observe::now()));
         let mut plan = self.plan_or_wait(job, &mut peek, waits.as_mut()).await?;
+        if let Some((trace, began)) = planning {
+            self.on_tokenized(trace, began, &plan);
+        }
         plan.request.ticket = plan.model.take_ticket();
         if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
@@ -194,6 +200,19 @@ impl Relay {
         warn!(id = %job.id, client_id, %error, "request failed");
         count.fail(outcome);
         Err(error)
+    }
+
+    /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.
+    fn on_tokenized(&self, trace: &RequestTrace, began: Instant, plan: &Plan) {
+        let is_exact = plan.prompt.exact.is_some();
+        if is_exact || self.tokens.has_tokenizer(&plan.group) {
+            let now = observe::now();
+            let tokens = is_exact.then_some(u64::from(plan.request.prompt_tokens));
+            // Without a wait for a worker of the model.
+            let took = now.saturating_duration_since(began);
+            let took = took.saturating_sub(plan.queued);
+            trace.event(now, Event::Tokenized { took, tokens });
+        }
     }
 
     /// Excludes the workers that failed from further attempts, and reports the failure.

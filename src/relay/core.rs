@@ -20,6 +20,7 @@ use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics;
 use crate::peers::Peers;
 use crate::queue;
+use crate::traces::Tracer;
 
 /// Metrics that are not a model's.
 #[derive(Clone, Debug)]
@@ -50,6 +51,7 @@ pub struct Relay {
     pub(super) queues: Arc<Queues>,
     pub(super) usage: Arc<Usage>,
     pub(super) metrics: Metrics,
+    tracer: Tracer,
 }
 
 impl Relay {
@@ -90,6 +92,7 @@ impl Relay {
             queue,
             queues,
             usage,
+            tracer: Tracer::default(),
             metrics: Metrics {
                 retries_refused: registry.counter(
                     "warmroute_retry_budget_exhausted_total",
@@ -144,7 +147,18 @@ impl Relay {
             queues: self.queues.clone(),
             usage: self.usage.clone(),
             metrics: self.metrics.clone(),
+            tracer: self.tracer.clone(),
         }
+    }
+
+    /// Has requests traced.
+    #[must_use]
+    pub fn with_tracer(self, tracer: Tracer) -> Self {
+        Self { tracer, ..self }
+    }
+
+    pub fn tracer(&self) -> &Tracer {
+        &self.tracer
     }
 
     pub fn fleet(&self) -> &Registry {

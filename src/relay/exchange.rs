@@ -19,6 +19,7 @@ use super::job::Job;
 use super::retries::Failure;
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
+use crate::traces::TrySpan;
 
 /// The beginning of an engine's answer.
 pub(super) struct Answer {
@@ -124,17 +125,26 @@ pub(super) enum RequestKind {
     },
 }
 
+/// How a request is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sending<'a> {
+    pub(super) kind: RequestKind,
+    /// An idle connection that turns out to be closed is replaced once. Not so for a leg that names a KV transfer that
+    /// can take place only once, and for a request that has cut a connection before: the engine may have read it.
+    pub(super) may_resend: bool,
+    /// The parent of what the engine does, if the request is traced.
+    pub(super) span: Option<&'a TrySpan>,
+}
+
 /// A server's keep-alive limit is seconds. A connection that was idle for less and breaks was rather cut because of
 /// the request.
 const IDLE_LIMIT_MIN: Duration = Duration::from_secs(1);
 
-/// Sends a request with `body`, and waits for the first bytes of the answer's body. If `may_resend`, an idle connection
-/// that turns out to be closed is replaced once. Not so for a leg that names a KV transfer that can take place only
-/// once, and for a request that has cut a connection before: the engine may have read it.
+/// Sends a request with `body`, and waits for the first bytes of the answer's body.
 pub(super) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
-    (kind, may_resend): (RequestKind, bool),
+    sending: Sending<'_>,
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
@@ -145,14 +155,17 @@ pub(super) async fn attempt(
             *request.method_mut() = Method::POST;
             *request.uri_mut() = job.target.clone();
             *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-            if let RequestKind::Leg { rank } = kind {
+            if let RequestKind::Leg { rank } = sending.kind {
                 headers::of_leg(request.headers_mut(), rank);
+            }
+            if let Some(span) = sending.span {
+                span.put_into(request.headers_mut());
             }
             request
         };
         let answer = match worker.pool.send(build()).await {
             Err(ref error @ client::Error::Stale { idle, .. })
-                if !error.may_have_been_read() || may_resend && idle >= IDLE_LIMIT_MIN =>
+                if !error.may_have_been_read() || sending.may_resend && idle >= IDLE_LIMIT_MIN =>
             {
                 was_resent = error.may_have_been_read();
                 worker.pool.send_anew(build()).await

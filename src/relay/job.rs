@@ -13,6 +13,7 @@ use super::target::TargetReason;
 use crate::ids::{ClientKey, Model, RequestId, ResponseId, Tenant};
 use crate::prompt::Api;
 use crate::queue::{Refusal, RefusalReason};
+use crate::traces::RequestTrace;
 
 /// A request with this header gets the routing decision in the same header of its response.
 pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision");
@@ -58,6 +59,13 @@ pub struct RequestedName {
     pub name: Model,
     /// Why it leads to this model.
     pub reason: TargetReason,
+}
+
+impl Job<'_> {
+    /// The request's trace, if it is traced.
+    pub(super) fn trace(&self) -> Option<&Arc<RequestTrace>> {
+        self.summary.as_ref()?.trace()
+    }
 }
 
 /// Why the client gets no answer of an engine.

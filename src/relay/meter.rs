@@ -12,6 +12,7 @@ use super::metrics::Outcome;
 use super::request_count::RequestCount;
 use super::running::Running;
 use super::summary::SummaryCell;
+use super::traced;
 use super::usage::UsageEntry;
 use super::worker_series::WorkerSeries;
 use crate::ids::ClientKey;
@@ -36,6 +37,8 @@ pub(super) struct Meter {
     tokens: u64,
     /// Of the request's tenant.
     entry: Option<UsageEntry>,
+    /// Kept only of a request that is traced.
+    passed: traced::Passed,
 }
 
 impl Meter {
@@ -62,11 +65,15 @@ impl Meter {
             usage: None,
             tokens: 0,
             entry,
+            passed: traced::Passed::default(),
         }
     }
 
     pub(super) fn on_data(&mut self, now: Instant, data: &Bytes) {
         self.bytes += data.len() as u64;
+        if self.running.span().is_some() {
+            self.passed.on_data(data);
+        }
         if !self.is_events {
             self.running.on_first_token(now);
             // Usage stands near the end of a whole answer, so the last piece has it, or the last two.
@@ -88,6 +95,9 @@ impl Meter {
                 .time_to_first_token
                 .observe(waited.as_secs_f64());
             self.running.on_first_token(now);
+            if let Some(span) = self.running.span() {
+                span.on_first_token(now);
+            }
             if let Some(summary) = &self.summary {
                 summary.update(|it| it.time_to_first_token = Some(waited));
             }
@@ -109,7 +119,8 @@ impl Meter {
             FailureOwner::Unattributed | FailureOwner::Client => {}
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
-        let usage = self.usage.take().and_then(|data| last_usage(&data));
+        let last = self.usage.take();
+        let usage = last.as_ref().and_then(|data| last_usage(data));
         if let Some(entry) = self.entry.take() {
             entry.end(now, outcome, usage.as_ref(), self.tokens);
         }
@@ -117,6 +128,10 @@ impl Meter {
             model.prompt_tokens.inc_by(usage.prompt_tokens);
             model.cached_tokens.inc_by(usage.cached_tokens);
             model.generation_tokens.inc_by(usage.output_tokens);
+        }
+        if let Some(span) = self.running.span() {
+            let (ended, passed) = ((self.status, outcome), (&self.passed, last.as_ref()));
+            traced::end(span, now, ended, passed, usage.as_ref());
         }
         if let Some(summary) = self.summary.take() {
             let usage = usage.unwrap_or_default();

@@ -10,6 +10,7 @@ use super::retries::Failure;
 use super::running::Running;
 use crate::observe;
 use crate::routing::Decision;
+use crate::traces::TrySpan;
 
 pub(super) enum AttemptOutcome {
     Answered(AttemptAnswer),
@@ -85,15 +86,28 @@ impl FailedAttempt {
         }
     }
 
-    pub(super) fn refused(stage: Stage, failure: Failure, answer: AttemptAnswer) -> Self {
+    pub(super) fn refused(stage: Stage, failure: Failure, mut answer: AttemptAnswer) -> Self {
         let name = &answer.running.worker().name;
+        let status = answer.answer.head.status;
+        let error = format!("{name} answered {status}");
+        if let Some(span) = answer.running.span() {
+            span.update(|tried| tried.status = Some(status.as_u16()));
+            span.fail(observe::now(), failure.as_str(), error.clone());
+        }
         Self {
             stage,
             failure,
-            error: format!("{name} answered {}", answer.answer.head.status),
+            error,
             owner: answer.answer.owner(),
             answer: Some(answer),
             cuts: 0,
+        }
+    }
+
+    /// Ends the span of the try that failed, if the request is traced.
+    pub(super) fn end_try(&self, span: Option<&mut TrySpan>) {
+        if let Some(span) = span {
+            span.fail(observe::now(), self.failure.as_str(), self.error.clone());
         }
     }
 

@@ -17,6 +17,7 @@ use crate::ids::Model;
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::queue::Settings;
+use crate::traces::Event;
 
 /// After so many waits in vain a request is answered as without a queue.
 const MAX_WAITS: u32 = 3;
@@ -201,7 +202,12 @@ struct WaitTime<'a> {
 
 impl Drop for WaitTime<'_> {
     fn drop(&mut self) {
-        let waited = self.before + observe::now().saturating_duration_since(self.entered);
+        let now = observe::now();
+        let waited = now.saturating_duration_since(self.entered);
+        if let Some(trace) = self.job.trace() {
+            trace.event(now, Event::Queued { waited });
+        }
+        let waited = self.before + waited;
         if let Some(summary) = &self.job.summary {
             summary.update(|it| {
                 it.queued = Some(waited);

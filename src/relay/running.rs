@@ -16,6 +16,7 @@ use crate::kv::subscriber::RepeatReport;
 use crate::kv::tokenizer_check::PromptCheck;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::observe;
+use crate::traces::TrySpan;
 
 /// Dropped, it takes back what counts for a running request only.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub(super) struct Running {
     coming: SmallVec<[UnconfirmedPrompt; 1]>,
     check: Option<PromptCheck>,
     asking: Option<RepeatReport>,
+    /// Of a request that is traced.
+    span: Option<Box<TrySpan>>,
 }
 
 impl Running {
@@ -38,7 +41,17 @@ impl Running {
             coming,
             check,
             asking,
+            span: None,
         }
+    }
+
+    /// The span of the try whose answer has begun.
+    pub(super) fn set_span(&mut self, span: Option<Box<TrySpan>>) {
+        self.span = span;
+    }
+
+    pub(super) fn span(&mut self) -> Option<&mut TrySpan> {
+        self.span.as_deref_mut()
     }
 
     /// The engine refused the request, so it does not compute the prompt.

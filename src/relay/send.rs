@@ -11,7 +11,7 @@ use tokio::time::Sleep;
 use tracing::warn;
 
 use super::core::Relay;
-use super::exchange::{self, RequestKind};
+use super::exchange::{self, Sending};
 use super::job::Job;
 use super::plan::Plan;
 use super::retries::Failure;
@@ -24,12 +24,12 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 impl Relay {
     /// Sends `asking`, a request that asks the engine to report cached blocks. An engine that refuses it gets
-    /// the `plain` request, and is not asked again. `kind` is as for [`exchange::attempt`].
+    /// the `plain` request, and is not asked again.
     pub(super) async fn send_asking(
         &self,
         job: &Job<'_>,
         (asking, plain): (&Bytes, &Bytes),
-        kind: (RequestKind, bool),
+        sending: Sending<'_>,
         plan: &Plan,
         worker: &Arc<Worker>,
         timer: Pin<Box<Sleep>>,
@@ -38,12 +38,12 @@ impl Relay {
             let labels = [&*plan.group.model, outcome];
             self.metrics.reports.with_label_values(&labels).inc();
         };
-        let answer = exchange::attempt(job, asking, kind, worker, timer).await?;
+        let answer = exchange::attempt(job, asking, sending, worker, timer).await?;
         if !kv_report_request::may_be_refused(answer.head.status) {
             count("asked");
             return Ok(answer);
         }
-        let plain = exchange::attempt(job, plain, kind, worker, answer.timer).await?;
+        let plain = exchange::attempt(job, plain, sending, worker, answer.timer).await?;
         // Otherwise the engine refuses the client's own request.
         if plain.head.status.is_success() {
             count("refused");

@@ -6,12 +6,13 @@ use tracing::debug;
 
 use super::choice::Choice;
 use super::core::Relay;
-use super::exchange::{self, RequestKind};
+use super::exchange::{self, RequestKind, Sending};
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use super::retries::Attempts;
 use super::running::{OptimisticInsert, Running};
+use super::traced;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 
@@ -45,6 +46,8 @@ impl Relay {
             prompt_tokens = request.prompt_tokens,
             "worker chosen"
         );
+        let chosen = (worker, &decision);
+        let mut span = traced::begin_try(job, plan, now, chosen, None, attempts.count());
         let insert = OptimisticInsert::new(&self.caches, now, worker, plan);
         let unseen_prefill = self
             .queue
@@ -65,13 +68,17 @@ impl Relay {
         let limit = self.attempt_deadline(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let body = plan.body.as_ref().unwrap_or(&job.body);
-        let kind = (RequestKind::Whole, attempts.cuts() == 0);
+        let sending = Sending {
+            kind: RequestKind::Whole,
+            may_resend: attempts.cuts() == 0,
+            span: span.as_deref(),
+        };
         let sent = async {
             match report {
-                None => exchange::attempt(job, body, kind, worker, timer).await,
+                None => exchange::attempt(job, body, sending, worker, timer).await,
                 Some(report) => {
                     let asking = report.put_into(body);
-                    self.send_asking(job, (&asking, body), kind, plan, worker, timer)
+                    self.send_asking(job, (&asking, body), sending, plan, worker, timer)
                         .await
                 }
             }
@@ -85,9 +92,11 @@ impl Relay {
             Err(error) => {
                 let failed =
                     FailedAttempt::unanswered(Stage::Worker, &worker.name, &error, deadline);
+                failed.end_try(span.as_deref_mut());
                 return AttemptOutcome::Failed(failed);
             }
         };
+        running.set_span(span);
         if answer.head.status.is_success() {
             insert.confirm();
         }

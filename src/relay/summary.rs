@@ -7,6 +7,7 @@ use hyper::StatusCode;
 use parking_lot::Mutex;
 
 use crate::ids::Model;
+use crate::traces::RequestTrace;
 
 /// The figures of one client request. Of several attempts and several jobs of one client request, tokens, bytes
 /// and attempts add up; the rest is the last one's.
@@ -41,14 +42,29 @@ pub struct RequestSummary {
 
 /// A summary that the relay fills while its request runs. Complete once the answer's body has ended or was dropped.
 #[derive(Clone, Debug, Default)]
-pub struct SummaryCell(Arc<Mutex<RequestSummary>>);
+pub struct SummaryCell {
+    summary: Arc<Mutex<RequestSummary>>,
+    trace: Option<Arc<RequestTrace>>,
+}
 
 impl SummaryCell {
+    /// One of a request that is traced, if there is a trace.
+    pub fn traced(trace: Option<Arc<RequestTrace>>) -> Self {
+        Self {
+            summary: Arc::default(),
+            trace,
+        }
+    }
+
+    pub fn trace(&self) -> Option<&Arc<RequestTrace>> {
+        self.trace.as_ref()
+    }
+
     pub fn read(&self) -> RequestSummary {
-        self.0.lock().clone()
+        self.summary.lock().clone()
     }
 
     pub(super) fn update(&self, change: impl FnOnce(&mut RequestSummary)) {
-        change(&mut self.0.lock());
+        change(&mut self.summary.lock());
     }
 }

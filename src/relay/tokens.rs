@@ -218,6 +218,11 @@ impl Tokens {
         })
     }
 
+    /// Whether prompts for this group's model are tokenized.
+    pub(super) fn has_tokenizer(&self, group: &Group) -> bool {
+        self.tokenizer(group).is_some()
+    }
+
     /// The ids of a request's prompt, if they are available in time.
     pub(super) async fn of(
         &self,

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 const LAYERS: &[&[&str]] = &[
     &["ids", "observe", "secret", "units"],
     &["http"],
+    &["traces"],
     &["fleet", "kv", "prompt", "state_token", "store"],
     &["queue", "routing"],
     &["peers"],

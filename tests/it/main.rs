@@ -45,6 +45,9 @@ mod stub;
 mod tenants;
 mod tls;
 mod tokens;
+#[cfg(feature = "otlp")]
+mod traces;
+mod traces_settings;
 mod usage;
 mod vocabulary;
 mod warm_start;

@@ -11,6 +11,7 @@ use crate::api::dry_run::DryRun;
 use crate::app::discoveries::FollowedDiscoveries;
 use crate::app::tenants;
 use crate::app::tls::Listeners;
+use crate::app::traces;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
 use crate::http::io_threads::OffloadThread;
@@ -52,14 +53,16 @@ impl Parts {
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Arc::new(self.tokens.load().successor(sources)?);
         let running = self.api.load_full();
-        let relay = Arc::new(running.relay().successor(
+        let relay = running.relay().successor(
             config.requests.clone(),
             config.model_settings(),
             &config.prefill_decode,
             tokens.clone(),
             tenants::table(config),
             config.queue.clone(),
-        ));
+        );
+        let tracer = traces::successor(running.relay().tracer(), config);
+        let relay = Arc::new(relay.with_tracer(tracer));
         let responses = running
             .responses()
             .successor(config.responses_settings(), relay.clone());

@@ -22,6 +22,8 @@ use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage}
 use crate::relay::plan::Plan;
 use crate::relay::retries::{Attempts, Failure};
 use crate::relay::running::{OptimisticInsert, Running};
+use crate::relay::traced;
+use crate::traces::{Event, Leg};
 
 impl Relay {
     pub(in crate::relay) async fn attempt_disaggregated(
@@ -82,7 +84,7 @@ impl LegContext<'_> {
         );
         // The request counts at both workers at once.
         let in_flight = InFlight::decoding(choice.worker.clone(), plan.request.prompt_tokens);
-        let running = Running::new(in_flight, Default::default(), None, None);
+        let mut running = Running::new(in_flight, Default::default(), None, None);
         let result = match self.run_prefill_leg(legs, started).await {
             PrefillOutcome::Computed(result) => result,
             PrefillOutcome::Answered(answer) => return AttemptOutcome::Answered(answer),
@@ -109,10 +111,18 @@ impl LegContext<'_> {
         let cached_tokens = result.cached_tokens;
         let body = legs.decode(result.params);
         let sent = observe::now();
-        let answer = match self.run_decode_leg(body, sent).await {
+        let (chosen, leg) = ((&choice.worker, &choice.decision), Some(Leg::Decode));
+        let count = self.attempts.count();
+        let mut span = traced::begin_try(job, plan, sent, chosen, leg, count);
+        let answer = match self.run_decode_leg(body, sent, span.as_deref()).await {
             Ok(answer) => answer,
-            Err(failure) => return AttemptOutcome::Failed(self.decode_failed(failure, transfer)),
+            Err(failure) => {
+                let failed = self.decode_failed(failure, transfer);
+                failed.end_try(span.as_deref_mut());
+                return AttemptOutcome::Failed(failed);
+            }
         };
+        running.set_span(span);
         let status = answer.head.status;
         let refusal = relay.refusal(&choice.worker, &answer);
         let is_failure = answer.is_failure();
@@ -144,6 +154,11 @@ impl LegContext<'_> {
         }
         let now = observe::now();
         self.on_transferred(now);
+        if let Some(trace) = job.trace() {
+            let took = now.saturating_duration_since(sent);
+            let worker = choice.worker.name.clone();
+            trace.event(now, Event::KvTransfer { worker, took });
+        }
         let phases = [
             (&metrics.queue, started, job.started),
             (&metrics.prefill, computed, started),

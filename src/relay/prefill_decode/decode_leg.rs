@@ -9,10 +9,11 @@ use tracing::warn;
 use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use crate::observe;
-use crate::relay::exchange::{self, RequestKind};
+use crate::relay::exchange::{self, RequestKind, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::outcome::{FailedAttempt, Stage};
 use crate::relay::retries::Failure;
+use crate::traces::TrySpan;
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -23,6 +24,7 @@ impl LegContext<'_> {
         &self,
         body: Bytes,
         now: Instant,
+        span: Option<&TrySpan>,
     ) -> Result<exchange::Answer, DecodeFailure> {
         let Self {
             job,
@@ -34,9 +36,13 @@ impl LegContext<'_> {
         let limit = self.relay.attempt_deadline(plan, now).min(self.deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
-        let kind = (RequestKind::Leg { rank: None }, false);
+        let sending = Sending {
+            kind: RequestKind::Leg { rank: None },
+            may_resend: false,
+            span,
+        };
         let mut answer = pin!(async {
-            let mut answer = exchange::attempt(job, &body, kind, &choice.worker, timer)
+            let mut answer = exchange::attempt(job, &body, sending, &choice.worker, timer)
                 .await
                 .map_err(DecodeFailure::Exchange)?;
             wait_for_first_token(job.api, &mut answer).await?;

@@ -6,12 +6,14 @@ use super::context::LegContext;
 use super::leg_answers::read_whole;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
-use crate::relay::exchange::{self, RequestKind};
+use crate::relay::exchange::{self, RequestKind, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
 use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
 use crate::relay::retries::Failure;
 use crate::relay::running::{OptimisticInsert, Running};
+use crate::relay::traced;
+use crate::traces::{Event, Leg, TrySpan};
 
 pub(super) enum PrefillOutcome {
     Computed(PrefillResult),
@@ -31,6 +33,10 @@ impl LegContext<'_> {
             ..
         } = *self;
         let worker = &prefill.worker;
+        // Before the request counts at the worker.
+        let chosen = (worker, &prefill.decision);
+        let leg = Some(Leg::Prefill);
+        let mut span = traced::begin_try(job, plan, now, chosen, leg, self.attempts.count());
         let insert = OptimisticInsert::new(&relay.caches, now, worker, plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
@@ -58,13 +64,17 @@ impl LegContext<'_> {
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
         let may_resend = !settings.connector.needs_bootstrap() && self.attempts.cuts() == 0;
         let rank = transfer.rank();
-        let kind = (RequestKind::Leg { rank }, may_resend);
+        let sending = Sending {
+            kind: RequestKind::Leg { rank },
+            may_resend,
+            span: span.as_deref(),
+        };
         // The answer to a prefill leg is one token.
         let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
         let timer = Box::pin(timer);
         let sent = match report {
-            None => exchange::attempt(job, &body, kind, worker, timer).await,
+            None => exchange::attempt(job, &body, sending, worker, timer).await,
             Some(report) => {
                 let whole = plan.body.as_ref().unwrap_or(&job.body);
                 let asking = match Legs::of(job.api, &report.put_into(whole)) {
@@ -72,18 +82,19 @@ impl LegContext<'_> {
                     Err(_) => body.clone(),
                 };
                 relay
-                    .send_asking(job, (&asking, &body), kind, plan, worker, timer)
+                    .send_asking(job, (&asking, &body), sending, plan, worker, timer)
                     .await
             }
         };
         let mut answer = match sent {
             Ok(answer) => answer,
-            Err(error) => return self.exchange_failed(&error),
+            Err(error) => return self.exchange_failed(&error, span.as_deref_mut()),
         };
         if !answer.head.status.is_success() {
             let refusal = relay.refusal(worker, &answer);
             let is_failure = answer.is_failure();
             running.on_refusal();
+            running.set_span(span);
             let answer = AttemptAnswer {
                 answer,
                 running,
@@ -102,8 +113,15 @@ impl LegContext<'_> {
         }
         let whole = match read_whole(&mut answer).await {
             Ok(whole) => whole,
-            Err(error) => return self.exchange_failed(&error),
+            Err(error) => return self.exchange_failed(&error, span.as_deref_mut()),
         };
+        if let (Some(trace), Some(span)) = (job.trace(), &mut span) {
+            let computed = observe::now();
+            traced::end_prefill(span, computed, answer.head.status, &whole);
+            let took = computed.saturating_duration_since(now);
+            let worker = worker.name.clone();
+            trace.event(computed, Event::PrefillLeg { worker, took });
+        }
         // The meter sees only the answer of the decode leg.
         plan.model.report_success(worker, job.client);
         insert.confirm();
@@ -125,10 +143,15 @@ impl LegContext<'_> {
         })
     }
 
-    fn exchange_failed(&self, error: &exchange::Error) -> PrefillOutcome {
+    fn exchange_failed(
+        &self,
+        error: &exchange::Error,
+        span: Option<&mut TrySpan>,
+    ) -> PrefillOutcome {
         self.metrics.count_transfer("prefill_failed");
         let name = &self.prefill.worker.name;
         let failed = FailedAttempt::unanswered(Stage::Prefill, name, error, self.deadline);
+        failed.end_try(span);
         PrefillOutcome::Failed(failed)
     }
 }

@@ -15,6 +15,7 @@ use super::stored_request::StoredRequest;
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
+use crate::relay::SummaryCell;
 use crate::responses::client_request::ClientRequest;
 use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::history::Access;
@@ -122,6 +123,9 @@ impl Responses {
         };
         let input = prepared.new_input.json();
         let new_items = prepared.take_new_items();
+        if let Some(trace) = request.summary.and_then(SummaryCell::trace) {
+            stored.link_to(trace.context());
+        }
         if let Some(token) = lock {
             stored.in_conversation(token, &new_items);
         }

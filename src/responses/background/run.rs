@@ -26,7 +26,7 @@ use super::stored_request::StoredRequest;
 use super::unreadable;
 use crate::ids::ClientKey;
 use crate::observe;
-use crate::relay::ServedBy;
+use crate::relay::{ServedBy, SummaryCell};
 use crate::responses::client_request::RequestContext;
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
@@ -38,6 +38,7 @@ use crate::responses::template::ResponseTemplate;
 use crate::store::{
     self, Cancellation, CancelledOutput, Commit, IdempotencyToken, Status, WriteOutcome,
 };
+use crate::traces::RequestEnd;
 
 /// Pause before a step is repeated because the store was unreachable. The run's time limit bounds the retries.
 const STORE_PAUSE: Duration = Duration::from_millis(200);
@@ -100,6 +101,9 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         end: None,
         commit: None,
     };
+    let tracer = responses.relay.tracer();
+    let trace = tracer.begin_background(request.create_span());
+    let summary = trace.map(|trace| SummaryCell::traced(Some(trace)));
     let context = RequestContext {
         headers: &job.headers,
         original: request.input(),
@@ -108,7 +112,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         id: job.id,
         started: observe::now(),
         response: Some(key.id),
-        summary: None,
+        summary: summary.as_ref(),
     };
     tokio::select! {
         biased;
@@ -138,9 +142,24 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         let stopped = &responses.background.metrics.stopped;
         stopped.with_label_values(&[reason.as_str()]).inc();
     }
+    if let Some(trace) = summary.as_ref().and_then(SummaryCell::trace) {
+        let status = runner.end.as_ref().map(|end| end.outcome.status);
+        trace.end(observe::now(), end_of_trace(name, reason, status));
+    }
     let is_given_up = guard.run.state.lock().is_given_up();
     let lock = runner.finisher.conversation.take();
     in_conversation::leave(&responses, is_given_up, lock, runner.commit.take()).await;
+}
+
+fn end_of_trace(id: String, stopped: Option<StopReason>, status: Option<Status>) -> RequestEnd {
+    let failed = status.filter(|status| *status != Status::Completed);
+    RequestEnd {
+        error: stopped
+            .map(StopReason::as_str)
+            .or(failed.map(Status::as_str)),
+        response: Some(id),
+        ..RequestEnd::default()
+    }
 }
 
 impl Runner<'_> {

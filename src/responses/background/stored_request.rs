@@ -8,6 +8,7 @@ use crate::responses::members::put;
 use crate::responses::request::CreateRequest;
 use crate::responses::template::ResponseMeta;
 use crate::store::{IdempotencyToken, Item};
+use crate::traces::TraceContext;
 
 /// Stored until the response ends. Does not contain the client's headers, which have its API key.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -26,6 +27,9 @@ pub(super) struct StoredRequest {
     /// releases that do not know this field leave it alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     lock: Option<StoredLock>,
+    /// The span of the create, as a `traceparent`, if it was traced: the run's trace links to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    trace: Option<String>,
     /// The client's body without its input.
     client: Box<RawValue>,
     /// The whole list of items for the engine.
@@ -62,9 +66,20 @@ impl StoredRequest {
             salt: salt.map(str::to_owned),
             is_portable,
             lock: None,
+            trace: None,
             client: raw(client)?,
             input: raw(input)?,
         })
+    }
+
+    /// The create is a traced request.
+    pub(super) fn link_to(&mut self, create: TraceContext) {
+        self.trace = Some(create.to_string());
+    }
+
+    /// The span of the create, if it was traced.
+    pub(super) fn create_span(&self) -> Option<TraceContext> {
+        TraceContext::parse(self.trace.as_ref()?.as_bytes())
     }
 
     /// The response runs in a conversation that is locked with this token, and that gets these items.

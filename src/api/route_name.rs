@@ -1,0 +1,73 @@
+//! The route of a path, for traces: names of parameters stand for what a client writes. Pure.
+
+/// Paths without parameters.
+const FIXED: [&str; 13] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/responses/input_tokens",
+    "/v1/conversations",
+    "/v1/embeddings",
+    "/v1/models",
+    "/v1/rerank",
+    "/v2/rerank",
+    "/rerank",
+    "/tokenize",
+    "/detokenize",
+    "/health",
+];
+
+/// `None` for a path that is no route.
+pub(super) fn of(path: &str) -> Option<&'static str> {
+    if let Some(fixed) = FIXED.iter().find(|fixed| **fixed == path) {
+        return Some(fixed);
+    }
+    let (collection, rest) = path.strip_prefix("/v1/")?.split_once('/')?;
+    let parts: Vec<&str> = match collection {
+        // A model's name may have slashes.
+        "models" => vec![rest],
+        _ => rest.splitn(4, '/').collect(),
+    };
+    if parts.iter().any(|part| part.is_empty()) {
+        return None;
+    }
+    Some(match (collection, parts.as_slice()) {
+        ("models", [_]) => "/v1/models/{model}",
+        ("responses", [_]) => "/v1/responses/{response_id}",
+        ("responses", [_, "cancel"]) => "/v1/responses/{response_id}/cancel",
+        ("responses", [_, "input_items"]) => "/v1/responses/{response_id}/input_items",
+        ("conversations", [_]) => "/v1/conversations/{conversation_id}",
+        ("conversations", [_, "items"]) => "/v1/conversations/{conversation_id}/items",
+        ("conversations", [_, "items", _]) => "/v1/conversations/{conversation_id}/items/{item_id}",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_and_names_are_no_part_of_a_route() {
+        let check = |path: &str, expected: Option<&str>| assert_eq!(of(path), expected, "{path}");
+        check("/v1/chat/completions", Some("/v1/chat/completions"));
+        check(
+            "/v1/responses/input_tokens",
+            Some("/v1/responses/input_tokens"),
+        );
+        check("/v1/responses/resp_1", Some("/v1/responses/{response_id}"));
+        check(
+            "/v1/responses/resp_1/cancel",
+            Some("/v1/responses/{response_id}/cancel"),
+        );
+        check("/v1/responses/resp_1/secret", None);
+        check("/v1/responses/", None);
+        check("/v1/models/org/name", Some("/v1/models/{model}"));
+        check("/v1/models/", None);
+        let item = "/v1/conversations/{conversation_id}/items/{item_id}";
+        check("/v1/conversations/c/items/i", Some(item));
+        check("/v1/conversations/c/items/i/j", None);
+        check("/v1/other/x", None);
+        check("/secret", None);
+    }
+}
