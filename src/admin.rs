@@ -1,6 +1,9 @@
 //! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
+mod answers;
 mod config;
+mod dashboard;
+mod explain;
 mod fleet;
 mod guard;
 mod kv;
@@ -19,16 +22,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicUsize};
 
 use arc_swap::ArcSwap;
-use http_body_util::{BodyExt, Limited};
 use hyper::header::{self, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use parking_lot::Mutex;
 use prometheus::IntCounterVec;
-use serde::Serialize;
 use serde_json::json;
 use tracing::{debug, info};
 
+use self::answers::{answer, parameter, refuse, refuse_unknown_worker, text, wants_html};
 pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer};
+use self::dashboard::{Dashboard, Sources};
 use self::guard::{Guard, Refusal};
 pub use self::kv::KvPages;
 pub use self::readiness::Readiness;
@@ -36,25 +39,23 @@ pub use self::responses::ResponsesPage;
 use self::role::Role;
 pub use self::settings::{NamesByRole, Settings, Tokens};
 use self::worker_metrics::WorkerMetrics;
+use crate::http::drain::Tasks;
 use crate::http::io_threads::OffloadThread;
 use crate::http::server::RequestBody;
 use crate::http::tls::ClientNames;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
-use crate::prompt::{self, Api};
 use crate::relay::Relay;
 use crate::{http, observe};
 
 /// The admin listener's handler.
 #[derive(Debug)]
 pub struct AdminServer {
-    relay: ArcSwap<Relay>,
-    peers: Peers,
-    kv: Arc<KvPages>,
-    responses: ResponsesPage,
+    /// What most pages show.
+    sources: Arc<Sources>,
     config: ConfigPage,
-    registry: Registry,
     worker_metrics: WorkerMetrics,
+    dashboard: Dashboard,
     /// One scrape at a time: each sets the gauges of all workers anew.
     scraping: Mutex<()>,
     guard: ArcSwap<Guard>,
@@ -97,8 +98,16 @@ impl AdminServer {
         readiness: Arc<Readiness>,
         access: Access<'_>,
     ) -> io::Result<Arc<Self>> {
+        let sources = Arc::new(Sources {
+            relay: ArcSwap::new(relay),
+            peers,
+            kv: Arc::new(pages.kv),
+            responses: pages.responses,
+            registry: registry.clone(),
+        });
         Ok(Arc::new(Self {
             worker_metrics: WorkerMetrics::new(&registry),
+            dashboard: Dashboard::new(&access.settings.dashboard, sources.clone()),
             scraping: Mutex::new(()),
             guard: ArcSwap::from_pointee(Guard::new(access.settings)),
             refusals: registry.counters(
@@ -108,12 +117,8 @@ impl AdminServer {
                 &["reason"],
             ),
             listing: OffloadThread::start("admin-pages")?,
-            relay: ArcSwap::new(relay),
-            peers,
-            kv: Arc::new(pages.kv),
-            responses: pages.responses,
+            sources,
             config: pages.config,
-            registry,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
@@ -123,9 +128,15 @@ impl AdminServer {
 
     /// Shows the relay of the next configuration, to whom that lets in.
     pub fn set(&self, relay: Arc<Relay>, access: Access<'_>) {
-        self.relay.store(relay);
+        self.sources.relay.store(relay);
         self.guard.store(Arc::new(Guard::new(access.settings)));
+        self.dashboard.set(&access.settings.dashboard);
         self.body_bytes_max.store(access.body_bytes_max(), Relaxed);
+    }
+
+    /// Keeps open dashboards up to date until the drain of `tasks`, which are those of the listener.
+    pub fn start_dashboard(&self, tasks: &Tasks) {
+        tasks.spawn_until_stopped_on(self.listing.runtime(), self.dashboard.run());
     }
 
     /// Resolves when an operator has asked the process to drain.
@@ -151,7 +162,7 @@ impl AdminServer {
             return self.refuse_access(refusal, &request, client);
         }
         let Some(page) = page else {
-            return refuse(StatusCode::NOT_FOUND, "no such page; GET / lists them");
+            return refuse(StatusCode::NOT_FOUND, "no such page; GET /pages lists them");
         };
         if page.method != request.method() {
             let message = format!("use {}", page.method);
@@ -173,16 +184,29 @@ impl AdminServer {
     ) -> Response<http::Body> {
         use pages::Name;
         match page {
-            Name::Index => text(StatusCode::OK, pages::index()),
+            Name::Index if self.dashboard.is_on() && wants_html(request.headers()) => {
+                dashboard::assets::page(request.headers())
+            }
+            Name::Index | Name::List => text(StatusCode::OK, pages::index()),
+            Name::Asset => dashboard::assets::file(request.uri().path()).unwrap_or_else(|| {
+                refuse(StatusCode::NOT_FOUND, "no such file; load the page again")
+            }),
+            Name::DashboardEvents => self.dashboard.events(),
+            Name::DashboardWorker => self.dashboard.worker(query),
+            Name::DashboardDecision => self.dashboard.decision(query),
             Name::Alive => text(StatusCode::OK, "ok\n"),
             Name::Ready => self.ready().await,
             Name::Metrics => self.metrics(),
             Name::Fleet => {
-                let page = fleet::page(&self.relay.load(), &self.peers, observe::now());
+                let page = fleet::page(
+                    &self.sources.relay.load(),
+                    &self.sources.peers,
+                    observe::now(),
+                );
                 answer(StatusCode::OK, &page)
             }
-            Name::Queue => answer(StatusCode::OK, &self.relay.load().queues().status()),
-            Name::Kv => answer(StatusCode::OK, &self.kv.page(observe::now())),
+            Name::Queue => answer(StatusCode::OK, &self.sources.relay.load().queues().status()),
+            Name::Kv => answer(StatusCode::OK, &self.sources.kv.page(observe::now())),
             Name::KvBlocks => self.blocks(query).await,
             Name::Config => answer(StatusCode::OK, &self.config.running()),
             Name::Reload => {
@@ -190,8 +214,11 @@ impl AdminServer {
                 let (status, body) = self.config.reload().await;
                 answer(status, &body)
             }
-            Name::Responses => answer(StatusCode::OK, &self.responses.page().await),
-            Name::Explain => self.explain(request, query).await,
+            Name::Responses => answer(StatusCode::OK, &self.sources.responses.page().await),
+            Name::Explain => {
+                let body_bytes_max = self.body_bytes_max.load(Relaxed);
+                explain::page(&self.sources, body_bytes_max, request, query).await
+            }
             Name::Drain => match parameter(query, "worker") {
                 Some(worker) => self.set_drained(&worker, true, client),
                 None => {
@@ -251,61 +278,13 @@ impl AdminServer {
         let page = {
             let _scraping = self.scraping.lock();
             self.worker_metrics
-                .update(&self.relay.load(), observe::now());
-            self.registry.text()
+                .update(&self.sources.relay.load(), observe::now());
+            self.sources.registry.text()
         };
         let mut response = text(StatusCode::OK, page);
         let kind = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
         response.headers_mut().insert(header::CONTENT_TYPE, kind);
         response
-    }
-
-    async fn explain(&self, request: Request<RequestBody>, query: &str) -> Response<http::Body> {
-        let path = parameter(query, "path");
-        let shows_tokens = match parameter(query, "tokens").as_deref() {
-            None | Some("false") => false,
-            Some("true") => true,
-            Some(_) => return refuse(StatusCode::BAD_REQUEST, "tokens is true or false"),
-        };
-        let (head, body) = request.into_parts();
-        let Ok(body) = Limited::new(body, self.body_bytes_max.load(Relaxed))
-            .collect()
-            .await
-        else {
-            return refuse(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "the request body is too large or incomplete",
-            );
-        };
-        let body = body.to_bytes();
-        let api = match path.as_deref() {
-            None | Some("/v1/chat/completions") => Api::Chat,
-            Some("/v1/completions") => Api::Completions,
-            Some("/v1/responses") => Api::Responses,
-            Some(_) => {
-                return refuse(
-                    StatusCode::BAD_REQUEST,
-                    "path must be /v1/chat/completions, /v1/completions or /v1/responses",
-                );
-            }
-        };
-        // Engines get stored responses as one whole input, and some tenants' requests with a cache salt.
-        let tenant = parameter(query, "tenant");
-        let body = match self.responses.engine_body(api, tenant, body).await {
-            Ok(body) => body,
-            Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
-        };
-        let relay = self.relay.load_full();
-        match prompt::peek(api, &body, relay.block_bytes()) {
-            Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
-            Ok(peek) => {
-                let explained = relay.explain(api, &head.headers, peek, &body, shows_tokens);
-                match explained.await {
-                    Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
-                    Ok(explanation) => answer(StatusCode::OK, &explanation),
-                }
-            }
-        }
     }
 
     async fn blocks(&self, query: &str) -> Response<http::Body> {
@@ -317,13 +296,13 @@ impl AdminServer {
             );
         };
         let id = {
-            let relay = self.relay.load();
+            let relay = self.sources.relay.load();
             let snapshot = relay.fleet().snapshot();
             let mut workers = snapshot.workers.iter().map(|status| &status.worker);
             let found = workers.find(|worker| *worker.name == *name);
             found.map(|worker| worker.id)
         };
-        let kv = self.kv.clone();
+        let kv = self.sources.kv.clone();
         let list = {
             let name = name.clone();
             move || {
@@ -343,48 +322,20 @@ impl AdminServer {
     }
 
     fn set_drained(&self, worker: &str, drained: bool, client: IpAddr) -> Response<http::Body> {
-        if self.relay.load().fleet().set_drained(worker, drained) {
+        if self
+            .sources
+            .relay
+            .load()
+            .fleet()
+            .set_drained(worker, drained)
+        {
             info!(%client, worker, draining = drained, "an operator changed whether a worker drains");
             answer(
                 StatusCode::OK,
                 &json!({"worker": worker, "draining": drained}),
             )
         } else {
-            refuse(
-                StatusCode::NOT_FOUND,
-                &format!("no worker is called `{worker}`; GET /fleet lists them"),
-            )
+            refuse_unknown_worker(worker)
         }
     }
-}
-
-/// One parameter of a query.
-fn parameter(query: &str, name: &str) -> Option<String> {
-    let mut pairs = form_urlencoded::parse(query.as_bytes());
-    pairs
-        .find(|(key, _)| key == name)
-        .map(|(_, value)| value.into_owned())
-}
-
-fn text(status: StatusCode, text: impl Into<String>) -> Response<http::Body> {
-    let mut response = Response::new(http::full(text.into()));
-    *response.status_mut() = status;
-    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
-    response.headers_mut().insert(header::CONTENT_TYPE, kind);
-    response
-}
-
-fn answer(status: StatusCode, value: &impl Serialize) -> Response<http::Body> {
-    let body = serde_json::to_string_pretty(value)
-        .unwrap_or_else(|error| format!("{{\"error\":\"{error}\"}}"));
-    let mut response = text(status, body + "\n");
-    response.headers_mut().insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static("application/json"),
-    );
-    response
-}
-
-fn refuse(status: StatusCode, message: &str) -> Response<http::Body> {
-    answer(status, &json!({"error": message}))
 }

@@ -314,6 +314,7 @@ impl App {
             prepared.map(|prepared| prepared.start(peers.clone(), readiness.clone(), &tasks));
         let sharing = sharing.transpose()?;
         tasks.spawn_until_stopped_on(kv_events.runtime(), start.run());
+        admin_server.start_dashboard(&admin_tasks);
         let handler = admin_server.clone();
         // A registry of its own: the connection metrics are about the API's clients.
         admin_tasks.spawn(server::serve(

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::pairs::PairsRow;
 use crate::fleet::health::Health;
-use crate::fleet::{Role, Worker};
+use crate::fleet::{Role, Status, Worker};
 use crate::http::circuit_breaker;
 use crate::peers::status::LoadRow;
 use crate::peers::{self, Peers};
@@ -36,7 +36,7 @@ struct ModelRow {
 }
 
 #[derive(Debug, Serialize)]
-struct WorkerRow {
+pub(super) struct WorkerRow {
     name: String,
     address: String,
     role: Role,
@@ -101,53 +101,8 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
             false => Vec::new(),
         },
     });
-    let workers = snapshot.workers.iter().map(|status| {
-        let worker = &status.worker;
-        let (predicted_blocks, predicted_tokens) = relay.predicted().size(worker.id);
-        WorkerRow {
-            name: worker.name.to_string(),
-            address: worker.pool.address().to_owned(),
-            role: worker.role,
-            health: status.health,
-            last_error: worker.last_probe_error.load().as_deref().cloned(),
-            circuit_breaker: worker.breaker.state(),
-            is_draining: status.draining,
-            version: status.facts.version.clone(),
-            models: status
-                .facts
-                .models
-                .keys()
-                .map(|model| model.to_string())
-                .collect(),
-            requests: worker.load.own_requests(),
-            requests_total: worker.load.total(),
-            queued_tokens: worker.load.own_queued_tokens(),
-            decode_tokens: worker.load.own_decode_tokens(),
-            peers: peers.loads(worker.pool.address()),
-            reported: worker.load.reported().map(|reported| ReportedRow {
-                age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,
-                running: reported.running,
-                waiting: reported.waiting,
-                kv_usage: reported.kv_usage,
-            }),
-            predicted_blocks,
-            predicted_tokens,
-            cache_tokens: Some(worker.cache_tokens.load(Relaxed)).filter(|tokens| *tokens > 0),
-            kv_transfers: relay
-                .pinned(now, worker.id)
-                .filter(|_| worker.role != Role::Decode)
-                .map(|(pending, pending_tokens)| KvTransfersRow {
-                    circuit_breaker: worker.kv_transfer_breaker.state(),
-                    pending,
-                    pending_tokens,
-                    bootstrap: worker
-                        .bootstrap_info
-                        .load()
-                        .as_ref()
-                        .map(|bootstrap_info| bootstrap_info.url.to_string()),
-                }),
-        }
-    });
+    let workers = snapshot.workers.iter();
+    let workers = workers.map(|status| worker_row(status, relay, peers, now));
     Page {
         is_ready: snapshot.is_ready(),
         models: models.collect(),
@@ -156,5 +111,61 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
             .pairs()
             .map(|(connector, pairs)| PairsRow::new(connector, pairs)),
         replicas: peers.status(now),
+    }
+}
+
+/// The row of one worker.
+pub(super) fn worker(relay: &Relay, peers: &Peers, now: Instant, name: &str) -> Option<WorkerRow> {
+    let snapshot = relay.fleet().snapshot();
+    let mut workers = snapshot.workers.iter();
+    let status = workers.find(|status| *status.worker.name == *name)?;
+    Some(worker_row(status, relay, peers, now))
+}
+
+fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> WorkerRow {
+    let worker = &status.worker;
+    let (predicted_blocks, predicted_tokens) = relay.predicted().size(worker.id);
+    WorkerRow {
+        name: worker.name.to_string(),
+        address: worker.pool.address().to_owned(),
+        role: worker.role,
+        health: status.health,
+        last_error: worker.last_probe_error.load().as_deref().cloned(),
+        circuit_breaker: worker.breaker.state(),
+        is_draining: status.draining,
+        version: status.facts.version.clone(),
+        models: status
+            .facts
+            .models
+            .keys()
+            .map(|model| model.to_string())
+            .collect(),
+        requests: worker.load.own_requests(),
+        requests_total: worker.load.total(),
+        queued_tokens: worker.load.own_queued_tokens(),
+        decode_tokens: worker.load.own_decode_tokens(),
+        peers: peers.loads(worker.pool.address()),
+        reported: worker.load.reported().map(|reported| ReportedRow {
+            age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,
+            running: reported.running,
+            waiting: reported.waiting,
+            kv_usage: reported.kv_usage,
+        }),
+        predicted_blocks,
+        predicted_tokens,
+        cache_tokens: Some(worker.cache_tokens.load(Relaxed)).filter(|tokens| *tokens > 0),
+        kv_transfers: relay
+            .pinned(now, worker.id)
+            .filter(|_| worker.role != Role::Decode)
+            .map(|(pending, pending_tokens)| KvTransfersRow {
+                circuit_breaker: worker.kv_transfer_breaker.state(),
+                pending,
+                pending_tokens,
+                bootstrap: worker
+                    .bootstrap_info
+                    .load()
+                    .as_ref()
+                    .map(|bootstrap_info| bootstrap_info.url.to_string()),
+            }),
     }
 }

@@ -82,6 +82,14 @@ impl KvPages {
         }
     }
 
+    pub(super) fn board(&self) -> &StatusBoard {
+        &self.board
+    }
+
+    pub(super) fn tokenizer_check(&self) -> &TokenizerCheck {
+        &self.tokenizer_check
+    }
+
     pub(super) fn page(&self, now: Instant) -> Page {
         let indexes = self.indexes.all().into_iter();
         let row = |((model, block_size), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
@@ -95,6 +103,12 @@ impl KvPages {
             tokenizer_check: self.tokenizer_check.statuses(now),
             ranks: self.board.statuses(now),
         }
+    }
+
+    /// The KV events of each rank of one worker.
+    pub(super) fn ranks_of(&self, now: Instant, worker: &str) -> Vec<Status> {
+        let statuses = self.board.statuses(now).into_iter();
+        statuses.filter(|status| status.worker == worker).collect()
     }
 
     /// `None` if the rank has no KV events.

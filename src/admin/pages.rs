@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 
 use hyper::Method;
 
+use super::dashboard::assets;
 use super::role::Role;
 
 /// One page. A path has one method.
@@ -23,6 +24,11 @@ pub(super) struct Page {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     Index,
+    List,
+    Asset,
+    DashboardEvents,
+    DashboardWorker,
+    DashboardDecision,
     Metrics,
     Alive,
     Ready,
@@ -42,8 +48,49 @@ const READ: Option<Role> = Some(Role::Read);
 const OPERATE: Option<Role> = Some(Role::Operate);
 
 /// In the order in which the page at `/` lists them.
-pub(super) static PAGES: [Page; 14] = [
-    page(Name::Index, Method::GET, "/", None, None, "this page"),
+pub(super) static PAGES: [Page; 19] = [
+    // The page has no data: it asks for a token, if one is needed, and sends it with what it reads.
+    page(
+        Name::Index,
+        Method::GET,
+        "/",
+        None,
+        None,
+        "the dashboard, for browsers; for others this list",
+    ),
+    page(Name::List, Method::GET, "/pages", None, None, "this list"),
+    page(
+        Name::Asset,
+        Method::GET,
+        assets::FOLDER,
+        None,
+        None,
+        "the dashboard's scripts and styles, below this path",
+    ),
+    page(
+        Name::DashboardEvents,
+        Method::GET,
+        "/dashboard/events",
+        READ,
+        Some(&[]),
+        "what the dashboard shows, once a second (server-sent events)",
+    ),
+    page(
+        Name::DashboardWorker,
+        Method::GET,
+        "/dashboard/worker",
+        READ,
+        Some(&["name"]),
+        "?name=NAME: one worker, with the KV events of its ranks (JSON)",
+    ),
+    page(
+        Name::DashboardDecision,
+        Method::GET,
+        "/dashboard/decision",
+        READ,
+        Some(&["number"]),
+        "?number=N: a decision that the dashboard shows, with its candidates at that time (JSON)",
+    ),
     page(
         Name::Metrics,
         Method::GET,
@@ -172,7 +219,11 @@ const fn page(
 }
 
 pub(super) fn find(path: &str) -> Option<&'static Page> {
-    PAGES.iter().find(|page| page.path == path)
+    let is_page = |page: &&Page| match page.name {
+        Name::Asset => path.starts_with(page.path),
+        _ => page.path == path,
+    };
+    PAGES.iter().find(is_page)
 }
 
 impl Page {
@@ -196,7 +247,7 @@ impl Page {
     }
 }
 
-/// The page at `/`.
+/// The page at `/pages`.
 pub(super) fn index() -> String {
     let mut text =
         "With `admin.token` or `admin.tokens`, pages of the role `read` or `operate` need \
@@ -207,7 +258,7 @@ pub(super) fn index() -> String {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{:4} {:11} {needs:8} {}",
+            "{:4} {:19} {needs:8} {}",
             page.method.as_str(),
             page.path,
             page.help
@@ -225,6 +276,11 @@ mod tests {
     fn each_page_needs_the_role_that_was_decided_for_it() {
         let decided = [
             ("GET", "/", "-"),
+            ("GET", "/pages", "-"),
+            ("GET", "/assets/", "-"),
+            ("GET", "/dashboard/events", "read"),
+            ("GET", "/dashboard/worker", "read"),
+            ("GET", "/dashboard/decision", "read"),
             ("GET", "/metrics", "-"),
             ("GET", "/healthz", "-"),
             ("GET", "/readyz", "-"),
@@ -297,5 +353,6 @@ mod tests {
         assert_eq!(drain.check_parameters("wroker=a"), Err(refused.to_owned()));
         assert_eq!(find("/metrics").unwrap().check_parameters("a=b"), Ok(()));
         assert!(find("/drain/").is_none());
+        assert_eq!(find("/assets/1/main.js").unwrap().name, Name::Asset);
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::dashboard::settings as dashboard;
 use super::role::Role;
 use crate::http::tls;
 use crate::secret::Secret;
@@ -22,13 +23,15 @@ pub struct Settings {
     /// TLS. Left out: connections are not encrypted.
     pub tls: Option<tls::ServerSettings>,
     /// The short form of one token in `tokens.operate`: what operators send as `authorization: Bearer ...`. Text,
-    /// `${NAME}` or `file:/path`, at least 16 characters. With any token or name all pages but `/`, `/healthz`,
-    /// `/readyz` and `/metrics` need one. Empty: none.
+    /// `${NAME}` or `file:/path`, at least 16 characters. With any token or name all pages but `/`, `/pages`,
+    /// `/healthz`, `/readyz` and `/metrics` need one. Empty: none.
     pub token: Secret,
     /// Tokens by the role of those who send them. Several of a role work at the same time, so that one can be replaced.
     pub tokens: Tokens,
     /// Names in the client certificates of operators, by role. Needs `tls.client_ca`.
     pub client_names: NamesByRole,
+    /// The dashboard at `/`.
+    pub dashboard: dashboard::Settings,
 }
 
 /// Tokens of operators, by role.
@@ -60,6 +63,7 @@ impl Default for Settings {
             token: Secret::default(),
             tokens: Tokens::default(),
             client_names: NamesByRole::default(),
+            dashboard: dashboard::Settings::default(),
         }
     }
 }
@@ -72,7 +76,7 @@ impl Settings {
 
     /// What is wrong: the key below `admin`, and a message without any token.
     pub fn check(&self) -> Vec<(String, String)> {
-        let mut problems = Vec::new();
+        let mut problems = self.dashboard.check();
         let mut seen = BTreeMap::new();
         for (key, _, token) in self.tokens() {
             let text = token.expose();

@@ -1,9 +1,9 @@
-//! Gauges of each worker. They are set when they are scraped: requests do not pay for them, and a worker
+//! Gauges and counters of each worker. They are set when they are scraped: requests do not pay for them, and a worker
 //! that left has no stale value.
 
 use std::time::Instant;
 
-use prometheus::IntGaugeVec;
+use prometheus::{IntCounterVec, IntGaugeVec};
 
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
@@ -77,6 +77,20 @@ const GAUGES: [(&str, &str, Read); 12] = [
     ),
 ];
 
+/// Counters since the worker joined.
+const COUNTERS: [(&str, &str, fn(&Status) -> u64); 2] = [
+    (
+        "warmroute_worker_prompt_tokens_total",
+        "Prompt tokens of a worker's answers, as its engine reports them.",
+        |status| status.worker.usage.prompt_tokens(),
+    ),
+    (
+        "warmroute_worker_cached_prompt_tokens_total",
+        "Prompt tokens that a worker's engine reports as read from its prefix cache.",
+        |status| status.worker.usage.cached_tokens(),
+    ),
+];
+
 /// Prompts that wait for their transfer, and their tokens.
 fn pending(status: &Status, relay: &Relay, now: Instant) -> Option<(u64, u64)> {
     if status.worker.role == Role::Decode {
@@ -87,22 +101,35 @@ fn pending(status: &Status, relay: &Relay, now: Instant) -> Option<(u64, u64)> {
 }
 
 #[derive(Debug)]
-pub(super) struct WorkerMetrics([IntGaugeVec; GAUGES.len()]);
+pub(super) struct WorkerMetrics {
+    gauges: [IntGaugeVec; GAUGES.len()],
+    counters: [IntCounterVec; COUNTERS.len()],
+}
 
 impl WorkerMetrics {
     pub(super) fn new(registry: &Registry) -> Self {
-        Self(GAUGES.map(|(name, help, _)| registry.gauges(name, help, &["worker"])))
+        Self {
+            gauges: GAUGES.map(|(name, help, _)| registry.gauges(name, help, &["worker"])),
+            counters: COUNTERS.map(|(name, help, _)| registry.counters(name, help, &["worker"])),
+        }
     }
 
     pub(super) fn update(&self, relay: &Relay, now: Instant) {
         let snapshot = relay.fleet().snapshot();
-        for (gauge, (_, _, read)) in self.0.iter().zip(GAUGES) {
+        for (gauge, (_, _, read)) in self.gauges.iter().zip(GAUGES) {
             gauge.reset();
             for status in &snapshot.workers {
                 if let Some(value) = read(status, relay, now) {
                     let value = i64::try_from(value).unwrap_or(i64::MAX);
                     gauge.with_label_values(&[&status.worker.name]).set(value);
                 }
+            }
+        }
+        for (counter, (_, _, read)) in self.counters.iter().zip(COUNTERS) {
+            counter.reset();
+            for status in &snapshot.workers {
+                let of_worker = counter.with_label_values(&[&status.worker.name]);
+                of_worker.inc_by(read(status));
             }
         }
     }

@@ -45,6 +45,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("admin.token", Effect::Reload),
     ("admin.tokens.*", Effect::Reload),
     ("admin.client_names.*", Effect::Reload),
+    ("admin.dashboard.*", Effect::Reload),
     ("workers.*", Effect::Reload),
     ("discovery.*", Effect::Reload),
     ("fleet.health.*", Effect::Reload),

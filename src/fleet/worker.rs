@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use arc_swap::ArcSwapOption;
@@ -95,6 +96,8 @@ pub struct WorkerState {
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
     /// only gets no prefill legs for a while.
     pub kv_transfer_breaker: SharedBreaker,
+    /// What its answers reported of their prompts.
+    pub usage: PromptUsage,
     /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
     pub cache_tokens: AtomicU64,
     /// The engine rejects requests that ask it to report cached blocks again
@@ -106,6 +109,29 @@ pub struct WorkerState {
     pub last_probe_error: ArcSwapOption<String>,
 }
 
+/// Prompt tokens of the answers of a worker, as its engine reported them.
+#[derive(Debug, Default)]
+pub struct PromptUsage {
+    prompt_tokens: AtomicU64,
+    cached_tokens: AtomicU64,
+}
+
+impl PromptUsage {
+    pub fn add(&self, prompt_tokens: u64, cached_tokens: u64) {
+        self.prompt_tokens.fetch_add(prompt_tokens, Relaxed);
+        self.cached_tokens.fetch_add(cached_tokens, Relaxed);
+    }
+
+    pub fn prompt_tokens(&self) -> u64 {
+        self.prompt_tokens.load(Relaxed)
+    }
+
+    /// Those of them that were read from the prefix cache.
+    pub fn cached_tokens(&self) -> u64 {
+        self.cached_tokens.load(Relaxed)
+    }
+}
+
 impl WorkerState {
     pub(super) fn new(breakers: &circuit_breaker::Settings, freed: Arc<Freed>) -> Arc<Self> {
         Arc::new(Self {
@@ -113,6 +139,7 @@ impl WorkerState {
             freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
+            usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),

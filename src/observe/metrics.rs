@@ -3,12 +3,14 @@
 //! Each part owns a struct of its metrics and is handed the registry when it is built. Handles with
 //! labels are resolved once (per worker, per model), so that a request only adds to atomics.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus::core::Collector;
+use prometheus::proto::MetricFamily;
 use prometheus::{
     Counter, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
     IntGauge, IntGaugeVec, Opts, TextEncoder,
@@ -24,6 +26,8 @@ pub struct Registry {
 #[derive(Default)]
 struct Shared {
     families: Mutex<Vec<Family>>,
+    /// The same by name, to read some of them without all others.
+    collectors: Mutex<BTreeMap<String, Box<dyn Collector>>>,
     on_scrape: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
 
@@ -101,6 +105,23 @@ impl Registry {
         String::from_utf8(text).unwrap_or_default()
     }
 
+    /// One family as it is now, without the updates of [`Registry::on_scrape`]. `None` if there is no such metric.
+    pub fn family(&self, name: &str) -> Option<MetricFamily> {
+        let collectors = self.shared.collectors.lock();
+        let families = collectors.get(name)?.collect();
+        families.into_iter().find(|family| family.name() == name)
+    }
+
+    /// The names of the metrics that begin so.
+    pub fn names(&self, prefix: &str) -> Vec<String> {
+        let collectors = self.shared.collectors.lock();
+        let from = collectors.range(prefix.to_owned()..);
+        from.map(|(name, _)| name)
+            .take_while(|name| name.starts_with(prefix))
+            .cloned()
+            .collect()
+    }
+
     /// A Markdown table of every registered metric, whether or not it has a value yet.
     pub fn reference(&self) -> String {
         let mut families = self.shared.families.lock().clone();
@@ -132,6 +153,11 @@ impl Registry {
             labels: desc.variable_labels.clone(),
             help: desc.help.clone(),
         });
+        let mut collectors = self.shared.collectors.lock();
+        for desc in metric.desc() {
+            collectors.insert(desc.fq_name.clone(), Box::new(metric.clone()));
+        }
+        drop(collectors);
         self.shared.families.lock().extend(family);
         self.metrics
             .register(Box::new(metric.clone()))
@@ -150,6 +176,19 @@ mod tests {
         let counters = registry.counters("things_total", "Things.", &["kind"]);
         counters.with_label_values(&["odd"]).inc_by(3);
         assert!(registry.text().contains("things_total{kind=\"odd\"} 3"));
+    }
+
+    #[test]
+    fn one_family_is_read_without_the_others() {
+        let registry = Registry::default();
+        let counters = registry.counters("things_total", "Things.", &["kind"]);
+        registry.gauge("thing_size", "Size.");
+        registry.gauge("others", "Others.");
+        counters.with_label_values(&["odd"]).inc_by(3);
+        let family = registry.family("things_total").unwrap();
+        assert_eq!(family.get_metric().len(), 1);
+        assert!(registry.family("thing").is_none());
+        assert_eq!(registry.names("thing"), ["thing_size", "things_total"]);
     }
 
     #[test]

@@ -94,6 +94,7 @@ impl Relay {
                 break;
             }
             attempts.begin();
+            self.sample_decision(job, &plan, &choice, attempts.count());
             let outcome = match &choice.prefill {
                 // Boxed, so that other requests do not carry the state of two legs.
                 Some(Ok(prefill)) => {

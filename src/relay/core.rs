@@ -6,6 +6,7 @@ use prometheus::{IntCounter, IntCounterVec};
 
 use super::budget::RetryBudget;
 use super::cached_prefix::Caches;
+use super::decision_log::DecisionLog;
 use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::quarantine::SharedQuarantine;
@@ -21,6 +22,7 @@ use crate::observe::metrics;
 use crate::peers::Peers;
 use crate::queue;
 use crate::traces::Tracer;
+use crate::routing::Policy;
 
 /// Metrics that are not a model's.
 #[derive(Clone, Debug)]
@@ -52,6 +54,7 @@ pub struct Relay {
     pub(super) usage: Arc<Usage>,
     pub(super) metrics: Metrics,
     tracer: Tracer,
+    pub(super) decisions: Arc<DecisionLog>,
 }
 
 impl Relay {
@@ -93,6 +96,7 @@ impl Relay {
             queues,
             usage,
             tracer: Tracer::default(),
+            decisions: Arc::default(),
             metrics: Metrics {
                 retries_refused: registry.counter(
                     "warmroute_retry_budget_exhausted_total",
@@ -148,6 +152,7 @@ impl Relay {
             usage: self.usage.clone(),
             metrics: self.metrics.clone(),
             tracer: self.tracer.clone(),
+            decisions: self.decisions.clone(),
         }
     }
 
@@ -172,6 +177,16 @@ impl Relay {
     /// Where requests wait for room at a worker.
     pub fn queues(&self) -> &Arc<Queues> {
         &self.queues
+    }
+
+    /// A sample of the latest decisions, for operators.
+    pub fn decisions(&self) -> &DecisionLog {
+        &self.decisions
+    }
+
+    /// The routing policy of models that have none of their own.
+    pub fn policy(&self) -> Policy {
+        self.models.policy()
     }
 
     pub fn predicted(&self) -> &PredictedIndex {

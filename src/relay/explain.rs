@@ -3,6 +3,8 @@
 mod text;
 mod types;
 
+use std::time::Instant;
+
 use bytes::Bytes;
 use hyper::HeaderMap;
 
@@ -12,7 +14,7 @@ use self::types::{
 };
 pub use self::types::{Explanation, Score};
 use super::body_edit;
-use super::cached_prefix::{self, PrefixSource};
+use super::cached_prefix::{self, CachedPrefixes, PrefixSource};
 use super::choice::{FailedWorkers, NotDisaggregated};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
@@ -88,40 +90,58 @@ impl Relay {
         let plan = self.plan(api, headers, &mut peek, body).await?;
         let now = observe::now();
         let held = self.held(&plan, now, usize::MAX);
-        let view = FleetView::new(&plan.group, &held, Task::Decode, now, &[]);
         let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default());
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);
-        let exact = plan.prompt.exact.as_ref();
-        let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
-        let workers = self.scores(&plan, &view, &depths);
-        let disaggregation = match (&self.prefill_decode, prefill) {
-            (Some(settings), Some(prefill)) => {
-                let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(&plan.group, &held, task, now, &[]);
-                let workers = self.scores(&plan, &view, &depths);
-                let first = view.in_group(0);
-                Some(explain_disaggregation(
-                    &plan, settings, prefill, first, workers,
-                ))
-            }
-            _ => None,
-        };
-        let explanation = decision.map(|decision| {
-            let chosen = &workers[decision.worker_index];
-            text::chosen(
-                decision.reason,
-                chosen,
-                &workers,
-                plan.request.prompt_tokens,
-            )
-        });
+        let mut explanation = self.explain_choice(&plan, &held, now, decision, prefill, usize::MAX);
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
             (true, None) => self.tokens.of(api, &plan.group, headers, body).await,
         };
-        Ok(Explanation {
+        explanation.tokens = tokens.map(|found| Tokens {
+            text: self.tokens.text(&plan.group, &found.ids),
+            ids: found.ids.to_vec(),
+            unknown_bytes: found.untokenized_bytes,
+        });
+        explanation.queue = standing.and_then(|standing| self.explain_queue(&plan, standing));
+        explanation.excluded = self.excluded(&plan);
+        Ok(explanation)
+    }
+
+    /// A decision with its candidates as they are now: the cheapest `max_workers` of each role, and the chosen one.
+    /// `prefill` is the choice of a prefill worker. Without the workers that take no requests.
+    pub(super) fn explain_choice(
+        &self,
+        plan: &Plan,
+        held: &CachedPrefixes<'_>,
+        now: Instant,
+        decision: Option<Decision>,
+        prefill: Option<Result<Decision, NotDisaggregated>>,
+        max_workers: usize,
+    ) -> Explanation {
+        let view = FleetView::new(&plan.group, held, Task::Decode, now, &[]);
+        let exact = plan.prompt.exact.as_ref();
+        let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
+        let name = |decision: Decision| &*plan.group.workers[decision.worker_index].name;
+        let chosen = decision.map(name);
+        let workers = self.scores(plan, &view, &depths, max_workers, chosen);
+        let disaggregation = match (&self.prefill_decode, prefill) {
+            (Some(settings), Some(prefill)) => {
+                let task = Task::Prefill(settings.connector, plan.api);
+                let view = FleetView::new(&plan.group, held, task, now, &[]);
+                let of_prefill = prefill.ok().map(name);
+                let workers = self.scores(plan, &view, &depths, max_workers, of_prefill);
+                explain_disaggregation(plan, settings, prefill, of_prefill, workers)
+            }
+            _ => None,
+        };
+        let explanation = decision.and_then(|decision| {
+            let chosen = find(&workers, chosen)?;
+            let tokens = plan.request.prompt_tokens;
+            Some(text::chosen(decision.reason, chosen, &workers, tokens))
+        });
+        Explanation {
             model: plan.group.model.to_string(),
             name: None,
             policy: plan.model.routing.policy,
@@ -131,22 +151,16 @@ impl Relay {
                 None => plan.prompt.blocks.len(),
             },
             tokens_known: exact.is_some(),
-            tokens: tokens.map(|found| Tokens {
-                text: self.tokens.text(&plan.group, &found.ids),
-                ids: found.ids.to_vec(),
-                unknown_bytes: found.untokenized_bytes,
-            }),
-            chosen: decision
-                .map(|decision| plan.group.workers[decision.worker_index].name.to_string()),
+            tokens: None,
+            chosen: chosen.map(ToOwned::to_owned),
             reason: decision.map(|decision| decision.reason),
             explanation,
+            candidates: view.len(),
             workers,
             disaggregation,
-            queue: standing
-                .map(|standing| self.explain_queue(&plan, standing))
-                .flatten(),
-            excluded: self.excluded(&plan),
-        })
+            queue: None,
+            excluded: Vec::new(),
+        }
     }
 
     fn explain_queue(&self, plan: &Plan, standing: Standing) -> Option<QueueExplained> {
@@ -164,15 +178,37 @@ impl Relay {
         })
     }
 
+    /// The cheapest workers of a view and `chosen`, in the view's order.
     fn scores(
         &self,
         plan: &Plan,
         view: &FleetView<'_>,
         depths: &[(RankPrefix, u32)],
+        max_workers: usize,
+        chosen: Option<&str>,
     ) -> Vec<Score> {
-        (0..view.len())
-            .map(|index| self.score(plan, view, depths, index))
-            .collect()
+        let score = |index| self.score(plan, view, depths, index);
+        if view.len() <= max_workers {
+            return (0..view.len()).map(score).collect();
+        }
+        let settings = &plan.model.routing;
+        let mut costs: Vec<(bool, f64, usize)> = (0..view.len())
+            .map(|index| {
+                let state = view.state(index);
+                let cost = cost::cost(settings, &plan.request, &state, &view.cached(index));
+                (!state.is_usable, cost, index)
+            })
+            .collect();
+        costs.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
+        let is_chosen = |index: usize| {
+            let worker = &plan.group.workers[view.in_group(index)];
+            chosen == Some(&*worker.name)
+        };
+        let mut shown: Vec<usize> = costs.iter().map(|(_, _, index)| *index).collect();
+        let others = shown.split_off(max_workers);
+        shown.extend(others.into_iter().find(|index| is_chosen(*index)));
+        shown.sort_unstable();
+        shown.into_iter().map(score).collect()
     }
 
     fn score(
@@ -273,16 +309,21 @@ impl Relay {
     }
 }
 
+fn find<'a>(workers: &'a [Score], name: Option<&str>) -> Option<&'a Score> {
+    let mut workers = workers.iter();
+    workers.find(|score| Some(&*score.worker) == name)
+}
+
 fn explain_disaggregation(
     plan: &Plan,
     settings: &Disaggregation,
     prefill: Result<Decision, NotDisaggregated>,
-    first: usize,
+    chosen: Option<&str>,
     workers: Vec<Score>,
-) -> DisaggregationExplained {
-    match prefill {
+) -> Option<DisaggregationExplained> {
+    Some(match prefill {
         Ok(decision) => {
-            let score = &workers[decision.worker_index - first];
+            let score = find(&workers, chosen)?;
             let tokens = plan.request.prompt_tokens;
             DisaggregationExplained {
                 is_disaggregated: true,
@@ -301,5 +342,5 @@ fn explain_disaggregation(
             explanation: text::not_disaggregated(reason, settings.pair.min_remote_tokens),
             workers,
         },
-    }
+    })
 }

@@ -128,6 +128,7 @@ impl Meter {
             model.prompt_tokens.inc_by(usage.prompt_tokens);
             model.cached_tokens.inc_by(usage.cached_tokens);
             model.generation_tokens.inc_by(usage.output_tokens);
+            worker.usage.add(usage.prompt_tokens, usage.cached_tokens);
         }
         if let Some(span) = self.running.span() {
             let (ended, passed) = ((self.status, outcome), (&self.passed, last.as_ref()));

@@ -20,8 +20,8 @@ pub(super) const NONE: &str = "none";
 // Each bucket is a line of `/metrics` for each worker: 1,000 workers must fit into 8 MB.
 
 /// From a prefix cache hit on a small model to a long prompt in a long queue.
-const TIME_TO_FIRST_TOKEN_SECONDS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
-const INTER_TOKEN_LATENCY_SECONDS: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64, 5.0];
+pub const TIME_TO_FIRST_TOKEN_SECONDS: &[f64] = &[0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0];
+pub const INTER_TOKEN_LATENCY_SECONDS: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.64, 5.0];
 const REQUEST_SECONDS: &[f64] = &[0.25, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
 #[derive(Debug)]
@@ -30,6 +30,8 @@ pub(super) struct Families {
     pub(super) decisions: IntCounterVec,
     pub(super) routed_prompt_tokens: IntCounterVec,
     pub(super) expected_cached_tokens: IntCounterVec,
+    pub(super) random_worker_prompt_tokens: IntCounterVec,
+    pub(super) random_worker_cached_tokens: IntCounterVec,
     pub(super) in_flight: IntGaugeVec,
     pub(super) time_to_first_token: HistogramVec,
     pub(super) inter_token_latency: HistogramVec,
@@ -71,6 +73,16 @@ impl Families {
             expected_cached_tokens: model_metrics(
                 "warmroute_expected_cached_prompt_tokens_total",
                 "Prompt tokens that the router expected the chosen worker to have in its prefix cache.",
+            ),
+            random_worker_prompt_tokens: model_metrics(
+                "warmroute_random_worker_prompt_tokens_total",
+                "Prompt tokens of a sample of the requests routed (1 in 100, and one each second), once for each usable \
+                 worker that was drawn at random for comparison (up to 8).",
+            ),
+            random_worker_cached_tokens: model_metrics(
+                "warmroute_random_worker_cached_prompt_tokens_total",
+                "Of warmroute_random_worker_prompt_tokens_total, those that the router expected the drawn worker to have \
+                 in its prefix cache: what routing at random would have found at that moment.",
             ),
             in_flight: registry.gauges(
                 "warmroute_requests_in_flight",

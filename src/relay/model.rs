@@ -94,6 +94,8 @@ pub(super) struct ModelState {
     decisions: [IntCounter; Reason::ALL.len()],
     routed_prompt_tokens: IntCounter,
     expected_cached_tokens: IntCounter,
+    random_worker_prompt_tokens: IntCounter,
+    random_worker_cached_tokens: IntCounter,
     pub(super) in_flight: IntGauge,
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
@@ -131,6 +133,11 @@ impl Models {
             states: ArcSwap::default(),
             shared: self.shared.clone(),
         }
+    }
+
+    /// The policy of models without one of their own.
+    pub(super) fn policy(&self) -> routing::Policy {
+        self.settings.common.routing.policy
     }
 
     pub(super) fn of(&self, name: &Model) -> Arc<ModelState> {
@@ -196,6 +203,12 @@ impl Models {
             }),
             routed_prompt_tokens: families.routed_prompt_tokens.with_label_values(&label),
             expected_cached_tokens: families.expected_cached_tokens.with_label_values(&label),
+            random_worker_prompt_tokens: families
+                .random_worker_prompt_tokens
+                .with_label_values(&label),
+            random_worker_cached_tokens: families
+                .random_worker_cached_tokens
+                .with_label_values(&label),
             in_flight: families.in_flight.with_label_values(&label),
             prompt_tokens: families.prompt_tokens.with_label_values(&label),
             cached_tokens: families.cached_tokens.with_label_values(&label),
@@ -242,6 +255,14 @@ impl ModelState {
         self.routed_prompt_tokens.inc_by(u64::from(prompt_tokens));
         self.expected_cached_tokens
             .inc_by(u64::from(decision.cached_tokens));
+    }
+
+    /// Counts what a worker that was drawn at random would have had of a prompt.
+    pub(super) fn on_random_worker(&self, prompt_tokens: u32, cached_tokens: u32) {
+        self.random_worker_prompt_tokens
+            .inc_by(u64::from(prompt_tokens));
+        self.random_worker_cached_tokens
+            .inc_by(u64::from(cached_tokens.min(prompt_tokens)));
     }
 
     /// Reports a worker's answer to its circuit breaker.

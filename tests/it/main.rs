@@ -15,6 +15,7 @@ mod client;
 mod client_limits;
 mod cluster;
 mod config;
+mod dashboard;
 mod docs;
 mod failures;
 mod fault_isolation;

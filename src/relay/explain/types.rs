@@ -29,6 +29,8 @@ pub struct Explanation {
     pub reason: Option<Reason>,
     /// The reason as a sentence.
     pub explanation: Option<String>,
+    /// How many workers take such requests. `workers` has all of them, or of a recorded decision the cheapest ones.
+    pub candidates: usize,
     pub workers: Vec<Score>,
     /// The choice of a prefill worker, if requests are disaggregated.
     #[serde(skip_serializing_if = "Option::is_none")]

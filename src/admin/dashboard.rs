@@ -1,0 +1,307 @@
+//! The dashboard: the page at `/`, and the events that keep it up to date. Once a second, and only while a page is open,
+//! the router is read once for all of them.
+
+pub(super) mod assets;
+mod changes;
+mod counts;
+mod history;
+mod panels;
+mod rows;
+pub(super) mod settings;
+mod tables;
+mod update;
+mod viewers;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use arc_swap::ArcSwap;
+use http_body_util::BodyExt;
+use hyper::header::{self, HeaderValue};
+use hyper::{Response, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::MissedTickBehavior;
+
+use self::changes::Changes;
+use self::history::{History, Monotone, Sample};
+use self::settings::Settings;
+use self::update::View;
+use self::viewers::{Refused, Viewers};
+use super::answers::{answer, parameter, refuse, refuse_unknown_worker};
+use super::fleet;
+use super::kv::KvPages;
+use super::responses::ResponsesPage;
+use crate::observe::metrics::Registry;
+use crate::peers::Peers;
+use crate::relay::Relay;
+use crate::{http, observe};
+
+const INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long the store's report may delay the next update.
+const STORE_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// In fleets with more rows than this, what takes long to read is read with each sample of the history only.
+const MAX_ROWS_EACH_SECOND: usize = 200;
+
+/// Decisions recorded each second while no page is open, so that one that is opened has some.
+const UNSEEN_DECISIONS: u32 = 1;
+
+/// What the pages show.
+#[derive(Debug)]
+pub(super) struct Sources {
+    /// Of the configuration that runs.
+    pub(super) relay: ArcSwap<Relay>,
+    pub(super) peers: Peers,
+    pub(super) kv: Arc<KvPages>,
+    pub(super) responses: ResponsesPage,
+    pub(super) registry: Registry,
+}
+
+#[derive(Debug)]
+pub(super) struct Dashboard {
+    sources: Arc<Sources>,
+    viewers: Arc<Viewers>,
+    decisions_per_second: Arc<AtomicU32>,
+}
+
+impl Dashboard {
+    pub(super) fn new(settings: &Settings, sources: Arc<Sources>) -> Self {
+        let viewers = Viewers::new(settings.max_viewers, &sources.registry);
+        let decisions = AtomicU32::new(settings.max_decisions_per_second);
+        Self {
+            sources,
+            viewers: Arc::new(viewers),
+            decisions_per_second: Arc::new(decisions),
+        }
+    }
+
+    pub(super) fn set(&self, settings: &Settings) {
+        self.viewers.set_max(settings.max_viewers);
+        let decisions = settings.max_decisions_per_second;
+        self.decisions_per_second.store(decisions, Relaxed);
+    }
+
+    pub(super) fn is_on(&self) -> bool {
+        self.viewers.max() > 0
+    }
+
+    /// The answer to one more viewer: events until the page is closed or the router ends.
+    pub(super) fn events(&self) -> Response<http::Body> {
+        let updates = match self.viewers.join() {
+            Ok(updates) => updates,
+            Err(Refused::TooMany(0)) => {
+                let message = "the dashboard is off: `admin.dashboard.max_viewers` is 0";
+                return refuse(StatusCode::NOT_FOUND, message);
+            }
+            Err(Refused::TooMany(max)) => {
+                let message = format!(
+                    "{max} dashboards are open; close one, or raise `admin.dashboard.max_viewers`"
+                );
+                return refuse(StatusCode::SERVICE_UNAVAILABLE, &message);
+            }
+            Err(Refused::Draining) => {
+                return refuse(StatusCode::SERVICE_UNAVAILABLE, "the router is ending");
+            }
+        };
+        let mut response = Response::new(updates.boxed_unsync());
+        let headers = response.headers_mut();
+        let kind = HeaderValue::from_static("text/event-stream; charset=utf-8");
+        headers.insert(header::CONTENT_TYPE, kind);
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        // Proxies such as nginx must not collect events.
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        response
+    }
+
+    pub(super) fn worker(&self, query: &str) -> Response<http::Body> {
+        let Some(name) = parameter(query, "name") else {
+            let message = "name a worker: /dashboard/worker?name=NAME";
+            return refuse(StatusCode::BAD_REQUEST, message);
+        };
+        let now = observe::now();
+        match fleet::worker(&self.sources.relay.load(), &self.sources.peers, now, &name) {
+            Some(worker) => {
+                let ranks = self.sources.kv.ranks_of(now, &name);
+                let page = json!({"worker": worker, "ranks": ranks});
+                answer(StatusCode::OK, &page)
+            }
+            None => refuse_unknown_worker(&name),
+        }
+    }
+
+    pub(super) fn decision(&self, query: &str) -> Response<http::Body> {
+        let number = parameter(query, "number").and_then(|number| number.parse().ok());
+        let Some(number) = number else {
+            let message = "name a decision: /dashboard/decision?number=N";
+            return refuse(StatusCode::BAD_REQUEST, message);
+        };
+        match self.sources.relay.load().decisions().get(number) {
+            Some(decision) => answer(StatusCode::OK, &*decision),
+            None => {
+                let message = format!("decision {number} is not among the latest ones any more");
+                refuse(StatusCode::NOT_FOUND, &message)
+            }
+        }
+    }
+
+    /// Sends updates until it is dropped, which ends the viewers' answers.
+    pub(super) fn run(&self) -> impl Future<Output = ()> + Send + 'static {
+        let mut watch = Watch {
+            sources: self.sources.clone(),
+            viewers: self.viewers.clone(),
+            decisions_per_second: self.decisions_per_second.clone(),
+            monotone: Monotone::default(),
+            history: History::default(),
+            changes: Changes::default(),
+            sampled_at: None,
+            view: View::default(),
+            last_change: 0,
+            last_decision: 0,
+        };
+        let close = CloseOnDrop(self.viewers.clone());
+        async move {
+            let viewers = close.0.clone();
+            let mut ticks = tokio::time::interval(INTERVAL);
+            ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            loop {
+                let is_tick = tokio::select! {
+                    _ = ticks.tick() => true,
+                    () = viewers.joined() => false,
+                };
+                watch.look(observe::now(), is_tick).await;
+            }
+        }
+    }
+}
+
+/// Ends the viewers' answers when the task that sends them updates ends.
+struct CloseOnDrop(Arc<Viewers>);
+
+impl Drop for CloseOnDrop {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+/// What was read last.
+#[derive(Debug)]
+struct Watch {
+    sources: Arc<Sources>,
+    viewers: Arc<Viewers>,
+    decisions_per_second: Arc<AtomicU32>,
+    monotone: Monotone,
+    history: History,
+    changes: Changes,
+    sampled_at: Option<Instant>,
+    view: View,
+    last_change: u64,
+    last_decision: u64,
+}
+
+impl Watch {
+    async fn look(&mut self, now: Instant, is_tick: bool) {
+        let sources = self.sources.clone();
+        let relay = sources.relay.load_full();
+        let is_watched = self.viewers.are_there();
+        if is_tick {
+            let most = self.decisions_per_second.load(Relaxed);
+            let allowed = if is_watched {
+                most
+            } else {
+                most.min(UNSEEN_DECISIONS)
+            };
+            relay.decisions().allow(allowed);
+        }
+        let age = self.sampled_at.map(|at| now.saturating_duration_since(at));
+        // A tick may come a little early.
+        let is_due = age.is_none_or(|age| age + INTERVAL / 2 >= history::INTERVAL);
+        if !is_watched && !is_due {
+            return;
+        }
+        let rows = [&self.view.workers, &self.view.models, &self.view.ranks];
+        let is_small = rows.iter().all(|rows| rows.len() <= MAX_ROWS_EACH_SECOND);
+        let reads_all = is_due || is_small;
+        let at_unix_ms = observe::unix_ms();
+        let counters = match reads_all {
+            true => self.monotone.advance(&counts::read(&sources.registry)),
+            false => self.view.sample.counters.clone(),
+        };
+        let sample = Sample {
+            at_unix_ms,
+            counters,
+            gauges: counts::gauges(&relay, &sources.registry),
+        };
+        {
+            let snapshot = relay.fleet().snapshot();
+            let workers = snapshot.workers.iter();
+            let conditions = workers.map(|it| (&*it.worker.name, tables::condition(it)));
+            let policy = relay.policy().as_str();
+            self.changes.observe(at_unix_ms, conditions, policy);
+        }
+        if is_due {
+            self.history.add(sample.clone());
+            self.sampled_at = Some(now);
+        }
+        if !is_watched {
+            return;
+        }
+        let mut view = View {
+            sample,
+            workers: tables::workers(&relay),
+            ..View::default()
+        };
+        if reads_all || self.view.panels.is_empty() {
+            view.models = Arc::new(tables::models(&relay, &sources.registry));
+            view.ranks = Arc::new(tables::ranks(sources.kv.board(), now));
+            let check = sources.kv.tokenizer_check();
+            let mut panels = panels::read(&relay, &sources.peers, check, &sources.registry, now);
+            panels.insert("responses", self.responses(is_due).await);
+            view.panels = Arc::new(panels);
+        } else {
+            view.models = self.view.models.clone();
+            view.ranks = self.view.ranks.clone();
+            view.panels = self.view.panels.clone();
+        }
+        self.send(&relay, view);
+    }
+
+    /// Asks the store with each sample of the history only, and not for long.
+    async fn responses(&self, is_due: bool) -> Value {
+        let before = self.view.panels.get("responses");
+        if let Some(before) = before
+            && !is_due
+        {
+            return before.clone();
+        }
+        match tokio::time::timeout(STORE_TIMEOUT, self.sources.responses.page()).await {
+            // Numbers and texts always serialize.
+            Ok(page) => {
+                let page = serde_json::to_value(page).unwrap_or_default();
+                panels::responses(page, &self.sources.registry)
+            }
+            Err(_) => before.cloned().unwrap_or_default(),
+        }
+    }
+
+    fn send(&mut self, relay: &Relay, view: View) {
+        let decisions = relay.decisions().after(self.last_decision);
+        let update = update::update(
+            &self.view,
+            &view,
+            &self.changes,
+            self.last_change,
+            &decisions,
+        );
+        self.viewers.send(&update, || {
+            let decisions = relay.decisions().after(0);
+            update::everything(&view, &self.history, &self.changes, &decisions)
+        });
+        self.view = view;
+        self.last_change = self.changes.last();
+        self.last_decision = decisions.last().map_or(self.last_decision, |it| it.number);
+    }
+}

@@ -1,0 +1,277 @@
+// The workers: a map with a cell for each, a table, and the details of one.
+
+import { card, empty, h, metric, setAttribute, setText, setWidth } from "./dom.js";
+import { bytes, count, percent, rate, whole, words } from "./format.js";
+import { ask } from "./stream.js";
+import { Table } from "./table.js";
+
+/** Above this number the map's cells have no text. */
+const MAX_CARDS = 24;
+const NAMES = new Intl.Collator("en", { numeric: true });
+
+/** What stands out of a worker's condition. */
+export function stateOf(worker) {
+  if (worker.health === "down") return "down";
+  if (worker.breaker !== "closed") return "breaker";
+  if (worker.draining) return "draining";
+  if (worker.health !== "up") return "unknown";
+  return "up";
+}
+
+const STATES = { up: "up", down: "down", breaker: "circuit breaker not closed", draining: "draining", unknown: "not probed yet" };
+
+export class Fleet {
+  #model = null;
+  #cells = new Map();
+  #selected = null;
+  #filter = "all";
+  #shade = "cached";
+
+  constructor() {
+    this.counts = h("div", { class: "chips", role: "group", "aria-label": "Show workers by state" });
+    this.map = h("div", { class: "map" });
+    const shades = { cached: "cached share", queued: "queued tokens", kv_usage: "KV cache used", requests: "requests" };
+    const choice = h(
+      "select",
+      { "aria-label": "Colour of the map", on: { change: (event) => this.#setShade(event.target.value) } },
+      Object.entries(shades).map(([value, text]) => h("option", { value }, text)),
+    );
+    this.legend = h("p", { class: "note" }, "Colour: ", choice, h("span", { class: "ramp", "aria-hidden": "true" }), h("span", { class: "quiet" }, "low to high; a red cell gets no requests."));
+    const number = (key, title, name, value, format) => ({ key, title, metric: name, number: true, value, text: (row) => format(value(row)) });
+    this.table = new Table({
+      label: "Workers",
+      alwaysSearch: true,
+      sort: "name",
+      key: (row) => row.name,
+      search: (row) => `${row.name} ${row.role} ${row.model ?? ""} ${stateOf(row)} ${STATES[stateOf(row)]}`,
+      state: (row) => `${stateOf(row)}${row.name === this.#selected ? " selected" : ""}`,
+      onSelect: (row) => this.select(row.name),
+      columns: [
+        { key: "name", title: "Worker", text: (row) => row.name },
+        { key: "state", title: "State", metric: "warmroute_worker_up / warmroute_circuit_breaker_state / warmroute_worker_draining", value: stateOf, text: (row) => STATES[stateOf(row)], cell: (row, cell) => this.#stateCell(row, cell) },
+        { key: "role", title: "Role", text: (row) => row.role },
+        number("rate", "Req/s", "warmroute_requests_total", (row) => this.#model.workerRates(row).rate, rate),
+        number("requests", "In flight", "warmroute_worker_requests", (row) => row.requests + row.peer_requests, whole),
+        number("queued", "Queued tokens", "warmroute_worker_queued_tokens", (row) => row.queued + row.peer_queued, count),
+        number("decode", "Decoding tokens", "warmroute_worker_decode_tokens", (row) => row.decode, count),
+        number("waiting", "Engine run / wait", "warmroute_worker_reported_running / warmroute_worker_reported_waiting", (row) => row.waiting, (value) => whole(value)),
+        number("kv_usage", "KV cache used", "vllm:kv_cache_usage_perc (of the engine)", (row) => (row.kv_usage === null ? null : row.kv_usage / 1000), percent),
+        number("cached", "From cache", "warmroute_worker_cached_prompt_tokens_total / warmroute_worker_prompt_tokens_total", (row) => this.#model.workerRates(row).recent, percent),
+      ],
+    });
+    const waiting = this.table.search;
+    waiting.id = "fleet-search";
+    this.detail = h("div", { id: "worker-detail", class: "detail", "aria-live": "polite" }, empty("Choose a worker to see its ranks, models and errors."));
+    this.element = h(
+      "section",
+      { id: "fleet", class: "part", "aria-labelledby": "fleet-title" },
+      h("h2", { id: "fleet-title" }, "Fleet"),
+      h("div", { class: "grid fleet" }, card("fleet-map", "Map", this.counts, this.map, this.legend), card("worker", "Worker", this.detail)),
+      card("fleet-table", "Workers", this.table.element),
+    );
+  }
+
+  #setShade(shade) {
+    this.#shade = shade;
+    this.render(this.#model);
+  }
+
+  #stateCell(row, cell) {
+    if (!cell.firstChild) cell.append(h("span", { class: "pill" }));
+    const pill = cell.firstChild;
+    const state = stateOf(row);
+    setAttribute(pill, "class", `pill ${state}`);
+    setText(pill, STATES[state]);
+  }
+
+  render(model) {
+    if (!model) return;
+    this.#model = model;
+    const workers = [...model.workers.values()];
+    const tally = {};
+    for (const worker of workers) tally[stateOf(worker)] = (tally[stateOf(worker)] ?? 0) + 1;
+    this.#chips(workers.length, tally);
+    const shown = this.#filter === "all" ? workers : workers.filter((worker) => stateOf(worker) === this.#filter);
+    this.#map(shown);
+    this.table.rows = shown;
+  }
+
+  #chips(all, tally) {
+    const chips = [["all", all], ...Object.entries(tally).sort()];
+    const key = JSON.stringify([chips, this.#filter]);
+    if (this.chipKey === key) return;
+    this.chipKey = key;
+    const focused = document.activeElement?.dataset?.state;
+    const make = ([state, number]) =>
+      h(
+        "button",
+        {
+          type: "button",
+          class: `chip ${state}`,
+          "data-state": state,
+          "aria-pressed": String(state === this.#filter),
+          on: {
+            click: () => {
+              this.#filter = state;
+              this.render(this.#model);
+            },
+          },
+        },
+        `${state === "all" ? "all" : STATES[state]} `,
+        h("b", {}, whole(number)),
+      );
+    this.counts.replaceChildren(...chips.map(make));
+    if (focused) this.counts.querySelector(`[data-state="${focused}"]`)?.focus();
+  }
+
+  #shadeOf(worker, most) {
+    if (this.#shade === "cached") return this.#model.workerRates(worker).recent ?? 0;
+    if (this.#shade === "kv_usage") return (worker.kv_usage ?? 0) / 1000;
+    return most > 0 ? this.#amount(worker) / most : 0;
+  }
+
+  #amount(worker) {
+    return this.#shade === "queued" ? worker.queued + worker.peer_queued : worker.requests + worker.peer_requests;
+  }
+
+  #map(workers) {
+    const isSmall = workers.length <= MAX_CARDS;
+    setAttribute(this.map, "class", isSmall ? "map cards" : "map");
+    const most = Math.max(1, ...workers.map((worker) => this.#amount(worker)));
+    const cells = new Map();
+    const sorted = [...workers].sort((a, b) => NAMES.compare(a.name, b.name));
+    // The cell that Tab reaches in a map without texts.
+    const target = sorted.some((worker) => worker.name === this.#selected) ? this.#selected : sorted[0]?.name;
+    const elements = sorted.map((worker) => {
+        const cell = this.#cells.get(`${isSmall} ${worker.name}`) ?? this.#cell(worker.name, isSmall);
+        cells.set(`${isSmall} ${worker.name}`, cell);
+        this.#update(cell, worker, Math.round(this.#shadeOf(worker, most) * 8), target);
+        return cell.element;
+    });
+    this.#cells = cells;
+    if (elements.length !== this.map.childElementCount || elements.some((element, index) => element !== this.map.children[index])) {
+      this.map.replaceChildren(...(elements.length > 0 ? elements : [empty("No workers here.")]));
+    }
+  }
+
+  /** In a large map one cell can be reached with Tab; arrows go to the others. */
+  #cell(name, isSmall) {
+    const element = h("button", { type: "button", class: "cell", on: { click: () => this.select(name), keydown: (event) => this.#move(event) } });
+    if (!isSmall) return { element };
+    const value = (...names) => metric(h("span", { class: "quiet" }), ...names);
+    const cell = {
+      element,
+      title: h("span", { class: "name" }, name),
+      pill: h("span", { class: "pill" }),
+      cached: value("warmroute_worker_cached_prompt_tokens_total", "warmroute_worker_prompt_tokens_total"),
+      load: value("warmroute_worker_requests"),
+      queued: value("warmroute_worker_queued_tokens"),
+      fill: h("i"),
+      kv: h("i"),
+    };
+    const bar = (label, fill, text, name) => h("span", { class: "meter" }, h("span", { class: "quiet" }, label), metric(h("span", { class: `track ${label}` }, fill), name), text);
+    cell.kvText = value("vllm:kv_cache_usage_perc (of the engine)");
+    element.append(
+      h("span", { class: "line" }, cell.title, cell.pill),
+      bar("cached", cell.fill, cell.cached, "warmroute_worker_cached_prompt_tokens_total / warmroute_worker_prompt_tokens_total"),
+      bar("kv", cell.kv, cell.kvText, "vllm:kv_cache_usage_perc (of the engine)"),
+      h("span", { class: "line" }, cell.load, cell.queued),
+    );
+    return cell;
+  }
+
+  #update(cell, worker, shade, target) {
+    const state = stateOf(worker);
+    const { recent } = this.#model.workerRates(worker);
+    setAttribute(cell.element, "class", `cell ${state} shade${shade}`);
+    setAttribute(cell.element, "aria-pressed", String(worker.name === this.#selected));
+    const kv = worker.kv_usage === null ? null : worker.kv_usage / 1000;
+    const queued = worker.queued + worker.peer_queued;
+    const requests = worker.requests + worker.peer_requests;
+    const text = `${worker.name}: ${STATES[state]}, ${worker.role}, ${whole(requests)} in flight, ${count(queued)} queued tokens, ${percent(recent)} from cache, KV cache ${percent(kv)}`;
+    setAttribute(cell.element, "aria-label", text);
+    if (!cell.title) {
+      setAttribute(cell.element, "title", text);
+      setAttribute(cell.element, "tabindex", worker.name === target ? "0" : "-1");
+      return;
+    }
+    setAttribute(cell.pill, "class", `pill ${state}`);
+    setText(cell.pill, state === "up" ? worker.role : STATES[state]);
+    setText(cell.cached, percent(recent));
+    setWidth(cell.fill, recent ?? 0);
+    setText(cell.kvText, percent(kv));
+    setWidth(cell.kv, kv ?? 0);
+    setText(cell.load, `${whole(requests)} in flight`);
+    setText(cell.queued, `${count(queued)} queued`);
+  }
+
+  #move(event) {
+    const cells = [...this.map.children];
+    const at = cells.indexOf(event.currentTarget);
+    const row = cells.filter((cell) => cell.offsetTop === cells[0].offsetTop).length;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row }[event.key];
+    const next = step && cells[at + step];
+    if (!next) return;
+    event.preventDefault();
+    next.tabIndex = 0;
+    next.focus();
+  }
+
+  async select(name) {
+    this.#selected = name;
+    this.render(this.#model);
+    try {
+      const { worker, ranks } = await ask(`dashboard/worker?name=${encodeURIComponent(name)}`);
+      if (this.#selected === name) this.#show(worker, ranks);
+    } catch (error) {
+      this.detail.replaceChildren(h("p", { class: "problem" }, error.message));
+    }
+  }
+
+  #show(worker, ranks) {
+    const line = (title, value, ...names) => (value === null || value === undefined || value === "" ? [] : [h("dt", {}, title), names.length > 0 ? metric(h("dd", {}, value), ...names) : h("dd", {}, value)]);
+    const reported = worker.reported;
+    const models = worker.models.length > 6 ? `${worker.models.slice(0, 6).join(", ")} and ${worker.models.length - 6} more` : worker.models.join(", ");
+    const peers = (worker.peers ?? []).map((peer) => `${peer.replica}: ${whole(peer.requests)} requests`).join(", ");
+    const transfers = worker.kv_transfers;
+    this.detail.replaceChildren(
+      h("h4", {}, worker.name),
+      h(
+        "dl",
+        { class: "facts" },
+        line("Address", worker.address),
+        line("State", `${worker.health}, circuit breaker ${words(worker.circuit_breaker)}${worker.is_draining ? ", draining" : ""}`, "warmroute_worker_up", "warmroute_circuit_breaker_state"),
+        line("Last probe failed", worker.last_error),
+        line("Role", worker.role),
+        line("Version", worker.version),
+        line("Models", models || "none"),
+        line("This router", `${whole(worker.requests)} in flight, ${count(worker.queued_tokens)} queued tokens, ${count(worker.decode_tokens)} decoding, ${whole(worker.requests_total)} in all`, "warmroute_worker_requests", "warmroute_worker_queued_tokens"),
+        line("Other replicas", peers),
+        line("Engine reports", reported ? `${whole(reported.running)} running, ${whole(reported.waiting)} waiting, KV cache ${percent(reported.kv_usage)}` : "nothing", "warmroute_worker_reported_running", "warmroute_worker_reported_waiting"),
+        line("KV cache size", worker.cache_tokens ? `${count(worker.cache_tokens)} tokens` : null),
+        line("Predicted cache", `${count(worker.predicted_tokens)} tokens`, "warmroute_worker_predicted_tokens"),
+        line("KV transfers", transfers ? `${whole(transfers.pending)} pending (${count(transfers.pending_tokens)} tokens), circuit breaker ${transfers.circuit_breaker}` : null, "warmroute_worker_kv_transfers_pending"),
+      ),
+      ranks.length === 0 ? empty("No KV events: routing predicts this worker’s cache.") : this.#ranks(ranks),
+    );
+  }
+
+  #ranks(ranks) {
+    const cell = (text, name) => metric(h("td", { class: "number" }, text), name);
+    const rows = ranks.map((rank) =>
+      h(
+        "tr",
+        {},
+        h("th", { scope: "row" }, `rank ${rank.rank}`),
+        metric(h("td", {}, h("span", { class: `pill tree ${rank.state}` }, rank.state)), "warmroute_kv_state"),
+        cell(count(Object.values(rank.blocks).reduce((sum, value) => sum + value, 0)), "warmroute_kv_blocks"),
+        cell(rank.lag_ms === null ? "–" : `${rank.lag_ms.toFixed(1)} ms`, "warmroute_kv_last_lag_seconds"),
+        cell(rate(rank.events_per_second), "warmroute_kv_events_total"),
+        cell(whole(Object.values(rank.resyncs).reduce((sum, value) => sum + value, 0)), "warmroute_kv_resyncs_total"),
+        cell(bytes(rank.memory_bytes), "warmroute_kv_memory_bytes"),
+      ),
+    );
+    const titles = ["Rank", "Tree", "Blocks", "Lag", "Events/s", "Resyncs", "Memory"];
+    return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Ranks" }, h("table", {}, h("caption", { class: "unseen" }, "Ranks"), h("thead", {}, h("tr", {}, titles.map((title, index) => h("th", { scope: "col", class: index > 1 ? "number" : "" }, title)))), h("tbody", {}, rows)));
+  }
+}

@@ -1,0 +1,68 @@
+// Numbers as text. Always the same width for the same size, so that columns do not move.
+
+const DASH = "–";
+
+function isNone(value) {
+  return value === null || value === undefined || Number.isNaN(value);
+}
+
+export function count(value) {
+  if (isNone(value)) return DASH;
+  const size = Math.abs(value);
+  if (size < 10_000) return Math.round(value).toLocaleString("en");
+  if (size < 1e6) return `${(value / 1e3).toFixed(size < 1e5 ? 1 : 0)} k`;
+  if (size < 1e9) return `${(value / 1e6).toFixed(1)} M`;
+  return `${(value / 1e9).toFixed(1)} G`;
+}
+
+export function whole(value) {
+  return isNone(value) ? DASH : Math.round(value).toLocaleString("en");
+}
+
+export function rate(value) {
+  if (isNone(value)) return DASH;
+  if (value < 10) return value.toFixed(1);
+  return count(value);
+}
+
+export function percent(share, digits = 0) {
+  if (isNone(share)) return DASH;
+  return `${(share * 100).toFixed(digits)} %`;
+}
+
+export function seconds(value) {
+  if (isNone(value)) return DASH;
+  if (value === 0) return "0";
+  if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 0.0995) return `${(value * 1e3).toFixed(1)} ms`;
+  if (value < 1) return `${(value * 1e3).toFixed(0)} ms`;
+  if (value < 100) return `${value.toFixed(2)} s`;
+  return `${value.toFixed(0)} s`;
+}
+
+export function bytes(value) {
+  if (isNone(value)) return DASH;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let size = value;
+  let unit = 0;
+  while (size >= 1024 && unit < units.length - 1) {
+    size /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? size : size.toFixed(1)} ${units[unit]}`;
+}
+
+export function ago(ms) {
+  const passed = Math.max(0, Math.round(ms / 1000));
+  if (passed < 60) return `${passed} s ago`;
+  if (passed < 3600) return `${Math.floor(passed / 60)} min ago`;
+  return `${Math.floor(passed / 3600)} h ago`;
+}
+
+export function clock(ms) {
+  return new Date(ms).toLocaleTimeString("en-GB");
+}
+
+export function words(name) {
+  return name.replaceAll("_", " ");
+}

@@ -1,0 +1,163 @@
+// The first section: the state of the fleet in a few numbers, then charts.
+
+import { Chart, setMarks } from "./charts.js";
+import { card, h, metric, setText } from "./dom.js";
+import { clock, count, percent, rate, seconds, words } from "./format.js";
+
+const REQUESTS = "warmroute_requests_total";
+const EXPECTED = "warmroute_expected_cached_prompt_tokens_total / warmroute_routed_prompt_tokens_total";
+const REPORTED = "warmroute_cached_prompt_tokens_total / warmroute_prompt_tokens_total";
+const RANDOM = "warmroute_random_worker_cached_prompt_tokens_total / warmroute_random_worker_prompt_tokens_total";
+const TTFT = "warmroute_time_to_first_token_seconds";
+const ITL = "warmroute_inter_token_latency_seconds";
+const DECISIONS = "warmroute_routing_decisions_total";
+
+function tile(id, label, name) {
+  const value = h("b", { class: "big" }, "–");
+  const note = h("span", { class: "quiet" });
+  const element = metric(h("div", { class: "tile", id, role: "group", "aria-label": label }, h("span", { class: "label" }, label), value, note), name);
+  return {
+    element,
+    set: (text, detail, state = "") => {
+      setText(value, text);
+      setText(note, detail);
+      element.className = `tile ${state}`;
+    },
+  };
+}
+
+const lastOf = (list) => list.at(-1) ?? null;
+
+export class Overview {
+  constructor() {
+    this.tiles = {
+      requests: tile("tile-requests", "Requests", REQUESTS),
+      cached: tile("tile-cached", "Prompt tokens from cache", REPORTED),
+      ttft: tile("tile-ttft", "Time to first token", TTFT),
+      itl: tile("tile-itl", "Time between tokens", ITL),
+      failed: tile("tile-failed", "Failed requests", REQUESTS),
+      workers: tile("tile-workers", "Workers", "warmroute_worker_up"),
+    };
+    this.requests = new Chart({
+      title: "Requests a second by how they ended",
+      format: rate,
+      lines: [
+        { key: "complete", label: "complete", colour: "good", metric: REQUESTS, fill: true },
+        { key: "client_disconnected", label: "client left", colour: "quiet", metric: REQUESTS, optional: true },
+        { key: "status_4xx", label: "4xx", colour: "mark", metric: REQUESTS, optional: true },
+        { key: "failed", label: "failed", colour: "bad", metric: REQUESTS },
+      ],
+    });
+    this.cached = new Chart({
+      title: "Share of prompt tokens that were cached",
+      format: (value) => percent(value),
+      max: 1,
+      marked: true,
+      lines: [
+        { key: "reported", label: "engines report", colour: "warm", metric: REPORTED, fill: true, spans: true },
+        { key: "expected", label: "router expected", colour: "expected", metric: EXPECTED, spans: true },
+        { key: "random", label: "a random worker now (estimated)", colour: "quiet", metric: RANDOM, dash: true, spans: true },
+      ],
+    });
+    const percentiles = (name) => [
+      { key: "p50", label: "p50", colour: "good", metric: name, fill: true, spans: true },
+      { key: "p90", label: "p90", colour: "expected", metric: name, spans: true },
+      { key: "p99", label: "p99", colour: "warm", metric: name, spans: true },
+    ];
+    this.ttft = new Chart({ title: "Time to first token", format: seconds, least: 0.01, lines: percentiles(TTFT), blank: "No streamed answers in the last 15 minutes" });
+    this.itl = new Chart({ title: "Time between tokens", format: seconds, least: 0.005, lines: percentiles(ITL), blank: "No streamed answers in the last 15 minutes" });
+    const reason = (key, colour) => ({ key, label: words(key), colour, metric: DECISIONS, optional: true });
+    this.decisions = new Chart({
+      title: "Decisions a second by reason",
+      format: rate,
+      blank: "No decisions in the last 15 minutes",
+      lines: [
+        reason("longest_prefix", "warm"),
+        reason("lower_cost", "expected"),
+        reason("cold", "mark"),
+        reason("least_load", "good"),
+        reason("round_robin", "bad"),
+        reason("random", "quiet"),
+        reason("affinity", "violet"),
+        reason("affinity_overflow", "quiet"),
+        reason("prefix_hash", "good"),
+      ],
+    });
+    this.tokens = new Chart({
+      title: "Tokens a second",
+      format: count,
+      blank: "No tokens in the last 15 minutes",
+      lines: [
+        { key: "prompt", label: "prompt", colour: "expected", metric: "warmroute_routed_prompt_tokens_total", fill: true },
+        { key: "generated", label: "generated", colour: "warm", metric: "warmroute_generation_tokens_total" },
+      ],
+    });
+    this.events = h("ol", { class: "events", "aria-label": "What happened to the fleet" });
+    const note = h("p", { class: "note" }, "Rates and percentiles are over 5 s; percentiles are interpolated within the buckets of the histograms. “A random worker now” is what up to 8 workers drawn at random had of the same prompts, for 1 % of requests and one each second.");
+    this.element = h(
+      "section",
+      { id: "overview", class: "part", "aria-labelledby": "overview-title" },
+      h("h2", { id: "overview-title", class: "unseen" }, "Overview"),
+      h("div", { class: "tiles" }, Object.values(this.tiles).map((it) => it.element)),
+      h(
+        "div",
+        { class: "grid charts" },
+        card("chart-cached", "Cached share of prompts", this.cached.element),
+        card("chart-ttft", "Time to first token", this.ttft.element),
+        card("chart-requests", "Requests a second", this.requests.element),
+        card("chart-itl", "Time between tokens", this.itl.element),
+        card("chart-decisions", "Decisions a second, by reason", this.decisions.element),
+        card("chart-tokens", "Tokens a second", this.tokens.element),
+      ),
+      note,
+      card("events", "What happened", this.events),
+    );
+  }
+
+  render(model) {
+    const series = model.series();
+    const { times, ends } = series;
+    const failed = ["status_5xx", "worker_failed", "stream_idle_timeout", "request_timeout", "other"];
+    const sum = (names) => times.map((_, index) => names.reduce((all, name) => (ends[name][index] === null ? all : (all ?? 0) + ends[name][index]), null));
+    const failures = sum(failed);
+    const policies = model.changes.filter((change) => change.kind === "policy" || change.kind === "down" || change.kind === "breaker_open");
+    setMarks(policies.map((change) => ({ at: change.at_unix_ms / 1000, kind: change.kind === "policy" ? "policy" : "down", text: change.kind === "policy" ? change.text.replace(/^policy (.* → )?/, "") : "" })));
+    this.requests.update(times, { ...ends, failed: failures });
+    this.cached.update(times, series);
+    this.ttft.update(times, series.ttft);
+    this.itl.update(times, series.itl);
+    this.decisions.update(times, series.reasons);
+    this.tokens.update(times, series);
+    this.#tiles(model, series, failures);
+    this.#events(model);
+  }
+
+  #tiles(model, series, failures) {
+    const { tiles } = this;
+    const all = Object.values(series.ends).map(lastOf);
+    const perSecond = all.some((value) => value !== null) ? all.reduce((sum, value) => sum + (value ?? 0), 0) : null;
+    tiles.requests.set(perSecond === null ? "–" : `${rate(perSecond)} /s`, `${count(model.gauge("in_flight"))} in flight`);
+    const reported = model.recentShare("cached", "prompt") ?? model.recentShare("expected", "routed");
+    const random = model.recentShare("random_cached", "random");
+    const gain = random === null ? "" : `a random worker: ${percent(random)}`;
+    tiles.cached.set(percent(reported), gain, "accent");
+    const latest = (list) => list.findLast((value) => value !== null) ?? null;
+    tiles.ttft.set(seconds(latest(series.ttft.p50)), `p99 ${seconds(latest(series.ttft.p99))}`);
+    tiles.itl.set(seconds(latest(series.itl.p50)), `p99 ${seconds(latest(series.itl.p99))}`);
+    const failing = lastOf(failures);
+    const retries = model.total("sums", "retries");
+    tiles.failed.set(failing === null ? "–" : `${rate(failing)} /s`, `${count(retries)} retries since the start`, failing > 0 ? "alarm" : "");
+    const [workers, usable] = [model.gauge("workers"), model.gauge("usable_workers")];
+    const missing = workers - usable;
+    tiles.workers.set(`${count(usable)} of ${count(workers)}`, missing > 0 ? `${count(missing)} get no requests` : "all can get requests", missing > 0 ? "alarm" : "");
+  }
+
+  #events(model) {
+    const newest = model.changes.at(-1)?.number ?? 0;
+    if (this.shown === newest && this.events.childElementCount > 0) return;
+    this.shown = newest;
+    const items = model.changes.slice(-12).reverse();
+    const rows = items.map((change) => h("li", { class: change.kind }, h("time", { datetime: new Date(change.at_unix_ms).toISOString() }, clock(change.at_unix_ms)), " ", change.text));
+    this.events.replaceChildren(...(rows.length > 0 ? rows : [h("li", { class: "empty" }, "Nothing yet")]));
+  }
+}

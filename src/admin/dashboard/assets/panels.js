@@ -1,0 +1,200 @@
+// KV events, models, pairs, Responses, replicas, queue and tenants. What is not configured is not shown.
+
+import { card, empty, h, metric, setText } from "./dom.js";
+import { count, percent, seconds, whole, words } from "./format.js";
+import { Table } from "./table.js";
+
+function facts(...lines) {
+  return h("dl", { class: "facts" }, lines.flat());
+}
+
+function line(title, value, ...names) {
+  const text = h("dd", {}, value);
+  return [h("dt", {}, title), names.length > 0 ? metric(text, ...names) : text];
+}
+
+/** Counts by a label's value, the largest first. */
+function byLabel(values, name) {
+  const entries = Object.entries(values ?? {}).filter(([, value]) => value > 0);
+  if (entries.length === 0) return [h("p", { class: "empty" }, "None yet.")];
+  const rows = entries.sort((a, b) => b[1] - a[1]).map(([label, value]) => h("li", { title: name }, h("span", {}, words(label)), h("b", { class: "value" }, count(value))));
+  return [h("ul", { class: "tally" }, rows)];
+}
+
+/** Means of a histogram by a label: {label: [count, sum]}. */
+function means(values, name) {
+  const entries = Object.entries(values ?? {}).filter(([, [number]]) => number > 0);
+  if (entries.length === 0) return [h("p", { class: "empty" }, "None yet.")];
+  const rows = entries.map(([label, [number, sum]]) => h("li", { title: name }, h("span", {}, words(label)), h("span", { class: "quiet" }, count(number)), h("b", { class: "value" }, seconds(sum / number))));
+  return [h("ul", { class: "tally" }, rows)];
+}
+
+export class Panels {
+  #shown = new Map();
+
+  constructor() {
+    const number = (key, title, name, format = count) => ({ key, title, metric: name, number: true, value: (row) => row[key], text: (row) => format(row[key]) });
+    this.ranks = new Table({
+      label: "KV events of each rank",
+      sort: "state",
+      key: (row) => row.key,
+      search: (row) => `${row.worker} ${row.model} ${row.state} ${row.reason} ${row.error ?? ""}`,
+      columns: [
+        { key: "worker", title: "Worker", text: (row) => (row.rank > 0 ? `${row.worker} rank ${row.rank}` : row.worker) },
+        { key: "state", title: "Tree", metric: "warmroute_kv_state", value: (row) => ["stale", "cold", "partial", "live"].indexOf(row.state), text: (row) => row.state, cell: (row, cell) => this.#tree(row, cell) },
+        { key: "reason", title: "Because", text: (row) => words(row.error ?? row.reason) },
+        number("lag_ms", "Lag", "warmroute_kv_last_lag_seconds", (value) => (value === null ? "–" : `${value.toFixed(1)} ms`)),
+        number("blocks", "Blocks", "warmroute_kv_blocks"),
+        number("events", "Events", "warmroute_kv_events_total"),
+        number("gaps", "Gaps", "warmroute_kv_gaps_total", whole),
+        number("resyncs", "Resyncs", "warmroute_kv_resyncs_total", whole),
+        number("ignored", "Ignored", "warmroute_kv_ignored_events_total"),
+      ],
+    });
+    this.models = new Table({
+      label: "Models",
+      sort: "routed",
+      descending: true,
+      key: (row) => row.name,
+      search: (row) => row.name,
+      columns: [
+        { key: "name", title: "Model", text: (row) => row.name },
+        { key: "workers", title: "Workers", number: true, value: (row) => row.workers + row.prefill, text: (row) => (row.prefill > 0 ? `${row.prefill} + ${row.workers}` : whole(row.workers)) },
+        number("in_flight", "In flight", "warmroute_requests_in_flight"),
+        number("routed", "Prompt tokens", "warmroute_routed_prompt_tokens_total"),
+        number("generated", "Generated", "warmroute_generation_tokens_total"),
+        { key: "cached", title: "From cache", metric: "warmroute_cached_prompt_tokens_total / warmroute_prompt_tokens_total", number: true, value: (row) => (row.prompt > 0 ? row.cached / row.prompt : null), text: (row) => percent(row.prompt > 0 ? row.cached / row.prompt : null) },
+        { key: "expected", title: "Expected", metric: "warmroute_expected_cached_prompt_tokens_total / warmroute_routed_prompt_tokens_total", number: true, value: (row) => (row.routed > 0 ? row.expected / row.routed : null), text: (row) => percent(row.routed > 0 ? row.expected / row.routed : null) },
+      ],
+    });
+    this.rankCount = h("p", { class: "note" });
+    this.boxes = {};
+    const box = (id, title) => {
+      const content = h("div", {});
+      const element = card(id, title, content);
+      element.hidden = true;
+      this.boxes[id] = { element, content };
+      return element;
+    };
+    this.kv = h(
+      "section",
+      { id: "kv", class: "part", "aria-labelledby": "kv-title" },
+      h("h2", { id: "kv-title" }, "KV events"),
+      card("kv-ranks", "Ranks", this.rankCount, this.ranks.element),
+      h("div", { class: "grid three" }, box("tokenizer", "Tokenizer check"), box("tokenization", "Tokenization"), box("pairs", "Prefill / decode pairs"), box("transfers", "KV transfers")),
+    );
+    this.modelPart = h("section", { id: "models", class: "part", "aria-labelledby": "models-title" }, h("h2", { id: "models-title" }, "Models"), card("model-table", "Models", this.models.element));
+    this.rest = h(
+      "section",
+      { id: "parts", class: "part", "aria-labelledby": "parts-title" },
+      h("h2", { id: "parts-title" }, "Responses, replicas, queue, tenants"),
+      h("div", { class: "grid three" }, box("responses", "Responses"), box("store", "Response store"), box("peers", "Replicas"), box("queue", "Queue"), box("tenants", "Tenants")),
+    );
+    this.elements = [this.kv, this.modelPart, this.rest];
+  }
+
+  #tree(row, cell) {
+    if (!cell.firstChild) cell.append(h("span", { class: "pill" }));
+    cell.firstChild.className = `pill tree ${row.state}`;
+    setText(cell.firstChild, row.connected ? row.state : `${row.state}, not connected`);
+  }
+
+  render(model) {
+    const ranks = [...model.ranks.values()];
+    this.ranks.rows = ranks;
+    const live = ranks.filter((rank) => rank.state === "live" || rank.state === "partial").length;
+    setText(this.rankCount, ranks.length === 0 ? "No worker publishes KV events: routing predicts what each worker has cached from what it was sent. See the guide on KV events." : `${live} of ${ranks.length} trees count in decisions.`);
+    this.ranks.element.hidden = ranks.length === 0;
+    this.models.rows = [...model.models.values()];
+    const { panels } = model;
+    this.#box("tokenizer", panels.tokenizer?.length > 0 && panels.tokenizer, (rows) => rows.map(tokenizer));
+    const tokenization = panels.tokenization;
+    const isTokenized = tokenization && Object.values({ ...tokenization.prompts, ...tokenization.fallbacks }).some((value) => value > 0);
+    this.#box("tokenization", isTokenized && tokenization, (it) => [h("h4", {}, "Prompts"), ...byLabel(it.prompts, "warmroute_tokenizer_prompts_total"), h("h4", {}, "Without token ids"), ...byLabel(it.fallbacks, "warmroute_tokenization_fallbacks_total")]);
+    this.#box("pairs", panels.pairs, pairs);
+    this.#box("transfers", panels.pairs, (it) => [h("h4", {}, "Phases, mean"), ...means(it.phases, "warmroute_disaggregated_phase_seconds"), h("h4", {}, "Transfers"), ...byLabel(it.transfers, "warmroute_kv_transfers_total"), h("h4", {}, "Requests with two legs"), ...byLabel(it.requests, "warmroute_disaggregated_requests_total")]);
+    const responses = panels.responses;
+    const isStateful = responses?.page?.responses?.mode === "stateful";
+    this.#box("responses", isStateful && responses, responsesOf);
+    this.#box("store", isStateful && responses, store);
+    this.#box("peers", panels.peers, peers);
+    this.#box("queue", panels.queue?.length > 0 && panels.queue, metrics);
+    this.#box("tenants", panels.tenants?.length > 0 && panels.tenants, metrics);
+    this.rest.hidden = ["responses", "store", "peers", "queue", "tenants"].every((id) => this.boxes[id].element.hidden);
+  }
+
+  /** Builds a box anew when its data has changed. */
+  #box(id, data, build) {
+    const { element, content } = this.boxes[id];
+    element.hidden = !data;
+    if (!data) return;
+    const key = JSON.stringify(data);
+    if (this.#shown.get(id) === key) return;
+    this.#shown.set(id, key);
+    content.replaceChildren(...build(data));
+  }
+}
+
+function tokenizer(row) {
+  return h(
+    "div",
+    { class: `notice ${row.mismatch ? "bad" : ""}` },
+    h("p", {}, h("b", {}, row.model), ` ${words(row.prompts)}: `, metric(h("span", { class: `pill ${row.mismatch ? "down" : "up"}` }, row.mismatch ? "mismatch" : "tokens agree"), "warmroute_tokenizer_mismatch")),
+    facts(line("Confirmed", percent(row.confirmed_ratio), "warmroute_tokenizer_check_confirmed_ratio"), line("Checks", whole(Object.values(row.checks).reduce((sum, value) => sum + value, 0)), "warmroute_tokenizer_checks_total"), row.untrusted > 0 ? line("Workers not trusted", whole(row.untrusted)) : []),
+  );
+}
+
+function pairs({ pairs: it }) {
+  const broken = it.incompatible.map((reason) => h("li", {}, h("b", {}, whole(reason.count)), ` ${reason.message}: `, h("span", { class: "quiet" }, reason.examples.map((pair) => pair.join(" → ")).join(", "))));
+  return [
+    facts(line("Connector", it.connector), line("Pairs that are up", whole(it.count)), line("Nothing speaks against", whole(it.unverified))),
+    broken.length > 0 ? h("ul", { class: "plainlist" }, broken) : null,
+    it.unpaired.length > 0 ? h("p", { class: "problem" }, `Without a partner: ${it.unpaired.slice(0, 10).join(", ")}${it.unpaired.length > 10 ? " …" : ""}`) : null,
+  ].filter((part) => part !== null);
+}
+
+function responsesOf({ page }) {
+  const { responses } = page;
+  const { background } = responses;
+  const owners = page.store?.details?.owners ?? [];
+  return [
+    facts(
+      line("In progress", whole(responses.in_flight), "warmroute_responses_in_flight"),
+      line("Background runs", `${whole(background.running)} running, ${whole(background.queued)} of them queued`, "warmroute_background_running"),
+      line("Orphans", whole(page.store?.details?.orphans ?? 0), "warmroute_background_orphans_total"),
+      line("This owner", `${background.owner}${background.lease_held ? "" : ", lease lost"}`),
+      line("Owners", Array.isArray(owners) ? whole(owners.length) : "–"),
+    ),
+    h("h4", {}, "Finished"),
+    ...byLabel(responses.finished, "warmroute_responses_finished_total"),
+  ];
+}
+
+function store({ page, operations }) {
+  const { is_up: isUp, reason } = page.health;
+  return [facts(line("Kind", page.store?.kind ?? "–"), line("State", page.error ?? (isUp ? "up" : `down: ${reason}`), "warmroute_store_circuit_breaker_state")), h("h4", {}, "Operations, mean"), ...means(operations, "warmroute_store_operation_duration_seconds")];
+}
+
+function peers({ replica, peers: rows }) {
+  const items = rows.map((peer) =>
+    h(
+      "li",
+      {},
+      h("b", {}, peer.name ?? peer.address ?? "unknown"),
+      " ",
+      metric(h("span", { class: `pill ${peer.state === "connected" ? "up" : "down"}` }, peer.is_draining ? "draining" : peer.state), "warmroute_peers"),
+      metric(h("span", { class: "quiet" }, peer.lag_ms === undefined ? (peer.error ?? "") : ` lag ${whole(peer.lag_ms)} ms`), "warmroute_peer_lag_seconds"),
+    ),
+  );
+  return [facts(line("This replica", replica.name), replica.is_alone ? line("Alone", "others are expected, and none is connected") : []), items.length > 0 ? h("ul", { class: "plainlist" }, items) : empty("No other replica.")];
+}
+
+/** Metrics of a part as they are. */
+function metrics(rows) {
+  const body = rows.map((row) => {
+    const value = row.kind === "histogram" ? `${count(row.value)} × ${seconds(row.value > 0 ? row.sum / row.value : null)}` : count(row.value);
+    const title = row.metric.replace(/^warmroute_/, "").replace(/_total$/, "");
+    return h("tr", { title: row.metric, "data-metric": row.metric }, h("th", { scope: "row" }, words(title)), h("td", {}, row.labels), h("td", { class: "number" }, value));
+  });
+  return [h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics" }, h("table", {}, h("caption", { class: "unseen" }, "Metrics"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "What"), h("th", { scope: "col" }, "Of"), h("th", { scope: "col", class: "number" }, "Value"))), h("tbody", {}, body)))];
+}

@@ -1,0 +1,230 @@
+//! The tables of the dashboard: workers, models, and ranks with KV events.
+
+use std::time::Instant;
+
+use rustc_hash::FxHashMap;
+use serde::Serialize;
+
+use super::changes::Condition;
+use super::counts::{label, series};
+use super::rows::Rows;
+use crate::fleet::health::Health;
+use crate::fleet::{Role, Status};
+use crate::kv::subscriber::{self, StatusBoard};
+use crate::observe::metrics::Registry;
+use crate::relay::Relay;
+
+/// The columns of a row, in order.
+pub(super) const WORKER_COLUMNS: [&str; 18] = [
+    "name",
+    "role",
+    "health",
+    "breaker",
+    "draining",
+    "requests",
+    "queued",
+    "decode",
+    "peer_requests",
+    "peer_queued",
+    "running",
+    "waiting",
+    "kv_usage",
+    "prompt",
+    "cached",
+    "total",
+    "model",
+    "models",
+];
+
+pub(super) const MODEL_COLUMNS: [&str; 9] = [
+    "name",
+    "workers",
+    "prefill",
+    "in_flight",
+    "routed",
+    "expected",
+    "prompt",
+    "cached",
+    "generated",
+];
+
+/// The metrics of the last six.
+const MODEL_METRICS: [&str; 6] = [
+    "warmroute_requests_in_flight",
+    "warmroute_routed_prompt_tokens_total",
+    "warmroute_expected_cached_prompt_tokens_total",
+    "warmroute_prompt_tokens_total",
+    "warmroute_cached_prompt_tokens_total",
+    "warmroute_generation_tokens_total",
+];
+
+pub(super) const RANK_COLUMNS: [&str; 14] = [
+    "key",
+    "worker",
+    "rank",
+    "model",
+    "state",
+    "reason",
+    "connected",
+    "lag_ms",
+    "gaps",
+    "resyncs",
+    "events",
+    "blocks",
+    "ignored",
+    "error",
+];
+
+/// What the log of changes compares of a worker.
+pub(super) fn condition(status: &Status) -> Condition {
+    Condition {
+        health: status.health,
+        breaker: status.worker.breaker.state(),
+        is_draining: status.draining,
+    }
+}
+
+/// [`WORKER_COLUMNS`]; a tuple of so many values does not serialize.
+#[derive(Serialize)]
+struct WorkerRow<'a>(
+    &'a str,
+    Role,
+    Health,
+    &'static str,
+    bool,
+    u32,
+    u64,
+    u64,
+    u32,
+    u64,
+    Option<u32>,
+    Option<u32>,
+    Option<u32>,
+    u64,
+    u64,
+    u64,
+    Option<&'a str>,
+    usize,
+);
+
+pub(super) fn workers(relay: &Relay) -> Rows {
+    let mut rows = Rows::default();
+    for status in &relay.fleet().snapshot().workers {
+        let worker = &status.worker;
+        let load = &worker.load;
+        let reported = load.reported();
+        // In thousandths, so that a row does not change with each block.
+        let kv_usage = reported.map(|it| (it.kv_usage * 1e3).round() as u32);
+        let models = &status.facts.models;
+        let model = models.keys().next().map(|model| &**model);
+        let row = WorkerRow(
+            &worker.name,
+            worker.role,
+            status.health,
+            worker.breaker.state().as_str(),
+            status.draining,
+            load.own_requests(),
+            load.own_queued_tokens(),
+            load.own_decode_tokens(),
+            load.peers_requests(),
+            load.peers_queued_tokens(),
+            reported.map(|it| it.running),
+            reported.map(|it| it.waiting),
+            kv_usage,
+            worker.usage.prompt_tokens(),
+            worker.usage.cached_tokens(),
+            load.total(),
+            model,
+            models.len(),
+        );
+        rows.add(&worker.name, &row);
+    }
+    rows
+}
+
+pub(super) fn models(relay: &Relay, registry: &Registry) -> Rows {
+    let mut counts: FxHashMap<String, [u64; MODEL_METRICS.len()]> = FxHashMap::default();
+    for (index, name) in MODEL_METRICS.iter().enumerate() {
+        for metric in series(registry, name) {
+            let value = match index {
+                0 => metric.get_gauge().get_value(),
+                _ => metric.get_counter().get_value(),
+            };
+            let model = label(&metric, "model");
+            if !counts.contains_key(model) {
+                counts.insert(model.to_owned(), Default::default());
+            }
+            if let Some(of_model) = counts.get_mut(model) {
+                of_model[index] = value.max(0.0) as u64;
+            }
+        }
+    }
+    let mut rows = Rows::default();
+    for (name, group) in &relay.fleet().snapshot().models {
+        let of_model = counts.get(&**name).copied().unwrap_or_default();
+        let [in_flight, routed, expected, prompt, cached, generated] = of_model;
+        let prefill = if relay.is_disaggregated() {
+            group.prefill().len()
+        } else {
+            0
+        };
+        let row = (
+            &**name,
+            group.decode().len(),
+            prefill,
+            in_flight,
+            routed,
+            expected,
+            prompt,
+            cached,
+            generated,
+        );
+        rows.add(name, &row);
+    }
+    rows
+}
+
+pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
+    let mut rows = Rows::default();
+    for status in board.statuses(now) {
+        let subscriber::Status {
+            worker,
+            rank,
+            model,
+            state,
+            reason,
+            connected,
+            lag_ms,
+            counts,
+            resyncs,
+            events,
+            blocks,
+            ignored_events,
+            disconnect_reason,
+            replay_error,
+            decode_error,
+            ..
+        } = &status;
+        let key = format!("{worker}#{rank}");
+        let error = disconnect_reason.as_ref().filter(|_| !connected);
+        let error = error.or(replay_error.as_ref()).or(decode_error.as_ref());
+        let row = (
+            &key,
+            worker,
+            rank,
+            model,
+            state,
+            reason,
+            connected,
+            lag_ms.map(|lag| (lag * 10.0).round() / 10.0),
+            counts.gaps,
+            resyncs.values().sum::<u64>(),
+            events,
+            blocks.values().sum::<u64>(),
+            ignored_events.values().sum::<u64>(),
+            error,
+        );
+        rows.add(&key, &row);
+    }
+    rows
+}

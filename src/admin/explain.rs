@@ -1,0 +1,60 @@
+//! `POST /explain`: the decision for a request, without sending it.
+
+use http_body_util::{BodyExt, Limited};
+use hyper::{Request, Response, StatusCode};
+
+use super::answers::{answer, parameter, refuse};
+use super::dashboard::Sources;
+use crate::http;
+use crate::http::server::RequestBody;
+use crate::prompt::{self, Api};
+
+pub(super) async fn page(
+    sources: &Sources,
+    body_bytes_max: usize,
+    request: Request<RequestBody>,
+    query: &str,
+) -> Response<http::Body> {
+    let path = parameter(query, "path");
+    let shows_tokens = match parameter(query, "tokens").as_deref() {
+        None | Some("false") => false,
+        Some("true") => true,
+        Some(_) => return refuse(StatusCode::BAD_REQUEST, "tokens is true or false"),
+    };
+    let (head, body) = request.into_parts();
+    let Ok(body) = Limited::new(body, body_bytes_max).collect().await else {
+        return refuse(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the request body is too large or incomplete",
+        );
+    };
+    let body = body.to_bytes();
+    let api = match path.as_deref() {
+        None | Some("/v1/chat/completions") => Api::Chat,
+        Some("/v1/completions") => Api::Completions,
+        Some("/v1/responses") => Api::Responses,
+        Some(_) => {
+            return refuse(
+                StatusCode::BAD_REQUEST,
+                "path must be /v1/chat/completions, /v1/completions or /v1/responses",
+            );
+        }
+    };
+    // Engines get stored responses as one whole input, and some tenants' requests with a cache salt.
+    let tenant = parameter(query, "tenant");
+    let body = match sources.responses.engine_body(api, tenant, body).await {
+        Ok(body) => body,
+        Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
+    };
+    let relay = sources.relay.load_full();
+    match prompt::peek(api, &body, relay.block_bytes()) {
+        Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
+        Ok(peek) => {
+            let explained = relay.explain(api, &head.headers, peek, &body, shows_tokens);
+            match explained.await {
+                Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
+                Ok(explanation) => answer(StatusCode::OK, &explanation),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Looks closer at a few of the decisions: records them with all candidates, and compares the chosen worker with random
+//! ones.
+
+use std::time::Instant;
+
+use super::cached_prefix::CachedPrefixes;
+use super::choice::Choice;
+use super::core::Relay;
+use super::decision_log::RecordedDecision;
+use super::fleet_view::{FleetView, Task};
+use super::job::Job;
+use super::plan::Plan;
+use crate::observe;
+use crate::routing::View;
+
+/// One in so many requests is compared with random workers.
+const COMPARED: u64 = 100;
+/// How many workers are drawn for a comparison.
+const DRAWN_WORKERS: usize = 8;
+/// Candidates of a recorded decision, besides the chosen one.
+const MAX_CANDIDATES: usize = 20;
+
+impl Relay {
+    /// Looks closer at a decision, if it is in the sample. The request does not count at its worker yet.
+    pub(super) fn sample_decision(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        attempt: u32,
+    ) {
+        // The lower half of the seed breaks ties.
+        let is_compared = attempt == 1
+            && ((plan.request.seed >> 32).is_multiple_of(COMPARED)
+                || self.decisions.take_comparison());
+        let is_recorded = self.decisions.take();
+        if !is_compared && !is_recorded {
+            return;
+        }
+        let now = observe::now();
+        let owners_max = if is_recorded { usize::MAX } else { 1 };
+        let held = self.held(plan, now, owners_max);
+        if is_compared {
+            self.compare(plan, choice, &held, now);
+        }
+        if is_recorded {
+            self.record(job, plan, choice, &held, now, attempt);
+        }
+    }
+
+    /// Counts what workers drawn at random have cached of the prompt.
+    fn compare(&self, plan: &Plan, choice: &Choice, held: &CachedPrefixes<'_>, now: Instant) {
+        let task = match (&self.prefill_decode, &choice.prefill) {
+            (Some(settings), Some(Ok(_))) => Task::Prefill(settings.connector, plan.api),
+            _ => Task::Decode,
+        };
+        let view = FleetView::new(&plan.group, held, task, now, &[]);
+        let tokens = plan.request.prompt_tokens;
+        let count = |index: usize| {
+            if view.state(index).is_usable {
+                plan.model
+                    .on_random_worker(tokens, view.cached(index).tokens());
+            }
+        };
+        match view.len() {
+            few if few <= DRAWN_WORKERS => (0..few).for_each(count),
+            many => {
+                let draw = std::iter::repeat_with(|| fastrand::usize(..many));
+                draw.take(DRAWN_WORKERS).for_each(count);
+            }
+        }
+    }
+
+    fn record(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        held: &CachedPrefixes<'_>,
+        now: Instant,
+        attempt: u32,
+    ) {
+        let prefill = choice.prefill.as_ref().map(|prefill| match prefill {
+            Ok(prefill) => Ok(prefill.decision),
+            Err(reason) => Err(*reason),
+        });
+        let decision = Some(choice.decision);
+        let explanation = self.explain_choice(plan, held, now, decision, prefill, MAX_CANDIDATES);
+        let of_prefill = explanation.disaggregation.iter();
+        let of_prefill = of_prefill.flat_map(|it| &it.workers);
+        let scores = explanation.workers.iter().chain(of_prefill);
+        let longest = scores.map(|score| score.cached_tokens).max();
+        self.decisions.add(|number| RecordedDecision {
+            number,
+            at_unix_ms: observe::unix_ms(),
+            request_id: job.id.to_string(),
+            api: job.api.as_str(),
+            attempt,
+            longest_cached_tokens: longest.unwrap_or_default(),
+            explanation,
+        });
+    }
+}
