@@ -21,8 +21,8 @@ use crate::kv::predicted::PredictedIndex;
 use crate::observe::metrics;
 use crate::peers::Peers;
 use crate::queue;
-use crate::traces::Tracer;
 use crate::routing::Policy;
+use crate::traces::Tracer;
 
 /// Metrics that are not a model's.
 #[derive(Clone, Debug)]
