@@ -391,6 +391,7 @@ impl ApiServer {
             id,
             started,
             response: None,
+            is_background: false,
             requested: None,
             strips_usage: false,
             summary: caller.summary.cloned(),

@@ -17,6 +17,8 @@ use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room};
 const TARGET_PART: f64 = 0.9;
 /// What a request costs at least, since one whose prompt is cached is work too.
 const COST_MIN: u64 = 64;
+/// The wait of what no client waits for; the request's own time ends before.
+const LONG: Duration = Duration::from_secs(86_400);
 const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
@@ -134,6 +136,7 @@ impl<T> Queue<T> {
         let class = self.class_of(request.priority);
         let cost = request.tokens.max(COST_MIN);
         let target = request.ttft_target.or_else(|| self.target_of(class));
+        let target = target.filter(|_| !request.is_background);
         if let Some(reason) = self.refusal(now, class, &request, cost, target) {
             let retry_after = self.retry_after(reason, class);
             return Err((
@@ -189,6 +192,7 @@ impl<T> Queue<T> {
                 free = free.saturating_sub(entry.cost);
                 self.room.free_tokens = free;
                 self.room.queued_tokens += entry.cost;
+                self.room.own_queued_tokens += entry.cost;
             }
             left.push(entry.left(now, outcome));
         }
@@ -320,7 +324,15 @@ impl<T> Queue<T> {
     /// How long a request would be at a worker until its first token.
     fn expected_compute(&self, cost: u64) -> Option<Duration> {
         let queued = self.room.queued_tokens as f64 / f64::from(self.room.workers.max(1));
-        Some(seconds((queued + cost as f64) / self.rate.measured()?))
+        // Requests of this router and of other replicas are computed in turns: the workers' rate is to the measured one as
+        // all their tokens are to this router's.
+        let own_part = match (self.room.own_queued_tokens, self.room.queued_tokens) {
+            (0, _) | (_, 0) => 1.0,
+            (own, all) => (own as f64 / all as f64).min(1.0),
+        };
+        Some(seconds(
+            (queued + cost as f64) * own_part / self.rate.measured()?,
+        ))
     }
 
     fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
@@ -367,7 +379,10 @@ impl<T> Queue<T> {
     }
 
     fn expiry(&self, entry: &Entry<T>) -> Instant {
-        let max_wait = self.max_wait(entry.class);
+        let max_wait = match entry.request.is_background {
+            true => LONG,
+            false => self.max_wait(entry.class),
+        };
         let no_worker = self.settings.no_worker_timeout;
         let since = self
             .changed

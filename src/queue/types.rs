@@ -20,6 +20,8 @@ pub struct Request {
     pub received: Instant,
     /// The longest time from `received` to the first token that is of use to the client.
     pub ttft_target: Option<Duration>,
+    /// No client waits for it: it has no target, and all its time to wait.
+    pub is_background: bool,
     /// When the time of the whole request is over.
     pub deadline: Instant,
 }
@@ -35,8 +37,9 @@ pub struct Room {
     pub workers: u32,
     /// Tokens that they may take before all of them are at their bound.
     pub free_tokens: u64,
-    /// Tokens that they have accepted and not computed yet.
+    /// Tokens that they have accepted and not computed yet, and those of them that this router sent.
     pub queued_tokens: u64,
+    pub own_queued_tokens: u64,
 }
 
 /// How a request left the queue.

@@ -48,6 +48,8 @@ pub struct Job<'a> {
     pub requested: Option<RequestedName>,
     /// True if the router asked the engine for usage on its own: the event with it is not passed on.
     pub strips_usage: bool,
+    /// No client waits for its answer.
+    pub is_background: bool,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }

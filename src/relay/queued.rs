@@ -161,6 +161,7 @@ impl Relay {
             client: job.client,
             tokens,
             bytes: job.body.len() as u64,
+            is_background: job.is_background,
             received: job.started,
             deadline: job.started + self.settings.request_timeout,
         };

@@ -61,6 +61,7 @@ pub(super) struct Waiting {
     pub(super) client: ClientKey,
     pub(super) tokens: u64,
     pub(super) bytes: u64,
+    pub(super) is_background: bool,
     pub(super) received: Instant,
     pub(super) deadline: Instant,
 }
@@ -113,11 +114,19 @@ impl Queues {
 
     /// Whether a worker of the group has room and no other request waits for it. Takes no lock.
     pub(super) fn is_free(&self, settings: &Settings, group: &Group, seed: u64) -> bool {
+        let is_first = self.fleet.freed().waiting() == 0 || !self.is_waited_for(group);
+        is_first && room::has_room(self.workers_of(group), settings, observe::now(), seed)
+    }
+
+    /// Whether a request waits for one of the group's workers, also for another model.
+    fn is_waited_for(&self, group: &Group) -> bool {
+        let snapshot = self.fleet.snapshot();
         let queues = self.by_model.load();
-        let is_empty = queues
-            .get(&group.model)
-            .is_none_or(|queue| queue.waiting() == 0);
-        is_empty && room::has_room(self.workers_of(group), settings, observe::now(), seed)
+        let mut waiting = queues.values().filter(|queue| queue.waiting() > 0);
+        waiting.any(|queue| {
+            let other = snapshot.models.get(&queue.model);
+            other.is_some_and(|other| room::shares_any(group, other))
+        })
     }
 
     /// Whether requests for a model wait for a worker although none is listed that serves it.
@@ -140,6 +149,7 @@ impl Queues {
             bytes: waiting.bytes,
             received: waiting.received,
             ttft_target: waiting.standing.ttft_target,
+            is_background: waiting.is_background,
             deadline: waiting.deadline,
         };
         let group = self.fleet.snapshot().models.get(model).cloned();

@@ -37,6 +37,8 @@ pub(super) struct RequestContext<'a> {
     pub(super) started: Instant,
     /// The response that an engine generates for it.
     pub(super) response: Option<ResponseId>,
+    /// No client waits for the answer.
+    pub(super) is_background: bool,
     pub(super) summary: Option<&'a SummaryCell>,
 }
 
@@ -50,6 +52,7 @@ impl ClientRequest<'_> {
             id: self.id,
             started: self.started,
             response: None,
+            is_background: false,
             summary: self.summary,
         }
     }

@@ -49,6 +49,7 @@ impl Responses {
             id: context.id,
             started: context.started,
             response: context.response,
+            is_background: context.is_background,
             requested: None,
             strips_usage: false,
             summary: context.summary.cloned(),

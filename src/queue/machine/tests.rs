@@ -11,6 +11,7 @@ const IDLE: Room = Room {
     workers: 2,
     free_tokens: 0,
     queued_tokens: 0,
+    own_queued_tokens: 0,
 };
 
 struct Rig {
@@ -43,6 +44,7 @@ impl Rig {
             bytes: 10,
             received: self.now,
             ttft_target: None,
+            is_background: false,
             deadline: self.now + Duration::from_secs(600),
         }
     }
@@ -185,6 +187,35 @@ fn a_wait_ends_after_max_wait() {
     rig.wait(1);
     // Also if there is room just then.
     assert_eq!(rig.free(10), [(1, "queue_timeout")]);
+}
+
+#[test]
+fn what_no_client_waits_for_waits_as_long_as_it_may_run() {
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(1));
+    rig.enter(|it| it.is_background = true).unwrap();
+    rig.wait(599_999);
+    assert_eq!(rig.free(0), []);
+    rig.wait(1);
+    assert_eq!(rig.free(0), [(1, "queue_timeout")]);
+}
+
+#[test]
+fn workers_that_compute_for_other_replicas_too_are_as_fast_as_they_are() {
+    let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(3));
+    rig.measure();
+    // A third is of this router, which sees a third of the workers' rate.
+    let room = Room {
+        queued_tokens: 9_000,
+        own_queued_tokens: 3_000,
+        ..IDLE
+    };
+    assert!(rig.enter_with(room, |it| it.tokens = 1_000).is_ok());
+    let alone = Room {
+        own_queued_tokens: 9_000,
+        ..room
+    };
+    let entered = rig.enter_with(alone, |it| it.tokens = 1_000);
+    assert_eq!(entered, Err("ttft_target_unreachable"));
 }
 
 #[test]
@@ -367,7 +398,7 @@ proptest! {
                 Step::Advance { ms, free, workers } => {
                     rig.wait(ms);
                     let mut left_over = free;
-                    let room = Room { workers, free_tokens: free, queued_tokens: 0 };
+                    let room = Room { workers, free_tokens: free, ..IDLE };
                     for left in rig.queue.advance(rig.now, room, 0) {
                         prop_assert!(waiting.remove(&left.waker), "left twice");
                         if left.outcome == Outcome::Released {

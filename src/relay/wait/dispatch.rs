@@ -92,14 +92,14 @@ impl Queues {
         let mut room = room::room(workers, settings, &self.stalled.lock(), now);
         // What was released and is not at a worker yet, also of models with the same workers.
         let shares = |other: &&Arc<ModelQueue>| {
-            let group = snapshot.models.get(&other.model);
-            other.model == queue.model
-                || group.is_some_and(|group| self.workers_of(group).shares_any(&workers))
+            let other = snapshot.models.get(&other.model);
+            other.is_some_and(|other| room::shares_any(group, other))
         };
         let sharing = others.iter().copied().filter(shares);
         let granted: u64 = sharing.map(|other| other.granted()).sum();
         room.free_tokens = room.free_tokens.saturating_sub(granted);
         room.queued_tokens += granted;
+        room.own_queued_tokens += granted;
         queue.advance(now, room, workers.computed_tokens())
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use rustc_hash::FxHashMap;
 
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::queue::{Room, Settings};
 
@@ -38,11 +38,6 @@ impl<'a> Workers<'a> {
             .sum()
     }
 
-    pub(super) fn shares_any(&self, other: &Self) -> bool {
-        let is_shared = |worker: &&Arc<Worker>| other.workers.iter().any(|it| it.id == worker.id);
-        self.workers.iter().any(|worker| is_shared(&worker))
-    }
-
     /// Prompt tokens that the workers have not computed yet, and the number of workers.
     pub(super) fn queued(&self) -> (u64, usize) {
         let queued = self
@@ -56,6 +51,13 @@ impl<'a> Workers<'a> {
         worker.breaker.may_admit(now)
             && (!self.is_prefill || worker.kv_transfer_breaker.may_admit(now))
     }
+}
+
+/// Whether two models share a worker, as a model and its adapters do.
+pub(super) fn shares_any(group: &Group, other: &Group) -> bool {
+    let mut workers = group.workers.iter();
+    group.model == other.model
+        || workers.any(|worker| other.worker_indices.contains_key(&worker.id))
 }
 
 /// Whether any of the workers can take a request and is below its bound. Looks at one after the other from a random
@@ -95,6 +97,7 @@ pub(super) fn room(
         room.workers += 1;
         room.free_tokens += bound.saturating_sub(queued);
         room.queued_tokens += queued;
+        room.own_queued_tokens += worker.load.own_queued_tokens();
     }
     if room.workers == 0 && stalled_workers > 0 {
         room.workers = stalled_workers;

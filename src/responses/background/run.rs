@@ -113,6 +113,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         started: observe::now(),
         response: Some(key.id),
         summary: summary.as_ref(),
+        is_background: true,
     };
     tokio::select! {
         biased;
