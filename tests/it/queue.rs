@@ -4,6 +4,7 @@
 
 mod ends;
 mod order;
+mod pairs;
 mod placing;
 mod scaling;
 

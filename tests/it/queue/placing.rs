@@ -123,3 +123,20 @@ async fn the_answer_of_a_request_that_is_not_streamed_is_not_waited_for() {
     assert_eq!(short.status, 200);
     drop(long);
 }
+
+#[tokio::test]
+async fn a_request_for_an_adapter_does_not_pass_those_who_wait_for_the_same_worker() {
+    let engine = warmroute::sim::worker::Settings {
+        models: vec!["sim".to_owned(), "adapter".to_owned()],
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![engine], |config| super::with_queue(config, |_| {})).await;
+    let adapter = |text: &str| chat(text, 1, true).replace("\"sim\"", "\"adapter\"");
+    let blocker = block(&cluster, "busy ").await;
+    let first = wait(&cluster, &[], chat("first", 1, true)).await;
+    let second = send(&cluster, &[], adapter("second"));
+    eventually("both wait", async || row(&cluster, "adapter").await["waiting"] == 1).await;
+    drop(blocker);
+    assert_eq!(first.answer().await.status, 200);
+    assert_eq!(second.answer().await.status, 200);
+}
