@@ -168,9 +168,12 @@ impl Relay {
         let class = settings.class_of(standing.priority);
         let queue = self.queues.get(&plan.group.model);
         Some(QueueExplained {
-            would_wait: !self
-                .queues
-                .is_free(settings, &plan.group, plan.request.seed),
+            would_wait: !self.queues.is_free(
+                settings,
+                &plan.group,
+                plan.would_be_split(),
+                plan.request.seed,
+            ),
             priority: standing.priority,
             class: settings.classes[class].name.clone(),
             waiting: queue.map_or(0, |queue| queue.waiting()),

@@ -108,6 +108,11 @@ impl Plan {
         asks.then_some(report)
     }
 
+    /// False if the request itself must run on one worker although requests are disaggregated.
+    pub(super) fn would_be_split(&self) -> bool {
+        self.legs.as_ref().is_none_or(Result::is_ok)
+    }
+
     /// Whether the worker's KV events report this prompt's blocks.
     pub(super) fn is_reported_by(&self, worker: &Worker) -> bool {
         self.prompt.exact.is_some() && self.event_ranks(worker) > 0

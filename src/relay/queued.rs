@@ -125,8 +125,12 @@ impl Relay {
     ) -> Result<(), Error> {
         let is_free = || {
             let settings = &waits.settings;
-            self.queues
-                .is_free(settings, &plan.group, plan.request.seed)
+            self.queues.is_free(
+                settings,
+                &plan.group,
+                plan.would_be_split(),
+                plan.request.seed,
+            )
         };
         if waits.grant.is_some() || waits.count >= MAX_WAITS || is_free() {
             return Ok(());

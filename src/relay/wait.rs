@@ -113,9 +113,21 @@ impl Queues {
     }
 
     /// Whether a worker of the group has room and no other request waits for it. Takes no lock.
-    pub(super) fn is_free(&self, settings: &Settings, group: &Group, seed: u64) -> bool {
-        let is_first = self.fleet.freed().waiting() == 0 || !self.is_waited_for(group);
-        is_first && room::has_room(self.workers_of(group), settings, observe::now(), seed)
+    /// `is_split`: a prefill worker would compute the prompt.
+    pub(super) fn is_free(
+        &self,
+        settings: &Settings,
+        group: &Group,
+        is_split: bool,
+        seed: u64,
+    ) -> bool {
+        let workers = match is_split {
+            true => self.workers_of(group),
+            false => Self::decode_workers_of(group),
+        };
+        let is_first = || self.fleet.freed().waiting() == 0 || !self.is_waited_for(group);
+        let is_passing = !is_split && self.is_disaggregated;
+        (is_passing || is_first()) && room::has_room(workers, settings, observe::now(), seed)
     }
 
     /// Whether a request waits for one of the group's workers, also for another model.
@@ -234,8 +246,12 @@ impl Queues {
         let prefill = group.prefill();
         match self.is_disaggregated && !prefill.is_empty() {
             true => room::Workers::prefill(&group.workers[prefill]),
-            false => room::Workers::all(&group.workers[group.decode()]),
+            false => Self::decode_workers_of(group),
         }
+    }
+
+    fn decode_workers_of(group: &Group) -> room::Workers<'_> {
+        room::Workers::all(&group.workers[group.decode()])
     }
 
     fn on_left(&self, queue: &ModelQueue, class: &str, outcome: &Outcome, waited: Duration) {

@@ -56,7 +56,7 @@ async fn block(cluster: &Cluster, text: &str) -> Blocker {
     };
     let before = busy().await;
     set_hang(cluster, true).await;
-    let (api, body) = (cluster.router.api, chat(&text.repeat(20), 1, true));
+    let (api, body) = (cluster.router.api, chat(&text.repeat(20), 2, true));
     let blocker = Blocker(tokio::spawn(async move {
         let _open = client::open(api, "POST", CHAT, &[], body).await;
     }));

@@ -35,6 +35,9 @@ async fn requests_wait_for_prefill_workers_although_decode_workers_are_idle() {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let decision = answer.header("x-warmroute-decision");
     assert!(decision.contains("; queue_ms="), "{decision}");
-    assert!(decision.contains("; disaggregated=yes; prefill=w0"), "{decision}");
+    assert!(
+        decision.contains("; disaggregated=yes; prefill=w0"),
+        "{decision}"
+    );
     assert_eq!(waiting(&cluster).await, 0);
 }

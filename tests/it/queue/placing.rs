@@ -135,7 +135,10 @@ async fn a_request_for_an_adapter_does_not_pass_those_who_wait_for_the_same_work
     let blocker = block(&cluster, "busy ").await;
     let first = wait(&cluster, &[], chat("first", 1, true)).await;
     let second = send(&cluster, &[], adapter("second"));
-    eventually("both wait", async || row(&cluster, "adapter").await["waiting"] == 1).await;
+    eventually("both wait", async || {
+        row(&cluster, "adapter").await["waiting"] == 1
+    })
+    .await;
     drop(blocker);
     assert_eq!(first.answer().await.status, 200);
     assert_eq!(second.answer().await.status, 200);
