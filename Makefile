@@ -19,6 +19,7 @@ CACHE := $(CURDIR)/.cache
 VENV := $(CACHE)/venv
 NODE := $(CACHE)/node
 DEPLOY_VENV := $(CACHE)/deploy-venv
+BROWSER_VENV := $(CACHE)/browser-venv
 
 heading = @printf '\n== %s ==\n' '$(1)'
 
@@ -33,7 +34,7 @@ quick: ## Format, clippy and unit tests; no network.
 	$(CARGO) test --locked --offline $(FEATURES) --lib
 
 .PHONY: test
-test: lint cargo-test loom sdk manifests demo bench-build ## All tests. Well inside an hour on two cores.
+test: lint cargo-test loom sdk browser manifests demo bench-build ## All tests. Well inside an hour on two cores.
 	$(call heading,all passed)
 
 .PHONY: build
@@ -109,6 +110,14 @@ sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node
 	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
+# Screenshots are in target/dashboard.
+.PHONY: browser
+browser: $(BROWSER_VENV)/installed ## The dashboard in a headless Chromium, which is installed on Debian and Ubuntu.
+	$(call heading,the dashboard in a browser)
+	$(CARGO) build --locked $(FEATURES)
+	WARMROUTE_CHROMIUM=$$(.ci/chromium) timeout --kill-after=10 300 \
+	    $(BROWSER_VENV)/bin/python -m unittest discover --verbose --start-directory tests/browser
+
 .PHONY: manifests
 manifests: $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.
 	$(call heading,manifests)
@@ -151,6 +160,11 @@ fuzz: ## Fuzz what reads foreign bytes, FUZZ_MINUTES each target.
 $(VENV)/installed: tests/sdk/requirements.txt .ci/python-environment
 	$(call heading,Python SDK)
 	PYTHON='$(PYTHON)' .ci/python-environment $(VENV) tests/sdk/requirements.txt
+	touch $@
+
+$(BROWSER_VENV)/installed: tests/browser/requirements.txt .ci/python-environment
+	$(call heading,Python for the browser)
+	PYTHON='$(PYTHON)' .ci/python-environment $(BROWSER_VENV) tests/browser/requirements.txt
 	touch $@
 
 $(DEPLOY_VENV)/installed: tests/deploy/requirements.txt .ci/python-environment

@@ -1,0 +1,289 @@
+"""The dashboard in a headless Chromium, against a real router and simulated engines as processes.
+
+Screenshots are kept in target/dashboard.
+"""
+
+import json
+import os
+import pathlib
+import sys
+import tempfile
+import threading
+import time
+import unittest
+import urllib.request
+
+from playwright.sync_api import expect, sync_playwright
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/sdk"))
+
+from cluster import Engine, Router, eventually, get  # noqa: E402
+
+SHOTS = ROOT / "target/dashboard"
+CHROMIUM = os.environ.get("WARMROUTE_CHROMIUM", "/usr/bin/chromium")
+SCRIPT = "<script>alert(1)</script>"
+READ = "read-only-0123456789"
+OPERATE = "operate-0123456789"
+LIMIT_MS = 20_000
+
+
+class Load:
+    """Conversations with the router for as long as it is open."""
+
+    def __init__(self, url, users=4):
+        self.stopped = threading.Event()
+        self.threads = [threading.Thread(target=self.talk, args=(url, user), daemon=True) for user in range(users)]
+        for thread in self.threads:
+            thread.start()
+
+    def talk(self, url, user):
+        turn = 0
+        while not self.stopped.is_set():
+            turn += 1
+            system = f"You are assistant {user}. " + "Answer shortly and kindly. " * 60
+            history = [{"role": "user", "content": f"Question {number}?"} for number in range(turn % 12 + 1)]
+            body = {"model": "sim", "stream": True, "max_tokens": 8, "messages": [{"role": "system", "content": system}, *history]}
+            try:
+                request = urllib.request.Request(
+                    f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+                )
+                urllib.request.urlopen(request, timeout=10).read()
+            except OSError:
+                time.sleep(0.05)
+            self.stopped.wait(0.05)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        for thread in self.threads:
+            thread.join(15)
+
+
+class Dashboard(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        SHOTS.mkdir(parents=True, exist_ok=True)
+        cls.playwright = sync_playwright().start()
+        cls.browser = cls.playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.browser.close()
+        cls.playwright.stop()
+
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.problems = []
+
+    def engines(self, names):
+        engines = {}
+        for index, name in enumerate(names):
+            engines[name] = Engine(self.directory.name, f"engine-{index}", "--model", "sim", "--decode-time", "2ms")
+            self.addCleanup(engines[name].kill)
+        return engines
+
+    def router(self, engines, **config):
+        workers = [{"name": name, "url": engine.url} for name, engine in engines.items()]
+        router = Router(self.directory.name, workers, config)
+        self.addCleanup(router.kill)
+        eventually("the router is ready", lambda: get(f"{router.admin_url}/readyz")[0] == 200)
+        return router
+
+    def page(self, router, expects_refusal=False, **options):
+        context = self.browser.new_context(viewport={"width": 1280, "height": 900}, **options) if "viewport" not in options else self.browser.new_context(**options)
+        self.addCleanup(context.close)
+        page = context.new_page()
+        page.set_default_timeout(LIMIT_MS)
+
+        def on_console(message):
+            # The browser itself reports an answer such as 401.
+            is_refusal = expects_refusal and "status of" in message.text
+            if message.type in ("error", "warning") and not is_refusal:
+                self.problems.append(message.text)
+
+        page.on("console", on_console)
+        page.on("pageerror", lambda error: self.problems.append(str(error)))
+        # Violations of the policy, which the console may show in other words.
+        page.add_init_script("window.violations = []; document.addEventListener('securitypolicyviolation', (it) => window.violations.push(it.violatedDirective));")
+        page.goto(f"{router.admin_url}/")
+        return page
+
+    def assert_clean(self, page):
+        self.assertEqual(self.problems, [])
+        self.assertEqual(page.evaluate("window.violations"), [])
+
+    def assert_fits(self, page):
+        width, room = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        self.assertLessEqual(width, room)
+
+    def test_a_killed_worker_shows_within_three_seconds_and_names_are_text(self):
+        engines = self.engines(["engine-1", "engine-2", SCRIPT])
+        router = self.router(engines)
+        page = self.page(router)
+        with Load(router.url):
+            expect(page.locator("#status")).to_have_text("live")
+            expect(page.locator("#fleet-map .cell")).to_have_count(3)
+            expect(page.locator("#fleet-map").get_by_text(SCRIPT, exact=True)).to_be_visible()
+            expect(page.locator("#tile-workers .big")).to_have_text("3 of 3")
+            expect(page.locator("#tail tbody tr").first).to_be_visible()
+            page.locator("#fleet-table").get_by_role("button", name=SCRIPT).click()
+            expect(page.locator("#worker-detail h4")).to_have_text(SCRIPT)
+            page.screenshot(path=SHOTS / "fleet.png", full_page=True)
+            engines["engine-2"].kill()
+            killed = time.monotonic()
+            expect(page.locator("#tile-workers .big")).to_have_text("2 of 3", timeout=10_000)
+            passed = time.monotonic() - killed
+        self.assertLess(passed, 3.0)
+        expect(page.locator("#fleet-map .cell.down, #fleet-map .cell.breaker")).to_have_count(1)
+        expect(page.locator("#events ol")).to_contain_text("engine-2")
+        self.assert_clean(page)
+
+    def test_a_click_on_a_decision_explains_it_and_a_pasted_request_too(self):
+        router = self.router(self.engines(["engine-1", "engine-2", "engine-3"]))
+        page = self.page(router)
+        with Load(router.url):
+            row = page.locator("#tail tbody tr").first
+            expect(row).to_be_visible()
+            page.get_by_role("button", name="Pause").click()
+            row.get_by_role("button").click()
+            expect(page.locator("#explanation .candidates tbody tr")).to_have_count(3)
+            expect(page.locator("#explanation .chosen")).to_have_count(1)
+            self.assertNotIn("Answer shortly", page.content())
+        page.locator("#explain").screenshot(path=SHOTS / "explain.png")
+        page.get_by_label("Body (JSON)").fill('{"model": "sim", "messages": [{"role": "user", "content": "Hello"}]}')
+        page.get_by_role("button", name="Explain", exact=True).click()
+        expect(page.locator("#explanation")).to_contain_text("Now, for the pasted request")
+        expect(page.locator("#explanation .candidates tbody tr")).to_have_count(3)
+        page.get_by_label("Body (JSON)").fill("{")
+        page.get_by_role("button", name="Explain", exact=True).click()
+        expect(page.locator("#explanation .problem")).to_be_visible()
+        self.assert_clean(page)
+
+    def test_the_token_is_asked_for_and_sent_as_a_header(self):
+        admin = {"listen": "127.0.0.1:0", "tokens": {"read": [READ], "operate": [OPERATE]}}
+        router = self.router(self.engines(["engine-1"]), admin=admin)
+        page = self.page(router, expects_refusal=True)
+        addresses = []
+        page.on("request", lambda request: addresses.append(request.url))
+        dialog = page.get_by_role("dialog", name="Admin token")
+        expect(dialog).to_be_visible()
+        self.assertNotIn("engine-1", page.content())
+        page.locator("#token").fill("wrong-0123456789")
+        page.get_by_role("button", name="Connect").click()
+        expect(page.locator("#login-error")).to_contain_text("does not know this token")
+        page.locator("#token").fill(READ)
+        page.get_by_role("button", name="Connect").click()
+        expect(page.locator("#status")).to_have_text("live")
+        page.locator("#fleet-map .cell").first.click()
+        expect(page.locator("#worker-detail h4")).to_have_text("engine-1")
+        # The role `read` may look; what shows something of prompts needs more.
+        page.get_by_role("button", name="Explain", exact=True).click()
+        expect(page.locator("#explanation .problem")).to_contain_text("operate")
+        self.assertEqual([it for it in addresses if "0123456789" in it], [])
+        self.assertEqual(page.evaluate("[localStorage.length, document.cookie]"), [0, ""])
+        self.assertEqual(page.evaluate("sessionStorage.length"), 1)
+        self.assert_clean(page)
+
+    def test_narrow_dark_and_by_keyboard(self):
+        router = self.router(self.engines(["engine-1", "engine-2"]))
+        with Load(router.url):
+            narrow = self.page(router, viewport={"width": 390, "height": 844}, color_scheme="dark", reduced_motion="reduce")
+            expect(narrow.locator("#tail tbody tr").first).to_be_visible()
+            self.assert_fits(narrow)
+            narrow.screenshot(path=SHOTS / "narrow-dark.png", full_page=True)
+            page = self.page(router, color_scheme="dark")
+            expect(page.locator("#tail tbody tr").first).to_be_visible()
+            background = "getComputedStyle(document.body).backgroundColor"
+            dark = page.evaluate(background)
+            page.screenshot(path=SHOTS / "dark.png", full_page=True)
+            page.keyboard.press("t")
+            light = page.evaluate(background)
+            self.assertNotEqual(dark, light)
+            page.screenshot(path=SHOTS / "light.png", full_page=True)
+            page.keyboard.press("/")
+            self.assertEqual(page.evaluate("document.activeElement.id"), "fleet-search")
+            page.keyboard.type("engine-2")
+            expect(page.locator("#fleet-table tbody tr")).to_have_count(1)
+            page.keyboard.press("Escape")
+            page.keyboard.press("?")
+            expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+            page.keyboard.press("Escape")
+            page.keyboard.press("3")
+            self.assertEqual(page.evaluate("document.activeElement.id"), "decisions")
+            self.assert_fits(page)
+        self.assert_clean(page)
+
+    def test_screen_readers_get_names(self):
+        router = self.router(self.engines(["engine-1", "engine-2"]))
+        page = self.page(router)
+        with Load(router.url):
+            expect(page.locator("#tail tbody tr").first).to_be_visible()
+        for role, name in [
+            ("navigation", "Sections"),
+            ("heading", "Fleet"),
+            ("region", "Decisions"),
+            ("table", "Workers"),
+            ("group", "Requests"),
+        ]:
+            expect(page.get_by_role(role, name=name).first).to_be_attached()
+        expect(page.get_by_role("main")).to_have_count(1)
+        expect(page.get_by_role("img", name="Time to first token, now: p50")).to_be_attached()
+        expect(page.get_by_role("button", name="engine-1: up, both").first).to_be_attached()
+        unnamed = page.evaluate(
+            """[...document.querySelectorAll("button, input, select, textarea, a, [role=img]")].filter((it) => {
+                const label = it.getAttribute("aria-label") || it.textContent || [...(it.labels ?? [])].map((label) => label.textContent).join("");
+                return !label.trim();
+            }).map((it) => it.outerHTML)"""
+        )
+        self.assertEqual(unnamed, [])
+        # Each number of the overview and of the tables is called as in /metrics.
+        self.assertEqual(page.evaluate("[...document.querySelectorAll('.tile, .legend li')].filter((it) => !/^(warmroute|vllm)/.test(it.title)).length"), 0)
+        self.assert_clean(page)
+
+    def test_the_connection_comes_back(self):
+        engines = self.engines(["engine-1"])
+        router = self.router(engines, admin={"listen": "127.0.0.1:0", "dashboard": {"max_viewers": 1}})
+        page = self.page(router)
+        expect(page.locator("#status")).to_have_text("live")
+        second = self.page(router, expects_refusal=True)
+        expect(second.locator("#status")).to_contain_text("1 dashboards are open")
+        self.assert_clean(page)
+        # From here on lost connections are errors that the browser reports.
+        router.kill()
+        expect(page.locator("#status")).to_contain_text("disconnected, last update")
+        expect(page.locator("#fleet-map .cell")).to_have_count(1)
+
+    def test_a_thousand_workers_are_searched_and_sorted(self):
+        # One simulated engine on every address of this host.
+        engine = Engine(self.directory.name, "engine", "--model", "sim", "--listen", "0.0.0.0:0")
+        self.addCleanup(engine.kill)
+        port = engine.url.rsplit(":", 1)[1]
+        workers = [{"name": f"worker-{n:04}", "url": f"http://127.1.{n // 250}.{n % 250 + 1}:{port}"} for n in range(1_000)]
+        router = Router(self.directory.name, workers, {"fleet": {"health": {"interval": "30s"}}})
+        self.addCleanup(router.kill)
+        page = self.page(router)
+        expect(page.locator("#tile-workers .big")).to_have_text("1,000 of 1,000", timeout=60_000)
+        expect(page.locator("#fleet-map .cell")).to_have_count(1_000)
+        with Load(router.url):
+            started = time.monotonic()
+            page.locator("#fleet-search").fill("worker-0777")
+            expect(page.locator("#fleet-table tbody tr")).to_have_count(1)
+            page.locator("#fleet-search").fill("")
+            page.get_by_role("table", name="Workers").get_by_role("button", name="In flight").click()
+            expect(page.locator("#fleet-table tbody tr")).to_have_count(12)
+            page.locator("#fleet-table tbody button").first.click()
+            expect(page.locator("#worker-detail h4")).to_contain_text("worker-")
+            passed = time.monotonic() - started
+        page.screenshot(path=SHOTS / "thousand.png")
+        page.locator("#fleet").screenshot(path=SHOTS / "thousand-fleet.png")
+        self.assertLess(passed, 10.0)
+        self.assert_fits(page)
+        self.assert_clean(page)
+
+
+if __name__ == "__main__":
+    unittest.main()
