@@ -167,6 +167,8 @@ async fn measure(
         routers,
     } = side;
     let deployment = Deployment::start(&settings.deployment, topology, routers, ports).await?;
+    let admin = deployment.router().admin_address();
+    bars.write_line(&format!("dashboard of {name}: http://{admin}/"));
     let started = observe::now();
     let mut progress = Progress::start(bars, started, name, settings.workload.requests());
     let tally = run_users(&settings.workload, &deployment, |tally| {

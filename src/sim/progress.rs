@@ -1,6 +1,6 @@
 //! Progress of a run on standard error: a bar on a terminal, otherwise a line every few seconds.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -16,6 +16,15 @@ const TEMPLATE: &str = "{prefix} [{bar:16}] {pos:>4}/{len}  {msg}";
 pub(super) struct Bars(MultiProgress);
 
 impl Bars {
+    /// Writes a line above the bars.
+    pub(super) fn write_line(&self, line: &str) {
+        // Standard error may be closed.
+        let _ = match std::io::stderr().is_terminal() {
+            true => self.0.println(line),
+            false => writeln!(std::io::stderr(), "{line}"),
+        };
+    }
+
     /// After the last run has finished.
     pub(super) fn end(self) {
         if std::io::stderr().is_terminal() {

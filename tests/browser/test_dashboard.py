@@ -43,7 +43,7 @@ class Load:
             turn += 1
             system = f"You are assistant {user}. " + "Answer shortly and kindly. " * 60
             history = [{"role": "user", "content": f"Question {number}?"} for number in range(turn % 12 + 1)]
-            body = {"model": "sim", "stream": True, "max_tokens": 8, "messages": [{"role": "system", "content": system}, *history]}
+            body = {"model": "sim", "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 8, "messages": [{"role": "system", "content": system}, *history]}
             try:
                 request = urllib.request.Request(
                     f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}

@@ -129,7 +129,7 @@ pub(super) fn try_it(settings: &Settings, deployment: &Deployment) -> String {
          \x20 curl -i http://{api}/v1/chat/completions \\\n\
          \x20   -H 'content-type: application/json' -H 'x-warmroute-decision: 1' \\\n\
          \x20   -d '{{\"model\":\"{MODEL}\",\"messages\":[{{\"role\":\"user\",\"content\":\"{content}\"}}]}}'\n\n\
-         Workers: http://{admin}/fleet  Metrics: http://{admin}/metrics\n\
+         Dashboard: http://{admin}/  Workers: http://{admin}/fleet  Metrics: http://{admin}/metrics\n\
          Ctrl-C stops it."
     )
 }

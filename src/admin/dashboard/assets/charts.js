@@ -114,7 +114,7 @@ export class Chart {
           y: { range: (_, low, high) => [0, max ?? Math.max(high * 1.15, this.#options.least ?? 1)] },
         },
         axes: [
-          { ...axis, space: 80, values: (_, ticks, __, ___, step) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" })) },
+          { ...axis, size: 26, space: 80, values: (_, ticks, __, ___, step) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" })) },
           { ...axis, size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => format(tick)) },
         ],
         series: [
