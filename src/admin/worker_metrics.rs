@@ -77,8 +77,11 @@ const GAUGES: [(&str, &str, Read); 12] = [
     ),
 ];
 
+/// Reads a worker's counter.
+type Count = fn(&Status) -> u64;
+
 /// Counters since the worker joined.
-const COUNTERS: [(&str, &str, fn(&Status) -> u64); 2] = [
+const COUNTERS: [(&str, &str, Count); 2] = [
     (
         "warmroute_worker_prompt_tokens_total",
         "Prompt tokens of a worker's answers, as its engine reports them.",
