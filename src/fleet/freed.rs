@@ -30,7 +30,7 @@ impl Freed {
         self.waiting.fetch_sub(count, Relaxed);
     }
 
-    /// Requests that wait.
+    /// Requests that wait, and those that were released and do not count at a worker yet.
     pub fn waiting(&self) -> usize {
         self.waiting.load(Relaxed)
     }

@@ -15,6 +15,7 @@ use super::metrics::Outcome;
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
 use super::quarantine::CUTS_MAX;
+use super::queued::{Waits, with_grant};
 use super::request_count::RequestCount;
 use super::retries::{Attempts, Failure, Step};
 use crate::fleet::Worker;
@@ -95,14 +96,25 @@ impl Relay {
             }
             attempts.begin();
             self.sample_decision(job, &plan, &choice, attempts.count());
-            let outcome = match &choice.prefill {
-                // Boxed, so that other requests do not carry the state of two legs.
-                Some(Ok(prefill)) => {
+            let grant = waits.as_mut().and_then(Waits::take_grant);
+            // Boxed, so that other requests do not carry the state of two legs, or of a grant.
+            let outcome = match (&choice.prefill, grant) {
+                (Some(Ok(prefill)), grant) => {
                     let attempt = self
                         .attempt_disaggregated(job, &plan, &choice, prefill, &attempts, deadline);
-                    Box::pin(attempt).await
+                    let attempt = Box::pin(attempt);
+                    match grant {
+                        Some(grant) => Box::pin(with_grant(grant, attempt)).await,
+                        None => attempt.await,
+                    }
                 }
-                None | Some(Err(_)) => self.attempt(job, &plan, &choice, &attempts, deadline).await,
+                (None | Some(Err(_)), Some(grant)) => {
+                    let attempt = self.attempt(job, &plan, &choice, &attempts, deadline);
+                    Box::pin(with_grant(grant, attempt)).await
+                }
+                (None | Some(Err(_)), None) => {
+                    self.attempt(job, &plan, &choice, &attempts, deadline).await
+                }
             };
             let attempt = match outcome {
                 AttemptOutcome::Answered(answer) => {

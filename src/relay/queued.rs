@@ -1,6 +1,9 @@
 //! When a request waits for room at a worker, and with what.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use tracing::debug;
@@ -34,11 +37,28 @@ pub(super) struct Waits {
 impl Waits {
     /// After a choice: whether the request waits again, since its workers are gone.
     pub(super) fn goes_on(&mut self, is_chosen: bool, attempts: u32) -> bool {
-        // From here on it counts at the worker.
-        self.grant = None;
+        if !is_chosen {
+            self.grant = None;
+        }
         let goes_on = !is_chosen && attempts == 0 && self.count < MAX_WAITS;
         self.count += u32::from(goes_on);
         goes_on
+    }
+
+    pub(super) fn take_grant(&mut self) -> Option<Grant> {
+        self.grant.take()
+    }
+}
+
+/// Gives a grant back once the attempt counts at its worker, which it does before it first waits for anything. If it were
+/// given back earlier, another request would be released for the same room.
+pub(super) async fn with_grant<A: Future>(grant: Grant, attempt: A) -> A::Output {
+    let mut attempt = pin!(attempt);
+    let first = poll_fn(|context| Poll::Ready(attempt.as_mut().poll(context))).await;
+    drop(grant);
+    match first {
+        Poll::Ready(output) => output,
+        Poll::Pending => attempt.await,
     }
 }
 

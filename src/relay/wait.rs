@@ -112,8 +112,8 @@ impl Queues {
         self.is_draining.store(true, Relaxed);
     }
 
-    /// Whether a worker of the group has room and no other request waits for it. Takes no lock.
-    /// `is_split`: a prefill worker would compute the prompt.
+    /// Whether a worker of the group has room, and no other request waits for it or was released and is not there yet. Takes
+    /// no lock. `is_split`: a prefill worker would compute the prompt.
     pub(super) fn is_free(
         &self,
         settings: &Settings,
@@ -130,11 +130,12 @@ impl Queues {
         (is_passing || is_first()) && room::has_room(workers, settings, observe::now(), seed)
     }
 
-    /// Whether a request waits for one of the group's workers, also for another model.
+    /// Whether a request waits for one of the group's workers or was released to one, also for another model.
     fn is_waited_for(&self, group: &Group) -> bool {
         let snapshot = self.fleet.snapshot();
         let queues = self.by_model.load();
-        let mut waiting = queues.values().filter(|queue| queue.waiting() > 0);
+        let is_waited_for = |queue: &&Arc<ModelQueue>| queue.waiting() > 0 || queue.granted() > 0;
+        let mut waiting = queues.values().filter(is_waited_for);
         waiting.any(|queue| {
             let other = snapshot.models.get(&queue.model);
             other.is_some_and(|other| room::shares_any(group, other))

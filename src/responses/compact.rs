@@ -54,6 +54,16 @@ impl Responses {
         if create.model.is_empty() {
             return Err(ApiError::missing_parameter("model"));
         }
+        for (name, is_asked) in [("stream", create.stream), ("background", create.background)] {
+            if is_asked {
+                let why = "is not supported for a compaction: its answer is one object";
+                return Err(ApiError::unsupported(name, why));
+            }
+        }
+        if create.members.get("max_output_tokens").is_some() {
+            let why = "is not supported for a compaction: the router's configuration limits it";
+            return Err(ApiError::unsupported("max_output_tokens", why));
+        }
         if create.input.is_none() && create.parent == Parent::None {
             return Err(ApiError::missing_parameter("input"));
         }
@@ -110,7 +120,7 @@ impl Responses {
         let whole = collect(answer.into_body(), self.event_options().bytes_max).await?;
         let wrong = |why: &str| {
             warn!(id = %request.id, why, "conversation not compacted");
-            ApiError::invalid_engine_response(format!("the model wrote no summary: {why}"))
+            ApiError::invalid_engine_response(format!("the conversation was not compacted: {why}"))
         };
         let text = std::str::from_utf8(&whole).map_err(|_| wrong("its answer is not UTF-8"))?;
         let members = Members::parse(text).map_err(|_| wrong("its answer is no JSON object"))?;
@@ -118,12 +128,17 @@ impl Responses {
         let outcome = outcome.ok_or_else(|| wrong("its answer is no response object"))?;
         match outcome.status {
             Status::Completed => {}
-            Status::Incomplete => return Err(wrong("it is longer than max_output_tokens")),
+            Status::Incomplete => {
+                return Err(wrong(
+                    "the summary did not end within responses.compact.max_output_tokens",
+                ));
+            }
             _ => return Err(wrong("the engine failed")),
         }
-        let summary = summary_of(&members).ok_or_else(|| wrong("it called a tool"))?;
+        let summary = summary_of(&members)
+            .ok_or_else(|| wrong("the model called a tool instead of writing a summary"))?;
         match summary.trim().is_empty() {
-            true => Err(wrong("it is empty")),
+            true => Err(wrong("the model wrote an empty summary")),
             false => Ok((summary.trim().to_owned(), outcome.usage)),
         }
     }

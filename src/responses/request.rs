@@ -94,7 +94,7 @@ impl<'a> CreateRequest<'a> {
             ),
             (
                 "context_management",
-                "is not supported: the client must compact its history itself",
+                "is not supported: compact the history with `POST /v1/responses/compact`",
             ),
             (
                 "previous_input_messages",

@@ -46,6 +46,7 @@ pub(in crate::relay) struct Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         self.queue.granted.fetch_sub(self.tokens, Relaxed);
+        self.freed.remove_waiting(1);
         if self.queue.waiting() > 0 {
             self.freed.notify();
         }
@@ -170,7 +171,6 @@ impl ModelQueue {
     }
 
     pub(super) fn wake(self: &Arc<Self>, freed: &Arc<Freed>, left: Left<Waker>) {
-        freed.remove_waiting(1);
         let result = match left.outcome {
             Outcome::Released => {
                 self.granted.fetch_add(left.tokens, Relaxed);
@@ -180,7 +180,10 @@ impl ModelQueue {
                     tokens: left.tokens,
                 })
             }
-            Outcome::Refused(refusal) => Err(refusal),
+            Outcome::Refused(refusal) => {
+                freed.remove_waiting(1);
+                Err(refusal)
+            }
         };
         // If its client has disconnected meanwhile, the grant is dropped.
         let _ = left.waker.send(result);
