@@ -190,9 +190,8 @@ impl Queues {
             let Some(entered) = queue.enter(freed, now, room, request) else {
                 continue;
             };
-            let ticket = entered.map_err(|refusal| {
+            let ticket = entered.inspect_err(|refusal| {
                 refused(refusal.reason);
-                refusal
             })?;
             return ticket.granted().await;
         }
