@@ -47,7 +47,7 @@ send() {
 # Instructions of all threads since the last count.
 count() {
     rm -f "$work"/out.*
-    callgrind_control --dump "$1" >/dev/null
+    callgrind_control --dump "$1" >/dev/null 2>&1
     sleep 1
     cat "$work"/out.* | awk '/^(summary|totals):/ {if ($2 > most) most = $2} END {printf "%.0f\n", most}'
 }
@@ -69,7 +69,7 @@ measure() { # NAME BINARY
     pids+=("$pid")
     until_up "http://127.0.0.1:$admin/readyz"
     send "$api" 20
-    callgrind_control --zero "$pid" >/dev/null; sleep 0.5
+    callgrind_control --zero "$pid" >/dev/null 2>&1; sleep 0.5
     send "$api" "$REQUESTS"
     before=$(count "$pid")
     send "$api" $((3 * REQUESTS))
