@@ -13,6 +13,7 @@ mod readiness;
 mod responses;
 mod role;
 mod settings;
+mod tenants;
 mod worker_metrics;
 
 use std::io;
@@ -207,6 +208,10 @@ impl AdminServer {
             }
             Name::Queue => answer(StatusCode::OK, &self.sources.relay.load().queues().status()),
             Name::Kv => answer(StatusCode::OK, &self.sources.kv.page(observe::now())),
+            Name::Tenants => {
+                let relay = self.sources.relay.load();
+                answer(StatusCode::OK, &tenants::page(relay.tenants()))
+            }
             Name::KvBlocks => self.blocks(query).await,
             Name::Config => answer(StatusCode::OK, &self.config.running()),
             Name::Reload => {

@@ -7,36 +7,40 @@ mod body_budget;
 pub mod cors;
 pub mod dry_run;
 mod head_check;
+mod health;
 mod models;
 mod request_id;
+mod route;
 mod route_name;
 mod settings;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, CONTENT_TYPE, HeaderValue, UPGRADE};
-use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue, UPGRADE};
+use hyper::{Method, Request, Response, Version};
 use prometheus::IntCounterVec;
-use serde_json::json;
 use tracing::debug;
 
 use self::access_log::{AccessLine, LoggedBody};
 use self::body_budget::BodyBudget;
 use self::cors::Cors;
+use self::health::{HEALTH_PATH, health};
+use self::route::{Route, route};
 pub use self::settings::Settings;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::drain::Tasks;
 use crate::http::server::{OnMalformed, RequestBody};
 use crate::ids::{ClientKey, RequestId};
+use crate::limits::{ChargeId, Standing, TenantLimits};
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
 use crate::openai::tenant::{self, Admitted, Tenants};
 use crate::prompt::{self, Api};
-use crate::relay::{self, Relay, SummaryCell};
-use crate::responses::{self, ClientRequest, Endpoint, Mode, Responses, RouteMatch};
+use crate::relay::{self, Relay, StandingCell, SummaryCell};
+use crate::responses::{ClientRequest, Endpoint, Responses};
 use crate::{http, observe};
 
 /// The API with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -54,52 +58,6 @@ pub struct ApiServer {
     errors: IntCounterVec,
 }
 
-/// The endpoint of a path and method.
-#[derive(Clone, Debug, PartialEq)]
-enum Route {
-    Relay(Api),
-    Responses(Endpoint),
-    Models,
-    /// `/v1/models/NAME`.
-    Model,
-    NotFound,
-    WrongMethod {
-        allow: &'static str,
-    },
-}
-
-fn route(method: &Method, path: &str, mode: Mode) -> Route {
-    if mode == Mode::Stateful {
-        match responses::route(method, path) {
-            RouteMatch::Endpoint(endpoint) => return Route::Responses(endpoint),
-            RouteMatch::WrongMethod(allow) => return Route::WrongMethod { allow },
-            RouteMatch::NotFound => {}
-        }
-    }
-    let (found, allow) = match path {
-        "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
-        "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
-        "/v1/responses" => (Route::Relay(Api::Responses), "POST"),
-        "/v1/embeddings" => (Route::Relay(Api::Embeddings), "POST"),
-        "/v1/rerank" | "/rerank" | "/v2/rerank" => (Route::Relay(Api::Rerank), "POST"),
-        "/tokenize" => (Route::Relay(Api::Tokenize), "POST"),
-        "/detokenize" => (Route::Relay(Api::Detokenize), "POST"),
-        "/v1/models" => (Route::Models, "GET"),
-        _ if path
-            .strip_prefix("/v1/models/")
-            .is_some_and(|name| !name.is_empty()) =>
-        {
-            (Route::Model, "GET")
-        }
-        _ => return Route::NotFound,
-    };
-    if method.as_str() == allow {
-        found
-    } else {
-        Route::WrongMethod { allow }
-    }
-}
-
 /// Who sent a request, and how it is named and logged.
 #[derive(Clone, Copy)]
 struct Caller<'a> {
@@ -108,6 +66,7 @@ struct Caller<'a> {
     id: RequestId,
     client_id: &'a HeaderValue,
     summary: Option<&'a SummaryCell>,
+    standing: Option<&'a StandingCell>,
 }
 
 impl ApiServer {
@@ -193,6 +152,7 @@ impl ApiServer {
             Box::new(AccessLine::begin(&request, id, client, tasks, trace))
         });
         let grant = self.cors.grant(request.headers());
+        let mut standing = None;
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
                 if let Some(line) = &mut line {
@@ -202,7 +162,11 @@ impl ApiServer {
                 let line = line.as_deref_mut();
                 let answer = match self.cors.preflight(&request, &grant) {
                     Some(answer) => answer,
-                    None => self.answer(request, id, client, &echo, line).await,
+                    None => {
+                        let standing = &mut standing;
+                        self.answer(request, id, client, &echo, line, standing)
+                            .await
+                    }
                 };
                 (echo, answer)
             }
@@ -221,6 +185,9 @@ impl ApiServer {
             error.into_response()
         });
         response.headers_mut().insert(request_id::HEADER, echo);
+        if let Some(standing) = standing {
+            standing.write(response.headers_mut());
+        }
         grant.apply(response.headers_mut());
         if is_http1 && self.readiness.is_draining() {
             // Its next request should find another replica now, and not a connection that closes just then.
@@ -256,6 +223,7 @@ impl ApiServer {
         address: IpAddr,
         client_id: &HeaderValue,
         mut line: Option<&mut AccessLine>,
+        standing: &mut Option<Standing>,
     ) -> Result<Response<http::Body>, ApiError> {
         head_check::check(&request)?;
         let admitted = self.tenants.admit(request.headers())?;
@@ -266,6 +234,8 @@ impl ApiServer {
             // The key is the router's; engines have their own.
             request.headers_mut().remove(AUTHORIZATION);
         }
+        let limits = self.relay.tenants().of(admitted.tenant).limits.as_ref();
+        let cell = limits.map(|_| StandingCell::default());
         let caller = Caller {
             admitted,
             client: match self.tenants.require_keys() {
@@ -275,7 +245,21 @@ impl ApiServer {
             id,
             client_id,
             summary: line.map(|line| &line.summary),
+            standing: cell.as_ref(),
         };
+        let answer = self.route(request, caller, limits.map(|it| &**it)).await;
+        // A request that was not charged is said what is left without it.
+        let read = cell.and_then(|cell| cell.read());
+        *standing = read.or_else(|| limits.map(|limits| limits.standing(None)));
+        answer
+    }
+
+    async fn route(
+        &self,
+        request: Request<RequestBody>,
+        caller: Caller<'_>,
+        limits: Option<&TenantLimits>,
+    ) -> Result<Response<http::Body>, ApiError> {
         let mode = self.responses.mode();
         if head_check::asks_for_websocket(&request) {
             let mut response = ApiError::no_websocket().into_response();
@@ -290,10 +274,12 @@ impl ApiServer {
             Route::Models => Ok(models::list(
                 &self.relay.fleet().snapshot(),
                 self.relay.names(),
+                limits,
             )),
             Route::Model => {
                 let name = request.uri().path().trim_start_matches("/v1/models/");
-                models::one(&self.relay.fleet().snapshot(), self.relay.names(), name)
+                let snapshot = self.relay.fleet().snapshot();
+                models::one(&snapshot, self.relay.names(), limits, name)
             }
             Route::NotFound => Err(ApiError::not_found_path(
                 request.method(),
@@ -345,6 +331,7 @@ impl ApiServer {
             admitted,
             client: caller.client,
             summary: caller.summary,
+            standing: caller.standing,
         };
         self.responses.answer(endpoint, &call).await
     }
@@ -388,6 +375,8 @@ impl ApiServer {
             original: &original,
             client: caller.client,
             tenant: caller.admitted.tenant,
+            charge: ChargeId::Request(id),
+            standing: caller.standing,
             id,
             started,
             response: None,
@@ -397,77 +386,5 @@ impl ApiServer {
             summary: caller.summary.cloned(),
         };
         Ok(self.relay.run(&job, peek).await?)
-    }
-}
-
-const HEALTH_PATH: &str = "/health";
-
-/// The answer to a load balancer's health check.
-fn health(readiness: Result<(), &'static str>) -> Response<http::Body> {
-    let (status, body) = match readiness {
-        Ok(()) => (StatusCode::OK, json!({"status": "ready"})),
-        Err(missing) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            json!({"status": "not_ready", "reason": missing}),
-        ),
-    };
-    let mut response = Response::new(http::full(body.to_string()));
-    *response.status_mut() = status;
-    let json = HeaderValue::from_static("application/json");
-    response.headers_mut().insert(CONTENT_TYPE, json);
-    response
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_endpoint_has_one_method_and_the_rest_is_refused() {
-        let check = |method: &Method, path: &str, expected| {
-            let found = route(method, path, Mode::Stateful);
-            assert_eq!(found, expected, "{method} {path}")
-        };
-        check(
-            &Method::POST,
-            "/v1/chat/completions",
-            Route::Relay(Api::Chat),
-        );
-        check(
-            &Method::GET,
-            "/v1/chat/completions",
-            Route::WrongMethod { allow: "POST" },
-        );
-        check(
-            &Method::POST,
-            "/v1/models",
-            Route::WrongMethod { allow: "GET" },
-        );
-        check(&Method::GET, "/v1/models", Route::Models);
-        check(&Method::GET, "/v1/models/org/name", Route::Model);
-        check(&Method::GET, "/v1/models/", Route::NotFound);
-        check(&Method::GET, "/", Route::NotFound);
-        check(&Method::POST, "/v1/chat/completions/", Route::NotFound);
-        check(
-            &Method::POST,
-            "/v1/responses",
-            Route::Responses(Endpoint::Create),
-        );
-        check(
-            &Method::GET,
-            "/v1/responses",
-            Route::WrongMethod { allow: "POST" },
-        );
-    }
-
-    #[test]
-    fn with_pass_through_the_router_stores_no_responses() {
-        let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough);
-        assert_eq!(
-            found(&Method::POST, "/v1/responses"),
-            Route::Relay(Api::Responses)
-        );
-        assert_eq!(found(&Method::GET, "/v1/responses/x"), Route::NotFound);
-        assert_eq!(found(&Method::POST, "/v1/conversations"), Route::NotFound);
     }
 }

@@ -170,6 +170,10 @@ impl App {
             TokenizerCheck::new(config.kv_events.advanced.tokenizer_check.clone(), &metrics);
         let watcher = Watcher::new(tokenizer_check.clone(), checks, detokenize);
         let usage = tenants::usage(config, &metrics)?;
+        let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
+        let limiter = tenants::limiter(config, &store, io_threads.count(), &metrics)?;
+        tenants::start_limiter(&limiter, &peers, &tasks);
+        let store = store.responses;
         let (traces, tracer) = Traces::start(config, &fleet, &metrics)?;
         let relay = Relay::new(
             config.requests.clone(),
@@ -186,7 +190,7 @@ impl App {
             &config.prefill_decode,
             tokens.load_full(),
             peers.clone(),
-            tenants::table(config),
+            tenants::table(config, &limiter),
             config.queue.clone(),
             usage.clone(),
             &metrics,
@@ -240,7 +244,6 @@ impl App {
             unconfirmed,
         ));
 
-        let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
         let responses = Responses::new(
             config.responses_settings(),
             store.clone(),
@@ -292,6 +295,7 @@ impl App {
             fleet: fleet.clone(),
             tls: tls.clone(),
             discoveries,
+            limiter,
         };
         let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
         tasks.spawn_until_stopped(reloader.run());

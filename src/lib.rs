@@ -15,6 +15,7 @@ pub mod prompt;
 pub mod state_token;
 pub mod store;
 
+pub mod limits;
 pub mod queue;
 pub mod routing;
 

@@ -5,6 +5,7 @@
 //! implement it; `tests/it/store_contract.rs` tests both against the contract.
 
 pub mod cancel;
+pub mod charges;
 pub mod conversation;
 mod error;
 mod history;
@@ -42,24 +43,34 @@ pub use self::settings::{NameOrMap, RetentionSettings, Settings, name_or_map};
 pub use self::status::Status;
 use crate::observe::metrics::Registry;
 
+/// A store that was opened.
+#[derive(Clone)]
+pub struct OpenStore {
+    pub responses: Arc<dyn ResponseStore>,
+    /// Its Redis, if it is one.
+    pub redis: Option<Arc<redis::Redis>>,
+}
+
+impl std::fmt::Debug for OpenStore {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("OpenStore").finish_non_exhaustive()
+    }
+}
+
 /// Opens the configured store, for a process with `io_threads` I/O threads. A Redis store connects at its
 /// first operation.
-pub fn open(
-    settings: &Settings,
-    io_threads: usize,
-    registry: &Registry,
-) -> io::Result<Arc<dyn ResponseStore>> {
-    Ok(match &settings.redis {
-        None => Arc::new(memory::Memory::new(
-            &settings.memory,
-            &settings.retention,
-            registry,
-        )),
-        Some(redis) => Arc::new(redis::Redis::open(
-            redis,
-            &settings.retention,
-            io_threads,
-            registry,
-        )?),
+pub fn open(settings: &Settings, io_threads: usize, registry: &Registry) -> io::Result<OpenStore> {
+    let Some(redis) = &settings.redis else {
+        let memory = memory::Memory::new(&settings.memory, &settings.retention, registry);
+        return Ok(OpenStore {
+            responses: Arc::new(memory),
+            redis: None,
+        });
+    };
+    let redis = redis::Redis::open(redis, &settings.retention, io_threads, registry)?;
+    let redis = Arc::new(redis);
+    Ok(OpenStore {
+        responses: redis.clone(),
+        redis: Some(redis),
     })
 }

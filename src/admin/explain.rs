@@ -5,6 +5,7 @@ use hyper::{Request, Response, StatusCode};
 
 use super::answers::{answer, parameter, refuse};
 use super::dashboard::Sources;
+use super::tenants;
 use crate::http;
 use crate::http::server::RequestBody;
 use crate::prompt::{self, Api};
@@ -42,7 +43,11 @@ pub(super) async fn page(
     };
     // Engines get stored responses as one whole input, and some tenants' requests with a cache salt.
     let tenant = parameter(query, "tenant");
-    let body = match sources.responses.engine_body(api, tenant, body).await {
+    let body = match sources
+        .responses
+        .engine_body(api, tenant.clone(), body)
+        .await
+    {
         Ok(body) => body,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
     };
@@ -53,7 +58,11 @@ pub(super) async fn page(
             let explained = relay.explain(api, &head.headers, peek, &body, shows_tokens);
             match explained.await {
                 Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
-                Ok(explanation) => answer(StatusCode::OK, &explanation),
+                Ok(explanation) => {
+                    let tenant = tenant.as_deref();
+                    let page = tenants::explained(explanation, relay.tenants(), tenant);
+                    answer(StatusCode::OK, &page)
+                }
             }
         }
     }

@@ -37,6 +37,7 @@ pub(super) enum Name {
     Kv,
     KvBlocks,
     Responses,
+    Tenants,
     Config,
     Explain,
     Drain,
@@ -48,7 +49,7 @@ const READ: Option<Role> = Some(Role::Read);
 const OPERATE: Option<Role> = Some(Role::Operate);
 
 /// In the order in which the page at `/` lists them.
-pub(super) static PAGES: [Page; 19] = [
+pub(super) static PAGES: [Page; 20] = [
     // The page has no data: it asks for a token, if one is needed, and sends it with what it reads.
     page(
         Name::Index,
@@ -146,6 +147,14 @@ pub(super) static PAGES: [Page; 19] = [
         READ,
         None,
         "responses by status, and their store (JSON)",
+    ),
+    page(
+        Name::Tenants,
+        Method::GET,
+        "/tenants",
+        READ,
+        None,
+        "tenants, their limits and what is left of them (JSON)",
     ),
     page(
         Name::Config,

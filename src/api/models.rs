@@ -1,5 +1,6 @@
 //! `/v1/models`: the models of all workers, and the names that the configuration leads to one of them. Each entry is
-//! copied byte for byte from a worker's own list; a configured name has that of its model, with its own `id`.
+//! copied byte for byte from a worker's own list; a configured name has that of its model, with its own `id`. A tenant
+//! sees those that it may use.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,16 +10,25 @@ use hyper::header::{self, HeaderValue};
 
 use crate::fleet::Snapshot;
 use crate::http;
+use crate::limits::TenantLimits;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
 use crate::relay::target::{Name, Names};
 
-pub(super) fn list(fleet: &Snapshot, names: &Names) -> Response<http::Body> {
+pub(super) fn list(
+    fleet: &Snapshot,
+    names: &Names,
+    limits: Option<&TenantLimits>,
+) -> Response<http::Body> {
+    let is_allowed = |name: &str| limits.is_none_or(|limits| limits.allows(name));
+    let is_name_allowed =
+        |name: &&Name| is_allowed(&name.requested) || name.models().any(|model| is_allowed(model));
     let served = fleet.models.iter();
+    let served = served.filter(|(model, _)| is_allowed(model));
     let mut cards: BTreeMap<&str, Cow<'_, str>> = served
         .map(|(model, group)| (&**model, Cow::Borrowed(group.card.get())))
         .collect();
-    for name in names.iter() {
+    for name in names.iter().filter(is_name_allowed) {
         if let Some(card) = card(fleet, name) {
             cards.insert(&name.requested, card);
         }
@@ -33,6 +43,7 @@ pub(super) fn list(fleet: &Snapshot, names: &Names) -> Response<http::Body> {
 pub(super) fn one(
     fleet: &Snapshot,
     names: &Names,
+    limits: Option<&TenantLimits>,
     name: &str,
 ) -> Result<Response<http::Body>, ApiError> {
     // SDKs escape the slash of `org/name`.
@@ -44,6 +55,9 @@ pub(super) fn one(
             group.map(|group| Cow::Borrowed(group.card.get()))
         }
     };
+    let is_allowed = |name: &str| limits.is_none_or(|limits| limits.allows(name));
+    let mut targets = names.get(&name).into_iter().flat_map(Name::models);
+    let card = card.filter(|_| is_allowed(&name) || targets.any(|model| is_allowed(model)));
     let card = card.ok_or_else(|| ApiError::unknown_model(&name))?;
     Ok(json(card.into_owned()))
 }

@@ -1,20 +1,76 @@
-//! What requests need to know of their tenants, from the configuration.
+//! What requests need to know of their tenants, from the configuration, and where their limits are counted.
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::config::Config;
+use crate::http::drain::Tasks;
+use crate::limits::{Limiter, Store, TenantLimits};
+use crate::observe;
 use crate::observe::line_log::LineLog;
 use crate::observe::metrics::Registry;
+use crate::peers::Peers;
+use crate::peers::status::PeerRow;
 use crate::relay::usage::Usage;
 use crate::relay::{TenantProfile, TenantTable};
+use crate::store::OpenStore;
+use crate::store::redis::Redis;
 
-pub(super) fn table(config: &Config) -> TenantTable {
-    TenantTable::new(config.tenants.iter().map(|tenant| TenantProfile {
-        name: tenant.name.as_str().into(),
-        priority: tenant.priority,
-        max_priority: tenant.max_priority.unwrap_or(tenant.priority),
+/// How often the replicas that share limits are counted.
+const COUNT_INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) fn table(config: &Config, limiter: &Arc<Limiter>) -> TenantTable {
+    TenantTable::new(config.tenants.iter().map(|tenant| {
+        TenantProfile {
+            name: tenant.name.as_str().into(),
+            priority: tenant.priority,
+            max_priority: tenant.max_priority.unwrap_or(tenant.priority),
+            limits: tenant
+                .limits
+                .as_ref()
+                .map(|limits| TenantLimits::new(limiter, &tenant.name, limits, &config.limits)),
+        }
     }))
+}
+
+/// What limits are counted with.
+pub(super) fn limiter(
+    config: &Config,
+    store: &OpenStore,
+    io_threads: usize,
+    metrics: &Registry,
+) -> io::Result<Arc<Limiter>> {
+    let redis = match &config.limits.store {
+        Store::Local => None,
+        Store::Responses => store.redis.clone(),
+        Store::Redis(settings) => {
+            let keep = &config.responses.store.retention;
+            // Its metrics would be those of the response store.
+            let registry = Registry::default();
+            Some(Arc::new(Redis::open(
+                settings, keep, io_threads, &registry,
+            )?))
+        }
+    };
+    Ok(Limiter::new(&config.limits, redis, metrics))
+}
+
+/// Starts what settles charges, and what counts the replicas that share limits while Redis is away.
+pub(super) fn start_limiter(limiter: &Arc<Limiter>, peers: &Peers, tasks: &Tasks) {
+    tasks.spawn(limiter.clone().run(tasks.clone()));
+    let (limiter, peers) = (limiter.clone(), peers.clone());
+    tasks.spawn_until_stopped(async move {
+        loop {
+            let Some(status) = peers.status(observe::now()) else {
+                return;
+            };
+            let is_connected = |peer: &&PeerRow| peer.state == "connected";
+            let others = status.peers.iter().filter(is_connected).count();
+            limiter.set_replicas(u32::try_from(others).unwrap_or(u32::MAX).saturating_add(1));
+            tokio::time::sleep(COUNT_INTERVAL).await;
+        }
+    });
 }
 
 /// What counts and writes down what they use.

@@ -40,6 +40,9 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
             reader.problem(&format!("queue.{key}"), error);
         }
     }
+    for (key, error) in config.limits.check() {
+        reader.problem(&format!("limits.{key}"), error);
+    }
     let salt_key = &config.tenant_salt_key;
     if !salt_key.is_empty() && salt_key.expose().len() < SECRET_BYTES_MIN {
         let message = format!("must have at least {SECRET_BYTES_MIN} characters");

@@ -80,6 +80,13 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("prefill_decode.advanced.bootstrap_port", Effect::Restart),
     ("tenants.*", Effect::Reload),
     ("tenant_salt_key", Effect::Reload),
+    ("limits.cached_weight", Effect::Reload),
+    ("limits.output_reserve", Effect::Reload),
+    ("limits.on_store_failure", Effect::Reload),
+    // Connections to Redis, and what requests that run were admitted with.
+    ("limits.store.*", Effect::Restart),
+    ("limits.replicas", Effect::Restart),
+    ("limits.advanced.*", Effect::Restart),
     ("peers.*", Effect::Restart),
     // The store, and what runs in the background on it.
     ("responses.mode", Effect::Restart),

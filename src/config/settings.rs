@@ -19,7 +19,7 @@ use crate::relay;
 use crate::routing;
 use crate::secret::Secret;
 use crate::units::DurationText;
-use crate::{admin, api, observe, peers, queue, responses, traces};
+use crate::{admin, api, limits, observe, peers, queue, responses, traces};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -64,6 +64,8 @@ pub struct Config {
     /// out what others have cached. The same for all replicas, at least 16 characters: text, `${NAME}` or
     /// `file:/path`. Empty: none.
     pub tenant_salt_key: Secret,
+    /// How the limits of tenants count, and where.
+    pub limits: limits::Settings,
     /// Replicas of this router that share what they know.
     pub peers: peers::Settings,
     /// The Responses API.

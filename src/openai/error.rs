@@ -1,5 +1,6 @@
 //! Errors as clients see them: HTTP status and a body in OpenAI's format. The only place that knows both.
 
+mod limits;
 mod responses;
 
 use std::time::Duration;
@@ -15,6 +16,9 @@ use crate::{http, prompt, relay};
 /// Makes OpenAI's SDKs retry or not to retry; they check it before the status.
 pub const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
+/// Milliseconds; OpenAI's SDKs read it before `retry-after`.
+const RETRY_AFTER_MS: HeaderName = HeaderName::from_static("retry-after-ms");
+
 /// An error response that the router itself writes.
 #[derive(Debug)]
 pub struct ApiError {
@@ -24,6 +28,8 @@ pub struct ApiError {
     /// OpenAI's `code`; empty for `null`.
     pub code: &'static str,
     retry_after: Option<Duration>,
+    /// Where a limit was reached: what it counts, OpenAI's `type` of such errors.
+    counted: Option<&'static str>,
     /// Sent as [`SHOULD_RETRY`].
     should_retry: Option<bool>,
     /// Whether it reports an engine's error response, not an error of the router.
@@ -38,6 +44,7 @@ impl ApiError {
             param: None,
             code,
             retry_after: None,
+            counted: None,
             should_retry: None,
             is_from_engine: false,
         }
@@ -194,6 +201,7 @@ impl ApiError {
     /// The response with its body as text.
     pub fn into_text(self) -> Response<String> {
         let kind = match self.status {
+            _ if self.counted.is_some() => self.counted.unwrap_or_default(),
             status if status.is_server_error() => "server_error",
             StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
             _ => "invalid_request_error",
@@ -214,10 +222,15 @@ impl ApiError {
                 .insert(header::WWW_AUTHENTICATE, scheme);
         }
         if let Some(delay) = self.retry_after {
-            response.headers_mut().insert(
-                header::RETRY_AFTER,
-                HeaderValue::from(delay.as_secs().max(1)),
-            );
+            let seconds = delay.as_millis().div_ceil(1_000).max(1);
+            let headers = response.headers_mut();
+            let seconds = HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX));
+            headers.insert(header::RETRY_AFTER, seconds);
+            if self.counted.is_some() {
+                let millis = u64::try_from(delay.as_nanos().div_ceil(1_000_000));
+                let millis = HeaderValue::from(millis.unwrap_or(u64::MAX).max(1));
+                headers.insert(RETRY_AFTER_MS, millis);
+            }
         }
         if let Some(should) = self.should_retry {
             response.headers_mut().insert(
@@ -304,6 +317,7 @@ impl From<relay::Error> for ApiError {
                 }
             }
             relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),
+            relay::Error::Limited(refusal) => Self::limited(&refusal),
             relay::Error::CutsConnections => Self {
                 should_retry: Some(false),
                 ..Self::new(StatusCode::BAD_GATEWAY, "engine_connection_cut", message)

@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 
 use super::error::ApiError;
 use crate::ids::Tenant;
+use crate::limits::TenantLimitsSpec;
 use crate::observe::metrics::Registry;
 use crate::secret::Secret;
 
@@ -25,7 +26,8 @@ pub struct TenantSpec {
     /// The tenant's name in logs and metrics: 1 to 64 of `A-Z`, `a-z`, `0-9`, `-`, `_` and `.`.
     pub name: String,
     /// The keys that the tenant's clients send as `authorization: Bearer ...`, at least one: text, `${NAME}`,
-    /// `file:/path`, or `sha256:` and the hex digest of the key. Workers do not get them, but their own `api_key`.
+    /// `file:/path`, or `sha256:` and the hex digest of the key. A file may have many, one a line; blank lines and those
+    /// that begin with `#` are none. Workers do not get them, but their own `api_key`.
     #[serde(default)]
     pub keys: Vec<Secret>,
     /// Added as `cache_salt` to the body of requests that generate, so that workers share no cached prefix with
@@ -39,6 +41,9 @@ pub struct TenantSpec {
     /// The highest priority that its requests may ask for. Left out: `priority`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_priority: Option<i32>,
+    /// What the tenant may use. Left out: anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limits: Option<TenantLimitsSpec>,
 }
 
 impl TenantSpec {
@@ -96,16 +101,31 @@ pub fn check(listed: &[TenantSpec]) -> Vec<(String, String)> {
                 "has none, so no client could use it".to_owned(),
             );
         }
-        for (number, key) in tenant.keys.iter().enumerate() {
+        for (number, listed) in tenant.keys.iter().enumerate() {
             let at = format!(".keys[{number}]");
-            match digest(key) {
-                Err(why) => wrong(at, why.to_owned()),
-                Ok(digest) => {
-                    if let Some(first) = keys.insert(digest, place) {
-                        wrong(at, format!("is a key of tenants[{first}] already"));
-                    }
-                }
+            let mut problems = 0;
+            for (line, key) in keys_of(listed) {
+                let message = match digest(key) {
+                    Err(why) => why.to_owned(),
+                    Ok(digest) => match keys.insert(digest, place) {
+                        Some(first) => format!("is a key of tenants[{first}] already"),
+                        None => continue,
+                    },
+                };
+                problems += 1;
+                let message = match line {
+                    None => message,
+                    Some(_) if problems > PROBLEMS_MAX => break,
+                    Some(line) => format!("line {line} {message}"),
+                };
+                wrong(at.clone(), message);
             }
+            if keys_of(listed).next().is_none() {
+                wrong(at, "has no key, only blank lines and comments".to_owned());
+            }
+        }
+        for (key, message) in tenant.limits.iter().flat_map(TenantLimitsSpec::check) {
+            wrong(format!(".limits.{key}"), message);
         }
         if tenant.cache_salt.expose().len() > SALT_BYTES_MAX {
             let message = format!("must have up to {SALT_BYTES_MAX} bytes");
@@ -115,8 +135,26 @@ pub fn check(listed: &[TenantSpec]) -> Vec<(String, String)> {
     problems
 }
 
-fn digest(key: &Secret) -> Result<KeyDigest, &'static str> {
-    let text = key.expose();
+/// Problems that are reported of one file with keys.
+const PROBLEMS_MAX: usize = 10;
+
+/// The keys of one entry: itself, or the lines of a file, with their numbers.
+fn keys_of(listed: &Secret) -> impl Iterator<Item = (Option<usize>, &str)> {
+    let text = listed.expose();
+    let is_file = text.contains('\n');
+    text.split('\n')
+        .enumerate()
+        .filter_map(move |(index, line)| match is_file {
+            false => Some((None, line)),
+            true => {
+                let line = line.trim_ascii();
+                let is_key = !line.is_empty() && !line.starts_with('#');
+                is_key.then_some((Some(index + 1), line))
+            }
+        })
+}
+
+fn digest(text: &str) -> Result<KeyDigest, &'static str> {
     if let Some(hex) = text.strip_prefix(DIGEST) {
         return from_hex(hex).ok_or("must be `sha256:` and 64 hex digits");
     }
@@ -231,7 +269,8 @@ impl Keys {
         let mut known = FxHashMap::default();
         for tenant in listed {
             let admitted = admitted(&tenant.name, &tenant.cache_salt);
-            for digest in tenant.keys.iter().filter_map(|key| digest(key).ok()) {
+            let keys = tenant.keys.iter().flat_map(keys_of);
+            for digest in keys.filter_map(|(_, key)| digest(key).ok()) {
                 known.insert(digest, admitted.clone());
             }
         }
@@ -323,6 +362,33 @@ mod tests {
             page.contains("warmroute_tenant_requests_total{tenant=\"a\"} 2"),
             "{page}"
         );
+    }
+
+    #[test]
+    fn a_file_may_have_many_keys() {
+        let mut file = format!("# of team a\n\nsk-first\r\n  {DIGESTED}\n");
+        file.extend((0..10_000).map(|number| format!("sk-{number}\n")));
+        let listed = [tenant("a", &[&file, "sk-single"]), tenant("b", &["sk-b"])];
+        assert_eq!(check(&listed), []);
+        let tenants = Tenants::new(&listed, &Registry::default());
+        for key in ["sk-first", "sk-example", "sk-9999", "sk-single"] {
+            let mut headers = HeaderMap::new();
+            let value = HeaderValue::from_str(&format!("Bearer {key}")).unwrap();
+            headers.insert(header::AUTHORIZATION, value);
+            assert_eq!(
+                tenants.admit(&headers).unwrap().tenant,
+                Tenant::of("a"),
+                "{key}"
+            );
+        }
+        let wrong = check(&[tenant("a", &["sk-1\nsk 2\nsk-1\n", "#\n"])]);
+        let messages: Vec<&str> = wrong.iter().map(|(_, message)| &**message).collect();
+        let expected = [
+            "line 2 has characters that no bearer token can have",
+            "line 3 is a key of tenants[0] already",
+            "has no key, only blank lines and comments",
+        ];
+        assert_eq!(messages, expected);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{self, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::field::{Flag, Key, KeySeed, OptionalInteger, OptionalString};
+use self::field::{Flag, Key, KeySeed, Number, OptionalInteger, OptionalString};
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
 use super::canonical::Canonical;
@@ -39,6 +39,10 @@ pub struct PeekedBody<'a> {
     pub stream_options: Option<&'a str>,
     /// How many times the body has the key `cache_salt`, with any value.
     pub cache_salt_count: u32,
+    /// The most output tokens that the client allows, under any of the APIs' names.
+    pub max_tokens: Option<u64>,
+    /// Answers that the client asks for, or that the engine generates to choose from.
+    pub choices: Option<u64>,
     pub prompt: HashedPrompt,
     /// The prompt of a completion request, if it is a single list of token ids.
     pub token_ids: Option<Vec<u32>>,
@@ -125,6 +129,14 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
                     self.peek.cache_salt = map.next_value::<OptionalString<'de>>()?.value;
                 }
                 Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
+                Key::MaxTokens => {
+                    let given = map.next_value::<Number>()?.0;
+                    self.peek.max_tokens = self.peek.max_tokens.max(given);
+                }
+                Key::Choices => {
+                    let given = map.next_value::<Number>()?.0;
+                    self.peek.choices = self.peek.choices.max(given);
+                }
                 Key::Echo => self.peek.is_echo = map.next_value::<Flag>()?.0,
                 Key::Prompt(section) => {
                     self.hasher.begin(section);

@@ -6,6 +6,7 @@ use std::time::Instant;
 use hyper::Response;
 use tracing::{debug, field, warn};
 
+use super::charge::WantedOutput;
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
 use super::failure_owner::FailureOwner;
@@ -42,13 +43,15 @@ impl Relay {
         if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
+        let wanted = WantedOutput::of(&peek);
         drop(peek);
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
         if earlier_cuts >= CUTS_MAX {
             warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections);
         }
-        let count = RequestCount::new(plan.model.clone(), job.api, job.started);
+        let charge = self.reserve(job, &plan, wanted).await?;
+        let mut count = RequestCount::new(plan.model.clone(), job.api, job.started, charge);
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
@@ -96,6 +99,7 @@ impl Relay {
             }
             attempts.begin();
             self.sample_decision(job, &plan, &choice, attempts.count());
+            count.on_sent();
             let grant = waits.as_mut().and_then(Waits::take_grant);
             // Boxed, so that other requests do not carry the state of two legs, or of a grant.
             let outcome = match (&choice.prefill, grant) {

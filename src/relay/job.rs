@@ -8,9 +8,11 @@ use bytes::Bytes;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
+use super::standing::StandingCell;
 use super::summary::SummaryCell;
 use super::target::TargetReason;
 use crate::ids::{ClientKey, Model, RequestId, ResponseId, Tenant};
+use crate::limits::{self, ChargeId};
 use crate::prompt::Api;
 use crate::queue::{Refusal, RefusalReason};
 use crate::traces::RequestTrace;
@@ -39,6 +41,10 @@ pub struct Job<'a> {
     pub client: ClientKey,
     /// Whose request it is, for limits, waiting and usage.
     pub tenant: Tenant,
+    /// What is charged for it once, in the limits of the tenant.
+    pub charge: ChargeId,
+    /// Receives what the tenant has left of its limits.
+    pub standing: Option<&'a StandingCell>,
     pub id: RequestId,
     /// When the request's head was received.
     pub started: Instant,
@@ -109,6 +115,8 @@ pub enum Error {
     },
     /// Engines cut the connection when they got the request; it is not sent again.
     CutsConnections,
+    /// The limits of its tenant have no room for the request.
+    Limited(Box<limits::Refusal>),
 }
 
 impl Error {
@@ -125,6 +133,7 @@ impl Error {
             | Error::Deadline { .. }
             | Error::OutOfResources { .. }
             | Error::BadHeader { .. }
+            | Error::Limited(_)
             | Error::CutsConnections => false,
             // A full queue is a lack of workers, too.
             Error::NotQueued(refusal) => refusal.reason != RefusalReason::Draining,
@@ -171,6 +180,7 @@ impl fmt::Display for Error {
             }
             Error::NotQueued(refusal) => refusal.reason.fmt(f),
             Error::BadHeader { name, expected } => write!(f, "the header `{name}` must be {expected}"),
+            Error::Limited(refusal) => refusal.fmt(f),
             Error::CutsConnections => f.write_str(
                 "engines closed the connection without an answer each time they got this request; it is not sent again",
             ),

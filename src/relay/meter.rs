@@ -110,7 +110,7 @@ impl Meter {
 
     pub(super) fn on_end(&mut self, now: Instant, outcome: Outcome) {
         self.count.end(now, &self.series, self.status, outcome);
-        let (model, worker) = (&self.count.model, self.running.worker());
+        let (model, worker) = (self.count.model.clone(), self.running.worker());
         match FailureOwner::of_outcome(outcome) {
             // A failure's status was reported to the circuit breaker when the answer began.
             FailureOwner::Unattributed if !self.status.is_server_error() => {
@@ -121,6 +121,7 @@ impl Meter {
         }
         let last = self.usage.take();
         let usage = last.as_ref().and_then(|data| last_usage(data));
+        self.count.settle(self.status, usage.as_ref(), self.tokens);
         if let Some(entry) = self.entry.take() {
             entry.end(now, outcome, usage.as_ref(), self.tokens);
         }

@@ -5,9 +5,11 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 
+use super::engine_answer::Usage;
 use super::metrics::Outcome;
 use super::model::ModelState;
 use super::worker_series::{WorkerSeries, count_unanswered};
+use crate::limits::Charge;
 use crate::prompt::Api;
 
 /// One request in its model's metrics. Dropped before its end, the client has disconnected.
@@ -17,16 +19,24 @@ pub(super) struct RequestCount {
     pub(super) started: Instant,
     api: Api,
     is_counted: bool,
+    /// In the limits of its tenant.
+    charge: Option<Charge>,
 }
 
 impl RequestCount {
-    pub(super) fn new(model: Arc<ModelState>, api: Api, started: Instant) -> Self {
+    pub(super) fn new(
+        model: Arc<ModelState>,
+        api: Api,
+        started: Instant,
+        charge: Option<Charge>,
+    ) -> Self {
         model.in_flight.inc();
         Self {
             model,
             api,
             started,
             is_counted: false,
+            charge,
         }
     }
 
@@ -34,8 +44,37 @@ impl RequestCount {
         self.api
     }
 
-    /// No worker's answer was passed on.
+    /// The request goes to a worker now: it is charged even if its client leaves.
+    pub(super) fn on_sent(&mut self) {
+        if let Some(charge) = &mut self.charge {
+            charge.on_sent();
+        }
+    }
+
+    /// Corrects the charge by what an answer used: the engine's own numbers, or else the output tokens that passed.
+    pub(super) fn settle(&mut self, status: StatusCode, usage: Option<&Usage>, passed: u64) {
+        let Some(mut charge) = self.charge.take() else {
+            return;
+        };
+        match usage {
+            _ if status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS => {
+                charge.refund();
+            }
+            _ if !status.is_success() => charge.refund_tokens(),
+            Some(usage) => charge.use_tokens(
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.output_tokens,
+            ),
+            None => charge.use_output(passed),
+        }
+    }
+
+    /// No worker's answer was passed on: everything is given back.
     pub(super) fn fail(mut self, outcome: Outcome) {
+        if let Some(charge) = &mut self.charge {
+            charge.refund();
+        }
         self.count_unanswered(outcome);
     }
 

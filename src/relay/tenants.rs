@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::ids::Tenant;
+use crate::limits::TenantLimits;
 
 /// One tenant, as one configuration describes it.
 #[derive(Debug, Default)]
@@ -15,6 +16,8 @@ pub struct TenantProfile {
     pub priority: i32,
     /// The highest that its requests may have.
     pub max_priority: i32,
+    /// What it may use; `None`: anything.
+    pub limits: Option<Arc<TenantLimits>>,
 }
 
 /// The tenants of one configuration.

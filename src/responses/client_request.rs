@@ -7,9 +7,10 @@ use hyper::HeaderMap;
 
 use super::request::CreateRequest;
 use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
+use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
-use crate::relay::SummaryCell;
+use crate::relay::{StandingCell, SummaryCell};
 
 /// A client's request with its whole body.
 #[derive(Debug)]
@@ -23,6 +24,8 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) client: ClientKey,
     /// Filled with the figures of the engine's work, for the access log.
     pub(crate) summary: Option<&'a SummaryCell>,
+    /// Filled with what the tenant has left of its limits.
+    pub(crate) standing: Option<&'a StandingCell>,
 }
 
 /// What the relay needs to know of the client's request besides the engine's body.
@@ -34,12 +37,15 @@ pub(super) struct RequestContext<'a> {
     pub(super) client: ClientKey,
     pub(super) tenant: Tenant,
     pub(super) id: RequestId,
+    /// What is charged once in the limits of the tenant.
+    pub(super) charge: ChargeId,
     pub(super) started: Instant,
     /// The response that an engine generates for it.
     pub(super) response: Option<ResponseId>,
     /// No client waits for the answer.
     pub(super) is_background: bool,
     pub(super) summary: Option<&'a SummaryCell>,
+    pub(super) standing: Option<&'a StandingCell>,
 }
 
 impl ClientRequest<'_> {
@@ -50,10 +56,12 @@ impl ClientRequest<'_> {
             client: self.client,
             tenant: self.admitted.tenant,
             id: self.id,
+            charge: ChargeId::Request(self.id),
             started: self.started,
             response: None,
             is_background: false,
             summary: self.summary,
+            standing: self.standing,
         }
     }
 

@@ -46,6 +46,8 @@ impl Responses {
             original: context.original,
             client: context.client,
             tenant: context.tenant,
+            charge: context.charge,
+            standing: context.standing,
             id: context.id,
             started: context.started,
             response: context.response,

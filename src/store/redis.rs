@@ -13,6 +13,7 @@
 mod background;
 mod breaker;
 mod breakers;
+mod charges;
 mod client;
 mod conversation_items;
 mod conversations;

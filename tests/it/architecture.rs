@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["http"],
     &["traces"],
     &["fleet", "kv", "prompt", "state_token", "store"],
-    &["queue", "routing"],
+    &["limits", "queue", "routing"],
     &["peers"],
     &["relay"],
     &["openai"],

@@ -23,6 +23,7 @@ mod fault_isolation;
 mod kubernetes;
 mod kubernetes_settings;
 mod kv_events;
+mod limits;
 mod metrics_reference;
 mod model_names;
 mod operator_texts;

@@ -13,7 +13,7 @@ pub(super) async fn run(config: &Config, out: &mut impl Write) -> io::Result<boo
     if config.responses.mode != Mode::Stateful || settings.redis.is_none() {
         return Ok(true);
     }
-    let store = store::open(settings, 0, &Registry::default())?;
+    let store = store::open(settings, 0, &Registry::default())?.responses;
     if let Err(error) = store.admit().await {
         writeln!(out, "\nresponse store: FAILED: {error}")?;
         return Ok(false);

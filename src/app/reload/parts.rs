@@ -15,6 +15,7 @@ use crate::app::traces;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
 use crate::http::io_threads::OffloadThread;
+use crate::limits::Limiter;
 use crate::observe;
 use crate::relay::tokens::Tokens;
 
@@ -36,6 +37,7 @@ pub(crate) struct Parts {
     pub(crate) fleet: Arc<Registry>,
     pub(crate) tls: Listeners,
     pub(crate) discoveries: FollowedDiscoveries,
+    pub(crate) limiter: Arc<Limiter>,
 }
 
 impl Parts {
@@ -58,7 +60,7 @@ impl Parts {
             config.model_settings(),
             &config.prefill_decode,
             tokens.clone(),
-            tenants::table(config),
+            tenants::table(config, &self.limiter),
             config.queue.clone(),
         );
         let tracer = traces::successor(running.relay().tracer(), config);

@@ -24,6 +24,8 @@ pub(super) enum Key {
     CacheSalt,
     Priority,
     ServiceTier,
+    MaxTokens,
+    Choices,
     /// A field that becomes part of the prompt.
     Prompt(Section),
     Forbidden(&'static str),
@@ -44,6 +46,8 @@ impl Key {
             "cache_salt" => Key::CacheSalt,
             "priority" => Key::Priority,
             "service_tier" => Key::ServiceTier,
+            "max_tokens" | "max_completion_tokens" | "max_output_tokens" => Key::MaxTokens,
+            "n" | "best_of" => Key::Choices,
             "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
             "tools" | "functions" | "documents" => Key::Prompt(Section::Tools),
             "instructions" => Key::Prompt(Section::Instructions),
@@ -172,5 +176,15 @@ impl<'de> Deserialize<'de> for Flag {
         // The engine validates the type. The router only chooses a time-out by the flag.
         let raw = <&RawValue>::deserialize(deserializer)?;
         Ok(Flag(raw.get() == "true"))
+    }
+}
+
+/// A whole number. The engine validates the type.
+pub(super) struct Number(pub(super) Option<u64>);
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let raw = <&RawValue>::deserialize(deserializer)?;
+        Ok(Number(raw.get().parse().ok()))
     }
 }

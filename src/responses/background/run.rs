@@ -25,6 +25,7 @@ use super::runs::RunGuard;
 use super::stored_request::StoredRequest;
 use super::unreadable;
 use crate::ids::ClientKey;
+use crate::limits::ChargeId;
 use crate::observe;
 use crate::relay::{ServedBy, SummaryCell};
 use crate::responses::client_request::RequestContext;
@@ -110,10 +111,12 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         client: ClientKey::of_tenant(guard.key.tenant),
         tenant: guard.key.tenant,
         id: job.id,
+        charge: ChargeId::Response(key.id),
         started: observe::now(),
         response: Some(key.id),
         summary: summary.as_ref(),
         is_background: true,
+        standing: None,
     };
     tokio::select! {
         biased;

@@ -10,6 +10,7 @@
 //! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
 //! | `n:owner` | notices to an owner |
 //! | `owners` | all owners by last heartbeat |
+//! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
 use crate::store::{ConversationKey, Owner, ResponseKey};
@@ -53,6 +54,11 @@ impl Keys {
     pub(super) fn conversation(&self, key: ConversationKey) -> [String; 3] {
         let (root, own) = (key.id.root(), key.id.own());
         ["c", "i", "x"].map(|kind| self.tagged(kind, key.tenant, root, own))
+    }
+
+    /// A tenant's limits, its running requests, and the background responses that were charged.
+    pub(super) fn limits(&self, tenant: Tenant) -> [String; 3] {
+        ["l", "lr", "lc"].map(|kind| format!("{}{kind}:{{{tenant}}}", self.prefix))
     }
 
     /// Exists while the lease of the owner is valid.

@@ -1,0 +1,106 @@
+//! The route table of the API. Pure.
+
+use hyper::Method;
+
+use crate::prompt::Api;
+use crate::responses::{self, Endpoint, Mode, RouteMatch};
+
+/// The endpoint of a path and method.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Route {
+    Relay(Api),
+    Responses(Endpoint),
+    Models,
+    /// `/v1/models/NAME`.
+    Model,
+    NotFound,
+    WrongMethod {
+        allow: &'static str,
+    },
+}
+
+pub(super) fn route(method: &Method, path: &str, mode: Mode) -> Route {
+    if mode == Mode::Stateful {
+        match responses::route(method, path) {
+            RouteMatch::Endpoint(endpoint) => return Route::Responses(endpoint),
+            RouteMatch::WrongMethod(allow) => return Route::WrongMethod { allow },
+            RouteMatch::NotFound => {}
+        }
+    }
+    let (found, allow) = match path {
+        "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
+        "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
+        "/v1/responses" => (Route::Relay(Api::Responses), "POST"),
+        "/v1/embeddings" => (Route::Relay(Api::Embeddings), "POST"),
+        "/v1/rerank" | "/rerank" | "/v2/rerank" => (Route::Relay(Api::Rerank), "POST"),
+        "/tokenize" => (Route::Relay(Api::Tokenize), "POST"),
+        "/detokenize" => (Route::Relay(Api::Detokenize), "POST"),
+        "/v1/models" => (Route::Models, "GET"),
+        _ if path
+            .strip_prefix("/v1/models/")
+            .is_some_and(|name| !name.is_empty()) =>
+        {
+            (Route::Model, "GET")
+        }
+        _ => return Route::NotFound,
+    };
+    if method.as_str() == allow {
+        found
+    } else {
+        Route::WrongMethod { allow }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_endpoint_has_one_method_and_the_rest_is_refused() {
+        let check = |method: &Method, path: &str, expected| {
+            let found = route(method, path, Mode::Stateful);
+            assert_eq!(found, expected, "{method} {path}")
+        };
+        check(
+            &Method::POST,
+            "/v1/chat/completions",
+            Route::Relay(Api::Chat),
+        );
+        check(
+            &Method::GET,
+            "/v1/chat/completions",
+            Route::WrongMethod { allow: "POST" },
+        );
+        check(
+            &Method::POST,
+            "/v1/models",
+            Route::WrongMethod { allow: "GET" },
+        );
+        check(&Method::GET, "/v1/models", Route::Models);
+        check(&Method::GET, "/v1/models/org/name", Route::Model);
+        check(&Method::GET, "/v1/models/", Route::NotFound);
+        check(&Method::GET, "/", Route::NotFound);
+        check(&Method::POST, "/v1/chat/completions/", Route::NotFound);
+        check(
+            &Method::POST,
+            "/v1/responses",
+            Route::Responses(Endpoint::Create),
+        );
+        check(
+            &Method::GET,
+            "/v1/responses",
+            Route::WrongMethod { allow: "POST" },
+        );
+    }
+
+    #[test]
+    fn with_pass_through_the_router_stores_no_responses() {
+        let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough);
+        assert_eq!(
+            found(&Method::POST, "/v1/responses"),
+            Route::Relay(Api::Responses)
+        );
+        assert_eq!(found(&Method::GET, "/v1/responses/x"), Route::NotFound);
+        assert_eq!(found(&Method::POST, "/v1/conversations"), Route::NotFound);
+    }
+}

@@ -1,0 +1,223 @@
+//! The limits of one tenant as requests are counted in them: which of them a model's requests count in. Pure.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::cost::{Amount, Weights};
+use super::gcra::Rate;
+use super::settings::{OnStoreFailure, RatesSpec, Settings, TenantLimitsSpec};
+
+/// What a limit counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kind {
+    Requests,
+    Tokens,
+    InputTokens,
+    OutputTokens,
+}
+
+impl Kind {
+    /// For metrics and pages.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "requests_per_minute",
+            Self::Tokens => "tokens_per_minute",
+            Self::InputTokens => "input_tokens_per_minute",
+            Self::OutputTokens => "output_tokens_per_minute",
+        }
+    }
+
+    /// What it counts of a request.
+    pub fn of(self, amount: &Amount) -> u64 {
+        match self {
+            Self::Requests => amount.requests,
+            Self::Tokens => amount.tokens(),
+            Self::InputTokens => amount.input_tokens,
+            Self::OutputTokens => amount.output_tokens,
+        }
+    }
+}
+
+/// One limit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limit {
+    pub kind: Kind,
+    pub rate: Rate,
+    /// What the store calls it: unique among the limits of the tenant.
+    pub name: Arc<str>,
+    /// The models that it holds for, as configured; `None`: all together.
+    pub model: Option<Arc<str>>,
+}
+
+/// What one tenant may use, as one configuration says.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Limits {
+    /// For all models together, then for each model.
+    all: Vec<Limit>,
+    max_tokens: Option<u64>,
+    models: Vec<Model>,
+    pub max_concurrent: u32,
+    pub weights: Weights,
+    pub on_store_failure: OnStoreFailure,
+}
+
+#[derive(Clone, Debug, PartialEq)]
+struct Model {
+    pattern: Arc<str>,
+    limits: Vec<Limit>,
+    max_tokens: Option<u64>,
+}
+
+/// The limits that one request counts in.
+#[derive(Debug)]
+pub struct Applied<'a> {
+    pub limits: SmallVec<[&'a Limit; 4]>,
+    pub max_tokens: Option<u64>,
+}
+
+impl Limits {
+    pub fn new(spec: &TenantLimitsSpec, settings: &Settings) -> Self {
+        let models = spec.models.iter().map(|model| {
+            let pattern: Arc<str> = model.name.as_str().into();
+            Model {
+                limits: limits(spec, &model.rates, Some(&pattern)),
+                max_tokens: model.rates.max_tokens,
+                pattern,
+            }
+        });
+        Self {
+            all: limits(spec, &spec.rates, None),
+            max_tokens: spec.rates.max_tokens,
+            models: models.collect(),
+            max_concurrent: spec.concurrent_requests.unwrap_or(0),
+            weights: Weights {
+                cached_weight: settings.cached_weight,
+                output_reserve: settings.output_reserve.into(),
+            },
+            on_store_failure: settings.on_store_failure,
+        }
+    }
+
+    /// What requests for a model count in. `None`: the tenant may not use it. `names`: how the client calls the model
+    /// and what it stands for; either may be the one that the tenant may use.
+    pub fn of(&self, names: &[&str]) -> Option<Applied<'_>> {
+        let model = self.model(names);
+        if model.is_none() && !self.models.is_empty() {
+            return None;
+        }
+        let own = model.map_or(&[][..], |model| &model.limits);
+        let max_tokens = [self.max_tokens, model.and_then(|model| model.max_tokens)];
+        Some(Applied {
+            limits: self.all.iter().chain(own).collect(),
+            max_tokens: max_tokens.into_iter().flatten().min(),
+        })
+    }
+
+    pub fn allows(&self, model: &str) -> bool {
+        self.models.is_empty() || self.model(&[model]).is_some()
+    }
+
+    fn model(&self, names: &[&str]) -> Option<&Model> {
+        let is_exact = |model: &&Model| names.contains(&&*model.pattern);
+        let begins = |model: &&Model| {
+            let stem = model.pattern.strip_suffix('*');
+            stem.is_some_and(|stem| names.iter().any(|name| name.starts_with(stem)))
+        };
+        let mut models = self.models.iter();
+        models
+            .clone()
+            .find(is_exact)
+            .or_else(|| models.find(begins))
+    }
+
+    /// Every limit, those for all models first.
+    pub fn every(&self) -> impl Iterator<Item = &Limit> {
+        let own = self.models.iter().flat_map(|model| &model.limits);
+        self.all.iter().chain(own)
+    }
+
+    /// Whether anything is counted.
+    pub fn counts(&self) -> bool {
+        self.max_concurrent > 0 || self.every().next().is_some()
+    }
+
+    /// Whether tokens are counted, so that it matters how many are cached.
+    pub fn weighs_cached(&self) -> bool {
+        let has_tokens = self
+            .every()
+            .any(|limit| matches!(limit.kind, Kind::Tokens | Kind::InputTokens));
+        has_tokens && self.weights.cached_weight < 1.0
+    }
+}
+
+fn limits(spec: &TenantLimitsSpec, rates: &RatesSpec, model: Option<&Arc<str>>) -> Vec<Limit> {
+    let listed = [
+        (Kind::Requests, "r", rates.requests_per_minute),
+        (Kind::Tokens, "t", rates.tokens_per_minute),
+        (Kind::InputTokens, "i", rates.input_tokens_per_minute),
+        (Kind::OutputTokens, "o", rates.output_tokens_per_minute),
+    ];
+    let limit = |(kind, letter, per_minute): (Kind, &str, Option<u64>)| {
+        let name = match model {
+            None => letter.to_owned(),
+            Some(model) => format!("{letter}/{model}"),
+        };
+        Some(Limit {
+            kind,
+            rate: Rate::new(per_minute?, spec.burst),
+            name: name.into(),
+            model: model.cloned(),
+        })
+    };
+    listed.into_iter().filter_map(limit).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compiled(json: &str) -> Limits {
+        let spec: TenantLimitsSpec = serde_json::from_str(json).unwrap();
+        assert_eq!(spec.check(), []);
+        Limits::new(&spec, &Settings::default())
+    }
+
+    fn check(limits: &Limits, model: &str, expected: Option<&[&str]>) {
+        let applied = limits.of(&[model]);
+        let names = applied.map(|it| {
+            it.limits
+                .iter()
+                .map(|limit| &*limit.name)
+                .collect::<Vec<_>>()
+        });
+        assert_eq!(names.as_deref(), expected, "{model}");
+    }
+
+    #[test]
+    fn a_request_counts_in_the_limits_of_all_models_and_of_its_own() {
+        let limits = compiled(
+            r#"{"requests_per_minute": 60, "max_tokens": 100, "models": [
+                "org/*", {"name": "org/big", "tokens_per_minute": 5, "max_tokens": 10}, {"name": "b*", "input_tokens_per_minute": 5}]}"#,
+        );
+        check(&limits, "org/small", Some(&["r"]));
+        check(&limits, "org/big", Some(&["r", "t/org/big"]));
+        check(&limits, "bbb", Some(&["r", "i/b*"]));
+        check(&limits, "other", None);
+        assert_eq!(limits.of(&["org/big"]).unwrap().max_tokens, Some(10));
+        assert_eq!(
+            limits.of(&["alias", "org/x"]).unwrap().max_tokens,
+            Some(100)
+        );
+        assert!(limits.of(&["alias", "other"]).is_none());
+        assert!(!limits.allows("other") && limits.allows("org/x"));
+    }
+
+    #[test]
+    fn without_a_list_every_model_may_be_used() {
+        let limits = compiled(r#"{"concurrent_requests": 2}"#);
+        check(&limits, "any", Some(&[]));
+        assert!(limits.counts());
+        assert!(!compiled(r#"{"models": ["a"]}"#).counts());
+    }
+}

@@ -1,0 +1,153 @@
+//! What limits are counted with: the store, and what this replica knows of each tenant's use. One for a process; the
+//! limits of each configuration share it.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use tokio::sync::Notify;
+
+use super::metrics::Metrics;
+use super::settings::{Advanced, Settings};
+use super::state::Use;
+use crate::ids::Tenant;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::store::charges::{ChargeId, Settlement};
+use crate::store::redis::Redis;
+
+/// A tenant's use, shared by its requests.
+pub(super) type SharedUse = Arc<Mutex<Use>>;
+
+/// Counts what tenants use. Shared by all configurations of a process.
+#[derive(Debug)]
+pub struct Limiter {
+    pub(super) redis: Option<Arc<Redis>>,
+    started: Instant,
+    pub(super) advanced: Advanced,
+    /// Replicas that share the limits, this one included, while they cannot count together.
+    replicas: AtomicU32,
+    uses: Mutex<FxHashMap<Tenant, SharedUse>>,
+    /// Tenants whose requests have ended since the last settlement.
+    pub(super) ended: Mutex<Vec<(Tenant, SharedUse)>>,
+    pub(super) has_ended: Notify,
+    pub(super) metrics: Metrics,
+}
+
+/// Where a request was charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Charged {
+    Shared,
+    /// This many times, as this replica's share.
+    Alone(u32),
+}
+
+impl Limiter {
+    pub fn new(settings: &Settings, redis: Option<Arc<Redis>>, registry: &Registry) -> Arc<Self> {
+        Arc::new(Self {
+            redis,
+            started: observe::now(),
+            advanced: settings.advanced.clone(),
+            replicas: AtomicU32::new(settings.replicas),
+            uses: Mutex::default(),
+            ended: Mutex::default(),
+            has_ended: Notify::new(),
+            metrics: Metrics::new(registry),
+        })
+    }
+
+    pub(super) fn usage_of(&self, tenant: Tenant) -> SharedUse {
+        self.uses.lock().entry(tenant).or_default().clone()
+    }
+
+    /// How many replicas share the limits, this one included.
+    pub fn set_replicas(&self, replicas: u32) {
+        self.replicas.store(replicas.max(1), Relaxed);
+    }
+
+    pub(super) fn replicas(&self) -> u32 {
+        self.replicas.load(Relaxed)
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        self.redis.is_some()
+    }
+
+    /// Microseconds since the start.
+    pub(super) fn now(&self) -> u64 {
+        let since = observe::now().saturating_duration_since(self.started);
+        u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+    }
+
+    /// Tenants with requests that run here.
+    pub(super) fn running(&self) -> Vec<(Tenant, Vec<ChargeId>)> {
+        let uses = self.uses.lock().clone();
+        let running = uses.into_iter().map(|(tenant, usage)| {
+            let running = usage.lock().running();
+            (tenant, running)
+        });
+        running.filter(|(_, running)| !running.is_empty()).collect()
+    }
+
+    pub(super) fn on_store_failure(&self, operation: &str) {
+        self.metrics.without_store.set(1);
+        let failures = &self.metrics.store_failures;
+        failures.with_label_values(&[operation]).inc();
+    }
+
+    /// A request has ended.
+    pub(super) fn end(
+        &self,
+        tenant: Tenant,
+        usage: &SharedUse,
+        settlement: Settlement,
+        charged: Charged,
+    ) {
+        let (factor, for_store) = match charged {
+            Charged::Shared => (1, true),
+            Charged::Alone(factor) => (factor, false),
+        };
+        let is_first = {
+            let mut usage = usage.lock();
+            usage.end(settlement, factor, for_store, self.now());
+            self.bound(&mut usage);
+            usage.unsettled() == 1
+        };
+        if for_store && is_first {
+            self.note_ended(tenant, usage);
+        }
+    }
+
+    /// The store has not answered: what was to go along goes later, and a charge that may have been applied is
+    /// withdrawn.
+    pub(super) fn on_no_reply(
+        &self,
+        tenant: Tenant,
+        usage: &SharedUse,
+        settlements: Vec<Settlement>,
+        withdrawn: Option<Settlement>,
+    ) {
+        if settlements.is_empty() && withdrawn.is_none() {
+            return;
+        }
+        {
+            let mut usage = usage.lock();
+            usage.on_no_reply(settlements, withdrawn);
+            self.bound(&mut usage);
+        }
+        self.note_ended(tenant, usage);
+    }
+
+    fn bound(&self, usage: &mut Use) {
+        let dropped = usage.bound_unsettled(self.advanced.max_unsettled as usize);
+        self.metrics.settlements_dropped.inc_by(dropped as u64);
+    }
+
+    pub(super) fn note_ended(&self, tenant: Tenant, usage: &SharedUse) {
+        self.ended.lock().push((tenant, usage.clone()));
+        self.has_ended.notify_one();
+    }
+}

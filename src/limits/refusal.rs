@@ -1,0 +1,191 @@
+//! Why a request is refused by the limits of its tenant. Pure.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::compiled::Kind;
+
+/// Why a request is refused. It charges nothing.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Refusal {
+    /// A limit has no room for the request now.
+    Rate {
+        model: String,
+        kind: Kind,
+        limit: u64,
+        used: u64,
+        requested: u64,
+        retry_after: Duration,
+    },
+    /// The request alone is more than a limit ever has room for.
+    TooLarge {
+        model: String,
+        kind: Kind,
+        limit: u64,
+        requested: u64,
+    },
+    /// As many requests run as the tenant may have.
+    Concurrent {
+        model: String,
+        limit: u32,
+        used: u64,
+    },
+    /// The tenant may not use the model.
+    Model { model: String },
+    /// The client asks for more output tokens than the tenant may have.
+    MaxTokens { limit: u64, requested: u64 },
+    /// The store cannot be asked, and `on_store_failure` is `closed`.
+    Store { retry_after: Duration },
+}
+
+/// How long a client waits that has too many requests running: it is not known when one ends.
+const CONCURRENT_RETRY: Duration = Duration::from_secs(1);
+
+impl Refusal {
+    /// For metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Rate { kind, .. } => kind.as_str(),
+            Self::TooLarge { .. } => "too_large",
+            Self::Concurrent { .. } => "concurrent_requests",
+            Self::Model { .. } => "model",
+            Self::MaxTokens { .. } => "max_tokens",
+            Self::Store { .. } => "store",
+        }
+    }
+
+    /// When to retry; `None` if that cannot help.
+    pub fn retry_after(&self) -> Option<Duration> {
+        match self {
+            Self::Rate { retry_after, .. } | Self::Store { retry_after } => Some(*retry_after),
+            Self::Concurrent { .. } => Some(CONCURRENT_RETRY),
+            Self::TooLarge { .. } | Self::Model { .. } | Self::MaxTokens { .. } => None,
+        }
+    }
+
+    /// OpenAI's `type` of the error: which kind of limit it was.
+    pub fn counted(&self) -> &'static str {
+        match self {
+            Self::Rate { kind, .. } | Self::TooLarge { kind, .. } if *kind != Kind::Requests => {
+                "tokens"
+            }
+            _ => "requests",
+        }
+    }
+}
+
+fn unit(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Requests => "requests per min (RPM)",
+        Kind::Tokens => "tokens per min (TPM)",
+        Kind::InputTokens => "input tokens per min (ITPM)",
+        Kind::OutputTokens => "output tokens per min (OTPM)",
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate {
+                model,
+                kind,
+                limit,
+                used,
+                requested,
+                retry_after,
+            } => write!(
+                f,
+                "Rate limit reached for {model} on {}: Limit {limit}, Used {used}, Requested {requested}. \
+                 Please try again in {}.",
+                unit(*kind),
+                go_duration(*retry_after),
+            ),
+            Self::TooLarge {
+                model,
+                kind,
+                limit,
+                requested,
+            } => write!(
+                f,
+                "Request too large for {model} on {}: Limit {limit}, Requested {requested}. The input or output \
+                 tokens must be reduced in order to run successfully.",
+                unit(*kind),
+            ),
+            Self::Concurrent { model, limit, used } => write!(
+                f,
+                "Rate limit reached for {model} on concurrent requests: Limit {limit}, Used {used}, Requested 1. \
+                 Please try again in {}.",
+                go_duration(CONCURRENT_RETRY),
+            ),
+            Self::Model { model } => write!(
+                f,
+                "The model `{model}` does not exist or you do not have access to it."
+            ),
+            Self::MaxTokens { limit, requested } => write!(
+                f,
+                "max_tokens is too large: {requested}. This API key may ask for at most {limit} output tokens, \
+                 whereas you provided {requested}."
+            ),
+            Self::Store { .. } => {
+                f.write_str("the limits of this API key cannot be checked now; try again later")
+            }
+        }
+    }
+}
+
+/// A duration as Go and OpenAI write it: `12ms`, `1s`, `6m0s`, `1h0m0s`. Rounded up.
+pub(super) fn go_duration(duration: Duration) -> String {
+    let millis = duration.as_nanos().div_ceil(1_000_000);
+    if millis < 1_000 {
+        return format!("{millis}ms");
+    }
+    let (seconds, rest) = (millis / 1_000, millis % 1_000);
+    let fraction = match rest {
+        0 => String::new(),
+        rest => format!(".{rest:03}").trim_end_matches('0').to_owned(),
+    };
+    let (minutes, second) = (seconds / 60, seconds % 60);
+    match (minutes / 60, minutes % 60) {
+        (0, 0) => format!("{second}{fraction}s"),
+        (0, minutes) => format!("{minutes}m{second}{fraction}s"),
+        (hours, minutes) => format!("{hours}h{minutes}m{second}{fraction}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_written_as_openai_does() {
+        for (millis, text) in [
+            (0, "0ms"),
+            (12, "12ms"),
+            (1_000, "1s"),
+            (1_250, "1.25s"),
+            (360_000, "6m0s"),
+            (3_600_000, "1h0m0s"),
+            (61_005, "1m1.005s"),
+        ] {
+            assert_eq!(go_duration(Duration::from_millis(millis)), text);
+        }
+        assert_eq!(go_duration(Duration::from_micros(1)), "1ms");
+    }
+
+    #[test]
+    fn a_refusal_reads_as_at_openai() {
+        let refusal = Refusal::Rate {
+            model: "m".to_owned(),
+            kind: Kind::Tokens,
+            limit: 30_000,
+            used: 29_500,
+            requested: 2_000,
+            retry_after: Duration::from_secs(3),
+        };
+        assert_eq!(
+            refusal.to_string(),
+            "Rate limit reached for m on tokens per min (TPM): Limit 30000, Used 29500, Requested 2000. Please try again in 3s."
+        );
+        assert_eq!(refusal.counted(), "tokens");
+    }
+}

@@ -1,0 +1,107 @@
+//! Settles ended requests in Redis, and renews the leases of those that run. Clients do not wait for either: what a
+//! tenant has yet to settle goes along with its next charge, or is sent within milliseconds.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tracing::{debug, warn};
+
+use super::limiter::{Limiter, SharedUse};
+use crate::http::drain::Tasks;
+use crate::ids::Tenant;
+use crate::store::redis::Redis;
+
+/// Requests that end within this time are settled together.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Time between two tries while Redis is away.
+const RETRY: Duration = Duration::from_millis(250);
+/// Settlements of one call, and leases that one call renews: less than a millisecond of Redis' time.
+const BATCH: usize = 256;
+/// Settlements of the last requests are tried for this long when the router drains.
+const LAST_TRIES: Duration = Duration::from_secs(2);
+
+impl Limiter {
+    /// Runs until the drain is over and everything is settled.
+    pub async fn run(self: Arc<Self>, tasks: Tasks) {
+        let Some(redis) = self.redis.clone() else {
+            return;
+        };
+        let renewing = self.clone().renew(redis.clone());
+        tasks.spawn_until_stopped(renewing);
+        let stopped = tasks.stopped();
+        tokio::pin!(stopped);
+        loop {
+            let is_stopping = tokio::select! {
+                () = self.has_ended.notified() => false,
+                () = &mut stopped => true,
+            };
+            let is_done = self.settle(&redis).await;
+            if is_stopping {
+                break;
+            }
+            sleep(if is_done { PAUSE } else { RETRY }).await;
+        }
+        // The next charge of another replica must see requests that end during the drain.
+        let mut give_up_at = None;
+        while !tasks.is_aborted() {
+            let is_settled = self.settle(&redis).await;
+            let runs = !self.running().is_empty();
+            let now = Instant::now();
+            let is_over = now >= *give_up_at.get_or_insert(now + LAST_TRIES);
+            match (runs, is_settled) {
+                (true, _) => give_up_at = None,
+                (false, true) => break,
+                (false, false) if is_over => break,
+                (false, false) => {}
+            }
+            tokio::select! {
+                () = self.has_ended.notified(), if is_settled => {}
+                () = sleep(RETRY) => {}
+            }
+        }
+    }
+
+    /// Sends what waits. False if Redis did not take it.
+    async fn settle(&self, redis: &Redis) -> bool {
+        let ended = std::mem::take(&mut *self.ended.lock());
+        let mut is_done = true;
+        for (tenant, usage) in ended {
+            is_done &= self.settle_tenant(redis, tenant, &usage).await;
+        }
+        is_done
+    }
+
+    async fn settle_tenant(&self, redis: &Redis, tenant: Tenant, usage: &SharedUse) -> bool {
+        loop {
+            let settlements = usage.lock().take_unsettled(BATCH);
+            if settlements.is_empty() {
+                return true;
+            }
+            if let Err(error) = redis.settle_charges(tenant, &settlements).await {
+                debug!(%tenant, %error, "ended requests not settled; trying again");
+                self.on_store_failure("settle");
+                self.on_no_reply(tenant, usage, settlements, None);
+                return false;
+            }
+        }
+    }
+
+    async fn renew(self: Arc<Self>, redis: Arc<Redis>) {
+        let lease = self.advanced.lease;
+        let interval = lease / 3;
+        loop {
+            let next = Instant::now() + interval;
+            for (tenant, running) in self.running() {
+                for batch in running.chunks(BATCH) {
+                    if let Err(error) = redis.renew_charges(tenant, lease, batch).await {
+                        warn!(%tenant, %error, "leases of running requests not renewed");
+                        self.on_store_failure("renew");
+                        break;
+                    }
+                }
+            }
+            tokio::time::sleep_until(next).await;
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! What this replica knows of one tenant's use: what is used of each limit, which requests run here, and what the
+//! store has yet to be sent. Pure: the caller has the clock and the lock.
+
+use std::sync::Arc;
+
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use super::compiled::Limit;
+use super::gcra;
+use crate::store::charges::{ChargeId, ChargeReply, LimitCharge, Settlement};
+
+/// Settlements that go along with one charge.
+const WITH_CHARGE: usize = 64;
+/// Background responses that this replica remembers as charged when it counts alone.
+const ONCE_MAX: usize = 1_024;
+
+/// A tenant's use, as this replica knows it.
+#[derive(Debug, Default)]
+pub struct Use {
+    /// By the name of the limit: when all of it may be used again, in microseconds of this process.
+    full_at: SmallVec<[(Arc<str>, u64); 4]>,
+    /// Requests that run here, and whether the store knows of them.
+    running: FxHashSet<ChargeId>,
+    /// Over all replicas, as of the last answer of the store.
+    running_everywhere: u64,
+    /// Whether this replica has counted alone since the store last answered.
+    is_apart: bool,
+    unsettled: Vec<Settlement>,
+    /// Background responses that were charged here while the replica counted alone.
+    charged_once: FxHashSet<ChargeId>,
+}
+
+/// A decision of this replica alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Decision {
+    pub is_granted: bool,
+    pub running: u64,
+    /// In the order of the limits: after the charge if it is granted.
+    pub used: SmallVec<[u64; 4]>,
+}
+
+impl Use {
+    /// What is used of a limit.
+    pub fn of(&self, limit: &str, now: u64) -> u64 {
+        let found = self.full_at.iter().find(|(name, _)| &**name == limit);
+        found.map_or(0, |(_, full_at)| gcra::used(*full_at, now))
+    }
+
+    pub fn running_here(&self) -> usize {
+        self.running.len()
+    }
+
+    pub fn running_everywhere(&self) -> u64 {
+        self.running_everywhere.max(self.running.len() as u64)
+    }
+
+    pub fn running(&self) -> Vec<ChargeId> {
+        self.running.iter().copied().collect()
+    }
+
+    pub fn is_apart(&self) -> bool {
+        self.is_apart
+    }
+
+    pub fn unsettled(&self) -> usize {
+        self.unsettled.len()
+    }
+
+    fn set(&mut self, limit: &Arc<str>, full_at: u64) {
+        match self.full_at.iter_mut().find(|(name, _)| name == limit) {
+            Some((_, known)) => *known = full_at,
+            None => self.full_at.push((limit.clone(), full_at)),
+        }
+    }
+
+    fn change(&mut self, limit: &Arc<str>, now: u64, micros: i64) {
+        let known = self.full_at.iter().find(|(name, _)| name == limit);
+        let full_at = known.map_or(0, |(_, full_at)| *full_at);
+        self.set(limit, gcra::charged(full_at, now, micros));
+    }
+
+    /// What the store is to be asked: the limits with what is believed of them, and what it has yet to be sent.
+    pub fn begin(
+        &mut self,
+        limits: &[(&Limit, u64)],
+        now: u64,
+    ) -> (Vec<LimitCharge>, Vec<Settlement>) {
+        let charges = limits.iter().map(|(limit, cost)| LimitCharge {
+            limit: limit.name.clone(),
+            burst: limit.rate.burst_micros,
+            cost: *cost,
+            believed: self.of(&limit.name, now),
+        });
+        let charges = charges.collect();
+        let count = self.unsettled.len().min(WITH_CHARGE);
+        (charges, self.unsettled.drain(..count).collect())
+    }
+
+    /// The store has answered.
+    pub fn on_reply(
+        &mut self,
+        id: ChargeId,
+        charges: &[LimitCharge],
+        reply: &ChargeReply,
+        now: u64,
+    ) {
+        for (charge, used) in charges.iter().zip(&reply.used) {
+            self.set(&charge.limit, now.saturating_add(*used));
+        }
+        self.running_everywhere = reply.running;
+        self.is_apart = false;
+        if reply.is_granted {
+            self.running.insert(id);
+        }
+    }
+
+    /// The store has not answered: what was to go along goes later. `withdrawn`: a charge that the store may have
+    /// applied all the same.
+    pub fn on_no_reply(&mut self, mut settlements: Vec<Settlement>, withdrawn: Option<Settlement>) {
+        settlements.append(&mut self.unsettled);
+        self.unsettled = settlements;
+        self.unsettled.extend(withdrawn);
+    }
+
+    /// Decides alone, as one of `replicas` that each grant their share: every cost counts as that many, because the
+    /// others are expected to have the same.
+    pub fn decide_alone(
+        &mut self,
+        id: ChargeId,
+        limits: &[(&Limit, u64)],
+        max_concurrent: u32,
+        replicas: u32,
+        now: u64,
+    ) -> Decision {
+        let replicas = replicas.max(1);
+        self.is_apart = true;
+        let running = self.running.len() as u64;
+        let is_charged = self.charged_once.contains(&id);
+        let has_room =
+            max_concurrent == 0 || running < u64::from(max_concurrent.div_ceil(replicas));
+        let share = |cost: u64| cost.saturating_mul(replicas.into());
+        let fits = |(limit, cost): &(&Limit, u64)| {
+            let burst = limit.rate.burst_micros;
+            // A share may be smaller than one request.
+            let cost = share(*cost).min(burst);
+            gcra::wait(self.of(&limit.name, now), cost, burst).is_none()
+        };
+        let is_granted = has_room && (is_charged || limits.iter().all(fits));
+        if is_granted {
+            if !is_charged {
+                for (limit, cost) in limits {
+                    let cost = i64::try_from(share(*cost)).unwrap_or(i64::MAX);
+                    self.change(&limit.name, now, cost);
+                }
+            }
+            self.running.insert(id);
+            if id.is_once() {
+                if self.charged_once.len() >= ONCE_MAX {
+                    self.charged_once.clear();
+                }
+                self.charged_once.insert(id);
+            }
+        }
+        let used = limits.iter().map(|(limit, _)| self.of(&limit.name, now));
+        Decision {
+            is_granted,
+            running: running + u64::from(is_granted),
+            used: used.collect(),
+        }
+    }
+
+    /// A request has ended. `factor`: how many times its charge counted here; `for_store`: whether the store has to know.
+    pub fn end(&mut self, settlement: Settlement, factor: u32, for_store: bool, now: u64) {
+        self.running.remove(&settlement.id);
+        if settlement.is_refund {
+            self.charged_once.remove(&settlement.id);
+        }
+        self.running_everywhere = self.running_everywhere.saturating_sub(1);
+        for (limit, micros) in &settlement.corrections {
+            self.change(limit, now, micros.saturating_mul(factor.into()));
+        }
+        if for_store {
+            self.unsettled.push(settlement);
+        }
+    }
+
+    /// Drops the oldest of more settlements than `max`. Returns how many.
+    pub fn bound_unsettled(&mut self, max: usize) -> usize {
+        let excess = self.unsettled.len().saturating_sub(max);
+        self.unsettled.drain(..excess);
+        excess
+    }
+
+    /// What the store has yet to be sent, at most so many.
+    pub fn take_unsettled(&mut self, max: usize) -> Vec<Settlement> {
+        let count = self.unsettled.len().min(max);
+        self.unsettled.drain(..count).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::ids::RequestId;
+    use crate::limits::compiled::Kind;
+    use crate::limits::gcra::Rate;
+
+    fn id(number: u128) -> ChargeId {
+        ChargeId::Request(RequestId::new(number))
+    }
+
+    fn limit(per_minute: u64) -> Limit {
+        Limit {
+            kind: Kind::Requests,
+            rate: Rate::new(per_minute, Duration::from_secs(60)),
+            name: "r".into(),
+            model: None,
+        }
+    }
+
+    fn granted(usage: &mut Use, limit: &Limit, tries: u128, replicas: u32, now: u64) -> usize {
+        let cost = limit.rate.cost(1);
+        let is_granted = |number: &u128| {
+            let limits = [(limit, cost)];
+            usage
+                .decide_alone(id(now as u128 + number), &limits, 0, replicas, now)
+                .is_granted
+        };
+        (0..tries).filter(is_granted).count()
+    }
+
+    #[test]
+    fn alone_a_replica_grants_its_share() {
+        let limit = limit(600);
+        assert_eq!(granted(&mut Use::default(), &limit, 1_000, 1, 0), 600);
+        assert_eq!(granted(&mut Use::default(), &limit, 1_000, 3, 0), 200);
+        let mut usage = Use::default();
+        granted(&mut usage, &limit, 1_000, 3, 0);
+        assert_eq!(granted(&mut usage, &limit, 1_000, 3, 60_000_000), 200);
+    }
+
+    #[test]
+    fn concurrent_requests_are_those_that_have_not_ended() {
+        let mut usage = Use::default();
+        let decide =
+            |usage: &mut Use, number| usage.decide_alone(id(number), &[], 2, 1, 0).is_granted;
+        assert!(decide(&mut usage, 1) && decide(&mut usage, 2));
+        assert!(!decide(&mut usage, 3));
+        let settlement = Settlement {
+            id: id(1),
+            is_refund: false,
+            corrections: Vec::new(),
+        };
+        usage.end(settlement, 1, false, 0);
+        assert!(decide(&mut usage, 3));
+    }
+
+    #[test]
+    fn a_refusal_charges_nothing() {
+        let limit = limit(60);
+        let mut usage = Use::default();
+        let limits = [(&limit, limit.rate.cost(50))];
+        assert!(usage.decide_alone(id(1), &limits, 0, 1, 0).is_granted);
+        let before = usage.of("r", 0);
+        assert!(!usage.decide_alone(id(2), &limits, 0, 1, 0).is_granted);
+        assert_eq!(usage.of("r", 0), before);
+        assert_eq!(usage.running_here(), 1);
+    }
+
+    #[test]
+    fn settlements_beyond_the_bound_are_dropped_oldest_first() {
+        let mut usage = Use::default();
+        let settlement = |number| Settlement {
+            id: id(number),
+            is_refund: false,
+            corrections: Vec::new(),
+        };
+        for number in 0..5 {
+            usage.end(settlement(number), 1, true, 0);
+        }
+        assert_eq!(usage.bound_unsettled(3), 2);
+        let kept: Vec<_> = usage.take_unsettled(10).iter().map(|it| it.id).collect();
+        assert_eq!(kept, [id(2), id(3), id(4)]);
+    }
+
+    #[test]
+    fn what_the_store_says_replaces_what_was_believed() {
+        let limit = limit(60);
+        let mut usage = Use::default();
+        usage.decide_alone(id(1), &[(&limit, 5_000_000)], 0, 1, 0);
+        assert!(usage.is_apart());
+        let (charges, _) = usage.begin(&[(&limit, 1_000_000)], 1_000_000);
+        assert_eq!(charges[0].believed, 4_000_000);
+        let reply = ChargeReply {
+            is_granted: true,
+            running: 7,
+            used: vec![9_000_000],
+        };
+        usage.on_reply(id(2), &charges, &reply, 1_000_000);
+        assert_eq!(usage.of("r", 2_000_000), 8_000_000);
+        assert_eq!(usage.running_everywhere(), 7);
+        assert!(!usage.is_apart());
+    }
+}

@@ -1,0 +1,118 @@
+//! One tenant's limits, of one configuration, with what is used of them.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::IntCounter;
+use smallvec::SmallVec;
+
+use super::compiled::{Applied, Limit, Limits};
+use super::cost::{Amount, Known};
+use super::limiter::{Limiter, SharedUse};
+use super::refusal::Refusal;
+use super::settings::{Settings, TenantLimitsSpec};
+use super::standing::Standing;
+use super::state::Use;
+use crate::ids::Tenant;
+use crate::observe;
+use crate::store::charges::ChargeId;
+
+/// One tenant's limits, of one configuration, with what is used of them.
+#[derive(Debug)]
+pub struct TenantLimits {
+    pub(super) limiter: Arc<Limiter>,
+    pub(super) limits: Limits,
+    pub(super) tenant: Tenant,
+    pub(super) name: Arc<str>,
+    pub(super) usage: SharedUse,
+    /// In the store, and by this replica alone.
+    pub(super) admitted: [IntCounter; 2],
+}
+
+/// A request before it is admitted.
+#[derive(Clone, Copy, Debug)]
+pub struct Request<'a> {
+    pub id: ChargeId,
+    /// How the client calls the model, and what it stands for.
+    pub model: &'a str,
+    pub target: &'a str,
+    pub known: Known,
+}
+
+impl TenantLimits {
+    pub fn new(
+        limiter: &Arc<Limiter>,
+        name: &str,
+        spec: &TenantLimitsSpec,
+        settings: &Settings,
+    ) -> Arc<Self> {
+        let tenant = Tenant::of(name);
+        let admitted = |decided| limiter.metrics.admitted.with_label_values(&[name, decided]);
+        Arc::new(Self {
+            limits: Limits::new(spec, settings),
+            tenant,
+            name: name.into(),
+            usage: limiter.usage_of(tenant),
+            admitted: [admitted("shared"), admitted("local")],
+            limiter: limiter.clone(),
+        })
+    }
+
+    pub fn allows(&self, model: &str) -> bool {
+        self.limits.allows(model)
+    }
+
+    /// Whether it matters how much of a prompt is cached.
+    pub fn weighs_cached(&self) -> bool {
+        self.limits.weighs_cached()
+    }
+
+    pub(super) fn usage(&self) -> &Mutex<Use> {
+        &self.usage
+    }
+
+    /// What the tenant has left for a model, without a charge.
+    pub fn standing(&self, model: Option<&str>) -> Standing {
+        let names: SmallVec<[&str; 1]> = model.into_iter().collect();
+        let now = self.limiter.now();
+        let usage = self.usage.lock();
+        let used = |limit: &Limit| usage.of(&limit.name, now);
+        match self.limits.of(&names) {
+            Some(applied) => Standing::of(applied.limits.iter().map(|limit| (*limit, used(limit)))),
+            None => {
+                let common = self.limits.every().filter(|limit| limit.model.is_none());
+                Standing::of(common.map(|limit| (limit, used(limit))))
+            }
+        }
+    }
+
+    /// What needs no count: the model, its `max_tokens`, and the size of the request.
+    pub(super) fn check(
+        &self,
+        request: &Request<'_>,
+        reserved: &Amount,
+    ) -> Result<Applied<'_>, Refusal> {
+        let model = || observe::shortened(request.model).to_owned();
+        let names = [request.model, request.target];
+        let Some(applied) = self.limits.of(&names) else {
+            return Err(Refusal::Model { model: model() });
+        };
+        if let (Some(limit), Some(requested)) = (applied.max_tokens, request.known.max_tokens)
+            && requested > limit
+        {
+            return Err(Refusal::MaxTokens { limit, requested });
+        }
+        for limit in &applied.limits {
+            let requested = limit.kind.of(reserved);
+            if limit.rate.cost(requested) > limit.rate.burst_micros {
+                return Err(Refusal::TooLarge {
+                    model: model(),
+                    kind: limit.kind,
+                    limit: limit.rate.capacity(),
+                    requested,
+                });
+            }
+        }
+        Ok(applied)
+    }
+}

@@ -1,0 +1,82 @@
+//! What a request counts in the limits of its tenant: reserved once its prompt is known, and corrected when it ends.
+
+use super::core::Relay;
+use super::job::{Error, Job};
+use super::plan::Plan;
+use crate::limits::{Charge, Known, Request};
+use crate::observe;
+use crate::prompt::{Api, PeekedBody};
+
+/// Workers whose caches are looked at for the longest cached prefix.
+const OWNERS_MAX: usize = 4;
+
+/// What the body says of the answer's length.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WantedOutput {
+    max_tokens: Option<u64>,
+    choices: u64,
+}
+
+impl WantedOutput {
+    pub(super) fn of(peek: &PeekedBody<'_>) -> Self {
+        Self {
+            max_tokens: peek.max_tokens,
+            choices: peek.choices.unwrap_or(1),
+        }
+    }
+}
+
+impl Relay {
+    /// Reserves what a request may use, if its tenant has limits. Dropping the charge before an engine was sent the
+    /// request gives everything back.
+    pub(super) async fn reserve(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        wanted: WantedOutput,
+    ) -> Result<Option<Charge>, Error> {
+        let Some(limits) = &self.tenants.of(job.tenant).limits else {
+            return Ok(None);
+        };
+        let cached_tokens = match limits.weighs_cached() {
+            true => self.longest_cached(plan),
+            false => 0,
+        };
+        let model = &plan.group.model;
+        let request = Request {
+            id: job.charge,
+            model: job.requested.as_ref().map_or(model, |it| &it.name),
+            target: model,
+            known: match job.api {
+                // Neither computes anything.
+                Api::Tokenize | Api::Detokenize => Known::default(),
+                _ => Known {
+                    prompt_tokens: plan.request.prompt_tokens.into(),
+                    cached_tokens,
+                    max_tokens: wanted.max_tokens,
+                    choices: wanted.choices,
+                    generates: job.api.generates(),
+                },
+            },
+        };
+        let (admitted, standing) = limits.admit(request).await;
+        if let Some(cell) = job.standing {
+            cell.set(standing);
+        }
+        match admitted {
+            Ok(charge) => Ok(Some(charge)),
+            Err(refusal) => Err(Error::Limited(Box::new(refusal))),
+        }
+    }
+
+    /// Tokens of the prompt that some worker has cached.
+    fn longest_cached(&self, plan: &Plan) -> u64 {
+        let held = self.held(plan, observe::now(), OWNERS_MAX);
+        let owners = held.owners(0..plan.group.workers.len());
+        let cached = owners.worker_indexes().iter().map(|index| {
+            let cached = held.cached(*index);
+            cached.tokens()
+        });
+        cached.max().unwrap_or(0).into()
+    }
+}

@@ -1,0 +1,88 @@
+//! What a request counts in the limits of its tenant, as a store keeps it for all replicas. Pure types; which limits
+//! there are, and what follows from a refusal, is decided by those who ask.
+//!
+//! Times are microseconds. A limit is one number, the time at which all of it may be used again; what is used of it is
+//! how far that time is ahead.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::ids::{RequestId, ResponseId, Tenant};
+
+/// What is charged once, however often it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub enum ChargeId {
+    /// A client's request.
+    Request(RequestId),
+    /// A background response, which another replica may run again.
+    Response(ResponseId),
+}
+
+impl ChargeId {
+    /// Whether it stays charged after its end.
+    pub fn is_once(&self) -> bool {
+        matches!(self, Self::Response(_))
+    }
+}
+
+impl fmt::Display for ChargeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Request(id) => id.fmt(f),
+            Self::Response(id) => id.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for ChargeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// One limit that a request counts in.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LimitCharge {
+    /// The name of the limit among those of its tenant.
+    pub limit: Arc<str>,
+    pub burst: u64,
+    pub cost: u64,
+    /// What this replica believes to be used, for a store that has lost it.
+    pub believed: u64,
+}
+
+/// The correction of a charge when its request has ended.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Settlement {
+    pub id: ChargeId,
+    /// Whether everything is given back, so that the same id may be charged again.
+    pub is_refund: bool,
+    pub corrections: Vec<(Arc<str>, i64)>,
+}
+
+/// A charge to all of some limits, or to none of them.
+#[derive(Clone, Debug)]
+pub struct Charge<'a> {
+    pub tenant: Tenant,
+    pub id: ChargeId,
+    pub limits: &'a [LimitCharge],
+    /// 0: any number of requests may run.
+    pub max_concurrent: u32,
+    pub lease: Duration,
+    pub charge_once: Duration,
+    /// Whether this replica has counted alone since the store last answered: what it believes counts then.
+    pub was_apart: bool,
+    /// Applied before.
+    pub settlements: &'a [Settlement],
+}
+
+/// What the store says of a charge.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChargeReply {
+    pub is_granted: bool,
+    /// Requests of the tenant that run, this one included if it is granted.
+    pub running: u64,
+    /// What is used of each limit, in the order of the charge: after it if it is granted.
+    pub used: Vec<u64>,
+}

@@ -1,0 +1,225 @@
+//! What clients of a tenant with limits see, from one replica without Redis.
+
+use serde_json::json;
+use warmroute::openai::tenant::TenantSpec;
+
+use super::*;
+use crate::cluster::{Cluster, fast, generating, unhurried};
+
+async fn cluster(tenants: Vec<TenantSpec>) -> Cluster {
+    Cluster::start(vec![fast()], |config| config.tenants = tenants).await
+}
+
+#[tokio::test]
+async fn every_answer_says_what_is_left() {
+    let limits = r#"{"requests_per_minute": 100, "tokens_per_minute": 60000}"#;
+    let cluster = cluster(vec![tenant("a", limits), tenant("free", "")]).await;
+    let mut left = 100;
+    for is_stream in [false, true] {
+        for (path, body) in generating(2, is_stream) {
+            let answer = post_as(&cluster.router, "a", path, &body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            left -= 1;
+            assert_eq!(number(&answer, "x-ratelimit-limit-requests"), 100);
+            assert_eq!(number(&answer, "x-ratelimit-limit-tokens"), 60_000);
+            let remaining = number(&answer, "x-ratelimit-remaining-requests");
+            assert!(
+                (left..=left + 1).contains(&remaining),
+                "{path} {remaining} {left}"
+            );
+            assert!(number(&answer, "x-ratelimit-remaining-tokens") < 60_000);
+            for header in ["x-ratelimit-reset-requests", "x-ratelimit-reset-tokens"] {
+                assert!(answer.header(header).ends_with('s'), "{answer:?}");
+            }
+        }
+    }
+    let wrong = post_as(&cluster.router, "a", "/v1/chat/completions", "{").await;
+    assert_eq!(wrong.status, 400);
+    assert!(number(&wrong, "x-ratelimit-remaining-requests") >= left);
+    let headers = [("authorization", &*bearer("a"))];
+    let models = client::send(cluster.router.api, "GET", "/v1/models", &headers, "").await;
+    assert!(number(&models, "x-ratelimit-remaining-requests") >= left);
+    let free = chat_as(&cluster.router, "free").await;
+    assert_eq!(free.header("x-ratelimit-limit-requests"), "");
+}
+
+#[tokio::test]
+async fn a_request_beyond_the_limit_is_refused_as_at_openai() {
+    let limits = r#"{"requests_per_minute": 6, "burst": "20s"}"#;
+    let cluster = cluster(vec![tenant("a", limits)]).await;
+    for _ in 0..2 {
+        assert_eq!(chat_as(&cluster.router, "a").await.status, 200);
+    }
+    let refused = chat_as(&cluster.router, "a").await;
+    assert_eq!(refused.status, 429);
+    assert_eq!(refused.code(), "rate_limit_exceeded");
+    let error = &refused.json()["error"];
+    assert_eq!(error["type"], "requests");
+    assert_eq!(error["param"], json!(null));
+    let message = error["message"].as_str().unwrap();
+    let begin = "Rate limit reached for sim on requests per min (RPM): Limit 2, Used ";
+    assert!(message.starts_with(begin), "{message}");
+    assert!(
+        message.contains(", Requested 1. Please try again in "),
+        "{message}"
+    );
+    let (seconds, millis) = (
+        number(&refused, "retry-after"),
+        number(&refused, "retry-after-ms"),
+    );
+    assert!((1..=10).contains(&seconds), "{seconds}");
+    assert_eq!(seconds, millis.div_ceil(1_000));
+    assert_eq!(refused.header("x-should-retry"), "");
+    assert_eq!(number(&refused, "x-ratelimit-remaining-requests"), 0);
+    assert_eq!(cluster.requests().await, [2]);
+    let labels = ["tenant=\"a\"", "reason=\"requests_per_minute\""];
+    let refusals = cluster.metric("warmroute_limit_refusals_total", &labels);
+    assert_eq!(refusals.await, 1.0);
+}
+
+#[tokio::test]
+async fn tokens_are_reserved_and_corrected_by_what_was_used() {
+    let limits = r#"{"tokens_per_minute": 6000}"#;
+    let cluster = cluster(vec![tenant("a", limits)]).await;
+    // The reserve is 100 and 300, of which 5 are used.
+    let first = completion(100, 300);
+    let answer = post_as(&cluster.router, "a", "/v1/completions", &first).await;
+    assert_eq!(answer.status, 200);
+    assert!(number(&answer, "x-ratelimit-remaining-tokens") <= 5_610);
+    let generated = answer.json()["usage"]["completion_tokens"]
+        .as_u64()
+        .unwrap();
+    let row = tenant_row(&cluster, "a").await;
+    let remaining = row["limits"][0]["remaining"].as_u64().unwrap();
+    let expected = 5_900 - generated;
+    assert!((expected - 1..expected + 200).contains(&remaining), "{row}");
+    // More than was ever free.
+    let large = post_as(
+        &cluster.router,
+        "a",
+        "/v1/completions",
+        &completion(6_001, 1),
+    )
+    .await;
+    assert_eq!(large.status, 429);
+    assert_eq!(large.header("x-should-retry"), "false");
+    assert_eq!(large.header("retry-after"), "");
+    assert_eq!(large.json()["error"]["type"], "tokens");
+    let message = large.json()["error"]["message"]
+        .as_str()
+        .unwrap()
+        .to_owned();
+    assert!(
+        message.starts_with(
+            "Request too large for sim on tokens per min (TPM): Limit 6000, Requested 6002."
+        ),
+        "{message}"
+    );
+}
+
+async fn tenant_row(cluster: &Cluster, name: &str) -> serde_json::Value {
+    let page = cluster.admin("/tenants").await.json();
+    let mut rows = page["tenants"].as_array().unwrap().iter();
+    rows.find(|row| row["name"] == name).cloned().unwrap()
+}
+
+#[tokio::test]
+async fn models_and_lengths_that_a_tenant_may_not_use_are_refused() {
+    let limits =
+        r#"{"requests_per_minute": 100, "models": ["other*", {"name": "sim", "max_tokens": 10}]}"#;
+    let cluster = cluster(vec![
+        tenant("a", limits),
+        tenant("b", r#"{"models": ["other"]}"#),
+    ])
+    .await;
+    let hidden = chat_as(&cluster.router, "b").await;
+    assert_eq!((hidden.status, &*hidden.code()), (404, "model_not_found"));
+    let headers = [("authorization", &*bearer("b"))];
+    let models = client::send(cluster.router.api, "GET", "/v1/models", &headers, "").await;
+    assert_eq!(models.json()["data"], json!([]));
+    let model = client::send(cluster.router.api, "GET", "/v1/models/sim", &headers, "").await;
+    assert_eq!(model.status, 404);
+    let long = post_as(&cluster.router, "a", "/v1/completions", &completion(3, 11)).await;
+    assert_eq!((long.status, &*long.code()), (400, "invalid_value"));
+    assert_eq!(long.param(), "max_tokens");
+    let fits = post_as(&cluster.router, "a", "/v1/completions", &completion(3, 10)).await;
+    assert_eq!(fits.status, 200);
+    assert_eq!(tenant_row(&cluster, "b").await["running_requests_here"], 0);
+    let other = Cluster::start(vec![fast()], |config| {
+        config.tenants = vec![tenant("c", r#"{"models": ["sim"]}"#)];
+    });
+    let other = other.await;
+    assert_eq!(chat_as(&other.router, "c").await.status, 200);
+    eventually("nothing runs", async || {
+        tenant_row(&other, "c").await["running_requests_here"] == 0
+    })
+    .await;
+    // The refusals charged nothing.
+    assert_eq!(number(&fits, "x-ratelimit-remaining-requests"), 99);
+}
+
+#[tokio::test]
+async fn requests_at_the_same_time_are_limited_until_they_end_or_their_client_leaves() {
+    let cluster = Cluster::start(vec![unhurried()], |config| {
+        config.limits.output_reserve = 20;
+        config.tenants = vec![tenant(
+            "a",
+            r#"{"concurrent_requests": 2, "output_tokens_per_minute": 600}"#,
+        )];
+    })
+    .await;
+    let headers = [("authorization", &*bearer("a"))];
+    let body = cluster::chat("hello", 10_000, true);
+    let open = async || {
+        client::open(
+            cluster.router.api,
+            "POST",
+            "/v1/chat/completions",
+            &headers,
+            body.clone(),
+        )
+        .await
+    };
+    let (first, mut second) = (open().await, open().await);
+    assert_eq!((first.status, second.status), (200, 200));
+    let refused = chat_as(&cluster.router, "a").await;
+    assert_eq!(
+        (refused.status, &*refused.code()),
+        (429, "rate_limit_exceeded")
+    );
+    assert!(
+        refused
+            .text()
+            .contains("concurrent requests: Limit 2, Used 2"),
+        "{}",
+        refused.text()
+    );
+    second.until("content").await;
+    for _ in 0..5 {
+        second.next().await.unwrap().unwrap();
+    }
+    drop(first);
+    drop(second);
+    eventually("the requests have ended", async || {
+        tenant_row(&cluster, "a").await["running_requests"] == 0
+    })
+    .await;
+    assert_eq!(chat_as(&cluster.router, "a").await.status, 200);
+    // Charged for what was read of the second, and not for the 10,000 that it asked for.
+    let row = tenant_row(&cluster, "a").await;
+    let remaining = row["limits"][0]["remaining"].as_u64().unwrap();
+    assert!((300..600).contains(&remaining), "{row}");
+}
+
+#[tokio::test]
+async fn a_request_that_no_engine_answers_is_given_back() {
+    let mut cluster = cluster(vec![tenant("a", r#"{"requests_per_minute": 2}"#)]).await;
+    cluster.engines[0].kill().await;
+    for _ in 0..5 {
+        let answer = chat_as(&cluster.router, "a").await;
+        assert!([502, 503].contains(&answer.status), "{}", answer.text());
+        assert_eq!(number(&answer, "x-ratelimit-limit-requests"), 2);
+    }
+    let row = tenant_row(&cluster, "a").await;
+    assert_eq!(row["limits"][0]["remaining"], 2, "{row}");
+}

@@ -1,0 +1,267 @@
+//! Decisions of several replicas over one Redis, without routers in front.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+use warmroute::http::drain::Tasks;
+use warmroute::ids::{RequestId, ResponseId, Root};
+use warmroute::limits::{
+    Charge, ChargeId, Known, Limiter, Refusal, Request, Settings, TenantLimits,
+};
+use warmroute::observe::metrics::Registry;
+use warmroute::store::RetentionSettings;
+use warmroute::store::redis::Redis;
+
+use super::*;
+
+struct Replica {
+    limiter: Arc<Limiter>,
+    limits: Arc<TenantLimits>,
+    tasks: Tasks,
+}
+
+impl Replica {
+    fn new(redis: &redis::Settings, limits: &str) -> Self {
+        let registry = Registry::default();
+        let keep = RetentionSettings::default();
+        let redis = Redis::open(redis, &keep, 0, &registry).unwrap();
+        let mut settings = Settings {
+            replicas: 3,
+            ..Settings::default()
+        };
+        settings.advanced.timeout = Duration::from_secs(5);
+        let limiter = Limiter::new(&settings, Some(Arc::new(redis)), &registry);
+        let tasks = Tasks::default();
+        tasks.spawn(limiter.clone().run(tasks.clone()));
+        Self {
+            limits: TenantLimits::new(&limiter, "a", &spec(limits), &settings),
+            limiter,
+            tasks,
+        }
+    }
+
+    async fn charge(&self, id: ChargeId, prompt_tokens: u64) -> Result<Charge, Refusal> {
+        charge(&self.limits, id, prompt_tokens).await
+    }
+
+    fn remaining(&self) -> u64 {
+        self.limits.report().limits[0].remaining
+    }
+}
+
+async fn charge(
+    limits: &Arc<TenantLimits>,
+    id: ChargeId,
+    prompt_tokens: u64,
+) -> Result<Charge, Refusal> {
+    let request = Request {
+        id,
+        model: "m",
+        target: "m",
+        known: Known {
+            prompt_tokens,
+            ..Known::default()
+        },
+    };
+    limits.admit(request).await.0
+}
+
+fn new_id() -> ChargeId {
+    ChargeId::Request(RequestId::new(fastrand::u128(..)))
+}
+
+fn at(server: &Server) -> redis::Settings {
+    redis::Settings {
+        urls: vec![server.url()],
+        ..redis::Settings::default()
+    }
+}
+
+/// What a limit of so many a minute gives back in this time.
+fn given_back(per_minute: u64, since: Instant) -> u64 {
+    (since.elapsed().as_secs_f64() * per_minute as f64 / 60.0) as u64 + 1
+}
+
+async fn flood(replicas: &[Replica], requests: usize) -> Vec<Charge> {
+    let mut set = JoinSet::new();
+    for worker in 0..24 {
+        let limits = replicas[worker % replicas.len()].limits.clone();
+        let share = requests / 24;
+        set.spawn(async move {
+            let mut charges = Vec::new();
+            for _ in 0..share {
+                charges.extend(charge(&limits, new_id(), 0).await.ok());
+            }
+            charges
+        });
+    }
+    set.join_all().await.into_iter().flatten().collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_thousand_decisions_of_three_replicas_are_exact() {
+    let server = Server::start().await;
+    let limits = r#"{"requests_per_minute": 6000}"#;
+    let replicas: Vec<_> = (0..3).map(|_| Replica::new(&at(&server), limits)).collect();
+    let started = Instant::now();
+    let charges = flood(&replicas, 10_008).await;
+    let granted = charges.len() as u64;
+    let most = 6_000 + given_back(6_000, started);
+    assert!((6_000..=most).contains(&granted), "{granted} {most}");
+    let running = replicas[0].limits.report().running_requests;
+    assert!(running <= granted, "{running}");
+}
+
+#[tokio::test]
+async fn a_charge_is_made_once_for_one_id_and_settled_once() {
+    let server = Server::start().await;
+    let limits = r#"{"input_tokens_per_minute": 6000}"#;
+    let (a, b) = (
+        Replica::new(&at(&server), limits),
+        Replica::new(&at(&server), limits),
+    );
+    let started = Instant::now();
+    let id = new_id();
+    let mut first = a.charge(id, 1_000).await.unwrap();
+    first.on_sent();
+    // The same again, as after a lost reply.
+    let mut again = b.charge(id, 1_000).await.unwrap();
+    again.on_sent();
+    let expected = |used: u64| (6_000 - used)..=(6_000 - used + given_back(6_000, started));
+    assert!(
+        expected(1_000).contains(&b.remaining()),
+        "{}",
+        b.remaining()
+    );
+    first.use_tokens(1_500, 0, 0);
+    again.use_tokens(1_500, 0, 0);
+    drop((first, again));
+    eventually("the charge is settled", async || {
+        a.limits.report().unsettled + b.limits.report().unsettled == 0
+    })
+    .await;
+    let probe = b.charge(new_id(), 0).await.unwrap();
+    assert!(
+        expected(1_500).contains(&b.remaining()),
+        "{}",
+        b.remaining()
+    );
+    drop(probe);
+}
+
+#[tokio::test]
+async fn a_background_response_is_charged_once_however_often_it_is_run() {
+    let server = Server::start().await;
+    let limits = r#"{"input_tokens_per_minute": 6000}"#;
+    let (a, b) = (
+        Replica::new(&at(&server), limits),
+        Replica::new(&at(&server), limits),
+    );
+    let started = Instant::now();
+    let id = ChargeId::Response(ResponseId::new(Root(1), 2));
+    for _ in 0..2 {
+        for replica in [&a, &b] {
+            let mut charge = replica.charge(id, 1_000).await.unwrap();
+            charge.on_sent();
+            charge.use_tokens(1_200, 0, 0);
+            drop(charge);
+            eventually("the charge is settled", async || {
+                replica.limits.report().unsettled == 0
+            })
+            .await;
+        }
+    }
+    let probe = b.charge(new_id(), 0).await.unwrap();
+    let remaining = b.remaining();
+    let most = 4_800 + given_back(6_000, started);
+    assert!((4_800..=most).contains(&remaining), "{remaining} {most}");
+    drop(probe);
+}
+
+#[tokio::test]
+async fn requests_of_a_replica_that_is_gone_stop_counting() {
+    let server = Server::start().await;
+    let limits = r#"{"concurrent_requests": 2}"#;
+    let (a, b) = (
+        Replica::new(&at(&server), limits),
+        Replica::new(&at(&server), limits),
+    );
+    let held = [
+        a.charge(new_id(), 0).await.unwrap(),
+        a.charge(new_id(), 0).await.unwrap(),
+    ];
+    assert!(matches!(
+        b.charge(new_id(), 0).await,
+        Err(Refusal::Concurrent { used: 2, .. })
+    ));
+    // Its leases end.
+    let keys = server.cli(&["KEYS", "wr:lr:*"]);
+    let key = keys.trim();
+    for member in server.cli(&["ZRANGE", key, "0", "-1"]).lines() {
+        server.cli(&["ZADD", key, "1", member]);
+    }
+    drop(b.charge(new_id(), 0).await.unwrap());
+    drop(held);
+    // A request that has ended makes room at once, also for the same replica's next.
+    for _ in 0..20 {
+        let pair = [
+            b.charge(new_id(), 0).await.unwrap(),
+            b.charge(new_id(), 0).await.unwrap(),
+        ];
+        drop(pair);
+    }
+    a.tasks.drain(Duration::from_secs(5)).await;
+    let _ = &a.limiter;
+}
+
+/// Redis is killed and comes back empty: the replicas go on with their shares, and restore what was used.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_killed_redis_errs_by_little() {
+    let mut server = Server::start().await;
+    let limits = r#"{"requests_per_minute": 600}"#;
+    let replicas: Vec<_> = (0..3).map(|_| Replica::new(&at(&server), limits)).collect();
+    let started = Instant::now();
+    let mut charges = flood(&replicas, 300).await;
+    assert_eq!(charges.len(), 288);
+    // As in a steady flood, each replica has just been answered.
+    for replica in &replicas {
+        charges.extend(replica.charge(new_id(), 0).await);
+    }
+    server.kill();
+    let away = flood(&replicas, 1_200).await;
+    charges.extend(away);
+    server.run().await;
+    eventually("Redis is asked again", async || {
+        let id = new_id();
+        charges.extend(replicas[0].charge(id, 0).await.ok());
+        !replicas[0].limits.report().is_alone
+    })
+    .await;
+    charges.extend(flood(&replicas, 1_200).await);
+    let granted = charges.len() as u64;
+    // In flight: 24 requests; a second's worth: 10; a share is rounded at each replica.
+    let most = 600 + given_back(600, started) + 24 + 10 + 3;
+    assert!((566..=most).contains(&granted), "{granted} {most}");
+}
+
+#[tokio::test]
+async fn it_works_over_a_redis_cluster() {
+    let servers = crate::redis_server::cluster().await;
+    let settings = redis::Settings {
+        urls: servers.iter().map(Server::url).collect(),
+        mode: redis::Mode::Cluster,
+        ..redis::Settings::default()
+    };
+    let replica = Replica::new(
+        &settings,
+        r#"{"requests_per_minute": 5, "concurrent_requests": 9}"#,
+    );
+    for _ in 0..5 {
+        let mut charge = replica.charge(new_id(), 0).await.unwrap();
+        charge.on_sent();
+    }
+    let refused = replica.charge(new_id(), 0).await;
+    assert!(matches!(refused, Err(Refusal::Rate { .. })), "{refused:?}");
+    assert!(!replica.limits.report().is_alone);
+}
