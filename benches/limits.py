@@ -53,7 +53,10 @@ class Fleet:
         self.redis = free_port()
         self.start("redis-server", "--port", str(self.redis), "--save", "", "--appendonly", "no")
         self.workers = engine_urls or [self.engine() for _ in range(ENGINES)]
+        self.peers = [free_port() for _ in range(replicas)]
         self.routers = [self.router(number) for number in range(replicas)]
+        # For the replicas to find each other.
+        time.sleep(3)
 
     def start(self, *command):
         output = open(pathlib.Path(self.directory.name) / f"{len(self.processes)}.log", "wb")
@@ -90,6 +93,12 @@ class Fleet:
                 },
             ],
         }
+        if len(self.peers) > 1:
+            config["peers"] = {
+                "listen": f"127.0.0.1:{self.peers[number]}",
+                "discovery": [{"static": [f"127.0.0.1:{port}" for port in self.peers]}],
+                "secret": "of-a-measurement-0123456789abcdef",
+            }
         path = pathlib.Path(self.directory.name) / f"router{number}.yaml"
         path.write_text(json.dumps(config))
         process = self.start(WARMROUTE, "serve", "--config", str(path))
