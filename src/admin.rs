@@ -3,6 +3,7 @@
 mod answers;
 mod config;
 mod dashboard;
+mod engine_facts;
 mod explain;
 mod fleet;
 mod guard;

@@ -3,6 +3,7 @@
 pub mod check;
 mod connection_settings;
 mod discoveries;
+pub mod doctor;
 mod drain;
 mod events;
 pub mod kv_tap;

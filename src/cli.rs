@@ -2,7 +2,9 @@
 //! the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled after
 //! everything else, on its own.
 
+mod admin_client;
 mod config_diff;
+mod doctor;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -14,6 +16,7 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 
 use self::config_diff::ConfigDiff;
+use self::doctor::Doctor;
 use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
@@ -51,6 +54,7 @@ enum Command {
         #[arg(long, requires = "live")]
         transfer: bool,
     },
+    Doctor(Doctor),
     /// Print the reference or the JSON Schema of the configuration, or compare configurations.
     #[command(subcommand)]
     Config(ConfigCommand),
@@ -217,6 +221,14 @@ pub fn run() -> ExitCode {
                 Ok(ExitCode::SUCCESS) if !is_good => Ok(ExitCode::FAILURE),
                 checked => checked,
             }
+        }
+        Command::Doctor(doctor) => {
+            let mut code = ExitCode::SUCCESS;
+            let examined = block_on(async {
+                code = doctor.run().await;
+                Ok(())
+            });
+            examined.map(|()| code)
         }
         Command::Config(ConfigCommand::Reference) => print(&reference::markdown()),
         Command::Config(ConfigCommand::Schema) => print(&reference::schema()),

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
+use super::engine_facts::EngineRow;
 use super::pairs::PairsRow;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status, Worker};
@@ -47,6 +48,8 @@ pub(super) struct WorkerRow {
     circuit_breaker: circuit_breaker::State,
     is_draining: bool,
     version: Option<String>,
+    #[serde(flatten)]
+    engine: EngineRow,
     models: Vec<String>,
     /// Requests of this router that run on the worker; the next three are counted by this router, too.
     requests: u32,
@@ -134,6 +137,7 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
         circuit_breaker: worker.breaker.state(),
         is_draining: status.draining,
         version: status.facts.version.clone(),
+        engine: EngineRow::of(status),
         models: status
             .facts
             .models

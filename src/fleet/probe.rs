@@ -99,6 +99,7 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                     found.version = fetch_version(&worker, limit).await;
                     let before = facts.take().unwrap_or_default();
                     found.block_size = before.block_size;
+                    found.prefix_caching = before.prefix_caching;
                     if worker.events == Events::Auto {
                         let before = (before.event_endpoints, before.unusable_events);
                         (found.event_endpoints, found.unusable_events) =
@@ -127,9 +128,11 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                     started = seen.started.or(started);
                     if let Some(facts) = &mut facts
                         && seen.block_size.is_some()
-                        && seen.block_size != facts.block_size
+                        && (seen.block_size, seen.prefix_caching)
+                            != (facts.block_size, facts.prefix_caching)
                     {
                         facts.block_size = seen.block_size;
+                        facts.prefix_caching = seen.prefix_caching;
                         registry.set_facts(worker.id, facts.clone());
                     }
                     worker.load.report(LoadReport {
@@ -283,7 +286,9 @@ pub async fn once(
                 fetch_event_endpoints(worker, limit, Default::default()).await;
         }
         if let Ok(page) = get(worker, "/metrics", limit).await {
-            facts.block_size = engine::metrics(&String::from_utf8_lossy(&page)).block_size;
+            let seen = engine::metrics(&String::from_utf8_lossy(&page));
+            facts.block_size = seen.block_size;
+            facts.prefix_caching = seen.prefix_caching;
         }
         if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
             update_bootstrap_info(worker, registry, port, limit).await;

@@ -248,6 +248,7 @@ impl Registry {
                 && (stored.version != facts.version
                     || stored.base != facts.base
                     || stored.block_size != facts.block_size
+                    || stored.prefix_caching != facts.prefix_caching
                     || stored.event_endpoints != facts.event_endpoints
                     || stored.unusable_events != facts.unusable_events
                     || !stored.models.keys().eq(facts.models.keys()))

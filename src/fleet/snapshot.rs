@@ -38,6 +38,8 @@ pub struct Facts {
     pub version: Option<String>,
     /// Tokens per KV block.
     pub block_size: Option<u32>,
+    /// Whether its prefix cache is on.
+    pub prefix_caching: Option<bool>,
     /// Dp rank -> where it publishes KV events, according to the engine; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
     /// Publishers that the engine lists and that cannot be followed.

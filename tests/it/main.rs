@@ -17,6 +17,7 @@ mod cluster;
 mod config;
 mod dashboard;
 mod docs;
+mod doctor;
 mod failures;
 mod fault_isolation;
 #[cfg(feature = "kubernetes")]

@@ -13,6 +13,8 @@ pub(super) struct EngineMetrics {
     pub(super) cache_tokens: Option<u64>,
     /// Tokens per KV block.
     pub(super) block_size: Option<u32>,
+    /// Whether the prefix cache is on.
+    pub(super) prefix_caching: Option<bool>,
     /// Prompt tokens whose KV blocks came from another engine, since the start of the process.
     pub(super) received_tokens: Option<u64>,
 }
@@ -34,6 +36,11 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             "vllm:kv_cache_usage_perc" => found.kv_usage = found.kv_usage.max(value),
             "process_start_time_seconds" => found.started = Some(value),
             "vllm:cache_config_info" => {
+                found.prefix_caching = match label(labels, "enable_prefix_caching") {
+                    Some("True") => Some(true),
+                    Some("False") => Some(false),
+                    _ => found.prefix_caching,
+                };
                 let number = |name| label(labels, name)?.parse::<u64>().ok();
                 let size = number("block_size").and_then(|size| u32::try_from(size).ok());
                 found.block_size = size.filter(|size| *size > 0).or(found.block_size);
@@ -114,7 +121,7 @@ mod tests {
             vllm:kv_cache_usage_perc{engine=\"0\"} 0.25\n\
             vllm:kv_cache_usage_perc{engine=\"1\"} 0.5\n\
             process_start_time_seconds 1.79519653478802e+09\n\
-            vllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"32\",num_gpu_blocks=\"160\",num_gpu_blocks_override=\"1\"} 1.0\n\
+            vllm:cache_config_info{_block_size_resolved=\"True\",block_size=\"32\",enable_prefix_caching=\"False\",num_gpu_blocks=\"160\",num_gpu_blocks_override=\"1\"} 1.0\n\
             vllm:prompt_tokens_by_source_total{engine=\"0\",source=\"local_compute\"} 7.0\n\
             vllm:prompt_tokens_by_source_total{engine=\"0\",source=\"external_kv_transfer\"} 824.0\n\
             vllm:prompt_tokens_by_source_total{engine=\"1\",source=\"external_kv_transfer\"} 1.0\n";
@@ -127,6 +134,7 @@ mod tests {
                 started: Some(1_795_196_534.788_02),
                 cache_tokens: Some(32 * 160),
                 block_size: Some(32),
+                prefix_caching: Some(false),
                 received_tokens: Some(825),
             }
         );

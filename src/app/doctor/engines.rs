@@ -1,0 +1,332 @@
+//! Rules about engines: what they were started with, and what of them the router can reach. Pure.
+
+use std::collections::BTreeMap;
+
+use super::finding::{Finding, listed};
+use super::observed::{Observed, Worker};
+
+/// The line that turns KV events on, with replay.
+const EVENTS_ON: &str = r#"engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"#;
+
+pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(workers_down(observed));
+    findings.extend(prefix_caching_off(observed));
+    findings.extend(no_events(observed));
+    findings.extend(unusable_events(observed));
+    findings.extend(events_disconnected(observed));
+    findings.extend(no_replay(observed));
+    findings.extend(cached_tokens_unreported(observed));
+    findings.extend(block_sizes_differ(observed));
+    findings.extend(versions_differ(observed));
+    findings.extend(pairs(observed));
+    findings
+}
+
+fn names(workers: &[&Worker]) -> String {
+    listed(workers.iter().map(|worker| &worker.name))
+}
+
+fn up(observed: &Observed) -> impl Iterator<Item = &Worker> {
+    observed.fleet.workers.iter().filter(|it| it.is_up())
+}
+
+fn uses_events(observed: &Observed) -> bool {
+    let policy = |value: &serde_json::Value| value.as_str() == Some("cache_aware");
+    let common = observed.config.pointer("/routing/policy");
+    let mut own = observed.models().iter().filter_map(|it| it.get("policy"));
+    common.is_none_or(policy) || own.any(policy)
+}
+
+fn workers_down(observed: &Observed) -> Option<Finding> {
+    let all = &observed.fleet.workers;
+    let down: Vec<&Worker> = all.iter().filter(|it| it.health == "down").collect();
+    let first = down.first()?;
+    let why = first.last_error.as_deref().unwrap_or("no answer");
+    Some(Finding {
+        rule: "worker_down",
+        cost: down.len() as f64 / all.len() as f64,
+        problem: format!(
+            "{} of {} workers are down: {}",
+            down.len(),
+            all.len(),
+            names(&down)
+        ),
+        effect: "the others carry their load, and their caches are lost",
+        change: format!(
+            "{}: {why}; repair the engine, or take it out of `workers` or `discovery`",
+            first.name
+        ),
+    })
+}
+
+fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
+    let off: Vec<&Worker> = up(observed)
+        .filter(|it| it.prefix_caching == Some(false))
+        .collect();
+    (!off.is_empty()).then(|| Finding {
+        rule: "prefix_caching_off",
+        cost: 0.9 * observed.share(off.iter().copied()),
+        problem: format!("engines without a prefix cache: {}", names(&off)),
+        effect: "every prompt is computed from its first token",
+        change: "engine: --enable-prefix-caching (or take out --no-enable-prefix-caching)"
+            .to_owned(),
+    })
+}
+
+fn no_events(observed: &Observed) -> Option<Finding> {
+    if !uses_events(observed) {
+        return None;
+    }
+    let has_none = |it: &&Worker| it.events.ranks == 0 && it.events.unusable.is_empty();
+    let silent: Vec<&Worker> = up(observed).filter(has_none).collect();
+    (!silent.is_empty()).then(|| Finding {
+        rule: "kv_events_off",
+        cost: 0.4 * observed.share(silent.iter().copied()),
+        problem: format!("no KV events of {}", names(&silent)),
+        effect: "the caches of these workers are predicted, and evictions go unnoticed",
+        change: format!(
+            "{EVENTS_ON}\nif it does so already, give the worker its endpoints: events: {{endpoint: \"tcp://*:5557\", replay: \"tcp://*:5558\"}}"
+        ),
+    })
+}
+
+fn unusable_events(observed: &Observed) -> Option<Finding> {
+    let unusable: Vec<&Worker> = up(observed)
+        .filter(|it| !it.events.unusable.is_empty())
+        .collect();
+    let first = unusable.first()?;
+    let source = first.events.unusable.first()?;
+    Some(Finding {
+        rule: "kv_events_unusable",
+        cost: 0.4 * observed.share(unusable.iter().copied()),
+        problem: format!(
+            "KV events of {} cannot be followed: rank {}, {}: {}",
+            names(&unusable),
+            source.rank,
+            source.endpoint,
+            source.reason
+        ),
+        effect: "the caches of these workers are predicted, and evictions go unnoticed",
+        change: format!("engine: {}", source.fix),
+    })
+}
+
+fn events_disconnected(observed: &Observed) -> Option<Finding> {
+    let worker = |name: &str| up(observed).find(|worker| worker.name == name);
+    let ranks = observed.kv.ranks.iter().filter(|rank| !rank.connected);
+    let gone: Vec<_> = ranks
+        .filter_map(|rank| Some((rank, worker(&rank.worker)?)))
+        .collect();
+    let (rank, _) = gone.first()?;
+    let why = rank
+        .disconnect_reason
+        .as_deref()
+        .unwrap_or("no connection yet");
+    let mut workers: Vec<&Worker> = gone.iter().map(|(_, worker)| *worker).collect();
+    workers.dedup_by(|a, b| a.name == b.name);
+    Some(Finding {
+        rule: "kv_events_unreachable",
+        cost: 0.4 * observed.share(workers.iter().copied()),
+        problem: format!(
+            "the KV events of {} are not connected: rank {}: {why}",
+            names(&workers),
+            rank.rank
+        ),
+        effect: "the caches of these workers are predicted, and evictions go unnoticed",
+        change: format!(
+            "let the router reach the port (NetworkPolicy, firewall), and have the engine listen on all addresses:\n{EVENTS_ON}"
+        ),
+    })
+}
+
+fn no_replay(observed: &Observed) -> Option<Finding> {
+    let without: Vec<&Worker> = up(observed)
+        .filter(|it| it.events.without_replay > 0)
+        .collect();
+    let failing = observed
+        .kv
+        .ranks
+        .iter()
+        .find(|it| it.replay_error.is_some());
+    if without.is_empty() {
+        let rank = failing?;
+        return Some(Finding {
+            rule: "kv_replay_unreachable",
+            cost: 0.1,
+            problem: format!(
+                "lost KV events of {} cannot be asked for again: {}",
+                rank.worker,
+                rank.replay_error.as_deref().unwrap_or_default()
+            ),
+            effect: "a gap or a lost connection clears what is known of its cache",
+            change: "let the router reach the engine's replay_endpoint".to_owned(),
+        });
+    }
+    Some(Finding {
+        rule: "kv_replay_missing",
+        cost: 0.1 * observed.share(without.iter().copied()),
+        problem: format!("KV events without a replay endpoint: {}", names(&without)),
+        effect: "a gap or a lost connection clears what is known of their caches",
+        change: EVENTS_ON.to_owned(),
+    })
+}
+
+/// So many prompt tokens say something.
+const MIN_PROMPT_TOKENS: f64 = 100_000.0;
+
+fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
+    let sum = |name: &str| observed.sum(name, &[]);
+    let prompt = sum("warmroute_prompt_tokens_total");
+    let expected = sum("warmroute_expected_cached_prompt_tokens_total");
+    let is_unreported = prompt > MIN_PROMPT_TOKENS
+        && expected > 0.1 * prompt
+        && sum("warmroute_cached_prompt_tokens_total") == 0.0;
+    is_unreported.then(|| Finding {
+        rule: "cached_tokens_unreported",
+        cost: 0.05,
+        problem: format!("engines report no cached tokens, of {prompt:.0} prompt tokens"),
+        effect: "usage, metrics and bills show no cache hits",
+        change: "engine: --enable-prompt-tokens-details".to_owned(),
+    })
+}
+
+/// The workers of each model that are up.
+fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&Worker>> {
+    let mut models: BTreeMap<&str, Vec<&Worker>> = BTreeMap::new();
+    for worker in up(observed) {
+        for model in &worker.models {
+            models.entry(model).or_default().push(worker);
+        }
+    }
+    models
+}
+
+/// The values of a model's workers, with the workers, if there is more than one value.
+fn different<K: Ord>(
+    workers: &[&Worker],
+    value: impl Fn(&Worker) -> Option<K>,
+) -> Option<BTreeMap<K, Vec<String>>> {
+    let mut values: BTreeMap<K, Vec<String>> = BTreeMap::new();
+    for worker in workers {
+        if let Some(value) = value(worker) {
+            values.entry(value).or_default().push(worker.name.clone());
+        }
+    }
+    (values.len() > 1).then_some(values)
+}
+
+fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
+    let finding = |(model, workers): (&str, Vec<&Worker>)| {
+        let sizes = different(&workers, |worker| worker.block_size)?;
+        let most = sizes.iter().max_by_key(|(_, workers)| workers.len())?.0;
+        let others = sizes.iter().filter(|(size, _)| *size != most);
+        let others: Vec<&String> = others.flat_map(|(_, workers)| workers).collect();
+        let parts = sizes
+            .iter()
+            .map(|(size, workers)| format!("{size} at {}", listed(workers)));
+        Some(Finding {
+            rule: "block_sizes_differ",
+            cost: 0.2 * observed.share(workers.iter().copied()),
+            problem: format!(
+                "block sizes of {model} differ: {}",
+                parts.collect::<Vec<_>>().join("; ")
+            ),
+            effect: "each size has an index of its own, and KV blocks cannot be transferred between them",
+            change: format!("engine, at {}: --block-size {most}", listed(others)),
+        })
+    };
+    by_model(observed).into_iter().filter_map(finding).collect()
+}
+
+/// The first release that takes the router's token ids.
+const TOKEN_IDS_SINCE: (u32, u32) = (0, 32);
+
+fn versions_differ(observed: &Observed) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (model, workers) in by_model(observed) {
+        let share = observed.share(workers.iter().copied());
+        if let Some(versions) = different(&workers, |worker| worker.version.clone()) {
+            let parts = versions
+                .iter()
+                .map(|(version, workers)| format!("{version} at {}", listed(workers)));
+            findings.push(Finding {
+                rule: "versions_differ",
+                cost: 0.02 * share,
+                problem: format!("engines of {model} differ: {}", parts.collect::<Vec<_>>().join("; ")),
+                effect: "answers, tokens and KV transfers may differ between them; normal during a rollout",
+                change: "engine: one release for all workers of a model".to_owned(),
+            });
+        }
+        let sends =
+            |entry: &&serde_json::Value| entry["name"] == model && entry["send_token_ids"] == true;
+        let is_old = |worker: &&&Worker| {
+            let version = worker.version.as_deref().and_then(release);
+            version.is_some_and(|release| release < TOKEN_IDS_SINCE)
+        };
+        let old: Vec<&Worker> = workers.iter().filter(is_old).copied().collect();
+        if !old.is_empty() && observed.models().iter().any(|entry| sends(&entry)) {
+            findings.push(Finding {
+                rule: "version_too_old",
+                cost: 0.5 * observed.share(old.iter().copied()),
+                problem: format!(
+                    "{} do not take token ids (vLLM 0.32 and later does)",
+                    names(&old)
+                ),
+                effect: "these engines refuse requests, or tokenize them again",
+                change: format!(
+                    "models: [{{name: {model}, send_token_ids: false}}], or a newer engine"
+                ),
+            });
+        }
+    }
+    findings
+}
+
+/// `0.32.1rc1` -> (0, 32)
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut parts = version.trim_start_matches('v').split('.');
+    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
+}
+
+fn pairs(observed: &Observed) -> Vec<Finding> {
+    let Some(pairs) = &observed.fleet.pairs else {
+        return Vec::new();
+    };
+    let connector = &pairs.connector;
+    let is_unpaired = |it: &&Worker| pairs.unpaired.contains(&it.name);
+    let unpaired: Vec<&Worker> = up(observed).filter(is_unpaired).collect();
+    let mut findings = Vec::new();
+    if !unpaired.is_empty() {
+        let why = pairs.incompatible.first().map(|it| it.message.as_str());
+        let roles = listed(
+            unpaired
+                .iter()
+                .map(|it| format!("{} ({})", it.name, it.role)),
+        );
+        findings.push(Finding {
+            rule: "unpaired_workers",
+            cost: 0.6 * unpaired.len() as f64 / observed.fleet.workers.len() as f64,
+            problem: format!("no partner for KV transfers by {connector}: {roles}"),
+            effect: "prefill workers among them idle; what decode workers get is computed there",
+            change: match why {
+                Some(why) => format!("engine: {why}"),
+                None => "start workers of the other role, or `role: both`".to_owned(),
+            },
+        });
+    }
+    let impossible: u64 = pairs.incompatible.iter().map(|it| it.count).sum();
+    if let Some(first) = pairs.incompatible.first().filter(|_| unpaired.is_empty()) {
+        findings.push(Finding {
+            rule: "incompatible_pairs",
+            cost: 0.2 * impossible as f64 / pairs.count.max(1) as f64,
+            problem: format!(
+                "{impossible} of {} pairs cannot transfer KV blocks by {connector}",
+                pairs.count
+            ),
+            effect: "fewer choices for disaggregated requests",
+            change: format!("engine: {}", first.message),
+        });
+    }
+    findings
+}

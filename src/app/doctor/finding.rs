@@ -1,0 +1,32 @@
+//! What a rule has found.
+
+use std::fmt::Display;
+
+use serde::Serialize;
+
+/// Something that costs the fleet, and what to change.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Finding {
+    /// Names the rule.
+    pub rule: &'static str,
+    /// About what part of the requests it costs something, 0 to 1, weighted by how much.
+    pub cost: f64,
+    /// What was found, with numbers.
+    pub problem: String,
+    /// What it costs.
+    pub effect: &'static str,
+    /// The line to change: YAML of the router, or a flag of the engine.
+    pub change: String,
+}
+
+/// Names of workers, of which a few are shown.
+const SHOWN: usize = 5;
+
+/// `w0, w1 and 3 more`.
+pub(super) fn listed<T: Display>(names: impl IntoIterator<Item = T>) -> String {
+    let names: Vec<String> = names.into_iter().map(|name| name.to_string()).collect();
+    match names.len().checked_sub(SHOWN) {
+        None | Some(0) => names.join(", "),
+        Some(more) => format!("{} and {more} more", names[..SHOWN].join(", ")),
+    }
+}

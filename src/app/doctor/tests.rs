@@ -1,0 +1,240 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+/// A good fleet of two workers, after `change` of its pages.
+fn observed(change: impl FnOnce(&mut Value, &mut Value, &mut Value), metrics: &str) -> Observed {
+    let worker = |name: &str| {
+        json!({"name": name, "role": "both", "health": "up", "version": "0.32.0", "models": ["m"], "requests_total": 50,
+            "block_size": 16, "prefix_caching": true, "events": {"ranks": 1, "without_replay": 0}})
+    };
+    let mut fleet = json!({"workers": [worker("w0"), worker("w1")]});
+    let rank = |worker: &str| json!({"worker": worker, "rank": 0, "connected": true});
+    let mut kv = json!({"ranks": [rank("w0"), rank("w1")], "tokenizer_check": []});
+    let mut config = json!({
+        "requests": {"first_byte_timeout": "2m", "response_timeout": "10m", "stream_idle_timeout": "1m", "request_timeout": "30m"},
+        "routing": {"policy": "cache_aware"},
+        "models": [{"name": "m", "tokenizer": {"path": "/models/m"}}],
+    });
+    change(&mut fleet, &mut kv, &mut config);
+    let config = json!({"config": config});
+    let page = |value: &Value| value.to_string().into_bytes();
+    Observed::of_pages(
+        &page(&fleet),
+        &page(&kv),
+        &page(&config),
+        metrics.as_bytes(),
+    )
+    .unwrap()
+}
+
+fn rules(observed: &Observed) -> Vec<&'static str> {
+    examine(observed).iter().map(|it| it.rule).collect()
+}
+
+#[test]
+fn a_good_fleet_has_no_findings() {
+    let good = observed(|_, _, _| {}, "");
+    assert_eq!(examine(&good), []);
+    assert_eq!(text(&[], &good), "2 workers: nothing found\n");
+}
+
+#[test]
+fn each_lack_is_found_with_the_line_to_change() {
+    type Change = fn(&mut Value, &mut Value, &mut Value);
+    let check = |rule: &str, change: Change, metrics: &str, named: &str| {
+        let found = examine(&observed(change, metrics));
+        let rules: Vec<&str> = found.iter().map(|it| it.rule).collect();
+        assert_eq!(rules, [rule]);
+        let whole = format!("{} {}", found[0].problem, found[0].change);
+        assert!(whole.contains(named), "{rule}: {whole}");
+        assert!(
+            found[0].cost > 0.0 && found[0].cost <= 1.0,
+            "{rule}: {}",
+            found[0].cost
+        );
+    };
+    check(
+        "worker_down",
+        |fleet, _, _| {
+            fleet["workers"][1]["health"] = "down".into();
+            fleet["workers"][1]["last_error"] = "connection refused".into();
+        },
+        "",
+        "connection refused",
+    );
+    check(
+        "prefix_caching_off",
+        |fleet, _, _| fleet["workers"][0]["prefix_caching"] = false.into(),
+        "",
+        "--enable-prefix-caching",
+    );
+    check(
+        "kv_events_off",
+        |fleet, _, _| fleet["workers"][1]["events"]["ranks"] = 0.into(),
+        "",
+        "--kv-events-config",
+    );
+    check(
+        "kv_events_unusable",
+        |fleet, _, _| {
+            fleet["workers"][1]["events"]["unusable"] = json!([
+        {"rank": "0", "endpoint": "tcp://127.0.0.1:5557", "reason": "it listens on loopback only", "fix": "start it with tcp://*:5557"}])
+        },
+        "",
+        "start it with tcp://*:5557",
+    );
+    check(
+        "kv_events_unreachable",
+        |_, kv, _| {
+            kv["ranks"][0]["connected"] = false.into();
+            kv["ranks"][0]["disconnect_reason"] = "timed out".into();
+        },
+        "",
+        "rank 0: timed out",
+    );
+    check(
+        "kv_replay_missing",
+        |fleet, _, _| fleet["workers"][0]["events"]["without_replay"] = 1.into(),
+        "",
+        "replay_endpoint",
+    );
+    check(
+        "kv_replay_unreachable",
+        |_, kv, _| kv["ranks"][1]["replay_error"] = "refused".into(),
+        "",
+        "replay_endpoint",
+    );
+    check(
+        "block_sizes_differ",
+        |fleet, _, _| fleet["workers"][1]["block_size"] = 32.into(),
+        "",
+        "--block-size",
+    );
+    check(
+        "versions_differ",
+        |fleet, _, _| fleet["workers"][1]["version"] = "0.33.1".into(),
+        "",
+        "0.33.1 at w1",
+    );
+    check(
+        "version_too_old",
+        |fleet, _, config| {
+            for index in 0..2 {
+                fleet["workers"][index]["version"] = "0.31.2".into();
+            }
+            config["models"][0]["send_token_ids"] = true.into();
+        },
+        "",
+        "send_token_ids: false",
+    );
+    check(
+        "unpaired_workers",
+        |fleet, _, _| {
+            fleet["pairs"] = json!({"connector": "nixl", "count": 0, "unpaired": ["w0"],
+        "incompatible": [{"message": "block sizes differ", "count": 1}]})
+        },
+        "",
+        "block sizes differ",
+    );
+    check(
+        "incompatible_pairs",
+        |fleet, _, _| {
+            fleet["pairs"] = json!({"connector": "nixl", "count": 4, "unpaired": [],
+        "incompatible": [{"message": "versions differ", "count": 1}]})
+        },
+        "",
+        "1 of 4 pairs",
+    );
+    check(
+        "tokenizer_missing",
+        |_, _, config| config["models"] = json!([]),
+        "warmroute_requests_total{model=\"m\",api=\"chat\"} 30\nwarmroute_requests_total{model=\"m\",api=\"embeddings\"} 10\n",
+        "75 % of its requests",
+    );
+    check(
+        "tokenizer_mismatch",
+        |_, kv, _| {
+            kv["tokenizer_check"] = json!([{"model": "m", "prompts": "rendered", "mismatch": true}])
+        },
+        "",
+        "rendered",
+    );
+    check(
+        "timeout_too_short",
+        |_, _, config| config["requests"]["first_byte_timeout"] = "3s".into(),
+        "warmroute_time_to_first_token_seconds_bucket{le=\"0.5\"} 50\nwarmroute_time_to_first_token_seconds_bucket{le=\"2.5\"} 200\n\
+         warmroute_time_to_first_token_seconds_bucket{le=\"+Inf\"} 200\n",
+        "first_byte_timeout: 5s",
+    );
+    check(
+        "timeout_cuts_requests",
+        |_, _, _| {},
+        "warmroute_requests_total{model=\"m\",outcome=\"complete\"} 90\nwarmroute_requests_total{model=\"m\",outcome=\"stream_idle_timeout\"} 10\n",
+        "10 of 100 requests",
+    );
+    check(
+        "cached_tokens_unreported",
+        |_, _, _| {},
+        "warmroute_prompt_tokens_total{model=\"m\"} 1000000\nwarmroute_expected_cached_prompt_tokens_total{model=\"m\"} 500000\n\
+         warmroute_cached_prompt_tokens_total{model=\"m\"} 0\n",
+        "--enable-prompt-tokens-details",
+    );
+    check(
+        "target_without_workers",
+        |_, _, config| {
+            config["models"].as_array_mut().unwrap().push(
+        json!({"name": "c", "targets": [{"model": "m", "weight": 3}, {"model": "gone", "weight": 1}]}))
+        },
+        "",
+        "25 % of the requests for c are for gone",
+    );
+    check(
+        "name_hides_a_model",
+        |fleet, _, config| {
+            fleet["workers"][1]["models"] = json!(["m", "old"]);
+            config["models"] = json!([{"name": "m", "tokenizer": "x", "aliases": ["old"]}, {"name": "old", "tokenizer": "x"}]);
+        },
+        "",
+        "workers serve old",
+    );
+}
+
+#[test]
+fn other_policies_need_no_events() {
+    let random = observed(
+        |fleet, _, config| {
+            fleet["workers"][1]["events"]["ranks"] = 0.into();
+            config["routing"]["policy"] = "random".into();
+        },
+        "",
+    );
+    assert_eq!(rules(&random), [""; 0]);
+}
+
+#[test]
+fn what_costs_most_comes_first() {
+    let several = observed(
+        |fleet, _, _| {
+            fleet["workers"][0]["events"]["ranks"] = 0.into();
+            fleet["workers"][0]["requests_total"] = 10.into();
+            fleet["workers"][1]["prefix_caching"] = false.into();
+            fleet["workers"][1]["version"] = "0.33.0".into();
+        },
+        "",
+    );
+    let found = examine(&several);
+    assert_eq!(
+        rules(&several),
+        ["prefix_caching_off", "kv_events_off", "versions_differ"]
+    );
+    let text = text(&found, &several);
+    assert!(
+        text.starts_with("1. engines without a prefix cache: w1\n   costs:    every prompt"),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("2 workers: 3 findings, the most expensive first\n"),
+        "{text}"
+    );
+}

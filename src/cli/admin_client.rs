@@ -1,0 +1,126 @@
+//! Asks the admin listener of a running router.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use bytes::Bytes;
+use clap::Args;
+use hyper::Uri;
+use hyper::header::HeaderValue;
+
+use crate::config::Config;
+use crate::http::client::{self, Pool};
+use crate::http::listen_address::listen_address;
+use crate::http::tls;
+use crate::secret::Secret;
+
+/// A page of 10,000 workers has some megabytes.
+const MAX_PAGE_BYTES: usize = 64 << 20;
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How the admin listener is reached over TLS.
+#[derive(Args)]
+pub(super) struct AdminTls {
+    /// The CA of an admin listener with TLS; without it, those of the operating system.
+    #[arg(long, value_name = "CA.CRT", default_value = "")]
+    ca: String,
+    /// The certificate for an admin listener that asks for one.
+    #[arg(long, value_name = "TLS.CRT", default_value = "", requires = "key")]
+    certificate: String,
+    /// Its private key.
+    #[arg(
+        long,
+        value_name = "TLS.KEY",
+        default_value = "",
+        requires = "certificate"
+    )]
+    key: String,
+}
+
+/// Where an admin listener is, and how it is asked.
+pub(super) struct AdminClient {
+    pool: std::sync::Arc<Pool>,
+    /// `http://HOST:PORT`, for messages.
+    pub(super) base: String,
+    token: Option<HeaderValue>,
+}
+
+impl AdminClient {
+    /// `url`, or else the `admin.listen` of `config`. The token is one of `config`'s.
+    pub(super) fn new(
+        url: Option<&str>,
+        config: Option<&Config>,
+        token: Option<&Secret>,
+        tls: &AdminTls,
+    ) -> Result<Self, String> {
+        let (address, is_tls) = match (url, config) {
+            (Some(url), _) => of_url(url)?,
+            (None, Some(config)) => of_config(config)?,
+            (None, None) => return Err("name the router's admin listener with --url".to_owned()),
+        };
+        let scheme = if is_tls { "https" } else { "http" };
+        let base = format!("{scheme}://{address}");
+        let own = config.map(|config| {
+            let tokens = &config.admin.tokens;
+            let listed = tokens.read.iter().chain(&tokens.operate);
+            std::iter::once(&config.admin.token).chain(listed)
+        });
+        let mut tokens = token.into_iter().chain(own.into_iter().flatten());
+        let token = tokens.find(|token| !token.is_empty());
+        let bearer = |token: &Secret| HeaderValue::from_str(&format!("Bearer {}", token.expose()));
+        let token = token.map(bearer).transpose();
+        let token = token.map_err(|error| format!("{base}: the token: {error}"))?;
+        let tls = is_tls.then(|| {
+            tls::Clients::default().get(&tls::ClientSettings {
+                ca: tls.ca.clone(),
+                certificate: tls.certificate.clone(),
+                key: tls.key.clone(),
+                ..tls::ClientSettings::default()
+            })
+        });
+        Ok(Self {
+            pool: Pool::with_tls(address, client::Settings::default(), tls).into(),
+            base,
+            token,
+        })
+    }
+
+    /// A page's body.
+    pub(super) async fn get(&self, path: &str) -> Result<Bytes, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("{}{path}: {error}", self.base);
+        let page = self.pool.get(path, self.token.as_ref(), MAX_PAGE_BYTES);
+        let page = tokio::time::timeout(TIMEOUT, page).await;
+        let page = page.map_err(|_| failed(&"no answer within 10 s"))?;
+        let (status, body) = page.map_err(|error| failed(&error))?;
+        match status.is_success() {
+            true => Ok(body),
+            false => Err(failed(&format!("answered {status}"))),
+        }
+    }
+}
+
+/// `host:port` of the admin listener, and whether it has TLS.
+fn of_config(config: &Config) -> Result<(String, bool), String> {
+    let mut address = listen_address(&config.admin.listen)?;
+    if address.ip().is_unspecified() {
+        address.set_ip(match address.ip() {
+            IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+        });
+    }
+    Ok((address.to_string(), config.admin.tls.is_some()))
+}
+
+fn of_url(url: &str) -> Result<(String, bool), String> {
+    let wrong = || {
+        format!("--url {url}: write http://HOST:PORT or https://HOST:PORT of the admin listener")
+    };
+    let uri: Uri = url.parse().map_err(|_| wrong())?;
+    let host = uri.host().ok_or_else(wrong)?;
+    let address = format!("{host}:{}", uri.port_u16().unwrap_or(9090));
+    match uri.scheme_str() {
+        Some("http") => Ok((address, false)),
+        Some("https") => Ok((address, true)),
+        _ => Err(wrong()),
+    }
+}

@@ -1,0 +1,91 @@
+//! `warmroute doctor`: what a running fleet leaves on the table, with the line to change.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+
+use super::admin_client::{AdminClient, AdminTls};
+use crate::app::doctor::{self, Observed};
+use crate::config::Config;
+use crate::secret::Secret;
+
+const FINDINGS: u8 = 1;
+const TROUBLE: u8 = 2;
+
+/// Say what a running fleet leaves on the table, from its own pages and metrics: the most expensive first, each with the
+/// line to change. Exit code 0: nothing; 1: something; 2: the router cannot be asked.
+#[derive(Args)]
+pub(super) struct Doctor {
+    /// The router's admin listener, such as http://127.0.0.1:9090; without it, `admin.listen` of --config.
+    #[arg(long, value_name = "URL", required_unless_present = "config")]
+    url: Option<String>,
+    /// The router's configuration, for the address and the token of the admin listener.
+    #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
+    config: Option<PathBuf>,
+    /// The token of the admin listener.
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "WARMROUTE_ADMIN_TOKEN",
+        hide_env_values = true
+    )]
+    token: Option<String>,
+    #[command(flatten)]
+    tls: AdminTls,
+    /// One JSON list.
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub(super) async fn run(self) -> ExitCode {
+        let observed = match self.observe().await {
+            Ok(observed) => observed,
+            Err(problem) => {
+                eprintln!("{}", problem.trim_end());
+                return ExitCode::from(TROUBLE);
+            }
+        };
+        let findings = doctor::examine(&observed);
+        let text = match self.json {
+            // Texts and numbers always serialize.
+            true => serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n",
+            false => doctor::text(&findings, &observed),
+        };
+        // The reader of the output may want no more of it.
+        let _ = io::stdout().write_all(text.as_bytes());
+        match findings.is_empty() {
+            true => ExitCode::SUCCESS,
+            false => ExitCode::from(FINDINGS),
+        }
+    }
+
+    async fn observe(&self) -> Result<Observed, String> {
+        let config = self.config.as_deref().map(Config::load).transpose();
+        let config = config.map_err(|problems| problems.to_string())?;
+        let token = self.token.clone().map(Secret::new);
+        let client = AdminClient::new(
+            self.url.as_deref(),
+            config.as_ref(),
+            token.as_ref(),
+            &self.tls,
+        )?;
+        let page = async |path: &str| {
+            let asked = client.get(path).await;
+            asked.map_err(|error| {
+                format!("{error}; pages need a token of role `read`: --token, or --config FILE")
+            })
+        };
+        let pages = [
+            page("/fleet").await?,
+            page("/kv").await?,
+            page("/config").await?,
+            page("/metrics").await?,
+        ];
+        let [fleet, kv, config, metrics] = pages;
+        Observed::of_pages(&fleet, &kv, &config, &metrics)
+            .map_err(|error| format!("{}: {error}", client.base))
+    }
+}
