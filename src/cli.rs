@@ -5,6 +5,7 @@
 mod admin_client;
 mod config_diff;
 mod doctor;
+mod top;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use self::config_diff::ConfigDiff;
 use self::doctor::Doctor;
+use self::top::Top;
 use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
@@ -58,6 +60,7 @@ enum Command {
     /// Print the reference or the JSON Schema of the configuration, or compare configurations.
     #[command(subcommand)]
     Config(ConfigCommand),
+    Top(Top),
     /// Compare two routing policies on simulated engines; needs no GPU and no configuration.
     Demo(sim::demo::Settings),
     Bridge(bridge::Settings),
@@ -239,6 +242,14 @@ pub fn run() -> ExitCode {
                 Ok(())
             });
             compared.map(|()| code)
+        }
+        Command::Top(top) => {
+            let mut code = ExitCode::SUCCESS;
+            let shown = block_on(async {
+                code = top.run().await;
+                Ok(())
+            });
+            shown.map(|()| code)
         }
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -48,6 +48,7 @@ mod stub;
 mod tenants;
 mod tls;
 mod tokens;
+mod top;
 #[cfg(feature = "otlp")]
 mod traces;
 mod traces_settings;

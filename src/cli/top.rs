@@ -1,0 +1,122 @@
+//! `warmroute top`: a router in a terminal, from the pages of its admin listener. Numbers are those of `/fleet` and
+//! `/metrics`, read once an interval; rates and percentiles are of the last samples.
+
+mod admin;
+mod figures;
+mod metrics_text;
+mod plain;
+mod rows;
+#[cfg(feature = "top")]
+mod screen;
+mod state;
+#[cfg(feature = "top")]
+mod view;
+
+use std::io::{self, IsTerminal, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+
+use self::admin::Admin;
+use self::figures::Samples;
+use self::state::State;
+use crate::units::parse_duration;
+
+/// Show a router's fleet, rates and latencies in the terminal, from its admin listener.
+#[derive(Args)]
+pub(super) struct Top {
+    /// The admin listener.
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    url: String,
+    /// Its token, if it asks for one; `file:/path` is read.
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "WARMROUTE_ADMIN_TOKEN",
+        hide_env_values = true,
+        default_value = ""
+    )]
+    token: String,
+    /// The CA of an admin listener with TLS; without it, those of the operating system.
+    #[arg(long, value_name = "CA.CRT", default_value = "")]
+    ca: String,
+    /// The certificate for an admin listener that asks for one.
+    #[arg(long, value_name = "TLS.CRT", default_value = "", requires = "key")]
+    certificate: String,
+    /// Its private key.
+    #[arg(
+        long,
+        value_name = "TLS.KEY",
+        default_value = "",
+        requires = "certificate"
+    )]
+    key: String,
+    /// Time between two looks at the router, at least 250ms.
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
+    interval: Duration,
+    /// Print one table and end, as if the output were no terminal. Rates are those of one interval.
+    #[arg(long)]
+    once: bool,
+}
+
+fn interval(text: &str) -> Result<Duration, String> {
+    let interval = parse_duration(text)?;
+    match interval >= Duration::from_millis(250) {
+        true => Ok(interval),
+        false => Err("expected at least `250ms`".to_owned()),
+    }
+}
+
+impl Top {
+    pub(super) async fn run(self) -> ExitCode {
+        let done = match self.once || !io::stdout().is_terminal() {
+            true => self.print().await,
+            false => self.show().await,
+        };
+        match done {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(problem) => {
+                eprintln!("{problem}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    fn admin(&self) -> Result<Admin, String> {
+        Admin::new(
+            &self.url,
+            &self.token,
+            &self.ca,
+            &self.certificate,
+            &self.key,
+        )
+    }
+
+    /// Two samples, so that there are rates.
+    async fn print(&self) -> Result<(), String> {
+        let admin = self.admin()?;
+        let mut samples = Samples::default();
+        samples.add(admin.sample().await?);
+        tokio::time::sleep(self.interval).await;
+        samples.add(admin.sample().await?);
+        let text = plain::table(&samples, &State::default());
+        // The reader of the output may want no more of it.
+        let _ = io::stdout().write_all(text.as_bytes());
+        Ok(())
+    }
+
+    #[cfg(feature = "top")]
+    async fn show(&self) -> Result<(), String> {
+        screen::run(self.admin()?, self.interval).await
+    }
+
+    #[cfg(not(feature = "top"))]
+    async fn show(&self) -> Result<(), String> {
+        Err(
+            "warmroute top: this build has no screen: it was made without the feature `top`; use a release, build with \
+             `cargo build --release --features top`, or print one table with --once"
+                .to_owned(),
+        )
+    }
+}

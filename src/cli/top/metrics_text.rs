@@ -1,0 +1,132 @@
+//! Reads `/metrics`: Prometheus' text format, as this router writes it. Pure.
+
+use std::collections::BTreeMap;
+
+/// Families that the table shows; the rest is left out.
+const KEPT: [&str; 9] = [
+    "warmroute_requests_total",
+    "warmroute_prompt_tokens_total",
+    "warmroute_cached_prompt_tokens_total",
+    "warmroute_generation_tokens_total",
+    "warmroute_routing_decisions_total",
+    "warmroute_time_to_first_token_seconds_bucket",
+    "warmroute_inter_token_latency_seconds_bucket",
+    "warmroute_kv_state",
+    "warmroute_queue_requests",
+];
+
+/// One line: labels and a value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Series {
+    labels: Vec<(String, String)>,
+    pub(super) value: f64,
+}
+
+impl Series {
+    pub(super) fn label(&self, name: &str) -> &str {
+        let found = self.labels.iter().find(|(known, _)| known == name);
+        found.map_or("", |(_, value)| value)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Metrics(BTreeMap<String, Vec<Series>>);
+
+impl Metrics {
+    pub(super) fn parse(text: &str) -> Self {
+        let mut families: BTreeMap<String, Vec<Series>> = BTreeMap::new();
+        for line in text.lines() {
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            if KEPT.contains(&name)
+                && let Some(series) = series(&line[name.len()..])
+            {
+                families.entry(name.to_owned()).or_default().push(series);
+            }
+        }
+        Self(families)
+    }
+
+    pub(super) fn all(&self, family: &str) -> &[Series] {
+        self.0.get(family).map_or(&[], Vec::as_slice)
+    }
+
+    /// The sum of the series that a condition holds for.
+    pub(super) fn sum(&self, family: &str, holds: impl Fn(&Series) -> bool) -> f64 {
+        let series = self.all(family).iter().filter(|series| holds(series));
+        series.map(|series| series.value).sum()
+    }
+}
+
+/// What follows a name: `{a="x",b="y"} 1`, or ` 1`.
+fn series(rest: &str) -> Option<Series> {
+    let (labels, value) = match rest.strip_prefix('{') {
+        None => (Vec::new(), rest),
+        Some(rest) => labels(rest)?,
+    };
+    let value = value.split_whitespace().next()?.parse().ok()?;
+    Some(Series { labels, value })
+}
+
+/// The labels up to `}`, and what follows.
+fn labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
+    let mut labels = Vec::new();
+    loop {
+        rest = rest.trim_start_matches(',');
+        if let Some(after) = rest.strip_prefix('}') {
+            return Some((labels, after));
+        }
+        let (name, after) = rest.split_once("=\"")?;
+        let mut value = String::new();
+        let mut letters = after.char_indices();
+        let end = loop {
+            match letters.next()? {
+                (_, '\\') => match letters.next()?.1 {
+                    'n' => value.push('\n'),
+                    other => value.push(other),
+                },
+                (at, '"') => break at + 1,
+                (_, letter) => value.push(letter),
+            }
+        };
+        labels.push((name.to_owned(), value));
+        rest = &after[end..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn series_are_read_with_escaped_labels_and_others_are_left_out() {
+        let metrics = Metrics::parse(
+            "# HELP warmroute_requests_total x\n\
+             warmroute_requests_total{model=\"a\\\"b}\",worker=\"w 0\"} 3\n\
+             warmroute_requests_total{model=\"m\",worker=\"w1\"} 4.5\n\
+             warmroute_requests_total_other 9\n\
+             process_cpu_seconds_total 1\n\
+             warmroute_queue_requests 2\n",
+        );
+        let found = metrics.all("warmroute_requests_total");
+        assert_eq!(
+            (found[0].label("model"), found[0].label("worker")),
+            ("a\"b}", "w 0")
+        );
+        assert_eq!(metrics.sum("warmroute_requests_total", |_| true), 7.5);
+        assert_eq!(
+            metrics.sum("warmroute_requests_total", |it| it.label("worker") == "w1"),
+            4.5
+        );
+        assert_eq!(metrics.sum("warmroute_queue_requests", |_| true), 2.0);
+        assert_eq!(metrics.all("process_cpu_seconds_total"), []);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_left_out(text in "warmroute_kv_state[{}\"=,\\\\a1 \n]{0,40}") {
+            let _ = Metrics::parse(&text);
+        }
+    }
+}
