@@ -11,6 +11,7 @@ pub mod background;
 mod client_request;
 mod client_state;
 mod compact;
+mod compact_settings;
 mod content;
 mod conversation_lock;
 mod conversations;
@@ -50,7 +51,7 @@ use hyper::Response;
 
 pub use self::background::Settings as BackgroundSettings;
 pub(crate) use self::client_request::ClientRequest;
-pub use self::compact::Settings as CompactSettings;
+pub use self::compact_settings::Settings as CompactSettings;
 pub use self::engine_input::UnsupportedItems;
 pub use self::events::ReasoningEvents;
 pub(crate) use self::routes::{Endpoint, RouteMatch, route};

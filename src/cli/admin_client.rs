@@ -79,7 +79,7 @@ impl AdminClient {
             })
         });
         Ok(Self {
-            pool: Pool::with_tls(address, client::Settings::default(), tls).into(),
+            pool: Pool::with_tls(address, client::Settings::default(), tls),
             base,
             token,
         })

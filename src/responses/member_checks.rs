@@ -41,8 +41,9 @@ fn shape(name: &str) -> Option<Shape> {
         "parallel_tool_calls" | "include_reasoning" | "ignore_eos" | "skip_special_tokens" => {
             Shape::Flag
         }
-        "service_tier" | "user" | "safety_identifier" | "prompt_cache_key" | "cache_salt"
-        | "session_id" => Shape::Text,
+        "service_tier" | "user" | "safety_identifier" | "prompt_cache_key" | "session_id" => {
+            Shape::Text
+        }
         "prompt_cache_retention" => Shape::OneOf(&["in-memory", "in_memory", "24h"]),
         "logit_bias"
         | "chat_template_kwargs"

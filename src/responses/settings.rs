@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::background;
-use super::compact;
+use super::compact_settings;
 use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
 use crate::units::{DurationText, SizeText};
@@ -33,7 +33,7 @@ pub struct Settings {
     /// State of conversations that clients keep.
     pub state_token: state_token::Settings,
     /// Compaction of conversations (`POST /v1/responses/compact`).
-    pub compact: compact::Settings,
+    pub compact: compact_settings::Settings,
     /// Background responses (`background: true`).
     pub background: background::Settings,
     /// Settings for experts.
@@ -98,7 +98,7 @@ impl Default for Settings {
             // Half of what the least patient of common proxies wait (30 s), so that a late one still counts.
             keep_alive: Duration::from_secs(15),
             state_token: state_token::Settings::default(),
-            compact: compact::Settings::default(),
+            compact: compact_settings::Settings::default(),
             background: background::Settings::default(),
             advanced: Advanced::default(),
         }

@@ -22,8 +22,8 @@ const DISTINCT_BYTES_MIN: usize = 16;
 
 /// HKDF info of each derived key.
 const PURPOSE_MAC: &[u8] = b"warmroute carrier v1 mac\0";
-const PURPOSE_ENCRYPTION: &[u8] = b"warmroute carrier v1 encryption\0";
-const PURPOSE_NONCE: &[u8] = b"warmroute carrier v1 nonce\0";
+const PURPOSE_ENCRYPTION: &[u8] = b"warmroute state token v1 encryption\0";
+const PURPOSE_NONCE: &[u8] = b"warmroute state token v1 nonce\0";
 
 const ID_LENGTH: usize = 8;
 

@@ -257,7 +257,7 @@ fn try_attributes(tried: &Try) -> Vec<KeyValue> {
     );
     let reasons = response.finish_reasons.iter().cloned();
     let reasons: Vec<StringValue> = reasons.map(StringValue::from).collect();
-    let reasons = (!reasons.is_empty()).then(|| Value::Array(Array::String(reasons)));
+    let reasons = (!reasons.is_empty()).then_some(Value::Array(Array::String(reasons)));
     put(names::RESPONSE_FINISH_REASONS, reasons);
     let first = tried.first_token;
     let first = first.map(|at| at.saturating_duration_since(tried.started).as_secs_f64());
