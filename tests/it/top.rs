@@ -2,7 +2,9 @@
 
 use std::process::{Command, Output};
 
-use crate::cluster::{Cluster, chat, fast};
+use warmroute::secret::Secret;
+
+use crate::cluster::{Cluster, Engine, Router, chat, config, fast};
 
 async fn top(arguments: &[&str]) -> Output {
     let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
@@ -62,11 +64,12 @@ async fn a_router_that_cannot_be_asked_is_named_with_what_to_write() {
         "name the router's admin listener with --url",
     )
     .await;
-    let cluster = Cluster::start(vec![fast()], |config| {
-        config.admin.token = warmroute::secret::Secret::new("a-token-of-operators");
-    })
-    .await;
-    let url = format!("http://{}", cluster.router.admin);
+    let engine = Engine::here("w0", fast()).await;
+    let mut config = config();
+    config.workers = vec![engine.listed()];
+    config.admin.token = Secret::new("a-token-of-operators");
+    let router = Router::here(&config).await;
+    let url = format!("http://{}", router.admin);
     check(&["--url", &url], "401").await;
     let once = [
         "--url",

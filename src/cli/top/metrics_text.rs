@@ -53,7 +53,8 @@ impl Metrics {
     /// The sum of the series that a condition holds for.
     pub(super) fn sum(&self, family: &str, holds: impl Fn(&Series) -> bool) -> f64 {
         let series = self.all(family).iter().filter(|series| holds(series));
-        series.map(|series| series.value).sum()
+        // Of no series it is 0, and not the -0 that `sum` begins with.
+        series.fold(0.0, |sum, series| sum + series.value)
     }
 }
 
