@@ -47,6 +47,7 @@ impl Admin {
         })
     }
 
+    #[cfg(feature = "top")]
     pub(super) fn url(&self) -> &str {
         &self.url
     }
