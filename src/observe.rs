@@ -3,6 +3,7 @@
 pub mod line_log;
 mod log_writer;
 pub mod metrics;
+pub mod metrics_text;
 pub mod process;
 
 use std::io::{self, IsTerminal};

@@ -37,6 +37,35 @@ pub(super) struct AdminTls {
     key: String,
 }
 
+/// What an admin listener may ask for.
+#[derive(Args)]
+pub(super) struct AdminAccess {
+    /// The token of the admin listener, if it asks for one; `file:/path` is read.
+    #[arg(
+        long,
+        value_name = "TOKEN",
+        env = "WARMROUTE_ADMIN_TOKEN",
+        hide_env_values = true
+    )]
+    token: Option<String>,
+    #[command(flatten)]
+    pub(super) tls: AdminTls,
+}
+
+impl AdminAccess {
+    pub(super) fn token(&self) -> Result<Option<Secret>, String> {
+        let Some(token) = &self.token else {
+            return Ok(None);
+        };
+        let text = match token.strip_prefix("file:") {
+            None => token.clone(),
+            Some(path) => std::fs::read_to_string(path)
+                .map_err(|error| format!("--token file:{path}: {error}"))?,
+        };
+        Ok(Some(Secret::new(text.trim())))
+    }
+}
+
 /// Where an admin listener is, and how it is asked.
 pub(super) struct AdminClient {
     pool: std::sync::Arc<Pool>,
@@ -67,7 +96,6 @@ impl AdminClient {
         });
         let mut tokens = token.into_iter().chain(own.into_iter().flatten());
         let token = tokens.find(|token| !token.is_empty());
-        let bearer = |token: &Secret| HeaderValue::from_str(&format!("Bearer {}", token.expose()));
         let token = token.map(bearer).transpose();
         let token = token.map_err(|error| format!("{base}: the token: {error}"))?;
         let tls = is_tls.then(|| {
@@ -99,6 +127,13 @@ impl AdminClient {
     }
 }
 
+fn bearer(token: &Secret) -> Result<HeaderValue, &'static str> {
+    let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
+    let mut value = value.map_err(|_| "has characters that no header can carry")?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
 /// `host:port` of the admin listener, and whether it has TLS.
 fn of_config(config: &Config) -> Result<(String, bool), String> {
     let mut address = listen_address(&config.admin.listen)?;
@@ -122,5 +157,26 @@ fn of_url(url: &str) -> Result<(String, bool), String> {
         Some("http") => Ok((address, false)),
         Some("https") => Ok((address, true)),
         _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_url_is_that_of_a_listener_or_says_what_to_write() {
+        let check = |url: &str, expected: Option<(&str, bool)>| {
+            let found = of_url(url).ok();
+            let found = found
+                .as_ref()
+                .map(|(address, is_tls)| (&**address, *is_tls));
+            assert_eq!(found, expected, "{url}");
+        };
+        check("http://127.0.0.1:9091", Some(("127.0.0.1:9091", false)));
+        check("https://router/", Some(("router:9090", true)));
+        check("127.0.0.1:9090", None);
+        check("router", None);
+        assert!(of_url("ftp://x").unwrap_err().contains("http://HOST:PORT"));
     }
 }

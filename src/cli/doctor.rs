@@ -6,10 +6,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::admin_client::{AdminClient, AdminTls};
+use super::admin_client::{AdminAccess, AdminClient};
 use crate::app::doctor::{self, Observed};
 use crate::config::Config;
-use crate::secret::Secret;
 
 const FINDINGS: u8 = 1;
 const TROUBLE: u8 = 2;
@@ -24,16 +23,8 @@ pub(super) struct Doctor {
     /// The router's configuration, for the address and the token of the admin listener.
     #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
     config: Option<PathBuf>,
-    /// The token of the admin listener.
-    #[arg(
-        long,
-        value_name = "TOKEN",
-        env = "WARMROUTE_ADMIN_TOKEN",
-        hide_env_values = true
-    )]
-    token: Option<String>,
     #[command(flatten)]
-    tls: AdminTls,
+    access: AdminAccess,
     /// One JSON list.
     #[arg(long)]
     json: bool,
@@ -65,12 +56,12 @@ impl Doctor {
     async fn observe(&self) -> Result<Observed, String> {
         let config = self.config.as_deref().map(Config::load).transpose();
         let config = config.map_err(|problems| problems.to_string())?;
-        let token = self.token.clone().map(Secret::new);
+        let token = self.access.token()?;
         let client = AdminClient::new(
             self.url.as_deref(),
             config.as_ref(),
             token.as_ref(),
-            &self.tls,
+            &self.access.tls,
         )?;
         let page = async |path: &str| {
             let asked = client.get(path).await;

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use self::admin::Admin;
 use self::figures::Samples;
 use self::state::State;
+use super::admin_client::{AdminAccess, AdminClient};
 use crate::units::parse_duration;
 
 /// Show a router's fleet, rates and latencies in the terminal, from its admin listener.
@@ -29,29 +29,8 @@ pub(super) struct Top {
     /// The admin listener.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
     url: String,
-    /// Its token, if it asks for one; `file:/path` is read.
-    #[arg(
-        long,
-        value_name = "TOKEN",
-        env = "WARMROUTE_ADMIN_TOKEN",
-        hide_env_values = true,
-        default_value = ""
-    )]
-    token: String,
-    /// The CA of an admin listener with TLS; without it, those of the operating system.
-    #[arg(long, value_name = "CA.CRT", default_value = "")]
-    ca: String,
-    /// The certificate for an admin listener that asks for one.
-    #[arg(long, value_name = "TLS.CRT", default_value = "", requires = "key")]
-    certificate: String,
-    /// Its private key.
-    #[arg(
-        long,
-        value_name = "TLS.KEY",
-        default_value = "",
-        requires = "certificate"
-    )]
-    key: String,
+    #[command(flatten)]
+    access: AdminAccess,
     /// Time between two looks at the router, at least 250ms.
     #[arg(long, value_name = "TIME", default_value = "1s", value_parser = interval)]
     interval: Duration,
@@ -83,23 +62,18 @@ impl Top {
         }
     }
 
-    fn admin(&self) -> Result<Admin, String> {
-        Admin::new(
-            &self.url,
-            &self.token,
-            &self.ca,
-            &self.certificate,
-            &self.key,
-        )
+    fn client(&self) -> Result<AdminClient, String> {
+        let token = self.access.token()?;
+        AdminClient::new(Some(&self.url), None, token.as_ref(), &self.access.tls)
     }
 
     /// Two samples, so that there are rates.
     async fn print(&self) -> Result<(), String> {
-        let admin = self.admin()?;
+        let client = self.client()?;
         let mut samples = Samples::default();
-        samples.add(admin.sample().await?);
+        samples.add(admin::sample(&client).await?);
         tokio::time::sleep(self.interval).await;
-        samples.add(admin.sample().await?);
+        samples.add(admin::sample(&client).await?);
         let text = plain::table(&samples, &State::default());
         // The reader of the output may want no more of it.
         let _ = io::stdout().write_all(text.as_bytes());
@@ -108,7 +82,7 @@ impl Top {
 
     #[cfg(feature = "top")]
     async fn show(&self) -> Result<(), String> {
-        screen::run(self.admin()?, self.interval).await
+        screen::run(self.client()?, self.interval).await
     }
 
     #[cfg(not(feature = "top"))]

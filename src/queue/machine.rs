@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::class::{Class, Place};
 use super::estimate::DrainRate;
 use super::floors::{self, Floor};
+use super::forecast::Forecast;
 use super::settings::Settings;
 use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room};
 
@@ -19,8 +20,6 @@ const TARGET_PART: f64 = 0.9;
 const COST_MIN: u64 = 64;
 /// The wait of what no client waits for; the request's own time ends before.
 const LONG: Duration = Duration::from_secs(86_400);
-const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
-const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
 
 /// The waiting requests of one model, each with a `T` to wake it by.
 #[derive(Debug)]
@@ -44,6 +43,7 @@ pub struct Queue<T> {
 struct Entry<T> {
     request: Request,
     waker: T,
+    /// Its index in the queue's classes, highest first.
     class: usize,
     place: Place,
     cost: u64,
@@ -138,7 +138,7 @@ impl<T> Queue<T> {
         let target = request.ttft_target.or_else(|| self.target_of(class));
         let target = target.filter(|_| !request.is_background);
         if let Some(reason) = self.refusal(now, class, &request, cost, target) {
-            let retry_after = self.retry_after(reason, class);
+            let retry_after = self.forecast().retry_after(reason, class);
             return Err((
                 Refusal {
                     reason,
@@ -194,7 +194,7 @@ impl<T> Queue<T> {
                 self.room.queued_tokens += entry.cost;
                 self.room.own_queued_tokens += entry.cost;
             }
-            left.push(entry.left(now, outcome));
+            left.push(self.left(entry, now, outcome));
         }
         left
     }
@@ -202,8 +202,13 @@ impl<T> Queue<T> {
     /// Ends the wait of all requests.
     pub fn end(&mut self, now: Instant, outcome: Outcome) -> Vec<Left<T>> {
         let ids: Vec<EntryId> = self.entries.keys().copied().collect();
-        let entries = ids.into_iter().filter_map(|id| self.remove(id, false));
-        entries.map(|entry| entry.left(now, outcome)).collect()
+        let mut left = Vec::with_capacity(ids.len());
+        for id in ids {
+            if let Some(entry) = self.remove(id, false) {
+                left.push(self.left(entry, now, outcome));
+            }
+        }
+        left
     }
 
     /// When [`Self::advance`] has to be called next, if nothing happens before.
@@ -239,15 +244,22 @@ impl<T> Queue<T> {
 
     /// The time that a worker needs for so many tokens.
     pub fn compute_time(&self, tokens: u64) -> Duration {
-        let rate = self
-            .rate
-            .of_worker(self.settings.advanced.assumed_prefill_rate);
-        seconds(tokens as f64 / rate)
+        self.forecast().compute_time(tokens)
     }
 
     /// Tokens that wait, of all classes.
     pub fn tokens(&self) -> u64 {
         self.classes.iter().map(|class| class.tokens).sum()
+    }
+
+    fn forecast(&self) -> Forecast<'_> {
+        Forecast {
+            classes: &self.classes,
+            floors: &self.floors,
+            room: &self.room,
+            rate: &self.rate,
+            assumed_rate: self.settings.advanced.assumed_prefill_rate,
+        }
     }
 
     fn build_classes(&mut self) {
@@ -302,58 +314,11 @@ impl<T> Queue<T> {
         }
         let target = target?;
         let elapsed = now.saturating_duration_since(request.received);
-        let wait = self.expected_wait(class, request, cost)?;
-        let expected = elapsed + wait + self.expected_compute(cost)?;
+        let forecast = self.forecast();
+        let wait = forecast.wait(class, request.client, cost)?;
+        let expected = elapsed + wait + forecast.compute(cost)?;
         (expected > target.mul_f64(TARGET_PART))
             .then_some(RefusalReason::TargetUnreachable { target, expected })
-    }
-
-    /// How long a new request would wait here, if no other came. `None` before the workers' rate is known.
-    fn expected_wait(&self, class: usize, request: &Request, cost: u64) -> Option<Duration> {
-        let rate = self.rate.measured()? * f64::from(self.room.workers.max(1));
-        let own = self.classes[class].tokens_before(request.client, cost) as f64;
-        let higher: u64 = self.classes[..class].iter().map(|it| it.tokens).sum();
-        let lower = self.classes.iter().zip(&self.floors).skip(class + 1);
-        let lower = lower.filter(|(class, _)| !class.is_empty());
-        let lower: f64 = lower.map(|(_, floor)| floor.min_share).sum();
-        let in_order = (higher as f64 + own) / (1.0 - lower).max(0.01);
-        let by_floor = own / self.floors[class].min_share.max(1e-6);
-        Some(seconds(in_order.min(by_floor).max(own) / rate))
-    }
-
-    /// How long a request would be at a worker until its first token.
-    fn expected_compute(&self, cost: u64) -> Option<Duration> {
-        let queued = self.room.queued_tokens as f64 / f64::from(self.room.workers.max(1));
-        // Requests of this router and of other replicas are computed in turns: the workers' rate is to the measured one as
-        // all their tokens are to this router's.
-        let own_part = match (self.room.own_queued_tokens, self.room.queued_tokens) {
-            (0, _) | (_, 0) => 1.0,
-            (own, all) => (own as f64 / all as f64).min(1.0),
-        };
-        Some(seconds(
-            (queued + cost as f64) * own_part / self.rate.measured()?,
-        ))
-    }
-
-    fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
-        let rate = self
-            .rate
-            .of_worker(self.settings.advanced.assumed_prefill_rate);
-        let rate = rate * f64::from(self.room.workers.max(1));
-        let higher: u64 = self.classes[..=class].iter().map(|it| it.tokens).sum();
-        let delay = match reason {
-            // Until what is too late has been computed.
-            RefusalReason::TargetUnreachable { target, expected } => {
-                expected.saturating_sub(target)
-            }
-            RefusalReason::TooManyRequests { .. } | RefusalReason::TooManyBytes { .. } => {
-                // Until a quarter of it has left.
-                seconds(higher as f64 / rate / 4.0)
-            }
-            RefusalReason::TimedOut { .. } => seconds(higher as f64 / rate),
-            RefusalReason::NoWorker { .. } | RefusalReason::Draining => RETRY_AFTER_MIN,
-        };
-        delay.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
     }
 
     fn set_room(&mut self, now: Instant, room: Room) {
@@ -416,14 +381,12 @@ impl<T> Queue<T> {
                 },
                 _ => RefusalReason::TimedOut { waited },
             };
-            let retry_after = self.retry_after(reason, entry.class);
-            left.push(entry.left(
-                now,
-                Outcome::Refused(Refusal {
-                    reason,
-                    retry_after,
-                }),
-            ));
+            let retry_after = self.forecast().retry_after(reason, entry.class);
+            let refusal = Refusal {
+                reason,
+                retry_after,
+            };
+            left.push(self.left(entry, now, Outcome::Refused(refusal)));
         }
     }
 
@@ -449,12 +412,12 @@ impl<T> Queue<T> {
         };
         let expected = || {
             let elapsed = now.saturating_duration_since(entry.request.received);
-            Some(elapsed + self.expected_compute(entry.cost)?)
+            Some(elapsed + self.forecast().compute(entry.cost)?)
         };
         match (entry.target, expected()) {
             (Some(target), Some(expected)) if expected > target => {
                 let reason = RefusalReason::TargetUnreachable { target, expected };
-                let retry_after = self.retry_after(reason, entry.class);
+                let retry_after = self.forecast().retry_after(reason, entry.class);
                 Outcome::Refused(Refusal {
                     reason,
                     retry_after,
@@ -479,27 +442,18 @@ impl<T> Queue<T> {
         if self.classes[entry.class].is_empty() {
             self.floors[entry.class].on_empty();
         }
-        Some(Entry {
-            class: self.order[entry.class],
-            ..entry
-        })
+        Some(entry)
     }
-}
 
-impl<T> Entry<T> {
-    fn left(self, now: Instant, outcome: Outcome) -> Left<T> {
+    fn left(&self, entry: Entry<T>, now: Instant, outcome: Outcome) -> Left<T> {
         Left {
-            waker: self.waker,
+            waker: entry.waker,
             outcome,
-            class: self.class,
-            tokens: self.cost,
-            waited: now.saturating_duration_since(self.entered),
+            class: self.order[entry.class],
+            tokens: entry.cost,
+            waited: now.saturating_duration_since(entry.entered),
         }
     }
-}
-
-fn seconds(seconds: f64) -> Duration {
-    Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))
 }
 
 #[cfg(test)]

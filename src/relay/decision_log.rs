@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::explain::Explanation;
+use super::explain::types::Explanation;
 use crate::routing::Reason;
 
 /// The decisions that are kept. Each is about 10 KB with all its candidates.

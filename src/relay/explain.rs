@@ -1,7 +1,7 @@
 //! Explains the decision for a request: every worker's cost, and why the others were not chosen. A dry run.
 
 mod text;
-mod types;
+pub(super) mod types;
 
 use std::time::Instant;
 

@@ -99,14 +99,7 @@ pub(super) fn summary_body(
         &max_output_tokens.to_string(),
     );
     put(&mut out, "store", "false");
-    if let Some(salt) = salt {
-        out.push(b',');
-        out.extend_from_slice(salt.as_bytes());
-    }
-    put(&mut out, "input", "");
-    out.extend_from_slice(input);
-    out.push(b'}');
-    out.into()
+    finish(out, input, salt)
 }
 
 fn write(
@@ -149,6 +142,11 @@ fn write(
     if streams {
         put(&mut out, "stream", "true");
     }
+    finish(out, input, salt)
+}
+
+/// The end of a body: what separates tenants, and the items.
+fn finish(mut out: Vec<u8>, input: &[u8], salt: Option<&str>) -> Bytes {
     if let Some(salt) = salt {
         out.push(b',');
         out.extend_from_slice(salt.as_bytes());

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::observe::metrics_text::{Series, series};
 use crate::units;
 
 /// What a router shows of its fleet.
@@ -15,7 +16,8 @@ pub struct Observed {
     pub(super) kv: Kv,
     /// The configuration that runs.
     pub(super) config: Value,
-    pub(super) metrics: Vec<Sample>,
+    /// The series of `/metrics` with their names.
+    pub(super) metrics: Vec<(String, Series)>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -98,14 +100,6 @@ pub(super) struct TokenizerCheck {
     pub(super) mismatch: bool,
 }
 
-/// One line of `/metrics`.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Sample {
-    pub(super) name: String,
-    pub(super) labels: BTreeMap<String, String>,
-    pub(super) value: f64,
-}
-
 impl Observed {
     /// Of the bodies of `/fleet`, `/kv`, `/config` and `/metrics`.
     pub fn of_pages(
@@ -128,12 +122,16 @@ impl Observed {
 
     /// The sum of a metric's samples whose labels have these values.
     pub(super) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let samples = self.metrics.iter().filter(|sample| sample.name == name);
-        let has = |sample: &&Sample| {
+        let has = |series: &&Series| {
             let mut labels = labels.iter();
-            labels.all(|(label, value)| sample.labels.get(*label).is_some_and(|own| own == value))
+            labels.all(|(label, value)| series.label(label) == Some(value))
         };
-        samples.filter(has).map(|sample| sample.value).sum()
+        self.all(name).filter(has).map(|series| series.value).sum()
+    }
+
+    fn all(&self, name: &str) -> impl Iterator<Item = &Series> {
+        let named = self.metrics.iter().filter(move |(known, _)| known == name);
+        named.map(|(_, series)| series)
     }
 
     /// The upper bound of the bucket that has a histogram's quantile, and how many values there are. `None` without
@@ -141,8 +139,8 @@ impl Observed {
     pub(super) fn quantile(&self, name: &str, quantile: f64) -> Option<(f64, f64)> {
         let buckets = format!("{name}_bucket");
         let mut counts: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
-        for sample in self.metrics.iter().filter(|sample| sample.name == buckets) {
-            let bound = sample.labels.get("le")?;
+        for sample in self.all(&buckets) {
+            let bound = sample.label("le")?;
             let bound = bound.parse::<f64>().unwrap_or(f64::INFINITY);
             let entry = counts.entry(bound.to_bits()).or_insert((bound, 0.0));
             entry.1 += sample.value;
@@ -189,45 +187,10 @@ impl Worker {
     }
 }
 
-fn samples(text: &str) -> Vec<Sample> {
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines.filter_map(sample).collect()
-}
-
-/// `name{label="value",...} value`
-fn sample(line: &str) -> Option<Sample> {
-    let (head, value) = line.rsplit_once(' ')?;
-    let value = value.parse().ok()?;
-    let Some((name, labels)) = head.split_once('{') else {
-        return Some(Sample {
-            name: head.to_owned(),
-            labels: BTreeMap::new(),
-            value,
-        });
-    };
-    let mut rest = labels.strip_suffix('}')?;
-    let mut labels = BTreeMap::new();
-    while let Some((label, after)) = rest.split_once("=\"") {
-        let mut value = String::new();
-        let mut chars = after.char_indices();
-        let end = loop {
-            match chars.next()? {
-                (at, '"') => break at,
-                (_, '\\') => match chars.next()?.1 {
-                    'n' => value.push('\n'),
-                    other => value.push(other),
-                },
-                (_, other) => value.push(other),
-            }
-        };
-        labels.insert(label.trim_start_matches(',').to_owned(), value);
-        rest = &after[end + 1..];
-    }
-    Some(Sample {
-        name: name.to_owned(),
-        labels,
-        value,
-    })
+fn samples(text: &str) -> Vec<(String, Series)> {
+    let all = series(text, |_| true);
+    all.map(|(name, series)| (name.to_owned(), series))
+        .collect()
 }
 
 #[cfg(test)]
@@ -242,7 +205,7 @@ mod tests {
             ..Observed::default()
         };
         assert_eq!(observed.metrics.len(), 3);
-        assert_eq!(observed.metrics[0].labels["y"], "say \"hi\", {ok}");
+        assert_eq!(observed.metrics[0].1.label("y"), Some("say \"hi\", {ok}"));
         assert_eq!(observed.sum("a", &[]), 5.0);
         assert_eq!(observed.sum("a", &[("x", "2")]), 3.0);
         assert_eq!(observed.sum("plain", &[]), 4.5);

@@ -3,8 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use super::metrics_text::{Metrics, Series};
+use super::metrics_text::Metrics;
 use super::rows::Fleet;
+use crate::observe::metrics_text::Series;
 
 /// Percentiles and rates are of the last so many samples.
 const SAMPLES: usize = 10;
@@ -67,7 +68,7 @@ impl Samples {
         for (metrics, sign) in [(last, 1.0), (first, -1.0)] {
             for series in metrics.all(&family).iter().filter(|it| holds(it)) {
                 // Bounds are positive, so that their bits are in their order; `+Inf` is the last.
-                let bound: f64 = series.label("le").parse().ok()?;
+                let bound: f64 = series.label("le")?.parse().ok()?;
                 let entry = counts.entry(bound.to_bits()).or_insert((bound, 0.0));
                 entry.1 += sign * series.value;
             }
@@ -85,7 +86,9 @@ impl Samples {
         let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
         for (metrics, sign) in [(last, 1.0), (first, -1.0)] {
             for series in metrics.all(FAMILY) {
-                *counts.entry(series.label("reason")).or_default() += sign * series.value;
+                *counts
+                    .entry(series.label("reason").unwrap_or_default())
+                    .or_default() += sign * series.value;
             }
         }
         let all: f64 = counts.values().sum();
@@ -103,14 +106,14 @@ impl Samples {
             return "";
         };
         let states = sample.metrics.all("warmroute_kv_state").iter();
-        let states = states.filter(|it| it.value > 0.0 && it.label("worker") == worker);
-        let worst = states.max_by_key(|it| match it.label("state") {
+        let states = states.filter(|it| it.value > 0.0 && it.label("worker") == Some(worker));
+        let worst = states.max_by_key(|it| match it.label("state").unwrap_or_default() {
             "cold" => 3,
             "stale" => 2,
             "partial" => 1,
             _ => 0,
         });
-        worst.map_or("", |it| it.label("state"))
+        worst.and_then(|it| it.label("state")).unwrap_or_default()
     }
 }
 
@@ -169,7 +172,7 @@ pub(super) mod tests {
         let samples = samples("{}", first, last);
         let rate = |worker: &str| {
             samples.rate("warmroute_requests_total", |it| {
-                it.label("worker") == worker
+                it.label("worker") == Some(worker)
             })
         };
         assert_eq!(
@@ -231,11 +234,11 @@ pub(super) mod tests {
         let family = "warmroute_time_to_first_token_seconds";
         assert_eq!(samples.percentile(family, 0.25, |_| true), Some(0.1));
         assert_eq!(
-            samples.percentile(family, 0.5, |it| it.label("worker") == "a"),
+            samples.percentile(family, 0.5, |it| it.label("worker") == Some("a")),
             Some(0.05)
         );
         assert_eq!(
-            samples.percentile(family, 0.5, |it| it.label("worker") == "c"),
+            samples.percentile(family, 0.5, |it| it.label("worker") == Some("c")),
             None
         );
     }

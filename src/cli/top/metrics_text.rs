@@ -1,6 +1,8 @@
-//! Reads `/metrics`: Prometheus' text format, as this router writes it. Pure.
+//! The series of `/metrics` that the table shows, by their families. Pure.
 
 use std::collections::BTreeMap;
+
+use crate::observe::metrics_text::{Series, series};
 
 /// Families that the table shows; the rest is left out.
 const KEPT: [&str; 9] = [
@@ -15,33 +17,14 @@ const KEPT: [&str; 9] = [
     "warmroute_queue_requests",
 ];
 
-/// One line: labels and a value.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Series {
-    labels: Vec<(String, String)>,
-    pub(super) value: f64,
-}
-
-impl Series {
-    pub(super) fn label(&self, name: &str) -> &str {
-        let found = self.labels.iter().find(|(known, _)| known == name);
-        found.map_or("", |(_, value)| value)
-    }
-}
-
 #[derive(Clone, Debug, Default)]
 pub(super) struct Metrics(BTreeMap<String, Vec<Series>>);
 
 impl Metrics {
     pub(super) fn parse(text: &str) -> Self {
         let mut families: BTreeMap<String, Vec<Series>> = BTreeMap::new();
-        for line in text.lines() {
-            let name = line.split(['{', ' ']).next().unwrap_or_default();
-            if KEPT.contains(&name)
-                && let Some(series) = series(&line[name.len()..])
-            {
-                families.entry(name.to_owned()).or_default().push(series);
-            }
+        for (name, series) in series(text, |name| KEPT.contains(&name)) {
+            families.entry(name.to_owned()).or_default().push(series);
         }
         Self(families)
     }
@@ -55,42 +38,6 @@ impl Metrics {
         let series = self.all(family).iter().filter(|series| holds(series));
         // Of no series it is 0, and not the -0 that `sum` begins with.
         series.fold(0.0, |sum, series| sum + series.value)
-    }
-}
-
-/// What follows a name: `{a="x",b="y"} 1`, or ` 1`.
-fn series(rest: &str) -> Option<Series> {
-    let (labels, value) = match rest.strip_prefix('{') {
-        None => (Vec::new(), rest),
-        Some(rest) => labels(rest)?,
-    };
-    let value = value.split_whitespace().next()?.parse().ok()?;
-    Some(Series { labels, value })
-}
-
-/// The labels up to `}`, and what follows.
-fn labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
-    let mut labels = Vec::new();
-    loop {
-        rest = rest.trim_start_matches(',');
-        if let Some(after) = rest.strip_prefix('}') {
-            return Some((labels, after));
-        }
-        let (name, after) = rest.split_once("=\"")?;
-        let mut value = String::new();
-        let mut letters = after.char_indices();
-        let end = loop {
-            match letters.next()? {
-                (_, '\\') => match letters.next()?.1 {
-                    'n' => value.push('\n'),
-                    other => value.push(other),
-                },
-                (at, '"') => break at + 1,
-                (_, letter) => value.push(letter),
-            }
-        };
-        labels.push((name.to_owned(), value));
-        rest = &after[end..];
     }
 }
 
@@ -113,11 +60,12 @@ mod tests {
         let found = metrics.all("warmroute_requests_total");
         assert_eq!(
             (found[0].label("model"), found[0].label("worker")),
-            ("a\"b}", "w 0")
+            (Some("a\"b}"), Some("w 0"))
         );
         assert_eq!(metrics.sum("warmroute_requests_total", |_| true), 7.5);
         assert_eq!(
-            metrics.sum("warmroute_requests_total", |it| it.label("worker") == "w1"),
+            metrics.sum("warmroute_requests_total", |it| it.label("worker")
+                == Some("w1")),
             4.5
         );
         assert_eq!(metrics.sum("warmroute_queue_requests", |_| true), 2.0);

@@ -9,10 +9,11 @@ use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, Ke
 use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
-use super::admin::Admin;
+use super::admin;
 use super::figures::{Sample, Samples};
 use super::state::{Key, State, rows};
 use super::view::{draw, shown};
+use crate::cli::admin_client::AdminClient;
 use crate::http::drain::stop_signal;
 
 /// Keys that wait to be taken.
@@ -28,19 +29,19 @@ enum Input {
     Resized,
 }
 
-pub(super) async fn run(admin: Admin, every: Duration) -> Result<(), String> {
+pub(super) async fn run(client: AdminClient, every: Duration) -> Result<(), String> {
     // Before the screen changes: what is wrong is read on a plain terminal.
-    let first = admin.sample().await?;
+    let first = admin::sample(&client).await?;
     // Installs a hook that restores the terminal after a panic.
     let mut terminal = ratatui::try_init().map_err(|error| format!("no terminal: {error}"))?;
-    let shown = show(&mut terminal, &admin, first, every).await;
+    let shown = show(&mut terminal, &client, first, every).await;
     ratatui::restore();
     shown.map_err(|error| error.to_string())
 }
 
 async fn show(
     terminal: &mut DefaultTerminal,
-    admin: &Admin,
+    client: &AdminClient,
     first: Sample,
     every: Duration,
 ) -> io::Result<()> {
@@ -54,10 +55,10 @@ async fn show(
     ticks.tick().await;
     let mut stop = std::pin::pin!(stop_signal());
     loop {
-        terminal.draw(|frame| draw(frame, admin.url(), &samples, &state, problem.as_deref()))?;
+        terminal.draw(|frame| draw(frame, &client.base, &samples, &state, problem.as_deref()))?;
         let looked = async {
             ticks.tick().await;
-            admin.sample().await
+            admin::sample(client).await
         };
         tokio::select! {
             stopped = &mut stop => return stopped,

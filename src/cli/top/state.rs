@@ -177,14 +177,16 @@ impl<'a> Line<'a> {
     fn new(worker: &'a Worker, samples: &'a Samples) -> Self {
         let name = &*worker.name;
         let percentile = |family, share| {
-            samples.percentile(family, share, |series| series.label("worker") == name)
+            samples.percentile(family, share, |series| series.label("worker") == Some(name))
         };
         Self {
             worker,
             events: samples.events(name),
             running: worker.requests,
             cache: worker.reported.as_ref().map(|it| it.kv_usage),
-            rate: samples.rate("warmroute_requests_total", |it| it.label("worker") == name),
+            rate: samples.rate("warmroute_requests_total", |it| {
+                it.label("worker") == Some(name)
+            }),
             ttft: percentile(TTFT, 0.5),
             ttft_p99: percentile(TTFT, 0.99),
             itl: percentile(ITL, 0.5),
@@ -247,7 +249,7 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         .iter()
         .filter(|worker| worker.state() == "up")
         .count();
-    let is_any = |_: &super::metrics_text::Series| true;
+    let is_any = |_: &crate::observe::metrics_text::Series| true;
     let rate = |family| samples.rate(family, is_any);
     let percentile = |family, share| {
         samples
@@ -266,7 +268,10 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         sample.metrics.sum("warmroute_queue_requests", is_any),
     );
     let failed = samples.rate("warmroute_requests_total", |it| {
-        !matches!(it.label("outcome"), "complete" | "client_disconnected")
+        !matches!(
+            it.label("outcome"),
+            Some("complete" | "client_disconnected")
+        )
     });
     let rates = format!(
         "req/s {}   failed/s {}   tokens/s {}   cached {}   TTFT {} / {}   ITL {} / {}",

@@ -425,3 +425,41 @@ proptest! {
         prop_assert!(rig.start <= rig.now && rig.queue.is_empty());
     }
 }
+
+#[test]
+fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_file() {
+    let check = |names: [(&str, i32); 2]| {
+        let mut rig = Rig::new(|settings| {
+            settings.classes = names
+                .map(|(name, priority)| ClassSettings {
+                    name: name.to_owned(),
+                    priority,
+                    ..ClassSettings::default()
+                })
+                .into();
+            settings.max_wait = Duration::from_secs(1);
+            settings.advanced.assumed_prefill_rate = 1_000;
+        });
+        rig.enter(|it| it.priority = 10).unwrap();
+        rig.wait(500);
+        for _ in 0..20 {
+            rig.enter(|it| it.priority = 0).unwrap();
+        }
+        rig.wait(600);
+        let left = rig.queue.advance(rig.now, IDLE, 0);
+        let [left] = &left[..] else {
+            panic!("{left:?}");
+        };
+        let Outcome::Refused(refusal) = left.outcome else {
+            panic!("{left:?}");
+        };
+        // The 20 of the lower class come after it.
+        assert_eq!(
+            (left.waker, refusal.retry_after),
+            (1, Duration::from_secs(1))
+        );
+        assert_eq!(names[left.class].0, "high");
+    };
+    check([("high", 10), ("low", 0)]);
+    check([("low", 0), ("high", 10)]);
+}

@@ -1,0 +1,83 @@
+//! How long requests will wait and be computed, by what waits, what the workers have, and how fast they were. Pure.
+
+use std::time::Duration;
+
+use super::class::Class;
+use super::estimate::DrainRate;
+use super::floors::Floor;
+use super::types::{RefusalReason, Room};
+use crate::ids::ClientKey;
+
+const RETRY_AFTER_MIN: Duration = Duration::from_secs(1);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(30);
+
+/// What is known at one moment.
+#[derive(Debug)]
+pub(super) struct Forecast<'a> {
+    /// Highest first, as `floors`.
+    pub(super) classes: &'a [Class],
+    pub(super) floors: &'a [Floor],
+    pub(super) room: &'a Room,
+    pub(super) rate: &'a DrainRate,
+    /// Tokens a second and worker, until that was measured.
+    pub(super) assumed_rate: u64,
+}
+
+impl Forecast<'_> {
+    /// The time that a worker needs for so many tokens.
+    pub(super) fn compute_time(&self, tokens: u64) -> Duration {
+        let rate = self.rate.of_worker(self.assumed_rate);
+        seconds(tokens as f64 / rate)
+    }
+
+    /// How long a new request would wait here, if no other came. `None` before the workers' rate is known.
+    pub(super) fn wait(&self, class: usize, client: ClientKey, cost: u64) -> Option<Duration> {
+        let rate = self.rate.measured()? * f64::from(self.room.workers.max(1));
+        let own = self.classes[class].tokens_before(client, cost) as f64;
+        let higher: u64 = self.classes[..class].iter().map(|it| it.tokens).sum();
+        let lower = self.classes.iter().zip(self.floors).skip(class + 1);
+        let lower = lower.filter(|(class, _)| !class.is_empty());
+        let lower: f64 = lower.map(|(_, floor)| floor.min_share).sum();
+        let in_order = (higher as f64 + own) / (1.0 - lower).max(0.01);
+        let by_floor = own / self.floors[class].min_share.max(1e-6);
+        Some(seconds(in_order.min(by_floor).max(own) / rate))
+    }
+
+    /// How long a request would be at a worker until its first token.
+    pub(super) fn compute(&self, cost: u64) -> Option<Duration> {
+        let queued = self.room.queued_tokens as f64 / f64::from(self.room.workers.max(1));
+        // Requests of this router and of other replicas are computed in turns: the workers' rate is to the measured one as
+        // all their tokens are to this router's.
+        let own_part = match (self.room.own_queued_tokens, self.room.queued_tokens) {
+            (0, _) | (_, 0) => 1.0,
+            (own, all) => (own as f64 / all as f64).min(1.0),
+        };
+        Some(seconds(
+            (queued + cost as f64) * own_part / self.rate.measured()?,
+        ))
+    }
+
+    /// When a refused client should come back.
+    pub(super) fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
+        let rate = self.rate.of_worker(self.assumed_rate);
+        let rate = rate * f64::from(self.room.workers.max(1));
+        let higher: u64 = self.classes[..=class].iter().map(|it| it.tokens).sum();
+        let delay = match reason {
+            // Until what is too late has been computed.
+            RefusalReason::TargetUnreachable { target, expected } => {
+                expected.saturating_sub(target)
+            }
+            RefusalReason::TooManyRequests { .. } | RefusalReason::TooManyBytes { .. } => {
+                // Until a quarter of it has left.
+                seconds(higher as f64 / rate / 4.0)
+            }
+            RefusalReason::TimedOut { .. } => seconds(higher as f64 / rate),
+            RefusalReason::NoWorker { .. } | RefusalReason::Draining => RETRY_AFTER_MIN,
+        };
+        delay.clamp(RETRY_AFTER_MIN, RETRY_AFTER_MAX)
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds.clamp(0.0, 86_400.0))
+}
