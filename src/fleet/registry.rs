@@ -13,6 +13,7 @@ use super::freed::Freed;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
+use super::model_set::ModelSet;
 use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
@@ -49,12 +50,16 @@ struct State {
     role_conflicts: BTreeSet<String>,
     /// In the order in which the workers joined, so that worker indices are stable.
     entries: Vec<Entry>,
+    /// The models of a worker that has reported none yet.
+    no_models: Arc<ModelSet>,
 }
 
 #[derive(Debug)]
 struct Entry {
     member: Member,
     status: Status,
+    /// Those of its facts; workers with the same models have the same one.
+    models: Arc<ModelSet>,
     /// Drained by an operator, in addition to the discovery's `draining`.
     is_drained: bool,
 }
@@ -253,8 +258,17 @@ impl Registry {
                     || stored.unusable_events != facts.unusable_events
                     || !stored.models.keys().eq(facts.models.keys()))
         });
-        if has_changed {
-            self.change(id, |entry| entry.status.facts = Arc::new(facts));
+        if !has_changed {
+            return;
+        }
+        let mut state = self.state.lock();
+        let models = ModelSet::of(&facts, state.entries.iter().map(|entry| &entry.models));
+        let mut entries = state.entries.iter_mut();
+        // The worker may have left in the meantime.
+        if let Some(entry) = entries.find(|entry| entry.status.worker.id == id) {
+            entry.status.facts = Arc::new(facts);
+            entry.models = models;
+            self.publish(&state);
         }
     }
 
@@ -308,8 +322,8 @@ impl Registry {
         state.next_id += 1;
         let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
         let pool = client::Pool::with_tls(member.address.clone(), self.client.clone(), tls);
-        let state = WorkerState::new(&self.settings().circuit_breaker, self.freed.clone());
-        let worker = Worker::new(id, &member, pool, state);
+        let shared = WorkerState::new(&self.settings().circuit_breaker, self.freed.clone());
+        let worker = Worker::new(id, &member, pool, shared);
         let draining = member.draining;
         let status = Status {
             worker,
@@ -321,12 +335,14 @@ impl Registry {
         Entry {
             member,
             status,
+            models: state.no_models.clone(),
             is_drained: false,
         }
     }
 
     fn publish(&self, state: &State) {
-        let workers = state.entries.iter().map(|entry| entry.status.clone());
+        let workers = state.entries.iter();
+        let workers = workers.map(|entry| (entry.status.clone(), entry.models.clone()));
         let snapshot = Snapshot::new(workers.collect(), &self.topology());
         self.snapshot.store(Arc::new(snapshot));
         self.version.send_modify(|version| *version += 1);
@@ -465,6 +481,63 @@ pub(crate) mod tests {
         assert_eq!(registry.snapshot().workers.len(), 2);
         registry.set_members("static", vec![member("a"), member("b")]);
         assert_eq!(registry.snapshot().workers.len(), 1);
+    }
+
+    #[test]
+    fn workers_with_the_same_models_share_their_members_and_others_do_not() {
+        let registry = registry(&["a", "b", "c"]);
+        bring_up(&registry, "base");
+        let ids: Vec<WorkerId> = {
+            let snapshot = registry.snapshot();
+            let workers = snapshot.workers.iter();
+            workers.map(|status| status.worker.id).collect()
+        };
+        for id in &ids {
+            registry.set_facts(*id, facts(&["base", "adapter-1", "adapter-2"]));
+        }
+        registry.set_facts(ids[2], facts(&["base", "adapter-2", "adapter-3"]));
+        let all = || Some(["a", "b", "c"].map(str::to_owned).to_vec());
+        let found = |model| group_of(&registry, model);
+        assert_eq!(found("base"), all());
+        assert_eq!(found("adapter-1"), Some(vec!["a".into(), "b".into()]));
+        assert_eq!(found("adapter-2"), all());
+        assert_eq!(found("adapter-3"), Some(vec!["c".into()]));
+        {
+            let snapshot = registry.snapshot();
+            let members = |model: &str| &snapshot.models[model].members;
+            assert!(Arc::ptr_eq(members("base"), members("adapter-2")));
+            assert!(!Arc::ptr_eq(members("base"), members("adapter-1")));
+        }
+        registry.set_health(ids[1], Health::Down);
+        assert_eq!(found("adapter-1"), Some(vec!["a".into()]));
+        registry.set_facts(ids[0], facts(&["base"]));
+        assert_eq!(found("adapter-1"), Some(vec![]));
+    }
+
+    /// A thousand changes of a fleet in which each worker serves a thousand models: at one step for each pair of a worker
+    /// and a model this takes minutes.
+    #[test]
+    fn a_change_of_one_worker_does_not_go_through_every_pair_of_a_worker_and_a_model() {
+        let names: Vec<String> = (0..300).map(|n| format!("w{n}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let registry = registry(&names);
+        let models: Vec<String> = (0..300).map(|n| format!("adapter-{n}")).collect();
+        let models: Vec<&str> = models.iter().map(String::as_str).collect();
+        let ids: Vec<WorkerId> = {
+            let snapshot = registry.snapshot();
+            let workers = snapshot.workers.iter();
+            workers.map(|status| status.worker.id).collect()
+        };
+        for id in ids {
+            registry.set_health(id, Health::Up);
+            registry.set_facts(id, facts(&models));
+        }
+        let snapshot = registry.snapshot();
+        assert_eq!(snapshot.models.len(), 300);
+        let first = &snapshot.models["adapter-0"].members;
+        assert_eq!(first.workers.len(), 300);
+        let mut groups = snapshot.models.values();
+        assert!(groups.all(|group| Arc::ptr_eq(&group.members, first)));
     }
 
     #[test]

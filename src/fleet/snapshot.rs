@@ -1,17 +1,17 @@
 //! The fleet at one moment: every worker's status, and for each model the workers that serve it. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Range;
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
 use super::events::{Endpoint, Events, UnusableSource};
+use super::group::{self, Group};
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
-use super::worker::{Role, Worker};
-use crate::ids::{Model, WorkerId};
+use super::model_set::ModelSet;
+use super::worker::Worker;
+use crate::ids::Model;
 
 /// A worker's status when the snapshot was made.
 #[derive(Clone, Debug)]
@@ -54,43 +54,6 @@ pub struct Snapshot {
     pub models: BTreeMap<Model, Arc<Group>>,
 }
 
-/// The workers that can take a model's next request, or one leg of it.
-#[derive(Debug)]
-pub struct Group {
-    pub model: Model,
-    /// Decode workers, then those of role `both`, then prefill workers, so that the workers for a leg are a
-    /// range of indices.
-    pub workers: Vec<Arc<Worker>>,
-    /// The number of workers of role `decode`.
-    pub decode_only: usize,
-    /// The number of workers of role `prefill`.
-    pub prefill_only: usize,
-    /// For each of `workers`: decides whether it and another worker are a pair.
-    pub compatibility_keys: Vec<CompatibilityKey>,
-    /// Worker id -> index in `workers`.
-    pub worker_indices: FxHashMap<WorkerId, usize>,
-    /// For each of `workers`, how many of its ranks publish KV events.
-    pub event_ranks: Vec<u32>,
-    /// The model's entry for `/v1/models`, from one of its workers.
-    pub card: Box<RawValue>,
-    /// Base models of its workers, under which their cached blocks are indexed; nearly always one.
-    pub bases: Vec<Model>,
-    /// True for a LoRA adapter: its cached blocks are not shared with the base model.
-    pub is_adapter: bool,
-}
-
-impl Group {
-    /// Indices of the workers that take decode legs and whole requests.
-    pub fn decode(&self) -> Range<usize> {
-        0..self.workers.len() - self.prefill_only
-    }
-
-    /// Indices of the workers that take prefill legs.
-    pub fn prefill(&self) -> Range<usize> {
-        self.decode_only..self.workers.len()
-    }
-}
-
 impl Status {
     /// Each rank's KV event endpoint, in order of ranks; empty if the worker publishes none.
     pub fn event_endpoints(&self) -> Vec<(u32, Endpoint)> {
@@ -120,63 +83,11 @@ impl Status {
 }
 
 impl Snapshot {
-    /// Groups the workers by model. A model keeps its group, then empty, while all of its workers are down:
-    /// requests for it fail as unavailable, not as unknown.
-    pub(super) fn new(workers: Vec<Status>, topology: &str) -> Self {
-        let mut models: BTreeMap<_, (Group, Vec<&Status>)> = BTreeMap::new();
-        for status in &workers {
-            for (model, card) in &status.facts.models {
-                let (group, members) = models.entry(model.clone()).or_insert_with(|| {
-                    let group = Group {
-                        model: model.clone(),
-                        workers: Vec::new(),
-                        decode_only: 0,
-                        prefill_only: 0,
-                        compatibility_keys: Vec::new(),
-                        worker_indices: FxHashMap::default(),
-                        event_ranks: Vec::new(),
-                        card: card.clone(),
-                        bases: Vec::new(),
-                        is_adapter: status.facts.adapters.contains(model),
-                    };
-                    (group, Vec::new())
-                });
-                if let Some(base) = &status.facts.base
-                    && !group.bases.contains(base)
-                {
-                    group.bases.push(base.clone());
-                }
-                if status.health == Health::Up && !status.draining {
-                    members.push(status);
-                }
-            }
-        }
-        let models = models.into_iter().map(|(model, (mut group, mut members))| {
-            // A stable sort: workers of one role stay in the order in which they joined.
-            members.sort_by_key(|status| match status.worker.role {
-                Role::Decode => 0,
-                Role::Both => 1,
-                Role::Prefill => 2,
-            });
-            let count = |role| {
-                let members = members.iter();
-                members.filter(|status| status.worker.role == role).count()
-            };
-            group.decode_only = count(Role::Decode);
-            group.prefill_only = count(Role::Prefill);
-            for (worker_index, status) in members.into_iter().enumerate() {
-                group.worker_indices.insert(status.worker.id, worker_index);
-                group
-                    .event_ranks
-                    .push(status.event_endpoints().len() as u32);
-                group.workers.push(status.worker.clone());
-                group
-                    .compatibility_keys
-                    .push(status.compatibility_key(topology));
-            }
-            (model, Arc::new(group))
-        });
-        let models = models.collect();
+    /// Groups the workers by model; each comes with the models that it serves. A model keeps its group, then empty, while
+    /// all of its workers are down: requests for it fail as unavailable, not as unknown.
+    pub(super) fn new(workers: Vec<(Status, Arc<ModelSet>)>, topology: &str) -> Self {
+        let models = group::group(&workers, topology);
+        let workers = workers.into_iter().map(|(status, _)| status).collect();
         Self { workers, models }
     }
 

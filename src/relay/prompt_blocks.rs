@@ -156,21 +156,22 @@ impl TokenBlocks {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::value::RawValue;
 
     use super::*;
+    use crate::fleet::Members;
     use crate::kv::indexes;
     use crate::observe::metrics::Registry;
 
     fn group(event_ranks: &[u32]) -> Group {
         Group {
             model: "m".into(),
-            workers: Vec::new(),
-            decode_only: 0,
-            prefill_only: 0,
-            compatibility_keys: Vec::new(),
-            worker_indices: Default::default(),
-            event_ranks: event_ranks.to_vec(),
+            members: Arc::new(Members {
+                event_ranks: event_ranks.to_vec(),
+                ..Members::default()
+            }),
             card: RawValue::NULL.to_owned(),
             bases: vec!["m".into()],
             is_adapter: false,

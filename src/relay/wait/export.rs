@@ -1,14 +1,21 @@
 //! Writes the gauges of all models when they are scraped, also as 0: of the fleet's, the configuration's, and those that
 //! requests wait for.
 
+use std::sync::Arc;
+
 use prometheus::IntGaugeVec;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Queues;
 use super::model_queue::ModelQueue;
+use crate::fleet::Members;
 use crate::ids::Model;
 use crate::observe;
 use crate::queue::Settings;
+
+/// Loads that were read already: models with the same workers share them, and each worker is read once. Each entry keeps
+/// its members, so that their address stays theirs.
+pub(super) type Loads = FxHashMap<*const Members, (Arc<Members>, (u64, usize))>;
 
 impl Queues {
     pub(super) fn export(&self) {
@@ -16,17 +23,24 @@ impl Queues {
         let default = Settings::default();
         let settings = settings.as_deref().unwrap_or(&default);
         let mut exported = FxHashSet::default();
+        let mut loads = Loads::default();
         for model in self.known_models() {
             let queue = self.get(&model);
             for class in &settings.classes {
                 exported.insert((model.clone(), class.name.clone()));
             }
-            self.export_model(&model, queue.as_deref(), settings);
+            self.export_model(&model, queue.as_deref(), settings, &mut loads);
         }
         self.metrics.retain(exported);
     }
 
-    fn export_model(&self, model: &Model, queue: Option<&ModelQueue>, settings: &Settings) {
+    fn export_model(
+        &self,
+        model: &Model,
+        queue: Option<&ModelQueue>,
+        settings: &Settings,
+        loads: &mut Loads,
+    ) {
         let metrics = &self.metrics;
         let waiting = queue
             .map(|queue| queue.status(observe::now()).0)
@@ -45,16 +59,32 @@ impl Queues {
             tokens += status.map_or(0, |it| it.tokens);
         }
         let saturation = metrics.saturation.with_label_values(&[model.as_ref()]);
-        saturation.set(self.saturation(model, tokens, settings));
+        saturation.set(self.saturation(model, tokens, settings, loads));
     }
 
     /// Waiting tokens here and at the workers, by what the workers may have.
-    pub(super) fn saturation(&self, model: &Model, waiting: u64, settings: &Settings) -> f64 {
-        let snapshot = self.fleet.snapshot();
-        let group = snapshot.models.get(model);
-        let (queued, workers) = group.map_or((0, 0), |group| self.workers_of(group).queued());
+    pub(super) fn saturation(
+        &self,
+        model: &Model,
+        waiting: u64,
+        settings: &Settings,
+        loads: &mut Loads,
+    ) -> f64 {
+        let (queued, workers) = self.load_of(model, loads);
         let bound = settings.max_worker_queued_tokens.max(1) as f64 * workers.max(1) as f64;
         (waiting + queued) as f64 / bound
+    }
+
+    /// Queued tokens of a model's workers, and how many they are.
+    pub(super) fn load_of(&self, model: &Model, loads: &mut Loads) -> (u64, usize) {
+        let snapshot = self.fleet.snapshot();
+        let Some(group) = snapshot.models.get(model) else {
+            return (0, 0);
+        };
+        let (_, load) = loads
+            .entry(Arc::as_ptr(&group.members))
+            .or_insert_with(|| (group.members.clone(), self.workers_of(group).queued()));
+        *load
     }
 
     pub(super) fn known_models(&self) -> Vec<Model> {

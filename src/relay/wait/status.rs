@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use super::Queues;
+use super::export::Loads;
 use crate::observe;
 
 /// The queues of all known models.
@@ -46,6 +47,7 @@ impl Queues {
         let settings = self.settings.load();
         let shown = settings.as_deref().cloned().unwrap_or_default();
         let now = observe::now();
+        let mut loads = Loads::default();
         let models = self.known_models().into_iter().map(|model| {
             let queue = self.get(&model);
             let (classes, rate) = queue
@@ -53,13 +55,11 @@ impl Queues {
                 .map(|queue| queue.status(now))
                 .unwrap_or_default();
             let tokens = classes.iter().map(|(_, class)| class.tokens).sum();
-            let snapshot = self.fleet.snapshot();
-            let group = snapshot.models.get(&model);
-            let (queued_tokens, workers) = group.map_or((0, 0), |it| self.workers_of(it).queued());
+            let (queued_tokens, workers) = self.load_of(&model, &mut loads);
             ModelRow {
                 workers,
                 queued_tokens,
-                saturation: self.saturation(&model, tokens, &shown),
+                saturation: self.saturation(&model, tokens, &shown, &mut loads),
                 waiting: queue.map_or(0, |queue| queue.waiting()),
                 tokens_per_second_and_worker: rate.map(|rate| rate as u64),
                 classes: classes

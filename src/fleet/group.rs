@@ -1,0 +1,178 @@
+//! For each model the workers that serve it. Pure.
+
+use std::collections::BTreeMap;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+
+use rustc_hash::FxHashMap;
+use serde_json::value::RawValue;
+
+use super::Status;
+use super::health::Health;
+use super::kv_transfer::CompatibilityKey;
+use super::model_set::ModelSet;
+use super::worker::{Role, Worker};
+use crate::ids::{Model, WorkerId};
+
+/// The workers that can take a model's next request, or one leg of it.
+#[derive(Debug)]
+pub struct Group {
+    pub model: Model,
+    /// A model and its adapters share them.
+    pub members: Arc<Members>,
+    /// The model's entry for `/v1/models`, from one of its workers.
+    pub card: Box<RawValue>,
+    /// Base models of its workers, under which their cached blocks are indexed; nearly always one.
+    pub bases: Vec<Model>,
+    /// True for a LoRA adapter: its cached blocks are not shared with the base model.
+    pub is_adapter: bool,
+}
+
+/// The workers of a group, in their order.
+#[derive(Debug, Default)]
+pub struct Members {
+    /// Decode workers, then those of role `both`, then prefill workers, so that the workers for a leg are a
+    /// range of indices.
+    pub workers: Vec<Arc<Worker>>,
+    /// The number of workers of role `decode`.
+    pub decode_only: usize,
+    /// The number of workers of role `prefill`.
+    pub prefill_only: usize,
+    /// For each of `workers`: decides whether it and another worker are a pair.
+    pub compatibility_keys: Vec<CompatibilityKey>,
+    /// Worker id -> index in `workers`.
+    pub worker_indices: FxHashMap<WorkerId, usize>,
+    /// For each of `workers`, how many of its ranks publish KV events.
+    pub event_ranks: Vec<u32>,
+}
+
+impl Deref for Group {
+    type Target = Members;
+
+    fn deref(&self) -> &Members {
+        &self.members
+    }
+}
+
+impl Members {
+    /// Indices of the workers that take decode legs and whole requests.
+    pub fn decode(&self) -> Range<usize> {
+        0..self.workers.len() - self.prefill_only
+    }
+
+    /// Indices of the workers that take prefill legs.
+    pub fn prefill(&self) -> Range<usize> {
+        self.decode_only..self.workers.len()
+    }
+
+    /// `usable`: in the order in which they joined.
+    fn new(mut usable: Vec<&Status>, topology: &str) -> Self {
+        // A stable sort: workers of one role stay in the order in which they joined.
+        usable.sort_by_key(|status| match status.worker.role {
+            Role::Decode => 0,
+            Role::Both => 1,
+            Role::Prefill => 2,
+        });
+        let count = |role| {
+            let of_role = usable.iter().filter(|status| status.worker.role == role);
+            of_role.count()
+        };
+        let mut members = Self {
+            decode_only: count(Role::Decode),
+            prefill_only: count(Role::Prefill),
+            ..Self::default()
+        };
+        for (worker_index, status) in usable.into_iter().enumerate() {
+            let ranks = status.event_endpoints().len() as u32;
+            members
+                .worker_indices
+                .insert(status.worker.id, worker_index);
+            members.event_ranks.push(ranks);
+            members.workers.push(status.worker.clone());
+            let key = status.compatibility_key(topology);
+            members.compatibility_keys.push(key);
+        }
+        members
+    }
+}
+
+/// The workers that serve the same models: indices of those that are up, and the first of all.
+struct Servers<'a> {
+    set: &'a ModelSet,
+    first: &'a Status,
+    usable: Vec<usize>,
+}
+
+/// What is known of a model before its members are: the positions of the sets that it is in.
+struct Found<'a> {
+    sets: Vec<usize>,
+    first: &'a Status,
+    is_adapter: bool,
+}
+
+/// Takes the time of the workers, and of the models of each *different* set, not of every pair of a worker and a model.
+pub(super) fn group(
+    workers: &[(Status, Arc<ModelSet>)],
+    topology: &str,
+) -> BTreeMap<Model, Arc<Group>> {
+    let mut positions: FxHashMap<*const ModelSet, usize> = FxHashMap::default();
+    let mut all: Vec<Servers<'_>> = Vec::new();
+    for (worker, (status, set)) in workers.iter().enumerate() {
+        let position = *positions.entry(Arc::as_ptr(set)).or_insert(all.len());
+        if position == all.len() {
+            all.push(Servers {
+                set,
+                first: status,
+                usable: Vec::new(),
+            });
+        }
+        if status.health == Health::Up && !status.draining {
+            all[position].usable.push(worker);
+        }
+    }
+    let mut models: BTreeMap<&Model, Found<'_>> = BTreeMap::new();
+    for (position, servers) in all.iter().enumerate() {
+        for (model, is_adapter) in &servers.set.models {
+            let found = models.entry(model).or_insert_with(|| Found {
+                sets: Vec::new(),
+                first: servers.first,
+                is_adapter: *is_adapter,
+            });
+            found.sets.push(position);
+        }
+    }
+    let mut members_of: FxHashMap<Vec<usize>, Arc<Members>> = FxHashMap::default();
+    let groups = models.into_iter().map(|(model, found)| {
+        let mut bases: Vec<Model> = Vec::new();
+        for base in found
+            .sets
+            .iter()
+            .filter_map(|at| all[*at].set.base.as_ref())
+        {
+            if !bases.contains(base) {
+                bases.push(base.clone());
+            }
+        }
+        let members = match members_of.get(&found.sets) {
+            Some(members) => members.clone(),
+            None => {
+                let usable = found.sets.iter().flat_map(|at| &all[*at].usable);
+                let mut usable: Vec<usize> = usable.copied().collect();
+                usable.sort_unstable();
+                let usable = usable.into_iter().map(|worker| &workers[worker].0);
+                let members = Arc::new(Members::new(usable.collect(), topology));
+                members_of.insert(found.sets, members.clone());
+                members
+            }
+        };
+        let group = Group {
+            model: model.clone(),
+            members,
+            card: found.first.facts.models[model].clone(),
+            bases,
+            is_adapter: found.is_adapter,
+        };
+        (model.clone(), Arc::new(group))
+    });
+    groups.collect()
+}
