@@ -37,7 +37,7 @@ use crate::limits::{ChargeId, Standing, TenantLimits};
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
-use crate::openai::tenant::{self, Admitted, Tenants};
+use crate::openai::tenant::{Admitted, Tenants};
 use crate::prompt::{self, Api};
 use crate::relay::{self, Relay, StandingCell, SummaryCell};
 use crate::responses::{ClientRequest, Endpoint, Responses};
@@ -72,7 +72,7 @@ struct Caller<'a> {
 impl ApiServer {
     pub fn new(
         settings: Settings,
-        tenants: &[tenant::TenantSpec],
+        tenants: Tenants,
         responses: Arc<Responses>,
         relay: Arc<Relay>,
         readiness: Arc<Readiness>,
@@ -88,7 +88,7 @@ impl ApiServer {
             bodies: BodyBudget::new(settings.max_total_body, settings.max_body_wait, registry),
             cors: Cors::new(settings.cors.clone()),
             settings,
-            tenants: Tenants::new(tenants, registry),
+            tenants,
             responses,
             relay,
             readiness,
@@ -101,7 +101,7 @@ impl ApiServer {
     pub fn successor(
         &self,
         settings: Settings,
-        tenants: &[tenant::TenantSpec],
+        tenants: Tenants,
         responses: Arc<Responses>,
         relay: Arc<Relay>,
     ) -> Arc<Self> {
@@ -111,13 +111,17 @@ impl ApiServer {
                 .successor(settings.max_total_body, settings.max_body_wait),
             cors: Cors::new(settings.cors.clone()),
             settings,
-            tenants: self.tenants.successor(tenants),
+            tenants,
             responses,
             relay,
             readiness: self.readiness.clone(),
             tasks: self.tasks.clone(),
             errors: self.errors.clone(),
         })
+    }
+
+    pub fn tenants(&self) -> &Tenants {
+        &self.tenants
     }
 
     pub fn responses(&self) -> &Responses {
@@ -226,7 +230,8 @@ impl ApiServer {
         standing: &mut Option<Standing>,
     ) -> Result<Response<http::Body>, ApiError> {
         head_check::check(&request)?;
-        let admitted = self.tenants.admit(request.headers())?;
+        let admitted = self.tenants.admit(request.headers()).await?;
+        let admitted: &Admitted = &admitted;
         if let Some(line) = &mut line {
             line.tenant = Some(admitted.name.clone());
         }

@@ -279,7 +279,7 @@ impl App {
         )?;
         let api_server = ApiServer::new(
             config.api.requests.clone(),
-            &config.salted_tenants(),
+            tenants::callers(config, fleet.tls(), &tasks, &metrics)?,
             responses,
             relay,
             readiness.clone(),

@@ -10,6 +10,7 @@ pub mod http;
 pub mod traces;
 
 pub mod fleet;
+pub mod jwt;
 pub mod kv;
 pub mod prompt;
 pub mod state_token;

@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use crate::config::Config;
 use crate::http::drain::Tasks;
+use crate::http::tls::Clients;
+use crate::jwt;
 use crate::limits::{Limiter, Store, TenantLimits};
 use crate::observe;
 use crate::observe::line_log::LineLog;
 use crate::observe::metrics::Registry;
+use crate::openai::tenant::Tenants;
 use crate::peers::Peers;
 use crate::peers::status::PeerRow;
 use crate::relay::usage::Usage;
@@ -20,18 +23,38 @@ use crate::store::redis::Redis;
 /// How often the replicas that share limits are counted.
 const COUNT_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Who may send requests.
+pub(super) fn callers(
+    config: &Config,
+    clients: &Arc<Clients>,
+    tasks: &Tasks,
+    metrics: &Registry,
+) -> io::Result<Tenants> {
+    let verifier = jwt::Verifier::new(clients.clone(), tasks.clone(), metrics);
+    let verifier = verifier.successor(config.jwt.as_ref());
+    let verifier = verifier.map_err(io::Error::other)?;
+    let listed = config.salted_tenants();
+    Ok(Tenants::new(
+        &listed,
+        config.jwt.as_ref(),
+        verifier,
+        metrics,
+    ))
+}
+
 pub(super) fn table(config: &Config, limiter: &Arc<Limiter>) -> TenantTable {
-    TenantTable::new(config.tenants.iter().map(|tenant| {
-        TenantProfile {
-            name: tenant.name.as_str().into(),
-            priority: tenant.priority,
-            max_priority: tenant.max_priority.unwrap_or(tenant.priority),
-            limits: tenant
-                .limits
-                .as_ref()
-                .map(|limits| TenantLimits::new(limiter, &tenant.name, limits, &config.limits)),
-        }
-    }))
+    let tokens = config.jwt.as_ref();
+    let default = tokens.map_or("", |settings| &settings.default_tenant);
+    let listed = config.tenants.iter().map(|tenant| TenantProfile {
+        name: tenant.name.as_str().into(),
+        priority: tenant.priority,
+        max_priority: tenant.max_priority.unwrap_or(tenant.priority),
+        limits: tenant
+            .limits
+            .as_ref()
+            .map(|limits| TenantLimits::new(limiter, &tenant.name, limits, &config.limits)),
+    });
+    TenantTable::new(listed).with_default(default)
 }
 
 /// What limits are counted with.

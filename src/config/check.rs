@@ -14,6 +14,7 @@ use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
 use crate::http::listen_address::listen_address;
+use crate::jwt;
 use crate::observe;
 use crate::openai::tenant;
 use crate::relay::KeySource;
@@ -32,7 +33,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in config.peers.check(listen_address(&config.peers.listen)) {
         reader.problem(&format!("peers.{key}"), error);
     }
-    for (key, error) in tenant::check(&config.tenants) {
+    for (key, error) in tenant::check(&config.tenants, config.jwt.is_some()) {
         reader.problem(&format!("tenants{key}"), error);
     }
     if let Some(queue) = &config.queue {
@@ -61,6 +62,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
         reader.problem("usage.log", error);
     }
     check_traces(config, reader);
+    check_jwt(config, reader);
     tls::check(config, reader);
     token_sources::check(config, reader);
 }
@@ -168,6 +170,29 @@ fn check_traces(config: &Config, reader: &mut Reader) {
     }
     for (key, error) in settings.check() {
         reader.problem(&format!("traces.{key}"), error);
+    }
+}
+
+fn check_jwt(config: &Config, reader: &mut Reader) {
+    let Some(settings) = &config.jwt else {
+        return;
+    };
+    if !jwt::IS_BUILT_IN {
+        let message = "this build cannot verify tokens: it was made without the feature `jwt`; use a release, or build \
+                       with `cargo build --release --features jwt`";
+        reader.problem("jwt", message);
+    }
+    for (key, error) in settings.check() {
+        reader.problem(&format!("jwt.{key}"), error);
+    }
+    let name = &settings.default_tenant;
+    if config.tenants.is_empty() {
+        let message = "needs `tenants`: list those that tokens name (they need no `keys`), or one, and write its name in \
+                       `jwt.default_tenant` for all tokens";
+        reader.problem("jwt", message);
+    } else if !name.is_empty() && !config.tenants.iter().any(|tenant| tenant.name == *name) {
+        let message = format!("`{name}` is none of `tenants`");
+        reader.problem("jwt.default_tenant", message);
     }
 }
 

@@ -80,6 +80,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("prefill_decode.advanced.bootstrap_port", Effect::Restart),
     ("tenants.*", Effect::Reload),
     ("tenant_salt_key", Effect::Reload),
+    ("jwt.*", Effect::Reload),
     ("limits.cached_weight", Effect::Reload),
     ("limits.output_reserve", Effect::Reload),
     ("limits.on_store_failure", Effect::Reload),

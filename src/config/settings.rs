@@ -19,7 +19,7 @@ use crate::relay;
 use crate::routing;
 use crate::secret::Secret;
 use crate::units::DurationText;
-use crate::{admin, api, limits, observe, peers, queue, responses, traces};
+use crate::{admin, api, jwt, limits, observe, peers, queue, responses, traces};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -57,13 +57,15 @@ pub struct Config {
     /// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
     /// blocks and generates.
     pub prefill_decode: relay::prefill_decode::Settings,
-    /// Who may send requests, by key. Without tenants no key is asked for, what clients send is passed on, and
+    /// Who may send requests, by key or token (`jwt`). Without tenants no key is asked for, what clients send is passed on, and
     /// all stored responses belong to everybody.
     pub tenants: Vec<TenantSpec>,
     /// Gives every tenant without a `cache_salt` one that is made of its name and this key, so that no tenant can find
     /// out what others have cached. The same for all replicas, at least 16 characters: text, `${NAME}` or
     /// `file:/path`. Empty: none.
     pub tenant_salt_key: Secret,
+    /// JSON Web Tokens, which clients may send instead of a tenant's key. Left out: none are accepted.
+    pub jwt: Option<jwt::Settings>,
     /// How the limits of tenants count, and where.
     pub limits: limits::Settings,
     /// Replicas of this router that share what they know.

@@ -23,6 +23,12 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     for (key, error) in traces.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
         reader.problem(&format!("traces.tls.{key}"), error);
     }
+    for (index, issuer) in config.jwt.iter().flat_map(|it| &it.issuers).enumerate() {
+        let tls = issuer.tls.iter();
+        for (key, error) in tls.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
+            reader.problem(&format!("jwt.issuers[{index}].tls.{key}"), error);
+        }
+    }
     worker_tls::check("workers", &config.workers, &mut checked, reader);
     for (index, entry) in config.discovery.iter().enumerate() {
         let path = format!("discovery[{index}].{}", entry.kind());

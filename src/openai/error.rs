@@ -2,6 +2,8 @@
 
 mod limits;
 mod responses;
+#[cfg(feature = "jwt")]
+mod tokens;
 
 use std::time::Duration;
 

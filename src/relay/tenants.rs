@@ -24,8 +24,8 @@ pub struct TenantProfile {
 #[derive(Debug)]
 pub struct TenantTable {
     by_id: FxHashMap<Tenant, Arc<TenantProfile>>,
-    /// For a tenant that the configuration does not list: the only tenant if none are configured, and the owner of a
-    /// background response whose tenant was removed since.
+    /// For a tenant that the configuration does not list: the only tenant if none are configured, one that a token
+    /// names, and the owner of a background response whose tenant was removed since.
     unlisted: Arc<TenantProfile>,
 }
 
@@ -39,6 +39,15 @@ impl TenantTable {
                 ..TenantProfile::default()
             }),
         }
+    }
+
+    /// Tenants that are not listed have the profile of this one, if it is.
+    #[must_use]
+    pub fn with_default(mut self, name: &str) -> Self {
+        if let Some(profile) = self.by_id.get(&Tenant::of(name)) {
+            self.unlisted = profile.clone();
+        }
+        self
     }
 
     pub fn of(&self, tenant: Tenant) -> &Arc<TenantProfile> {
@@ -70,5 +79,8 @@ mod tests {
         assert_eq!(&*table.of(Tenant::of("a")).name, "a");
         assert_eq!(&*table.of(Tenant::of("c")).name, "default");
         assert_eq!(table.listed().count(), 2);
+        let table = table.with_default("b");
+        assert_eq!(&*table.of(Tenant::of("c")).name, "b");
+        assert_eq!(&*table.with_default("").of(Tenant::of("c")).name, "b");
     }
 }

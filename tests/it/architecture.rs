@@ -10,7 +10,7 @@ const LAYERS: &[&[&str]] = &[
     &["ids", "observe", "secret", "units"],
     &["http"],
     &["traces"],
-    &["fleet", "kv", "prompt", "state_token", "store"],
+    &["fleet", "jwt", "kv", "prompt", "state_token", "store"],
     &["limits", "queue", "routing"],
     &["peers"],
     &["relay"],

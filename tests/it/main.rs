@@ -20,6 +20,8 @@ mod docs;
 mod doctor;
 mod failures;
 mod fault_isolation;
+#[cfg(feature = "jwt")]
+mod jwt;
 #[cfg(feature = "kubernetes")]
 mod kubernetes;
 mod kubernetes_settings;

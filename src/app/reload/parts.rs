@@ -55,6 +55,9 @@ impl Parts {
         let sources = config.token_sources().map_err(io::Error::other)?;
         let tokens = Arc::new(self.tokens.load().successor(sources)?);
         let running = self.api.load_full();
+        let tenants = config.salted_tenants();
+        let callers = running.tenants().successor(&tenants, config.jwt.as_ref());
+        let callers = callers.map_err(io::Error::other)?;
         let relay = running.relay().successor(
             config.requests.clone(),
             config.model_settings(),
@@ -68,9 +71,8 @@ impl Parts {
         let responses = running
             .responses()
             .successor(config.responses_settings(), relay.clone());
-        let tenants = config.salted_tenants();
         let settings = config.api.requests.clone();
-        let api = running.successor(settings, &tenants, responses.clone(), relay.clone());
+        let api = running.successor(settings, callers, responses.clone(), relay.clone());
         self.fleet.set_settings(config.registry_settings());
         self.discoveries.replace(config, thread).await;
         self.api.store(api);

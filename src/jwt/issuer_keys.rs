@@ -1,0 +1,214 @@
+//! The keys of one issuer: reads them again and again in the background, and at once when a token needs it. What was
+//! read last stays in use while they cannot be read.
+
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use arc_swap::ArcSwapOption;
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::sync::{Notify, watch};
+use tracing::{info, warn};
+
+use super::key_set::{KeySet, MAX_BYTES, read_file};
+use super::location::Location;
+use super::metrics::Metrics;
+use super::pacing::{Pacing, Wanted};
+use crate::http::client::{self, Pool};
+use crate::http::tls;
+use crate::observe;
+
+/// Between two looks at a file. A few kilobytes: a blocking read is cheaper than another thread.
+const FILE_INTERVAL: Duration = Duration::from_secs(2);
+
+/// After the first of several failures; doubled with each until it is the regular interval.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// What one issuer's keys are read with. Keys with the same are read once.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Spec {
+    pub(super) issuer: String,
+    pub(super) location: Location,
+    pub(super) refresh_interval: Duration,
+    pub(super) unknown_key_interval: Duration,
+    pub(super) timeout: Duration,
+}
+
+/// The keys of one issuer. The task that reads them ends when the last of its users is gone.
+#[derive(Debug)]
+pub(super) struct IssuerKeys {
+    pub(super) spec: Spec,
+    current: ArcSwapOption<KeySet>,
+    pacing: Mutex<Pacing>,
+    /// A token needs a look.
+    wanted: Arc<Notify>,
+    /// Looks that have ended.
+    ended: watch::Sender<u64>,
+    metrics: Metrics,
+}
+
+impl IssuerKeys {
+    pub(super) fn new(spec: Spec, metrics: Metrics) -> Arc<Self> {
+        metrics.keys.with_label_values(&[&spec.issuer]).set(0);
+        Arc::new(Self {
+            current: ArcSwapOption::empty(),
+            pacing: Mutex::new(Pacing::new(spec.unknown_key_interval)),
+            wanted: Arc::default(),
+            ended: watch::channel(0).0,
+            spec,
+            metrics,
+        })
+    }
+
+    pub(super) fn current(&self) -> arc_swap::Guard<Option<Arc<KeySet>>> {
+        self.current.load()
+    }
+
+    /// Of the keys in use; 0 if there are none.
+    pub(super) fn generation(&self) -> u64 {
+        self.current
+            .load()
+            .as_ref()
+            .map_or(0, |keys| keys.generation)
+    }
+
+    /// For a token whose key is not known: waits for a look at the keys, unless the last one was just before. Whether
+    /// there was one.
+    pub(super) async fn looked_again(&self) -> bool {
+        let mut ended = self.ended.subscribe();
+        match self.pacing.lock().on_unknown_key(observe::now()) {
+            Wanted::TooSoon => return false,
+            Wanted::Start => self.wanted.notify_one(),
+            Wanted::Wait => {}
+        }
+        let limit = self.spec.timeout;
+        matches!(
+            tokio::time::timeout(limit, ended.changed()).await,
+            Ok(Ok(()))
+        )
+    }
+
+    /// Reads the keys for as long as anything uses them.
+    pub(super) async fn read_for_ever(keys: Weak<Self>, tls: Option<Arc<tls::Client>>) {
+        let mut last = None;
+        let mut failures = 0;
+        loop {
+            let Some(this) = keys.upgrade() else { return };
+            this.pacing.lock().on_started();
+            let result = this.look(tls.clone(), &mut last).await;
+            failures = match result {
+                Ok(()) => 0,
+                Err(error) => {
+                    this.on_failure(&error, failures);
+                    failures + 1
+                }
+            };
+            this.pacing.lock().on_ended(observe::now());
+            this.ended.send_modify(|count| *count += 1);
+            let pause = this.pause(failures);
+            let wanted = this.wanted.clone();
+            drop(this);
+            let _ = tokio::time::timeout(pause, wanted.notified()).await;
+        }
+    }
+
+    fn pause(&self, failures: u32) -> Duration {
+        let regular = match self.spec.location {
+            Location::File(_) => FILE_INTERVAL.min(self.spec.refresh_interval),
+            Location::Url { .. } => self.spec.refresh_interval,
+        };
+        match failures {
+            0 => regular,
+            failures => RETRY_INTERVAL
+                .saturating_mul(2_u32.saturating_pow(failures - 1))
+                .min(regular),
+        }
+    }
+
+    async fn look(
+        &self,
+        tls: Option<Arc<tls::Client>>,
+        last: &mut Option<Bytes>,
+    ) -> Result<(), String> {
+        let issuer = &*self.spec.issuer;
+        let read = tokio::time::timeout(self.spec.timeout, self.read(tls)).await;
+        let text = read.map_err(|_| format!("no answer within {:?}", self.spec.timeout))??;
+        let count = |result| {
+            self.metrics
+                .reads
+                .with_label_values(&[issuer, result])
+                .inc()
+        };
+        if last.as_ref() == Some(&text) {
+            count("unchanged");
+            return Ok(());
+        }
+        // Keys are also withdrawn with a list; an empty or broken one is a mistake.
+        let keys = KeySet::parse(&text)?;
+        let number = keys.len();
+        count("changed");
+        self.metrics
+            .keys
+            .with_label_values(&[issuer])
+            .set(number as i64);
+        info!(
+            issuer,
+            keys = number,
+            "public keys of an issuer of tokens are in use"
+        );
+        self.current.store(Some(Arc::new(keys)));
+        *last = Some(text);
+        Ok(())
+    }
+
+    async fn read(&self, tls: Option<Arc<tls::Client>>) -> Result<Bytes, String> {
+        let (authority, path) = match &self.spec.location {
+            Location::File(path) => return read_file(path).map(Bytes::from),
+            Location::Url {
+                authority, path, ..
+            } => (authority, path),
+        };
+        let settings = client::Settings::default();
+        let pool = Pool::with_tls(authority.clone(), settings, tls);
+        let (status, body) = pool
+            .get(path, None, MAX_BYTES)
+            .await
+            .map_err(|error| error.to_string())?;
+        match status.as_u16() {
+            200 => Ok(body),
+            300..400 => Err(format!(
+                "the server answered {status}; redirects are not followed: write the final URL in `jwks`"
+            )),
+            _ => Err(format!("the server answered {status}")),
+        }
+    }
+
+    fn on_failure(&self, error: &str, failures: u32) {
+        let issuer = &*self.spec.issuer;
+        self.metrics
+            .reads
+            .with_label_values(&[issuer, "failed"])
+            .inc();
+        if failures > 0 {
+            return;
+        }
+        match self.generation() {
+            0 => warn!(
+                issuer,
+                error,
+                "public keys of an issuer of tokens cannot be read; its tokens are refused with 503 until they can"
+            ),
+            _ => warn!(
+                issuer,
+                error,
+                "public keys of an issuer of tokens cannot be read; the last ones stay in use"
+            ),
+        }
+    }
+}
+
+impl Drop for IssuerKeys {
+    fn drop(&mut self) {
+        self.wanted.notify_one();
+    }
+}
