@@ -385,6 +385,8 @@ impl ApiServer {
             id,
             started,
             response: None,
+            chat: None,
+            is_converted: false,
             is_background: false,
             requested: None,
             strips_usage: false,

@@ -18,9 +18,11 @@ mod membership;
 mod model_set;
 pub mod probe;
 pub mod registry;
+mod responses_api;
 mod snapshot;
 mod worker;
 
 pub use self::group::{Group, Members};
+pub use self::responses_api::{ChatWorkers, ResponsesApi};
 pub use self::snapshot::{Facts, Snapshot, Status};
 pub use self::worker::{Member, Role, Worker};

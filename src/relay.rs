@@ -3,6 +3,7 @@
 //! The only part that talks to engines for a request. It knows bodies as bytes, with the few fields that
 //! [`crate::prompt`] found in them.
 
+mod as_chat;
 mod body_edit;
 mod budget;
 pub mod cached_prefix;
@@ -60,7 +61,9 @@ mod worker_series;
 pub use self::cached_prefix::{Caches, PrefixSource};
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};
-pub use self::job::{DECISION, Error, Job, ServedBy};
+pub use self::job::{
+    AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy,
+};
 pub use self::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::model::{ModelSettings, PerModel};
 pub use self::session_key::KeySource;

@@ -8,6 +8,7 @@
 
 #[doc(hidden)]
 pub mod background;
+mod chat;
 mod client_request;
 mod client_state;
 mod compact;
@@ -51,6 +52,9 @@ use hyper::Response;
 
 pub use self::background::Settings as BackgroundSettings;
 pub(crate) use self::client_request::ClientRequest;
+pub use self::chat::{
+    ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools, converted as converted_chat,
+};
 pub use self::compact_settings::Settings as CompactSettings;
 pub use self::engine_input::UnsupportedItems;
 pub use self::events::ReasoningEvents;

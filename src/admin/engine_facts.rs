@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::fleet::Status;
+use crate::fleet::{ResponsesApi, Status};
 use crate::fleet::events::Endpoint;
 
 #[derive(Debug, Serialize)]
@@ -10,6 +10,8 @@ pub(super) struct EngineRow {
     block_size: Option<u32>,
     /// Whether its prefix cache is on, if it says so.
     prefix_caching: Option<bool>,
+    /// How it is sent requests of the Responses API: `native` or `chat`.
+    responses: ResponsesApi,
     events: EventsRow,
 }
 
@@ -42,6 +44,10 @@ impl EngineRow {
         Self {
             block_size: status.facts.block_size,
             prefix_caching: status.facts.prefix_caching,
+            responses: match status.speaks_chat_only() {
+                true => ResponsesApi::Chat,
+                false => ResponsesApi::Native,
+            },
             events: EventsRow {
                 ranks: endpoints.len(),
                 without_replay: endpoints.iter().filter(has_none).count(),

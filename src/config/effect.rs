@@ -97,6 +97,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("responses.on_store_down", Effect::Reload),
     ("responses.keep_alive", Effect::Reload),
     ("responses.compact.*", Effect::Reload),
+    ("responses.chat.*", Effect::Reload),
     ("responses.advanced.ready_without_store", Effect::Restart),
     ("responses.advanced.reasoning_events", Effect::Reload),
     ("responses.advanced.unsupported_items", Effect::Reload),

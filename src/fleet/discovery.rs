@@ -17,7 +17,7 @@ use tracing::warn;
 
 use super::events::{Events, EventsSpec};
 use super::registry::Registry;
-use super::{Member, Role};
+use super::{Member, ResponsesApi, Role};
 use crate::http::tls::ClientSettings;
 use crate::secret::Secret;
 
@@ -89,6 +89,9 @@ pub struct WorkerSpec {
     /// How the worker's KV events are received. Left out: as the discovery entry says, else `from: auto`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub events: Option<EventsSpec>,
+    /// How the worker is sent requests of the Responses API. Left out: as the discovery entry says, else `auto`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub responses: Option<ResponsesApi>,
     /// Labels such as `zone: a`, for `prefill_decode.topology`; added to those of the discovery entry.
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
@@ -112,6 +115,8 @@ pub struct WorkerDefaults {
     pub tls: Option<ClientSettings>,
     /// How the workers' KV events are received.
     pub events: EventsSpec,
+    /// How the workers are sent requests of the Responses API: `native`, `chat` or `auto`.
+    pub responses: ResponsesApi,
     /// Labels such as `zone: a`, for `prefill_decode.topology`.
     pub labels: BTreeMap<String, String>,
 }
@@ -127,6 +132,7 @@ impl WorkerDefaults {
             authorization: bearer(&self.api_key).map_err(|error| ("api_key".to_owned(), error))?,
             tls: check_tls(self.tls.as_ref())?,
             events: check_events(&self.events)?,
+            responses: self.responses,
             labels: shared_labels(&self.labels),
             bootstrap: None,
             identity: None,
@@ -168,6 +174,9 @@ impl WorkerSpec {
         }
         if let Some(events) = &self.events {
             member.events = check_events(events)?;
+        }
+        if let Some(responses) = self.responses {
+            member.responses = responses;
         }
         member.draining = self.draining;
         member.labels.extend(shared_labels(&self.labels));

@@ -11,6 +11,7 @@ use super::Status;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
+use super::responses_api::ChatWorkers;
 use super::worker::{Role, Worker};
 use crate::ids::{Model, WorkerId};
 
@@ -44,6 +45,10 @@ pub struct Members {
     pub worker_indices: FxHashMap<WorkerId, usize>,
     /// For each of `workers`, how many of its ranks publish KV events.
     pub event_ranks: Vec<u32>,
+    /// How many of `workers` are sent chat completions in place of requests of the Responses API.
+    pub chat_workers: ChatWorkers,
+    /// For each of `workers`, whether it is one of those.
+    chat_only: Vec<bool>,
 }
 
 impl Deref for Group {
@@ -55,6 +60,12 @@ impl Deref for Group {
 }
 
 impl Members {
+    /// Whether the worker is sent chat completions in place of requests of the Responses API.
+    pub fn speaks_chat_only(&self, worker: WorkerId) -> bool {
+        let index = self.worker_indices.get(&worker);
+        index.is_some_and(|index| self.chat_only[*index])
+    }
+
     /// Indices of the workers that take decode legs and whole requests.
     pub fn decode(&self) -> Range<usize> {
         0..self.workers.len() - self.prefill_only
@@ -88,10 +99,13 @@ impl Members {
                 .worker_indices
                 .insert(status.worker.id, worker_index);
             members.event_ranks.push(ranks);
+            members.chat_only.push(status.speaks_chat_only());
             members.workers.push(status.worker.clone());
             let key = status.compatibility_key(topology);
             members.compatibility_keys.push(key);
         }
+        let chat = members.chat_only.iter().filter(|is_chat| **is_chat);
+        members.chat_workers = ChatWorkers::of(chat.count(), members.workers.len());
         members
     }
 }

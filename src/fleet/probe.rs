@@ -3,6 +3,7 @@
 
 mod engine;
 mod get;
+mod responses_api;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -66,6 +67,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
     let mut machine = health::Machine::new(&registry.settings().health);
     let mut facts: Option<Facts> = None;
     let mut started = None;
+    // The setting with which it was found out whether the worker serves the Responses API.
+    let mut asked_for = None;
     // Why a worker that is up has no models.
     let mut no_models = None;
     let mut failures = 0_u32;
@@ -100,6 +103,12 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                     let before = facts.take().unwrap_or_default();
                     found.block_size = before.block_size;
                     found.prefix_caching = before.prefix_caching;
+                    found.lacks_responses = before.lacks_responses;
+                    if turned_up || asked_for != Some(worker.responses) {
+                        asked_for = Some(worker.responses);
+                        found.lacks_responses =
+                            responses_api::is_lacking(&worker, &found, limit).await;
+                    }
                     if worker.events == Events::Auto {
                         let before = (before.event_endpoints, before.unusable_events);
                         (found.event_endpoints, found.unusable_events) =
@@ -281,6 +290,7 @@ pub async fn once(
         get(worker, "/health", limit).await?;
         let mut facts = fetch_models(worker, limit).await?;
         facts.version = fetch_version(worker, limit).await;
+        facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;
         if worker.events == Events::Auto {
             (facts.event_endpoints, facts.unusable_events) =
                 fetch_event_endpoints(worker, limit, Default::default()).await;

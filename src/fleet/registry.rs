@@ -254,6 +254,7 @@ impl Registry {
                     || stored.base != facts.base
                     || stored.block_size != facts.block_size
                     || stored.prefix_caching != facts.prefix_caching
+                    || stored.lacks_responses != facts.lacks_responses
                     || stored.event_endpoints != facts.event_endpoints
                     || stored.unusable_events != facts.unusable_events
                     || !stored.models.keys().eq(facts.models.keys()))
@@ -367,6 +368,7 @@ pub(crate) mod tests {
             authorization: None,
             tls: None,
             events: Events::Off,
+            responses: Default::default(),
             labels: BTreeMap::new(),
             bootstrap: None,
             identity: None,

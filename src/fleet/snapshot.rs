@@ -40,6 +40,8 @@ pub struct Facts {
     pub block_size: Option<u32>,
     /// Whether its prefix cache is on.
     pub prefix_caching: Option<bool>,
+    /// True if it does not serve the Responses API, or not well enough.
+    pub lacks_responses: bool,
     /// Dp rank -> where it publishes KV events, according to the engine; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
     /// Publishers that the engine lists and that cannot be followed.
@@ -55,6 +57,11 @@ pub struct Snapshot {
 }
 
 impl Status {
+    /// Whether it is sent chat completions in place of requests of the Responses API.
+    pub fn speaks_chat_only(&self) -> bool {
+        self.worker.responses.is_chat(self.facts.lacks_responses)
+    }
+
     /// Each rank's KV event endpoint, in order of ranks; empty if the worker publishes none.
     pub fn event_endpoints(&self) -> Vec<(u32, Endpoint)> {
         let host = self.worker.host();

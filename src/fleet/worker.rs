@@ -17,6 +17,7 @@ use super::events::Events;
 use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
+use super::responses_api::ResponsesApi;
 use crate::http::circuit_breaker::SharedBreaker;
 use crate::http::client;
 use crate::http::tls::ClientSettings;
@@ -62,6 +63,7 @@ pub struct Member {
     /// TLS of the connections to it, if it is connected over TLS.
     pub tls: Option<ClientSettings>,
     pub events: Events,
+    pub responses: ResponsesApi,
     /// Set by the operator, for example `zone: a`.
     pub labels: BTreeMap<String, Arc<str>>,
     /// `http://host:port` (or https) of its Mooncake bootstrap server, unless that is at the worker's own host and the
@@ -80,6 +82,7 @@ pub struct Worker {
     pub role: Role,
     pub authorization: Option<HeaderValue>,
     pub events: Events,
+    pub responses: ResponsesApi,
     pub labels: BTreeMap<String, Arc<str>>,
     pub bootstrap: Option<Arc<str>>,
     pub pool: Arc<client::Pool>,
@@ -169,6 +172,7 @@ impl Worker {
             role: member.role,
             authorization: member.authorization.clone(),
             events: member.events.clone(),
+            responses: member.responses,
             labels: member.labels.clone(),
             bootstrap: member.bootstrap.clone(),
             pool,

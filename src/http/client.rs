@@ -19,6 +19,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
+use hyper::http::request;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
@@ -198,15 +199,47 @@ impl Pool {
         authorization: Option<&hyper::header::HeaderValue>,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
+        let request = Request::get(path);
+        self.small(request, authorization, "", body_bytes_max).await
+    }
+
+    /// A small POST of JSON, whose answer is read whole.
+    pub async fn post(
+        self: &Arc<Self>,
+        path: &str,
+        authorization: Option<&hyper::header::HeaderValue>,
+        json: &'static str,
+        body_bytes_max: usize,
+    ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
+        let request = Request::post(path).header(hyper::header::CONTENT_TYPE, "application/json");
+        self.small(request, authorization, json, body_bytes_max)
+            .await
+    }
+
+    async fn small(
+        self: &Arc<Self>,
+        request: request::Builder,
+        authorization: Option<&hyper::header::HeaderValue>,
+        body: &'static str,
+        body_bytes_max: usize,
+    ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
+        let (parts, ()) = request
+            .header(hyper::header::HOST, self.authority())
+            .body(())?
+            .into_parts();
         let build = || {
-            let mut request = Request::get(path).header(hyper::header::HOST, self.authority());
+            let body = Full::new(Bytes::from_static(body.as_bytes()));
+            let mut request = Request::from_parts(parts.clone(), body);
             if let Some(value) = authorization {
-                request = request.header(hyper::header::AUTHORIZATION, value);
+                let value = value.clone();
+                request
+                    .headers_mut()
+                    .insert(hyper::header::AUTHORIZATION, value);
             }
-            request.body(Full::default())
+            request
         };
-        let answer = match self.send(build()?).await {
-            Err(Error::Stale { .. }) => self.send_anew(build()?).await?,
+        let answer = match self.send(build()).await {
+            Err(Error::Stale { .. }) => self.send_anew(build()).await?,
             other => other?,
         };
         let status = answer.status();

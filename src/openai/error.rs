@@ -318,6 +318,7 @@ impl From<relay::Error> for ApiError {
                     ..Self::new(status, code, message)
                 }
             }
+            relay::Error::NotConvertible(what) => Self::unsupported(&what.param, what.message),
             relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),
             relay::Error::Limited(refusal) => Self::limited(&refusal),
             relay::Error::CutsConnections => Self {

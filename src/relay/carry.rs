@@ -33,6 +33,12 @@ impl Relay {
         job: &Job<'_>,
         mut peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
+        if job.chat.is_some()
+            && let Some(chat) = self.chat_for_all(job, peek.model.as_deref())?
+        {
+            // Boxed, so that other requests do not carry its state.
+            return Box::pin(self.carry_chat(&chat)).await;
+        }
         let mut waits = self.waits(job, &peek)?;
         let planning = job.trace().map(|trace| (trace, observe::now()));
         let mut plan = self.plan_or_wait(job, &mut peek, waits.as_mut()).await?;
@@ -51,7 +57,7 @@ impl Relay {
             return Err(Error::CutsConnections);
         }
         let charge = self.reserve(job, &plan, wanted).await?;
-        let mut count = RequestCount::new(plan.model.clone(), job.api, job.started, charge);
+        let mut count = RequestCount::new(plan.model.clone(), job.asked_api(), job.started, charge);
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
@@ -62,6 +68,8 @@ impl Relay {
         let mut last_worker = None;
         let mut lacks_prefill = false;
         let mut is_over = false;
+        // What a chat completion cannot have, if a worker that needs one was chosen.
+        let mut not_convertible = None;
         // The failure that the next attempt is a retry of.
         let mut retried: Option<(Arc<str>, Failure)> = None;
         loop {
@@ -93,6 +101,19 @@ impl Relay {
                 continue;
             }
             let Some(choice) = choice else { break };
+            let converted = match self.converted(job, &plan, &choice) {
+                Ok(converted) => converted,
+                Err(why) => {
+                    failed.exclude_chat(&plan.group);
+                    not_convertible = Some(why);
+                    // Another worker must be chosen, and there may be none.
+                    if self.has_choice(&plan, now, &failed, false) {
+                        continue;
+                    }
+                    break;
+                }
+            };
+            let sent = converted.as_ref().unwrap_or(job);
             if self.lacks_prefill_worker(&choice) {
                 lacks_prefill = true;
                 break;
@@ -105,7 +126,7 @@ impl Relay {
             let outcome = match (&choice.prefill, grant) {
                 (Some(Ok(prefill)), grant) => {
                     let attempt = self
-                        .attempt_disaggregated(job, &plan, &choice, prefill, &attempts, deadline);
+                        .attempt_disaggregated(sent, &plan, &choice, prefill, &attempts, deadline);
                     let attempt = Box::pin(attempt);
                     match grant {
                         Some(grant) => Box::pin(with_grant(grant, attempt)).await,
@@ -113,11 +134,11 @@ impl Relay {
                     }
                 }
                 (None | Some(Err(_)), Some(grant)) => {
-                    let attempt = self.attempt(job, &plan, &choice, &attempts, deadline);
+                    let attempt = self.attempt(sent, &plan, &choice, &attempts, deadline);
                     Box::pin(with_grant(grant, attempt)).await
                 }
                 (None | Some(Err(_)), None) => {
-                    self.attempt(job, &plan, &choice, &attempts, deadline).await
+                    self.attempt(sent, &plan, &choice, &attempts, deadline).await
                 }
             };
             let attempt = match outcome {
@@ -189,6 +210,12 @@ impl Relay {
         }
         if let Some(refused) = refused {
             return Ok(self.respond(job, &plan, refused, count, deadline));
+        }
+        if attempts.count() == 0
+            && let Some(why) = not_convertible
+        {
+            count.fail(Outcome::WorkerFailed);
+            return Err(Error::NotConvertible(why));
         }
         is_over |= attempts.last() == Some(Failure::Deadline);
         let (error, outcome) = match is_over {

@@ -24,9 +24,38 @@ pub const DECISION: HeaderName = HeaderName::from_static("x-warmroute-decision")
 pub(super) const PRIORITY: HeaderName = HeaderName::from_static("x-warmroute-priority");
 pub(super) const TTFT_TARGET: HeaderName = HeaderName::from_static("x-warmroute-ttft-target");
 
+const CHAT_PATH: &str = "/v1/chat/completions";
+
 /// The worker that answered: an extension of the response.
 #[derive(Clone, Debug)]
 pub struct ServedBy(pub Arc<str>);
+
+/// An extension of the response: a request of the Responses API was sent as a chat completion, and this is its answer.
+#[derive(Clone, Copy, Debug)]
+pub struct AnsweredAsChat;
+
+/// Makes a chat completion of a request of the Responses API, for workers that do not serve that.
+pub trait ChatForm: fmt::Debug + Sync {
+    /// The body for `/v1/chat/completions`.
+    fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible>;
+}
+
+/// What a request has that a chat completion cannot have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotConvertible {
+    /// The name of the member, as the client wrote it.
+    pub param: String,
+    pub message: String,
+}
+
+impl NotConvertible {
+    pub fn new(param: &str, message: &str) -> Self {
+        Self {
+            param: param.to_owned(),
+            message: message.to_owned(),
+        }
+    }
+}
 
 /// One request to send to an engine.
 #[derive(Debug)]
@@ -54,6 +83,10 @@ pub struct Job<'a> {
     pub requested: Option<RequestedName>,
     /// True if the router asked the engine for usage on its own: the event with it is not passed on.
     pub strips_usage: bool,
+    /// For workers that do not serve the Responses API: makes a chat completion of the body.
+    pub chat: Option<&'a dyn ChatForm>,
+    /// True if `body` is a chat completion that was made of a request of the Responses API.
+    pub is_converted: bool,
     /// No client waits for its answer.
     pub is_background: bool,
     /// Receives worker, tokens and times for the access log, if there is one.
@@ -69,7 +102,29 @@ pub struct RequestedName {
     pub reason: TargetReason,
 }
 
-impl Job<'_> {
+impl<'a> Job<'a> {
+    /// The API that the client used.
+    pub(super) fn asked_api(&self) -> Api {
+        match self.is_converted {
+            true => Api::Responses,
+            false => self.api,
+        }
+    }
+
+    /// The same request with the body of a chat completion.
+    pub(super) fn as_chat(&self, body: Bytes) -> Job<'a> {
+        Job {
+            api: Api::Chat,
+            target: Uri::from_static(CHAT_PATH),
+            body,
+            chat: None,
+            is_converted: true,
+            requested: self.requested.clone(),
+            summary: self.summary.clone(),
+            ..*self
+        }
+    }
+
     /// The request's trace, if it is traced.
     pub(super) fn trace(&self) -> Option<&Arc<RequestTrace>> {
         self.summary.as_ref()?.trace()
@@ -117,6 +172,8 @@ pub enum Error {
     CutsConnections,
     /// The limits of its tenant have no room for the request.
     Limited(Box<limits::Refusal>),
+    /// Only workers that speak chat completions could take the request, and it cannot be one.
+    NotConvertible(NotConvertible),
 }
 
 impl Error {
@@ -134,6 +191,7 @@ impl Error {
             | Error::OutOfResources { .. }
             | Error::BadHeader { .. }
             | Error::Limited(_)
+            | Error::NotConvertible(_)
             | Error::CutsConnections => false,
             // A full queue is a lack of workers, too.
             Error::NotQueued(refusal) => refusal.reason != RefusalReason::Draining,
@@ -181,6 +239,7 @@ impl fmt::Display for Error {
             Error::NotQueued(refusal) => refusal.reason.fmt(f),
             Error::BadHeader { name, expected } => write!(f, "the header `{name}` must be {expected}"),
             Error::Limited(refusal) => refusal.fmt(f),
+            Error::NotConvertible(what) => f.write_str(&what.message),
             Error::CutsConnections => f.write_str(
                 "engines closed the connection without an answer each time they got this request; it is not sent again",
             ),

@@ -87,7 +87,7 @@ impl Meter {
             let gap = now.saturating_duration_since(self.last);
             self.series.inter_token_latency.observe(gap.as_secs_f64());
             self.last = now;
-        } else if is_token(self.count.api(), data) {
+        } else if is_token(self.count.wire(), data) {
             self.has_token = true;
             self.last = now;
             let waited = now.saturating_duration_since(self.count.started);
@@ -102,7 +102,7 @@ impl Meter {
                 summary.update(|it| it.time_to_first_token = Some(waited));
             }
         }
-        self.tokens += count_tokens(self.count.api(), data);
+        self.tokens += count_tokens(self.count.wire(), data);
         if has_usage(data) {
             self.usage = Some(data.clone());
         }

@@ -22,6 +22,8 @@ pub(super) struct AttemptAnswer {
     pub(super) answer: exchange::Answer,
     pub(super) running: Running,
     pub(super) decision: Decision,
+    /// True if the worker was sent a chat completion that was made of a request of the Responses API.
+    pub(super) is_converted: bool,
     /// How many attempts there were, this one included.
     pub(super) attempts: u32,
     /// The prefill leg, or why there was none. `None` if disaggregation is not configured.

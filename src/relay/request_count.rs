@@ -18,6 +18,8 @@ pub(super) struct RequestCount {
     pub(super) model: Arc<ModelState>,
     pub(super) started: Instant,
     api: Api,
+    /// The API that the engine was sent.
+    wire: Api,
     is_counted: bool,
     /// In the limits of its tenant.
     charge: Option<Charge>,
@@ -34,14 +36,20 @@ impl RequestCount {
         Self {
             model,
             api,
+            wire: api,
             started,
             is_counted: false,
             charge,
         }
     }
 
-    pub(super) fn api(&self) -> Api {
-        self.api
+    /// The API that the engine was sent.
+    pub(super) fn wire(&self) -> Api {
+        self.wire
+    }
+
+    pub(super) fn set_wire(&mut self, wire: Api) {
+        self.wire = wire;
     }
 
     /// The request goes to a worker now: it is charged even if its client leaves.

@@ -8,7 +8,7 @@ use hyper::Response;
 use hyper::header::{self, HeaderValue};
 
 use super::core::Relay;
-use super::job::{DECISION, Job, ServedBy};
+use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
 use super::outcome::AttemptAnswer;
 use super::plan::Plan;
@@ -26,7 +26,7 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         answer: AttemptAnswer,
-        count: RequestCount,
+        mut count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
         let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
@@ -50,8 +50,13 @@ impl Relay {
             answer,
             mut running,
             prefill,
+            is_converted,
             ..
         } = answer;
+        let wire = match is_converted {
+            true => Api::Chat,
+            false => job.api,
+        };
         let exchange::Answer {
             head,
             body,
@@ -72,6 +77,10 @@ impl Relay {
         }
         let served_by = ServedBy(running.worker().name.clone());
         response.extensions_mut().insert(served_by);
+        if is_converted {
+            response.extensions_mut().insert(AnsweredAsChat);
+        }
+        count.set_wire(wire);
         let is_events = headers::is_event_stream(response.headers());
         let cached_tokens = match prefill {
             Some(Ok(prefill)) => prefill.cached_tokens,
@@ -100,7 +109,7 @@ impl Relay {
                 first,
                 timer,
                 limits,
-                job.api,
+                wire,
                 status,
                 is_events,
                 meter,
@@ -142,7 +151,7 @@ impl Relay {
             tenant: tenant.clone(),
             requested: job.requested.as_ref().map(|it| it.name.clone()),
             model: model.clone(),
-            api: job.api,
+            api: job.asked_api(),
             worker: answer.running.worker().name.clone(),
             started: job.started,
         };

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use smallvec::SmallVec;
 use tracing::debug;
 
 use super::choice::Choice;
@@ -58,16 +59,25 @@ impl Relay {
             request.prompt_tokens,
             request.prompt_tokens.saturating_sub(decision.new_tokens),
         );
+        // The plan's tokens are those of the other form of the request.
+        let is_planned = plan.api == job.api;
         let report = plan.asks(&self.caches.board, worker);
+        let report = report.filter(|_| is_planned);
         let mut running = Running::new(
             in_flight,
-            plan.expect(&self.caches, worker),
-            plan.check(&self.caches.tokenizer_check, now, worker),
+            match is_planned {
+                true => plan.expect(&self.caches, worker),
+                false => SmallVec::new(),
+            },
+            is_planned
+                .then(|| plan.check(&self.caches.tokenizer_check, now, worker))
+                .flatten(),
             report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );
         let limit = self.attempt_deadline(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-        let body = plan.body.as_ref().unwrap_or(&job.body);
+        let planned_body = plan.body.as_ref().filter(|_| is_planned);
+        let body = planned_body.unwrap_or(&job.body);
         let sending = Sending {
             kind: RequestKind::Whole,
             may_resend: attempts.cuts() == 0,
@@ -105,6 +115,7 @@ impl Relay {
             answer,
             running,
             decision,
+            is_converted: job.is_converted,
             attempts: attempts.count(),
             prefill: not_disaggregated.map(Err),
         };

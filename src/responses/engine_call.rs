@@ -7,13 +7,14 @@ use http_body_util::BodyExt;
 use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Response, Uri};
 
+use super::chat::{self, AnsweredTools};
 use super::client_request::RequestContext;
 use super::engine_error;
 use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::relay;
+use crate::relay::{self, AnsweredAsChat, ChatForm};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -24,8 +25,36 @@ impl Responses {
         context: &RequestContext<'_>,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
-        self.ask(context, Api::Responses, "/v1/responses", body)
-            .await
+        let native = body.clone();
+        let answer = self
+            .ask(context, Api::Responses, "/v1/responses", body)
+            .await?;
+        match answer.extensions().get::<AnsweredAsChat>() {
+            None => Ok(answer),
+            Some(_) => self.native_answer(answer, &native).await,
+        }
+    }
+
+    /// The answer of an engine that was sent a chat completion, as an engine with the Responses API would give it. Here,
+    /// so that everything above reads one kind of answer.
+    async fn native_answer(
+        &self,
+        answer: Response<http::Body>,
+        native: &[u8],
+    ) -> Result<Response<http::Body>, ApiError> {
+        let (head, engine) = answer.into_parts();
+        if !is_events(&head.headers) {
+            return Err(ApiError::invalid_engine_response(
+                "the engine answered a streamed chat completion with something else than events",
+            ));
+        }
+        let tools = AnsweredTools::of(native);
+        let bytes_max = self.event_options().bytes_max;
+        let body = match tools.is_streamed {
+            true => chat::native_body(engine, tools, bytes_max).await?,
+            false => http::full(chat::native_whole(engine, tools, bytes_max).await?),
+        };
+        Ok(Response::from_parts(head, body))
     }
 
     /// Sends `body` to an engine. An error status becomes an [`ApiError`].
@@ -51,6 +80,8 @@ impl Responses {
             id: context.id,
             started: context.started,
             response: context.response,
+            chat: (api == Api::Responses).then_some(&self.settings.chat as &dyn ChatForm),
+            is_converted: false,
             is_background: context.is_background,
             requested: None,
             strips_usage: false,
@@ -62,11 +93,21 @@ impl Responses {
             return Ok(answer);
         }
         let retry_after = engine_error::retry_after(answer.headers());
+        let is_of_chat = answer.extensions().get::<AnsweredAsChat>().is_some();
         let body = collect(answer.into_body(), ERROR_BYTES_MAX).await;
-        let mut error = engine_error::of_engine(status, &body.unwrap_or_default());
+        let body = body.unwrap_or_default();
+        let mut error = match is_of_chat {
+            true => engine_error::of_chat(status, &body),
+            false => engine_error::of_engine(status, &body),
+        };
         error.set_retry_after(retry_after);
         Err(error)
     }
+}
+
+fn is_events(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }
 
 /// The client's headers, adjusted to the router's body; no compression, since the router reads the answer.

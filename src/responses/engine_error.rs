@@ -13,6 +13,32 @@ pub(super) const TOO_LONG: &str = "context_length_exceeded";
 
 /// The error for a client. Type and code are the router's own; only the message is the engine's.
 pub(super) fn of_engine(status: StatusCode, body: &[u8]) -> ApiError {
+    of_members(status, body, |param| param)
+}
+
+/// As [`of_engine`], of an engine that was sent a chat completion: the client knows other names.
+pub(super) fn of_chat(status: StatusCode, body: &[u8]) -> ApiError {
+    of_members(status, body, |param| {
+        let field = param.split(['.', '[']).next().unwrap_or_default();
+        match field {
+            "messages" => "input",
+            "max_completion_tokens" | "max_tokens" => "max_output_tokens",
+            "response_format" => "text.format",
+            "reasoning_effort" => "reasoning.effort",
+            _ => param,
+        }
+    })
+}
+
+/// The HTTP status that an error within a stream has as its code.
+pub(super) fn status_within(data: &str) -> Option<StatusCode> {
+    let data = Members::parse(data).ok()?;
+    let error = Members::parse(data.get("error")?).ok()?;
+    let status = StatusCode::from_u16(error.get("code")?.parse().ok()?).ok()?;
+    (status.is_client_error() || status.is_server_error()).then_some(status)
+}
+
+fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiError {
     let text = std::str::from_utf8(body).unwrap_or_default();
     let body = Members::parse(text).unwrap_or_default();
     // FastAPI's own errors have `detail`; older engines do not wrap the error in `error`.
@@ -24,13 +50,18 @@ pub(super) fn of_engine(status: StatusCode, body: &[u8]) -> ApiError {
         |message| message.into_owned(),
     );
     let param = error.text("param").unwrap_or_default();
-    let is_too_long =
-        message.contains("maximum context length") || message.contains("context length of");
+    let too_long = [
+        "maximum context length",
+        "context length of",
+        // SGLang's words.
+        "longer than the model's context length",
+    ];
+    let is_too_long = too_long.iter().any(|it| message.contains(it));
     let (code, param) = match status {
         StatusCode::BAD_REQUEST if is_too_long => (TOO_LONG, "input"),
         StatusCode::NOT_FOUND if param == "model" => ("model_not_found", "model"),
         StatusCode::TOO_MANY_REQUESTS => ("rate_limit_exceeded", ""),
-        _ => ("", &*param),
+        _ => ("", rename(&param)),
     };
     ApiError::of_engine(status, code, param, message)
 }

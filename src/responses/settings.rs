@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::background;
+use super::chat::ChatSettings;
 use super::compact_settings;
 use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
@@ -34,6 +35,8 @@ pub struct Settings {
     pub state_token: state_token::Settings,
     /// Compaction of conversations (`POST /v1/responses/compact`).
     pub compact: compact_settings::Settings,
+    /// Requests for workers that speak chat completions only.
+    pub chat: ChatSettings,
     /// Background responses (`background: true`).
     pub background: background::Settings,
     /// Settings for experts.
@@ -99,6 +102,7 @@ impl Default for Settings {
             keep_alive: Duration::from_secs(15),
             state_token: state_token::Settings::default(),
             compact: compact_settings::Settings::default(),
+            chat: ChatSettings::default(),
             background: background::Settings::default(),
             advanced: Advanced::default(),
         }

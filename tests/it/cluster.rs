@@ -192,6 +192,9 @@ impl Engine {
             .args(["--block-tokens", &settings.block_tokens.to_string()])
             .args(["--cache-blocks", &settings.cache_blocks.to_string()])
             .args(["--hash-seed", &settings.hash_seed.to_string()]);
+        if settings.no_responses {
+            command.arg("--no-responses");
+        }
         command.args(event_arguments(settings));
         command.args(transfer_arguments(settings));
         let (child, printed) = Killed::start(&mut command);

@@ -96,6 +96,7 @@ impl LegContext<'_> {
             running.on_refusal();
             running.set_span(span);
             let answer = AttemptAnswer {
+                is_converted: job.is_converted,
                 answer,
                 running,
                 decision: prefill.decision,

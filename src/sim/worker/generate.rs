@@ -125,6 +125,7 @@ fn read(
     let context = Context {
         models: &shared.settings.models,
         max_context_tokens: shared.settings.context_tokens(),
+        is_chat_only: shared.settings.no_responses,
         now: clock::since_epoch().as_secs(),
         request_id: header("x-request-id"),
         session_id: header("x-session-id"),

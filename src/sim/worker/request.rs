@@ -55,7 +55,7 @@ pub(crate) struct GenerationRequest {
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer echoes.
     pub(crate) echoed: EchoedFields,
-    /// The content of a Responses answer.
+    /// The content of a Responses answer, or of a chat of an engine without the Responses API.
     pub(crate) output: Output,
 }
 
@@ -73,6 +73,8 @@ pub(crate) struct EchoedFields {
 pub(crate) struct Context<'a> {
     pub(crate) models: &'a [String],
     pub(crate) max_context_tokens: usize,
+    /// Chats have what otherwise only responses have: reasoning, calls, JSON.
+    pub(crate) is_chat_only: bool,
     /// Unix seconds.
     pub(crate) now: u64,
     /// The request's X-Request-Id, if it has one.
@@ -87,6 +89,9 @@ pub(crate) struct Context<'a> {
 struct ChatBody {
     messages: Option<Vec<Value>>,
     tools: Option<Value>,
+    tool_choice: Option<Value>,
+    reasoning_effort: Option<String>,
+    response_format: Option<Value>,
     max_completion_tokens: Option<usize>,
     #[serde(flatten)]
     common: Common,
@@ -198,8 +203,26 @@ impl GenerationRequest {
         let id = context.request_id.map(str::to_owned);
         let id = id.or_else(|| request.common.request_id.clone());
         let id = format!("chatcmpl-{}", id.unwrap_or(context.random_id.clone()));
+        let output = Output {
+            has_reasoning: request.reasoning_effort.is_some_and(|it| it != "none"),
+            call: output::chat_call(
+                request.tools.as_ref(),
+                request.tool_choice.as_ref(),
+                messages.last().unwrap_or(&Value::Null),
+            ),
+            format: request
+                .response_format
+                .filter(|format| format["type"] == "json_schema")
+                .map(|format| JsonFrame::of(&format["json_schema"]["schema"])),
+            has_no_token_limit: limit.is_none(),
+        };
         let limit = (param, limit);
-        finish(Api::Chat, id, prompts, limit, request.common, context)
+        let is_chat_only = context.is_chat_only;
+        let mut parsed = finish(Api::Chat, id, prompts, limit, request.common, context)?;
+        if is_chat_only {
+            parsed.output = output;
+        }
+        Ok(parsed)
     }
 
     fn read_completion(body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {

@@ -9,14 +9,15 @@ use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
-use hyper::{Request, StatusCode};
+use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tracing::debug;
 
 use super::body::CloseAfter;
-use super::http_answer::{Answer, LastAnswer, Result, detail, wrong_method};
+use super::http_answer::{self, Answer, LastAnswer, Result, detail, wrong_method};
+use super::request::missing_field;
 use super::routes::{self, Listener};
 use super::shared::Shared;
 
@@ -75,11 +76,24 @@ async fn handle(
     let faults = shared.faults();
     let close = faults.close_idle.then(|| CloseAfter(Arc::clone(close)));
     let route = routes::route(listener, parts.uri.path());
+    let is_asked_for_responses =
+        parts.uri.path() == "/v1/responses" && parts.method == Method::POST && &*body == b"{}";
+    if is_asked_for_responses {
+        return Ok(match shared.settings.no_responses {
+            true => detail(StatusCode::NOT_FOUND, "Not Found"),
+            false => http_answer::error(&missing_field("input", &body)),
+        });
+    }
     if route.as_ref().is_none_or(|(_, route)| route.is_recorded()) {
         shared.recorder.record(&parts, &body, connection);
     }
     let answer = match route {
         None => detail(StatusCode::NOT_FOUND, "Not Found"),
+        Some(_)
+            if shared.settings.no_responses && parts.uri.path().starts_with("/v1/responses") =>
+        {
+            detail(StatusCode::NOT_FOUND, "Not Found")
+        }
         Some((method, _)) if method != parts.method => wrong_method(&method),
         Some((_, route)) => routes::dispatch(shared, route, &parts, &body, faults).await?,
     };

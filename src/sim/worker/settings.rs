@@ -72,6 +72,11 @@ pub struct Settings {
     #[arg(long, value_name = "FOLDER")]
     pub tokenizer: Option<PathBuf>,
 
+    /// Serve no `/v1/responses`, as an engine that speaks chat completions only. Its streamed chats then have reasoning,
+    /// tool calls and JSON where the request asks for them.
+    #[arg(long)]
+    pub no_responses: bool,
+
     /// Serve the render endpoints, which tokenize a request without running it.
     #[arg(long)]
     pub enable_scale_out: bool,

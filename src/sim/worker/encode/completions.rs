@@ -2,8 +2,10 @@
 
 use serde_json::{Value, json};
 
+use super::items;
 use crate::sim::worker::generation::Generation;
 use crate::sim::worker::json::{DONE, event};
+use crate::sim::worker::request::output::Output;
 use crate::sim::worker::request::{Api, UsageReport};
 
 const FINGERPRINT: &str = "vllm-0.32.0-sim";
@@ -91,10 +93,11 @@ pub(super) fn role_chunk(generation: &Generation) -> String {
 }
 
 pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> String {
-    let finish_reason = generation.finish_reason(index);
+    let is_last = generation.finish_reason(index).is_some();
+    let finish_reason = is_last.then(|| chat_finish_reason(generation));
     let mut choice = json!({
         "index": index,
-        "delta": {"content": text},
+        "delta": chat_delta(generation, text, is_last),
         "logprobs": null,
         "finish_reason": finish_reason,
     });
@@ -118,6 +121,42 @@ pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str
     let tokens = generation.request.answer_tokens * generation.answers.len();
     let is_last_token = generation.completion_tokens() == tokens;
     token_chunk(generation, &choice, is_last_token)
+}
+
+fn chat_finish_reason(generation: &Generation) -> &'static str {
+    let output = &generation.request.output;
+    match generation.finish_reason(0) {
+        Some("length") if !output.has_no_token_limit || *output == Output::default() => "length",
+        _ if output.call.is_some() => "tool_calls",
+        _ => "stop",
+    }
+}
+
+/// What the token that was added last is a part of.
+fn chat_delta(generation: &Generation, text: &str, is_last: bool) -> Value {
+    let output = &generation.request.output;
+    let index = generation.completion_tokens().saturating_sub(1);
+    let reasoning_tokens = items::reasoning_tokens(generation);
+    if index < reasoning_tokens {
+        return json!({"reasoning": text});
+    }
+    let is_first = index == reasoning_tokens;
+    let Some(frame) = items::frame(generation) else {
+        return json!({"content": text});
+    };
+    let head = if is_first { frame.head.as_str() } else { "" };
+    let tail = if is_last { frame.tail.as_str() } else { "" };
+    let text = format!("{head}{}{tail}", if frame.has_words { text } else { "" });
+    let Some(call) = &output.call else {
+        return json!({"content": text});
+    };
+    let mut fragment = json!({"index": 0, "function": {"arguments": text}});
+    if is_first {
+        fragment["id"] = items::id(generation, "call").into();
+        fragment["type"] = "function".into();
+        fragment["function"]["name"] = call.name.as_str().into();
+    }
+    json!({"tool_calls": [fragment]})
 }
 
 /// The events after the last token: usage, if the request asked for it, and the end marker.
@@ -192,6 +231,10 @@ fn running_usage(generation: &Generation) -> Value {
 fn final_usage(generation: &Generation) -> Value {
     let mut usage = token_counts(generation);
     usage["prompt_tokens_details"] = json!({"cached_tokens": generation.reported_cached_tokens()});
+    let reasoning = items::reasoning_tokens(generation);
+    if reasoning > 0 {
+        usage["completion_tokens_details"] = json!({"reasoning_tokens": reasoning});
+    }
     if let Some(created) = generation.created_cache_tokens() {
         usage["prompt_tokens_details"]["created_cache_tokens"] = created.into();
     }

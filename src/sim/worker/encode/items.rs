@@ -102,13 +102,13 @@ fn last_index(generation: &Generation) -> usize {
 }
 
 /// An item id, derived from the response's id.
-fn id(generation: &Generation, prefix: &str) -> String {
+pub(super) fn id(generation: &Generation, prefix: &str) -> String {
     let digest = xxhash_rust::xxh3::xxh3_64(generation.request.id.as_bytes());
     format!("{prefix}_{digest:016x}")
 }
 
 /// The JSON around the generated words of the last item, if it has to be JSON.
-fn frame(generation: &Generation) -> Option<&JsonFrame> {
+pub(super) fn frame(generation: &Generation) -> Option<&JsonFrame> {
     let output = &generation.request.output;
     let arguments = output.call.as_ref().map(|call| &call.arguments);
     arguments.or(output.format.as_ref())

@@ -87,6 +87,29 @@ pub(super) fn call(tools: Option<&Value>, choice: Option<&Value>, last: &Value) 
     })
 }
 
+/// As [`call`], of a chat completion.
+pub(super) fn chat_call(
+    tools: Option<&Value>,
+    choice: Option<&Value>,
+    last: &Value,
+) -> Option<Call> {
+    let flat = |tool: &Value| {
+        let mut function = tool["function"].clone();
+        function["type"] = "function".into();
+        function
+    };
+    let tools: Value = tools?.as_array()?.iter().map(flat).collect();
+    let choice = choice.map(|choice| match choice {
+        Value::Object(_) => flat(choice),
+        _ => choice.clone(),
+    });
+    let kind = match last["role"] == "tool" {
+        true => "function_call_output",
+        false => "message",
+    };
+    call(Some(&tools), choice.as_ref(), &json!({"type": kind}))
+}
+
 /// A fixed value that matches a schema.
 fn example_value(schema: &Value) -> Value {
     if let Some(first) = schema["enum"].as_array().and_then(|values| values.first()) {

@@ -3,6 +3,7 @@ use super::*;
 fn context(models: &[String]) -> Context<'_> {
     Context {
         models,
+        is_chat_only: false,
         max_context_tokens: 1000,
         now: 5,
         request_id: None,

@@ -1,0 +1,83 @@
+//! Requests of the Responses API for workers that speak chat completions only: which form a worker is sent.
+
+use bytes::Bytes;
+use hyper::Response;
+
+use super::body_edit;
+use super::choice::{Choice, FailedWorkers};
+use super::core::Relay;
+use super::job::{Error, Job, NotConvertible};
+use super::plan::Plan;
+use crate::fleet::{ChatWorkers, Group};
+use crate::http::Body;
+use crate::prompt::Api;
+
+impl Relay {
+    /// Whether requests of the Responses API for this model are sent as chat completions, whichever worker is chosen. The
+    /// prompt's tokens are then those of the chat completion.
+    pub fn sends_chat(&self, model: Option<&str>) -> bool {
+        match self.chat_workers(model) {
+            ChatWorkers::None => false,
+            // The two legs of a request have one form.
+            ChatWorkers::Some => self.prefill_decode.is_some(),
+            ChatWorkers::All => true,
+        }
+    }
+
+    fn chat_workers(&self, model: Option<&str>) -> ChatWorkers {
+        let snapshot = self.fleet.snapshot();
+        let group = match model {
+            Some(name) => snapshot.models.get(name),
+            None => snapshot.only_model(),
+        };
+        group.map_or(ChatWorkers::None, |group| group.chat_workers)
+    }
+
+    /// The request as a chat completion, if all workers are sent that. An error if no worker could take it.
+    pub(super) fn chat_for_all<'a>(
+        &self,
+        job: &Job<'a>,
+        model: Option<&str>,
+    ) -> Result<Option<Job<'a>>, Error> {
+        let Some(chat) = job.chat.filter(|_| self.sends_chat(model)) else {
+            return Ok(None);
+        };
+        match chat.chat_body(&job.body) {
+            Ok(body) => Ok(Some(job.as_chat(body))),
+            Err(_) if self.chat_workers(model) == ChatWorkers::Some => Ok(None),
+            Err(why) => Err(Error::NotConvertible(why)),
+        }
+    }
+
+    pub(super) async fn carry_chat(&self, job: &Job<'_>) -> Result<Response<Body>, Error> {
+        let peek = body_edit::read_again(Api::Chat, &job.body, self.block_bytes(), "");
+        self.carry(job, peek).await
+    }
+
+    /// The request in the form of the chosen worker; `None` if that is the job's own form. Of a model with workers of both
+    /// kinds a retry may need the other form.
+    pub(super) fn converted<'a>(
+        &self,
+        job: &Job<'a>,
+        plan: &Plan,
+        choice: &Choice,
+    ) -> Result<Option<Job<'a>>, NotConvertible> {
+        let Some(chat) = job.chat else {
+            return Ok(None);
+        };
+        if !plan.group.speaks_chat_only(choice.worker.id) {
+            return Ok(None);
+        }
+        let body: Bytes = chat.chat_body(&job.body)?;
+        Ok(Some(job.as_chat(body)))
+    }
+}
+
+impl FailedWorkers {
+    /// Excludes the workers that speak chat completions only.
+    pub(super) fn exclude_chat(&mut self, group: &Group) {
+        let workers = group.workers.iter().map(|worker| worker.id);
+        self.decode
+            .extend(workers.filter(|id| group.speaks_chat_only(*id)));
+    }
+}

@@ -1,0 +1,439 @@
+//! The answer of a chat stream as the events of an engine with the Responses API. Pure.
+
+use std::borrow::Cow;
+
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+
+use super::call::Call;
+use super::chunk::{CallDelta, Choice, Chunk, Delta, FunctionDelta, usage};
+use super::item::{PartKind, TextItem};
+use super::tools::AnsweredTools;
+use crate::responses::item::joined_text;
+use crate::responses::members::{self, Members, put_text};
+
+const ENDED_EARLY: &str = "the engine ended the stream before the answer was complete";
+const TOO_LONG: &str = "the answer is longer than the router allows";
+const UNREADABLE: &str = "the engine sent a chunk that the router cannot read";
+/// Calls in one answer. More is a defect of the engine.
+const CALLS_MAX: usize = 1024;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct ChatAnswer {
+    tools: AnsweredTools,
+    has_started: bool,
+    is_over: bool,
+    /// The message or reasoning item that grows.
+    text: Option<TextItem>,
+    /// Calls stay open until the end, since their fragments may be mixed.
+    calls: SmallVec<[Call; 2]>,
+    /// Index of the next item.
+    next: usize,
+    finish_reason: Option<String>,
+    usage: Option<String>,
+    /// Why the answer failed.
+    error: Option<String>,
+    /// The engine's own error event.
+    engine_error: Option<String>,
+    /// Bytes of texts and arguments, however they came.
+    bytes: usize,
+    bytes_max: usize,
+    /// The items that are done, if they are kept for a whole answer.
+    done: Option<Vec<(usize, Vec<u8>)>>,
+    /// The Response object at the end, if the items are kept.
+    whole: Vec<u8>,
+}
+
+/// How an answer ended.
+enum End {
+    Completed,
+    /// Why it is incomplete.
+    Incomplete(&'static str),
+    Failed(String),
+}
+
+impl ChatAnswer {
+    /// `keeps_items`: for [`ChatAnswer::whole`].
+    pub(super) fn new(tools: AnsweredTools, bytes_max: usize, keeps_items: bool) -> Self {
+        Self {
+            tools,
+            has_started: false,
+            is_over: false,
+            text: None,
+            calls: SmallVec::new(),
+            next: 0,
+            finish_reason: None,
+            usage: None,
+            error: None,
+            engine_error: None,
+            bytes: 0,
+            bytes_max,
+            done: keeps_items.then(Vec::new),
+            whole: Vec::new(),
+        }
+    }
+
+    /// True after the terminal event.
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// Why it failed, if it did.
+    pub(super) fn error(&self) -> Option<&str> {
+        self.error.as_deref()
+    }
+
+    /// The data of the engine's error event, if it sent one.
+    pub(super) fn engine_error(&self) -> Option<&str> {
+        self.engine_error.as_deref()
+    }
+
+    /// The Response object at the end.
+    pub(super) fn whole(self) -> Vec<u8> {
+        self.whole
+    }
+
+    /// Takes the data of one event, and appends the events that it becomes.
+    pub(super) fn on_data(&mut self, data: &str, out: &mut Vec<u8>) {
+        if self.is_over {
+            return;
+        }
+        self.start(out);
+        if data == "[DONE]" {
+            return self.finish(out);
+        }
+        let Ok(chunk) = serde_json::from_str::<Chunk<'_>>(data) else {
+            return self.fail(UNREADABLE, out);
+        };
+        if let Some(error) = chunk.error {
+            // The answer is complete once it has its finish reason; what is lost is at most its usage.
+            return match self.finish_reason {
+                Some(_) => self.finish(out),
+                None => {
+                    self.engine_error = Some(data.to_owned());
+                    self.fail(&message_of(error.get()), out);
+                }
+            };
+        }
+        if let Some(found) = chunk.usage.and_then(|raw| usage(raw.get())) {
+            self.usage = Some(found);
+        }
+        for choice in chunk.choices.into_iter().flat_map(|choices| choices.0) {
+            if choice.index.is_some_and(|index| index != 0) {
+                return self.fail("the engine sent a second answer", out);
+            }
+            if let Err(message) = self.on_choice(choice, out) {
+                return self.fail(&message, out);
+            }
+        }
+    }
+
+    /// The engine closed the stream.
+    pub(super) fn on_end(&mut self, out: &mut Vec<u8>) {
+        if !self.is_over {
+            self.start(out);
+            self.finish(out);
+        }
+    }
+
+    /// Ends the answer for a reason of the router's.
+    pub(super) fn fail(&mut self, message: &str, out: &mut Vec<u8>) {
+        self.start(out);
+        self.end(End::Failed(message.to_owned()), out);
+    }
+
+    fn start(&mut self, out: &mut Vec<u8>) {
+        if !std::mem::replace(&mut self.has_started, true) {
+            out.extend_from_slice(
+                b"data: {\"type\":\"response.created\",\"response\":{\"status\":\"in_progress\"}}\n\n",
+            );
+        }
+    }
+
+    fn on_choice(&mut self, choice: Choice<'_>, out: &mut Vec<u8>) -> Result<(), String> {
+        if let Some(delta) = &choice.delta {
+            let logprobs = choice.logprobs.filter(|_| self.tools.has_logprobs);
+            self.on_delta(delta, logprobs.map(RawValue::get), out)?;
+        }
+        if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
+            self.finish_reason = Some(reason.into_owned());
+        }
+        match self.bytes > self.bytes_max {
+            true => Err(TOO_LONG.to_owned()),
+            false => Ok(()),
+        }
+    }
+
+    fn on_delta(
+        &mut self,
+        delta: &Delta<'_>,
+        logprobs: Option<&str>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        // Engines that send both names send the same under both.
+        let reasoning = text_of(delta.reasoning).or_else(|| text_of(delta.reasoning_content));
+        let is_mixed = reasoning.is_some() || delta.tool_calls.is_some();
+        if let Some(reasoning) = reasoning {
+            self.push_text(PartKind::Reasoning, &reasoning, "", out);
+        }
+        if let Some(content) = text_of(delta.content) {
+            // Of reasoning and calls the engine's own entries are mixed in.
+            let logprobs = logprobs.filter(|_| !is_mixed).and_then(entries);
+            self.push_text(PartKind::Text, &content, logprobs.unwrap_or_default(), out);
+        }
+        if let Some(refusal) = text_of(delta.refusal) {
+            self.push_text(PartKind::Refusal, &refusal, "", out);
+        }
+        for (position, call) in delta.tool_calls.iter().flatten().enumerate() {
+            self.on_call(position, call, out)?;
+        }
+        if let Some(function) = &delta.function_call {
+            let slot = self.slot(Some(0), None);
+            self.on_function(slot, function, out)?;
+        }
+        Ok(())
+    }
+
+    fn push_text(&mut self, kind: PartKind, text: &str, logprobs: &str, out: &mut Vec<u8>) {
+        self.bytes += text.len() + logprobs.len();
+        let is_reasoning = kind == PartKind::Reasoning;
+        // A call after it closed the text item, so that text after a call is a new one.
+        if self
+            .text
+            .as_ref()
+            .is_some_and(|item| item.is_reasoning() != is_reasoning)
+        {
+            self.close_text(out);
+        }
+        let next = &mut self.next;
+        let item = self.text.get_or_insert_with(|| {
+            *next += 1;
+            TextItem::open(*next - 1, is_reasoning, out)
+        });
+        item.push(kind, text, logprobs, out);
+    }
+
+    fn on_call(
+        &mut self,
+        position: usize,
+        delta: &CallDelta<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        let id = delta.id.as_deref().filter(|id| !id.is_empty());
+        let index = delta.index.or((position > 0).then_some(position as u64));
+        if self.calls.len() >= CALLS_MAX {
+            return Err("the engine sent too many calls".to_owned());
+        }
+        let slot = self.slot(index, id);
+        if let Some(id) = id
+            && self.calls[slot].id.is_empty()
+        {
+            id.clone_into(&mut self.calls[slot].id);
+        }
+        match &delta.function {
+            Some(function) => self.on_function(slot, function, out),
+            None => Ok(()),
+        }
+    }
+
+    /// The position of the call that a fragment belongs to. Without an index it is the last call, unless its id is new.
+    fn slot(&mut self, index: Option<u64>, id: Option<&str>) -> usize {
+        let found = match (index, id) {
+            (Some(key), _) => self.calls.iter().position(|call| call.key == key),
+            (None, Some(id)) => self
+                .calls
+                .iter()
+                .position(|call| call.id == id)
+                .or_else(|| self.calls.iter().rposition(|call| call.id.is_empty())),
+            (None, None) => self.calls.len().checked_sub(1),
+        };
+        found.unwrap_or_else(|| {
+            let key = index.unwrap_or(self.calls.len() as u64);
+            self.calls.push(Call::new(key));
+            self.calls.len() - 1
+        })
+    }
+
+    fn on_function(
+        &mut self,
+        slot: usize,
+        function: &FunctionDelta<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<(), String> {
+        if let Some(name) = function.name.as_deref().filter(|name| !name.is_empty()) {
+            self.calls[slot].add_name(name);
+        }
+        if let Some(arguments) = function.arguments {
+            self.bytes += arguments.get().len();
+            self.calls[slot].add_arguments(arguments.get());
+        }
+        let call = &self.calls[slot];
+        // A name that no tool has may be only a piece of it.
+        let is_named =
+            !call.name.is_empty() && (call.has_arguments() || self.tools.knows(&call.name));
+        if is_named && !call.is_open() {
+            self.open_call(slot, out)?;
+        }
+        self.calls[slot].send(out);
+        Ok(())
+    }
+
+    fn open_call(&mut self, slot: usize, out: &mut Vec<u8>) -> Result<(), String> {
+        let name = &self.calls[slot].name;
+        if !self.tools.is_allowed(name) {
+            return Err(format!(
+                "the model called '{name}', which `tool_choice` does not allow"
+            ));
+        }
+        let tool = self.tools.tool(name);
+        self.close_text(out);
+        let call = &mut self.calls[slot];
+        if call.id.is_empty() {
+            call.id = format!("call_{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
+        }
+        call.open(self.next, tool, out);
+        self.next += 1;
+        Ok(())
+    }
+
+    fn close_text(&mut self, out: &mut Vec<u8>) {
+        if let Some(item) = self.text.take() {
+            let index = item.index;
+            let item = item.close(out);
+            self.keep(index, item);
+        }
+    }
+
+    fn keep(&mut self, index: usize, item: Vec<u8>) {
+        if let Some(done) = &mut self.done {
+            done.push((index, item));
+        }
+    }
+
+    /// The stream is over: what it was depends on its finish reason.
+    fn finish(&mut self, out: &mut Vec<u8>) {
+        let end = match self.finish_reason.as_deref() {
+            Some("stop" | "tool_calls" | "function_call") => End::Completed,
+            Some("length") => End::Incomplete("max_output_tokens"),
+            Some("content_filter") => End::Incomplete("content_filter"),
+            Some(reason) => End::Failed(format!("the engine ended the answer: {reason}")),
+            None => End::Failed(ENDED_EARLY.to_owned()),
+        };
+        self.end(end, out);
+    }
+
+    fn end(&mut self, mut end: End, out: &mut Vec<u8>) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        if !matches!(end, End::Failed(_))
+            && let Err(message) = self.close_all(out)
+        {
+            end = End::Failed(message);
+        }
+        self.write_end(&end, out);
+        if let End::Failed(message) = end {
+            // Open items are closed as incomplete by the reader of the events.
+            self.error = Some(message);
+        }
+    }
+
+    /// Closes all items in the order of their indices.
+    fn close_all(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+        for slot in 0..self.calls.len() {
+            let call = &self.calls[slot];
+            if !call.is_open() && !call.name.is_empty() {
+                self.open_call(slot, out)?;
+            }
+        }
+        let mut calls = std::mem::take(&mut self.calls);
+        calls.sort_by_key(Call::index);
+        for call in calls {
+            let Some(index) = call.index() else { continue };
+            if self.text.as_ref().is_some_and(|text| text.index < index) {
+                self.close_text(out);
+            }
+            if let Some(item) = call.close(out) {
+                self.keep(index, item);
+            }
+        }
+        self.close_text(out);
+        Ok(())
+    }
+
+    fn write_end(&mut self, end: &End, out: &mut Vec<u8>) {
+        let kind = match end {
+            End::Completed => "completed",
+            End::Incomplete(_) => "incomplete",
+            End::Failed(_) => "failed",
+        };
+        out.extend_from_slice(br#"data: {"type":"response."#);
+        out.extend_from_slice(kind.as_bytes());
+        out.extend_from_slice(br#"","response":"#);
+        let begin = out.len();
+        self.response(end, kind, out);
+        if self.done.is_some() {
+            self.whole = out[begin..].to_vec();
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// The Response object at the end. It lists the items only if they were kept: whoever reads the events has them.
+    fn response(&self, end: &End, status: &str, out: &mut Vec<u8>) {
+        out.extend_from_slice(br#"{"object":"response","status":""#);
+        out.extend_from_slice(status.as_bytes());
+        out.extend_from_slice(br#"","incomplete_details":"#);
+        match end {
+            End::Incomplete(reason) => {
+                out.extend_from_slice(br#"{"reason":"#);
+                put_text(out, reason);
+                out.push(b'}');
+            }
+            End::Completed | End::Failed(_) => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(br#","error":"#);
+        match end {
+            End::Failed(message) => {
+                out.extend_from_slice(br#"{"code":"server_error","message":"#);
+                put_text(out, message);
+                out.push(b'}');
+            }
+            End::Completed | End::Incomplete(_) => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(br#","output":["#);
+        let mut items: Vec<_> = self.done.iter().flatten().collect();
+        items.sort_by_key(|(index, _)| *index);
+        for (position, (_, item)) in items.into_iter().enumerate() {
+            if position > 0 {
+                out.push(b',');
+            }
+            out.extend_from_slice(item);
+        }
+        out.extend_from_slice(br#"],"usage":"#);
+        out.extend_from_slice(self.usage.as_deref().unwrap_or("null").as_bytes());
+        out.push(b'}');
+    }
+}
+
+/// The characters of a text, as a JSON string without quotes; `None` for none.
+fn text_of(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
+    let text = joined_text(raw?.get(), "")?;
+    (!text.is_empty()).then_some(text)
+}
+
+/// The entries of `logprobs.content`: a list without its brackets.
+fn entries(logprobs: &str) -> Option<&str> {
+    let logprobs = Members::parse(logprobs).ok()?;
+    let list = logprobs.get("content")?.trim();
+    list.strip_prefix('[')?.strip_suffix(']')
+}
+
+/// The message of an engine's error.
+fn message_of(error: &str) -> String {
+    let message = match Members::parse(error) {
+        Ok(error) => error.text("message"),
+        Err(_) => members::text(error),
+    };
+    message.map_or_else(|| "the engine failed".to_owned(), |it| it.into_owned())
+}

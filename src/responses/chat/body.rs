@@ -1,0 +1,146 @@
+//! The body of a chat completion, from the Responses body that an engine would get. Pure.
+
+use bytes::Bytes;
+
+use super::messages;
+use super::settings::ChatSettings;
+use super::tools;
+use crate::relay::{ChatForm, NotConvertible};
+use crate::responses::members::{self, Members, put, put_text};
+
+/// Members that are converted, or that a chat completion does not have, or whose name means something else there.
+const NOT_COPIED: [&str; 37] = [
+    "audio",
+    "background_options",
+    "client_metadata",
+    "enable_response_messages",
+    "function_call",
+    "functions",
+    "include",
+    "input",
+    "instructions",
+    "logprobs",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "max_tokens",
+    "max_tool_calls",
+    "messages",
+    "metadata",
+    "modalities",
+    "moderation",
+    "n",
+    "parallel_tool_calls",
+    "prompt_cache_key",
+    "prompt_cache_options",
+    "prompt_cache_retention",
+    "reasoning",
+    "reasoning_effort",
+    "response_format",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "stream",
+    "stream_options",
+    "text",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "truncation",
+    "user",
+];
+
+impl ChatForm for ChatSettings {
+    fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible> {
+        chat_body(native, self)
+    }
+}
+
+/// Always for a streamed answer with usage, whatever the client asked for: there is one way to read an answer.
+pub(super) fn chat_body(
+    native: &[u8],
+    settings: &ChatSettings,
+) -> Result<Bytes, NotConvertible> {
+    let not_json = || NotConvertible::new("", "the body is not a JSON object");
+    let text = std::str::from_utf8(native).map_err(|_| not_json())?;
+    let native = Members::parse(text).map_err(|_| not_json())?;
+    let mut out = Vec::with_capacity(text.len() + text.len() / 4 + 256);
+    out.push(b'{');
+    for (name, value) in native.iter() {
+        if !NOT_COPIED.contains(&name) {
+            put(&mut out, name, value);
+        }
+    }
+    if let Some(limit) = native.get("max_output_tokens") {
+        put(&mut out, "max_completion_tokens", limit);
+    }
+    let choice = native.get("tool_choice");
+    if let Some(list) = tools::chat_tools(native.get("tools"), settings.unsupported_tools)? {
+        put(&mut out, "tools", &list);
+        if let Some(choice) = choice {
+            let choice = tools::chat_choice(choice, settings.unsupported_tools)?;
+            put(&mut out, "tool_choice", &choice);
+        }
+        if let Some(parallel) = native.get("parallel_tool_calls") {
+            put(&mut out, "parallel_tool_calls", parallel);
+        }
+    }
+    if let Some(format) = native.get("text").and_then(response_format) {
+        put(&mut out, "response_format", &format);
+    }
+    let effort = native.get("reasoning").and_then(|raw| {
+        let reasoning = Members::parse(raw).ok()?;
+        reasoning.get("effort")
+    });
+    if let Some(effort) = effort {
+        put(&mut out, "reasoning_effort", effort);
+    }
+    if asks_for_logprobs(&native) {
+        put(&mut out, "logprobs", "true");
+        if let Some(count) = native.get("top_logprobs") {
+            put(&mut out, "top_logprobs", count);
+        }
+    }
+    put(&mut out, "stream", "true");
+    put(&mut out, "stream_options", r#"{"include_usage":true}"#);
+    put(&mut out, "messages", "");
+    let input = native.get("input").unwrap_or("[]");
+    let continues = messages::write(&mut out, native.get("instructions"), input, settings)?;
+    if continues {
+        put(&mut out, "continue_final_message", "true");
+        put(&mut out, "add_generation_prompt", "false");
+    }
+    out.push(b'}');
+    Ok(out.into())
+}
+
+/// Whether the native body asks for the log probabilities of the text.
+pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
+    let include = native.get("include").and_then(members::list);
+    let mut include = include.into_iter().flatten();
+    include.any(|it| it == r#""message.output_text.logprobs""#)
+}
+
+/// `text.format` as `response_format`; `None` for plain text.
+fn response_format(text: &str) -> Option<String> {
+    let text = Members::parse(text).ok()?;
+    let format = Members::parse(text.get("format")?).ok()?;
+    let kind = format.text("type")?;
+    let mut out = Vec::new();
+    out.extend_from_slice(br#"{"type":"#);
+    put_text(&mut out, &kind);
+    match &*kind {
+        "text" => return None,
+        "json_schema" => {
+            put(&mut out, "json_schema", "{");
+            for name in ["name", "description", "schema", "strict"] {
+                if let Some(value) = format.get(name) {
+                    put(&mut out, name, value);
+                }
+            }
+            out.push(b'}');
+        }
+        _ => {}
+    }
+    out.push(b'}');
+    String::from_utf8(out).ok()
+}

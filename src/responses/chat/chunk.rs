@@ -1,0 +1,138 @@
+//! One chunk of a chat stream, as slices of its text. What engines leave out or set to null is `None`.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+use smallvec::SmallVec;
+
+#[derive(Deserialize)]
+pub(super) struct Chunk<'a> {
+    #[serde(borrow, default)]
+    pub(super) choices: Option<Choices<'a>>,
+    #[serde(borrow, default)]
+    pub(super) usage: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) error: Option<&'a RawValue>,
+}
+
+/// Nearly always one, or none.
+#[derive(Default)]
+pub(super) struct Choices<'a>(pub(super) SmallVec<[Choice<'a>; 1]>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V<'a>(PhantomData<&'a ()>);
+        impl<'de: 'a, 'a> Visitor<'de> for V<'a> {
+            type Value = Choices<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of choices")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Choices<'a>, A::Error> {
+                let mut choices = Choices::default();
+                while let Some(choice) = list.next_element()? {
+                    choices.0.push(choice);
+                }
+                Ok(choices)
+            }
+        }
+        deserializer.deserialize_seq(V(PhantomData))
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct Choice<'a> {
+    #[serde(default)]
+    pub(super) index: Option<u64>,
+    #[serde(borrow, default)]
+    pub(super) delta: Option<Delta<'a>>,
+    #[serde(borrow, default)]
+    pub(super) logprobs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) finish_reason: Option<Cow<'a, str>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Delta<'a> {
+    #[serde(borrow, default)]
+    pub(super) content: Option<&'a RawValue>,
+    /// vLLM's name.
+    #[serde(borrow, default)]
+    pub(super) reasoning: Option<&'a RawValue>,
+    /// The name of SGLang and others.
+    #[serde(borrow, default)]
+    pub(super) reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) refusal: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) tool_calls: Option<Vec<CallDelta<'a>>>,
+    /// The older form of a single call.
+    #[serde(borrow, default)]
+    pub(super) function_call: Option<FunctionDelta<'a>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct CallDelta<'a> {
+    #[serde(default)]
+    pub(super) index: Option<u64>,
+    #[serde(borrow, default)]
+    pub(super) id: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub(super) function: Option<FunctionDelta<'a>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct FunctionDelta<'a> {
+    #[serde(borrow, default)]
+    pub(super) name: Option<Cow<'a, str>>,
+    /// A string; an object from some engines.
+    #[serde(borrow, default)]
+    pub(super) arguments: Option<&'a RawValue>,
+}
+
+/// The usage of a chat completion.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct ChatUsage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    total_tokens: Option<u64>,
+    prompt_tokens_details: Option<PromptDetails>,
+    completion_tokens_details: Option<CompletionDetails>,
+    /// SGLang's place for it.
+    reasoning_tokens: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PromptDetails {
+    cached_tokens: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CompletionDetails {
+    reasoning_tokens: Option<u64>,
+}
+
+/// The usage of a chat completion as that of a response; `None` if it cannot be read.
+pub(super) fn usage(raw: &str) -> Option<String> {
+    let usage: ChatUsage = serde_json::from_str(raw).ok()?;
+    let (input, output) = (usage.prompt_tokens, usage.completion_tokens);
+    let total = usage.total_tokens.unwrap_or(input.saturating_add(output));
+    let cached = usage.prompt_tokens_details.and_then(|it| it.cached_tokens);
+    let reasoning = usage
+        .completion_tokens_details
+        .and_then(|it| it.reasoning_tokens)
+        .or(usage.reasoning_tokens);
+    Some(format!(
+        r#"{{"input_tokens":{input},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":0}},"output_tokens":{output},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{total}}}"#,
+        cached.unwrap_or(0),
+        reasoning.unwrap_or(0),
+    ))
+}

@@ -1,0 +1,176 @@
+//! A message or a reasoning item of an answer while it grows. Texts are JSON strings without quotes: deltas are
+//! concatenated as the engine wrote them. Pure.
+
+use std::io::Write as _;
+
+use super::writer::{begin_in_item, end, item_event, part_event};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PartKind {
+    Text,
+    Refusal,
+    Reasoning,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct TextItem {
+    pub(super) index: usize,
+    is_reasoning: bool,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    kind: PartKind,
+    text: String,
+    /// A list without its brackets.
+    logprobs: String,
+}
+
+impl PartKind {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Text => "output_text",
+            Self::Refusal => "refusal",
+            Self::Reasoning => "reasoning_text",
+        }
+    }
+}
+
+impl TextItem {
+    /// Adds an item to the answer.
+    pub(super) fn open(index: usize, is_reasoning: bool, out: &mut Vec<u8>) -> Self {
+        let item: &[u8] = match is_reasoning {
+            true => br#"{"type":"reasoning","summary":[],"content":[]}"#,
+            false => br#"{"type":"message","role":"assistant","content":[]}"#,
+        };
+        item_event(out, "output_item.added", index, item);
+        Self {
+            index,
+            is_reasoning,
+            parts: Vec::new(),
+        }
+    }
+
+    pub(super) fn is_reasoning(&self) -> bool {
+        self.is_reasoning
+    }
+
+    /// Appends a text. `logprobs`: a list without its brackets.
+    pub(super) fn push(&mut self, kind: PartKind, text: &str, logprobs: &str, out: &mut Vec<u8>) {
+        if self.parts.last().is_none_or(|part| part.kind != kind) {
+            self.close_part(out);
+            let part = Part {
+                kind,
+                text: String::new(),
+                logprobs: String::new(),
+            };
+            let mut json = Vec::new();
+            part.write(&mut json);
+            let content_index = self.parts.len();
+            part_event(
+                out,
+                "content_part.added",
+                self.index,
+                content_index,
+                &json,
+            );
+            self.parts.push(part);
+        }
+        let content_index = self.parts.len() - 1;
+        let part = &mut self.parts[content_index];
+        part.text.push_str(text);
+        begin_in_item(out, kind.delta(), self.index);
+        // Writing to memory cannot fail.
+        let _ = write!(out, r#","content_index":{content_index},"delta":""#);
+        out.extend_from_slice(text.as_bytes());
+        out.push(b'"');
+        if kind == PartKind::Text {
+            let _ = write!(out, r#","logprobs":[{logprobs}]"#);
+            if !logprobs.is_empty() {
+                if !part.logprobs.is_empty() {
+                    part.logprobs.push(',');
+                }
+                part.logprobs.push_str(logprobs);
+            }
+        }
+        end(out);
+    }
+
+    /// Ends the last part.
+    fn close_part(&mut self, out: &mut Vec<u8>) {
+        let Some(part) = self.parts.last() else {
+            return;
+        };
+        let (index, content_index) = (self.index, self.parts.len() - 1);
+        begin_in_item(out, part.kind.done(), index);
+        let _ = write!(out, r#","content_index":{content_index}"#);
+        let _ = match part.kind {
+            PartKind::Text => write!(
+                out,
+                r#","text":"{}","logprobs":[{}]"#,
+                part.text, part.logprobs
+            ),
+            PartKind::Refusal => write!(out, r#","refusal":"{}""#, part.text),
+            PartKind::Reasoning => write!(out, r#","text":"{}""#, part.text),
+        };
+        end(out);
+        let mut json = Vec::with_capacity(part.text.len() + 96);
+        part.write(&mut json);
+        part_event(out, "content_part.done", index, content_index, &json);
+    }
+
+    /// Ends the item, and returns it.
+    pub(super) fn close(mut self, out: &mut Vec<u8>) -> Vec<u8> {
+        self.close_part(out);
+        let mut item = Vec::with_capacity(256);
+        item.extend_from_slice(match self.is_reasoning {
+            true => br#"{"type":"reasoning","summary":[],"content":["#,
+            false => br#"{"type":"message","role":"assistant","content":["#,
+        });
+        for (index, part) in self.parts.iter().enumerate() {
+            if index > 0 {
+                item.push(b',');
+            }
+            part.write(&mut item);
+        }
+        item.extend_from_slice(b"]}");
+        item_event(out, "output_item.done", self.index, &item);
+        item
+    }
+}
+
+impl PartKind {
+    fn delta(self) -> &'static str {
+        match self {
+            Self::Text => "output_text.delta",
+            Self::Refusal => "refusal.delta",
+            Self::Reasoning => "reasoning_text.delta",
+        }
+    }
+
+    fn done(self) -> &'static str {
+        match self {
+            Self::Text => "output_text.done",
+            Self::Refusal => "refusal.done",
+            Self::Reasoning => "reasoning_text.done",
+        }
+    }
+}
+
+impl Part {
+    fn write(&self, out: &mut Vec<u8>) {
+        let (kind, text) = (self.kind.name(), &self.text);
+        // Writing to memory cannot fail.
+        let _ = match self.kind {
+            PartKind::Text => write!(
+                out,
+                r#"{{"type":"{kind}","text":"{text}","annotations":[],"logprobs":[{}]}}"#,
+                self.logprobs
+            ),
+            PartKind::Refusal => write!(out, r#"{{"type":"{kind}","refusal":"{text}"}}"#),
+            PartKind::Reasoning => write!(out, r#"{{"type":"{kind}","text":"{text}"}}"#),
+        };
+    }
+}

@@ -1,0 +1,383 @@
+//! The messages of a chat completion, from the items of a Responses request. Pure.
+//!
+//! Written like this because templates are strict: one system message at the head, no two assistant messages in a row,
+//! and the outputs of calls directly after their assistant message, in the order of the calls.
+
+use std::collections::VecDeque;
+
+use rustc_hash::FxHashMap;
+
+use super::settings::{ChatSettings, InvalidArguments, SystemMessages};
+use super::tools::qualified;
+use crate::relay::NotConvertible;
+use crate::responses::item::joined_text;
+use crate::responses::members::{self, Members, put, put_string, put_text};
+
+/// Between system texts, and between texts of the assistant that were separate messages.
+const PARAGRAPH: &str = r"\n\n";
+
+/// Writes the list of messages. True if the last message is to be continued.
+pub(super) fn write(
+    out: &mut Vec<u8>,
+    instructions: Option<&str>,
+    input: &str,
+    settings: &ChatSettings,
+) -> Result<bool, NotConvertible> {
+    let mut messages = Messages::new(settings);
+    if let Some(text) = instructions.and_then(members::escaped) {
+        messages.add_to_head(text);
+    }
+    let mut continues = false;
+    if input.starts_with('"') {
+        messages.message("user", input, "input")?;
+    } else {
+        let items = members::objects(input);
+        let items = items.ok_or_else(|| NotConvertible::new("input", "is no list of items"))?;
+        continues = items.last().is_some_and(is_unfinished);
+        messages.collect_outputs(&items);
+        for (index, item) in items.iter().enumerate() {
+            messages.item(index, item)?;
+        }
+    }
+    messages.finish(out)?;
+    Ok(continues)
+}
+
+fn is_unfinished(item: &Members<'_>) -> bool {
+    item.get("role") == Some("\"assistant\"") && item.get("status") == Some("\"in_progress\"")
+}
+
+struct Messages<'a> {
+    settings: &'a ChatSettings,
+    /// The system message at the head: a JSON string without quotes.
+    head: String,
+    /// True until the first message that is not a system message.
+    is_at_head: bool,
+    /// The messages after it.
+    json: Vec<u8>,
+    assistant: Assistant,
+    /// By call: the outputs that are not written yet.
+    outputs: FxHashMap<String, VecDeque<&'a str>>,
+}
+
+/// The assistant message that is being collected. Texts are JSON strings without quotes.
+#[derive(Default)]
+struct Assistant {
+    reasoning: Option<String>,
+    text: Option<String>,
+    /// A list without its brackets.
+    calls: Vec<u8>,
+    /// In order.
+    call_ids: Vec<String>,
+}
+
+impl<'a> Messages<'a> {
+    fn new(settings: &'a ChatSettings) -> Self {
+        Self {
+            settings,
+            head: String::new(),
+            is_at_head: true,
+            json: Vec::new(),
+            assistant: Assistant::default(),
+            outputs: FxHashMap::default(),
+        }
+    }
+
+    fn collect_outputs(&mut self, items: &[Members<'a>]) {
+        for item in items {
+            if let Some("function_call_output" | "custom_tool_call_output") =
+                item.text("type").as_deref()
+            {
+                let id = item.text("call_id").unwrap_or_default().into_owned();
+                let output = item.get("output").unwrap_or("\"\"");
+                self.outputs.entry(id).or_default().push_back(output);
+            }
+        }
+    }
+
+    fn item(&mut self, index: usize, item: &Members<'a>) -> Result<(), NotConvertible> {
+        let kind = item.text("type");
+        match kind.as_deref().unwrap_or("message") {
+            "message" => {
+                let role = item.text("role").unwrap_or_default();
+                let content = item.get("content").unwrap_or("[]");
+                self.message(&role, content, &format!("input[{index}].content"))
+            }
+            "reasoning" => {
+                let text = |name| joined_text(item.get(name)?, r"\n");
+                let text = text("content").or_else(|| text("summary"));
+                if let Some(text) = text.filter(|text| !text.is_empty()) {
+                    append(&mut self.assistant.reasoning, &text, r"\n");
+                }
+                Ok(())
+            }
+            "function_call" => {
+                let arguments = item.get("arguments").unwrap_or("\"\"");
+                let namespace = item.text("namespace").unwrap_or_default();
+                let name = item.text("name").unwrap_or_default();
+                self.call(item, &qualified(&namespace, &name), arguments);
+                Ok(())
+            }
+            "custom_tool_call" => {
+                let input = item.get("input").unwrap_or("\"\"");
+                let mut arguments = Vec::new();
+                put_text(&mut arguments, &format!(r#"{{"input":{input}}}"#));
+                let arguments = String::from_utf8(arguments).unwrap_or_default();
+                let name = item.text("name").unwrap_or_default();
+                self.call(item, &name, &arguments);
+                Ok(())
+            }
+            "function_call_output" | "custom_tool_call_output" => {
+                self.end_assistant(true)?;
+                // Of a call that stands nowhere, or a second output: it stays here.
+                let id = item.text("call_id").unwrap_or_default();
+                match self.outputs.get_mut(&*id).and_then(VecDeque::pop_front) {
+                    Some(output) => self.tool_messages(&[(id.into_owned(), output)]),
+                    None => Ok(()),
+                }
+            }
+            kind => Err(NotConvertible::new(
+                &format!("input[{index}]"),
+                &format!(
+                    "items of type '{kind}' cannot be sent to a worker that speaks chat completions only"
+                ),
+            )),
+        }
+    }
+
+    fn message(&mut self, role: &str, content: &str, param: &str) -> Result<(), NotConvertible> {
+        match role {
+            "assistant" => {
+                let text = joined_text(content, "").unwrap_or_default();
+                if !text.is_empty() {
+                    append(&mut self.assistant.text, &text, PARAGRAPH);
+                }
+                self.is_at_head = false;
+                Ok(())
+            }
+            "system" | "developer" => {
+                let text = joined_text(content, r"\n").unwrap_or_default();
+                let keeps_role = role == "developer" && self.settings.developer_role;
+                let is_merged = self.is_at_head && self.assistant.is_empty()
+                    || self.settings.system_messages == SystemMessages::MergeIntoFirst;
+                if is_merged && !keeps_role {
+                    self.add_to_head(&text);
+                    return Ok(());
+                }
+                self.end_assistant(true)?;
+                self.begin(if keeps_role { role } else { "system" });
+                put(&mut self.json, "content", &format!("\"{text}\""));
+                self.json.push(b'}');
+                Ok(())
+            }
+            _ => {
+                self.end_assistant(true)?;
+                self.is_at_head = false;
+                self.begin(role);
+                put(&mut self.json, "content", "");
+                put_content(&mut self.json, content, param)?;
+                self.json.push(b'}');
+                Ok(())
+            }
+        }
+    }
+
+    fn add_to_head(&mut self, text: &str) {
+        if !self.head.is_empty() && !text.is_empty() {
+            self.head.push_str(PARAGRAPH);
+        }
+        self.head.push_str(text);
+    }
+
+    fn call(&mut self, item: &Members<'_>, name: &str, arguments: &str) {
+        let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
+        let arguments = match replaces && !is_object(arguments) {
+            true => "\"{}\"",
+            false => arguments,
+        };
+        let id = item.text("call_id").unwrap_or_default();
+        let calls = &mut self.assistant.calls;
+        if !calls.is_empty() {
+            calls.push(b',');
+        }
+        calls.extend_from_slice(br#"{"id":"#);
+        put_text(calls, &id);
+        calls.extend_from_slice(br#","type":"function","function":{"name":"#);
+        put_text(calls, name);
+        put(calls, "arguments", arguments);
+        calls.extend_from_slice(b"}}");
+        self.assistant.call_ids.push(id.into_owned());
+    }
+
+    fn begin(&mut self, role: &str) {
+        if !self.json.is_empty() {
+            self.json.push(b',');
+        }
+        self.json.push(b'{');
+        put_string(&mut self.json, "role", role);
+    }
+
+    /// Writes the assistant message that was collected, and the outputs of its calls. Reasoning alone is written only at
+    /// the end, where the model goes on from it.
+    fn end_assistant(&mut self, is_followed: bool) -> Result<(), NotConvertible> {
+        let assistant = std::mem::take(&mut self.assistant);
+        let is_only_reasoning = assistant.text.is_none() && assistant.calls.is_empty();
+        if assistant.is_empty() || is_followed && is_only_reasoning {
+            return Ok(());
+        }
+        self.is_at_head = false;
+        self.begin("assistant");
+        if let Some(reasoning) = &assistant.reasoning {
+            // vLLM's name, and that of SGLang and others.
+            for name in ["reasoning", "reasoning_content"] {
+                put(&mut self.json, name, &format!("\"{reasoning}\""));
+            }
+        }
+        match &assistant.text {
+            Some(text) => put(&mut self.json, "content", &format!("\"{text}\"")),
+            None if is_only_reasoning => put(&mut self.json, "content", "\"\""),
+            None => put(&mut self.json, "content", "null"),
+        }
+        if !assistant.calls.is_empty() {
+            put(&mut self.json, "tool_calls", "[");
+            self.json.extend_from_slice(&assistant.calls);
+            self.json.push(b']');
+        }
+        self.json.push(b'}');
+        let mut answered = Vec::new();
+        for id in assistant.call_ids {
+            if let Some(output) = self.outputs.get_mut(&id).and_then(VecDeque::pop_front) {
+                answered.push((id, output));
+            }
+        }
+        self.tool_messages(&answered)
+    }
+
+    /// Writes tool messages. They have text only: what else the outputs have follows as a user message.
+    fn tool_messages(&mut self, outputs: &[(String, &str)]) -> Result<(), NotConvertible> {
+        let mut others: Vec<&str> = Vec::new();
+        for (id, output) in outputs {
+            self.begin("tool");
+            put_string(&mut self.json, "tool_call_id", id);
+            let text = joined_text(output, r"\n").unwrap_or_default();
+            put(&mut self.json, "content", &format!("\"{text}\""));
+            self.json.push(b'}');
+            let parts = members::list(output).unwrap_or_default();
+            others.extend(parts.into_iter().filter(|part| {
+                let kind = Members::parse(part).ok().and_then(|part| part.text("type"));
+                !matches!(kind.as_deref(), Some("input_text" | "output_text" | "text"))
+            }));
+        }
+        if !others.is_empty() {
+            self.begin("user");
+            put(&mut self.json, "content", "");
+            put_content(&mut self.json, &format!("[{}]", others.join(",")), "input")?;
+            self.json.push(b'}');
+        }
+        Ok(())
+    }
+
+    fn finish(mut self, out: &mut Vec<u8>) -> Result<(), NotConvertible> {
+        self.end_assistant(false)?;
+        out.push(b'[');
+        if !self.head.is_empty() {
+            out.extend_from_slice(br#"{"role":"system","content":""#);
+            out.extend_from_slice(self.head.as_bytes());
+            out.extend_from_slice(br#""}"#);
+            if !self.json.is_empty() {
+                out.push(b',');
+            }
+        }
+        out.extend_from_slice(&self.json);
+        out.push(b']');
+        Ok(())
+    }
+}
+
+impl Assistant {
+    fn is_empty(&self) -> bool {
+        self.reasoning.is_none() && self.text.is_none() && self.calls.is_empty()
+    }
+}
+
+fn append(text: &mut Option<String>, more: &str, separator: &str) {
+    match text {
+        Some(text) => {
+            text.push_str(separator);
+            text.push_str(more);
+        }
+        None => *text = Some(more.to_owned()),
+    }
+}
+
+/// Whether a JSON string contains a JSON object.
+fn is_object(arguments: &str) -> bool {
+    members::text(arguments).is_some_and(|text| Members::parse(&text).is_ok())
+}
+
+/// Writes the content of a message that is not the assistant's: a single text as a string, since some templates take
+/// lists only of models with images.
+fn put_content(out: &mut Vec<u8>, content: &str, param: &str) -> Result<(), NotConvertible> {
+    if content.starts_with('"') {
+        out.extend_from_slice(content.as_bytes());
+        return Ok(());
+    }
+    let parts = members::objects(content).unwrap_or_default();
+    if let [part] = &*parts
+        && let Some("input_text" | "output_text" | "text") = part.text("type").as_deref()
+    {
+        out.extend_from_slice(part.get("text").unwrap_or("\"\"").as_bytes());
+        return Ok(());
+    }
+    out.push(b'[');
+    for (index, part) in parts.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        put_part(out, part)
+            .map_err(|why| NotConvertible::new(&format!("{param}[{index}]"), &why))?;
+    }
+    out.push(b']');
+    Ok(())
+}
+
+fn put_part(out: &mut Vec<u8>, part: &Members<'_>) -> Result<(), String> {
+    let kind = part.text("type").unwrap_or_default();
+    match &*kind {
+        "input_text" | "output_text" | "text" | "summary_text" => {
+            out.extend_from_slice(br#"{"type":"text""#);
+            put(out, "text", part.get("text").unwrap_or("\"\""));
+        }
+        "input_image" => {
+            let Some(url) = part.get("image_url") else {
+                return Err("an image needs an image_url here: files cannot be looked up".into());
+            };
+            out.extend_from_slice(br#"{"type":"image_url","image_url":{"url":"#);
+            out.extend_from_slice(url.as_bytes());
+            put(out, "detail", part.get("detail").unwrap_or("\"auto\""));
+            out.push(b'}');
+        }
+        "input_file" => {
+            let Some(data) = part.get("file_data") else {
+                return Err("a file needs file_data here: files cannot be looked up".into());
+            };
+            out.extend_from_slice(br#"{"type":"file","file":{"file_data":"#);
+            out.extend_from_slice(data.as_bytes());
+            if let Some(name) = part.get("filename") {
+                put(out, "filename", name);
+            }
+            out.push(b'}');
+        }
+        "input_audio" => {
+            out.extend_from_slice(br#"{"type":"input_audio""#);
+            put(out, "input_audio", part.get("input_audio").unwrap_or("{}"));
+        }
+        kind => {
+            return Err(format!(
+                "parts of type '{kind}' cannot be sent to a worker that speaks chat completions only"
+            ));
+        }
+    }
+    out.push(b'}');
+    Ok(())
+}

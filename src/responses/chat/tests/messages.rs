@@ -1,0 +1,348 @@
+use serde_json::{Value, json};
+
+use super::super::body::chat_body;
+use super::super::settings::{
+    ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools,
+};
+
+const DEFAULT: ChatSettings = ChatSettings {
+    system_messages: SystemMessages::InPlace,
+    unsupported_tools: UnsupportedTools::Refuse,
+    invalid_arguments: InvalidArguments::Keep,
+    developer_role: false,
+};
+
+fn convert(native: &Value, settings: &ChatSettings) -> Value {
+    let body = chat_body(native.to_string().as_bytes(), settings).unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+/// The messages of these items.
+fn check_with(settings: &ChatSettings, instructions: Value, items: Value, expected: Value) {
+    let native = json!({"model": "m", "instructions": instructions, "input": items});
+    assert_eq!(convert(&native, settings)["messages"], expected, "{items}");
+}
+
+fn check(items: Value, expected: Value) {
+    check_with(&DEFAULT, Value::Null, items, expected);
+}
+
+/// The members of the body that these members become, without those that every body has.
+fn check_members(members: Value, expected: Value) {
+    let mut native = json!({"model": "m", "input": "x", "store": false});
+    native.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    let mut found = convert(&native, &DEFAULT);
+    let found = found.as_object_mut().unwrap();
+    assert_eq!(found.remove("model"), Some(json!("m")));
+    assert_eq!(found.remove("stream"), Some(json!(true)));
+    assert_eq!(found.remove("stream_options"), Some(json!({"include_usage": true})));
+    assert_eq!(found.remove("messages"), Some(json!([{"role": "user", "content": "x"}])));
+    assert_eq!(Value::from(found.clone()), expected, "{members}");
+}
+
+fn check_refused(native: Value, param: &str, message: &str) {
+    let refused = chat_body(native.to_string().as_bytes(), &DEFAULT).unwrap_err();
+    assert_eq!(refused.param, param, "{native}");
+    assert!(refused.message.contains(message), "{}", refused.message);
+}
+
+fn message(role: &str, text: &str) -> Value {
+    json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]})
+}
+
+fn call(id: &str, name: &str, arguments: &str) -> Value {
+    json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments})
+}
+
+fn output(id: &str, output: Value) -> Value {
+    json!({"type": "function_call_output", "call_id": id, "output": output})
+}
+
+fn chat_call(id: &str, name: &str, arguments: &str) -> Value {
+    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+}
+
+fn tool(id: &str, text: &str) -> Value {
+    json!({"role": "tool", "tool_call_id": id, "content": text})
+}
+
+fn reasoning(text: &str) -> Value {
+    json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": text}]})
+}
+
+#[test]
+fn everything_systemic_at_the_head_is_one_system_message() {
+    let items = json!([message("system", "b"), message("developer", "c\n"), message("user", "d")]);
+    check_with(
+        &DEFAULT,
+        json!("a\u{e9}"),
+        items,
+        json!([{"role": "system", "content": "aé\n\nb\n\nc\n"}, {"role": "user", "content": "d"}]),
+    );
+    check_with(&DEFAULT, json!(""), json!([message("user", "d")]), json!([{"role": "user", "content": "d"}]));
+}
+
+#[test]
+fn a_later_system_message_stays_or_joins_the_first_by_setting() {
+    let items = json!([message("user", "a"), message("developer", "later"), message("user", "b")]);
+    check(
+        items.clone(),
+        json!([{"role": "user", "content": "a"}, {"role": "system", "content": "later"}, {"role": "user", "content": "b"}]),
+    );
+    let merging = ChatSettings { system_messages: SystemMessages::MergeIntoFirst, ..DEFAULT };
+    check_with(
+        &merging,
+        json!("head"),
+        items.clone(),
+        json!([{"role": "system", "content": "head\n\nlater"}, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
+    );
+    let developer = ChatSettings { developer_role: true, ..DEFAULT };
+    check_with(
+        &developer,
+        json!("head"),
+        items,
+        json!([{"role": "system", "content": "head"}, {"role": "user", "content": "a"}, {"role": "developer", "content": "later"}, {"role": "user", "content": "b"}]),
+    );
+}
+
+#[test]
+fn the_parts_of_a_user_message_are_converted_one_by_one() {
+    check(json!("plain"), json!([{"role": "user", "content": "plain"}]));
+    check(
+        json!([{"type": "message", "role": "user", "content": "plain"}]),
+        json!([{"role": "user", "content": "plain"}]),
+    );
+    let parts = json!([
+        {"type": "input_text", "text": "a"},
+        {"type": "input_image", "image_url": "data:x", "detail": "low"},
+        {"type": "input_image", "image_url": "http://x"},
+        {"type": "input_file", "file_data": "data:f", "filename": "f.pdf"},
+        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+    ]);
+    check(
+        json!([{"type": "message", "role": "user", "content": parts}]),
+        json!([{"role": "user", "content": [
+            {"type": "text", "text": "a"},
+            {"type": "image_url", "image_url": {"url": "data:x", "detail": "low"}},
+            {"type": "image_url", "image_url": {"url": "http://x", "detail": "auto"}},
+            {"type": "file", "file": {"file_data": "data:f", "filename": "f.pdf"}},
+            {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+        ]}]),
+    );
+}
+
+#[test]
+fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
+    let with = |part: Value| {
+        json!({"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, part]}]})
+    };
+    check_refused(with(json!({"type": "input_image", "file_id": "f"})), "input[0].content[1]", "image_url");
+    check_refused(with(json!({"type": "input_file", "file_id": "f"})), "input[0].content[1]", "file_data");
+    check_refused(with(json!({"type": "input_smell"})), "input[0].content[1]", "'input_smell'");
+    check_refused(json!({"input": [{"type": "mcp_call"}]}), "input[0]", "'mcp_call'");
+    check_refused(json!({"input": "x", "tools": [{"type": "web_search"}]}), "tools[0]", "'web_search'");
+    let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}});
+    check_refused(json!({"input": "x", "tools": [grammar]}), "tools[0]", "grammar of the custom tool 'c'");
+    let choice = json!({"type": "web_search"});
+    let function = json!({"type": "function", "name": "f"});
+    check_refused(json!({"input": "x", "tools": [function], "tool_choice": choice}), "tool_choice", "'web_search'");
+}
+
+#[test]
+fn items_of_one_turn_are_one_assistant_message() {
+    let text = json!({"type": "message", "role": "assistant", "content": [
+        {"type": "output_text", "text": "t"}, {"type": "refusal", "refusal": "no"}]});
+    check(
+        json!([message("user", "q"), reasoning("r1"), reasoning("r2"), text, call("1", "f", "{}"), output("1", json!("o"))]),
+        json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "reasoning": "r1\nr2", "reasoning_content": "r1\nr2", "content": "tno", "tool_calls": [chat_call("1", "f", "{}")]},
+            tool("1", "o"),
+        ]),
+    );
+    // Text after a call belongs to the same message, and so does a second text.
+    check(
+        json!([message("user", "q"), call("1", "f", "{}"), message("assistant", "a"), message("assistant", "b")]),
+        json!([
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "a\n\nb", "tool_calls": [chat_call("1", "f", "{}")]},
+        ]),
+    );
+    // Only a tool message separates two.
+    check(
+        json!([call("1", "f", "{}"), output("1", json!("o")), message("assistant", "a")]),
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}")]},
+            tool("1", "o"),
+            {"role": "assistant", "content": "a"},
+        ]),
+    );
+}
+
+#[test]
+fn outputs_follow_their_calls_in_the_order_of_the_calls() {
+    let calls = json!({"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}"), chat_call("2", "g", "{}")]});
+    check(
+        json!([call("1", "f", "{}"), call("2", "g", "{}"), output("2", json!("b")), message("user", "u"), output("1", json!("a"))]),
+        json!([calls, tool("1", "a"), tool("2", "b"), {"role": "user", "content": "u"}]),
+    );
+    // Two messages that are equal are two, and a call that was answered in a turn before is no error.
+    check(
+        json!([message("user", "u"), message("user", "u"), call("1", "f", "{}"), output("1", json!("a")), output("1", json!("again"))]),
+        json!([
+            {"role": "user", "content": "u"}, {"role": "user", "content": "u"},
+            {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}")]},
+            tool("1", "a"), tool("1", "again"),
+        ]),
+    );
+}
+
+#[test]
+fn the_images_of_outputs_follow_all_tool_messages() {
+    let parts = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:x"}, {"type": "input_text", "text": "b"}]);
+    check(
+        json!([call("1", "f", "{}"), call("2", "g", "{}"), output("1", parts), output("2", json!("c"))]),
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}"), chat_call("2", "g", "{}")]},
+            tool("1", "a\nb"),
+            tool("2", "c"),
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:x", "detail": "auto"}}]},
+        ]),
+    );
+}
+
+#[test]
+fn custom_calls_and_names_in_namespaces_are_functions() {
+    let custom = json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a \"b\"\n"});
+    let spaced = json!({"type": "function_call", "call_id": "2", "namespace": "ns", "name": "f", "arguments": "{}"});
+    let answer = json!({"type": "custom_tool_call_output", "call_id": "1", "output": "o"});
+    check(
+        json!([custom, spaced, answer]),
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [
+                chat_call("1", "c", "{\"input\":\"a \\\"b\\\"\\n\"}"), chat_call("2", "ns__f", "{}")]},
+            tool("1", "o"),
+        ]),
+    );
+}
+
+#[test]
+fn reasoning_alone_is_kept_only_at_the_end() {
+    check(
+        json!([message("user", "a"), reasoning("lost"), message("user", "b")]),
+        json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
+    );
+    check(
+        json!([message("user", "a"), reasoning("kept")]),
+        json!([{"role": "user", "content": "a"}, {"role": "assistant", "reasoning": "kept", "reasoning_content": "kept", "content": ""}]),
+    );
+    let empty = json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]});
+    check(json!([message("user", "a"), empty]), json!([{"role": "user", "content": "a"}]));
+}
+
+#[test]
+fn invalid_arguments_pass_unless_the_setting_replaces_them() {
+    let expected = |arguments: &str| {
+        json!([{"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", arguments)]}])
+    };
+    check(json!([call("1", "f", "{\"a\":")]), expected("{\"a\":"));
+    let replacing = ChatSettings { invalid_arguments: InvalidArguments::EmptyObject, ..DEFAULT };
+    check_with(&replacing, Value::Null, json!([call("1", "f", "[1]")]), expected("{}"));
+    check_with(&replacing, Value::Null, json!([call("1", "f", "{\"a\":1}")]), expected("{\"a\":1}"));
+}
+
+#[test]
+fn an_unfinished_message_of_the_assistant_is_continued() {
+    let last = json!({"type": "message", "role": "assistant", "status": "in_progress", "content": [{"type": "output_text", "text": "so"}]});
+    let found = convert(&json!({"input": [message("user", "a"), last]}), &DEFAULT);
+    assert_eq!(found["continue_final_message"], true);
+    assert_eq!(found["add_generation_prompt"], false);
+}
+
+#[test]
+fn parameters_have_the_names_of_chat_completions() {
+    check_members(
+        json!({"max_output_tokens": 7, "max_tokens": 9, "temperature": 0.1, "top_p": 1, "seed": 3, "stop": ["x"], "top_k": 5}),
+        json!({"max_completion_tokens": 7, "temperature": 0.1, "top_p": 1, "seed": 3, "stop": ["x"], "top_k": 5}),
+    );
+    check_members(
+        json!({"user": "u", "safety_identifier": "s", "prompt_cache_key": "k", "service_tier": "auto", "metadata": {"a": "b"},
+            "truncation": "auto", "n": 2, "messages": [], "logprobs": true, "stream": false, "max_tool_calls": 1}),
+        json!({}),
+    );
+    check_members(
+        json!({"reasoning": {"effort": "low", "summary": "auto"}, "text": {"verbosity": "low", "format": {"type": "text"}}}),
+        json!({"reasoning_effort": "low"}),
+    );
+    check_members(
+        json!({"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+        json!({"logprobs": true, "top_logprobs": 2}),
+    );
+    check_members(json!({"top_logprobs": 2}), json!({}));
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    check_members(
+        json!({"text": {"format": {"type": "json_schema", "name": "n", "schema": schema, "strict": true, "description": "d"}}}),
+        json!({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": true, "description": "d"}}}),
+    );
+    check_members(
+        json!({"text": {"format": {"type": "json_object"}}}),
+        json!({"response_format": {"type": "json_object"}}),
+    );
+}
+
+#[test]
+fn tools_are_functions_in_the_same_order() {
+    let tools = json!([
+        {"type": "function", "name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true},
+        {"type": "custom", "name": "c", "description": "e"},
+        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "g", "parameters": null}]},
+    ]);
+    let custom = json!({"type": "object", "properties": {"input": {"type": "string", "description": "The freeform text payload for this tool."}},
+        "required": ["input"], "additionalProperties": false});
+    let expected = json!([
+        {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}, "strict": true}},
+        {"type": "function", "function": {"name": "c", "description": "e", "parameters": custom}},
+        {"type": "function", "function": {"name": "ns__g", "parameters": {"type": "object", "properties": {}}}},
+    ]);
+    let choices = [
+        (json!("auto"), json!("auto")),
+        (json!("none"), json!("none")),
+        (json!("required"), json!("required")),
+        (json!({"type": "function", "name": "f"}), json!({"type": "function", "function": {"name": "f"}})),
+        (json!({"type": "custom", "name": "c"}), json!({"type": "function", "function": {"name": "c"}})),
+        (json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}), json!("auto")),
+        (json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}), json!("required")),
+    ];
+    for (choice, chat_choice) in choices {
+        check_members(
+            json!({"tools": tools, "tool_choice": choice, "parallel_tool_calls": false}),
+            json!({"tools": expected, "tool_choice": chat_choice, "parallel_tool_calls": false}),
+        );
+    }
+    // Without tools there is nothing to choose from.
+    check_members(json!({"tools": [], "tool_choice": "auto", "parallel_tool_calls": true}), json!({}));
+}
+
+#[test]
+fn unsupported_tools_are_left_out_by_setting() {
+    let ignoring = ChatSettings { unsupported_tools: UnsupportedTools::Ignore, ..DEFAULT };
+    let native = json!({"input": "x", "tools": [{"type": "web_search"}, {"type": "custom", "name": "c", "format": {"type": "grammar"}}],
+        "tool_choice": {"type": "web_search"}});
+    let found = convert(&native, &ignoring);
+    assert_eq!(found["tools"].as_array().unwrap().len(), 1);
+    assert_eq!(found["tools"][0]["function"]["name"], "c");
+    assert_eq!(found["tool_choice"], "auto");
+    let none = convert(&json!({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "auto"}), &ignoring);
+    assert_eq!((none.get("tools"), none.get("tool_choice")), (None, None));
+}
+
+#[test]
+fn an_equal_conversation_is_written_in_the_same_bytes() {
+    let turn = json!({"model": "m", "instructions": "s", "input": [message("user", "a"), reasoning("r"), message("assistant", "b")]});
+    let mut next = turn.clone();
+    next["input"].as_array_mut().unwrap().push(message("user", "c"));
+    let text = |native: &Value| String::from_utf8(chat_body(native.to_string().as_bytes(), &DEFAULT).unwrap().to_vec()).unwrap();
+    let (turn, next) = (text(&turn), text(&next));
+    let start = turn.strip_suffix("]}").unwrap();
+    assert!(next.starts_with(start), "{next}");
+}

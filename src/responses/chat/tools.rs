@@ -1,0 +1,241 @@
+//! Tools of the Responses API as functions of a chat completion, and calls of those functions as calls of the tools.
+//! Pure.
+
+use std::borrow::Cow;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+
+use super::body::asks_for_logprobs;
+use super::settings::UnsupportedTools;
+use crate::relay::NotConvertible;
+use crate::responses::members::{self, Members, put, put_string, put_text};
+
+const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
+/// As vLLM shows a custom tool to the model.
+const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
+
+/// The list of functions, in the order of the tools; `None` if there is none.
+pub(super) fn chat_tools(
+    tools: Option<&str>,
+    unsupported: UnsupportedTools,
+) -> Result<Option<String>, NotConvertible> {
+    let tools = tools.and_then(members::objects).unwrap_or_default();
+    let mut out = vec![b'['];
+    for (index, tool) in tools.iter().enumerate() {
+        let kind = tool.text("type").unwrap_or_default();
+        let refuse = |why: String| match unsupported {
+            UnsupportedTools::Ignore => Ok(()),
+            UnsupportedTools::Refuse => {
+                Err(NotConvertible::new(&format!("tools[{index}]"), &why))
+            }
+        };
+        match &*kind {
+            "function" => function(&mut out, "", tool),
+            "custom" => {
+                let format = tool.get("format").and_then(|raw| Members::parse(raw).ok());
+                if format.is_some_and(|it| it.get("type") == Some("\"grammar\"")) {
+                    refuse(format!(
+                        "the grammar of the custom tool '{}' cannot be sent to a worker that speaks chat completions only",
+                        tool.text("name").unwrap_or_default()
+                    ))?;
+                }
+                custom(&mut out, tool);
+            }
+            "namespace" => {
+                let namespace = tool.text("name").unwrap_or_default();
+                let inner = tool.get("tools").and_then(members::objects);
+                for inner in inner.unwrap_or_default() {
+                    if inner.get("type") == Some("\"function\"") {
+                        function(&mut out, &namespace, &inner);
+                    }
+                }
+            }
+            _ => refuse(format!(
+                "tools of type '{kind}' cannot be sent to a worker that speaks chat completions only"
+            ))?,
+        }
+    }
+    out.push(b']');
+    let list = String::from_utf8(out).unwrap_or_default();
+    Ok((list.len() > 2).then_some(list))
+}
+
+fn begin(out: &mut Vec<u8>, name: &str, description: Option<&str>) {
+    if out.len() > 1 {
+        out.push(b',');
+    }
+    out.extend_from_slice(br#"{"type":"function","function":{"name":"#);
+    put_text(out, name);
+    if let Some(description) = description {
+        put(out, "description", description);
+    }
+}
+
+fn function(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
+    let name = tool.text("name").unwrap_or_default();
+    begin(out, &qualified(namespace, &name), tool.get("description"));
+    let parameters = tool.get("parameters").unwrap_or(NO_PARAMETERS);
+    put(out, "parameters", parameters);
+    if let Some(strict) = tool.get("strict") {
+        put(out, "strict", strict);
+    }
+    out.extend_from_slice(b"}}");
+}
+
+fn custom(out: &mut Vec<u8>, tool: &Members<'_>) {
+    let name = tool.text("name").unwrap_or_default();
+    begin(out, &name, tool.get("description"));
+    put(out, "parameters", CUSTOM_PARAMETERS);
+    out.extend_from_slice(b"}}");
+}
+
+/// The name of a function in a namespace, as models see it.
+pub(super) fn qualified<'a>(namespace: &str, name: &'a str) -> Cow<'a, str> {
+    match namespace {
+        "" => Cow::Borrowed(name),
+        namespace => Cow::Owned(format!("{namespace}__{name}")),
+    }
+}
+
+/// `tool_choice`. Allowed tools are no filter of the list, which would change the prompt; the answer is checked instead.
+pub(super) fn chat_choice(
+    choice: &str,
+    unsupported: UnsupportedTools,
+) -> Result<Cow<'_, str>, NotConvertible> {
+    let Ok(members) = Members::parse(choice) else {
+        return Ok(Cow::Borrowed(choice));
+    };
+    match members.text("type").as_deref() {
+        Some("function" | "custom") => {
+            let namespace = members.text("namespace").unwrap_or_default();
+            let name = members.text("name").unwrap_or_default();
+            let mut out = br#"{"type":"function","function":{"name":"#.to_vec();
+            put_text(&mut out, &qualified(&namespace, &name));
+            out.extend_from_slice(b"}}");
+            Ok(Cow::Owned(String::from_utf8(out).unwrap_or_default()))
+        }
+        Some("allowed_tools") => Ok(match members.text("mode").as_deref() {
+            Some("required") => Cow::Borrowed("\"required\""),
+            _ => Cow::Borrowed("\"auto\""),
+        }),
+        _ if unsupported == UnsupportedTools::Ignore => Ok(Cow::Borrowed("\"auto\"")),
+        kind => Err(NotConvertible::new(
+            "tool_choice",
+            &format!(
+                "of type '{}' cannot be sent to a worker that speaks chat completions only",
+                kind.unwrap_or_default()
+            ),
+        )),
+    }
+}
+
+/// A function's name in a chat, and what it is for the client.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Tool {
+    Function {
+        /// Empty if it is in none.
+        namespace: String,
+        name: String,
+    },
+    Custom,
+}
+
+/// What reading the answer to a request needs of it.
+#[derive(Clone, Debug, Default)]
+pub(in crate::responses) struct AnsweredTools {
+    /// By the name that the model knows.
+    tools: FxHashMap<String, Tool>,
+    /// The functions that `allowed_tools` lists, if the request has it.
+    allowed: Option<FxHashSet<String>>,
+    /// Whether the answer is to be events.
+    pub(in crate::responses) is_streamed: bool,
+    /// Whether the client gets the log probabilities of the text.
+    pub(super) has_logprobs: bool,
+}
+
+impl AnsweredTools {
+    /// Of the native body. What cannot be read was refused before.
+    pub(in crate::responses) fn of(native: &[u8]) -> Self {
+        let text = std::str::from_utf8(native).unwrap_or_default();
+        let native = Members::parse(text).unwrap_or_default();
+        let mut tools = FxHashMap::default();
+        let list = native.get("tools").and_then(members::objects);
+        for tool in list.unwrap_or_default() {
+            let name = tool.text("name").unwrap_or_default();
+            match tool.text("type").as_deref() {
+                Some("function") => {
+                    tools.insert(name.clone().into_owned(), in_namespace("", &name));
+                }
+                Some("custom") => {
+                    tools.insert(name.into_owned(), Tool::Custom);
+                }
+                Some("namespace") => {
+                    let inner = tool.get("tools").and_then(members::objects);
+                    for inner in inner.unwrap_or_default() {
+                        let inner = inner.text("name").unwrap_or_default();
+                        let qualified = qualified(&name, &inner).into_owned();
+                        tools.insert(qualified, in_namespace(&name, &inner));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Self {
+            tools,
+            allowed: native.get("tool_choice").and_then(allowed),
+            is_streamed: native.get("stream") == Some("true"),
+            has_logprobs: asks_for_logprobs(&native),
+        }
+    }
+
+    pub(super) fn knows(&self, function: &str) -> bool {
+        self.tools.contains_key(function)
+    }
+
+    pub(super) fn is_allowed(&self, function: &str) -> bool {
+        let allowed = self.allowed.as_ref();
+        allowed.is_none_or(|allowed| allowed.contains(function))
+    }
+
+    /// The tool that a function stands for. A function that no tool has passes as it is.
+    pub(super) fn tool(&self, function: &str) -> Tool {
+        let tool = self.tools.get(function).cloned();
+        tool.unwrap_or_else(|| in_namespace("", function))
+    }
+}
+
+fn in_namespace(namespace: &str, name: &str) -> Tool {
+    Tool::Function {
+        namespace: namespace.to_owned(),
+        name: name.to_owned(),
+    }
+}
+
+/// The functions that `allowed_tools` lists.
+fn allowed(choice: &str) -> Option<FxHashSet<String>> {
+    let choice = Members::parse(choice).ok()?;
+    if choice.get("type") != Some("\"allowed_tools\"") {
+        return None;
+    }
+    let tools = choice.get("tools").and_then(members::objects)?;
+    let names = tools.iter().map(|tool| {
+        let namespace = tool.text("namespace").unwrap_or_default();
+        let name = tool.text("name").unwrap_or_default();
+        qualified(&namespace, &name).into_owned()
+    });
+    Some(names.collect())
+}
+
+/// Writes the members of a call that depend on its tool, after its type.
+pub(super) fn put_call(out: &mut Vec<u8>, tool: &Tool, function: &str, call_id: &str) {
+    put_string(out, "call_id", call_id);
+    match tool {
+        Tool::Custom => put_string(out, "name", function),
+        Tool::Function { namespace, name } => {
+            put_string(out, "name", name);
+            if !namespace.is_empty() {
+                put_string(out, "namespace", namespace);
+            }
+        }
+    }
+}
