@@ -61,9 +61,7 @@ mod worker_series;
 pub use self::cached_prefix::{Caches, PrefixSource};
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};
-pub use self::job::{
-    AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy,
-};
+pub use self::job::{AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy};
 pub use self::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::model::{ModelSettings, PerModel};
 pub use self::session_key::KeySource;

@@ -51,10 +51,10 @@ use std::sync::Arc;
 use hyper::Response;
 
 pub use self::background::Settings as BackgroundSettings;
-pub(crate) use self::client_request::ClientRequest;
 pub use self::chat::{
     ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools, converted as converted_chat,
 };
+pub(crate) use self::client_request::ClientRequest;
 pub use self::compact_settings::Settings as CompactSettings;
 pub use self::engine_input::UnsupportedItems;
 pub use self::events::ReasoningEvents;

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-use crate::fleet::{ResponsesApi, Status};
 use crate::fleet::events::Endpoint;
+use crate::fleet::{ResponsesApi, Status};
 
 #[derive(Debug, Serialize)]
 pub(super) struct EngineRow {

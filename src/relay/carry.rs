@@ -138,7 +138,8 @@ impl Relay {
                     Box::pin(with_grant(grant, attempt)).await
                 }
                 (None | Some(Err(_)), None) => {
-                    self.attempt(sent, &plan, &choice, &attempts, deadline).await
+                    self.attempt(sent, &plan, &choice, &attempts, deadline)
+                        .await
                 }
             };
             let attempt = match outcome {

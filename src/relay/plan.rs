@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::body_edit;
 use super::cached_prefix::{CachedPrefixes, Caches};
 use super::core::Relay;
-use super::job::Error;
+use super::job::{ChatForm, Error};
 use super::kv_report_request::KvReportRequest;
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
@@ -197,13 +197,14 @@ impl Relay {
         })
     }
 
-    /// The number of a prompt's tokens, if the router knows all of them.
+    /// The number of a prompt's tokens, if the router knows all of them. `chat`: as in [`Job`](super::Job).
     pub async fn count_tokens(
         &self,
         api: Api,
         headers: &HeaderMap,
         body: &Bytes,
         model: Option<&str>,
+        chat: Option<&dyn ChatForm>,
     ) -> Result<Option<usize>, Error> {
         let read =
             || body_edit::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
@@ -214,6 +215,12 @@ impl Relay {
             None => (model, body),
         };
         let group = self.group(model)?;
+        let chat = chat.filter(|_| self.sends_chat(model));
+        let converted = chat.and_then(|chat| chat.chat_body(body).ok());
+        let (api, body) = match &converted {
+            Some(body) => (Api::Chat, body),
+            None => (api, body),
+        };
         let found = self.tokens.of(api, &group, headers, body).await;
         Ok(found
             .filter(|found| !found.is_partial())

@@ -5,13 +5,17 @@ mod answer;
 mod body;
 mod call;
 mod chunk;
+mod custom_input;
+mod end;
 mod engine_answer;
 mod item;
 mod messages;
+mod parts;
 mod settings;
 mod tools;
 mod writer;
 
+pub(super) use self::body::chat_body;
 pub(super) use self::engine_answer::{native_body, native_whole};
 pub use self::settings::{ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools};
 pub(super) use self::tools::AnsweredTools;

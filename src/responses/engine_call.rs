@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Response, Uri};
+use tracing::debug;
 
 use super::chat::{self, AnsweredTools};
 use super::client_request::RequestContext;
@@ -14,10 +15,22 @@ use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::relay::{self, AnsweredAsChat, ChatForm};
+use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
+
+/// How often an answer of a chat worker is asked for whose engine is lost.
+const CHAT_ATTEMPTS: u32 = 2;
+
+impl ChatForm for Responses {
+    fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible> {
+        let chat = chat::chat_body(native, &self.settings.chat);
+        let replaced = chat.as_ref().ok().map(|chat| chat.replaced_arguments);
+        self.metrics.on_converted(replaced);
+        chat.map(|chat| chat.body)
+    }
+}
 
 impl Responses {
     pub(super) async fn ask_response(
@@ -25,13 +38,22 @@ impl Responses {
         context: &RequestContext<'_>,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
-        let native = body.clone();
-        let answer = self
-            .ask(context, Api::Responses, "/v1/responses", body)
-            .await?;
-        match answer.extensions().get::<AnsweredAsChat>() {
-            None => Ok(answer),
-            Some(_) => self.native_answer(answer, &native).await,
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let answer = self.ask(context, Api::Responses, "/v1/responses", body.clone());
+            let answer = answer.await?;
+            if answer.extensions().get::<AnsweredAsChat>().is_none() {
+                return Ok(answer);
+            }
+            match self.native_answer(answer, &body).await {
+                // The client has nothing of it. The relay itself tries again only before an answer begins, and that of a
+                // chat completion begins before it is computed.
+                Err(error) if attempts < CHAT_ATTEMPTS && relay::is_engine_lost(&error.message) => {
+                    debug!(id = %context.id, "engine lost before the client got anything; trying again");
+                }
+                answer => return answer,
+            }
         }
     }
 
@@ -80,7 +102,7 @@ impl Responses {
             id: context.id,
             started: context.started,
             response: context.response,
-            chat: (api == Api::Responses).then_some(&self.settings.chat as &dyn ChatForm),
+            chat: (api == Api::Responses).then_some(self as &dyn ChatForm),
             is_converted: false,
             is_background: context.is_background,
             requested: None,

@@ -15,6 +15,7 @@ use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::Api;
+use crate::relay::ChatForm;
 
 /// Asks the engine to answer without image data.
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
@@ -35,7 +36,7 @@ impl Responses {
         let model = Some(&*create.model).filter(|model| !model.is_empty());
         let counted = self
             .relay
-            .count_tokens(Api::Responses, request.headers, &body, model)
+            .count_tokens(Api::Responses, request.headers, &body, model, Some(self))
             .await?;
         let tokens = match counted {
             Some(tokens) => tokens,
@@ -51,7 +52,12 @@ impl Responses {
         create: &CreateRequest<'_>,
         body: Bytes,
     ) -> Result<usize, ApiError> {
-        let path = "/v1/responses/render";
+        let sends_chat = self.relay.sends_chat(Some(&create.model));
+        let chat = sends_chat.then(|| self.chat_body(&body).ok());
+        let (path, body) = match chat.flatten() {
+            Some(chat) => ("/v1/chat/completions/render", chat),
+            None => ("/v1/responses/render", body),
+        };
         let answer = self
             .ask(&request.context(), Api::Tokenize, path, body)
             .await;

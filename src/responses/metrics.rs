@@ -24,6 +24,8 @@ pub(super) struct Metrics {
     history_bytes: HistogramVec,
     history_seconds: HistogramVec,
     not_stored: IntCounterVec,
+    over_chat: IntCounterVec,
+    replaced_arguments: IntCounter,
     pub(super) conversation_conflicts: IntCounter,
 }
 
@@ -64,6 +66,17 @@ impl Metrics {
                  served without being stored, or withheld from the client (503).",
                 &["outcome"],
             ),
+            over_chat: registry.counters(
+                "warmroute_responses_over_chat_total",
+                "Requests of the Responses API made chat completions for workers that speak only these, by outcome: \
+                 converted, or refused because of something that a chat completion cannot have.",
+                &["outcome"],
+            ),
+            replaced_arguments: registry.counter(
+                "warmroute_responses_over_chat_replaced_arguments_total",
+                "Arguments of earlier calls that were no JSON object and were replaced by {} \
+                 (responses.chat.invalid_arguments).",
+            ),
             conversation_conflicts: registry.counter(
                 "warmroute_responses_conversation_conflicts_total",
                 "Requests refused because another response was being added to the same conversation.",
@@ -90,6 +103,18 @@ impl Metrics {
 
     pub(super) fn on_end(&self, status: Status) {
         self.finished.with_label_values(&[status.as_str()]).inc();
+    }
+
+    /// A request was made a chat completion, or could not be.
+    pub(super) fn on_converted(&self, replaced_arguments: Option<u64>) {
+        let outcome = match replaced_arguments {
+            Some(count) => {
+                self.replaced_arguments.inc_by(count);
+                "converted"
+            }
+            None => "refused",
+        };
+        self.over_chat.with_label_values(&[outcome]).inc();
     }
 
     /// A response was served without being stored.

@@ -53,7 +53,10 @@ fn events(text: &str) -> Vec<Value> {
         assert_eq!(data["sequence_number"], number, "{text}");
         data
     };
-    text.split_terminator("\n\n").enumerate().map(read).collect()
+    text.split_terminator("\n\n")
+        .enumerate()
+        .map(read)
+        .collect()
 }
 
 async fn stream(cluster: &Cluster, body: &Value) -> Vec<Value> {
@@ -100,10 +103,16 @@ fn requests() -> Vec<Value> {
     vec![
         ask("hello"),
         json!({"model": "sim", "input": "hello"}),
-        with(ask("hello"), json!({"instructions": "be terse", "temperature": 0.5})),
+        with(
+            ask("hello"),
+            json!({"instructions": "be terse", "temperature": 0.5}),
+        ),
         with(ask("think"), json!({"reasoning": {"effort": "low"}})),
         json!({"model": "sim", "input": "call", "tools": [tool]}),
-        with(ask("call"), json!({"tools": [tool], "reasoning": {"effort": "low"}})),
+        with(
+            ask("call"),
+            json!({"tools": [tool], "reasoning": {"effort": "low"}}),
+        ),
         with(ask("json"), json!({"text": {"format": format}})),
     ]
 }
@@ -124,7 +133,13 @@ async fn a_client_cannot_tell_a_chat_worker_from_a_native_one() {
             // The two forms of a prompt are other tokens to a simulated engine, so the words differ.
             response["usage"] = Value::Null;
             let output = response["output"].as_array().unwrap().iter();
-            let output = output.map(|item| (item["type"].clone(), item["status"].clone(), item["name"].clone()));
+            let output = output.map(|item| {
+                (
+                    item["type"].clone(),
+                    item["status"].clone(),
+                    item["name"].clone(),
+                )
+            });
             let output: Vec<_> = output.collect();
             response["output"] = Value::Null;
             (response, output)
@@ -159,38 +174,80 @@ fn without_repeats(mut kinds: Vec<String>) -> Vec<String> {
 async fn a_conversation_goes_on_with_all_its_turns() {
     let cluster = cluster(vec![chat_only()]).await;
     let tool = json!({"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}});
-    let first = create(&cluster, &json!({"model": "sim", "input": "a", "tools": [tool], "reasoning": {"effort": "low"}})).await;
-    let call = first["output"].as_array().unwrap().iter().find(|item| item["type"] == "function_call").unwrap().clone();
+    let first = create(
+        &cluster,
+        &json!({"model": "sim", "input": "a", "tools": [tool], "reasoning": {"effort": "low"}}),
+    )
+    .await;
+    let call = first["output"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|item| item["type"] == "function_call")
+        .unwrap()
+        .clone();
     let next = json!({"model": "sim", "previous_response_id": first["id"], "tools": [tool], "max_output_tokens": 4,
         "input": [{"type": "function_call_output", "call_id": call["call_id"], "output": "warm"}]});
     let second = create(&cluster, &next).await;
     assert_eq!(second["output"][0]["type"], "message");
     let sent: Value = serde_json::from_slice(&cluster.engines[0].last_post().await.body).unwrap();
-    let roles: Vec<&Value> = sent["messages"].as_array().unwrap().iter().map(|message| &message["role"]).collect();
+    let roles: Vec<&Value> = sent["messages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|message| &message["role"])
+        .collect();
     assert_eq!(roles, ["user", "assistant", "tool"]);
     assert_eq!(sent["messages"][1]["tool_calls"][0]["id"], call["call_id"]);
-    assert!(!sent["messages"][1]["reasoning"].as_str().unwrap().is_empty());
-    let stored = cluster.get(&format!("{PATH}/{}", second["id"].as_str().unwrap())).await.json();
+    assert!(
+        !sent["messages"][1]["reasoning"]
+            .as_str()
+            .unwrap()
+            .is_empty()
+    );
+    let stored = cluster
+        .get(&format!("{PATH}/{}", second["id"].as_str().unwrap()))
+        .await
+        .json();
     assert_eq!(stored, second);
-    let compacted = cluster.post("/v1/responses/compact", json!({"model": "sim", "previous_response_id": second["id"]}).to_string()).await;
+    // Simulated engines end an answer at its limit, and a summary must end by itself.
+    let faults = Faults {
+        stop_at_once: true,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(faults).await;
+    let compacted = cluster
+        .post(
+            "/v1/responses/compact",
+            json!({"model": "sim", "previous_response_id": second["id"]}).to_string(),
+        )
+        .await;
     assert_eq!(compacted.status, 200, "{}", compacted.text());
 }
 
 #[tokio::test]
 async fn background_responses_run_resume_and_cancel() {
-    let slow = Settings { no_responses: true, ..unhurried() };
+    let slow = Settings {
+        no_responses: true,
+        ..unhurried()
+    };
     let cluster = cluster(vec![slow]).await;
     let body = |tokens: usize| json!({"model": "sim", "input": "x", "background": true, "max_output_tokens": tokens});
     let created = create(&cluster, &body(10)).await;
     let path = format!("{PATH}/{}", created["id"].as_str().unwrap());
     assert_eq!(created["status"], "queued");
-    eventually("it ends", async || cluster.get(&path).await.json()["status"] == "incomplete").await;
+    eventually("it ends", async || {
+        cluster.get(&path).await.json()["status"] == "incomplete"
+    })
+    .await;
     assert!(!text(&cluster.get(&path).await.json()).is_empty());
     let streamed = with(body(10), json!({"stream": true}));
     let answer = cluster.post(PATH, streamed.to_string()).await;
     let all = events(answer.text());
     let id = all[0]["response"]["id"].as_str().unwrap();
-    let rest = cluster.get(&format!("{PATH}/{id}?stream=true&starting_after=3")).await;
+    let rest = cluster
+        .get(&format!("{PATH}/{id}?stream=true&starting_after=3"))
+        .await;
     let count = rest.text().split_terminator("\n\n").count();
     assert_eq!(count, all.len() - 4 + 1, "{}", rest.text());
     let created = create(&cluster, &body(2_000)).await;
@@ -210,7 +267,11 @@ async fn of_a_mixed_fleet_each_worker_gets_its_form() {
     cluster.is_worker("w0", "responses", "native").await;
     cluster.is_worker("w1", "responses", "chat").await;
     eventually("both were asked", async || {
-        create(&cluster, &ask("a prompt of its own".repeat(fastrand::usize(1..50)))).await;
+        create(
+            &cluster,
+            &ask(format!("{} is a prompt of its own", fastrand::u64(..))),
+        )
+        .await;
         let counts = cluster.requests().await;
         counts.iter().all(|count| *count > 0)
     })
@@ -231,7 +292,10 @@ async fn of_a_mixed_fleet_each_worker_gets_its_form() {
 async fn a_retry_on_a_worker_of_the_other_kind_is_converted_again() {
     for failing in [0, 1] {
         let cluster = cluster(vec![fast(), chat_only()]).await;
-        let faults = Faults { refuse: Some(503), ..Faults::default() };
+        let faults = Faults {
+            refuse: Some(503),
+            ..Faults::default()
+        };
         cluster.engines[failing].fault(faults).await;
         for number in 0..8 {
             let response = create(&cluster, &ask(format!("{number} prompt"))).await;
@@ -247,18 +311,27 @@ async fn a_request_that_no_worker_can_take_is_refused_by_name() {
     let cluster = cluster(vec![chat_only()]).await;
     let check = async |more: Value, param: &str| {
         let answer = cluster.post(PATH, with(ask("x"), more).to_string()).await;
-        assert_eq!((answer.status, answer.param().as_str()), (400, param), "{}", answer.text());
+        assert_eq!(
+            (answer.status, answer.param().as_str()),
+            (400, param),
+            "{}",
+            answer.text()
+        );
         assert_eq!(answer.code(), "unsupported_parameter");
     };
     check(json!({"tools": [{"type": "web_search"}]}), "tools[0]").await;
-    let image = json!([{"role": "user", "content": [{"type": "input_image", "file_id": "f"}]}]);
-    check(json!({"input": image}), "input[0].content[0]").await;
+    let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}});
+    check(json!({"tools": [grammar]}), "tools[0]").await;
     assert_eq!(cluster.requests().await, [0]);
     let ignoring = Cluster::start(vec![chat_only()], |config: &mut Config| {
         config.responses.chat.unsupported_tools = warmroute::responses::UnsupportedTools::Ignore;
     })
     .await;
-    create(&ignoring, &with(ask("x"), json!({"tools": [{"type": "web_search"}]}))).await;
+    create(
+        &ignoring,
+        &with(ask("x"), json!({"tools": [{"type": "web_search"}]})),
+    )
+    .await;
 }
 
 #[tokio::test]
@@ -266,15 +339,30 @@ async fn an_engines_error_names_what_the_client_sent() {
     let cluster = cluster(vec![chat_only()]).await;
     let long = with(ask("x"), json!({"max_output_tokens": 1_000_000}));
     let answer = cluster.post(PATH, long.to_string()).await;
-    assert_eq!((answer.status, answer.param().as_str()), (400, "max_output_tokens"), "{}", answer.text());
+    assert_eq!(
+        (answer.status, answer.param().as_str()),
+        (400, "max_output_tokens"),
+        "{}",
+        answer.text()
+    );
     let long = ask("word ".repeat(60_000));
     let answer = cluster.post(PATH, long.to_string()).await;
-    assert_eq!((answer.status, answer.code().as_str(), answer.param().as_str()), (400, "context_length_exceeded", "input"));
+    assert_eq!(
+        (
+            answer.status,
+            answer.code().as_str(),
+            answer.param().as_str()
+        ),
+        (400, "context_length_exceeded", "input")
+    );
 }
 
 #[tokio::test]
 async fn a_stream_of_a_killed_engine_ends_as_failed() {
-    let slow = Settings { no_responses: true, ..unhurried() };
+    let slow = Settings {
+        no_responses: true,
+        ..unhurried()
+    };
     let mut cluster = cluster(vec![slow]).await;
     let body = json!({"model": "sim", "input": "x", "stream": true, "max_output_tokens": 2_000});
     let mut open = client::open(cluster.router.api, "POST", PATH, &[], body.to_string()).await;
@@ -286,7 +374,13 @@ async fn a_stream_of_a_killed_engine_ends_as_failed() {
     assert_eq!(last["type"], "response.failed");
     assert_eq!(last["response"]["error"]["code"], "server_error");
     assert_eq!(last["response"]["output"][0]["status"], "incomplete");
-    let stored = cluster.get(&format!("{PATH}/{}", last["response"]["id"].as_str().unwrap())).await.json();
+    let stored = cluster
+        .get(&format!(
+            "{PATH}/{}",
+            last["response"]["id"].as_str().unwrap()
+        ))
+        .await
+        .json();
     assert_eq!(stored["status"], "failed");
 }
 
@@ -295,8 +389,14 @@ async fn an_engines_error_in_mid_stream_fails_the_response() {
     let cluster = cluster(vec![chat_only()]).await;
     let faults = |faults: Faults| cluster.engines[0].fault(faults);
     for fault in [
-        Faults { error_after_tokens: Some(2), ..Faults::default() },
-        Faults { cut_after_tokens: Some(2), ..Faults::default() },
+        Faults {
+            error_after_tokens: Some(2),
+            ..Faults::default()
+        },
+        Faults {
+            cut_after_tokens: Some(2),
+            ..Faults::default()
+        },
     ] {
         faults(fault).await;
         let events = stream(&cluster, &ask("x")).await;
@@ -304,6 +404,31 @@ async fn an_engines_error_in_mid_stream_fails_the_response() {
         let whole = cluster.post(PATH, ask("x").to_string()).await;
         assert!(whole.status >= 500, "{}", whole.text());
     }
+}
+
+#[tokio::test]
+async fn a_whole_answer_of_a_lost_engine_is_asked_for_again() {
+    let cluster = cluster(vec![chat_only(), chat_only()]).await;
+    let faults = Faults {
+        cut_after_tokens: Some(2),
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(faults).await;
+    let mut failed = 0;
+    for number in 0..10 {
+        let answer = cluster
+            .post(PATH, ask(format!("{number} prompt")).to_string())
+            .await;
+        failed += u32::from(answer.status != 200);
+    }
+    let requests = cluster.requests().await;
+    assert!(requests[0] > 0, "{requests:?}");
+    // The second try may go to the same worker until its circuit breaker is open.
+    assert!(failed < 5, "{failed}");
+    let converted = cluster
+        .metric("warmroute_responses_over_chat_total", &["converted"])
+        .await;
+    assert_eq!(converted, requests.iter().sum::<u64>() as f64);
 }
 
 #[tokio::test]

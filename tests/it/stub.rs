@@ -127,7 +127,8 @@ impl Stub {
         };
         if head.starts_with("post /v1/responses ") && &bytes[end..end + length] == b"{}" {
             // The router asks whether the engine serves the Responses API.
-            let refused = "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+            let refused =
+                "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             let _ = stream.write_all(refused.as_bytes()).await;
         } else if head.starts_with("post ") {
             self.requests.lock().push(head);

@@ -152,10 +152,14 @@ class Router(Process):
 STATE_TOKEN_KEY = "0123456789abcdeffedcba987654321000112233445566778899aabbccddeeff"
 
 
+#: Of engines that answer at once.
+ENGINE_ARGUMENTS = ("--decode-time", "2ms")
+
+
 class Cluster:
     """Engines, and a router that has seen all of them; or several, over a Redis. A context manager."""
 
-    def __init__(self, engines=2, engine_arguments=("--decode-time", "2ms"), config=None, replicas=1, store=None):
+    def __init__(self, engines=2, engine_arguments=ENGINE_ARGUMENTS, config=None, replicas=1, store=None):
         self.directory = tempfile.TemporaryDirectory(prefix="warmroute-sdk-")
         self.processes = []
         config = dict(config or {})

@@ -6,7 +6,7 @@ import unittest
 
 import openai
 
-from cluster import Cluster
+from cluster import ENGINE_ARGUMENTS, Cluster
 
 try:
     import agents
@@ -35,9 +35,12 @@ class ToTheNext:
 
 @unittest.skipIf(agents is None, "the agents SDK wants Python 3.10")
 class Agents(unittest.IsolatedAsyncioTestCase):
+    #: Of the engines.
+    arguments = ENGINE_ARGUMENTS
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(replicas=2)
+        cls.cluster = Cluster(replicas=2, engine_arguments=cls.arguments)
         cls.addClassCleanup(cls.cluster.close)
 
     async def asyncSetUp(self):

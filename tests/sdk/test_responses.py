@@ -8,7 +8,7 @@ import unittest
 import openai
 import pydantic
 
-from cluster import STATE_TOKEN_KEY, Cluster, eventually
+from cluster import ENGINE_ARGUMENTS, STATE_TOKEN_KEY, Cluster, eventually
 
 MODEL = "sim"
 HELLO = "Tell me of the sea, at some length, if you would."
@@ -56,9 +56,12 @@ def plain(items):
 class WithReplicas(unittest.TestCase):
     """Tests that leave the fleet as it is share one."""
 
+    #: Of the engines.
+    arguments = ENGINE_ARGUMENTS
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(replicas=2)
+        cls.cluster = Cluster(replicas=2, engine_arguments=cls.arguments)
         cls.addClassCleanup(cls.cluster.close)
         cls.sdk = Replicas(cls.cluster)
         cls.addClassCleanup(cls.sdk.close)

@@ -5,7 +5,7 @@ import unittest
 
 import openai
 
-from cluster import Cluster, eventually, get
+from cluster import ENGINE_ARGUMENTS, Cluster, eventually, get
 
 MODEL = "sim"
 HELLO = "Tell me of the sea, at some length, if you would."
@@ -21,9 +21,12 @@ CALL_LIMIT_S = 30
 
 
 class StrictTypes(unittest.TestCase):
+    #: Of the engines.
+    arguments = ENGINE_ARGUMENTS
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(replicas=2)
+        cls.cluster = Cluster(replicas=2, engine_arguments=cls.arguments)
         cls.addClassCleanup(cls.cluster.close)
         cls.clients = [
             openai.OpenAI(

@@ -127,7 +127,7 @@ impl LegContext<'_> {
         let refusal = relay.refusal(&choice.worker, &answer);
         let is_failure = answer.is_failure();
         let answer = AttemptAnswer {
-                is_converted: job.is_converted,
+            is_converted: job.is_converted,
             answer,
             running,
             decision: choice.decision,

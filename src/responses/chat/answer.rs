@@ -1,18 +1,16 @@
 //! The answer of a chat stream as the events of an engine with the Responses API. Pure.
 
-use std::borrow::Cow;
-
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 use super::call::Call;
-use super::chunk::{CallDelta, Choice, Chunk, Delta, FunctionDelta, usage};
+use super::chunk::{
+    CallDelta, Choice, Chunk, Delta, FunctionDelta, entries, message_of, text_of, usage,
+};
+use super::end::End;
 use super::item::{PartKind, TextItem};
 use super::tools::AnsweredTools;
-use crate::responses::item::joined_text;
-use crate::responses::members::{self, Members, put_text};
 
-const ENDED_EARLY: &str = "the engine ended the stream before the answer was complete";
 const TOO_LONG: &str = "the answer is longer than the router allows";
 const UNREADABLE: &str = "the engine sent a chunk that the router cannot read";
 /// Calls in one answer. More is a defect of the engine.
@@ -45,14 +43,6 @@ pub(super) struct ChatAnswer {
     whole: Vec<u8>,
 }
 
-/// How an answer ended.
-enum End {
-    Completed,
-    /// Why it is incomplete.
-    Incomplete(&'static str),
-    Failed(String),
-}
-
 impl ChatAnswer {
     /// `keeps_items`: for [`ChatAnswer::whole`].
     pub(super) fn new(tools: AnsweredTools, bytes_max: usize, keeps_items: bool) -> Self {
@@ -77,6 +67,11 @@ impl ChatAnswer {
     /// True after the terminal event.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
+    }
+
+    /// Whether it has any items.
+    pub(super) fn has_items(&self) -> bool {
+        self.next > 0
     }
 
     /// Why it failed, if it did.
@@ -266,7 +261,8 @@ impl ChatAnswer {
         }
         if let Some(arguments) = function.arguments {
             self.bytes += arguments.get().len();
-            self.calls[slot].add_arguments(arguments.get());
+            let is_custom = self.tools.has_custom;
+            self.calls[slot].add_arguments(arguments.get(), is_custom);
         }
         let call = &self.calls[slot];
         // A name that no tool has may be only a piece of it.
@@ -313,13 +309,7 @@ impl ChatAnswer {
 
     /// The stream is over: what it was depends on its finish reason.
     fn finish(&mut self, out: &mut Vec<u8>) {
-        let end = match self.finish_reason.as_deref() {
-            Some("stop" | "tool_calls" | "function_call") => End::Completed,
-            Some("length") => End::Incomplete("max_output_tokens"),
-            Some("content_filter") => End::Incomplete("content_filter"),
-            Some(reason) => End::Failed(format!("the engine ended the answer: {reason}")),
-            None => End::Failed(ENDED_EARLY.to_owned()),
-        };
+        let end = End::of(self.finish_reason.as_deref());
         self.end(end, out);
     }
 
@@ -363,77 +353,15 @@ impl ChatAnswer {
     }
 
     fn write_end(&mut self, end: &End, out: &mut Vec<u8>) {
-        let kind = match end {
-            End::Completed => "completed",
-            End::Incomplete(_) => "incomplete",
-            End::Failed(_) => "failed",
-        };
         out.extend_from_slice(br#"data: {"type":"response."#);
-        out.extend_from_slice(kind.as_bytes());
+        out.extend_from_slice(end.status().as_bytes());
         out.extend_from_slice(br#"","response":"#);
         let begin = out.len();
-        self.response(end, kind, out);
+        let usage = self.usage.as_deref();
+        end.write_response(self.done.as_deref().unwrap_or_default(), usage, out);
         if self.done.is_some() {
             self.whole = out[begin..].to_vec();
         }
         out.extend_from_slice(b"}\n\n");
     }
-
-    /// The Response object at the end. It lists the items only if they were kept: whoever reads the events has them.
-    fn response(&self, end: &End, status: &str, out: &mut Vec<u8>) {
-        out.extend_from_slice(br#"{"object":"response","status":""#);
-        out.extend_from_slice(status.as_bytes());
-        out.extend_from_slice(br#"","incomplete_details":"#);
-        match end {
-            End::Incomplete(reason) => {
-                out.extend_from_slice(br#"{"reason":"#);
-                put_text(out, reason);
-                out.push(b'}');
-            }
-            End::Completed | End::Failed(_) => out.extend_from_slice(b"null"),
-        }
-        out.extend_from_slice(br#","error":"#);
-        match end {
-            End::Failed(message) => {
-                out.extend_from_slice(br#"{"code":"server_error","message":"#);
-                put_text(out, message);
-                out.push(b'}');
-            }
-            End::Completed | End::Incomplete(_) => out.extend_from_slice(b"null"),
-        }
-        out.extend_from_slice(br#","output":["#);
-        let mut items: Vec<_> = self.done.iter().flatten().collect();
-        items.sort_by_key(|(index, _)| *index);
-        for (position, (_, item)) in items.into_iter().enumerate() {
-            if position > 0 {
-                out.push(b',');
-            }
-            out.extend_from_slice(item);
-        }
-        out.extend_from_slice(br#"],"usage":"#);
-        out.extend_from_slice(self.usage.as_deref().unwrap_or("null").as_bytes());
-        out.push(b'}');
-    }
-}
-
-/// The characters of a text, as a JSON string without quotes; `None` for none.
-fn text_of(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
-    let text = joined_text(raw?.get(), "")?;
-    (!text.is_empty()).then_some(text)
-}
-
-/// The entries of `logprobs.content`: a list without its brackets.
-fn entries(logprobs: &str) -> Option<&str> {
-    let logprobs = Members::parse(logprobs).ok()?;
-    let list = logprobs.get("content")?.trim();
-    list.strip_prefix('[')?.strip_suffix(']')
-}
-
-/// The message of an engine's error.
-fn message_of(error: &str) -> String {
-    let message = match Members::parse(error) {
-        Ok(error) => error.text("message"),
-        Err(_) => members::text(error),
-    };
-    message.map_or_else(|| "the engine failed".to_owned(), |it| it.into_owned())
 }

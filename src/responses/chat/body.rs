@@ -5,8 +5,8 @@ use bytes::Bytes;
 use super::messages;
 use super::settings::ChatSettings;
 use super::tools;
-use crate::relay::{ChatForm, NotConvertible};
-use crate::responses::members::{self, Members, put, put_text};
+use crate::relay::NotConvertible;
+use crate::responses::members::{Members, put, put_text};
 
 /// Members that are converted, or that a chat completion does not have, or whose name means something else there.
 const NOT_COPIED: [&str; 37] = [
@@ -49,17 +49,19 @@ const NOT_COPIED: [&str; 37] = [
     "user",
 ];
 
-impl ChatForm for ChatSettings {
-    fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible> {
-        chat_body(native, self)
-    }
+/// A chat completion that was made of a request.
+#[derive(Debug)]
+pub(in crate::responses) struct ChatBody {
+    pub(in crate::responses) body: Bytes,
+    /// Arguments of earlier calls that were replaced.
+    pub(in crate::responses) replaced_arguments: u64,
 }
 
 /// Always for a streamed answer with usage, whatever the client asked for: there is one way to read an answer.
-pub(super) fn chat_body(
+pub(in crate::responses) fn chat_body(
     native: &[u8],
     settings: &ChatSettings,
-) -> Result<Bytes, NotConvertible> {
+) -> Result<ChatBody, NotConvertible> {
     let not_json = || NotConvertible::new("", "the body is not a JSON object");
     let text = std::str::from_utf8(native).map_err(|_| not_json())?;
     let native = Members::parse(text).map_err(|_| not_json())?;
@@ -94,7 +96,7 @@ pub(super) fn chat_body(
     if let Some(effort) = effort {
         put(&mut out, "reasoning_effort", effort);
     }
-    if asks_for_logprobs(&native) {
+    if tools::asks_for_logprobs(&native) {
         put(&mut out, "logprobs", "true");
         if let Some(count) = native.get("top_logprobs") {
             put(&mut out, "top_logprobs", count);
@@ -104,20 +106,16 @@ pub(super) fn chat_body(
     put(&mut out, "stream_options", r#"{"include_usage":true}"#);
     put(&mut out, "messages", "");
     let input = native.get("input").unwrap_or("[]");
-    let continues = messages::write(&mut out, native.get("instructions"), input, settings)?;
-    if continues {
+    let written = messages::write(&mut out, native.get("instructions"), input, settings)?;
+    if written.continues {
         put(&mut out, "continue_final_message", "true");
         put(&mut out, "add_generation_prompt", "false");
     }
     out.push(b'}');
-    Ok(out.into())
-}
-
-/// Whether the native body asks for the log probabilities of the text.
-pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
-    let include = native.get("include").and_then(members::list);
-    let mut include = include.into_iter().flatten();
-    include.any(|it| it == r#""message.output_text.logprobs""#)
+    Ok(ChatBody {
+        body: out.into(),
+        replaced_arguments: written.replaced_arguments,
+    })
 }
 
 /// `text.format` as `response_format`; `None` for plain text.

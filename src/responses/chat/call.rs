@@ -2,6 +2,7 @@
 
 use std::io::Write as _;
 
+use super::custom_input;
 use super::tools::{Tool, put_call};
 use super::writer::{begin_in_item, end, item_event};
 use crate::responses::members::{self, Members, put};
@@ -16,6 +17,8 @@ pub(super) struct Call {
     /// Complete once the call is open.
     pub(super) name: String,
     arguments: String,
+    /// The same without escapes, of a custom tool; `None` once a fragment could not be read by itself.
+    plain: Option<String>,
     opened: Option<Opened>,
 }
 
@@ -23,7 +26,7 @@ pub(super) struct Call {
 struct Opened {
     index: usize,
     tool: Tool,
-    /// How much of the arguments the client has.
+    /// How much of the arguments, or of the custom tool's input, the client has.
     sent: usize,
 }
 
@@ -34,6 +37,7 @@ impl Call {
             id: String::new(),
             name: String::new(),
             arguments: String::new(),
+            plain: Some(String::new()),
             opened: None,
         }
     }
@@ -45,8 +49,14 @@ impl Call {
         }
     }
 
-    /// `raw`: a JSON string, or an object that some servers send in place of one.
-    pub(super) fn add_arguments(&mut self, raw: &str) {
+    /// `raw`: a JSON string, or an object that some servers send in place of one. `is_custom`: of a custom tool.
+    pub(super) fn add_arguments(&mut self, raw: &str, is_custom: bool) {
+        if is_custom && let Some(plain) = &mut self.plain {
+            match members::text(raw) {
+                Some(text) => plain.push_str(&text),
+                None => self.plain = None,
+            }
+        }
         match members::escaped(raw) {
             Some(text) => self.arguments.push_str(text),
             None => {
@@ -81,27 +91,40 @@ impl Call {
         });
     }
 
-    /// Sends the arguments that the client has not. The input of a custom tool is in the arguments: it is sent whole.
+    /// Sends the arguments that the client has not, or the input of a custom tool in them.
     pub(super) fn send(&mut self, out: &mut Vec<u8>) {
         let Some(opened) = &mut self.opened else {
             return;
         };
-        let more = &self.arguments[opened.sent..];
-        if more.is_empty() || opened.tool == Tool::Custom {
-            return;
+        let (kind, more) = match opened.tool {
+            Tool::Custom => {
+                let value = self.plain.as_deref().and_then(custom_input::value);
+                let more = value.map(|value| custom_input::more(value, opened.sent));
+                ("custom_tool_call_input.delta", more.unwrap_or_default())
+            }
+            Tool::Function { .. } => {
+                let more = self.arguments.get(opened.sent..);
+                ("function_call_arguments.delta", more.unwrap_or_default())
+            }
+        };
+        if !more.is_empty() {
+            delta(out, kind, opened.index, more);
+            opened.sent += more.len();
         }
-        delta(out, "function_call_arguments.delta", opened.index, more);
-        opened.sent = self.arguments.len();
     }
 
     /// Ends its item, and returns it. `None` if it never had a name.
     pub(super) fn close(mut self, out: &mut Vec<u8>) -> Option<Vec<u8>> {
         self.send(out);
-        let Opened { index, tool, .. } = self.opened.take()?;
+        let Opened { index, tool, sent } = self.opened.take()?;
         let item = match tool {
             Tool::Custom => {
-                let input = custom_input(&self.arguments);
-                if !input.is_empty() {
+                let value = self.plain.as_deref().and_then(custom_input::value);
+                let input = match value.and_then(|value| value.get(..sent)) {
+                    Some(input) if sent > 0 => input.to_owned(),
+                    _ => whole_input(&self.arguments),
+                };
+                if sent == 0 && !input.is_empty() {
                     delta(out, "custom_tool_call_input.delta", index, &input);
                 }
                 begin_in_item(out, "custom_tool_call_input.done", index);
@@ -146,7 +169,7 @@ fn delta(out: &mut Vec<u8>, kind: &str, index: usize, text: &str) {
 
 /// The input of a custom tool, in the arguments of the function that stands for it: the member `input`; all of them
 /// if they cannot be read.
-fn custom_input(arguments: &str) -> String {
+fn whole_input(arguments: &str) -> String {
     let found = members::text(&format!("\"{arguments}\"")).and_then(|text| {
         let read = Members::parse(&text).ok()?;
         let input = members::escaped(read.get("input")?)?;

@@ -9,6 +9,9 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
+use crate::responses::item::joined_text;
+use crate::responses::members::{self, Members};
+
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
@@ -135,4 +138,26 @@ pub(super) fn usage(raw: &str) -> Option<String> {
         cached.unwrap_or(0),
         reasoning.unwrap_or(0),
     ))
+}
+
+/// The characters of a text, as a JSON string without quotes; `None` for none.
+pub(super) fn text_of(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
+    let text = joined_text(raw?.get(), "")?;
+    (!text.is_empty()).then_some(text)
+}
+
+/// The entries of `logprobs.content`: a list without its brackets.
+pub(super) fn entries(logprobs: &str) -> Option<&str> {
+    let logprobs = Members::parse(logprobs).ok()?;
+    let list = logprobs.get("content")?.trim();
+    list.strip_prefix('[')?.strip_suffix(']')
+}
+
+/// The message of an engine's error.
+pub(super) fn message_of(error: &str) -> String {
+    let message = match Members::parse(error) {
+        Ok(error) => error.text("message"),
+        Err(_) => members::text(error),
+    };
+    message.map_or_else(|| "the engine failed".to_owned(), |it| it.into_owned())
 }

@@ -12,6 +12,7 @@ use super::answer::ChatAnswer;
 use super::tools::AnsweredTools;
 use crate::http::{self, BodyError};
 use crate::openai::error::ApiError;
+use crate::relay;
 use crate::responses::engine_error;
 use crate::responses::engine_events::EngineEvents;
 
@@ -51,7 +52,8 @@ impl Converter {
     /// Why the answer failed, as an HTTP error.
     fn error(&self) -> Option<ApiError> {
         let message = self.answer.error()?;
-        let Some(data) = self.answer.engine_error() else {
+        let data = self.answer.engine_error();
+        let Some(data) = data.filter(|_| !relay::is_engine_lost(message)) else {
             return Some(ApiError::invalid_engine_response(message));
         };
         let status = engine_error::status_within(data);
@@ -95,7 +97,9 @@ pub(in crate::responses) async fn native_body(
         }
         Some(Err(_)) | None => converter.answer.on_end(&mut first),
     }
-    if let Some(error) = converter.error() {
+    if let Some(error) = converter.error()
+        && !converter.answer.has_items()
+    {
         return Err(error);
     }
     let body = NativeBody {

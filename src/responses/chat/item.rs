@@ -69,13 +69,7 @@ impl TextItem {
             let mut json = Vec::new();
             part.write(&mut json);
             let content_index = self.parts.len();
-            part_event(
-                out,
-                "content_part.added",
-                self.index,
-                content_index,
-                &json,
-            );
+            part_event(out, "content_part.added", self.index, content_index, &json);
             self.parts.push(part);
         }
         let content_index = self.parts.len() - 1;

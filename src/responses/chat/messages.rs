@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use rustc_hash::FxHashMap;
 
+use super::parts::put_content;
 use super::settings::{ChatSettings, InvalidArguments, SystemMessages};
 use super::tools::qualified;
 use crate::relay::NotConvertible;
@@ -16,13 +17,20 @@ use crate::responses::members::{self, Members, put, put_string, put_text};
 /// Between system texts, and between texts of the assistant that were separate messages.
 const PARAGRAPH: &str = r"\n\n";
 
-/// Writes the list of messages. True if the last message is to be continued.
+/// What was written.
+pub(super) struct Written {
+    /// Whether the last message is to be continued.
+    pub(super) continues: bool,
+    pub(super) replaced_arguments: u64,
+}
+
+/// Writes the list of messages.
 pub(super) fn write(
     out: &mut Vec<u8>,
     instructions: Option<&str>,
     input: &str,
     settings: &ChatSettings,
-) -> Result<bool, NotConvertible> {
+) -> Result<Written, NotConvertible> {
     let mut messages = Messages::new(settings);
     if let Some(text) = instructions.and_then(members::escaped) {
         messages.add_to_head(text);
@@ -39,8 +47,12 @@ pub(super) fn write(
             messages.item(index, item)?;
         }
     }
+    let replaced_arguments = messages.replaced_arguments;
     messages.finish(out)?;
-    Ok(continues)
+    Ok(Written {
+        continues,
+        replaced_arguments,
+    })
 }
 
 fn is_unfinished(item: &Members<'_>) -> bool {
@@ -58,6 +70,7 @@ struct Messages<'a> {
     assistant: Assistant,
     /// By call: the outputs that are not written yet.
     outputs: FxHashMap<String, VecDeque<&'a str>>,
+    replaced_arguments: u64,
 }
 
 /// The assistant message that is being collected. Texts are JSON strings without quotes.
@@ -80,6 +93,7 @@ impl<'a> Messages<'a> {
             json: Vec::new(),
             assistant: Assistant::default(),
             outputs: FxHashMap::default(),
+            replaced_arguments: 0,
         }
     }
 
@@ -192,7 +206,10 @@ impl<'a> Messages<'a> {
     fn call(&mut self, item: &Members<'_>, name: &str, arguments: &str) {
         let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
         let arguments = match replaces && !is_object(arguments) {
-            true => "\"{}\"",
+            true => {
+                self.replaced_arguments += 1;
+                "\"{}\""
+            }
             false => arguments,
         };
         let id = item.text("call_id").unwrap_or_default();
@@ -313,71 +330,4 @@ fn append(text: &mut Option<String>, more: &str, separator: &str) {
 /// Whether a JSON string contains a JSON object.
 fn is_object(arguments: &str) -> bool {
     members::text(arguments).is_some_and(|text| Members::parse(&text).is_ok())
-}
-
-/// Writes the content of a message that is not the assistant's: a single text as a string, since some templates take
-/// lists only of models with images.
-fn put_content(out: &mut Vec<u8>, content: &str, param: &str) -> Result<(), NotConvertible> {
-    if content.starts_with('"') {
-        out.extend_from_slice(content.as_bytes());
-        return Ok(());
-    }
-    let parts = members::objects(content).unwrap_or_default();
-    if let [part] = &*parts
-        && let Some("input_text" | "output_text" | "text") = part.text("type").as_deref()
-    {
-        out.extend_from_slice(part.get("text").unwrap_or("\"\"").as_bytes());
-        return Ok(());
-    }
-    out.push(b'[');
-    for (index, part) in parts.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
-        put_part(out, part)
-            .map_err(|why| NotConvertible::new(&format!("{param}[{index}]"), &why))?;
-    }
-    out.push(b']');
-    Ok(())
-}
-
-fn put_part(out: &mut Vec<u8>, part: &Members<'_>) -> Result<(), String> {
-    let kind = part.text("type").unwrap_or_default();
-    match &*kind {
-        "input_text" | "output_text" | "text" | "summary_text" => {
-            out.extend_from_slice(br#"{"type":"text""#);
-            put(out, "text", part.get("text").unwrap_or("\"\""));
-        }
-        "input_image" => {
-            let Some(url) = part.get("image_url") else {
-                return Err("an image needs an image_url here: files cannot be looked up".into());
-            };
-            out.extend_from_slice(br#"{"type":"image_url","image_url":{"url":"#);
-            out.extend_from_slice(url.as_bytes());
-            put(out, "detail", part.get("detail").unwrap_or("\"auto\""));
-            out.push(b'}');
-        }
-        "input_file" => {
-            let Some(data) = part.get("file_data") else {
-                return Err("a file needs file_data here: files cannot be looked up".into());
-            };
-            out.extend_from_slice(br#"{"type":"file","file":{"file_data":"#);
-            out.extend_from_slice(data.as_bytes());
-            if let Some(name) = part.get("filename") {
-                put(out, "filename", name);
-            }
-            out.push(b'}');
-        }
-        "input_audio" => {
-            out.extend_from_slice(br#"{"type":"input_audio""#);
-            put(out, "input_audio", part.get("input_audio").unwrap_or("{}"));
-        }
-        kind => {
-            return Err(format!(
-                "parts of type '{kind}' cannot be sent to a worker that speaks chat completions only"
-            ));
-        }
-    }
-    out.push(b'}');
-    Ok(())
 }

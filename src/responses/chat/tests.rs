@@ -1,3 +1,4 @@
 mod answers;
+mod calls;
 mod messages;
 mod properties;

@@ -5,7 +5,6 @@ use std::borrow::Cow;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::body::asks_for_logprobs;
 use super::settings::UnsupportedTools;
 use crate::relay::NotConvertible;
 use crate::responses::members::{self, Members, put, put_string, put_text};
@@ -25,9 +24,7 @@ pub(super) fn chat_tools(
         let kind = tool.text("type").unwrap_or_default();
         let refuse = |why: String| match unsupported {
             UnsupportedTools::Ignore => Ok(()),
-            UnsupportedTools::Refuse => {
-                Err(NotConvertible::new(&format!("tools[{index}]"), &why))
-            }
+            UnsupportedTools::Refuse => Err(NotConvertible::new(&format!("tools[{index}]"), &why)),
         };
         match &*kind {
             "function" => function(&mut out, "", tool),
@@ -145,6 +142,8 @@ pub(super) enum Tool {
 pub(in crate::responses) struct AnsweredTools {
     /// By the name that the model knows.
     tools: FxHashMap<String, Tool>,
+    /// Whether any of them is a custom tool.
+    pub(super) has_custom: bool,
     /// The functions that `allowed_tools` lists, if the request has it.
     allowed: Option<FxHashSet<String>>,
     /// Whether the answer is to be events.
@@ -181,6 +180,7 @@ impl AnsweredTools {
             }
         }
         Self {
+            has_custom: tools.values().any(|tool| *tool == Tool::Custom),
             tools,
             allowed: native.get("tool_choice").and_then(allowed),
             is_streamed: native.get("stream") == Some("true"),
@@ -209,6 +209,13 @@ fn in_namespace(namespace: &str, name: &str) -> Tool {
         namespace: namespace.to_owned(),
         name: name.to_owned(),
     }
+}
+
+/// Whether the native body asks for the log probabilities of the text.
+pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
+    let include = native.get("include").and_then(members::list);
+    let mut include = include.into_iter().flatten();
+    include.any(|it| it == r#""message.output_text.logprobs""#)
 }
 
 /// The functions that `allowed_tools` lists.

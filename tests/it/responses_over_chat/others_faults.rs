@@ -35,7 +35,10 @@ async fn streamed(stream: &str, more: Value) -> Vec<Value> {
 }
 
 fn chunk(delta: Value) -> String {
-    format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": delta}]}))
+    format!(
+        "data: {}\n\n",
+        json!({"choices": [{"index": 0, "delta": delta}]})
+    )
 }
 
 fn finish(reason: &str) -> String {
@@ -46,7 +49,10 @@ fn finish(reason: &str) -> String {
 const DONE: &str = "data: [DONE]\n\n";
 
 fn of_kind<'a>(events: &'a [Value], kind: &str) -> Vec<&'a Value> {
-    events.iter().filter(|event| event["type"] == format!("response.{kind}")).collect()
+    events
+        .iter()
+        .filter(|event| event["type"] == format!("response.{kind}"))
+        .collect()
 }
 
 #[tokio::test]
@@ -55,11 +61,17 @@ async fn ids_are_the_same_in_every_event_and_at_the_end() {
         chunk(json!({"role": "assistant", "content": ""})),
         chunk(json!({"reasoning_content": "r"})),
         chunk(json!({"content": "t"})),
-        chunk(json!({"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "f", "arguments": "{}"}}]})),
+        chunk(
+            json!({"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "f", "arguments": "{}"}}]}),
+        ),
         finish("tool_calls"),
         DONE.to_owned(),
     ];
-    let events = streamed(&stream.concat(), json!({"tools": [{"type": "function", "name": "f"}]})).await;
+    let events = streamed(
+        &stream.concat(),
+        json!({"tools": [{"type": "function", "name": "f"}]}),
+    )
+    .await;
     let output = events.last().unwrap()["response"]["output"].clone();
     for (index, item) in output.as_array().unwrap().iter().enumerate() {
         for event in events.iter().filter(|event| event["output_index"] == index) {
@@ -67,10 +79,18 @@ async fn ids_are_the_same_in_every_event_and_at_the_end() {
             assert_eq!(*id, item["id"], "{event}");
         }
     }
-    let kinds: Vec<&Value> = output.as_array().unwrap().iter().map(|item| &item["type"]).collect();
+    let kinds: Vec<&Value> = output
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| &item["type"])
+        .collect();
     assert_eq!(kinds, ["reasoning", "message", "function_call"]);
     // Reasoning is an item of its own with its text, no summary and no part of the message.
-    assert_eq!(output[0]["content"], json!([{"type": "reasoning_text", "text": "r"}]));
+    assert_eq!(
+        output[0]["content"],
+        json!([{"type": "reasoning_text", "text": "r"}])
+    );
     assert_eq!(output[0]["summary"], json!([]));
     assert!(of_kind(&events, "reasoning_summary_text.delta").is_empty());
     assert_eq!(output[2]["call_id"], "call_1");
@@ -80,11 +100,17 @@ async fn ids_are_the_same_in_every_event_and_at_the_end() {
 async fn deltas_are_as_long_as_the_engines() {
     let arguments = "{\"a\":\"0123456789012345678901234567890123456789\"}";
     let stream = [
-        chunk(json!({"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": arguments}}]})),
+        chunk(
+            json!({"tool_calls": [{"index": 0, "id": "1", "function": {"name": "f", "arguments": arguments}}]}),
+        ),
         finish("stop"),
         DONE.to_owned(),
     ];
-    let events = streamed(&stream.concat(), json!({"tools": [{"type": "function", "name": "f"}]})).await;
+    let events = streamed(
+        &stream.concat(),
+        json!({"tools": [{"type": "function", "name": "f"}]}),
+    )
+    .await;
     let deltas = of_kind(&events, "function_call_arguments.delta");
     assert_eq!(deltas.len(), 1);
     assert_eq!(deltas[0]["delta"], arguments);
@@ -94,27 +120,62 @@ async fn deltas_are_as_long_as_the_engines() {
 
 #[tokio::test]
 async fn a_cut_answer_is_incomplete_and_so_is_its_last_item() {
-    let text = [chunk(json!({"content": "a"})), finish("length"), DONE.to_owned()].concat();
+    let text = [
+        chunk(json!({"content": "a"})),
+        finish("length"),
+        DONE.to_owned(),
+    ]
+    .concat();
     let events = streamed(&text, json!({})).await;
     let last = events.last().unwrap();
     assert_eq!(last["type"], "response.incomplete");
-    assert_eq!(last["response"]["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(
+        last["response"]["incomplete_details"]["reason"],
+        "max_output_tokens"
+    );
     assert_eq!(last["response"]["output"][0]["status"], "incomplete");
-    assert_eq!(of_kind(&events, "output_item.done")[0]["item"]["status"], "incomplete");
+    assert_eq!(
+        of_kind(&events, "output_item.done")[0]["item"]["status"],
+        "incomplete"
+    );
     let call = |index: u64, id: &str, arguments: &str| {
-        chunk(json!({"tool_calls": [{"index": index, "id": id, "function": {"name": "f", "arguments": arguments}}]}))
+        chunk(
+            json!({"tool_calls": [{"index": index, "id": id, "function": {"name": "f", "arguments": arguments}}]}),
+        )
     };
-    let calls = [call(0, "1", "{}"), call(1, "2", "{\"a\":"), finish("length"), DONE.to_owned()].concat();
-    let events = streamed(&calls, json!({"tools": [{"type": "function", "name": "f"}]})).await;
+    let calls = [
+        call(0, "1", "{}"),
+        call(1, "2", "{\"a\":"),
+        finish("length"),
+        DONE.to_owned(),
+    ]
+    .concat();
+    let events = streamed(
+        &calls,
+        json!({"tools": [{"type": "function", "name": "f"}]}),
+    )
+    .await;
     let output = &events.last().unwrap()["response"]["output"];
-    assert_eq!((&output[0]["status"], &output[1]["status"]), (&json!("completed"), &json!("incomplete")));
+    assert_eq!(
+        (&output[0]["status"], &output[1]["status"]),
+        (&json!("completed"), &json!("incomplete"))
+    );
     assert_eq!(output[1]["arguments"], "{\"a\":");
 }
 
 #[tokio::test]
 async fn text_passes_at_once_although_tools_are_declared() {
-    let stream = [chunk(json!({"content": "a"})), chunk(json!({"content": "b"})), finish("stop"), DONE.to_owned()];
-    let events = streamed(&stream.concat(), json!({"tools": [{"type": "function", "name": "f"}]})).await;
+    let stream = [
+        chunk(json!({"content": "a"})),
+        chunk(json!({"content": "b"})),
+        finish("stop"),
+        DONE.to_owned(),
+    ];
+    let events = streamed(
+        &stream.concat(),
+        json!({"tools": [{"type": "function", "name": "f"}]}),
+    )
+    .await;
     assert_eq!(of_kind(&events, "output_text.delta").len(), 2);
 }
 
@@ -143,18 +204,33 @@ async fn an_error_before_anything_else_is_an_http_error() {
 
 #[tokio::test]
 async fn an_answer_that_is_no_stream_is_a_bad_gateway() {
-    let (_stub, router) = answering("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>").await;
+    let (_stub, router) =
+        answering("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\nconnection: close\r\n\r\n<html>")
+            .await;
     for is_streamed in [false, true] {
         let answer = post(&router, &with(ask("x"), json!({"stream": is_streamed}))).await;
-        assert_eq!((answer.status, answer.code().as_str()), (502, "invalid_engine_response"));
+        assert_eq!(
+            (answer.status, answer.code().as_str()),
+            (502, "invalid_engine_response")
+        );
     }
 }
 
 #[tokio::test]
 async fn flat_errors_are_read_and_named_as_the_client_knows_it() {
     let body = "{\"object\":\"error\",\"message\":\"The input (9 tokens) is longer than the model's context length (8 tokens).\",\"type\":\"BadRequestError\",\"param\":null,\"code\":400}";
-    let answer = format!("HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len());
+    let answer = format!(
+        "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    );
     let (_stub, router) = answering(&answer).await;
     let answer = post(&router, &ask("x")).await;
-    assert_eq!((answer.status, answer.code().as_str(), answer.param().as_str()), (400, "context_length_exceeded", "input"));
+    assert_eq!(
+        (
+            answer.status,
+            answer.code().as_str(),
+            answer.param().as_str()
+        ),
+        (400, "context_length_exceeded", "input")
+    );
 }

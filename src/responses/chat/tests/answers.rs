@@ -4,7 +4,7 @@ use super::super::answer::ChatAnswer;
 use super::super::tools::AnsweredTools;
 
 /// The events that the data of these chunks becomes; what follows without `[DONE]` ends the stream.
-fn events(request: &Value, chunks: &[Value]) -> Vec<Value> {
+pub(super) fn events(request: &Value, chunks: &[Value]) -> Vec<Value> {
     let tools = AnsweredTools::of(request.to_string().as_bytes());
     let mut answer = ChatAnswer::new(tools, 1 << 20, false);
     let mut out = Vec::new();
@@ -25,9 +25,19 @@ fn events(request: &Value, chunks: &[Value]) -> Vec<Value> {
 /// The kinds of the events, without `response.`, each with its index and what it adds.
 fn summary(events: &[Value]) -> Vec<String> {
     let of = |event: &Value| {
-        let kind = event["type"].as_str().unwrap().strip_prefix("response.").unwrap();
-        let index = event.get("output_index").map(|it| format!(" {it}")).unwrap_or_default();
-        let delta = event.get("delta").map(|it| format!(" {it}")).unwrap_or_default();
+        let kind = event["type"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("response.")
+            .unwrap();
+        let index = event
+            .get("output_index")
+            .map(|it| format!(" {it}"))
+            .unwrap_or_default();
+        let delta = event
+            .get("delta")
+            .map(|it| format!(" {it}"))
+            .unwrap_or_default();
         format!("{kind}{index}{delta}")
     };
     events.iter().map(of).collect()
@@ -39,15 +49,15 @@ fn check(request: Value, chunks: &[Value], expected: &[&str]) -> Vec<Value> {
     events
 }
 
-fn delta(delta: Value) -> Value {
+pub(super) fn delta(delta: Value) -> Value {
     json!({"choices": [{"index": 0, "delta": delta, "finish_reason": null}], "usage": null})
 }
 
-fn finish(reason: &str) -> Value {
+pub(super) fn finish(reason: &str) -> Value {
     json!({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
 }
 
-fn fragment(index: u64, id: &str, name: &str, arguments: &str) -> Value {
+pub(super) fn fragment(index: u64, id: &str, name: &str, arguments: &str) -> Value {
     let mut call = json!({"index": index, "function": {"arguments": arguments}});
     if !id.is_empty() {
         call["id"] = id.into();
@@ -59,14 +69,14 @@ fn fragment(index: u64, id: &str, name: &str, arguments: &str) -> Value {
     delta(json!({"tool_calls": [call]}))
 }
 
-fn done() -> Value {
+pub(super) fn done() -> Value {
     json!("[DONE]")
 }
 
-fn item<'a>(events: &'a [Value], index: u64) -> &'a Value {
-    let found = events
-        .iter()
-        .find(|event| event["type"] == "response.output_item.done" && event["output_index"] == index);
+pub(super) fn item<'a>(events: &'a [Value], index: u64) -> &'a Value {
+    let found = events.iter().find(|event| {
+        event["type"] == "response.output_item.done" && event["output_index"] == index
+    });
     &found.unwrap()["item"]
 }
 
@@ -84,39 +94,53 @@ fn reasoning_and_text_are_two_items() {
                 "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 2}}}),
             done(),
         ];
-        let events = check(json!({}), &chunks, &[
-            "created",
-            "output_item.added 0",
-            "content_part.added 0",
-            "reasoning_text.delta 0 \"th\"",
-            "reasoning_text.delta 0 \"ink\"",
-            "reasoning_text.done 0",
-            "content_part.done 0",
-            "output_item.done 0",
-            "output_item.added 1",
-            "content_part.added 1",
-            "output_text.delta 1 \"a\\\"\\n\"",
-            "output_text.delta 1 \"b\"",
-            "output_text.done 1",
-            "content_part.done 1",
-            "output_item.done 1",
-            "completed",
-        ]);
-        assert_eq!(item(&events, 0)["content"], json!([{"type": "reasoning_text", "text": "think"}]));
+        let events = check(
+            json!({}),
+            &chunks,
+            &[
+                "created",
+                "output_item.added 0",
+                "content_part.added 0",
+                "reasoning_text.delta 0 \"th\"",
+                "reasoning_text.delta 0 \"ink\"",
+                "reasoning_text.done 0",
+                "content_part.done 0",
+                "output_item.done 0",
+                "output_item.added 1",
+                "content_part.added 1",
+                "output_text.delta 1 \"a\\\"\\n\"",
+                "output_text.delta 1 \"b\"",
+                "output_text.done 1",
+                "content_part.done 1",
+                "output_item.done 1",
+                "completed",
+            ],
+        );
+        assert_eq!(
+            item(&events, 0)["content"],
+            json!([{"type": "reasoning_text", "text": "think"}])
+        );
         assert_eq!(item(&events, 1)["content"][0]["text"], "a\"\nb");
-        assert_eq!(events.last().unwrap()["response"]["usage"], json!({
+        assert_eq!(
+            events.last().unwrap()["response"]["usage"],
+            json!({
             "input_tokens": 5, "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
-            "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 8}));
+            "output_tokens": 3, "output_tokens_details": {"reasoning_tokens": 2}, "total_tokens": 8})
+        );
     }
     // Both names in one chunk are the same text.
-    let both = [delta(json!({"reasoning": "x", "reasoning_content": "x"})), finish("stop")];
+    let both = [
+        delta(json!({"reasoning": "x", "reasoning_content": "x"})),
+        finish("stop"),
+    ];
     let events = events(&json!({}), &both);
     assert_eq!(item(&events, 0)["content"][0]["text"], "x");
 }
 
 #[test]
 fn parallel_calls_stay_open_until_the_end() {
-    let request = json!({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "g"}]});
+    let request =
+        json!({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "g"}]});
     let chunks = [
         delta(json!({"content": "so"})),
         fragment(0, "call_a", "f", ""),
@@ -126,26 +150,33 @@ fn parallel_calls_stay_open_until_the_end() {
         finish("tool_calls"),
         done(),
     ];
-    let events = check(request, &chunks, &[
-        "created",
-        "output_item.added 0",
-        "content_part.added 0",
-        "output_text.delta 0 \"so\"",
-        "output_text.done 0",
-        "content_part.done 0",
-        "output_item.done 0",
-        "output_item.added 1",
-        "function_call_arguments.delta 1 \"{\\\"a\\\":\"",
-        "output_item.added 2",
-        "function_call_arguments.delta 2 \"{}\"",
-        "function_call_arguments.delta 1 \"1}\"",
-        "function_call_arguments.done 1",
-        "output_item.done 1",
-        "function_call_arguments.done 2",
-        "output_item.done 2",
-        "completed",
-    ]);
-    assert_eq!(*item(&events, 1), json!({"type": "function_call", "call_id": "call_a", "name": "f", "arguments": "{\"a\":1}"}));
+    let events = check(
+        request,
+        &chunks,
+        &[
+            "created",
+            "output_item.added 0",
+            "content_part.added 0",
+            "output_text.delta 0 \"so\"",
+            "output_text.done 0",
+            "content_part.done 0",
+            "output_item.done 0",
+            "output_item.added 1",
+            "function_call_arguments.delta 1 \"{\\\"a\\\":\"",
+            "output_item.added 2",
+            "function_call_arguments.delta 2 \"{}\"",
+            "function_call_arguments.delta 1 \"1}\"",
+            "function_call_arguments.done 1",
+            "output_item.done 1",
+            "function_call_arguments.done 2",
+            "output_item.done 2",
+            "completed",
+        ],
+    );
+    assert_eq!(
+        *item(&events, 1),
+        json!({"type": "function_call", "call_id": "call_a", "name": "f", "arguments": "{\"a\":1}"})
+    );
 }
 
 #[test]
@@ -158,101 +189,44 @@ fn text_after_a_call_is_a_new_message() {
         finish("stop"),
     ];
     let events = events(&json!({}), &chunks);
-    let kinds: Vec<&str> = (0..4).map(|index| item(&events, index)["type"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> = (0..4)
+        .map(|index| item(&events, index)["type"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds, ["message", "function_call", "message", "reasoning"]);
-}
-
-/// The calls of an answer: id, name and arguments.
-fn calls(request: Value, chunks: &[Value]) -> Vec<(String, String, String)> {
-    let events = events(&request, chunks);
-    let done = events.iter().filter(|event| event["type"] == "response.output_item.done");
-    let text = |item: &Value, name: &str| item[name].as_str().unwrap_or_default().to_owned();
-    done.map(|event| &event["item"])
-        .map(|item| (text(item, "call_id"), text(item, "name"), text(item, "arguments")))
-        .collect()
-}
-
-#[test]
-fn fragments_of_calls_are_joined_however_servers_cut_them() {
-    let expected = [("1".to_owned(), "get_it".to_owned(), "{\"a\":1}".to_owned())];
-    let check = |chunks: &[Value]| assert_eq!(calls(json!({}), chunks), expected, "{chunks:?}");
-    // Id and name in each fragment.
-    check(&[fragment(0, "1", "get_it", "{\"a\""), fragment(0, "1", "get_it", ":1}"), finish("stop")]);
-    // The name in pieces, before the arguments.
-    check(&[fragment(0, "1", "get", ""), fragment(0, "", "_it", ""), fragment(0, "", "", "{\"a\":1}"), finish("stop")]);
-    // No index.
-    let piece = |call: Value| delta(json!({"tool_calls": [call]}));
-    check(&[
-        piece(json!({"id": "1", "function": {"name": "get_it", "arguments": "{\"a\""}})),
-        piece(json!({"function": {"arguments": ":1}"}})),
-        finish("stop"),
-    ]);
-    // The arguments as an object.
-    check(&[piece(json!({"index": 0, "id": "1", "function": {"name": "get_it", "arguments": {"a": 1}}})), finish("stop")]);
-    // Arguments before the name are held.
-    check(&[fragment(0, "1", "", "{\"a\""), fragment(0, "", "get_it", ":1}"), finish("stop")]);
-    // The older form.
-    let older = calls(json!({}), &[delta(json!({"function_call": {"name": "f", "arguments": "{}"}})), finish("function_call")]);
-    assert_eq!((older[0].1.as_str(), older[0].2.as_str()), ("f", "{}"));
-    assert!(older[0].0.starts_with("call_"));
-}
-
-#[test]
-fn two_calls_without_an_index_are_told_apart_by_their_ids() {
-    let call = |id: &str, name: &str| json!({"id": id, "function": {"name": name, "arguments": "{}"}});
-    let one = delta(json!({"tool_calls": [call("1", "f"), call("2", "g")]}));
-    let two = [delta(json!({"tool_calls": [call("1", "f")]})), delta(json!({"tool_calls": [call("2", "g")]}))];
-    for chunks in [vec![one, finish("stop")], [&two[..], &[finish("stop")]].concat()] {
-        let names: Vec<(String, String)> = calls(json!({}), &chunks).into_iter().map(|(id, name, _)| (id, name)).collect();
-        assert_eq!(names, [("1".into(), "f".into()), ("2".into(), "g".into())]);
-    }
-}
-
-#[test]
-fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names() {
-    let request = json!({"tools": [
-        {"type": "custom", "name": "c"},
-        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}]},
-        {"type": "function", "name": "a__b"},
-    ]});
-    let chunks = [
-        fragment(0, "1", "c", "{\"inp"),
-        fragment(0, "", "", "ut\": \"a\\n\u{e9}\"}"),
-        fragment(1, "2", "ns__f", "{}"),
-        fragment(2, "3", "a__b", "{}"),
-        finish("tool_calls"),
-        done(),
-    ];
-    let events = events(&request, &chunks);
-    assert_eq!(*item(&events, 0), json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a\n\u{e9}"}));
-    assert_eq!(*item(&events, 1), json!({"type": "function_call", "call_id": "2", "name": "f", "namespace": "ns", "arguments": "{}"}));
-    assert_eq!(item(&events, 2)["name"], "a__b");
-    let inputs: Vec<&Value> = events.iter().filter(|event| event["type"] == "response.custom_tool_call_input.delta").map(|event| &event["delta"]).collect();
-    assert_eq!(inputs, [&json!("a\n\u{e9}")]);
-    // What is no JSON is the input itself.
-    let raw = [fragment(0, "1", "c", "not json"), finish("stop")];
-    let raw = self::events(&request, &raw);
-    assert_eq!(item(&raw, 0)["input"], "not json");
 }
 
 #[test]
 fn finish_reasons_decide_how_the_response_ends() {
     let text = delta(json!({"content": "a"}));
     let check = |last: Option<Value>, status: &str, reason: Value| {
-        let chunks: Vec<Value> = [text.clone()].into_iter().chain(last).chain([done()]).collect();
+        let chunks: Vec<Value> = [text.clone()]
+            .into_iter()
+            .chain(last)
+            .chain([done()])
+            .collect();
         let events = events(&json!({}), &chunks);
         let ended = &events.last().unwrap()["response"];
         assert_eq!(ended["status"], status, "{chunks:?}");
         assert_eq!(ended["incomplete_details"]["reason"], reason);
         assert_eq!(ended["error"].is_null(), status != "failed");
-        let ends = events.iter().filter(|event| event["response"]["status"] != "in_progress" && !event["response"].is_null());
+        let ends = events.iter().filter(|event| {
+            event["response"]["status"] != "in_progress" && !event["response"].is_null()
+        });
         assert_eq!(ends.count(), 1);
     };
     for reason in ["stop", "tool_calls", "function_call"] {
         check(Some(finish(reason)), "completed", Value::Null);
     }
-    check(Some(finish("length")), "incomplete", json!("max_output_tokens"));
-    check(Some(finish("content_filter")), "incomplete", json!("content_filter"));
+    check(
+        Some(finish("length")),
+        "incomplete",
+        json!("max_output_tokens"),
+    );
+    check(
+        Some(finish("content_filter")),
+        "incomplete",
+        json!("content_filter"),
+    );
     for reason in ["abort", "error", "repetition", "whatever"] {
         check(Some(finish(reason)), "failed", Value::Null);
     }
@@ -273,33 +247,77 @@ fn a_stream_always_ends() {
     check(&[text.clone()], "failed", "ended the stream before");
     // Without `[DONE]`, but after the finish reason.
     check(&[text.clone(), finish("stop")], "completed", "");
-    check(&[text.clone(), finish("stop"), json!({"error": {"message": "late"}})], "completed", "");
-    check(&[text.clone(), json!({"error": {"message": "out of memory", "code": 500}})], "failed", "out of memory");
-    check(&[text.clone(), json!({"error": "plain"})], "failed", "plain");
+    check(
+        &[
+            text.clone(),
+            finish("stop"),
+            json!({"error": {"message": "late"}}),
+        ],
+        "completed",
+        "",
+    );
+    check(
+        &[
+            text.clone(),
+            json!({"error": {"message": "out of memory", "code": 500}}),
+        ],
+        "failed",
+        "out of memory",
+    );
+    check(
+        &[text.clone(), json!({"error": "plain"})],
+        "failed",
+        "plain",
+    );
     check(&[text.clone(), json!("no json")], "failed", "cannot read");
-    check(&[text.clone(), json!({"choices": [{"index": 1, "delta": {"content": "b"}}]})], "failed", "second answer");
+    check(
+        &[
+            text.clone(),
+            json!({"choices": [{"index": 1, "delta": {"content": "b"}}]}),
+        ],
+        "failed",
+        "second answer",
+    );
 }
 
 #[test]
 fn a_refusal_is_a_part_of_its_own() {
-    let chunks = [delta(json!({"content": "a"})), delta(json!({"refusal": "no"})), finish("stop")];
+    let chunks = [
+        delta(json!({"content": "a"})),
+        delta(json!({"refusal": "no"})),
+        finish("stop"),
+    ];
     let events = events(&json!({}), &chunks);
-    assert_eq!(item(&events, 0)["content"], json!([
-        {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
-        {"type": "refusal", "refusal": "no"},
-    ]));
+    assert_eq!(
+        item(&events, 0)["content"],
+        json!([
+            {"type": "output_text", "text": "a", "annotations": [], "logprobs": []},
+            {"type": "refusal", "refusal": "no"},
+        ])
+    );
 }
 
 #[test]
 fn log_probabilities_belong_to_the_text_of_their_chunk() {
     let entry = json!({"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []});
     let with = |delta: Value| json!({"choices": [{"index": 0, "delta": delta, "logprobs": {"content": [entry]}}]});
-    let chunks = [with(json!({"reasoning": "r"})), with(json!({"content": "a"})), with(json!({"content": "b"})), finish("stop")];
+    let chunks = [
+        with(json!({"reasoning": "r"})),
+        with(json!({"content": "a"})),
+        with(json!({"content": "b"})),
+        finish("stop"),
+    ];
     let asked = json!({"include": ["message.output_text.logprobs"]});
     let found = events(&asked, &chunks);
-    assert_eq!(item(&found, 1)["content"][0]["logprobs"], json!([entry, entry]));
-    let deltas: Vec<usize> = found.iter().filter(|event| event["type"] == "response.output_text.delta")
-        .map(|event| event["logprobs"].as_array().unwrap().len()).collect();
+    assert_eq!(
+        item(&found, 1)["content"][0]["logprobs"],
+        json!([entry, entry])
+    );
+    let deltas: Vec<usize> = found
+        .iter()
+        .filter(|event| event["type"] == "response.output_text.delta")
+        .map(|event| event["logprobs"].as_array().unwrap().len())
+        .collect();
     assert_eq!(deltas, [1, 1]);
     // Not asked for, they are not there.
     let found = events(&json!({}), &chunks);
@@ -311,10 +329,16 @@ fn a_call_that_tool_choice_does_not_allow_fails_the_response() {
     let request = json!({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "g"}],
         "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}});
     let ended = |name: &str| {
-        let events = events(&request, &[fragment(0, "1", name, "{}"), finish("tool_calls")]);
+        let events = events(
+            &request,
+            &[fragment(0, "1", name, "{}"), finish("tool_calls")],
+        );
         events.last().unwrap()["response"]["status"].clone()
     };
-    assert_eq!((ended("f"), ended("g")), (json!("completed"), json!("failed")));
+    assert_eq!(
+        (ended("f"), ended("g")),
+        (json!("completed"), json!("failed"))
+    );
 }
 
 #[test]
@@ -323,12 +347,19 @@ fn the_limit_counts_the_content_and_not_its_chunks() {
         let mut answer = ChatAnswer::new(AnsweredTools::default(), bytes_max, false);
         let mut out = Vec::new();
         for _ in 0..pieces {
-            answer.on_data(&delta(json!({"content": "x".repeat(100 / pieces)})).to_string(), &mut out);
+            answer.on_data(
+                &delta(json!({"content": "x".repeat(100 / pieces)})).to_string(),
+                &mut out,
+            );
         }
         answer.error().map(str::to_owned)
     };
     for pieces in [1, 10, 100] {
         assert_eq!(run(pieces, 100), None);
-        assert!(run(pieces, 99).unwrap().contains("longer than the router allows"));
+        assert!(
+            run(pieces, 99)
+                .unwrap()
+                .contains("longer than the router allows")
+        );
     }
 }

@@ -1,9 +1,7 @@
 use serde_json::{Value, json};
 
 use super::super::body::chat_body;
-use super::super::settings::{
-    ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools,
-};
+use super::super::settings::{ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools};
 
 const DEFAULT: ChatSettings = ChatSettings {
     system_messages: SystemMessages::InPlace,
@@ -14,7 +12,7 @@ const DEFAULT: ChatSettings = ChatSettings {
 
 fn convert(native: &Value, settings: &ChatSettings) -> Value {
     let body = chat_body(native.to_string().as_bytes(), settings).unwrap();
-    serde_json::from_slice(&body).unwrap()
+    serde_json::from_slice(&body.body).unwrap()
 }
 
 /// The messages of these items.
@@ -30,13 +28,22 @@ fn check(items: Value, expected: Value) {
 /// The members of the body that these members become, without those that every body has.
 fn check_members(members: Value, expected: Value) {
     let mut native = json!({"model": "m", "input": "x", "store": false});
-    native.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+    native
+        .as_object_mut()
+        .unwrap()
+        .extend(members.as_object().unwrap().clone());
     let mut found = convert(&native, &DEFAULT);
     let found = found.as_object_mut().unwrap();
     assert_eq!(found.remove("model"), Some(json!("m")));
     assert_eq!(found.remove("stream"), Some(json!(true)));
-    assert_eq!(found.remove("stream_options"), Some(json!({"include_usage": true})));
-    assert_eq!(found.remove("messages"), Some(json!([{"role": "user", "content": "x"}])));
+    assert_eq!(
+        found.remove("stream_options"),
+        Some(json!({"include_usage": true}))
+    );
+    assert_eq!(
+        found.remove("messages"),
+        Some(json!([{"role": "user", "content": "x"}]))
+    );
     assert_eq!(Value::from(found.clone()), expected, "{members}");
 }
 
@@ -72,31 +79,50 @@ fn reasoning(text: &str) -> Value {
 
 #[test]
 fn everything_systemic_at_the_head_is_one_system_message() {
-    let items = json!([message("system", "b"), message("developer", "c\n"), message("user", "d")]);
+    let items = json!([
+        message("system", "b"),
+        message("developer", "c\n"),
+        message("user", "d")
+    ]);
     check_with(
         &DEFAULT,
         json!("a\u{e9}"),
         items,
         json!([{"role": "system", "content": "aé\n\nb\n\nc\n"}, {"role": "user", "content": "d"}]),
     );
-    check_with(&DEFAULT, json!(""), json!([message("user", "d")]), json!([{"role": "user", "content": "d"}]));
+    check_with(
+        &DEFAULT,
+        json!(""),
+        json!([message("user", "d")]),
+        json!([{"role": "user", "content": "d"}]),
+    );
 }
 
 #[test]
 fn a_later_system_message_stays_or_joins_the_first_by_setting() {
-    let items = json!([message("user", "a"), message("developer", "later"), message("user", "b")]);
+    let items = json!([
+        message("user", "a"),
+        message("developer", "later"),
+        message("user", "b")
+    ]);
     check(
         items.clone(),
         json!([{"role": "user", "content": "a"}, {"role": "system", "content": "later"}, {"role": "user", "content": "b"}]),
     );
-    let merging = ChatSettings { system_messages: SystemMessages::MergeIntoFirst, ..DEFAULT };
+    let merging = ChatSettings {
+        system_messages: SystemMessages::MergeIntoFirst,
+        ..DEFAULT
+    };
     check_with(
         &merging,
         json!("head"),
         items.clone(),
         json!([{"role": "system", "content": "head\n\nlater"}, {"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
     );
-    let developer = ChatSettings { developer_role: true, ..DEFAULT };
+    let developer = ChatSettings {
+        developer_role: true,
+        ..DEFAULT
+    };
     check_with(
         &developer,
         json!("head"),
@@ -107,7 +133,10 @@ fn a_later_system_message_stays_or_joins_the_first_by_setting() {
 
 #[test]
 fn the_parts_of_a_user_message_are_converted_one_by_one() {
-    check(json!("plain"), json!([{"role": "user", "content": "plain"}]));
+    check(
+        json!("plain"),
+        json!([{"role": "user", "content": "plain"}]),
+    );
     check(
         json!([{"type": "message", "role": "user", "content": "plain"}]),
         json!([{"role": "user", "content": "plain"}]),
@@ -133,19 +162,45 @@ fn the_parts_of_a_user_message_are_converted_one_by_one() {
 
 #[test]
 fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
-    let with = |part: Value| {
-        json!({"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, part]}]})
-    };
-    check_refused(with(json!({"type": "input_image", "file_id": "f"})), "input[0].content[1]", "image_url");
-    check_refused(with(json!({"type": "input_file", "file_id": "f"})), "input[0].content[1]", "file_data");
-    check_refused(with(json!({"type": "input_smell"})), "input[0].content[1]", "'input_smell'");
-    check_refused(json!({"input": [{"type": "mcp_call"}]}), "input[0]", "'mcp_call'");
-    check_refused(json!({"input": "x", "tools": [{"type": "web_search"}]}), "tools[0]", "'web_search'");
+    let with = |part: Value| json!({"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, part]}]});
+    check_refused(
+        with(json!({"type": "input_image", "file_id": "f"})),
+        "input[0].content[1]",
+        "image_url",
+    );
+    check_refused(
+        with(json!({"type": "input_file", "file_id": "f"})),
+        "input[0].content[1]",
+        "file_data",
+    );
+    check_refused(
+        with(json!({"type": "input_smell"})),
+        "input[0].content[1]",
+        "'input_smell'",
+    );
+    check_refused(
+        json!({"input": [{"type": "mcp_call"}]}),
+        "input[0]",
+        "'mcp_call'",
+    );
+    check_refused(
+        json!({"input": "x", "tools": [{"type": "web_search"}]}),
+        "tools[0]",
+        "'web_search'",
+    );
     let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}});
-    check_refused(json!({"input": "x", "tools": [grammar]}), "tools[0]", "grammar of the custom tool 'c'");
+    check_refused(
+        json!({"input": "x", "tools": [grammar]}),
+        "tools[0]",
+        "grammar of the custom tool 'c'",
+    );
     let choice = json!({"type": "web_search"});
     let function = json!({"type": "function", "name": "f"});
-    check_refused(json!({"input": "x", "tools": [function], "tool_choice": choice}), "tool_choice", "'web_search'");
+    check_refused(
+        json!({"input": "x", "tools": [function], "tool_choice": choice}),
+        "tool_choice",
+        "'web_search'",
+    );
 }
 
 #[test]
@@ -153,7 +208,14 @@ fn items_of_one_turn_are_one_assistant_message() {
     let text = json!({"type": "message", "role": "assistant", "content": [
         {"type": "output_text", "text": "t"}, {"type": "refusal", "refusal": "no"}]});
     check(
-        json!([message("user", "q"), reasoning("r1"), reasoning("r2"), text, call("1", "f", "{}"), output("1", json!("o"))]),
+        json!([
+            message("user", "q"),
+            reasoning("r1"),
+            reasoning("r2"),
+            text,
+            call("1", "f", "{}"),
+            output("1", json!("o"))
+        ]),
         json!([
             {"role": "user", "content": "q"},
             {"role": "assistant", "reasoning": "r1\nr2", "reasoning_content": "r1\nr2", "content": "tno", "tool_calls": [chat_call("1", "f", "{}")]},
@@ -162,7 +224,12 @@ fn items_of_one_turn_are_one_assistant_message() {
     );
     // Text after a call belongs to the same message, and so does a second text.
     check(
-        json!([message("user", "q"), call("1", "f", "{}"), message("assistant", "a"), message("assistant", "b")]),
+        json!([
+            message("user", "q"),
+            call("1", "f", "{}"),
+            message("assistant", "a"),
+            message("assistant", "b")
+        ]),
         json!([
             {"role": "user", "content": "q"},
             {"role": "assistant", "content": "a\n\nb", "tool_calls": [chat_call("1", "f", "{}")]},
@@ -170,7 +237,11 @@ fn items_of_one_turn_are_one_assistant_message() {
     );
     // Only a tool message separates two.
     check(
-        json!([call("1", "f", "{}"), output("1", json!("o")), message("assistant", "a")]),
+        json!([
+            call("1", "f", "{}"),
+            output("1", json!("o")),
+            message("assistant", "a")
+        ]),
         json!([
             {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}")]},
             tool("1", "o"),
@@ -183,12 +254,24 @@ fn items_of_one_turn_are_one_assistant_message() {
 fn outputs_follow_their_calls_in_the_order_of_the_calls() {
     let calls = json!({"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}"), chat_call("2", "g", "{}")]});
     check(
-        json!([call("1", "f", "{}"), call("2", "g", "{}"), output("2", json!("b")), message("user", "u"), output("1", json!("a"))]),
+        json!([
+            call("1", "f", "{}"),
+            call("2", "g", "{}"),
+            output("2", json!("b")),
+            message("user", "u"),
+            output("1", json!("a"))
+        ]),
         json!([calls, tool("1", "a"), tool("2", "b"), {"role": "user", "content": "u"}]),
     );
     // Two messages that are equal are two, and a call that was answered in a turn before is no error.
     check(
-        json!([message("user", "u"), message("user", "u"), call("1", "f", "{}"), output("1", json!("a")), output("1", json!("again"))]),
+        json!([
+            message("user", "u"),
+            message("user", "u"),
+            call("1", "f", "{}"),
+            output("1", json!("a")),
+            output("1", json!("again"))
+        ]),
         json!([
             {"role": "user", "content": "u"}, {"role": "user", "content": "u"},
             {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}")]},
@@ -201,7 +284,12 @@ fn outputs_follow_their_calls_in_the_order_of_the_calls() {
 fn the_images_of_outputs_follow_all_tool_messages() {
     let parts = json!([{"type": "input_text", "text": "a"}, {"type": "input_image", "image_url": "data:x"}, {"type": "input_text", "text": "b"}]);
     check(
-        json!([call("1", "f", "{}"), call("2", "g", "{}"), output("1", parts), output("2", json!("c"))]),
+        json!([
+            call("1", "f", "{}"),
+            call("2", "g", "{}"),
+            output("1", parts),
+            output("2", json!("c"))
+        ]),
         json!([
             {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}"), chat_call("2", "g", "{}")]},
             tool("1", "a\nb"),
@@ -213,7 +301,8 @@ fn the_images_of_outputs_follow_all_tool_messages() {
 
 #[test]
 fn custom_calls_and_names_in_namespaces_are_functions() {
-    let custom = json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a \"b\"\n"});
+    let custom =
+        json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a \"b\"\n"});
     let spaced = json!({"type": "function_call", "call_id": "2", "namespace": "ns", "name": "f", "arguments": "{}"});
     let answer = json!({"type": "custom_tool_call_output", "call_id": "1", "output": "o"});
     check(
@@ -229,7 +318,11 @@ fn custom_calls_and_names_in_namespaces_are_functions() {
 #[test]
 fn reasoning_alone_is_kept_only_at_the_end() {
     check(
-        json!([message("user", "a"), reasoning("lost"), message("user", "b")]),
+        json!([
+            message("user", "a"),
+            reasoning("lost"),
+            message("user", "b")
+        ]),
         json!([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]),
     );
     check(
@@ -237,18 +330,32 @@ fn reasoning_alone_is_kept_only_at_the_end() {
         json!([{"role": "user", "content": "a"}, {"role": "assistant", "reasoning": "kept", "reasoning_content": "kept", "content": ""}]),
     );
     let empty = json!({"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": ""}]});
-    check(json!([message("user", "a"), empty]), json!([{"role": "user", "content": "a"}]));
+    check(
+        json!([message("user", "a"), empty]),
+        json!([{"role": "user", "content": "a"}]),
+    );
 }
 
 #[test]
 fn invalid_arguments_pass_unless_the_setting_replaces_them() {
-    let expected = |arguments: &str| {
-        json!([{"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", arguments)]}])
-    };
+    let expected = |arguments: &str| json!([{"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", arguments)]}]);
     check(json!([call("1", "f", "{\"a\":")]), expected("{\"a\":"));
-    let replacing = ChatSettings { invalid_arguments: InvalidArguments::EmptyObject, ..DEFAULT };
-    check_with(&replacing, Value::Null, json!([call("1", "f", "[1]")]), expected("{}"));
-    check_with(&replacing, Value::Null, json!([call("1", "f", "{\"a\":1}")]), expected("{\"a\":1}"));
+    let replacing = ChatSettings {
+        invalid_arguments: InvalidArguments::EmptyObject,
+        ..DEFAULT
+    };
+    check_with(
+        &replacing,
+        Value::Null,
+        json!([call("1", "f", "[1]")]),
+        expected("{}"),
+    );
+    check_with(
+        &replacing,
+        Value::Null,
+        json!([call("1", "f", "{\"a\":1}")]),
+        expected("{\"a\":1}"),
+    );
 }
 
 #[test]
@@ -308,10 +415,22 @@ fn tools_are_functions_in_the_same_order() {
         (json!("auto"), json!("auto")),
         (json!("none"), json!("none")),
         (json!("required"), json!("required")),
-        (json!({"type": "function", "name": "f"}), json!({"type": "function", "function": {"name": "f"}})),
-        (json!({"type": "custom", "name": "c"}), json!({"type": "function", "function": {"name": "c"}})),
-        (json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}), json!("auto")),
-        (json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}), json!("required")),
+        (
+            json!({"type": "function", "name": "f"}),
+            json!({"type": "function", "function": {"name": "f"}}),
+        ),
+        (
+            json!({"type": "custom", "name": "c"}),
+            json!({"type": "function", "function": {"name": "c"}}),
+        ),
+        (
+            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}),
+            json!("auto"),
+        ),
+        (
+            json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}),
+            json!("required"),
+        ),
     ];
     for (choice, chat_choice) in choices {
         check_members(
@@ -320,19 +439,28 @@ fn tools_are_functions_in_the_same_order() {
         );
     }
     // Without tools there is nothing to choose from.
-    check_members(json!({"tools": [], "tool_choice": "auto", "parallel_tool_calls": true}), json!({}));
+    check_members(
+        json!({"tools": [], "tool_choice": "auto", "parallel_tool_calls": true}),
+        json!({}),
+    );
 }
 
 #[test]
 fn unsupported_tools_are_left_out_by_setting() {
-    let ignoring = ChatSettings { unsupported_tools: UnsupportedTools::Ignore, ..DEFAULT };
+    let ignoring = ChatSettings {
+        unsupported_tools: UnsupportedTools::Ignore,
+        ..DEFAULT
+    };
     let native = json!({"input": "x", "tools": [{"type": "web_search"}, {"type": "custom", "name": "c", "format": {"type": "grammar"}}],
         "tool_choice": {"type": "web_search"}});
     let found = convert(&native, &ignoring);
     assert_eq!(found["tools"].as_array().unwrap().len(), 1);
     assert_eq!(found["tools"][0]["function"]["name"], "c");
     assert_eq!(found["tool_choice"], "auto");
-    let none = convert(&json!({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "auto"}), &ignoring);
+    let none = convert(
+        &json!({"input": "x", "tools": [{"type": "web_search"}], "tool_choice": "auto"}),
+        &ignoring,
+    );
     assert_eq!((none.get("tools"), none.get("tool_choice")), (None, None));
 }
 
@@ -340,8 +468,19 @@ fn unsupported_tools_are_left_out_by_setting() {
 fn an_equal_conversation_is_written_in_the_same_bytes() {
     let turn = json!({"model": "m", "instructions": "s", "input": [message("user", "a"), reasoning("r"), message("assistant", "b")]});
     let mut next = turn.clone();
-    next["input"].as_array_mut().unwrap().push(message("user", "c"));
-    let text = |native: &Value| String::from_utf8(chat_body(native.to_string().as_bytes(), &DEFAULT).unwrap().to_vec()).unwrap();
+    next["input"]
+        .as_array_mut()
+        .unwrap()
+        .push(message("user", "c"));
+    let text = |native: &Value| {
+        String::from_utf8(
+            chat_body(native.to_string().as_bytes(), &DEFAULT)
+                .unwrap()
+                .body
+                .to_vec(),
+        )
+        .unwrap()
+    };
     let (turn, next) = (text(&turn), text(&next));
     let start = turn.strip_suffix("]}").unwrap();
     assert!(next.starts_with(start), "{next}");

@@ -22,7 +22,10 @@ fn piece() -> impl Strategy<Value = Piece> {
 }
 
 fn chunk(delta: Value) -> String {
-    format!("data: {}\n\n", json!({"choices": [{"index": 0, "delta": delta}]}))
+    format!(
+        "data: {}\n\n",
+        json!({"choices": [{"index": 0, "delta": delta}]})
+    )
 }
 
 /// A stream with each text in pieces of `length` characters.
@@ -72,7 +75,9 @@ fn joined(events: Vec<Value>) -> Vec<Value> {
             last["type"] == event["type"] && last["output_index"] == event["output_index"]
         });
         match last {
-            Some(last) => last["delta"] = format!("{}{delta}", last["delta"].as_str().unwrap()).into(),
+            Some(last) => {
+                last["delta"] = format!("{}{delta}", last["delta"].as_str().unwrap()).into()
+            }
             None => all.push(event),
         }
     }

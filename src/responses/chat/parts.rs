@@ -1,0 +1,75 @@
+//! The parts of a message's content. Pure.
+
+use crate::relay::NotConvertible;
+use crate::responses::members::{self, Members, put};
+
+/// Writes the content of a message that is not the assistant's: a single text as a string, since some templates take
+/// lists only of models with images.
+pub(super) fn put_content(
+    out: &mut Vec<u8>,
+    content: &str,
+    param: &str,
+) -> Result<(), NotConvertible> {
+    if content.starts_with('"') {
+        out.extend_from_slice(content.as_bytes());
+        return Ok(());
+    }
+    let parts = members::objects(content).unwrap_or_default();
+    if let [part] = &*parts
+        && let Some("input_text" | "output_text" | "text") = part.text("type").as_deref()
+    {
+        out.extend_from_slice(part.get("text").unwrap_or("\"\"").as_bytes());
+        return Ok(());
+    }
+    out.push(b'[');
+    for (index, part) in parts.iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        put_part(out, part)
+            .map_err(|why| NotConvertible::new(&format!("{param}[{index}]"), &why))?;
+    }
+    out.push(b']');
+    Ok(())
+}
+
+fn put_part(out: &mut Vec<u8>, part: &Members<'_>) -> Result<(), String> {
+    let kind = part.text("type").unwrap_or_default();
+    match &*kind {
+        "input_text" | "output_text" | "text" | "summary_text" => {
+            out.extend_from_slice(br#"{"type":"text""#);
+            put(out, "text", part.get("text").unwrap_or("\"\""));
+        }
+        "input_image" => {
+            let Some(url) = part.get("image_url") else {
+                return Err("an image needs an image_url here: files cannot be looked up".into());
+            };
+            out.extend_from_slice(br#"{"type":"image_url","image_url":{"url":"#);
+            out.extend_from_slice(url.as_bytes());
+            put(out, "detail", part.get("detail").unwrap_or("\"auto\""));
+            out.push(b'}');
+        }
+        "input_file" => {
+            let Some(data) = part.get("file_data") else {
+                return Err("a file needs file_data here: files cannot be looked up".into());
+            };
+            out.extend_from_slice(br#"{"type":"file","file":{"file_data":"#);
+            out.extend_from_slice(data.as_bytes());
+            if let Some(name) = part.get("filename") {
+                put(out, "filename", name);
+            }
+            out.push(b'}');
+        }
+        "input_audio" => {
+            out.extend_from_slice(br#"{"type":"input_audio""#);
+            put(out, "input_audio", part.get("input_audio").unwrap_or("{}"));
+        }
+        kind => {
+            return Err(format!(
+                "parts of type '{kind}' cannot be sent to a worker that speaks chat completions only"
+            ));
+        }
+    }
+    out.push(b'}');
+    Ok(())
+}

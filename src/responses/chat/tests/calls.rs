@@ -1,0 +1,142 @@
+use serde_json::{Value, json};
+
+use super::answers::{delta, done, events, finish, fragment, item};
+
+/// The calls of an answer: id, name and arguments.
+fn calls(request: Value, chunks: &[Value]) -> Vec<(String, String, String)> {
+    let events = events(&request, chunks);
+    let done = events
+        .iter()
+        .filter(|event| event["type"] == "response.output_item.done");
+    let text = |item: &Value, name: &str| item[name].as_str().unwrap_or_default().to_owned();
+    done.map(|event| &event["item"])
+        .map(|item| {
+            (
+                text(item, "call_id"),
+                text(item, "name"),
+                text(item, "arguments"),
+            )
+        })
+        .collect()
+}
+
+#[test]
+fn fragments_of_calls_are_joined_however_servers_cut_them() {
+    let expected = [("1".to_owned(), "get_it".to_owned(), "{\"a\":1}".to_owned())];
+    let check = |chunks: &[Value]| assert_eq!(calls(json!({}), chunks), expected, "{chunks:?}");
+    // Id and name in each fragment.
+    check(&[
+        fragment(0, "1", "get_it", "{\"a\""),
+        fragment(0, "1", "get_it", ":1}"),
+        finish("stop"),
+    ]);
+    // The name in pieces, before the arguments.
+    check(&[
+        fragment(0, "1", "get", ""),
+        fragment(0, "", "_it", ""),
+        fragment(0, "", "", "{\"a\":1}"),
+        finish("stop"),
+    ]);
+    // No index.
+    let piece = |call: Value| delta(json!({"tool_calls": [call]}));
+    check(&[
+        piece(json!({"id": "1", "function": {"name": "get_it", "arguments": "{\"a\""}})),
+        piece(json!({"function": {"arguments": ":1}"}})),
+        finish("stop"),
+    ]);
+    // The arguments as an object.
+    check(&[
+        piece(
+            json!({"index": 0, "id": "1", "function": {"name": "get_it", "arguments": {"a": 1}}}),
+        ),
+        finish("stop"),
+    ]);
+    // Arguments before the name are held.
+    check(&[
+        fragment(0, "1", "", "{\"a\""),
+        fragment(0, "", "get_it", ":1}"),
+        finish("stop"),
+    ]);
+    // The older form.
+    let older = calls(
+        json!({}),
+        &[
+            delta(json!({"function_call": {"name": "f", "arguments": "{}"}})),
+            finish("function_call"),
+        ],
+    );
+    assert_eq!((older[0].1.as_str(), older[0].2.as_str()), ("f", "{}"));
+    assert!(older[0].0.starts_with("call_"));
+}
+
+#[test]
+fn two_calls_without_an_index_are_told_apart_by_their_ids() {
+    let call =
+        |id: &str, name: &str| json!({"id": id, "function": {"name": name, "arguments": "{}"}});
+    let one = delta(json!({"tool_calls": [call("1", "f"), call("2", "g")]}));
+    let two = [
+        delta(json!({"tool_calls": [call("1", "f")]})),
+        delta(json!({"tool_calls": [call("2", "g")]})),
+    ];
+    for chunks in [
+        vec![one, finish("stop")],
+        [&two[..], &[finish("stop")]].concat(),
+    ] {
+        let names: Vec<(String, String)> = calls(json!({}), &chunks)
+            .into_iter()
+            .map(|(id, name, _)| (id, name))
+            .collect();
+        assert_eq!(names, [("1".into(), "f".into()), ("2".into(), "g".into())]);
+    }
+}
+
+#[test]
+fn custom_tools_and_namespaces_come_back_by_the_request_and_not_by_their_names() {
+    let request = json!({"tools": [
+        {"type": "custom", "name": "c"},
+        {"type": "namespace", "name": "ns", "tools": [{"type": "function", "name": "f"}]},
+        {"type": "function", "name": "a__b"},
+    ]});
+    let chunks = [
+        fragment(0, "1", "c", "{\"inp"),
+        fragment(0, "", "", "ut\": \"a\\n\u{e9}\"}"),
+        fragment(1, "2", "ns__f", "{}"),
+        fragment(2, "3", "a__b", "{}"),
+        finish("tool_calls"),
+        done(),
+    ];
+    let events = events(&request, &chunks);
+    assert_eq!(
+        *item(&events, 0),
+        json!({"type": "custom_tool_call", "call_id": "1", "name": "c", "input": "a\n\u{e9}"})
+    );
+    assert_eq!(
+        *item(&events, 1),
+        json!({"type": "function_call", "call_id": "2", "name": "f", "namespace": "ns", "arguments": "{}"})
+    );
+    assert_eq!(item(&events, 2)["name"], "a__b");
+    let inputs: Vec<&Value> = events
+        .iter()
+        .filter(|event| event["type"] == "response.custom_tool_call_input.delta")
+        .map(|event| &event["delta"])
+        .collect();
+    assert_eq!(inputs, [&json!("a\n\u{e9}")]);
+    let pieces = [
+        fragment(0, "1", "c", "{\"input\":\"a\\"),
+        fragment(0, "", "", "nb"),
+        fragment(0, "", "", "c\"}"),
+        finish("stop"),
+    ];
+    let pieces = self::events(&request, &pieces);
+    let inputs: Vec<&Value> = pieces
+        .iter()
+        .filter(|event| event["type"] == "response.custom_tool_call_input.delta")
+        .map(|event| &event["delta"])
+        .collect();
+    assert_eq!(inputs, [&json!("a"), &json!("\nb"), &json!("c")]);
+    assert_eq!(item(&pieces, 0)["input"], "a\nbc");
+    // What is no JSON is the input itself.
+    let raw = [fragment(0, "1", "c", "not json"), finish("stop")];
+    let raw = self::events(&request, &raw);
+    assert_eq!(item(&raw, 0)["input"], "not json");
+}
