@@ -43,12 +43,12 @@ pub(super) async fn page(
     };
     // Engines get stored responses as one whole input, and some tenants' requests with a cache salt.
     let tenant = parameter(query, "tenant");
-    let body = match sources
+    let (api, body) = match sources
         .responses
         .engine_body(api, tenant.clone(), body)
         .await
     {
-        Ok(body) => body,
+        Ok(prepared) => prepared,
         Err(error) => return refuse(StatusCode::BAD_REQUEST, &error),
     };
     let relay = sources.relay.load_full();

@@ -15,8 +15,8 @@ use crate::store::{self, ResponseStore};
 /// Reads the Responses API's counts.
 type Counts = Box<dyn Fn() -> Value + Send + Sync>;
 
-/// The body that an engine would be sent, or why there is none.
-type EngineBody = Pin<Box<dyn Future<Output = Result<Bytes, String>> + Send>>;
+/// The body that an engine would be sent, and its API, or why there is none.
+type EngineBody = Pin<Box<dyn Future<Output = Result<(Api, Bytes), String>> + Send>>;
 
 /// Prepares a client's body for an engine, as a request of the named tenant.
 type DryRun = Box<dyn Fn(Api, Option<String>, Bytes) -> EngineBody + Send + Sync>;
@@ -68,7 +68,7 @@ impl ResponsesPage {
         api: Api,
         tenant: Option<String>,
         body: Bytes,
-    ) -> Result<Bytes, String> {
+    ) -> Result<(Api, Bytes), String> {
         (self.dry_run)(api, tenant, body).await
     }
 }

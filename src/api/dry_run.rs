@@ -28,7 +28,7 @@ impl DryRun {
         }
     }
 
-    /// Prepares `body` as a request of the named tenant; with no name there is no salt, and where tenants
+    /// Prepares `body` as a request of the named tenant, for the API that an engine is sent; with no name there is no salt, and where tenants
     /// are configured there are no stored responses. An error says what is wrong with the body, or that
     /// there is no such tenant.
     pub async fn engine_body(
@@ -36,7 +36,7 @@ impl DryRun {
         api: Api,
         tenant: Option<&str>,
         body: Bytes,
-    ) -> Result<Bytes, String> {
+    ) -> Result<(Api, Bytes), String> {
         let salt = match tenant {
             None => None,
             Some(name) => match self.salts.get(name) {
@@ -49,9 +49,10 @@ impl DryRun {
             let tenant = tenant.map_or_else(Tenant::default, Tenant::of);
             return self.responses.dry_run(body, tenant, salt).await;
         }
-        Ok(match salt {
+        let body = match salt {
             Some(salt) => splice::first_field(&body, salt),
             None => body,
-        })
+        };
+        Ok((api, body))
     }
 }

@@ -21,11 +21,12 @@ use super::request::{self, CreateRequest, Parent, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
-use super::{engine_body, engine_error, engine_input, stream};
+use super::{chat, engine_body, engine_error, engine_input, stream};
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
-use crate::relay::ServedBy;
+use crate::prompt::Api;
+use crate::relay::{self, ServedBy};
 use crate::store::ResponseKey;
 
 impl Responses {
@@ -133,13 +134,13 @@ impl Responses {
         Ok(response)
     }
 
-    /// The body that an engine would get for this client body, except for random ids. Starts nothing.
+    /// The body that an engine would get for this client body, and its API, except for random ids. Starts nothing.
     pub async fn dry_run(
         &self,
         body: Bytes,
         tenant: Tenant,
         salt: Option<&str>,
-    ) -> Result<Bytes, String> {
+    ) -> Result<(Api, Bytes), String> {
         let engine_body = async {
             let create = CreateRequest::read(&body)?;
             let reader = self.state_reader(tenant, &create.model);
@@ -148,7 +149,14 @@ impl Responses {
                 .await?;
             let ids = Ids::random(request::random()?);
             let expanded = self.expand(&create, history, &ids, &reader).await?;
-            Ok(engine_body::body(&create, &expanded.input, "", salt))
+            let body = engine_body::body(&create, &expanded.input, "", salt);
+            let model = self.relay.names().canonical(&create.model);
+            if !self.relay.sends_chat(Some(model)) {
+                return Ok((Api::Responses, body));
+            }
+            let chat = chat::chat_body(&body, &self.settings.chat);
+            let chat = chat.map_err(relay::Error::NotConvertible)?;
+            Ok((Api::Chat, chat.body))
         };
         engine_body.await.map_err(|error: ApiError| error.message)
     }

@@ -52,7 +52,9 @@ impl Responses {
         create: &CreateRequest<'_>,
         body: Bytes,
     ) -> Result<usize, ApiError> {
-        let sends_chat = self.relay.sends_chat(Some(&create.model));
+        let sends_chat = self
+            .relay
+            .sends_chat(Some(self.relay.names().canonical(&create.model)));
         let chat = sends_chat.then(|| self.chat_body(&body).ok());
         let (path, body) = match chat.flatten() {
             Some(chat) => ("/v1/chat/completions/render", chat),

@@ -194,3 +194,24 @@ async fn cancelled(fleet: &Fleet, what: &str, legs: impl AsyncFn() -> (u64, u64)
     eventually("the leg is aborted", async || legs().await.1 > aborted).await;
     assert_eq!(stored(fleet, &response).await["status"], "cancelled");
 }
+
+#[tokio::test]
+async fn pairs_that_speak_chat_completions_only_answer_as_others_do() {
+    for connector in BOTH {
+        let chat_only = |settings| Settings {
+            no_responses: true,
+            ..settings
+        };
+        let fleet = Fleet::of(connector, (1, 1), chat_only, unnoticed).await;
+        let first = create(&fleet, &ask("ships", 8, json!({}))).await;
+        let next = create(&fleet, &continued(&first)).await;
+        assert_eq!(stored(&fleet, &next).await, next);
+        let background = create(&fleet, &ask("tides", 8, json!({"background": true}))).await;
+        assert_eq!(ended(&fleet, &background).await["status"], "incomplete");
+        for engine in &fleet.cluster.engines {
+            let seen = engine.kv_transfers().await;
+            assert!(seen.prefill_legs + seen.decode_legs > 0, "{}", engine.name);
+        }
+        fleet.is_unpinned("chats").await;
+    }
+}
