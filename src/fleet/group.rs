@@ -48,7 +48,7 @@ pub struct Members {
     /// How many of `workers` are sent chat completions in place of requests of the Responses API.
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
-    chat_only: Vec<bool>,
+    pub chat_only: Vec<bool>,
 }
 
 impl Deref for Group {
