@@ -142,11 +142,10 @@ where
                 if let Some(names) = &names {
                     request.extensions_mut().insert(names.clone());
                 }
-                let response = (handler.handler)(request, peer);
-                // Boxed, because hyper keeps room for it while the body is sent: 22 KB a stream.
-                Box::pin(async move {
-                    Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy }))
-                })
+                // Boxed, because hyper keeps room for it while the body is sent; and here, because an `async` block that
+                // awaits it would have room for it twice and copy it from one place to the other.
+                let response = Box::pin((handler.handler)(request, peer));
+                async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
             }
         });
         let first = first_bytes(&mut stream, early, protocol_of, &mut watch).await;
