@@ -25,10 +25,11 @@ struct Fall {
 }
 
 impl Fall {
-    fn is_over(&mut self, connections: i64) -> bool {
-        let is_falling = self.last - connections >= WORTH;
+    /// With the connections of now, and the most since the last look.
+    fn is_over(&mut self, connections: i64, most: i64) -> bool {
+        let is_falling = self.last.max(most) - connections >= WORTH;
         self.last = connections;
-        self.peak = self.peak.max(connections);
+        self.peak = self.peak.max(connections).max(most);
         let is_over = self.peak - connections >= WORTH && !is_falling;
         if is_over {
             self.peak = connections;
@@ -50,10 +51,9 @@ pub(super) async fn run(metrics: server::Metrics) {
     let (mut open, mut buffered) = (Fall::default(), Fall::default());
     loop {
         tokio::time::sleep(INTERVAL).await;
-        let (is_open_over, is_buffered_over) = (
-            open.is_over(metrics.connections()),
-            buffered.is_over(metrics.buffered()),
-        );
+        let (connections, with_buffers) = (metrics.connections(), metrics.buffered());
+        let is_open_over = open.is_over(connections, metrics.take_peak());
+        let is_buffered_over = buffered.is_over(with_buffers, with_buffers);
         if is_open_over || is_buffered_over {
             let _ = thread.run(process_setup::return_free_memory).await;
         }
@@ -82,7 +82,20 @@ mod tests {
             (90, true),
             (0, false),
         ] {
-            assert_eq!(fall.is_over(connections), expected, "{connections}");
+            assert_eq!(
+                fall.is_over(connections, connections),
+                expected,
+                "{connections}"
+            );
         }
+    }
+
+    #[test]
+    fn connections_that_came_and_went_between_two_looks_count() {
+        let mut fall = Fall::default();
+        assert!(!fall.is_over(10, 10));
+        assert!(!fall.is_over(12, 3_000));
+        assert!(fall.is_over(12, 12));
+        assert!(!fall.is_over(12, 12));
     }
 }

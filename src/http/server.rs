@@ -103,6 +103,7 @@ pub async fn serve<H, F, B>(
         };
         metrics.accepted.inc();
         let open = Counted::new(&metrics.connections);
+        metrics.note_peak();
         let (shared, tracker) = (shared.clone(), tasks.clone());
         let spawned = io_threads.spawn_connection(stream, move |stream| {
             tracker.track(async move {

@@ -1,5 +1,5 @@
-//! The life of one connection: it shakes hands if there is TLS, waits for bytes, is served as HTTP/1.1 or HTTP/2 by what they are, and ends by its
-//! client, by a time-out or in the drain.
+//! The life of one connection: it shakes hands if there is TLS, waits for bytes, is served as HTTP/1.1 or HTTP/2 by what
+//! they are, and ends by its client, by a time-out or in the drain.
 //!
 //! An HTTP/1.1 connection that has been between two requests for a while is taken apart: hyper's state and buffers
 //! (about 30 KB) are dropped, and the socket alone waits for the next request.

@@ -1,5 +1,8 @@
 //! A listener's metrics.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
+
 use prometheus::{IntCounter, IntCounterVec, IntGauge};
 
 use crate::observe::metrics::Registry;
@@ -8,6 +11,8 @@ use crate::observe::metrics::Registry;
 #[derive(Clone, Debug)]
 pub struct Metrics {
     pub(super) connections: IntGauge,
+    /// The most connections since [`Metrics::take_peak`].
+    peak: Arc<AtomicI64>,
     pub(super) parked: IntGauge,
     pub(super) accepted: IntCounter,
     pub(super) at_limit: IntCounter,
@@ -21,6 +26,7 @@ impl Metrics {
         Self {
             connections: registry
                 .gauge("warmroute_connections", "Open client connections."),
+            peak: Arc::default(),
             parked: registry.gauge(
                 "warmroute_connections_parked",
                 "Open client connections that have been without a request for a while and take no buffers.",
@@ -55,6 +61,17 @@ impl Metrics {
 impl Metrics {
     pub fn connections(&self) -> i64 {
         self.connections.get()
+    }
+
+    /// Notes how many are open, after one more was.
+    pub(super) fn note_peak(&self) {
+        self.peak
+            .fetch_max(self.connections.get(), Ordering::Relaxed);
+    }
+
+    /// The most connections that were open since the last call.
+    pub fn take_peak(&self) -> i64 {
+        self.peak.swap(self.connections.get(), Ordering::Relaxed)
     }
 
     /// Open client connections that have buffers.

@@ -8,7 +8,7 @@ use tokio::task::JoinSet;
 
 use super::{CHAT, MODELS, quick};
 use crate::client::{self, HANG};
-use crate::cluster::{Cluster, chat, fast};
+use crate::cluster::{Cluster, chat, eventually, fast};
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -54,6 +54,11 @@ async fn idle_connections_cost_little_and_leave_nothing_behind() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let before = resident_mib(&cluster).await;
     let mut idle = connections(&cluster, COUNT).await;
+    eventually("they gave their buffers back", async || {
+        let parked = cluster.metric("warmroute_connections_parked", &[]).await;
+        parked >= COUNT as f64
+    })
+    .await;
     let with = lowest_mib(&cluster, before + 25.0).await;
     // 38 KB each before their buffers were given back.
     assert!(with - before < 25.0, "{before:.1} MiB, then {with:.1}");
