@@ -9,15 +9,14 @@ use super::charge::Charge;
 use super::compiled::{Applied, Limit};
 use super::cost::Amount;
 use super::gcra;
-use super::limiter::Charged;
+use super::limiter::{ChargeStore, Charged};
 use super::refusal::Refusal;
 use super::settings::OnStoreFailure;
 use super::standing::Standing;
 use super::tenant_limits::{Request, TenantLimits};
 use crate::observe;
-use crate::store;
+use crate::store::Error as StoreError;
 use crate::store::charges::{self, ChargeId, LimitCharge, Settlement};
-use crate::store::redis::Redis;
 
 /// How soon a client retries while the store cannot be asked.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -91,15 +90,15 @@ impl TenantLimits {
     /// `None` if the store cannot be asked and nothing is granted without it.
     async fn decide(self: &Arc<Self>, id: ChargeId, costs: &Costs<'_>) -> Option<Decision> {
         let limiter = &self.limiter;
-        let shared = match &limiter.redis {
-            Some(redis) if self.limits.counts() => self.ask(redis, id, costs).await,
+        let shared = match &self.store {
+            Some(store) if self.limits.counts() => self.ask(store, id, costs).await,
             _ => None,
         };
         if let Some(reply) = shared {
             return Some(Decision {
                 is_granted: reply.is_granted,
                 running: reply.running,
-                used: reply.used.into(),
+                used: reply.used,
                 charged: Charged::Shared,
             });
         }
@@ -122,7 +121,7 @@ impl TenantLimits {
     /// Charges in Redis. `None` if it does not answer.
     async fn ask(
         self: &Arc<Self>,
-        redis: &Arc<Redis>,
+        store: &ChargeStore,
         id: ChargeId,
         costs: &Costs<'_>,
     ) -> Option<charges::ChargeReply> {
@@ -139,7 +138,6 @@ impl TenantLimits {
             outcome: Outcome::Unknown,
         };
         let charge = charges::Charge {
-            tenant: self.tenant,
             id,
             limits: &asking.charges,
             max_concurrent: self.limits.max_concurrent,
@@ -148,25 +146,22 @@ impl TenantLimits {
             was_apart,
             settlements: &asking.settlements,
         };
-        let reply = tokio::time::timeout(limiter.advanced.timeout, redis.charge(&charge)).await;
+        let timeout = limiter.advanced.timeout;
+        let reply = store.redis.charge(&store.keys, &charge, timeout).await;
         let took = observe::now().saturating_duration_since(started);
         limiter.metrics.store_seconds.observe(took.as_secs_f64());
         match reply {
-            Ok(Ok(reply)) => {
+            Ok(reply) => {
                 limiter.metrics.without_store.set(0);
                 asking.outcome = Outcome::Applied;
                 let mut usage = self.usage.lock();
                 usage.on_reply(id, &asking.charges, &reply, limiter.now());
                 Some(reply)
             }
-            Ok(Err(error)) => {
-                if !matches!(error, store::Error::Unknown { .. }) {
+            Err(error) => {
+                if !matches!(error, StoreError::Unknown { .. }) {
                     asking.outcome = Outcome::NotApplied;
                 }
-                limiter.on_store_failure("charge");
-                None
-            }
-            Err(_) => {
                 limiter.on_store_failure("charge");
                 None
             }

@@ -17,7 +17,7 @@ use crate::ids::Tenant;
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::store::charges::{ChargeId, Settlement};
-use crate::store::redis::Redis;
+use crate::store::redis::{ChargeKeys, Redis};
 
 /// A tenant's use, shared by its requests.
 pub(super) type SharedUse = Arc<Mutex<Use>>;
@@ -25,7 +25,7 @@ pub(super) type SharedUse = Arc<Mutex<Use>>;
 /// Counts what tenants use. Shared by all configurations of a process.
 #[derive(Debug)]
 pub struct Limiter {
-    pub(super) redis: Option<Arc<Redis>>,
+    redis: Option<Arc<Redis>>,
     started: Instant,
     pub(super) advanced: Advanced,
     /// Replicas that share the limits, this one included, while they cannot count together.
@@ -43,6 +43,13 @@ pub(super) enum Charged {
     Shared,
     /// This many times, as this replica's share.
     Alone(u32),
+}
+
+/// Where the requests of one tenant are charged for all replicas.
+#[derive(Debug)]
+pub(super) struct ChargeStore {
+    pub(super) redis: Arc<Redis>,
+    pub(super) keys: ChargeKeys,
 }
 
 impl Limiter {
@@ -70,6 +77,18 @@ impl Limiter {
 
     pub(super) fn replicas(&self) -> u32 {
         self.replicas.load(Relaxed)
+    }
+
+    /// Where a tenant is charged, if that is shared.
+    pub(super) fn store_of(&self, tenant: Tenant) -> Option<ChargeStore> {
+        self.redis.as_ref().map(|redis| ChargeStore {
+            keys: redis.charge_keys(tenant),
+            redis: redis.clone(),
+        })
+    }
+
+    pub(super) fn redis(&self) -> Option<&Arc<Redis>> {
+        self.redis.as_ref()
     }
 
     pub(super) fn is_shared(&self) -> bool {

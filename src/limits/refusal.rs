@@ -1,6 +1,7 @@
 //! Why a request is refused by the limits of its tenant. Pure.
 
 use std::fmt;
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::compiled::Kind;
@@ -136,20 +137,21 @@ impl fmt::Display for Refusal {
 /// A duration as Go and OpenAI write it: `12ms`, `1s`, `6m0s`, `1h0m0s`. Rounded up.
 pub(super) fn go_duration(duration: Duration) -> String {
     let millis = duration.as_nanos().div_ceil(1_000_000);
-    if millis < 1_000 {
-        return format!("{millis}ms");
-    }
     let (seconds, rest) = (millis / 1_000, millis % 1_000);
-    let fraction = match rest {
-        0 => String::new(),
-        rest => format!(".{rest:03}").trim_end_matches('0').to_owned(),
+    let mut text = String::with_capacity(16);
+    // Writing to memory cannot fail.
+    let _ = match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, 0) => return format!("{rest}ms"),
+        (0, 0, second) => write!(text, "{second}"),
+        (0, minutes, second) => write!(text, "{minutes}m{second}"),
+        (hours, minutes, second) => write!(text, "{hours}h{minutes}m{second}"),
     };
-    let (minutes, second) = (seconds / 60, seconds % 60);
-    match (minutes / 60, minutes % 60) {
-        (0, 0) => format!("{second}{fraction}s"),
-        (0, minutes) => format!("{minutes}m{second}{fraction}s"),
-        (hours, minutes) => format!("{hours}h{minutes}m{second}{fraction}s"),
+    if rest != 0 {
+        let _ = write!(text, ".{rest:03}");
+        text.truncate(text.trim_end_matches('0').len());
     }
+    text.push('s');
+    text
 }
 
 #[cfg(test)]

@@ -297,7 +297,7 @@ mod tests {
         let reply = ChargeReply {
             is_granted: true,
             running: 7,
-            used: vec![9_000_000],
+            used: [9_000_000].as_slice().into(),
         };
         usage.on_reply(id(2), &charges, &reply, 1_000_000);
         assert_eq!(usage.of("r", 2_000_000), 8_000_000);

@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use super::compiled::{Applied, Limit, Limits};
 use super::cost::{Amount, Known};
-use super::limiter::{Limiter, SharedUse};
+use super::limiter::{ChargeStore, Limiter, SharedUse};
 use super::refusal::Refusal;
 use super::settings::{Settings, TenantLimitsSpec};
 use super::standing::Standing;
@@ -25,6 +25,7 @@ pub struct TenantLimits {
     pub(super) tenant: Tenant,
     pub(super) name: Arc<str>,
     pub(super) usage: SharedUse,
+    pub(super) store: Option<ChargeStore>,
     /// In the store, and by this replica alone.
     pub(super) admitted: [IntCounter; 2],
 }
@@ -53,6 +54,7 @@ impl TenantLimits {
             tenant,
             name: name.into(),
             usage: limiter.usage_of(tenant),
+            store: limiter.store_of(tenant),
             admitted: [admitted("shared"), admitted("local")],
             limiter: limiter.clone(),
         })

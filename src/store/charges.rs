@@ -8,7 +8,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::ids::{RequestId, ResponseId, Tenant};
+use smallvec::SmallVec;
+
+use crate::ids::{RequestId, ResponseId};
 
 /// What is charged once, however often it is asked for.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -64,7 +66,6 @@ pub struct Settlement {
 /// A charge to all of some limits, or to none of them.
 #[derive(Clone, Debug)]
 pub struct Charge<'a> {
-    pub tenant: Tenant,
     pub id: ChargeId,
     pub limits: &'a [LimitCharge],
     /// 0: any number of requests may run.
@@ -84,5 +85,5 @@ pub struct ChargeReply {
     /// Requests of the tenant that run, this one included if it is granted.
     pub running: u64,
     /// What is used of each limit, in the order of the charge: after it if it is granted.
-    pub used: Vec<u64>,
+    pub used: SmallVec<[u64; 4]>,
 }

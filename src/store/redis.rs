@@ -38,6 +38,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
+pub use self::charges::ChargeKeys;
 pub use self::client::Redis;
 use self::conversations::PutKind;
 pub use self::settings::{

@@ -1,5 +1,7 @@
 //! A request to Redis: a command or a script, how large it may be, and whether it may be repeated.
 
+use std::time::Duration;
+
 use redis::Cmd;
 
 use super::scripts::Call;
@@ -27,6 +29,14 @@ impl Request {
                 }
             }
             Self::Script(call) => call.first_key().as_bytes(),
+        }
+    }
+
+    /// How long its reply is waited for at most, if that is shorter than the setting.
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        match self {
+            Self::Command(_) | Self::Bulk { .. } => None,
+            Self::Script(call) => call.timeout(),
         }
     }
 

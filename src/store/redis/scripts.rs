@@ -2,11 +2,13 @@
 //! a script cached (after a restart or a failover) is sent the text.
 
 use std::io::Write as _;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
 
 use bytes::Bytes;
 use redis::{Cmd, RedisWrite as _, Script};
 use serde_json::{Value, json};
+use smallvec::SmallVec;
 
 use super::packed::{Field, RAW};
 
@@ -77,10 +79,30 @@ impl Loaded {
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     name: Name,
-    keys: Vec<String>,
+    keys: SmallVec<[Key; 4]>,
     args: Vec<Arg>,
     /// Expected size of the reply, if it may be large.
     reply_bytes: u64,
+    /// A reply is not waited for longer than this, if it is shorter than the setting.
+    timeout: Option<Duration>,
+}
+
+/// A key of a script. Those of many calls are made once.
+#[derive(Clone, Debug)]
+pub(super) enum Key {
+    Own(String),
+    Shared(Arc<str>),
+}
+
+impl std::ops::Deref for Key {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        match self {
+            Self::Own(key) => key,
+            Self::Shared(key) => key,
+        }
+    }
 }
 
 /// An argument of a script. Not copied before it is sent.
@@ -170,15 +192,25 @@ impl Call {
     pub(super) fn new(name: Name) -> Self {
         Self {
             name,
-            keys: Vec::new(),
+            keys: SmallVec::new(),
             args: Vec::with_capacity(ARGS),
             reply_bytes: 0,
+            timeout: None,
         }
     }
 
     pub(super) fn expecting(mut self, bytes: u64) -> Self {
         self.reply_bytes = bytes;
         self
+    }
+
+    pub(super) fn within(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    pub(super) fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     /// Approximate bytes of request and reply.
@@ -188,16 +220,21 @@ impl Call {
     }
 
     pub(super) fn first_key(&self) -> &str {
-        self.keys.first().map_or("", String::as_str)
+        self.keys.first().map_or("", |key| key)
     }
 
     pub(super) fn key(mut self, key: impl Into<String>) -> Self {
-        self.keys.push(key.into());
+        self.keys.push(Key::Own(key.into()));
         self
     }
 
     pub(super) fn keys(mut self, keys: impl IntoIterator<Item = String>) -> Self {
-        self.keys.extend(keys);
+        self.keys.extend(keys.into_iter().map(Key::Own));
+        self
+    }
+
+    pub(super) fn shared_keys(mut self, keys: &[Arc<str>]) -> Self {
+        self.keys.extend(keys.iter().cloned().map(Key::Shared));
         self
     }
 
@@ -226,13 +263,13 @@ impl Call {
     }
 
     fn command(&self, verb: &str, script: &str) -> Cmd {
-        let keys: usize = self.keys.iter().map(String::len).sum();
+        let keys: usize = self.keys.iter().map(|key| key.len()).sum();
         let args: usize = self.args.iter().map(Arg::len).sum();
         let bytes = verb.len() + script.len() + DIGITS_MAX + keys + args;
         let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), bytes);
         command.arg(verb).arg(script).arg(self.keys.len());
         for key in &self.keys {
-            command.arg(key);
+            command.arg(&**key);
         }
         for arg in &self.args {
             arg.write(&mut command);
