@@ -28,6 +28,7 @@ mod meter;
 mod metrics;
 mod model;
 mod outcome;
+mod output_cap;
 mod plan;
 pub mod prefill_decode;
 pub mod prompt_blocks;

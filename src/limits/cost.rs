@@ -19,6 +19,8 @@ pub struct Known {
     pub max_tokens: Option<u64>,
     /// Answers that the client asks for.
     pub choices: u64,
+    /// A field of another type than engines define, so that it cannot be known what they make of it.
+    pub odd_value: Option<&'static str>,
     /// Whether the engine generates anything.
     pub generates: bool,
 }

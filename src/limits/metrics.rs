@@ -38,7 +38,7 @@ impl Metrics {
             refusals: registry.counters(
                 "warmroute_limit_refusals_total",
                 "Requests that the limits of their tenant refused, by reason: the limit that had no room, too_large \
-                 (more than a limit ever has), model, max_tokens, or store (Redis cannot be asked).",
+                 (more than a limit ever has), model, max_tokens, type (max_tokens, n or stream has another type), or store (Redis cannot be asked).",
                 &["tenant", "reason"],
             ),
             store_failures: registry.counters(

@@ -35,6 +35,8 @@ pub enum Refusal {
     Model { model: String },
     /// The client asks for more output tokens than the tenant may have.
     MaxTokens { limit: u64, requested: u64 },
+    /// A field has another type, so that it cannot be known how much the client asks for.
+    Type { param: &'static str },
     /// The store cannot be asked, and `on_store_failure` is `closed`.
     Store { retry_after: Duration },
 }
@@ -51,6 +53,7 @@ impl Refusal {
             Self::Concurrent { .. } => "concurrent_requests",
             Self::Model { .. } => "model",
             Self::MaxTokens { .. } => "max_tokens",
+            Self::Type { .. } => "type",
             Self::Store { .. } => "store",
         }
     }
@@ -60,7 +63,10 @@ impl Refusal {
         match self {
             Self::Rate { retry_after, .. } | Self::Store { retry_after } => Some(*retry_after),
             Self::Concurrent { .. } => Some(CONCURRENT_RETRY),
-            Self::TooLarge { .. } | Self::Model { .. } | Self::MaxTokens { .. } => None,
+            Self::TooLarge { .. }
+            | Self::Model { .. }
+            | Self::MaxTokens { .. }
+            | Self::Type { .. } => None,
         }
     }
 
@@ -127,6 +133,10 @@ impl fmt::Display for Refusal {
                 "max_tokens is too large: {requested}. This API key may ask for at most {limit} output tokens, \
                  whereas you provided {requested}."
             ),
+            Self::Type { param: "stream" } => f.write_str("`stream` must be true or false"),
+            Self::Type { param } => {
+                write!(f, "`{param}` must be a whole number, not less than 0")
+            }
             Self::Store { .. } => {
                 f.write_str("the limits of this API key cannot be checked now; try again later")
             }

@@ -64,6 +64,12 @@ impl TenantLimits {
         self.limits.allows(model)
     }
 
+    /// The most output tokens that a request may ask for, by the name that it asks for and what that stands for.
+    pub fn max_tokens(&self, model: &str, target: Option<&str>) -> Option<u64> {
+        let names = [model, target.unwrap_or(model)];
+        self.limits.of(&names)?.max_tokens
+    }
+
     /// Whether it matters how much of a prompt is cached.
     pub fn weighs_cached(&self) -> bool {
         self.limits.weighs_cached()
@@ -99,6 +105,9 @@ impl TenantLimits {
         let Some(applied) = self.limits.of(&names) else {
             return Err(Refusal::Model { model: model() });
         };
+        if let Some(param) = request.known.odd_value.filter(|_| request.known.generates) {
+            return Err(Refusal::Type { param });
+        }
         if let (Some(limit), Some(requested)) = (applied.max_tokens, request.known.max_tokens)
             && requested > limit
         {

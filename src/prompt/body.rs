@@ -9,7 +9,7 @@ use std::fmt;
 use serde::de::{self, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::field::{Flag, Key, KeySeed, Number, OptionalInteger, OptionalString};
+use self::field::{Flag, Key, KeySeed, OptionalInteger, OptionalString};
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
 use super::canonical::Canonical;
@@ -41,8 +41,13 @@ pub struct PeekedBody<'a> {
     pub cache_salt_count: u32,
     /// The most output tokens that the client allows, under any of the APIs' names.
     pub max_tokens: Option<u64>,
+    /// The raw JSON of the last `null` under one of these names.
+    pub no_max_tokens: Option<&'a str>,
     /// Answers that the client asks for, or that the engine generates to choose from.
     pub choices: Option<u64>,
+    /// One of these, or `stream`, is of another type. Engines read some of these values nevertheless, such as `"1000"`
+    /// and `"true"`.
+    pub odd_value: Option<&'static str>,
     pub prompt: HashedPrompt,
     /// The prompt of a completion request, if it is a single list of token ids.
     pub token_ids: Option<Vec<u32>>,
@@ -128,13 +133,24 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
                     self.peek.cache_salt_count += 1;
                     self.peek.cache_salt = map.next_value::<OptionalString<'de>>()?.value;
                 }
-                Key::Stream => self.peek.is_stream = map.next_value::<Flag>()?.0,
+                Key::Stream => {
+                    let raw = map.next_value::<&'de RawValue>()?.get();
+                    self.peek.is_stream = raw == "true";
+                    if !matches!(raw, "true" | "false" | "null") {
+                        self.peek.odd_value = Some("stream");
+                    }
+                }
                 Key::MaxTokens => {
-                    let given = map.next_value::<Number>()?.0;
+                    let raw = map.next_value::<&'de RawValue>()?.get();
+                    let given = self.number("max_tokens", raw);
                     self.peek.max_tokens = self.peek.max_tokens.max(given);
+                    if raw == "null" {
+                        self.peek.no_max_tokens = Some(raw);
+                    }
                 }
                 Key::Choices => {
-                    let given = map.next_value::<Number>()?.0;
+                    let raw = map.next_value::<&'de RawValue>()?.get();
+                    let given = self.number("n", raw);
                     self.peek.choices = self.peek.choices.max(given);
                 }
                 Key::Echo => self.peek.is_echo = map.next_value::<Flag>()?.0,
@@ -169,6 +185,24 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
 }
 
 impl<'de> BodyReader<'de> {
+    /// A whole number; the engine decides whether to refuse anything else.
+    fn number(&mut self, param: &'static str, raw: &str) -> Option<u64> {
+        let whole = || {
+            raw.parse::<f64>()
+                .ok()
+                .filter(|number| number.fract() == 0.0)
+        };
+        let float = || whole().filter(|number| (0.0..1e15).contains(number));
+        let number = raw
+            .parse()
+            .ok()
+            .or_else(|| float().map(|number| number as u64));
+        if number.is_none() && raw != "null" {
+            self.peek.odd_value = Some(param);
+        }
+        number
+    }
+
     fn string(&mut self, param: &'static str, field: OptionalString<'de>) -> Option<Cow<'de, str>> {
         if field.is_other_type {
             self.first_error.get_or_insert(Error::Type {

@@ -15,6 +15,7 @@ const OWNERS_MAX: usize = 4;
 pub(super) struct WantedOutput {
     max_tokens: Option<u64>,
     choices: u64,
+    odd_value: Option<&'static str>,
 }
 
 impl WantedOutput {
@@ -22,6 +23,7 @@ impl WantedOutput {
         Self {
             max_tokens: peek.max_tokens,
             choices: peek.choices.unwrap_or(1),
+            odd_value: peek.odd_value,
         }
     }
 }
@@ -55,6 +57,7 @@ impl Relay {
                     cached_tokens,
                     max_tokens: wanted.max_tokens,
                     choices: wanted.choices,
+                    odd_value: wanted.odd_value,
                     generates: job.api.generates(),
                 },
             },

@@ -6,11 +6,13 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::{HeaderMap, Response};
+use smallvec::SmallVec;
 use tracing::info;
 
 use super::body_edit::{self, Edit};
 use super::core::Relay;
 use super::job::{Error, Job, RequestedName};
+use super::output_cap;
 use super::plan::NO_WORKER_RETRY_AFTER;
 use super::session_key::session_key;
 use super::target::{Candidate, Candidates, Name, Names};
@@ -32,26 +34,48 @@ impl Relay {
             // Boxed, so that other requests do not carry its state.
             return Box::pin(self.redirect(job, peek, name, asking)).await;
         }
-        let Some(asking) = asking else {
+        let capped = self.capped(job, &peek, None);
+        let strips_usage = asking.is_some();
+        let max_tokens = capped.as_ref().map(|(max_tokens, _)| *max_tokens);
+        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().collect();
+        edits.extend(capped.map(|(_, edit)| edit));
+        if edits.is_empty() {
             return self.carry(job, peek).await;
-        };
+        }
         let asking = Job {
-            body: body_edit::applied(&job.body, &mut [asking]),
+            body: body_edit::applied(&job.body, &mut edits),
             target: job.target.clone(),
             requested: None,
-            strips_usage: true,
+            strips_usage,
             summary: job.summary.clone(),
             ..*job
         };
         // These point into the body.
         let own = match peek.vllm_xargs {
-            None => peek,
+            None => PeekedBody {
+                max_tokens: peek.max_tokens.or(max_tokens),
+                ..peek
+            },
             Some(_) => {
                 let model = peek.model.as_deref().unwrap_or_default();
                 body_edit::read_again(job.api, &asking.body, self.block_bytes(), model)
             }
         };
         self.carry(&asking, own).await
+    }
+
+    /// The output tokens that a request gets whose tenant may not have any number of them, if it asks for none, with the
+    /// edit of its body. `target`: the model that its name stands for.
+    fn capped(
+        &self,
+        job: &Job<'_>,
+        peek: &PeekedBody<'_>,
+        target: Option<&str>,
+    ) -> Option<(u64, Edit)> {
+        let limits = self.tenants.of(job.tenant).limits.as_ref()?;
+        let asked = peek.model.as_deref();
+        let max = limits.max_tokens(asked.or(target)?, target)?;
+        output_cap::cap(job.api, &job.body, peek, max)
     }
 
     /// The names of this configuration.
@@ -76,6 +100,10 @@ impl Relay {
         let session = session.or(job.response.map(|response| response.root().0));
         let candidates = self.names.candidates(name, session, fastrand::u64(..));
         let model_json = peek.model_json;
+        let caps: Vec<_> = candidates
+            .iter()
+            .map(|candidate| self.capped(job, &peek, Some(&candidate.model)))
+            .collect();
         let mut peek = Some(peek);
         let last = candidates.len() - 1;
         for (index, candidate) in candidates.iter().enumerate() {
@@ -86,8 +114,11 @@ impl Relay {
             }
             let labels = [&*name.requested, &**model, reason.as_str()];
             self.metrics.model_targets.with_label_values(&labels).inc();
+            let cap = caps[index].clone();
+            let max_tokens = cap.as_ref().map(|(max_tokens, _)| *max_tokens);
+            let more = asking.iter().cloned().chain(cap.map(|(_, edit)| edit));
             let named = Job {
-                body: edited(&job.body, model_json, name, model, asking.clone()),
+                body: edited(&job.body, model_json, name, model, more),
                 target: job.target.clone(),
                 requested: Some(RequestedName {
                     name: name.requested.clone(),
@@ -104,6 +135,7 @@ impl Relay {
             let own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
                 Some(peek) => PeekedBody {
                     model: Some(Cow::Borrowed(&**model)),
+                    max_tokens: peek.max_tokens.or(max_tokens),
                     ..peek
                 },
                 None => body_edit::read_again(job.api, &named.body, self.block_bytes(), model),
@@ -165,7 +197,7 @@ fn edited(
     model_json: Option<&str>,
     name: &Name,
     model: &Model,
-    more: Option<Edit>,
+    more: impl IntoIterator<Item = Edit>,
 ) -> Bytes {
     let renames = name.requested != *model;
     let model_json = model_json.filter(|_| renames);

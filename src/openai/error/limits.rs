@@ -27,6 +27,9 @@ impl ApiError {
             Refusal::MaxTokens { .. } => {
                 Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("max_tokens")
             }
+            Refusal::Type { param } => {
+                Self::new(StatusCode::BAD_REQUEST, "invalid_type", message).param(param)
+            }
             Refusal::Store { .. } => Self {
                 retry_after,
                 ..Self::new(

@@ -46,7 +46,10 @@ impl Key {
             "cache_salt" => Key::CacheSalt,
             "priority" => Key::Priority,
             "service_tier" => Key::ServiceTier,
-            "max_tokens" | "max_completion_tokens" | "max_output_tokens" => Key::MaxTokens,
+            // Those that engines read there: another one would say nothing of what is generated.
+            "max_tokens" if api != Api::Responses => Key::MaxTokens,
+            "max_completion_tokens" if api == Api::Chat => Key::MaxTokens,
+            "max_output_tokens" if api == Api::Responses => Key::MaxTokens,
             "n" | "best_of" => Key::Choices,
             "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
             "tools" | "functions" | "documents" => Key::Prompt(Section::Tools),
@@ -176,15 +179,5 @@ impl<'de> Deserialize<'de> for Flag {
         // The engine validates the type. The router only chooses a time-out by the flag.
         let raw = <&RawValue>::deserialize(deserializer)?;
         Ok(Flag(raw.get() == "true"))
-    }
-}
-
-/// A whole number. The engine validates the type.
-pub(super) struct Number(pub(super) Option<u64>);
-
-impl<'de> Deserialize<'de> for Number {
-    fn deserialize<D: de::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let raw = <&RawValue>::deserialize(deserializer)?;
-        Ok(Number(raw.get().parse().ok()))
     }
 }

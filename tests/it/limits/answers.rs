@@ -223,3 +223,155 @@ async fn a_request_that_no_engine_answers_is_given_back() {
     let row = tenant_row(&cluster, "a").await;
     assert_eq!(row["limits"][0]["remaining"], 2, "{row}");
 }
+
+#[tokio::test]
+async fn a_request_that_names_no_max_tokens_gets_the_most_that_its_tenant_may_ask_for() {
+    let limits = r#"{"max_tokens": 100, "models": ["*", {"name": "sim", "max_tokens": 7}]}"#;
+    let cluster = cluster(vec![tenant("a", limits), tenant("free", "")]).await;
+    let sent = async |name: &str, path: &str, body: serde_json::Value| {
+        let answer = post_as(&cluster.router, name, path, &body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let arrival = cluster.engines[0].last_post().await;
+        let body: serde_json::Value = serde_json::from_slice(&arrival.body).unwrap();
+        let names = ["max_tokens", "max_completion_tokens", "max_output_tokens"];
+        names.map(|name| body[name].as_u64())
+    };
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    let chat = "/v1/chat/completions";
+    let body = json!({"model": "sim", "messages": messages});
+    assert_eq!(sent("a", chat, body).await, [Some(7), None, None]);
+    let body = json!({"model": "sim", "messages": messages, "max_completion_tokens": null});
+    assert_eq!(sent("a", chat, body).await, [None, Some(7), None]);
+    let body = json!({"model": "sim", "messages": messages, "stream": true});
+    assert_eq!(sent("a", chat, body).await, [Some(7), None, None]);
+    let body = json!({"model": "sim", "messages": messages, "max_tokens": 3});
+    assert_eq!(sent("a", chat, body).await, [Some(3), None, None]);
+    let body = json!({"model": "sim", "input": "hi"});
+    assert_eq!(sent("a", "/v1/responses", body).await[2], Some(7));
+    let body = json!({"model": "sim", "prompt": "hi", "max_tokens": null});
+    assert_eq!(
+        sent("a", "/v1/completions", body).await,
+        [Some(7), None, None]
+    );
+    let body = json!({"model": "sim", "messages": messages, "max_tokens": null});
+    assert_eq!(sent("free", chat, body).await, [None, None, None]);
+}
+
+/// vLLM and SGLang read `"1000"` and `1e3` as numbers, so that a limit that does not is none.
+#[tokio::test]
+async fn numbers_that_only_engines_understand_get_around_no_limit() {
+    let limits = r#"{"max_tokens": 100, "tokens_per_minute": 2000}"#;
+    let cluster = cluster(vec![tenant("a", limits), tenant("free", "")]).await;
+    let post = async |name: &str, field: &str, value: &str| {
+        let body = format!(
+            r#"{{"model":"sim","messages":[{{"role":"user","content":"hi"}}],"{field}":{value}}}"#
+        );
+        post_as(&cluster.router, name, "/v1/chat/completions", &body).await
+    };
+    let odd = [
+        "\"100000\"",
+        "-1",
+        "1.5",
+        "1e400",
+        "true",
+        "[5]",
+        "{}",
+        "\" 9 \"",
+    ];
+    for field in ["max_tokens", "max_completion_tokens", "n"] {
+        for value in odd {
+            let answer = post("a", field, value).await;
+            let found = (answer.status, &*answer.code());
+            assert_eq!(
+                found,
+                (400, "invalid_type"),
+                "{field} {value}: {}",
+                answer.text()
+            );
+        }
+    }
+    for stream in ["1", "\"true\""] {
+        let answer = post("a", "stream", stream).await;
+        assert_eq!((answer.status, &*answer.code()), (400, "invalid_type"));
+    }
+    assert_eq!(post("a", "max_tokens", "1e5").await.code(), "invalid_value");
+    assert_eq!(
+        post("a", "max_tokens", "101.0").await.code(),
+        "invalid_value"
+    );
+    // 128 answers of up to 100 tokens are more than a minute's worth.
+    let many = post("a", "n", "128").await;
+    assert_eq!((many.status, many.header("x-should-retry")), (429, "false"));
+    let huge = post("a", "n", "18446744073709551615").await;
+    assert_eq!((huge.status, huge.header("x-should-retry")), (429, "false"));
+    assert_eq!(cluster.requests().await, [0]);
+    let labels = ["tenant=\"a\"", "reason=\"type\""];
+    let refusals = cluster
+        .metric("warmroute_limit_refusals_total", &labels)
+        .await;
+    assert_eq!(refusals, (3 * odd.len() + 2) as f64);
+    // Nothing was charged.
+    let answer = post("a", "max_tokens", "1").await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert!(number(&answer, "x-ratelimit-remaining-tokens") > 1_900);
+}
+
+#[tokio::test]
+async fn streams_that_are_left_at_once_neither_hold_a_place_nor_get_their_tokens_back() {
+    let limits = r#"{"concurrent_requests": 4, "tokens_per_minute": 100000}"#;
+    let cluster = Cluster::start(vec![unhurried()], |config| {
+        config.tenants = vec![tenant("a", limits)];
+    })
+    .await;
+    let headers = [("authorization", &*bearer("a"))];
+    let body = cluster::chat("hello", 1_000, true);
+    for _ in 0..6 {
+        let mut open = Vec::new();
+        for _ in 0..4 {
+            let path = "/v1/chat/completions";
+            let stream =
+                client::open(cluster.router.api, "POST", path, &headers, body.clone()).await;
+            assert_eq!(stream.status, 200);
+            open.push(stream);
+        }
+        let fifth = post_as(&cluster.router, "a", "/v1/chat/completions", &body).await;
+        assert_eq!(fifth.status, 429, "{}", fifth.text());
+        drop(open);
+        eventually("all places are free", async || {
+            let page = cluster.admin("/tenants").await.json();
+            page["tenants"][0]["running_requests"] == 0
+        })
+        .await;
+    }
+    // Each pays for its prompt at least.
+    let page = cluster.admin("/tenants").await.json();
+    let left = page["tenants"][0]["limits"][0]["remaining"]
+        .as_u64()
+        .unwrap();
+    assert!(left < 100_000, "{page}");
+}
+
+#[tokio::test]
+async fn the_decision_says_what_is_left_of_the_limits() {
+    let limits = r#"{"requests_per_minute": 100, "tokens_per_minute": 60000}"#;
+    let cluster = cluster(vec![tenant("a", limits)]).await;
+    let headers = [
+        ("authorization", &*bearer("a")),
+        ("x-warmroute-decision", "1"),
+    ];
+    let body = cluster::chat("hello", 1, false);
+    let path = "/v1/chat/completions";
+    let answer = client::send(cluster.router.api, "POST", path, &headers, body.clone()).await;
+    let decision = answer.header("x-warmroute-decision");
+    assert!(
+        decision.contains("; remaining_requests=99/100; remaining_tokens=599"),
+        "{decision}"
+    );
+    let page = cluster.post_admin("/explain?tenant=a", &body).await.json();
+    let rows = page["tenant_limits"]["limits"].as_array().unwrap().clone();
+    assert!(
+        rows.iter()
+            .any(|row| row["limit"] == "requests_per_minute" && row["burst"] == 100),
+        "{page}"
+    );
+}
