@@ -15,4 +15,4 @@ mod types;
 
 pub use self::machine::{ClassStatus, Left, Queue};
 pub use self::settings::{Advanced, ClassSettings, Settings};
-pub use self::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room};
+pub use self::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room, SetBy};

@@ -8,6 +8,7 @@ use super::dashboard::Sources;
 use super::tenants;
 use crate::http;
 use crate::http::server::RequestBody;
+use crate::ids::Tenant;
 use crate::prompt::{self, Api};
 
 pub(super) async fn page(
@@ -55,7 +56,8 @@ pub(super) async fn page(
     match prompt::peek(api, &body, relay.block_bytes()) {
         Err(error) => refuse(StatusCode::BAD_REQUEST, &error.to_string()),
         Ok(peek) => {
-            let explained = relay.explain(api, &head.headers, peek, &body, shows_tokens);
+            let owner = tenant.as_deref().map_or_else(Tenant::default, Tenant::of);
+            let explained = relay.explain(api, &head.headers, peek, &body, shows_tokens, owner);
             match explained.await {
                 Err(error) => refuse(StatusCode::NOT_FOUND, &error.to_string()),
                 Ok(explanation) => {

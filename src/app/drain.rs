@@ -23,10 +23,17 @@ impl App {
         if delay.is_zero() {
             return;
         }
-        info!(
-            ?delay,
-            "not ready any more; new requests are taken until the delay is over"
-        );
+        match self.config.running().queue.is_some() {
+            true => info!(
+                ?delay,
+                "not ready any more; new requests are taken until the delay is over, but get 503 if all of their workers \
+                 are busy, since they could not wait here"
+            ),
+            false => info!(
+                ?delay,
+                "not ready any more; new requests are taken until the delay is over"
+            ),
+        }
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = hurry => {}

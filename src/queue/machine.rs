@@ -11,7 +11,7 @@ use super::estimate::DrainRate;
 use super::floors::{self, Floor};
 use super::forecast::Forecast;
 use super::settings::Settings;
-use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room};
+use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
 
 /// A request enters the queue only if it is expected to meet its target with so much of it to spare, since later ones of
 /// higher classes may come first, and a worker may be slower than on average.
@@ -282,8 +282,13 @@ impl<T> Queue<T> {
     }
 
     fn max_wait(&self, class: usize) -> Duration {
-        let own = self.settings.classes[self.order[class]].max_wait;
-        own.unwrap_or(self.settings.max_wait)
+        self.max_wait_of(class).0
+    }
+
+    fn max_wait_of(&self, class: usize) -> (Duration, SetBy) {
+        let index = self.order[class];
+        let own = self.settings.classes[index].max_wait;
+        SetBy::of(own, index, self.settings.max_wait)
     }
 
     fn target_of(&self, class: usize) -> Option<Duration> {
@@ -303,10 +308,11 @@ impl<T> Queue<T> {
             let waited = Duration::ZERO;
             return Some(RefusalReason::NoWorker { waited });
         }
-        let max = self.settings.classes[self.order[class]].max_requests;
-        let max = max.unwrap_or(self.settings.max_requests);
+        let index = self.order[class];
+        let own = self.settings.classes[index].max_requests;
+        let (max, set_by) = SetBy::of(own, index, self.settings.max_requests);
         if self.classes[class].requests >= max {
-            return Some(RefusalReason::TooManyRequests { max });
+            return Some(RefusalReason::TooManyRequests { max, set_by });
         }
         let max = self.settings.max_size;
         if self.classes[class].bytes.saturating_add(request.bytes) > max {
@@ -379,7 +385,10 @@ impl<T> Queue<T> {
                     target,
                     expected: elapsed,
                 },
-                _ => RefusalReason::TimedOut { waited },
+                _ => RefusalReason::TimedOut {
+                    waited,
+                    set_by: self.max_wait_of(entry.class).1,
+                },
             };
             let retry_after = self.forecast().retry_after(reason, entry.class);
             let refusal = Refusal {

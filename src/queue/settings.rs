@@ -19,18 +19,19 @@ pub struct Settings {
     pub max_worker_queued_tokens: u64,
     /// A request that has waited this long is refused with status 429. Shorter than the time-outs of clients.
     #[serde(with = "DurationText")]
+    #[schemars(extend("max" = "7d"))]
     pub max_wait: Duration,
     /// The time from a request to its first token that clients should get. A request that can no longer meet it is
     /// refused at once with status 429, so that workers compute only what is of use. A request may have its own in the
     /// header `x-warmroute-ttft-target` (`2s`). `0s`: none.
     #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
+    #[schemars(extend("min" = "0s", "max" = "1d"))]
     pub ttft_target: Duration,
     /// How long requests for a model that is known but has no usable worker wait for one, for fleets that scale from
     /// zero. Then they are refused with status 503. `0s`: at once. Known are the models in `models` and those that a
     /// listed worker serves.
     #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
+    #[schemars(extend("min" = "0s", "max" = "1d"))]
     pub no_worker_timeout: Duration,
     /// Requests of one class and model that may wait.
     #[schemars(range(min = 1, max = 1000000))]
@@ -52,7 +53,8 @@ pub struct Settings {
 pub struct ClassSettings {
     /// Its name in metrics.
     pub name: String,
-    /// The lowest priority of its requests. Higher is earlier.
+    /// Its place: a class with a higher number goes first. Requests of this priority and above belong to it, up to the
+    /// next higher class; what lies below all classes belongs to the lowest.
     pub priority: i32,
     /// The part of the computed tokens that the class gets at least while its requests wait, so that higher classes
     /// cannot starve it. All classes together have at most 1.
@@ -69,7 +71,7 @@ pub struct ClassSettings {
         with = "OptionalDuration",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schemars(with = "Option<DurationText>")]
+    #[schemars(with = "Option<DurationText>", extend("max" = "7d"))]
     pub max_wait: Option<Duration>,
     /// As in `queue`, for this class.
     #[serde(
@@ -77,7 +79,7 @@ pub struct ClassSettings {
         with = "OptionalDuration",
         skip_serializing_if = "Option::is_none"
     )]
-    #[schemars(with = "Option<DurationText>")]
+    #[schemars(with = "Option<DurationText>", extend("max" = "1d"))]
     pub ttft_target: Option<Duration>,
 }
 
@@ -92,6 +94,7 @@ pub struct Advanced {
     /// A busy worker that has computed nothing for this long no longer makes requests wait: what is known of its load
     /// may be wrong.
     #[serde(with = "DurationText")]
+    #[schemars(extend("max" = "1d"))]
     pub stale_after: Duration,
     /// Prompt tokens that a worker is assumed to compute in a second until its speed has been measured.
     #[schemars(range(min = 1))]

@@ -61,11 +61,11 @@ pub struct Refusal {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RefusalReason {
     /// Its class has as many requests as it may have.
-    TooManyRequests { max: u32 },
+    TooManyRequests { max: u32, set_by: SetBy },
     /// The bodies of its class use as much memory as they may.
     TooManyBytes { max: u64 },
     /// It waited as long as a request may.
-    TimedOut { waited: Duration },
+    TimedOut { waited: Duration, set_by: SetBy },
     /// It cannot meet its target; `expected` if it had waited.
     TargetUnreachable {
         target: Duration,
@@ -75,6 +75,34 @@ pub enum RefusalReason {
     NoWorker { waited: Duration },
     /// The router is about to end.
     Draining,
+}
+
+/// Whose setting refused a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SetBy {
+    /// That of `queue`.
+    Queue,
+    /// That of a class, by its index in `queue.classes`.
+    Class(usize),
+}
+
+impl SetBy {
+    /// The setting of a class, or else that of the queue, with whose it is.
+    pub(super) fn of<T>(own: Option<T>, class: usize, common: T) -> (T, Self) {
+        match own {
+            Some(own) => (own, Self::Class(class)),
+            None => (common, Self::Queue),
+        }
+    }
+}
+
+impl fmt::Display for SetBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Queue => f.write_str("queue"),
+            Self::Class(class) => write!(f, "queue.classes[{class}]"),
+        }
+    }
 }
 
 impl RefusalReason {
@@ -101,20 +129,20 @@ impl RefusalReason {
 impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::TooManyRequests { max } => write!(
+            Self::TooManyRequests { max, set_by } => write!(
                 f,
-                "all workers are busy, and {max} requests of this priority wait already (queue.max_requests)"
+                "all workers are busy, and {max} requests of this priority wait already ({set_by}.max_requests)"
             ),
             Self::TooManyBytes { max } => write!(
                 f,
                 "all workers are busy, and the waiting requests of this priority have {max} bytes already \
                  (queue.max_size)"
             ),
-            Self::TimedOut { waited } => {
+            Self::TimedOut { waited, set_by } => {
                 let seconds = waited.as_secs_f64();
                 write!(
                     f,
-                    "all workers stayed busy for the {seconds:.1} s that a request may wait (queue.max_wait)"
+                    "all workers stayed busy for the {seconds:.1} s that a request may wait ({set_by}.max_wait)"
                 )
             }
             Self::TargetUnreachable { target, expected } => write!(

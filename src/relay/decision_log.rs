@@ -26,10 +26,24 @@ pub struct RecordedDecision {
     pub api: &'static str,
     /// From 1; a later one is a retry.
     pub attempt: u32,
+    /// What the tenant had left of its limits after this request, if it has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limits: Option<LimitsLeft>,
+    /// How long the request waited for a worker with room.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue_ms: Option<u64>,
     /// The longest cached prefix that any candidate has of the prompt.
     pub longest_cached_tokens: u32,
     #[serde(flatten)]
     pub explanation: Explanation,
+}
+
+/// What is left of a tenant's limits: of requests, and of tokens, the one with the least.
+#[derive(Debug, Serialize)]
+pub struct LimitsLeft {
+    pub tenant: String,
+    pub remaining_requests: Option<u64>,
+    pub remaining_tokens: Option<u64>,
 }
 
 impl RecordedDecision {
@@ -117,6 +131,8 @@ mod tests {
             request_id: String::new(),
             api: "chat",
             attempt: 1,
+            limits: None,
+            queue_ms: None,
             longest_cached_tokens: 0,
             explanation: Explanation {
                 model: "m".to_owned(),

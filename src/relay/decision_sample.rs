@@ -6,10 +6,11 @@ use std::time::Instant;
 use super::cached_prefix::CachedPrefixes;
 use super::choice::Choice;
 use super::core::Relay;
-use super::decision_log::RecordedDecision;
+use super::decision_log::{LimitsLeft, RecordedDecision};
 use super::fleet_view::{FleetView, Task};
 use super::job::Job;
 use super::plan::Plan;
+use super::standing::StandingCell;
 use crate::observe;
 use crate::routing::View;
 
@@ -90,7 +91,16 @@ impl Relay {
         let of_prefill = of_prefill.flat_map(|it| &it.workers);
         let scores = explanation.workers.iter().chain(of_prefill);
         let longest = scores.map(|score| score.cached_tokens).max();
+        let left = job.standing.and_then(StandingCell::read);
+        let limits = left.map(|left| LimitsLeft {
+            tenant: self.tenants.of(job.tenant).name.to_string(),
+            remaining_requests: left.requests.map(|left| left.remaining),
+            remaining_tokens: left.tokens.map(|left| left.remaining),
+        });
+        let queued = (!plan.queued.is_zero()).then_some(plan.queued);
         self.decisions.add(|number| RecordedDecision {
+            limits,
+            queue_ms: queued.map(|queued| u64::try_from(queued.as_millis()).unwrap_or(u64::MAX)),
             number,
             at_unix_ms: observe::unix_ms(),
             request_id: job.id.to_string(),

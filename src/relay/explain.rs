@@ -1,5 +1,6 @@
 //! Explains the decision for a request: every worker's cost, and why the others were not chosen. A dry run.
 
+mod missing;
 mod text;
 pub(super) mod types;
 
@@ -43,16 +44,17 @@ impl Relay {
         peek: PeekedBody<'_>,
         body: &Bytes,
         shows_tokens: bool,
+        tenant: Tenant,
     ) -> Result<Explanation, Error> {
         let now = observe::now();
         let Some((name, candidate, body)) = self.redirected(headers, &peek, body, now) else {
             return self
-                .explain_model(api, headers, peek, body, shows_tokens)
+                .explain_model(api, headers, peek, body, shows_tokens, tenant)
                 .await;
         };
         drop(peek);
         let peek = body_edit::read_again(api, &body, self.block_bytes(), &candidate.model);
-        let explained = self.explain_model(api, headers, peek, &body, shows_tokens);
+        let explained = self.explain_model(api, headers, peek, &body, shows_tokens, tenant);
         let mut explanation = explained.await?;
         let candidate_of = |model: &Model, weight| CandidateModel {
             model: model.to_string(),
@@ -79,15 +81,21 @@ impl Relay {
         mut peek: PeekedBody<'_>,
         body: &Bytes,
         shows_tokens: bool,
+        tenant: Tenant,
     ) -> Result<Explanation, Error> {
         let given = peek.token_ids.clone();
         let queue = self.queue.as_ref();
         let standing = queue.map(|queue| {
-            let tenant = self.tenants.of(Tenant::default());
+            let tenant = self.tenants.of(tenant);
             Standing::of(headers, &peek, tenant, queue)
         });
         let standing = standing.transpose()?;
-        let plan = self.plan(api, headers, &mut peek, body).await?;
+        let plan = match self.plan(api, headers, &mut peek, body).await {
+            Ok(plan) => plan,
+            Err(error) => {
+                return self.explain_missing(peek.model.as_deref(), body, standing, error);
+            }
+        };
         let now = observe::now();
         let held = self.held(&plan, now, usize::MAX);
         let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default());
@@ -167,13 +175,22 @@ impl Relay {
         let settings = self.queue.as_ref()?;
         let class = settings.class_of(standing.priority);
         let queue = self.queues.get(&plan.group.model);
+        let is_free = self.queues.is_free(
+            settings,
+            &plan.group,
+            plan.would_be_split(),
+            plan.request.seed,
+        );
+        let is_up = self.has_usable_worker(&plan.group.model, observe::now());
+        let own_wait = settings.classes[class].max_wait;
+        let (waits_for, max_wait) = match is_up {
+            true => (missing::ROOM, own_wait.unwrap_or(settings.max_wait)),
+            false => (missing::WORKER, settings.no_worker_timeout),
+        };
         Some(QueueExplained {
-            would_wait: !self.queues.is_free(
-                settings,
-                &plan.group,
-                plan.would_be_split(),
-                plan.request.seed,
-            ),
+            would_wait: !is_free,
+            waits_for: (!is_free).then_some(waits_for),
+            max_wait_ms: max_wait.as_millis(),
             priority: standing.priority,
             class: settings.classes[class].name.clone(),
             waiting: queue.map_or(0, |queue| queue.waiting()),

@@ -241,3 +241,51 @@ impl Drop for WaitTime<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::task::{Context, Waker};
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// Without this two requests would be released for the room of one.
+    #[test]
+    fn a_released_request_counts_in_the_queue_until_its_attempt_counts_at_the_worker() {
+        let (grant, queue) = Grant::of_own_queue(100);
+        let at_worker = Cell::new(0);
+        let (answer, answered) = oneshot::channel();
+        let attempt = async {
+            assert_eq!(
+                queue.granted(),
+                100,
+                "it counts nowhere when its attempt begins"
+            );
+            at_worker.set(100);
+            answered.await.unwrap()
+        };
+        let mut running = pin!(with_grant(grant, attempt));
+        let mut context = Context::from_waker(Waker::noop());
+        assert_eq!(queue.granted(), 100);
+        assert!(running.as_mut().poll(&mut context).is_pending());
+        // From here on it counts once, at the worker.
+        assert_eq!((queue.granted(), at_worker.get()), (0, 100));
+        answer.send("answer").unwrap();
+        assert_eq!(running.as_mut().poll(&mut context), Poll::Ready("answer"));
+        assert_eq!(queue.granted(), 0);
+    }
+
+    #[test]
+    fn a_released_request_that_is_never_sent_gives_its_room_back() {
+        let (grant, queue) = Grant::of_own_queue(100);
+        drop(with_grant(grant, std::future::pending::<()>()));
+        assert_eq!(queue.granted(), 0);
+        let (grant, queue) = Grant::of_own_queue(7);
+        let mut context = Context::from_waker(Waker::noop());
+        let mut at_once = pin!(with_grant(grant, std::future::ready(1)));
+        assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(1));
+        assert_eq!(queue.granted(), 0);
+    }
+}

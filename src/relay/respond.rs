@@ -13,6 +13,7 @@ use super::meter::Meter;
 use super::outcome::AttemptAnswer;
 use super::plan::Plan;
 use super::request_count::RequestCount;
+use super::standing::StandingCell;
 use super::usage::UsageEntry;
 use super::usage_line::{Tokens, UsageLine};
 use super::usage_rewriter::UsageRewriter;
@@ -133,9 +134,11 @@ impl Relay {
         if is_free || !answer.answer.head.status.is_success() {
             return None;
         }
-        let tenant = &self.tenants.of(job.tenant).name;
+        let profile = self.tenants.of(job.tenant);
+        let tenant = &profile.name;
         let model = &plan.group.model;
-        let counters = plan.model.usage.of(&self.usage, job.tenant, tenant, model);
+        // Tenants that are not listed have the series of the one whose profile they share.
+        let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
         let decision = match &answer.prefill {
             Some(Ok(prefill)) => &prefill.decision,
             _ => &answer.decision,
@@ -178,6 +181,13 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
             "; requested_model={name}; model={}; model_reason={reason}",
             plan.group.model
         );
+    }
+    if let Some(left) = job.standing.and_then(StandingCell::read) {
+        let kinds = [("requests", left.requests), ("tokens", left.tokens)];
+        for (kind, left) in kinds {
+            let Some(left) = left else { continue };
+            let _ = write!(text, "; remaining_{kind}={}/{}", left.remaining, left.limit);
+        }
     }
     // Writing to memory cannot fail.
     if !plan.queued.is_zero() {

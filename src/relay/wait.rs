@@ -31,7 +31,7 @@ use crate::fleet::{Group, Snapshot};
 use crate::ids::{ClientKey, Model};
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
-use crate::queue::{Outcome, Refusal, RefusalReason, Request, Room, Settings};
+use crate::queue::{Outcome, Refusal, RefusalReason, Request, Room, SetBy, Settings};
 
 /// Far more than there are models; what is listed bounds them too.
 const MAX_QUEUES: usize = 10_000;
@@ -184,7 +184,8 @@ impl Queues {
         loop {
             let Some(queue) = self.of(model, settings) else {
                 let max = MAX_QUEUES as u32;
-                return Err(refused(RefusalReason::TooManyRequests { max }));
+                let set_by = SetBy::Queue;
+                return Err(refused(RefusalReason::TooManyRequests { max, set_by }));
             };
             // `None`: the queue was removed just now.
             let Some(entered) = queue.enter(freed, now, room, request) else {

@@ -78,7 +78,12 @@ pub struct DisaggregationExplained {
 #[derive(Debug, Serialize)]
 pub struct QueueExplained {
     pub would_wait: bool,
-    /// As of a client without a tenant.
+    /// `room` at a worker that is busy, or a `worker` that serves the model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<&'static str>,
+    /// Then it is refused.
+    pub max_wait_ms: u128,
+    /// As of the tenant that was named, or of a client without one.
     pub priority: i32,
     pub class: String,
     /// Requests of the model that wait now.

@@ -53,6 +53,24 @@ impl Drop for Grant {
     }
 }
 
+#[cfg(test)]
+impl Grant {
+    /// One of a queue of its own, which counts it.
+    pub(in crate::relay) fn of_own_queue(tokens: u64) -> (Self, Arc<ModelQueue>) {
+        let settings = Arc::new(Settings::default());
+        let queue = Arc::new(ModelQueue::new(Model::from("m"), settings));
+        let freed = Arc::new(Freed::default());
+        freed.add_waiting(1);
+        queue.granted.fetch_add(tokens, Relaxed);
+        let grant = Self {
+            queue: queue.clone(),
+            freed,
+            tokens,
+        };
+        (grant, queue)
+    }
+}
+
 /// A request in the queue. Dropped, it leaves.
 #[derive(Debug)]
 pub(super) struct Ticket {
@@ -114,7 +132,7 @@ impl ModelQueue {
     }
 
     /// Tokens of released requests that no worker counts yet.
-    pub(super) fn granted(&self) -> u64 {
+    pub(in crate::relay) fn granted(&self) -> u64 {
         self.granted.load(Relaxed)
     }
 

@@ -26,6 +26,9 @@ const TTFT_MS: [HeaderName; 2] = [
     HeaderName::from_static("x-slo-ttft-ms"),
 ];
 
+/// As good as none. Times are added to it, which must not overflow.
+const MAX_TARGET: Duration = Duration::from_secs(86_400);
+
 /// The priority of `service_tier: flex`: in the class below that of requests with no wish.
 const FLEX: i32 = -1;
 
@@ -92,13 +95,13 @@ fn ttft_target(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
             name: TTFT_TARGET,
             expected: "a duration such as `2s` or `500ms`",
         };
-        return target.map(Some).ok_or(wrong);
+        return target.map(|it| Some(it.min(MAX_TARGET))).ok_or(wrong);
     }
     let ms = TTFT_MS
         .iter()
         .find_map(|name| text(headers, name)?.parse::<f64>().ok());
     let ms = ms.filter(|ms| ms.is_finite() && *ms > 0.0);
-    Ok(ms.map(|ms| Duration::from_secs_f64((ms / 1e3).min(86_400.0))))
+    Ok(ms.map(|ms| Duration::from_secs_f64((ms / 1e3).min(MAX_TARGET.as_secs_f64()))))
 }
 
 #[cfg(test)]

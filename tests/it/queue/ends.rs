@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use warmroute::config::ModelOverride;
+
 use super::{Blocker, CHAT, block, cluster, seconds, wait, waiting, with_queue};
 use crate::client;
 use crate::cluster::{Cluster, Engine, chat, eventually, fast};
@@ -171,4 +173,117 @@ async fn a_reload_changes_the_bounds_and_turns_the_queue_on_and_off() {
     applied(&cluster).await;
     assert_eq!(first.answer().await.status, 200);
     assert_eq!(second.answer().await.status, 200);
+}
+
+#[tokio::test]
+async fn the_fallback_answers_what_the_queue_refuses() {
+    let small = warmroute::sim::worker::Settings {
+        models: vec!["small".to_owned()],
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![fast(), small], |config| {
+        with_queue(config, |settings| settings.max_requests = 1);
+        config.models = vec![ModelOverride {
+            name: "sim".to_owned(),
+            fallback: vec!["small".to_owned()],
+            ..ModelOverride::default()
+        }];
+    })
+    .await;
+    let _blocker = block(&cluster, "busy ").await;
+    // The first waits, since there is room in the queue; the second finds it full.
+    let first = wait(&cluster, &[], chat("hello", 1, false)).await;
+    let headers = [("x-warmroute-decision", "1")];
+    let body = chat("one too many", 1, false);
+    let answer = client::send(cluster.router.api, "POST", CHAT, &headers, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let decision = answer.header("x-warmroute-decision");
+    for part in [
+        "requested_model=sim; model=small; model_reason=fallback",
+        "worker=w1;",
+    ] {
+        assert!(decision.contains(part), "{decision}");
+    }
+    assert_eq!(refusals(&cluster, "queue_full").await, 1.0);
+    assert_eq!(waiting(&cluster).await, 1);
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_setting_of_the_class_that_is_full() {
+    let cluster = cluster(1, |settings| {
+        settings.classes[1].max_requests = Some(1);
+        settings.classes[1].max_wait = Some(Duration::from_millis(300));
+    })
+    .await;
+    let _blocker = block(&cluster, "busy ").await;
+    let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
+    let answer = cluster.post(CHAT, chat("one too many", 1, false)).await;
+    assert_eq!((answer.status, &*answer.code()), (429, "queue_full"));
+    let named = "1 requests of this priority wait already (queue.classes[1].max_requests)";
+    assert!(answer.text().contains(named), "{}", answer.text());
+    let answer = waiter.answer().await;
+    assert_eq!((answer.status, &*answer.code()), (429, "queue_timeout"));
+    let named = "(queue.classes[1].max_wait)";
+    assert!(answer.text().contains(named), "{}", answer.text());
+}
+
+/// Each of these is what a client may send; none may end in a panic, a wait without end, or a place before others.
+#[tokio::test]
+async fn absurd_wishes_of_clients_do_no_harm() {
+    let cluster = cluster(1, |settings| settings.max_wait = Duration::from_millis(200)).await;
+    let _blocker = block(&cluster, "busy ").await;
+    let cases = [
+        ("x-warmroute-ttft-target", "18446744073709551615s", 429),
+        ("x-warmroute-ttft-target", "584542046090y", 429),
+        ("x-warmroute-ttft-target", "0s", 400),
+        ("x-warmroute-ttft-target", "soon", 400),
+        ("x-llm-d-slo-ttft-ms", "1e308", 429),
+        ("x-llm-d-slo-ttft-ms", "-5", 429),
+        ("x-llm-d-slo-ttft-ms", "NaN", 429),
+        ("x-warmroute-priority", "2147483647", 429),
+        ("x-warmroute-priority", "-2147483648", 429),
+        ("x-warmroute-priority", "99999999999", 400),
+        ("x-warmroute-priority", "1e3", 400),
+        ("x-llm-d-inference-objective", "made-up", 429),
+    ];
+    for (name, value, status) in cases {
+        let headers = [(name, value)];
+        let body = chat("hello", 1, false);
+        let answer = client::send(cluster.router.api, "POST", CHAT, &headers, body).await;
+        assert_eq!(answer.status, status, "{name}: {value}: {}", answer.text());
+    }
+    for priority in ["-9223372036854775808", "1e400", "\"high\"", "[1]", "null"] {
+        let body = chat("hello", 1, false).replacen('{', &format!("{{\"priority\":{priority},"), 1);
+        let answer = cluster.post(CHAT, body).await;
+        assert!(
+            [400, 429].contains(&answer.status),
+            "{priority}: {}",
+            answer.text()
+        );
+    }
+    assert_eq!(waiting(&cluster).await, 0);
+}
+
+#[tokio::test]
+async fn clients_that_leave_at_once_leave_nothing_in_the_queue() {
+    let cluster = cluster(1, |settings| settings.max_requests = 1_000).await;
+    let blocker = block(&cluster, "busy ").await;
+    for _ in 0..5 {
+        let waiters: Vec<_> = (0..40)
+            .map(|number| super::send(&cluster, &[], chat(&format!("leaving {number}"), 1, true)))
+            .collect();
+        eventually("some wait", async || waiting(&cluster).await > 0).await;
+        drop(waiters);
+        eventually("none waits", async || waiting(&cluster).await == 0).await;
+    }
+    drop(blocker);
+    eventually("the worker is free", async || {
+        cluster.worker("w0").await["queued_tokens"] == 0
+    })
+    .await;
+    assert_eq!(
+        cluster.post(CHAT, chat("hello", 1, false)).await.status,
+        200
+    );
 }

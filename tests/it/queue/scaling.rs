@@ -187,3 +187,47 @@ async fn saturation_is_what_is_queued_by_what_may_be() {
     );
     drop(send(&cluster, &[], chat("x", 1, false)));
 }
+
+#[tokio::test]
+async fn explain_says_what_happens_to_a_request_whose_model_has_no_worker_yet() {
+    let explain = async |cluster: &Cluster, model: &str| {
+        let body = chat("hello", 1, false).replace("\"sim\"", &format!("\"{model}\""));
+        cluster.post_admin("/explain", &body).await
+    };
+    let change = |config: &mut warmroute::config::Config, with: bool| {
+        if with {
+            with_queue(config, |settings| {
+                settings.no_worker_timeout = seconds(90);
+            });
+        }
+        config.models = vec![
+            known("cold"),
+            ModelOverride {
+                aliases: vec!["frozen".to_owned()],
+                ..known("ice")
+            },
+        ];
+    };
+    let waits = Cluster::start(vec![fast()], |config| change(config, true)).await;
+    for (asked, model) in [("cold", "cold"), ("frozen", "ice")] {
+        let answer = explain(&waits, asked).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let page = answer.json();
+        assert_eq!(page["model"], model);
+        assert_eq!(page["chosen"], serde_json::Value::Null);
+        assert_eq!(page["queue"]["would_wait"], true, "{page}");
+        assert_eq!(page["queue"]["waits_for"], "worker");
+        assert_eq!(page["queue"]["max_wait_ms"], 90_000);
+        let text = page["explanation"].as_str().unwrap();
+        assert!(
+            text.contains("90s (queue.no_worker_timeout)")
+                || text.contains("1m 30s (queue.no_worker_timeout)"),
+            "{text}"
+        );
+    }
+    assert_eq!(explain(&waits, "unknown").await.status, 404);
+    let refuses = Cluster::start(vec![fast()], |config| change(config, false)).await;
+    let page = explain(&refuses, "cold").await.json();
+    let text = page["explanation"].as_str().unwrap();
+    assert!(text.contains("refused at once"), "{text}");
+}
