@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::http::drain::Tasks;
 use crate::http::tls::Clients;
+use crate::ids::Tenant;
 use crate::jwt;
 use crate::limits::{Limiter, Store, TenantLimits};
 use crate::observe;
@@ -46,6 +47,7 @@ pub(super) fn table(config: &Config, limiter: &Arc<Limiter>) -> TenantTable {
     let tokens = config.jwt.as_ref();
     let default = tokens.map_or("", |settings| &settings.default_tenant);
     let listed = config.tenants.iter().map(|tenant| TenantProfile {
+        id: Tenant::default(),
         name: tenant.name.as_str().into(),
         priority: tenant.priority,
         max_priority: tenant.max_priority.unwrap_or(tenant.priority),

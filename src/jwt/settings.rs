@@ -142,9 +142,6 @@ impl Algorithm {
     }
 }
 
-/// Stands for every audience.
-pub(super) const ANY_AUDIENCE: &str = "*";
-
 /// Each has a task, and labels in metrics.
 const MAX_ISSUERS: usize = 64;
 

@@ -147,11 +147,11 @@ impl Verifier {
             verify(token, said, settings, self.leeway.as_secs(), keys)?;
         let today = observe::wall_clock().duration_since(UNIX_EPOCH);
         let left = expires + self.leeway.as_secs_f64() - today.unwrap_or_default().as_secs_f64();
-        let left = Duration::try_from_secs_f64(left).unwrap_or_default();
+        let left = left.clamp(0.0, MAX_REMEMBERED.as_secs_f64());
         Ok(Verified {
             tenant,
             claim: settings.tenant_claim.clone(),
-            expires: observe::now() + left.min(MAX_REMEMBERED),
+            expires: observe::now() + Duration::from_secs_f64(left),
             by: (index, keys.generation),
         })
     }

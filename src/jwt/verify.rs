@@ -11,10 +11,13 @@ use serde_json::{Map, Value};
 
 use super::key_set::KeySet;
 use super::rejection::Rejection;
-use super::settings::{ANY_AUDIENCE, Algorithm, IssuerSettings};
+use super::settings::{Algorithm, IssuerSettings};
 
 /// Longer ones are refused unread. Tokens with all groups of a user have some kilobytes.
 const MAX_BYTES: usize = 16 << 10;
+
+/// Stands for every audience.
+const ANY_AUDIENCE: &str = "*";
 
 /// A tenant's name as a token may have it.
 const MAX_TENANT_BYTES: usize = 256;

@@ -5,7 +5,9 @@ use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use tracing::warn;
 
 use super::log_writer::LogWriter;
 
@@ -31,8 +33,11 @@ impl LineLog {
     /// of lines that wait to be written, further ones are dropped.
     pub fn open(place: &str, max_queued: usize) -> io::Result<Self> {
         let writer = match place {
-            STDOUT => LogWriter::with_limit(io::stdout(), max_queued)?,
-            path => LogWriter::with_limit(RotatedFile::open(Path::new(path))?, max_queued)?,
+            STDOUT => LogWriter::with_limit(Warning::new(io::stdout(), place), max_queued)?,
+            path => {
+                let file = RotatedFile::open(Path::new(path))?;
+                LogWriter::with_limit(Warning::new(file, place), max_queued)?
+            }
         };
         Ok(Self(Arc::new(Closing(writer))))
     }
@@ -50,6 +55,53 @@ impl LineLog {
     /// Waits until every queued line is written, but no longer than `limit`.
     pub fn flush(&self, limit: Duration) {
         self.0.0.flush(limit);
+    }
+}
+
+/// An output whose failures are logged, once a minute: each costs lines.
+#[derive(Debug)]
+struct Warning<W> {
+    output: W,
+    place: String,
+    warned: Option<Instant>,
+}
+
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
+
+impl<W> Warning<W> {
+    fn new(output: W, place: &str) -> Self {
+        Self {
+            output,
+            place: place.to_owned(),
+            warned: None,
+        }
+    }
+
+    /// Whether a failure is logged now.
+    fn is_due(&mut self, now: Instant) -> bool {
+        let since = self.warned.map(|at| now.saturating_duration_since(at));
+        let is_due = since.is_none_or(|since| since >= WARN_INTERVAL);
+        if is_due {
+            self.warned = Some(now);
+        }
+        is_due
+    }
+}
+
+impl<W: Write> Write for Warning<W> {
+    fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
+        let result = self.output.write(lines);
+        if let Err(error) = &result
+            && error.kind() != io::ErrorKind::Interrupted
+            && self.is_due(super::now())
+        {
+            warn!(place = self.place, %error, "lines of the usage log cannot be written and are lost");
+        }
+        result
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.output.flush()
     }
 }
 
@@ -90,6 +142,15 @@ impl Write for RotatedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_failure_that_goes_on_is_logged_once_a_minute() {
+        let mut output = Warning::new(io::sink(), "x");
+        let start = super::super::now();
+        let seconds = [0, 1, 59, 60, 61, 119, 120];
+        let due = seconds.map(|s| output.is_due(start + Duration::from_secs(s)));
+        assert_eq!(due, [true, false, false, true, false, false, true]);
+    }
 
     #[test]
     fn lines_after_a_rotation_go_into_a_new_file() {

@@ -148,7 +148,6 @@ impl Tenants {
     }
 
     #[cfg(not(feature = "jwt"))]
-    #[expect(clippy::unused_async, reason = "as with tokens")]
     async fn of_token(&self, _: &[u8], _: KeyDigest) -> Result<Caller<'_>, ApiError> {
         Err(ApiError::unknown_key())
     }

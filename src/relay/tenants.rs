@@ -10,6 +10,8 @@ use crate::limits::TenantLimits;
 /// One tenant, as one configuration describes it.
 #[derive(Debug, Default)]
 pub struct TenantProfile {
+    /// That of its name.
+    pub id: Tenant,
     /// For logs and metrics.
     pub name: Arc<str>,
     /// In the queue, of a request that asks for none.
@@ -31,10 +33,14 @@ pub struct TenantTable {
 
 impl TenantTable {
     pub fn new(listed: impl IntoIterator<Item = TenantProfile>) -> Self {
-        let entry = |profile: TenantProfile| (Tenant::of(&profile.name), Arc::new(profile));
+        let entry = |mut profile: TenantProfile| {
+            profile.id = Tenant::of(&profile.name);
+            (profile.id, Arc::new(profile))
+        };
         Self {
             by_id: listed.into_iter().map(entry).collect(),
             unlisted: Arc::new(TenantProfile {
+                id: Tenant::default(),
                 name: Tenant::DEFAULT.into(),
                 ..TenantProfile::default()
             }),

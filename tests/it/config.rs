@@ -337,6 +337,86 @@ fn template_arguments_of_any_kind_are_read() {
 }
 
 #[test]
+fn mistakes_of_a_new_user_are_found_with_what_to_write() {
+    let folder = crate::reload::Folder::new();
+    let log = folder.path("usage.jsonl");
+    let place = |path: &std::path::Path| minimal(&format!("usage: {{log: '{}'}}", path.display()));
+    let is_folder = format!(
+        "is a folder; write the path of a file, such as `{}`",
+        log.display()
+    );
+    check(&place(&folder.path("")), &[&is_folder]);
+    assert!(Config::parse("c", &place(&log)).is_ok());
+    // The check leaves no file.
+    assert!(!log.exists() && std::fs::read_dir(folder.path("")).unwrap().next().is_none());
+    check(
+        &minimal("usage: {log: /proc/usage.jsonl}"),
+        &["c.yaml:2:14: usage.log: cannot be written: "],
+    );
+    check(
+        &minimal("tenants: [{name: a, keys: [k], priority: 5, max_priority: 2}]"),
+        &["c.yaml:2:42: tenants[0].priority: is 5, above the tenant's `max_priority` of 2"],
+    );
+    check(
+        &minimal("tenants: [{name: other, keys: [k]}]"),
+        &["c.yaml:2:18: tenants[0].name: `other` is what metrics call"],
+    );
+    for key in [
+        "tenants: [{name: a, keys: [k], priority: 99999999999}]",
+        "queue: {objectives: {a: 99999999999}}",
+    ] {
+        check(
+            &minimal(key),
+            &["must be from -2147483648 to 2147483647, not `99999999999`"],
+        );
+    }
+    check(
+        &minimal("models: [{name: m, alias: [a]}]"),
+        &["c.yaml:2:20: models[0].alias: unknown key `alias`; did you mean `aliases`?"],
+    );
+}
+
+#[cfg(feature = "jwt")]
+#[test]
+fn mistakes_in_the_settings_of_tokens_are_found() {
+    let with = |rest: &str| minimal(&format!("tenants: [{{name: a}}]\njwt: {rest}"));
+    check(&with("{issuers: []}"), &["jwt.issuers: lists none"]);
+    check(
+        &with("{issuers: [{issuer: i}]}"),
+        &[
+            "issuers[0].audiences: is missing",
+            "issuers[0].jwks: is missing: write a URL",
+        ],
+    );
+    let one = |more: &str| {
+        with(&format!(
+            "{{issuers: [{{issuer: i, audiences: [a], jwks: 'https://a/b'{more}}}]}}"
+        ))
+    };
+    assert!(Config::parse("c", &one("")).is_ok());
+    check(
+        &one(", algorithms: [HS256]"),
+        &["jwt.issuers[0].algorithms[0]: expected one of `RS256`"],
+    );
+    check(
+        &one(", algorithms: [none]"),
+        &["jwt.issuers[0].algorithms[0]: expected one of `RS256`"],
+    );
+    check(
+        &with("{issuers: [{issuer: i, audiences: [a], jwks: /no/such/file}]}"),
+        &["c.yaml:3:51: jwt.issuers[0].jwks: cannot read `/no/such/file`"],
+    );
+    check(
+        &with("{issuers: [{issuer: i, audiences: [a], jwks: 'https://a/b'}], default_tenant: b}"),
+        &["jwt.default_tenant: `b` is none of `tenants`"],
+    );
+    check(
+        &minimal("jwt: {issuers: [{issuer: i, audiences: [a], jwks: 'https://a/b'}]}"),
+        &["jwt: needs `tenants`"],
+    );
+}
+
+#[test]
 fn each_mistake_has_its_message_with_path_and_line() {
     check("", &["workers: there are no workers"]);
     check("worker: [http://a:1]", &["did you mean `workers`?"]);

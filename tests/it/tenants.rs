@@ -6,7 +6,8 @@ use warmroute::secret::Secret;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, chat, fast, generating};
+use crate::cluster::{Cluster, Engine, chat, eventually, fast, generating};
+use crate::reload::{Folder, text, workers};
 
 fn tenant(name: &str, keys: &[&str], salt: &str) -> TenantSpec {
     TenantSpec {
@@ -257,4 +258,49 @@ async fn explain_respects_cache_salts_and_stored_responses() {
         let answer = cluster.post_admin(&explain, &next.to_string()).await;
         assert_eq!(answer.status, status, "{tenant} {}", answer.text());
     }
+}
+
+#[tokio::test]
+async fn files_with_keys_are_read_again_when_they_change() {
+    let folder = Folder::new();
+    let keys = folder.path("keys");
+    std::fs::write(&keys, "sk-old\n").unwrap();
+    let engine = Engine::here("w0", fast()).await;
+    let text = format!(
+        "{}\ntenants: [{{name: a, keys: ['file:{}']}}]\n",
+        text(&workers([&engine])).replace("watch_interval: 0s", "watch_interval: 20ms"),
+        keys.display()
+    );
+    let cluster = folder.start(vec![engine], &text).await;
+    let status = async |key: &str| {
+        let body = chat("hi", 1, false);
+        post_as(&cluster, key, "/v1/chat/completions", &body)
+            .await
+            .status
+    };
+    eventually("the old key is good", async || {
+        status("sk-old").await == 200
+    })
+    .await;
+    assert_eq!(status("sk-new").await, 401);
+    // As the kubelet does it: another file in its place.
+    let next = folder.path("next");
+    std::fs::write(&next, "# rotated\nsk-new\nsk-other\n").unwrap();
+    std::fs::rename(&next, &keys).unwrap();
+    eventually("the new key is good", async || {
+        status("sk-new").await == 200
+    })
+    .await;
+    assert_eq!(
+        [status("sk-other").await, status("sk-old").await],
+        [200, 401]
+    );
+    // A file that cannot be used changes nothing.
+    std::fs::write(&keys, "two words\n").unwrap();
+    eventually("the file is refused", async || {
+        let page = cluster.admin("/config").await.text().to_owned();
+        page.contains("no bearer token can have")
+    })
+    .await;
+    assert_eq!(status("sk-new").await, 200);
 }

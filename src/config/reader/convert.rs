@@ -11,6 +11,9 @@ use super::substitute;
 use super::value::value;
 use crate::secret::SECRET;
 
+/// A shorter start of a name may mean anything.
+const MIN_START_CHARS: usize = 3;
+
 /// The start of a wrong value is enough to recognise it.
 const MAX_FOUND_CHARS: usize = 60;
 
@@ -288,7 +291,8 @@ fn shorten(text: &str) -> String {
     }
 }
 
-/// The known name that a misspelt one probably means: a third of it may differ.
+/// The known name that a misspelt one probably means: a third of it may differ, or an end be missing (`alias` for
+/// `aliases`).
 fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     // The distance costs the product of the lengths, and no real key is this long.
     if name.len() > MAX_FOUND_CHARS {
@@ -297,8 +301,11 @@ fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n s
     let max_slips = (name.chars().count() / 3).max(1);
     let fold = |name: &str| name.to_lowercase().replace('-', "_");
     let distance = |known: &str| strsim::damerau_levenshtein(&fold(name), &fold(known));
-    let (slips, near) = known
+    let is_short = name.chars().count() < MIN_START_CHARS;
+    let is_start = |known: &str| !is_short && fold(known).starts_with(&fold(name));
+    known
         .map(|known| (distance(known), known))
-        .min_by_key(|(slips, _)| *slips)?;
-    (slips <= max_slips).then_some(near)
+        .filter(|(slips, known)| *slips <= max_slips || is_start(known))
+        .min_by_key(|(slips, _)| *slips)
+        .map(|(_, near)| near)
 }

@@ -94,6 +94,10 @@ fn out_of_range(number: &Value, schema: &Value) -> Option<String> {
     if max.is_none() && format(schema) == "uint32" && number > f64::from(u32::MAX) {
         return Some(format!("at most {}", u32::MAX));
     }
+    let is_i32 = (f64::from(i32::MIN)..=f64::from(i32::MAX)).contains(&number);
+    if min.is_none() && max.is_none() && format(schema) == "int32" && !is_i32 {
+        return Some(format!("from {} to {}", i32::MIN, i32::MAX));
+    }
     let is_low = min.is_some_and(|min| number < min);
     let is_high = max.is_some_and(|max| number > max);
     if !is_low && !is_high {

@@ -58,6 +58,8 @@ impl TenantSpec {
 }
 
 const NAME_BYTES_MAX: usize = 64;
+/// The label of tenants beyond those that have series of their own.
+const RESERVED: &str = "other";
 /// vLLM's own limit.
 const SALT_BYTES_MAX: usize = 1_024;
 const DIGEST: &str = "sha256:";
@@ -86,6 +88,20 @@ pub fn check(listed: &[TenantSpec], has_tokens: bool) -> Vec<(String, String)> {
                 ".name".to_owned(),
                 format!("`{name}` is tenants[{first}] already"),
             );
+        }
+        if name == RESERVED {
+            let message = format!(
+                "`{RESERVED}` is what metrics call all tenants that have no series of their own; choose another name"
+            );
+            wrong(".name".to_owned(), message);
+        }
+        if let Some(max) = tenant.max_priority.filter(|max| *max < tenant.priority) {
+            let priority = tenant.priority;
+            let message = format!(
+                "is {priority}, above the tenant's `max_priority` of {max}, so that no request could have it; raise \
+                 `max_priority`, or write at most {max} here"
+            );
+            wrong(".priority".to_owned(), message);
         }
         if tenant.keys.is_empty() && !has_tokens {
             wrong(
