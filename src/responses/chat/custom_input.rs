@@ -63,7 +63,7 @@ mod tests {
         let half = more(whole, 0).len() / 2;
         let value = value(arguments)?;
         let half = (0..=half)
-            .rfind(|at| value.is_char_boundary(*at) && complete(value[..*at].as_bytes()) == *at)?;
+            .rfind(|at| value.is_char_boundary(*at) && complete(&value.as_bytes()[..*at]) == *at)?;
         assert_eq!([&value[..half], more(value, half)].concat(), whole);
         Some(whole)
     }

@@ -1,6 +1,6 @@
 //! Requests of the Responses API over workers that speak chat completions only: their tokens are those of the chat.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use warmroute::sim::worker::Settings;
 
 use super::{Folder, bodies, cluster_with_events, prompt_tokens};

@@ -73,7 +73,7 @@ pub(super) fn done() -> Value {
     json!("[DONE]")
 }
 
-pub(super) fn item<'a>(events: &'a [Value], index: u64) -> &'a Value {
+pub(super) fn item(events: &[Value], index: u64) -> &Value {
     let found = events.iter().find(|event| {
         event["type"] == "response.output_item.done" && event["output_index"] == index
     });
@@ -244,7 +244,11 @@ fn a_stream_always_ends() {
         assert!(found.contains(message), "{found}");
     };
     check(&[], "failed", "ended the stream before");
-    check(&[text.clone()], "failed", "ended the stream before");
+    check(
+        std::slice::from_ref(&text),
+        "failed",
+        "ended the stream before",
+    );
     // Without `[DONE]`, but after the finish reason.
     check(&[text.clone(), finish("stop")], "completed", "");
     check(
