@@ -40,7 +40,7 @@ async fn the_tokens_are_those_that_the_engine_is_sent() {
     let folder = Folder::new();
     let engines = vec![chat_only(&folder); 2];
     let cluster = cluster_with_events(engines, folder.model(), |_| {}).await;
-    let mut sent = 0;
+    let mut tokenized = 0;
     for body in responses() {
         let text = body.to_string();
         let (answer, first) = cluster.post_decided(PATH, &text).await;
@@ -56,13 +56,14 @@ async fn the_tokens_are_those_that_the_engine_is_sent() {
             (&first.worker, "longest_prefix")
         );
         assert_eq!(again.cached_tokens, tokens / 16 * 16);
-        sent += 2;
+        // Sent twice, explained and counted once each.
+        tokenized += 4;
     }
     let outcomes = cluster.metric(
         "warmroute_tokenizer_prompts_total",
         &["outcome=\"complete\""],
     );
-    assert_eq!(outcomes.await, f64::from(sent));
+    assert_eq!(outcomes.await, f64::from(tokenized));
 }
 
 #[tokio::test]
