@@ -20,9 +20,11 @@ pub mod probe;
 pub mod registry;
 mod responses_api;
 mod snapshot;
+mod status;
 mod worker;
 
 pub use self::group::{Group, Members};
 pub use self::responses_api::{ChatWorkers, ResponsesApi};
-pub use self::snapshot::{Facts, Snapshot, Status};
+pub use self::snapshot::Snapshot;
+pub use self::status::{Facts, Status};
 pub use self::worker::{Member, Role, Worker};

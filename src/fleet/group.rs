@@ -7,11 +7,11 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
-use super::Status;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
 use super::responses_api::ChatWorkers;
+use super::status::Status;
 use super::worker::{Role, Worker};
 use crate::ids::{Model, WorkerId};
 

@@ -4,7 +4,7 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use super::Facts;
+use super::status::Facts;
 use crate::ids::Model;
 
 /// Two sets with the same models are the same set only if they are of one base model, and have the same adapters.

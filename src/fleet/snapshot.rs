@@ -1,52 +1,13 @@
 //! The fleet at one moment: every worker's status, and for each model the workers that serve it. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use serde_json::value::RawValue;
-
-use super::events::{Endpoint, Events, UnusableSource};
 use super::group::{self, Group};
 use super::health::Health;
-use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
-use super::worker::Worker;
+use super::status::Status;
 use crate::ids::Model;
-
-/// A worker's status when the snapshot was made.
-#[derive(Clone, Debug)]
-pub struct Status {
-    pub worker: Arc<Worker>,
-    pub health: Health,
-    /// The engine incarnation. Increases whenever the worker's cache may have been lost: it was down, or its
-    /// process restarted.
-    pub incarnation: u64,
-    pub draining: bool,
-    pub facts: Arc<Facts>,
-}
-
-/// What the engine reports about itself, except its load.
-#[derive(Clone, Debug, Default)]
-pub struct Facts {
-    /// Model name -> the engine's entry in `/v1/models`.
-    pub models: BTreeMap<Model, Box<RawValue>>,
-    /// The first of `models` that is not an adapter. Cached blocks are indexed under this name, even if the
-    /// model is served under several names.
-    pub base: Option<Model>,
-    /// Those of `models` that are LoRA adapters of another model.
-    pub adapters: BTreeSet<Model>,
-    pub version: Option<String>,
-    /// Tokens per KV block.
-    pub block_size: Option<u32>,
-    /// Whether its prefix cache is on.
-    pub prefix_caching: Option<bool>,
-    /// True if it does not serve the Responses API, or not well enough.
-    pub lacks_responses: bool,
-    /// Dp rank -> where it publishes KV events, according to the engine; hosts may be `*`.
-    pub event_endpoints: BTreeMap<u32, Endpoint>,
-    /// Publishers that the engine lists and that cannot be followed.
-    pub unusable_events: Vec<UnusableSource>,
-}
 
 /// The fleet at one moment.
 #[derive(Debug, Default)]
@@ -54,39 +15,6 @@ pub struct Snapshot {
     pub workers: Vec<Status>,
     /// Every model that a listed worker serves.
     pub models: BTreeMap<Model, Arc<Group>>,
-}
-
-impl Status {
-    /// Whether it is sent chat completions in place of requests of the Responses API.
-    pub fn speaks_chat_only(&self) -> bool {
-        self.worker.responses.is_chat(self.facts.lacks_responses)
-    }
-
-    /// Each rank's KV event endpoint, in order of ranks; empty if the worker publishes none.
-    pub fn event_endpoints(&self) -> Vec<(u32, Endpoint)> {
-        let host = self.worker.host();
-        let resolve = |(rank, endpoint): (u32, &Endpoint)| (rank, endpoint.with_host(host));
-        match &self.worker.events {
-            Events::Off => Vec::new(),
-            Events::At(endpoints) => (0..).zip(endpoints).map(resolve).collect(),
-            Events::Auto => {
-                let reported = self.facts.event_endpoints.iter();
-                reported
-                    .map(|(rank, endpoint)| resolve((*rank, endpoint)))
-                    .collect()
-            }
-        }
-    }
-
-    /// `topology` is the label that the workers of a pair must share; empty for none.
-    pub fn compatibility_key(&self, topology: &str) -> CompatibilityKey {
-        let label = self.worker.labels.get(topology);
-        CompatibilityKey {
-            block_size: self.facts.block_size,
-            version: self.facts.version.as_deref().map(Arc::from),
-            zone: label.filter(|_| !topology.is_empty()).cloned(),
-        }
-    }
 }
 
 impl Snapshot {
