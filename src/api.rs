@@ -6,6 +6,7 @@ mod body;
 mod body_budget;
 pub mod cors;
 pub mod dry_run;
+mod errors;
 mod head_check;
 mod health;
 mod models;
@@ -13,12 +14,14 @@ mod request_id;
 mod route;
 mod route_name;
 mod settings;
+mod websocket;
 
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
-use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue, UPGRADE};
-use hyper::{Method, Request, Response, Version};
+use arc_swap::ArcSwap;
+use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode, Version};
 use prometheus::IntCounterVec;
 use tracing::debug;
 
@@ -28,10 +31,11 @@ use self::cors::Cors;
 use self::health::{HEALTH_PATH, health};
 use self::route::{Route, route};
 pub use self::settings::Settings;
+use self::websocket::Open;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::drain::Tasks;
-use crate::http::server::{OnMalformed, RequestBody};
+use crate::http::server::RequestBody;
 use crate::ids::{ClientKey, RequestId};
 use crate::limits::{ChargeId, Standing, TenantLimits};
 use crate::observe::metrics::Registry;
@@ -40,7 +44,7 @@ use crate::openai::splice;
 use crate::openai::tenant::{Admitted, Tenants};
 use crate::prompt::{self, Api};
 use crate::relay::{self, Relay, StandingCell, SummaryCell};
-use crate::responses::{ClientRequest, Endpoint, Responses};
+use crate::responses::{ClientRequest, Endpoint, Mode, Responses};
 use crate::{http, observe};
 
 /// The API with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -56,6 +60,10 @@ pub struct ApiServer {
     cors: Cors,
     tasks: Tasks,
     errors: IntCounterVec,
+    /// The WebSockets, which live on with the next configuration.
+    open: Arc<Open>,
+    /// That of the latest configuration, for turns of connections that another one opened.
+    latest: Arc<ArcSwap<Weak<Self>>>,
 }
 
 /// Who sent a request, and how it is named and logged.
@@ -84,7 +92,7 @@ impl ApiServer {
             "Requests that the router itself answered with an error, by HTTP status and error code.",
             &["status", "code"],
         );
-        Arc::new(Self {
+        Self {
             bodies: BodyBudget::new(settings.max_total_body, settings.max_body_wait, registry),
             cors: Cors::new(settings.cors.clone()),
             settings,
@@ -94,7 +102,10 @@ impl ApiServer {
             readiness,
             tasks,
             errors,
-        })
+            open: Open::new(registry),
+            latest: Arc::default(),
+        }
+        .started()
     }
 
     /// The API of the next configuration.
@@ -105,7 +116,7 @@ impl ApiServer {
         responses: Arc<Responses>,
         relay: Arc<Relay>,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        Self {
             bodies: self
                 .bodies
                 .successor(settings.max_total_body, settings.max_body_wait),
@@ -117,7 +128,21 @@ impl ApiServer {
             readiness: self.readiness.clone(),
             tasks: self.tasks.clone(),
             errors: self.errors.clone(),
-        })
+            open: self.open.clone(),
+            latest: self.latest.clone(),
+        }
+        .started()
+    }
+
+    fn started(self) -> Arc<Self> {
+        let server = Arc::new(self);
+        server.latest.store(Arc::new(Arc::downgrade(&server)));
+        server
+    }
+
+    /// With the settings of the latest configuration.
+    fn latest(self: &Arc<Self>) -> Arc<Self> {
+        self.latest.load().upgrade().unwrap_or_else(|| self.clone())
     }
 
     pub fn tenants(&self) -> &Tenants {
@@ -153,7 +178,12 @@ impl ApiServer {
         let trace = self.relay.tracer().begin(request.headers());
         let mut line = (trace.is_some() || access_log::is_on()).then(|| {
             let tasks = self.tasks.clone();
-            Box::new(AccessLine::begin(&request, id, client, tasks, trace))
+            let request = (
+                request.method().clone(),
+                request.uri().clone(),
+                request.headers(),
+            );
+            Box::new(AccessLine::begin(request, id, client, tasks, trace))
         });
         let grant = self.cors.grant(request.headers());
         let mut standing = None;
@@ -177,15 +207,7 @@ impl ApiServer {
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
-            if !error.is_from_engine {
-                self.errors
-                    .with_label_values(&[error.status.as_str(), error.code])
-                    .inc();
-                if let Some(line) = &mut line {
-                    line.error_code = Some(error.code);
-                }
-            }
-            debug!(%id, status = error.status.as_u16(), message = error.message, "request refused");
+            self.on_error(id, &error, line.as_deref_mut());
             error.into_response()
         });
         response.headers_mut().insert(request_id::HEADER, echo);
@@ -193,7 +215,8 @@ impl ApiServer {
             standing.write(response.headers_mut());
         }
         grant.apply(response.headers_mut());
-        if is_http1 && self.readiness.is_draining() {
+        let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+        if is_http1 && self.readiness.is_draining() && !is_upgraded {
             // Its next request should find another replica now, and not a connection that closes just then.
             let close = HeaderValue::from_static("close");
             response.headers_mut().insert(CONNECTION, close);
@@ -204,24 +227,8 @@ impl ApiServer {
         response.map(|body| LoggedBody::new(body, line))
     }
 
-    /// Answers request heads that cannot be parsed, with an id of ours.
-    pub fn on_malformed(self: &Arc<Self>) -> OnMalformed {
-        let server = self.clone();
-        OnMalformed::new(move |status| {
-            let id = RequestId::new(fastrand::u128(..));
-            let error = ApiError::malformed(status);
-            let counter = [error.status.as_str(), error.code];
-            server.errors.with_label_values(&counter).inc();
-            debug!(%id, status = status.as_u16(), message = error.message, "request refused");
-            let mut response = error.into_text();
-            let headers = response.headers_mut();
-            headers.insert(request_id::HEADER, request_id::header(id));
-            response
-        })
-    }
-
     async fn answer(
-        &self,
+        self: &Arc<Self>,
         mut request: Request<RequestBody>,
         id: RequestId,
         address: IpAddr,
@@ -235,9 +242,16 @@ impl ApiServer {
         if let Some(line) = &mut line {
             line.tenant = Some(admitted.name.clone());
         }
+        let mut key = None;
         if self.tenants.require_keys() {
             // The key is the router's; engines have their own.
-            request.headers_mut().remove(AUTHORIZATION);
+            key = request.headers_mut().remove(AUTHORIZATION);
+        }
+        if head_check::asks_for_websocket(&request) {
+            return match self.responses.mode() {
+                Mode::Stateful => self.upgrade(request, admitted, key, address, client_id),
+                Mode::PassThrough => Ok(websocket::unavailable()),
+            };
         }
         let limits = self.relay.tenants().of(admitted.tenant).limits.as_ref();
         let cell = limits.map(|_| StandingCell::default());
@@ -266,13 +280,6 @@ impl ApiServer {
         limits: Option<&TenantLimits>,
     ) -> Result<Response<http::Body>, ApiError> {
         let mode = self.responses.mode();
-        if head_check::asks_for_websocket(&request) {
-            let mut response = ApiError::no_websocket().into_response();
-            let headers = response.headers_mut();
-            headers.insert(CONNECTION, HeaderValue::from_static("close"));
-            headers.insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
-            return Ok(response);
-        }
         match route(request.method(), request.uri().path(), mode) {
             Route::Relay(api) => self.forward(api, request, caller).await,
             Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,
@@ -337,6 +344,7 @@ impl ApiServer {
             client: caller.client,
             summary: caller.summary,
             standing: caller.standing,
+            turn: None,
         };
         self.responses.answer(endpoint, &call).await
     }

@@ -45,6 +45,8 @@ mod settings;
 mod stored;
 mod stream;
 mod template;
+pub mod websocket;
+mod without_output;
 
 use std::sync::Arc;
 
@@ -61,6 +63,7 @@ pub use self::events::ReasoningEvents;
 pub(crate) use self::routes::{Endpoint, RouteMatch, route};
 pub use self::service::{Counts, Responses};
 pub use self::settings::{Mode, OnStoreDown, Settings};
+pub use self::websocket::Settings as WebsocketSettings;
 use crate::http;
 use crate::openai::error::ApiError;
 

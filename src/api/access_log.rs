@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::header::HeaderValue;
-use hyper::{Method, StatusCode, Uri};
+use hyper::{HeaderMap, Method, StatusCode, Uri};
 use tracing::{Level, enabled, info};
 
 use super::route_name;
@@ -54,8 +54,8 @@ pub(super) fn is_on() -> bool {
 }
 
 impl AccessLine {
-    pub(super) fn begin<B>(
-        request: &hyper::Request<B>,
+    pub(super) fn begin(
+        (method, uri, headers): (Method, Uri, &HeaderMap),
         id: RequestId,
         client: IpAddr,
         tasks: Tasks,
@@ -63,12 +63,12 @@ impl AccessLine {
     ) -> Self {
         let context = match &trace {
             Some(trace) => Some(trace.context()),
-            None => TraceContext::of_headers(request.headers()),
+            None => TraceContext::of_headers(headers),
         };
         Self {
             began: observe::now(),
-            method: request.method().clone(),
-            uri: request.uri().clone(),
+            method,
+            uri,
             client,
             id,
             client_request_id: None,

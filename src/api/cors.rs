@@ -162,6 +162,11 @@ impl Cors {
 }
 
 impl Grant {
+    /// True for a page that may use the API.
+    pub(super) fn allows(&self) -> bool {
+        self.origin.is_some()
+    }
+
     /// Adds what a browser needs to a response. What an engine said of origins is not the router's setting.
     pub(super) fn apply(self, headers: &mut HeaderMap) {
         if !self.is_on {

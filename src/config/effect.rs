@@ -93,6 +93,8 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("responses.mode", Effect::Restart),
     ("responses.store.*", Effect::Restart),
     ("responses.state_token.*", Effect::Restart),
+    // Bounds of memory and turns are those of when a connection was opened.
+    ("responses.websocket.*", Effect::Reload),
     ("responses.background.*", Effect::Restart),
     ("responses.on_store_down", Effect::Reload),
     ("responses.keep_alive", Effect::Reload),

@@ -9,7 +9,9 @@ mod counted;
 mod executor;
 mod malformed;
 mod metrics;
+mod protocol;
 mod settings;
+mod upgrade;
 mod watched;
 
 use std::future::Future;
@@ -28,6 +30,7 @@ use self::counted::Counted;
 pub use self::malformed::OnMalformed;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
+pub use self::upgrade::{Upgrade, Upgraded};
 use super::BodyError;
 use super::accept::{Accepted, Acceptor};
 use super::drain::Tasks;

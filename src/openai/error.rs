@@ -4,6 +4,7 @@ mod limits;
 mod responses;
 #[cfg(feature = "jwt")]
 mod tokens;
+mod websocket;
 
 use std::time::Duration;
 

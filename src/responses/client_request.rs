@@ -6,6 +6,7 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 
 use super::request::CreateRequest;
+use super::websocket::memory::TurnContext;
 use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
 use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
@@ -26,6 +27,8 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) summary: Option<&'a SummaryCell>,
     /// Filled with what the tenant has left of its limits.
     pub(crate) standing: Option<&'a StandingCell>,
+    /// Of a create over a WebSocket.
+    pub(crate) turn: Option<&'a TurnContext>,
 }
 
 /// What the relay needs to know of the client's request besides the engine's body.

@@ -65,7 +65,9 @@ impl Responses {
         if create.input.is_none() && create.parent == Parent::None {
             return Err(ApiError::missing_parameter("input"));
         }
-        let is_stored = self.will_store(&create).await?;
+        let is_stored = self
+            .will_store(&create, create.parent.is_in_store())
+            .await?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
         let history = self
             .history(&create.parent, &reader, Access::ReadOnly)

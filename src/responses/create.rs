@@ -17,7 +17,8 @@ use super::item::Ids;
 use super::members::Members;
 use super::object::with_output;
 use super::outcome::Outcome;
-use super::request::{self, CreateRequest, Parent, Truncation};
+use super::prepare::PreparedResponse;
+use super::request::{self, CreateRequest, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
@@ -34,16 +35,29 @@ impl Responses {
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let create = CreateRequest::read(&request.body)?;
+        let mut create = CreateRequest::read(&request.body)?;
+        let generates = request.turn.is_none_or(|turn| turn.generates);
+        // A client that has no input yet may send its tools and instructions ahead.
+        create.input_may_be_empty = !generates;
         if create.background {
             return self.create_in_background(request, &create).await;
         }
         request.salt(&create)?;
-        let is_stored = self.will_store(&create).await?;
+        if !generates {
+            // No engine will find out.
+            self.relay.check_model(&create.model)?;
+        }
+        let remembered = request.turn.and_then(|turn| turn.continued.as_deref());
+        let needs_store = remembered.is_none() && create.parent.is_in_store();
+        let is_stored = self.will_store(&create, needs_store).await?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
-        let mut history = self
-            .history(&create.parent, &reader, Access::Exclusive)
-            .await?;
+        let mut history = match remembered {
+            Some(response) => self.remembered(response, is_stored)?,
+            None => {
+                self.history(&create.parent, &reader, Access::Exclusive)
+                    .await?
+            }
+        };
         let mut lock = history.take_lock();
         let answer = self
             .generate(request, &create, history, &reader, &mut lock, is_stored)
@@ -69,8 +83,12 @@ impl Responses {
             .prepare(create, history, reader, is_stored, is_stored)
             .await?;
         let template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
-        let in_flight = self.metrics.begin(is_stored);
         let input = std::mem::take(&mut prepared.input);
+        let mut finisher = self.finisher(request, create, reader.tenant, &mut prepared, is_stored);
+        if request.turn.is_some_and(|turn| !turn.generates) {
+            finisher.conversation = lock.take();
+            return Ok(self.without_output(template, finisher).await);
+        }
         let context = RequestContext {
             response: Some(prepared.id),
             ..request.context()
@@ -81,26 +99,8 @@ impl Responses {
 
         let (mut head, engine) = answer.into_parts();
         let served_by = head.extensions.get::<ServedBy>();
-        let finisher = Finisher {
-            responses: self.clone(),
-            key: ResponseKey {
-                tenant: reader.tenant,
-                id: prepared.id,
-            },
-            is_stored,
-            chain: prepared.history.chain.take(),
-            model: (&*create.model).into(),
-            worker: served_by.map(|it| it.0.clone()),
-            input: match &prepared.history.client_held {
-                Some(items) => joined(&[items, &prepared.new_input.json()]).into(),
-                None => prepared.new_input.json(),
-            },
-            new_items: prepared.take_new_items(),
-            conversation: lock.take(),
-            client_state: prepared.client_state.take(),
-            may_withhold: !create.stream,
-            in_flight,
-        };
+        finisher.worker = served_by.map(|it| it.0.clone());
+        finisher.conversation = lock.take();
         let is_degraded = create.store && !is_stored;
         let signer = self.state_signer(create, reader, &prepared.name);
         set_body_headers(&mut head.headers, create.stream);
@@ -132,6 +132,48 @@ impl Responses {
             mark_state_left_out(&mut response);
         }
         Ok(response)
+    }
+
+    /// What the end of the response needs, but for its worker and the lock of its conversation.
+    fn finisher(
+        self: &Arc<Self>,
+        request: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
+        tenant: Tenant,
+        prepared: &mut PreparedResponse,
+        is_stored: bool,
+    ) -> Finisher {
+        let new_input = prepared.new_input.json();
+        let memory = request.turn.map(|turn| {
+            let mut lists = prepared.history.lists.clone();
+            lists.push(new_input.clone());
+            let memory = turn.memory(lists);
+            match prepared.history.conversation {
+                Some(_) => memory.in_conversation(),
+                None => memory,
+            }
+        });
+        Finisher {
+            responses: self.clone(),
+            key: ResponseKey {
+                tenant,
+                id: prepared.id,
+            },
+            is_stored,
+            chain: prepared.history.chain.take(),
+            model: (&*create.model).into(),
+            worker: None,
+            input: match &prepared.history.client_held {
+                Some(items) => joined(&[items, &new_input]).into(),
+                None => new_input,
+            },
+            new_items: prepared.take_new_items(),
+            conversation: None,
+            client_state: prepared.client_state.take(),
+            may_withhold: !create.stream,
+            in_flight: self.metrics.begin(is_stored),
+            memory,
+        }
     }
 
     /// The body that an engine would get for this client body, and its API, except for random ids. Starts nothing.
@@ -186,9 +228,13 @@ impl Responses {
         }
     }
 
-    /// Whether the response will be stored. An error if the request needs the store and it is down.
-    pub(super) async fn will_store(&self, create: &CreateRequest<'_>) -> Result<bool, ApiError> {
-        let needs_store = matches!(create.parent, Parent::Response(_) | Parent::Conversation(_));
+    /// Whether the response will be stored. An error if the request needs the store and it is down. `needs_store`:
+    /// whether what it continues lies there.
+    pub(super) async fn will_store(
+        &self,
+        create: &CreateRequest<'_>,
+        needs_store: bool,
+    ) -> Result<bool, ApiError> {
         if !create.store && !needs_store {
             return Ok(false);
         }

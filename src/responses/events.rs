@@ -62,6 +62,12 @@ impl EventRewriter {
         self.stream.announce(out);
     }
 
+    /// Writes the `created` and `in_progress` events of a response for which no engine is asked.
+    pub(super) fn open(&mut self, out: &mut Vec<u8>) {
+        self.engine_events = None;
+        self.stream.begin(None, out);
+    }
+
     /// The response fails before an engine answered.
     pub(super) fn fail(&mut self, message: &str, out: &mut Vec<u8>) -> Outcome {
         self.engine_events = None;

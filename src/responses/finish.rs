@@ -16,6 +16,7 @@ use super::retry;
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
+use super::websocket::memory::TurnMemory;
 use crate::ids::Model;
 use crate::observe;
 use crate::openai::error::ApiError;
@@ -49,6 +50,8 @@ pub(super) struct Finisher {
     /// Whether the answer can still become an error if it cannot be stored.
     pub(super) may_withhold: bool,
     pub(super) in_flight: InFlight,
+    /// What the WebSocket that it came over remembers of it.
+    pub(super) memory: Option<TurnMemory>,
 }
 
 /// Why a response was not stored.
@@ -139,6 +142,11 @@ impl Finisher {
             } else {
                 responses.metrics.on_degraded();
             }
+        }
+        if let Some(memory) = self.memory.take() {
+            let is_stored = self.is_stored && !finished.is_degraded;
+            let chain = self.chain.as_ref();
+            memory.end(self.key.id, &finished.outcome, chain, is_stored);
         }
         drop(self.in_flight);
         finished.response = response;

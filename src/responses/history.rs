@@ -7,11 +7,12 @@ use std::task::Poll;
 
 use bytes::Bytes;
 
-use super::client_state::{LARGE_BYTES, StateReader};
+use super::client_state::{LARGE_BYTES, StateReader, joined};
 use super::conversation_lock::{self, ConversationLock};
 use super::input::{self, InputContext, NewInput, ReferencedItems};
 use super::request::Parent;
 use super::service::Responses;
+use super::websocket::memory::Remembered;
 use crate::ids::{ConversationId, ResponseId, Root, Tenant};
 use crate::openai::error::ApiError;
 use crate::store::{
@@ -30,8 +31,11 @@ pub(super) struct History {
     /// The continued responses, for the record of the new one.
     pub(super) chain: Option<store::Chain>,
     pub(super) conversation: Option<Conversation>,
-    /// Items from a state token of the client. No record has them, so the new record must.
+    /// Items from a state token of the client, or of a response that only its connection remembers. No record has them,
+    /// so the new record must.
     pub(super) client_held: Option<Bytes>,
+    /// The response that is continued, if it is not the last of `chain`.
+    pub(super) previous: Option<ResponseId>,
 }
 
 #[derive(Debug)]
@@ -56,6 +60,7 @@ impl History {
             chain: None,
             conversation: None,
             client_held: None,
+            previous: None,
         }
     }
 
@@ -93,6 +98,30 @@ impl Responses {
         let took = observe::now().saturating_duration_since(started);
         self.metrics.on_history_read(took.as_secs_f64());
         Ok(history)
+    }
+
+    /// The history of a response that its connection remembers.
+    pub(super) fn remembered(
+        &self,
+        response: &Remembered,
+        will_store: bool,
+    ) -> Result<History, ApiError> {
+        let turns = response.chain.as_ref().map_or(0, |chain| chain.ids.len());
+        let advanced = &self.settings.advanced;
+        if turns as u64 > advanced.max_history_turns || response.bytes() > advanced.max_history_size
+        {
+            return Err(self.too_long(turns, response.bytes()));
+        }
+        let has_no_record = will_store && response.chain.is_none();
+        let lists = response.lists.iter().map(|list| &**list);
+        let items = has_no_record.then(|| joined(&lists.collect::<Vec<_>>()));
+        Ok(History {
+            lists: response.lists.clone(),
+            chain: response.chain.clone(),
+            client_held: items.map(Bytes::from),
+            previous: Some(response.id),
+            ..History::new(response.id.root())
+        })
     }
 
     async fn client_held(

@@ -84,7 +84,8 @@ impl Responses {
         } = expanded;
         self.check_size(has_record, &history, &new_input)?;
         let client_state = self.client_state(create, reader, &name, &history, &new_input)?;
-        let previous = history.chain.as_ref().and_then(|chain| chain.ids.last());
+        let chain = history.chain.as_ref().and_then(|chain| chain.ids.last());
+        let previous = history.previous.as_ref().or(chain);
         Ok(PreparedResponse {
             id,
             previous: previous.map(ResponseId::to_string),

@@ -66,6 +66,12 @@ pub(super) enum Truncation {
     Auto,
 }
 
+impl Parent<'_> {
+    pub(super) fn is_in_store(&self) -> bool {
+        matches!(self, Self::Response(_) | Self::Conversation(_))
+    }
+}
+
 impl<'a> CreateRequest<'a> {
     pub(super) fn read(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, true)

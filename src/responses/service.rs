@@ -11,6 +11,7 @@ use serde::Serialize;
 use super::background::{self, Background};
 use super::metrics::Metrics;
 use super::settings::{Mode, Settings};
+use super::websocket;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
 use crate::observe::metrics::Registry;
@@ -102,6 +103,10 @@ impl Responses {
     /// With the settings of the latest configuration.
     pub(super) fn latest(self: &Arc<Self>) -> Arc<Self> {
         self.latest.load().upgrade().unwrap_or_else(|| self.clone())
+    }
+
+    pub(crate) fn websocket(&self) -> &websocket::Settings {
+        &self.settings.websocket
     }
 
     pub fn mode(&self) -> Mode {

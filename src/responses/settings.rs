@@ -10,6 +10,7 @@ use super::chat::ChatSettings;
 use super::compact_settings;
 use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
+use super::websocket;
 use crate::units::{DurationText, SizeText};
 use crate::{state_token, store};
 
@@ -37,6 +38,7 @@ pub struct Settings {
     pub compact: compact_settings::Settings,
     /// Requests for workers that speak chat completions only.
     pub chat: ChatSettings,
+    pub websocket: websocket::Settings,
     /// Background responses (`background: true`).
     pub background: background::Settings,
     /// Settings for experts.
@@ -103,6 +105,7 @@ impl Default for Settings {
             state_token: state_token::Settings::default(),
             compact: compact_settings::Settings::default(),
             chat: ChatSettings::default(),
+            websocket: websocket::Settings::default(),
             background: background::Settings::default(),
             advanced: Advanced::default(),
         }

@@ -58,3 +58,4 @@ mod traces_settings;
 mod usage;
 mod vocabulary;
 mod warm_start;
+mod websocket;

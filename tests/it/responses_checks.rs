@@ -181,19 +181,6 @@ async fn a_screenshot_reaches_the_engine_as_an_image() {
 }
 
 #[tokio::test]
-async fn a_websocket_is_refused_at_once_so_that_clients_use_http() {
-    let cluster = one().await;
-    for value in ["websocket", "h2c, WebSocket"] {
-        let headers = [("connection", "Upgrade"), ("upgrade", value)];
-        let answer = client::send(cluster.router.api, "GET", PATH, &headers, "").await;
-        refused(&answer, 426, "websocket_not_available", "");
-        assert_eq!(answer.header("connection"), "close");
-    }
-    let plain = cluster.get(PATH).await;
-    refused(&plain, 405, "method_not_allowed", "");
-}
-
-#[tokio::test]
 async fn compact_is_an_endpoint_and_no_id() {
     let cluster = one().await;
     let path = format!("{PATH}/compact");

@@ -159,7 +159,9 @@ impl Stub {
         let head =
             "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
         stream.write_all(head.as_bytes()).await?;
-        let event = format!("data: {{\"x\":\"{}\"}}\n\n", "x".repeat(4_000));
+        let delta = "x".repeat(4_000);
+        let kind = "response.output_text.delta";
+        let event = format!("data: {{\"type\":\"{kind}\",\"delta\":\"{delta}\"}}\n\n");
         loop {
             stream.write_all(event.as_bytes()).await?;
             self.taken.fetch_add(event.len() as u64, Relaxed);

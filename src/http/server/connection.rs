@@ -15,9 +15,10 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use hyper::body::Incoming;
+use hyper::header::UPGRADE;
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper::{Request, Response};
+use hyper::{Request, Response, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
@@ -32,7 +33,9 @@ use super::counted::Counted;
 use super::executor::Executor;
 use super::malformed::OnMalformed;
 use super::metrics::Metrics;
+use super::protocol::{Protocol, protocol_of};
 use super::settings::Settings;
+use super::upgrade::{Upgrade, Upgraded};
 use super::watched::Watched;
 use crate::http::drain::Tasks;
 use crate::http::tls::{self, ClientNames, Socket};
@@ -47,8 +50,6 @@ const IDLE_AT_LIMIT: Duration = Duration::from_secs(5);
 const KEEPS_BUFFERS: Duration = Duration::from_secs(1);
 /// hyper reads an HTTP/1.1 head or a part of a body into a buffer of up to this size. A larger head is refused (431).
 const MAX_BUFFER_BYTES: usize = 64 << 10;
-/// How HTTP/2 begins (RFC 9113, section 3.4). No HTTP/1 method is `PRI`.
-const HTTP2_PREFACE: &[u8] = b"PRI ";
 /// What is read of a connection before its protocol is known.
 const FIRST_BYTES: usize = 24;
 
@@ -62,20 +63,6 @@ pub(super) struct Listener<H> {
     pub(super) tls: Option<Arc<tls::Server>>,
     pub(super) tasks: Tasks,
     pub(super) slots: Arc<Semaphore>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Protocol {
-    Http1,
-    Http2,
-}
-
-/// The protocol of a connection that begins with these bytes; `None` while there are too few.
-fn protocol_of(bytes: &[u8]) -> Option<Protocol> {
-    if bytes.starts_with(HTTP2_PREFACE) {
-        return Some(Protocol::Http2);
-    }
-    (!HTTP2_PREFACE.starts_with(bytes)).then_some(Protocol::Http1)
 }
 
 impl<H, F, B> Listener<H>
@@ -134,13 +121,18 @@ where
             asked_to_close: None,
         };
         let handler = self.clone();
+        let upgrade = Upgrade::default();
         let service = service_fn({
             let activity = activity.clone();
+            let upgrade = upgrade.clone();
             move |request: Request<Incoming>| {
                 let busy = activity.begin(request.version());
                 let mut request = request.map(|body| RequestBody::new(body, &activity));
                 if let Some(names) = &names {
                     request.extensions_mut().insert(names.clone());
+                }
+                if request.headers().contains_key(UPGRADE) && request.version() < Version::HTTP_2 {
+                    request.extensions_mut().insert(upgrade.clone());
                 }
                 // Boxed, because hyper keeps room for it while the body is sent; and here, because an `async` block that
                 // awaits it would have room for it twice and copy it from one place to the other.
@@ -178,7 +170,8 @@ where
             let mut connection = Box::new(connection);
             let finish = |connection: Pin<&mut _>| http1::Connection::graceful_shutdown(connection);
             let driven = watch.drive(Pin::new(&mut *connection), finish).await;
-            if driven == Driven::Ended {
+            let new_owner = upgrade.take();
+            if driven == Driven::Ended && new_owner.is_none() {
                 return;
             }
             let parts = connection.into_parts();
@@ -187,6 +180,11 @@ where
             stream = socket;
             let mut left = BytesMut::from(parts.read_buf);
             left.extend_from_slice(&unread);
+            if let Some(new_owner) = new_owner {
+                let send_timeout = self.settings.send_timeout;
+                drop(service);
+                return new_owner(Upgraded::new(stream, left.freeze(), send_timeout)).await;
+            }
             // A connection keeps the protocol that it began with.
             let any = |bytes: &[u8]| (!bytes.is_empty()).then_some(Protocol::Http1);
             let _parked = Counted::new(&self.metrics.parked);
@@ -387,20 +385,5 @@ impl Watch<'_> {
             return Step::Finish;
         }
         Step::Close
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_bytes_say_which_protocol_it_is() {
-        assert_eq!(protocol_of(b""), None);
-        assert_eq!(protocol_of(b"PR"), None);
-        assert_eq!(protocol_of(b"PRI "), Some(Protocol::Http2));
-        assert_eq!(protocol_of(b"PRI * HTTP/2.0\r\n"), Some(Protocol::Http2));
-        assert_eq!(protocol_of(b"PROPFIND / HTTP/1.1"), Some(Protocol::Http1));
-        assert_eq!(protocol_of(b"\x16\x03\x01"), Some(Protocol::Http1));
     }
 }

@@ -93,6 +93,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         client_state: job.client_state,
         may_withhold: false,
         in_flight: responses.metrics.begin_background(),
+        memory: None,
     };
     let mut runner = Runner {
         responses: &responses,

@@ -129,7 +129,7 @@ impl StreamState {
     }
 
     /// Writes the events about the response itself, which come first.
-    fn begin(&mut self, announced: Option<&Members<'_>>, out: &mut Vec<u8>) {
+    pub(super) fn begin(&mut self, announced: Option<&Members<'_>>, out: &mut Vec<u8>) {
         if !matches!(self.phase, Phase::Waiting | Phase::Announced) {
             return;
         }

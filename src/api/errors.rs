@@ -1,0 +1,40 @@
+//! Errors that the router answers: counted, logged.
+
+use std::sync::Arc;
+
+use tracing::debug;
+
+use super::access_log::AccessLine;
+use super::{ApiServer, request_id};
+use crate::http::server::OnMalformed;
+use crate::ids::RequestId;
+use crate::openai::error::ApiError;
+
+impl ApiServer {
+    pub(super) fn on_error(&self, id: RequestId, error: &ApiError, line: Option<&mut AccessLine>) {
+        if !error.is_from_engine {
+            let counter = [error.status.as_str(), error.code];
+            self.errors.with_label_values(&counter).inc();
+            if let Some(line) = line {
+                line.error_code = Some(error.code);
+            }
+        }
+        debug!(%id, status = error.status.as_u16(), message = error.message, "request refused");
+    }
+
+    /// Answers request heads that cannot be parsed, with an id of ours.
+    pub fn on_malformed(self: &Arc<Self>) -> OnMalformed {
+        let server = self.clone();
+        OnMalformed::new(move |status| {
+            let id = RequestId::new(fastrand::u128(..));
+            let error = ApiError::malformed(status);
+            let counter = [error.status.as_str(), error.code];
+            server.errors.with_label_values(&counter).inc();
+            debug!(%id, status = status.as_u16(), message = error.message, "request refused");
+            let mut response = error.into_text();
+            let headers = response.headers_mut();
+            headers.insert(request_id::HEADER, request_id::header(id));
+            response
+        })
+    }
+}

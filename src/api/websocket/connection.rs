@@ -1,0 +1,391 @@
+//! One WebSocket: reads frames, runs turns, writes their events. All of it is one task.
+//!
+//! While the client reads nothing, its turns are not read on either: what waits is one piece of a stream and the answers
+//! to a few frames, and the engines' sockets hold the rest.
+
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_core::Stream;
+use futures_sink::Sink;
+use tokio::time::{Sleep, sleep_until};
+use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_websockets::{CloseCode, Config, Error, Limits, Message, ServerBuilder, WebSocketStream};
+use tracing::debug;
+
+use super::Opener;
+use super::open::Slot;
+use super::running_turn::RunningTurn;
+use crate::api::ApiServer;
+use crate::http::server::Upgraded;
+use crate::ids::Tenant;
+use crate::observe;
+use crate::responses::websocket::lifetime::{Due, Lifetime};
+use crate::responses::websocket::memory::{TurnContext, TurnRecord};
+use crate::responses::websocket::session::Session;
+use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
+
+/// Frames that are read on while the client takes none: enough for all turns that may run and their closing.
+const READS_WHILE_BLOCKED: u32 = 64;
+/// Frames that are read, and pieces of streams that are sent, before other tasks of the I/O thread get their turn.
+const STEPS_AT_ONCE: u32 = 32;
+/// How long the client may take to answer a close.
+const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// A connection before it has its socket.
+#[derive(Debug)]
+pub(super) struct Connection {
+    server: Arc<ApiServer>,
+    opener: Arc<Opener>,
+    tenant: Tenant,
+    slot: Slot,
+}
+
+impl Connection {
+    pub(super) fn new(server: Arc<ApiServer>, opener: Opener, tenant: Tenant, slot: Slot) -> Self {
+        Self {
+            server,
+            opener: Arc::new(opener),
+            tenant,
+            slot,
+        }
+    }
+
+    /// Serves the connection until it ends.
+    pub(super) async fn run(self, upgraded: Upgraded) {
+        let Self {
+            server,
+            opener,
+            tenant,
+            slot,
+        } = self;
+        let now = observe::now();
+        let settings = server.responses.websocket();
+        let send_timeout = upgraded.send_timeout;
+        let max = usize::try_from(settings.max_message_size).unwrap_or(usize::MAX);
+        let socket = ServerBuilder::new()
+            .config(Config::default().frame_size(usize::MAX))
+            .limits(Limits::default().max_payload_len(Some(max)))
+            .serve(upgraded);
+        let tasks = server.tasks.clone();
+        let lifetime = Lifetime::new(now, settings);
+        let session = Session::new(Bounds::new(settings));
+        let stopped = pin!(tasks.stopped());
+        let aborted = pin!(tasks.aborted());
+        let timer = pin!(sleep_until(lifetime.next().into()));
+        let mut live = Live {
+            socket,
+            session,
+            lifetime,
+            turns: Vec::new(),
+            server,
+            opener,
+            tenant,
+            slot,
+            timer,
+            stopped,
+            aborted,
+            send_timeout,
+            blocked_since: None,
+            reads_while_blocked: 0,
+            unread: None,
+            closing: None,
+            is_registered: false,
+        };
+        let reason = std::future::poll_fn(|cx| live.poll(cx)).await;
+        debug!(reason, "websocket ended");
+        let closed = &live.slot.open.metrics.closed;
+        closed.with_label_values(&[reason]).inc();
+    }
+}
+
+/// An open connection. Dropping it drops its turns, which ends their engines' connections.
+struct Live<'a> {
+    socket: WebSocketStream<Upgraded>,
+    session: Session,
+    lifetime: Lifetime,
+    turns: Vec<RunningTurn>,
+    /// With the configuration that the connection was opened with; turns use the latest.
+    server: Arc<ApiServer>,
+    opener: Arc<Opener>,
+    tenant: Tenant,
+    slot: Slot,
+    timer: Pin<&'a mut Sleep>,
+    stopped: Pin<&'a mut WaitForCancellationFutureOwned>,
+    aborted: Pin<&'a mut WaitForCancellationFutureOwned>,
+    send_timeout: std::time::Duration,
+    /// Since when the client takes nothing.
+    blocked_since: Option<Instant>,
+    reads_while_blocked: u32,
+    /// The latest frame. It goes when nothing more is to be read: the buffer for the next one is then a small one, and not
+    /// this one's again.
+    unread: Option<Bytes>,
+    /// Why it closes, and until when the client may answer.
+    closing: Option<(&'static str, Instant)>,
+    is_registered: bool,
+}
+
+impl Live<'_> {
+    /// Ready when the connection has ended, with the reason.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        if !self.is_registered {
+            self.is_registered = true;
+            let _ = self.stopped.as_mut().poll(cx);
+            let _ = self.aborted.as_mut().poll(cx);
+        }
+        let tasks = &self.server.tasks;
+        if tasks.is_stopping() {
+            if tasks.is_aborted() {
+                return Poll::Ready("drain");
+            }
+            let steps = self.session.on_drain();
+            self.take(steps);
+        }
+        if let Poll::Ready(reason) = self.poll_timer(cx) {
+            return Poll::Ready(reason);
+        }
+        for _ in 0..STEPS_AT_ONCE {
+            if let Some((reason, _)) = self.closing {
+                return self.poll_close(cx).map(|()| reason);
+            }
+            let has_read = match self.poll_read(cx) {
+                Ok(has_read) => has_read,
+                Err(reason) => return Poll::Ready(reason),
+            };
+            let has_sent = self.poll_turns(cx);
+            let flushed = Pin::new(&mut self.socket).poll_flush(cx);
+            match flushed {
+                Poll::Ready(Ok(())) => {
+                    self.blocked_since = None;
+                    self.reads_while_blocked = 0;
+                }
+                Poll::Ready(Err(_)) => return Poll::Ready("client"),
+                Poll::Pending if self.blocked_since.is_none() => {
+                    self.blocked_since = Some(observe::now());
+                    self.set_timer(cx);
+                }
+                Poll::Pending => {}
+            }
+            if !has_read && !has_sent && self.closing.is_none() {
+                return Poll::Pending;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    /// Sends what is due, and ends the connection if its client reads nothing or does not answer.
+    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
+        while self.timer.as_mut().poll(cx).is_ready() {
+            let now = observe::now();
+            if let Some((reason, until)) = self.closing
+                && now >= until
+            {
+                return Poll::Ready(reason);
+            }
+            if self
+                .blocked_since
+                .is_some_and(|since| now >= since + self.send_timeout)
+            {
+                return Poll::Ready("send_timeout");
+            }
+            match self.lifetime.due(now) {
+                // It would wait behind what the client does not read.
+                Some(Due::Ping) if self.blocked_since.is_some() => {}
+                Some(Due::Ping) => self.send(Message::ping(Bytes::new())),
+                Some(Due::Unresponsive) if self.closing.is_none() => {
+                    self.close("unresponsive", CloseCode::INTERNAL_SERVER_ERROR, "no pong");
+                }
+                Some(Due::Idle) => {
+                    let steps = self.session.on_idle();
+                    self.take(steps);
+                }
+                Some(Due::Expired) => {
+                    let steps = self.session.on_expired();
+                    self.take(steps);
+                }
+                Some(Due::Unresponsive) | None => {}
+            }
+            self.reset_timer();
+        }
+        Poll::Pending
+    }
+
+    fn reset_timer(&mut self) {
+        let mut next = match self.closing {
+            Some((_, until)) => until,
+            None => self.lifetime.next(),
+        };
+        if let Some(since) = self.blocked_since {
+            next = next.min(since + self.send_timeout);
+        }
+        self.timer.as_mut().reset(next.into());
+    }
+
+    fn set_timer(&mut self, cx: &mut Context<'_>) {
+        self.reset_timer();
+        let _ = self.timer.as_mut().poll(cx);
+    }
+
+    /// Reads one frame, if there is one. True if there was. The reason if the connection has ended.
+    fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, &'static str> {
+        if self.blocked_since.is_some() && self.reads_while_blocked >= READS_WHILE_BLOCKED {
+            return Ok(false);
+        }
+        let message = match Pin::new(&mut self.socket).poll_next(cx) {
+            Poll::Pending => {
+                self.unread = None;
+                return Ok(false);
+            }
+            Poll::Ready(None) => return Err("client"),
+            Poll::Ready(Some(Err(Error::Io(_)))) => return Err("client"),
+            Poll::Ready(Some(Err(error))) => {
+                debug!(%error, "websocket closed: not the protocol");
+                self.turns.clear();
+                if let Error::PayloadTooLong { max_len, .. } = error {
+                    // The frame may be a fragment, for which the library does not say so.
+                    let reason = format!("max length: {max_len}");
+                    self.close("protocol", CloseCode::MESSAGE_TOO_BIG, &reason);
+                } else {
+                    self.closing = Some(("protocol", observe::now() + CLOSE_TIMEOUT));
+                }
+                self.set_timer(cx);
+                return Ok(true);
+            }
+            Poll::Ready(Some(Ok(message))) => message,
+        };
+        self.lifetime.on_received();
+        self.reads_while_blocked += u32::from(self.blocked_since.is_some());
+        let (is_text, is_binary, is_close) =
+            (message.is_text(), message.is_binary(), message.is_close());
+        let payload = Bytes::from(message.into_payload());
+        if is_text {
+            let room = self.room();
+            let steps = self.session.on_text(&payload, room);
+            self.take(steps);
+        } else if is_binary {
+            let steps = self.session.on_binary();
+            self.take(steps);
+        } else if is_close {
+            // A client that closes wants none of what runs.
+            self.turns.clear();
+            self.closing = Some(("client", observe::now() + CLOSE_TIMEOUT));
+            self.set_timer(cx);
+        }
+        self.unread = Some(payload);
+        Ok(true)
+    }
+
+    fn room(&self) -> u64 {
+        self.slot.room(self.server.responses.websocket())
+    }
+
+    /// Does what the session asks for.
+    fn take(&mut self, steps: Steps) {
+        for step in steps {
+            match step {
+                Step::Send(frame) => self.send(Message::text(frame)),
+                Step::Start(turn) => self.start(turn),
+                Step::Close(CloseReason::Over) => {
+                    self.close("over", CloseCode::NORMAL_CLOSURE, "");
+                }
+                Step::Close(CloseReason::Draining) => {
+                    self.close("drain", CloseCode::SERVICE_RESTART, "the router stops");
+                }
+            }
+        }
+        self.slot.set_bytes(self.session.bytes());
+        self.lifetime
+            .set_busy(self.session.is_busy(), observe::now());
+        let bitten = self.session.take_bitten();
+        let limited = &self.slot.open.metrics.limited;
+        for (bound, count) in [
+            ("queue", bitten.queue),
+            ("lanes", bitten.lanes),
+            ("memory", bitten.memory),
+        ] {
+            if count > 0 {
+                limited.with_label_values(&[bound]).inc_by(count);
+            }
+        }
+    }
+
+    /// Puts a message behind those that wait for the socket.
+    fn send(&mut self, message: Message) {
+        // Fails only once the connection closes.
+        let _ = Pin::new(&mut self.socket).start_send(message);
+    }
+
+    fn close(&mut self, reason: &'static str, code: CloseCode, text: &str) {
+        self.send(Message::close(Some(code), text));
+        self.closing = Some((reason, observe::now() + CLOSE_TIMEOUT));
+        self.reset_timer();
+    }
+
+    fn start(&mut self, turn: Turn) {
+        let record = TurnRecord::default();
+        let context = TurnContext {
+            generates: turn.work.generates,
+            continued: turn.continued,
+            record: record.clone(),
+        };
+        let server = self.server.latest();
+        let answer = server.turn(self.opener.clone(), self.tenant, turn.work.body, context);
+        let turn = RunningTurn::new(turn.number, turn.lane, record, Box::pin(answer));
+        self.turns.push(turn);
+    }
+
+    /// Reads on what the turns answer, as far as the client takes it. True if there was anything.
+    fn poll_turns(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut has_progress = false;
+        let mut index = 0;
+        while index < self.turns.len() {
+            if self.blocked_since.is_some() && !self.is_writable(cx) {
+                return has_progress;
+            }
+            let socket = &mut self.socket;
+            let turn = &mut self.turns[index];
+            match turn.poll(cx, |event| {
+                let _ = Pin::new(&mut *socket).start_send(Message::text(event));
+            }) {
+                Poll::Pending => index += 1,
+                Poll::Ready(is_over) => {
+                    has_progress = true;
+                    let has_ended = is_over || turn.record.is_set();
+                    let ended = turn.number.take_if(|_| has_ended);
+                    let record = turn.record.clone();
+                    if is_over {
+                        self.turns.remove(index);
+                    }
+                    if let Some(number) = ended {
+                        let room = self.room();
+                        let steps = self.session.on_end(number, record.take(), room);
+                        self.take(steps);
+                    }
+                    if self.closing.is_some() {
+                        return true;
+                    }
+                    if !self.is_writable(cx) {
+                        return has_progress;
+                    }
+                }
+            }
+        }
+        has_progress
+    }
+
+    fn is_writable(&mut self, cx: &mut Context<'_>) -> bool {
+        Pin::new(&mut self.socket).poll_ready(cx).is_ready()
+    }
+
+    /// Waits until the client has closed, too.
+    fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.turns.clear();
+        self.unread = None;
+        self.set_timer(cx);
+        Pin::new(&mut self.socket).poll_close(cx).map(|_| ())
+    }
+}

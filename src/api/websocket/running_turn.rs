@@ -1,0 +1,101 @@
+//! A turn that runs: asks, then reads what it is answered.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::Body as _;
+use hyper::{HeaderMap, Response};
+
+use super::outgoing::Events;
+use crate::api::access_log::LoggedBody;
+use crate::responses::websocket::client_frame::Lane;
+use crate::responses::websocket::error_frame;
+use crate::responses::websocket::memory::TurnRecord;
+use crate::responses::websocket::step::TurnNumber;
+
+/// An error body is the router's own; more is not read of it.
+const ERROR_BYTES_MAX: usize = 64 << 10;
+
+pub(super) type Answer = Pin<Box<dyn Future<Output = Response<LoggedBody>> + Send>>;
+
+/// A turn that runs.
+pub(super) struct RunningTurn {
+    /// None once its response has ended and only the engine's stream has not.
+    pub(super) number: Option<TurnNumber>,
+    lane: Lane,
+    pub(super) record: TurnRecord,
+    state: TurnState,
+}
+
+enum TurnState {
+    /// No byte of the answer yet.
+    Asking(Answer),
+    Streaming(LoggedBody, Events),
+    /// An answer that is an error.
+    Refused {
+        status: u16,
+        headers: HeaderMap,
+        body: LoggedBody,
+        read: Vec<u8>,
+    },
+}
+
+impl RunningTurn {
+    pub(super) fn new(number: TurnNumber, lane: Lane, record: TurnRecord, answer: Answer) -> Self {
+        Self {
+            number: Some(number),
+            lane,
+            record,
+            state: TurnState::Asking(answer),
+        }
+    }
+
+    /// Ready with each piece of the answer that was sent, and with true at its end.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>, mut send: impl FnMut(Bytes)) -> Poll<bool> {
+        match &mut self.state {
+            TurnState::Asking(answer) => {
+                let (head, body) = match answer.as_mut().poll(cx) {
+                    Poll::Ready(response) => response.into_parts(),
+                    Poll::Pending => return Poll::Pending,
+                };
+                self.state = match head.status.is_success() {
+                    true => TurnState::Streaming(body, Events::new(&self.lane)),
+                    false => TurnState::Refused {
+                        status: head.status.as_u16(),
+                        headers: head.headers,
+                        body,
+                        read: Vec::new(),
+                    },
+                };
+                Poll::Ready(false)
+            }
+            TurnState::Streaming(body, events) => match Pin::new(body).poll_frame(cx) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) => {
+                    if let Ok(piece) = frame.into_data() {
+                        events.of(&piece, send);
+                    }
+                    Poll::Ready(false)
+                }
+                Poll::Ready(Some(Err(_)) | None) => Poll::Ready(true),
+            },
+            TurnState::Refused {
+                status,
+                headers,
+                body,
+                read,
+            } => match Pin::new(body).poll_frame(cx) {
+                Poll::Pending => Poll::Pending,
+                Poll::Ready(Some(Ok(frame))) if read.len() < ERROR_BYTES_MAX => {
+                    read.extend_from_slice(&frame.into_data().unwrap_or_default());
+                    Poll::Ready(false)
+                }
+                Poll::Ready(_) => {
+                    send(error_frame::of_answer(*status, headers, read, &self.lane));
+                    Poll::Ready(true)
+                }
+            },
+        }
+    }
+}

@@ -1,0 +1,101 @@
+//! One turn: a create as over HTTP, with a request id, a log line, limits and a place in the queue of its own.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use hyper::header::AUTHORIZATION;
+use hyper::{Method, Response, Uri};
+use tracing::debug;
+
+use super::Opener;
+use crate::api::ApiServer;
+use crate::api::access_log::{self, AccessLine, LoggedBody};
+use crate::http;
+use crate::ids::{ClientKey, RequestId, Tenant};
+use crate::observe;
+use crate::openai::error::ApiError;
+use crate::responses::websocket::memory::TurnContext;
+use crate::responses::{ClientRequest, Endpoint};
+
+const PATH: &str = "/v1/responses";
+/// What the access log has as the method of a turn.
+const METHOD: &[u8] = b"WEBSOCKET";
+
+impl ApiServer {
+    /// The answer to a create over HTTP with this body: a stream of events, or an error.
+    pub(super) async fn turn(
+        self: Arc<Self>,
+        opener: Arc<Opener>,
+        tenant: Tenant,
+        body: Bytes,
+        turn: TurnContext,
+    ) -> Response<LoggedBody> {
+        let id = RequestId::new(fastrand::u128(..));
+        let trace = self.relay.tracer().begin(&opener.headers);
+        let mut line = (trace.is_some() || access_log::is_on()).then(|| {
+            let tasks = self.tasks.clone();
+            let method = Method::from_bytes(METHOD).unwrap_or(Method::GET);
+            let request = (method, Uri::from_static(PATH), &opener.headers);
+            let mut line = AccessLine::begin(request, id, opener.address, tasks, trace);
+            line.client_request_id = Some(opener.client_id.clone());
+            Box::new(line)
+        });
+        let answer = self
+            .answer_turn(&opener, tenant, body, turn, id, line.as_deref_mut())
+            .await;
+        let response = answer.unwrap_or_else(|error| {
+            self.on_error(id, &error, line.as_deref_mut());
+            error.into_response()
+        });
+        if let Some(line) = &mut line {
+            line.status = Some(response.status());
+        }
+        response.map(|body| LoggedBody::new(body, line))
+    }
+
+    async fn answer_turn(
+        &self,
+        opener: &Opener,
+        tenant: Tenant,
+        body: Bytes,
+        turn: TurnContext,
+        id: RequestId,
+        mut line: Option<&mut AccessLine>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let started = observe::now();
+        // The key may have been revoked since the connection was opened.
+        let admitted = self.tenants.admit(&opener.headers)?;
+        if admitted.tenant != tenant {
+            return Err(ApiError::other_tenant());
+        }
+        if let Some(line) = &mut line {
+            line.tenant = Some(admitted.name.clone());
+        }
+        let bytes = body.len() as u64;
+        let mut reserved = self.bodies.start(bytes).await?;
+        reserved.grow(bytes).await?;
+        debug!(%id, tenant = %admitted.tenant, bytes, "turn");
+        let (client, headers) = match self.tenants.require_keys() {
+            // The key is the router's; engines have their own.
+            true => {
+                let mut headers = opener.headers.clone();
+                headers.remove(AUTHORIZATION);
+                (ClientKey::of_tenant(admitted.tenant), Some(headers))
+            }
+            false => (ClientKey::of_address(opener.address), None),
+        };
+        let call = ClientRequest {
+            headers: headers.as_ref().unwrap_or(&opener.headers),
+            query: "",
+            body,
+            id,
+            started,
+            admitted,
+            client,
+            summary: line.map(|line| &line.summary),
+            standing: None,
+            turn: Some(&turn),
+        };
+        self.responses.answer(&Endpoint::Create, &call).await
+    }
+}

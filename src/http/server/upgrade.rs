@@ -1,0 +1,108 @@
+//! An HTTP/1.1 connection that becomes one of another protocol (RFC 9110, section 7.8): after the response of 101 the
+//! handler's task has the socket.
+
+use std::fmt;
+use std::future::Future;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::http::tls::Socket;
+
+type NewOwner = Box<dyn FnOnce(Upgraded) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send>;
+
+/// Among the extensions of a request that asks for an upgrade: what will have its connection.
+#[derive(Clone, Default)]
+pub struct Upgrade(Arc<Mutex<Option<NewOwner>>>);
+
+impl fmt::Debug for Upgrade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Upgrade")
+    }
+}
+
+impl Upgrade {
+    /// Once the response has been sent, which must be 101, `owner` has the connection, on its I/O thread. The drain waits
+    /// for it.
+    pub fn hand_over<F>(&self, owner: impl FnOnce(Upgraded) -> F + Send + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        *self.0.lock() = Some(Box::new(|upgraded| Box::pin(owner(upgraded))));
+    }
+
+    pub(super) fn take(&self) -> Option<NewOwner> {
+        self.0.lock().take()
+    }
+}
+
+/// A connection that no longer speaks HTTP.
+#[derive(Debug)]
+pub struct Upgraded {
+    socket: Socket,
+    /// What came behind the request's head.
+    early: Bytes,
+    /// How long the other end may leave bytes unread.
+    pub send_timeout: Duration,
+}
+
+impl Upgraded {
+    pub(super) fn new(socket: Socket, early: Bytes, send_timeout: Duration) -> Self {
+        Self {
+            socket,
+            early,
+            send_timeout,
+        }
+    }
+}
+
+impl AsyncRead for Upgraded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if !self.early.is_empty() {
+            let length = self.early.len().min(buffer.remaining());
+            buffer.put_slice(&self.early.split_to(length));
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut self.socket).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Upgraded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write_vectored(cx, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.socket.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(cx)
+    }
+}

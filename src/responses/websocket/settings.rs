@@ -1,0 +1,77 @@
+//! Settings of WebSocket mode.
+
+use std::time::Duration;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::units::{DurationText, SizeText};
+
+/// WebSocket mode (`GET /v1/responses` with an upgrade): turns one after the other, or side by side, on one connection,
+/// which remembers the latest response of each of its lanes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Off: a client that asks for a WebSocket gets 426 and uses HTTP.
+    pub enabled: bool,
+    /// WebSockets open at a time; beyond it 503. Each counts in `api.advanced.max_connections` as well, half of which is
+    /// left to HTTP. An idle one takes about 20 KB.
+    #[schemars(range(min = 1))]
+    pub max_connections: u32,
+    /// WebSockets of one tenant open at a time, if there are tenants; beyond it 429.
+    #[schemars(range(min = 1))]
+    pub max_connections_per_tenant: u32,
+    /// Age at which a connection takes no new turns; it closes (1000) when those that run have ended. OpenAI's is the same.
+    #[schemars(extend("min" = "1s"))]
+    #[serde(with = "DurationText")]
+    pub max_age: Duration,
+    /// A connection without a turn for this long is closed (1000). As long as `max_age`, since clients keep a connection
+    /// for a user who thinks.
+    #[schemars(extend("min" = "1s"))]
+    #[serde(with = "DurationText")]
+    pub idle_timeout: Duration,
+    /// A ping is sent this often, so that no proxy in between takes the connection for dead. A client without a turn that
+    /// has answered neither of two is disconnected (1011).
+    #[schemars(extend("min" = "1s"))]
+    #[serde(with = "DurationText")]
+    pub ping_interval: Duration,
+    /// Size of one message of a client; a larger one closes the connection (1009). 16 MiB are four million tokens, or some
+    /// images.
+    #[schemars(extend("min" = "1KiB"))]
+    #[serde(with = "SizeText")]
+    pub max_message_size: u64,
+    /// Turns of one connection that wait, because their lane is busy or 16 turns run; beyond it they get the error 429.
+    #[schemars(range(min = 1))]
+    pub max_queued_turns: u32,
+    /// Size of the turns of one connection that wait, together; beyond it they get the error 429.
+    #[schemars(extend("min" = "1KiB"))]
+    #[serde(with = "SizeText")]
+    pub max_queued_size: u64,
+    /// What one connection remembers and has waiting; the lanes used least recently are forgotten beyond it, and
+    /// continue from the store if they are stored. 32 MiB are eight million tokens.
+    #[schemars(extend("min" = "1KiB"))]
+    #[serde(with = "SizeText")]
+    pub max_memory: u64,
+    /// The same of all connections together. Beyond it nothing more is remembered, and no turn waits.
+    #[schemars(extend("min" = "1KiB"))]
+    #[serde(with = "SizeText")]
+    pub max_total_memory: u64,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            max_connections: 8_192,
+            max_connections_per_tenant: 2_048,
+            max_age: Duration::from_secs(3_600),
+            idle_timeout: Duration::from_secs(3_600),
+            ping_interval: Duration::from_secs(30),
+            max_message_size: 16 << 20,
+            max_queued_turns: 64,
+            max_queued_size: 12 << 20,
+            max_memory: 32 << 20,
+            max_total_memory: 1 << 30,
+        }
+    }
+}

@@ -1,0 +1,30 @@
+//! Any bytes as a frame of a client of WebSocket mode. A create's body is JSON, always a stream, and has no member of
+//! the frame alone; a lane's name needs no escapes.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use serde_json::Value;
+use warmroute::responses::websocket::client_frame::{ClientFrame, read};
+
+fuzz_target!(|bytes: &[u8]| {
+    match read(bytes) {
+        Err(_) | Ok(ClientFrame::Ignored) => {}
+        Ok(ClientFrame::Answered(answer)) => {
+            let answer: Value = serde_json::from_slice(&answer).expect("an event");
+            assert_eq!(answer["type"], "response.steer.failed");
+        }
+        Ok(ClientFrame::Create(create)) => {
+            if let Some(name) = create.lane.name() {
+                assert!((1..=256).contains(&name.len()));
+                assert!(name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\'));
+            }
+            let Ok(work) = create.work else { return };
+            let body: Value = serde_json::from_slice(&work.body).expect("a body");
+            assert_eq!(body["stream"], true);
+            for name in ["type", "stream_id", "generate", "stream_options", "client_metadata"] {
+                assert_eq!(body.get(name), None);
+            }
+        }
+    }
+});
