@@ -31,7 +31,7 @@ use self::cors::Cors;
 use self::health::{HEALTH_PATH, health};
 use self::route::{Route, route};
 pub use self::settings::Settings;
-use self::websocket::Open;
+use self::websocket::open::Open;
 use crate::admin::Readiness;
 use crate::http::client::origin_form;
 use crate::http::drain::Tasks;
@@ -44,7 +44,7 @@ use crate::openai::splice;
 use crate::openai::tenant::{Admitted, Tenants};
 use crate::prompt::{self, Api};
 use crate::relay::{self, Relay, StandingCell, SummaryCell};
-use crate::responses::{ClientRequest, Endpoint, Mode, Responses};
+use crate::responses::{ClientRequest, Endpoint, Responses};
 use crate::{http, observe};
 
 /// The API with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -248,10 +248,7 @@ impl ApiServer {
             key = request.headers_mut().remove(AUTHORIZATION);
         }
         if head_check::asks_for_websocket(&request) {
-            return match self.responses.mode() {
-                Mode::Stateful => self.upgrade(request, admitted, key, address, client_id),
-                Mode::PassThrough => Ok(websocket::unavailable()),
-            };
+            return self.upgrade(request, admitted, key, address, client_id);
         }
         let limits = self.relay.tenants().of(admitted.tenant).limits.as_ref();
         let cell = limits.map(|_| StandingCell::default());

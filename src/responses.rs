@@ -37,6 +37,7 @@ mod outcome;
 mod output_item;
 mod page;
 mod prepare;
+mod prewarm;
 mod request;
 mod retry;
 mod routes;

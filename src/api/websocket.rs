@@ -2,7 +2,8 @@
 
 mod connection;
 mod metrics;
-mod open;
+pub(super) mod open;
+mod opener;
 mod outgoing;
 mod running_turn;
 mod turn;
@@ -12,8 +13,9 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http_body::Body as _;
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, HOST, HeaderName, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT,
+    CONNECTION, HOST, HeaderName, HeaderValue, ORIGIN, SEC_WEBSOCKET_ACCEPT,
     SEC_WEBSOCKET_EXTENSIONS, SEC_WEBSOCKET_KEY, SEC_WEBSOCKET_PROTOCOL, SEC_WEBSOCKET_VERSION,
     UPGRADE,
 };
@@ -21,12 +23,13 @@ use hyper::{HeaderMap, Request, Response, StatusCode, Version};
 use sha1_smol::Sha1;
 
 use self::connection::Connection;
-pub(super) use self::open::Open;
+use self::opener::Opener;
 use super::ApiServer;
 use crate::http;
 use crate::http::server::{RequestBody, Upgrade};
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
+use crate::responses::Mode;
 
 const VERSION: HeaderValue = HeaderValue::from_static("13");
 const WEBSOCKET: HeaderValue = HeaderValue::from_static("websocket");
@@ -45,16 +48,6 @@ const NOT_OF_TURNS: [HeaderName; 9] = [
     HeaderName::from_static("content-length"),
 ];
 
-/// Who opened a connection, as each of its turns is authorised and logged.
-#[derive(Debug)]
-pub(super) struct Opener {
-    /// Those of the handshake, with the client's key.
-    headers: HeaderMap,
-    address: IpAddr,
-    /// The id of the handshake, for the log.
-    client_id: HeaderValue,
-}
-
 impl ApiServer {
     /// Answers a handshake. The connection is the WebSocket's after a response of 101.
     pub(super) fn upgrade(
@@ -67,7 +60,8 @@ impl ApiServer {
     ) -> Result<Response<http::Body>, ApiError> {
         let upgrade = request.extensions_mut().remove::<Upgrade>();
         let settings = self.responses.websocket();
-        let Some(upgrade) = upgrade.filter(|_| settings.enabled) else {
+        let is_on = settings.enabled && self.responses.mode() == Mode::Stateful;
+        let Some(upgrade) = upgrade.filter(|_| is_on) else {
             return Ok(unavailable());
         };
         let headers = request.headers();
@@ -80,21 +74,19 @@ impl ApiServer {
         {
             return Ok(wrong_version());
         }
+        if !request.body().is_end_stream() {
+            return Err(ApiError::bad_handshake(
+                "content-length",
+                "is not that of a request without a body",
+            ));
+        }
         let accept = accept(headers)?;
         let tenant = self.tenants.require_keys().then_some(admitted.tenant);
         let slot = self.open.enter(settings, tenant)?;
-        let mut headers = request.into_parts().0.headers;
-        for name in NOT_OF_TURNS {
-            headers.remove(name);
-        }
+        let mut opener = Opener::new(headers, &NOT_OF_TURNS, address, client_id);
         if let Some(key) = key {
-            headers.insert(AUTHORIZATION, key);
+            opener.set_key(&key);
         }
-        let opener = Opener {
-            headers,
-            address,
-            client_id: client_id.clone(),
-        };
         let connection = Connection::new(self.clone(), opener, admitted.tenant, slot);
         upgrade.hand_over(|upgraded| connection.run(upgraded));
         let mut response = Response::new(http::full(""));
@@ -108,7 +100,7 @@ impl ApiServer {
 }
 
 /// Clients that would prefer a WebSocket then use HTTP at once.
-pub(super) fn unavailable() -> Response<http::Body> {
+fn unavailable() -> Response<http::Body> {
     let mut response = ApiError::no_websocket().into_response();
     let headers = response.headers_mut();
     headers.insert(CONNECTION, HeaderValue::from_static("close"));

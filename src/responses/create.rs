@@ -87,6 +87,7 @@ impl Responses {
         let mut finisher = self.finisher(request, create, reader.tenant, &mut prepared, is_stored);
         if request.turn.is_some_and(|turn| !turn.generates) {
             finisher.conversation = lock.take();
+            self.prewarm(request, create, &input, prepared.id, salt);
             return Ok(self.without_output(template, finisher).await);
         }
         let context = RequestContext {

@@ -27,11 +27,23 @@ pub(super) struct Metrics {
     over_chat: IntCounterVec,
     replaced_arguments: IntCounter,
     pub(super) conversation_conflicts: IntCounter,
+    prewarms_in_flight: IntGauge,
+    prewarms: IntCounterVec,
 }
 
 impl Metrics {
     pub(super) fn new(registry: &Registry) -> Self {
         Self {
+            prewarms_in_flight: registry.gauge(
+                "warmroute_prewarms_in_flight",
+                "Prompts that are being computed ahead of their next turn.",
+            ),
+            prewarms: registry.counters(
+                "warmroute_prewarms_total",
+                "Prompts to be computed ahead of their next turn, by outcome: done, failed, or skipped because \
+                 responses.websocket.max_prewarms ran.",
+                &["outcome"],
+            ),
             in_flight: registry.gauges(
                 "warmroute_responses_in_flight",
                 "Responses being generated, by mode: stored, unstored or background.",
@@ -130,6 +142,20 @@ impl Metrics {
     pub(super) fn begin(&self, is_stored: bool) -> InFlight {
         let mode = if is_stored { "stored" } else { "unstored" };
         InFlight::new(self.in_flight.with_label_values(&[mode]))
+    }
+
+    /// None while `max` run.
+    pub(super) fn begin_prewarm(&self, max: i64) -> Option<InFlight> {
+        if self.prewarms_in_flight.get() >= max {
+            self.prewarms.with_label_values(&["skipped"]).inc();
+            return None;
+        }
+        Some(InFlight::new(self.prewarms_in_flight.clone()))
+    }
+
+    pub(super) fn on_prewarm(&self, is_done: bool) {
+        let outcome = if is_done { "done" } else { "failed" };
+        self.prewarms.with_label_values(&[outcome]).inc();
     }
 
     pub(super) fn begin_background(&self) -> InFlight {

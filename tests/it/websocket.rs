@@ -144,7 +144,11 @@ async fn a_failed_continuation_makes_the_connection_forget() {
 
 #[tokio::test]
 async fn a_response_that_generates_nothing_can_be_continued() {
-    let cluster = Cluster::fast(1).await;
+    let cluster = Cluster::start(vec![fast()], |config| {
+        // The engine gets nothing but the turns.
+        config.responses.websocket.max_prewarms = 0;
+    })
+    .await;
     let mut socket = Socket::open(cluster.router.api).await;
     socket
         .create(json!({"input": "one", "generate": false, "store": false}))
@@ -179,6 +183,47 @@ async fn a_response_that_generates_nothing_can_be_continued() {
         .fail(json!({"generate": false, "model": "nope"}))
         .await;
     assert_eq!(error["error"]["code"], "model_not_found");
+}
+
+#[tokio::test]
+async fn a_response_that_generates_nothing_warms_the_cache_for_the_next_turn() {
+    let cluster = Cluster::fast(1).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    let long = "once upon a time there was a router. ".repeat(40);
+    let first = socket
+        .respond(json!({"input": long, "generate": false, "store": false}))
+        .await;
+    let done = ["outcome=\"done\""];
+    eventually("the prompt was computed", async || {
+        cluster.metric("warmroute_prewarms_total", &done).await == 1.0
+    })
+    .await;
+    let body = sent(&cluster).await;
+    assert_eq!(
+        (&body["max_output_tokens"], &body["store"]),
+        (&json!(1), &json!(false))
+    );
+    assert_eq!(body["input"][0]["content"][0]["text"], *long);
+    let next = json!({"input": "go on", "store": false, "previous_response_id": id(&first)});
+    let next = socket.respond(next).await;
+    let cached = next["usage"]["input_tokens_details"]["cached_tokens"].as_u64();
+    assert!(cached.unwrap() > 100, "{next}");
+}
+
+#[tokio::test]
+async fn prompts_are_sent_ahead_only_as_far_as_that_is_allowed() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.responses.websocket.max_prewarms = 0;
+    })
+    .await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    socket.respond(json!({"generate": false})).await;
+    let skipped = ["outcome=\"skipped\""];
+    assert_eq!(
+        cluster.metric("warmroute_prewarms_total", &skipped).await,
+        1.0
+    );
+    assert_eq!(cluster.engines[0].stats().await.finished, 0);
 }
 
 #[tokio::test]
@@ -324,6 +369,8 @@ async fn a_handshake_that_is_not_one_is_answered_over_http() {
         "invalid_handshake",
     )
     .await;
+    let body = ("content-length", "2");
+    check(&[key, version, body], 400, "invalid_handshake").await;
     let old = check(
         &[key, ("sec-websocket-version", "8")],
         426,

@@ -94,6 +94,9 @@ class Clients(unittest.TestCase):
     def test_node_sdk(self):
         self.node(ROOT / "tests/sdk/checks.mjs")
 
+    def test_node_sdk_over_a_websocket(self):
+        self.node(ROOT / "tests/sdk/websocket.mjs")
+
     def test_node_sdk_and_replicas(self):
         with Cluster(replicas=2) as cluster:
             urls = ",".join(f"{router.url}/v1" for router in cluster.routers)

@@ -1,15 +1,15 @@
 """WebSocket mode as OpenAI's Python SDK and its agents SDK use it, against two replicas over one Redis."""
 
 import asyncio
+import threading
 import unittest
 
 import openai
 
-from cluster import Cluster
+from cluster import Cluster, Router, eventually
 
 try:
     import agents
-    import websockets
 except ImportError:
     # They want Python 3.10.
     agents = None
@@ -96,22 +96,30 @@ class Websocket(unittest.TestCase):
         self.addCleanup(cluster.close)
         client = openai.OpenAI(base_url=cluster.base_url, api_key="none", max_retries=0)
         self.addCleanup(client.close)
-        reconnected = []
+        reconnected, received = [], []
 
-        def on_reconnecting(event):
-            reconnected.append(event)
+        def read(connection):
+            # The SDK connects again while it waits for an event.
+            for event in connection:
+                received.append(event.type)
+                if event.type == "response.incomplete":
+                    return
 
-        with client.responses.connect(on_reconnecting=on_reconnecting, initial_delay=0.1) as connection:
+        with client.responses.connect(on_reconnecting=reconnected.append, initial_delay=0.1) as connection:
             self.turn(connection)
             address = cluster.router.url.removeprefix("http://")
             cluster.router.stop()
-            from cluster import Router
-
             workers = [engine.url for engine in cluster.engines]
             config = {"api": {"listen": address}}
             cluster.router = cluster.keep(Router(cluster.directory.name, workers, config, "again"))
-            self.turn(connection)
+            eventually("the engine is up", cluster.workers_up)
+            reader = threading.Thread(target=read, args=[connection])
+            reader.start()
+            eventually("it is connected again", lambda: self.open_now(cluster) == 1)
+            connection.response.create(model=MODEL, input="Go on.", max_output_tokens=8)
+            reader.join(LIMIT_S)
         self.assertTrue(reconnected)
+        self.assertEqual(received[-1:], ["response.incomplete"])
 
     def test_an_async_client(self):
         async def run():
@@ -152,6 +160,9 @@ class Websocket(unittest.TestCase):
         self.assertTrue(asyncio.run(asyncio.wait_for(run(), 2 * LIMIT_S)))
         self.assertEqual(len(asked), 1)
         self.assertEqual(self.opened() - before, 1, "both turns were on one connection")
+
+    def open_now(self, cluster):
+        return sum(value for _, value in cluster.metric("warmroute_websocket_connections"))
 
     def opened(self):
         """Connections that have come and gone."""

@@ -16,8 +16,8 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 use tokio_websockets::{CloseCode, Config, Error, Limits, Message, ServerBuilder, WebSocketStream};
 use tracing::debug;
 
-use super::Opener;
 use super::open::Slot;
+use super::opener::Opener;
 use super::running_turn::RunningTurn;
 use crate::api::ApiServer;
 use crate::http::server::Upgraded;
@@ -108,7 +108,7 @@ struct Live<'a> {
     session: Session,
     lifetime: Lifetime,
     turns: Vec<RunningTurn>,
-    /// With the configuration that the connection was opened with; turns use the latest.
+    /// Of the latest configuration that the connection has used.
     server: Arc<ApiServer>,
     opener: Arc<Opener>,
     tenant: Tenant,
@@ -151,6 +151,7 @@ impl Live<'_> {
             if let Some((reason, _)) = self.closing {
                 return self.poll_close(cx).map(|()| reason);
             }
+            let was_blocked = self.blocked_since.is_some();
             let has_read = match self.poll_read(cx) {
                 Ok(has_read) => has_read,
                 Err(reason) => return Poll::Ready(reason),
@@ -169,7 +170,10 @@ impl Live<'_> {
                 }
                 Poll::Pending => {}
             }
-            if !has_read && !has_sent && self.closing.is_none() {
+            // What was left alone while the client took nothing must be looked at again.
+            let is_unblocked = was_blocked && self.blocked_since.is_none();
+            let is_done = !has_read && !has_sent && !is_unblocked;
+            if is_done && self.closing.is_none() {
                 return Poll::Pending;
             }
         }
@@ -195,7 +199,11 @@ impl Live<'_> {
             match self.lifetime.due(now) {
                 // It would wait behind what the client does not read.
                 Some(Due::Ping) if self.blocked_since.is_some() => {}
-                Some(Due::Ping) => self.send(Message::ping(Bytes::new())),
+                Some(Due::Ping) => {
+                    self.send(Message::ping(Bytes::new()));
+                    // A connection without turns keeps no old configuration alive.
+                    self.server = self.server.latest();
+                }
                 Some(Due::Unresponsive) if self.closing.is_none() => {
                     self.close("unresponsive", CloseCode::INTERNAL_SERVER_ERROR, "no pong");
                 }
@@ -332,8 +340,11 @@ impl Live<'_> {
             continued: turn.continued,
             record: record.clone(),
         };
-        let server = self.server.latest();
-        let answer = server.turn(self.opener.clone(), self.tenant, turn.work.body, context);
+        self.server = self.server.latest();
+        let answer =
+            self.server
+                .clone()
+                .turn(self.opener.clone(), self.tenant, turn.work.body, context);
         let turn = RunningTurn::new(turn.number, turn.lane, record, Box::pin(answer));
         self.turns.push(turn);
     }

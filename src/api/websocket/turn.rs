@@ -7,7 +7,7 @@ use hyper::header::AUTHORIZATION;
 use hyper::{Method, Response, Uri};
 use tracing::debug;
 
-use super::Opener;
+use super::opener::Opener;
 use crate::api::ApiServer;
 use crate::api::access_log::{self, AccessLine, LoggedBody};
 use crate::http;

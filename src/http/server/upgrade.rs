@@ -54,10 +54,19 @@ pub struct Upgraded {
 
 impl Upgraded {
     pub(super) fn new(socket: Socket, early: Bytes, send_timeout: Duration) -> Self {
-        Self {
+        let mut upgraded = Self {
             socket,
             early,
             send_timeout,
+        };
+        upgraded.let_go();
+        upgraded
+    }
+
+    /// An empty slice would keep the buffer that it is of.
+    fn let_go(&mut self) {
+        if self.early.is_empty() {
+            self.early = Bytes::new();
         }
     }
 }
@@ -71,6 +80,7 @@ impl AsyncRead for Upgraded {
         if !self.early.is_empty() {
             let length = self.early.len().min(buffer.remaining());
             buffer.put_slice(&self.early.split_to(length));
+            self.let_go();
             return Poll::Ready(Ok(()));
         }
         Pin::new(&mut self.socket).poll_read(cx, buffer)

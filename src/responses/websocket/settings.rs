@@ -56,6 +56,9 @@ pub struct Settings {
     #[schemars(extend("min" = "1KiB"))]
     #[serde(with = "SizeText")]
     pub max_total_memory: u64,
+    /// Prompts of turns with `generate: false` that are computed ahead at a time, by the worker whose cache the next turn
+    /// then finds; more are not sent ahead. 0: none.
+    pub max_prewarms: u32,
 }
 
 impl Default for Settings {
@@ -72,6 +75,7 @@ impl Default for Settings {
             max_queued_size: 12 << 20,
             max_memory: 32 << 20,
             max_total_memory: 1 << 30,
+            max_prewarms: 32,
         }
     }
 }

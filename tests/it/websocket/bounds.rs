@@ -111,6 +111,7 @@ async fn a_reload_cuts_no_connection_and_turns_use_the_new_configuration() {
     };
     let before = with_keys("sk-a");
     let cluster = folder.start(engines, &before).await;
+    cluster.all_up().await;
     let mut socket = Socket::with_key(cluster.router.api, "sk-a").await;
     let response = socket.respond(json!({"store": false})).await;
     folder.write(&before.replace("sk-a", "sk-new"));

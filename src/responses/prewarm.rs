@@ -1,0 +1,71 @@
+//! Sends a prompt ahead: an engine computes it and one token, so that its prefix cache has it when the client goes on.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tracing::debug;
+
+use super::client_request::{ClientRequest, RequestContext};
+use super::engine_body;
+use super::engine_call::collect;
+use super::request::CreateRequest;
+use super::service::Responses;
+use crate::ids::ResponseId;
+use crate::limits::ChargeId;
+use crate::openai::error::ApiError;
+
+/// The answer has one token, and is not used.
+const ANSWER_BYTES_MAX: usize = 1 << 20;
+
+impl Responses {
+    /// Starts it, unless as many run as may. The client waits for none of it, and learns nothing if it fails. It counts in
+    /// the limits of its tenant, as what it is: a prompt and a token.
+    pub(super) fn prewarm(
+        self: &Arc<Self>,
+        request: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
+        input: &[u8],
+        id: ResponseId,
+        salt: Option<&str>,
+    ) {
+        if input == b"[]" {
+            return;
+        }
+        let max = i64::from(self.settings.websocket.max_prewarms);
+        let Some(in_flight) = self.metrics.begin_prewarm(max) else {
+            return;
+        };
+        let body = engine_body::summary_body(create, input, &id.to_string(), salt, 1);
+        let (headers, original) = (request.headers.clone(), request.body.clone());
+        let (client, tenant) = (request.client, request.admitted.tenant);
+        let (request_id, started) = (request.id, request.started);
+        let responses = self.clone();
+        self.tasks.spawn(async move {
+            let context = RequestContext {
+                headers: &headers,
+                original: &original,
+                client,
+                tenant,
+                id: request_id,
+                charge: ChargeId::Request(request_id),
+                started,
+                response: Some(id),
+                is_background: true,
+                summary: None,
+                standing: None,
+            };
+            let answer = responses.send_ahead(&context, body).await;
+            if let Err(error) = &answer {
+                debug!(id = %request_id, message = error.message, "prompt not sent ahead");
+            }
+            responses.metrics.on_prewarm(answer.is_ok());
+            drop(in_flight);
+        });
+    }
+
+    async fn send_ahead(&self, context: &RequestContext<'_>, body: Bytes) -> Result<(), ApiError> {
+        let answer = self.ask_response(context, body).await?;
+        collect(answer.into_body(), ANSWER_BYTES_MAX).await?;
+        Ok(())
+    }
+}
