@@ -140,11 +140,6 @@ impl ApiServer {
         server
     }
 
-    /// With the settings of the latest configuration.
-    fn latest(self: &Arc<Self>) -> Arc<Self> {
-        self.latest.load().upgrade().unwrap_or_else(|| self.clone())
-    }
-
     pub fn tenants(&self) -> &Tenants {
         &self.tenants
     }

@@ -56,13 +56,7 @@ impl Connection {
 
     /// Serves the connection until it ends.
     pub(super) async fn run(self, upgraded: Upgraded) {
-        let Self {
-            server,
-            opener,
-            tenant,
-            slot,
-        } = self;
-        let now = observe::now();
+        let server = self.server;
         let settings = server.responses.websocket();
         let send_timeout = upgraded.send_timeout;
         let max = usize::try_from(settings.max_message_size).unwrap_or(usize::MAX);
@@ -71,7 +65,7 @@ impl Connection {
             .limits(Limits::default().max_payload_len(Some(max)))
             .serve(upgraded);
         let tasks = server.tasks.clone();
-        let lifetime = Lifetime::new(now, settings);
+        let lifetime = Lifetime::new(observe::now(), settings);
         let session = Session::new(Bounds::new(settings));
         let stopped = pin!(tasks.stopped());
         let aborted = pin!(tasks.aborted());
@@ -82,9 +76,9 @@ impl Connection {
             lifetime,
             turns: Vec::new(),
             server,
-            opener,
-            tenant,
-            slot,
+            opener: self.opener,
+            tenant: self.tenant,
+            slot: self.slot,
             timer,
             stopped,
             aborted,

@@ -15,7 +15,7 @@ use crate::responses::WebsocketSettings;
 
 /// Those that are open.
 #[derive(Debug)]
-pub(in crate::api) struct Open {
+pub(crate) struct Open {
     counts: Mutex<Counts>,
     /// Bytes of what connections remember and of what waits on them.
     memory: AtomicU64,
@@ -39,7 +39,7 @@ pub(super) struct Slot {
 }
 
 impl Open {
-    pub(in crate::api) fn new(registry: &Registry) -> Arc<Self> {
+    pub(crate) fn new(registry: &Registry) -> Arc<Self> {
         Arc::new(Self {
             counts: Mutex::default(),
             memory: AtomicU64::new(0),

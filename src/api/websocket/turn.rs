@@ -14,6 +14,7 @@ use crate::http;
 use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::observe;
 use crate::openai::error::ApiError;
+use crate::openai::tenant::Admitted;
 use crate::responses::websocket::memory::TurnContext;
 use crate::responses::{ClientRequest, Endpoint};
 
@@ -22,6 +23,11 @@ const PATH: &str = "/v1/responses";
 const METHOD: &[u8] = b"WEBSOCKET";
 
 impl ApiServer {
+    /// With the settings of the latest configuration.
+    pub(super) fn latest(self: &Arc<Self>) -> Arc<Self> {
+        self.latest.load().upgrade().unwrap_or_else(|| self.clone())
+    }
+
     /// The answer to a create over HTTP with this body: a stream of events, or an error.
     pub(super) async fn turn(
         self: Arc<Self>,
@@ -63,8 +69,9 @@ impl ApiServer {
         mut line: Option<&mut AccessLine>,
     ) -> Result<Response<http::Body>, ApiError> {
         let started = observe::now();
-        // The key may have been revoked since the connection was opened.
-        let admitted = self.tenants.admit(&opener.headers)?;
+        // The key may have been revoked, or a token have run out, since the connection was opened.
+        let admitted = self.tenants.admit(&opener.headers).await?;
+        let admitted: &Admitted = &admitted;
         if admitted.tenant != tenant {
             return Err(ApiError::other_tenant());
         }
