@@ -3,6 +3,8 @@
 //! While the client reads nothing, its turns are not read on either: what waits is one piece of a stream and the answers
 //! to a few frames, and the engines' sockets hold the rest.
 
+mod timers;
+
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -23,13 +25,15 @@ use crate::api::ApiServer;
 use crate::http::server::Upgraded;
 use crate::ids::Tenant;
 use crate::observe;
-use crate::responses::websocket::lifetime::{Due, Lifetime};
+use crate::responses::websocket::lifetime::Lifetime;
 use crate::responses::websocket::memory::{TurnContext, TurnRecord};
 use crate::responses::websocket::session::Session;
 use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
 
 /// Frames that are read on while the client takes none: enough for all turns that may run and their closing.
 const READS_WHILE_BLOCKED: u32 = 64;
+/// Parts of messages up to this size are not counted, as those of bodies over HTTP are not.
+const SMALL_BYTES: u64 = 64 << 10;
 /// Frames that are read, and pieces of streams that are sent, before other tasks of the I/O thread get their turn.
 const STEPS_AT_ONCE: u32 = 32;
 /// How long the client may take to answer a close.
@@ -86,6 +90,8 @@ impl Connection {
             blocked_since: None,
             reads_while_blocked: 0,
             unread: None,
+            read_before: 0,
+            partial_bytes: 0,
             closing: None,
             is_registered: false,
         };
@@ -117,6 +123,10 @@ struct Live<'a> {
     /// The latest frame. It goes when nothing more is to be read: the buffer for the next one is then a small one, and not
     /// this one's again.
     unread: Option<Bytes>,
+    /// Bytes that had been read of the socket when the latest frame was complete.
+    read_before: u64,
+    /// Of the message of which a part has come, if it is large.
+    partial_bytes: u64,
     /// Why it closes, and until when the client may answer.
     closing: Option<(&'static str, Instant)>,
     is_registered: bool,
@@ -175,63 +185,6 @@ impl Live<'_> {
         Poll::Pending
     }
 
-    /// Sends what is due, and ends the connection if its client reads nothing or does not answer.
-    fn poll_timer(&mut self, cx: &mut Context<'_>) -> Poll<&'static str> {
-        while self.timer.as_mut().poll(cx).is_ready() {
-            let now = observe::now();
-            if let Some((reason, until)) = self.closing
-                && now >= until
-            {
-                return Poll::Ready(reason);
-            }
-            if self
-                .blocked_since
-                .is_some_and(|since| now >= since + self.send_timeout)
-            {
-                return Poll::Ready("send_timeout");
-            }
-            match self.lifetime.due(now) {
-                // It would wait behind what the client does not read.
-                Some(Due::Ping) if self.blocked_since.is_some() => {}
-                Some(Due::Ping) => {
-                    self.send(Message::ping(Bytes::new()));
-                    // A connection without turns keeps no old configuration alive.
-                    self.server = self.server.latest();
-                }
-                Some(Due::Unresponsive) if self.closing.is_none() => {
-                    self.close("unresponsive", CloseCode::INTERNAL_SERVER_ERROR, "no pong");
-                }
-                Some(Due::Idle) => {
-                    let steps = self.session.on_idle();
-                    self.take(steps);
-                }
-                Some(Due::Expired) => {
-                    let steps = self.session.on_expired();
-                    self.take(steps);
-                }
-                Some(Due::Unresponsive) | None => {}
-            }
-            self.reset_timer();
-        }
-        Poll::Pending
-    }
-
-    fn reset_timer(&mut self) {
-        let mut next = match self.closing {
-            Some((_, until)) => until,
-            None => self.lifetime.next(),
-        };
-        if let Some(since) = self.blocked_since {
-            next = next.min(since + self.send_timeout);
-        }
-        self.timer.as_mut().reset(next.into());
-    }
-
-    fn set_timer(&mut self, cx: &mut Context<'_>) {
-        self.reset_timer();
-        let _ = self.timer.as_mut().poll(cx);
-    }
-
     /// Reads one frame, if there is one. True if there was. The reason if the connection has ended.
     fn poll_read(&mut self, cx: &mut Context<'_>) -> Result<bool, &'static str> {
         if self.blocked_since.is_some() && self.reads_while_blocked >= READS_WHILE_BLOCKED {
@@ -240,7 +193,7 @@ impl Live<'_> {
         let message = match Pin::new(&mut self.socket).poll_next(cx) {
             Poll::Pending => {
                 self.unread = None;
-                return Ok(false);
+                return Ok(self.on_partial());
             }
             Poll::Ready(None) => return Err("client"),
             Poll::Ready(Some(Err(Error::Io(_)))) => return Err("client"),
@@ -260,6 +213,8 @@ impl Live<'_> {
             Poll::Ready(Some(Ok(message))) => message,
         };
         self.lifetime.on_received();
+        self.read_before = self.socket.get_ref().bytes_read;
+        self.partial_bytes = 0;
         self.reads_while_blocked += u32::from(self.blocked_since.is_some());
         let (is_text, is_binary, is_close) =
             (message.is_text(), message.is_binary(), message.is_close());
@@ -281,6 +236,28 @@ impl Live<'_> {
         Ok(true)
     }
 
+    /// Counts the message of which a part has come, if that is large. True if there is no room for more of it: the
+    /// connection then closes.
+    fn on_partial(&mut self) -> bool {
+        let bytes = self.socket.get_ref().bytes_read - self.read_before;
+        if bytes <= SMALL_BYTES || bytes == self.partial_bytes {
+            return false;
+        }
+        self.partial_bytes = bytes;
+        self.slot.set_bytes(self.session.bytes() + bytes);
+        if self.room() > 0 {
+            return false;
+        }
+        let limited = &self.slot.open.metrics.limited;
+        limited.with_label_values(&["messages"]).inc();
+        self.close(
+            "memory",
+            CloseCode::SERVICE_OVERLOAD,
+            "no memory for the message",
+        );
+        true
+    }
+
     fn room(&self) -> u64 {
         self.slot.room(self.server.responses.websocket())
     }
@@ -299,7 +276,8 @@ impl Live<'_> {
                 }
             }
         }
-        self.slot.set_bytes(self.session.bytes());
+        self.slot
+            .set_bytes(self.session.bytes() + self.partial_bytes);
         self.lifetime
             .set_busy(self.session.is_busy(), observe::now());
         let bitten = self.session.take_bitten();

@@ -29,6 +29,7 @@ impl Metrics {
                 "warmroute_websocket_connections_closed_total",
                 "WebSockets that ended, by reason: `client` (it closed or was lost), `over` (too old, or without a turn \
                  for too long), `drain`, `unresponsive` (no answer to pings), `send_timeout` (the client reads nothing), \
+                 `memory` (none for a large message of it), \
                  `protocol` (bytes that are no WebSocket's, or a message that is too large).",
                 &["reason"],
             ),
@@ -39,7 +40,8 @@ impl Metrics {
             limited: registry.counters(
                 "warmroute_websocket_limits_reached_total",
                 "What bounds of a WebSocket refused or forgot, by bound: `queue` (a turn was refused), `lanes` (a turn \
-                 named one lane too many), `memory` (the latest response of a lane was forgotten).",
+                 named one lane too many), `memory` (the latest response of a lane was forgotten), `messages` (a large message \
+                 was not read to its end).",
                 &["bound"],
             ),
         }

@@ -48,6 +48,8 @@ pub struct Upgraded {
     socket: Socket,
     /// What came behind the request's head.
     early: Bytes,
+    /// Bytes that were read of it, ever.
+    pub bytes_read: u64,
     /// How long the other end may leave bytes unread.
     pub send_timeout: Duration,
 }
@@ -57,6 +59,7 @@ impl Upgraded {
         let mut upgraded = Self {
             socket,
             early,
+            bytes_read: 0,
             send_timeout,
         };
         upgraded.let_go();
@@ -81,9 +84,13 @@ impl AsyncRead for Upgraded {
             let length = self.early.len().min(buffer.remaining());
             buffer.put_slice(&self.early.split_to(length));
             self.let_go();
+            self.bytes_read += length as u64;
             return Poll::Ready(Ok(()));
         }
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        self.bytes_read += (buffer.filled().len() - before) as u64;
+        read
     }
 }
 

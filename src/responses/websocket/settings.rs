@@ -52,7 +52,8 @@ pub struct Settings {
     #[schemars(extend("min" = "1KiB"))]
     #[serde(with = "SizeText")]
     pub max_memory: u64,
-    /// The same of all connections together. Beyond it nothing more is remembered, and no turn waits.
+    /// The same of all connections together, and messages above 64 KiB of which a part has come. Beyond it nothing more is
+    /// remembered, no turn waits, and a connection with such a message is closed (1013).
     #[schemars(extend("min" = "1KiB"))]
     #[serde(with = "SizeText")]
     pub max_total_memory: u64,

@@ -181,6 +181,20 @@ async fn a_message_that_is_too_large_closes_the_connection() {
 }
 
 #[tokio::test]
+async fn a_message_for_which_no_memory_is_left_closes_its_connection() {
+    let cluster = with(|config| config.responses.websocket.max_total_memory = 256 << 10).await;
+    let mut other = Socket::open(cluster.router.api).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    // Larger than the buffers of sockets, and never complete.
+    socket.begin(12 << 20, 4 << 20).await;
+    assert_eq!(socket.closed().await, 1013);
+    closed(&cluster.router, "memory").await;
+    other.respond(json!({})).await;
+    let bytes = "warmroute_websocket_memory_bytes";
+    assert!(cluster.metric(bytes, &[]).await < 4096.0);
+}
+
+#[tokio::test]
 async fn an_old_connection_ends_when_its_turns_have() {
     let cluster = with(|config| config.responses.websocket.max_age = Duration::from_secs(1)).await;
     let mut socket = Socket::open(cluster.router.api).await;

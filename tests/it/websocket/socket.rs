@@ -7,6 +7,7 @@ use std::pin::Pin;
 use futures_core::Stream as _;
 use futures_sink::Sink as _;
 use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
@@ -66,6 +67,16 @@ impl Socket {
 
     pub(super) async fn text(&mut self, text: &str) {
         self.send(Message::text(text)).await;
+    }
+
+    /// Sends the beginning of a message of this size, as far as the router takes it.
+    pub(super) async fn begin(&mut self, size: u64, sent: usize) {
+        let mut bytes = vec![0x81, 0x80 | 127];
+        bytes.extend(size.to_be_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend(vec![b' '; sent]);
+        // A mask of zeros changes nothing.
+        let _ = self.0.get_mut().write_all(&bytes).await;
     }
 
     /// Sends a create with these members besides a model, an input and a short output.
