@@ -36,11 +36,17 @@ impl Limiter {
                 () = self.has_ended.notified() => false,
                 () = &mut stopped => true,
             };
+            if !is_stopping {
+                // Most go along with a charge meanwhile.
+                sleep(PAUSE).await;
+            }
             let is_done = self.settle(&redis).await;
             if is_stopping {
                 break;
             }
-            sleep(if is_done { PAUSE } else { RETRY }).await;
+            if !is_done {
+                sleep(RETRY).await;
+            }
         }
         // The next charge of another replica must see requests that end during the drain.
         let mut give_up_at = None;

@@ -94,6 +94,10 @@ impl ScriptedEngine {
         if !head.starts_with("post ") {
             return Some((200, String::new()));
         }
+        // A health check asks whether there is a Responses API.
+        if body == "{}" {
+            return Some((400, "{}".to_owned()));
+        }
         let has = |words: &str| body.contains(words);
         let answer = match () {
             () if has(CUT) => None,
