@@ -26,6 +26,7 @@ mod events;
 mod finish;
 mod history;
 mod http_response;
+mod inline_compaction;
 mod input;
 mod input_tokens;
 mod item;

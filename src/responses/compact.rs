@@ -14,11 +14,10 @@ use super::client_state::StateSigner;
 use super::engine_call::collect;
 use super::history::Access;
 use super::http_response::{json, mark_degraded};
-use super::item::{Ids, joined_text, prefix};
+use super::item::{Ids, is_user_message, joined_text, prefix};
 use super::members::{self, Members, put, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{Outcome, Usage};
-use super::prepare::ExpandedInput;
 use super::request::{CreateRequest, Parent, random};
 use super::service::Responses;
 use super::{engine_body, retry};
@@ -35,11 +34,11 @@ pub(super) const LEAD_IN: &str = "Summary of the conversation so far:\n";
 pub(super) const OBJECT: &str = "response.compaction";
 
 /// The conversation after compaction.
-struct Window {
+pub(super) struct Window {
     /// The user's messages, as a list without its brackets.
     user_messages: Vec<u8>,
     /// The summary as an assistant message with this id.
-    summary_id: String,
+    pub(super) summary_id: String,
     summary: Vec<u8>,
 }
 
@@ -76,8 +75,13 @@ impl Responses {
         let id = ResponseId::new(Root(fastrand::u64(..)), random()?);
         let ids = Ids::of(id);
         let expanded = self.expand(&create, history, &ids, &reader).await?;
-        let (text, usage) = self.summarise(request, &create, id, &expanded).await?;
-        let window = Window::new(&expanded, &ids, &text);
+        let (text, usage) = self
+            .summarise(request, &create, id, &expanded.input)
+            .await?;
+        let lists = expanded.history.lists.iter();
+        let lists = lists.filter_map(|list| members::list(std::str::from_utf8(list).ok()?));
+        let new = expanded.new_input.items.iter().map(|item| &*item.json);
+        let window = Window::new(lists.flatten().chain(new), &ids, &text);
         let signer = StateSigner {
             key_ring: self.key_ring.clone(),
             tenant: reader.tenant,
@@ -85,11 +89,7 @@ impl Responses {
             response: id.to_string(),
             model: create.model.clone().into_owned(),
         };
-        let item = signer
-            .compaction(&window.summary_id, &window.summary)
-            .ok_or_else(|| {
-                ApiError::invalid_engine_response("the summary is too large for a state token")
-            })?;
+        let item = window.item(&signer)?;
         let head = head(&id.to_string(), reader.now_s, usage.as_ref());
         if is_stored {
             let key = ResponseKey {
@@ -103,17 +103,17 @@ impl Responses {
         Ok(response)
     }
 
-    /// The model's summary, and what it used.
-    async fn summarise(
+    /// The model's summary of a list of items as engines get them, and what it used.
+    pub(super) async fn summarise(
         &self,
         request: &ClientRequest<'_>,
         create: &CreateRequest<'_>,
         id: ResponseId,
-        expanded: &ExpandedInput,
+        input: &[u8],
     ) -> Result<(String, Option<Usage>), ApiError> {
         let settings = &self.settings.compact;
         let salt = request.salt(create)?;
-        let input = with_prompt(&expanded.input, &settings.prompt);
+        let input = with_prompt(input, &settings.prompt);
         let id = id.to_string();
         let body = engine_body::summary_body(create, &input, &id, salt, settings.max_output_tokens);
         let answer = self.ask_response(&request.context(), body).await?;
@@ -160,7 +160,7 @@ impl Responses {
             input: Bytes::from_static(b"[]"),
             content: Content {
                 response: Bytes::copy_from_slice(head),
-                output: window.list(&window.summary).into(),
+                output: window.items().into(),
             },
             initial: InitialState::Finished {
                 status: Status::Completed,
@@ -175,16 +175,10 @@ impl Responses {
 }
 
 impl Window {
-    fn new(expanded: &ExpandedInput, ids: &Ids, summary: &str) -> Self {
+    /// Of the items of a conversation.
+    pub(super) fn new<'a>(items: impl Iterator<Item = &'a str>, ids: &Ids, summary: &str) -> Self {
         let mut user_messages = Vec::new();
-        let lists = expanded.history.lists.iter();
-        let lists = lists.filter_map(|list| members::list(std::str::from_utf8(list).ok()?));
-        let new = expanded.new_input.items.iter().map(|item| &*item.json);
-        for raw in lists
-            .flatten()
-            .chain(new)
-            .filter(|raw| is_user_message(raw))
-        {
+        for raw in items.filter(|raw| is_user_message(raw)) {
             if !user_messages.is_empty() {
                 user_messages.push(b',');
             }
@@ -206,6 +200,19 @@ impl Window {
         }
     }
 
+    /// The items that a model gets.
+    pub(super) fn items(&self) -> Vec<u8> {
+        self.list(&self.summary)
+    }
+
+    /// The item that stands for the conversation.
+    pub(super) fn item(&self, signer: &StateSigner) -> Result<Vec<u8>, ApiError> {
+        let item = signer.compaction(&self.summary_id, &self.summary);
+        item.ok_or_else(|| {
+            ApiError::invalid_engine_response("the summary is too large for a state token")
+        })
+    }
+
     /// The list with `last` after the user's messages.
     fn list(&self, last: &[u8]) -> Vec<u8> {
         let comma: &[u8] = if self.user_messages.is_empty() {
@@ -220,10 +227,6 @@ impl Window {
     fn with(&self, head: &[u8], item: &[u8]) -> Vec<u8> {
         with_output(head, &self.list(item))
     }
-}
-
-fn is_user_message(raw: &str) -> bool {
-    Members::parse(raw).is_ok_and(|item| item.get("role") == Some("\"user\""))
 }
 
 /// The object without its output.

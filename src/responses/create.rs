@@ -22,7 +22,7 @@ use super::request::{self, CreateRequest, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
-use super::{chat, engine_body, engine_error, engine_input, stream};
+use super::{chat, engine_body, engine_error, engine_input, inline_compaction, stream};
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
@@ -82,8 +82,18 @@ impl Responses {
         let mut prepared = self
             .prepare(create, history, reader, is_stored, is_stored)
             .await?;
-        let template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
-        let input = std::mem::take(&mut prepared.input);
+        let mut template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
+        let compacted = self
+            .compact_in_line(request, create, &prepared, reader)
+            .await?;
+        let mut input = std::mem::take(&mut prepared.input);
+        let mut is_asked = true;
+        if let Some(compacted) = compacted {
+            is_asked = compacted.goes_on;
+            input = self.compacted_input(&compacted.window)?;
+            prepared.continue_from(compacted.window);
+            template.compaction = Some(compacted.item);
+        }
         let mut finisher = self.finisher(request, create, reader.tenant, &mut prepared, is_stored);
         if request.turn.is_some_and(|turn| !turn.generates) {
             finisher.conversation = lock.take();
@@ -94,9 +104,13 @@ impl Responses {
             response: Some(prepared.id),
             ..request.context()
         };
-        let answer = self
-            .ask_truncating(&context, create, input, &prepared.name, salt)
-            .await?;
+        let answer = match is_asked {
+            true => {
+                self.ask_truncating(&context, create, input, &prepared.name, salt)
+                    .await?
+            }
+            false => inline_compaction::empty_answer(create.stream),
+        };
 
         let (mut head, engine) = answer.into_parts();
         let served_by = head.extensions.get::<ServedBy>();
@@ -270,7 +284,12 @@ fn read_whole(
     let members = Members::parse(text).map_err(|_| wrong())?;
     template.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
-    let count = outcome.read_output(&members, &template.ids, signer);
+    let count = outcome.read_output(
+        &members,
+        &template.ids,
+        template.compaction.as_ref(),
+        signer,
+    );
     let count = count.ok_or_else(wrong)?;
     Ok((template, outcome, count))
 }

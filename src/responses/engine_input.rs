@@ -173,7 +173,7 @@ impl EngineInput {
                     self.answered_call(item, "file_search", &arguments, results);
                 }
             }
-            Kind::Hidden | Kind::Compaction | Kind::Reference => {}
+            Kind::Hidden | Kind::Compaction | Kind::CompactionTrigger | Kind::Reference => {}
         }
         Ok(())
     }

@@ -331,6 +331,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
         | Kind::CodeInterpreterCall
         | Kind::FileSearchCall
         | Kind::Hidden
+        | Kind::CompactionTrigger
         | Kind::Reference => {}
     }
     let mut out = Vec::with_capacity(128);

@@ -32,18 +32,30 @@ impl Responses {
             .await?;
         let ids = Ids::random(random()?);
         let expanded = self.expand(&create, history, &ids, &reader).await?;
-        let body = engine_body::body(&create, &expanded.input, "", Some(NO_MEDIA));
+        let tokens = self
+            .prompt_tokens(request, &create, &expanded.input)
+            .await?;
+        let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
+        Ok(json(text))
+    }
+
+    /// The tokens of the prompt with a list of items as engines get them.
+    pub(super) async fn prompt_tokens(
+        &self,
+        request: &ClientRequest<'_>,
+        create: &CreateRequest<'_>,
+        input: &[u8],
+    ) -> Result<usize, ApiError> {
+        let body = engine_body::body(create, input, "", Some(NO_MEDIA));
         let model = Some(&*create.model).filter(|model| !model.is_empty());
         let counted = self
             .relay
             .count_tokens(Api::Responses, request.headers, &body, model, Some(self))
             .await?;
-        let tokens = match counted {
-            Some(tokens) => tokens,
-            None => self.ask_engine(request, &create, body).await?,
-        };
-        let text = format!(r#"{{"object":"response.input_tokens","input_tokens":{tokens}}}"#);
-        Ok(json(text))
+        match counted {
+            Some(tokens) => Ok(tokens),
+            None => self.ask_engine(request, create, body).await,
+        }
     }
 
     async fn ask_engine(

@@ -30,11 +30,13 @@ pub(super) enum Kind {
     /// Contains nothing to show to a model.
     Hidden,
     Compaction,
+    /// Asks to compact what comes before it. Sent to no engine.
+    CompactionTrigger,
     Reference,
 }
 
 /// The known types, each with the prefix of its ids.
-const TYPES: [(&str, Kind, &str); 28] = [
+const TYPES: [(&str, Kind, &str); 29] = [
     ("message", Kind::Message, "msg"),
     ("reasoning", Kind::Reasoning, "rs"),
     ("function_call", Kind::FunctionCall, "fc"),
@@ -66,8 +68,13 @@ const TYPES: [(&str, Kind, &str); 28] = [
     ("web_search_call", Kind::Hidden, "ws"),
     ("image_generation_call", Kind::Hidden, "ig"),
     ("compaction", Kind::Compaction, "cmp"),
+    ("compaction_trigger", Kind::CompactionTrigger, "cmpt"),
     ("item_reference", Kind::Reference, "ref"),
 ];
+
+pub(super) fn is_user_message(raw: &str) -> bool {
+    Members::parse(raw).is_ok_and(|item| item.get("role") == Some("\"user\""))
+}
 
 /// One item as written.
 #[derive(Clone, Debug)]

@@ -6,6 +6,7 @@ use std::io::Write as _;
 use serde::Deserialize;
 
 use super::client_state::StateSigner;
+use super::inline_compaction::CompactionItem;
 use super::item::Ids;
 use super::members::{self, Members};
 use super::output_item::put_item;
@@ -56,6 +57,22 @@ pub(super) struct OutputDetails {
 }
 
 impl Usage {
+    pub(super) fn plus(&self, more: &Self) -> Self {
+        let sum = |of: fn(&Self) -> u64| of(self).saturating_add(of(more));
+        Self {
+            input_tokens: sum(|it| it.input_tokens),
+            input_tokens_details: InputDetails {
+                cached_tokens: sum(|it| it.input_tokens_details.cached_tokens),
+                cache_write_tokens: sum(|it| it.input_tokens_details.cache_write_tokens),
+            },
+            output_tokens: sum(|it| it.output_tokens),
+            output_tokens_details: OutputDetails {
+                reasoning_tokens: sum(|it| it.output_tokens_details.reasoning_tokens),
+            },
+            total_tokens: sum(|it| it.total_tokens),
+        }
+    }
+
     pub(super) fn write(&self, out: &mut Vec<u8>) {
         // Writing to memory cannot fail.
         let _ = write!(
@@ -123,28 +140,33 @@ impl Outcome {
         })
     }
 
-    /// Reads the output of an engine's Response object and returns the number of items.
+    /// Reads the output of an engine's Response object and returns the number of items, with `compaction` before them.
     pub(super) fn read_output(
         &mut self,
         members: &Members<'_>,
         ids: &Ids,
+        compaction: Option<&CompactionItem>,
         signer: Option<&StateSigner>,
     ) -> Option<usize> {
         let items = members.get("output").and_then(members::list);
         let items = items.unwrap_or_default();
         let mut list = OutputItems::default();
+        if let Some(item) = compaction {
+            list.push(item.json.to_vec(), None);
+        }
+        let first = list.len();
         for (index, raw) in items.iter().enumerate() {
             // Only the last item can be incomplete.
             let is_cut = self.status != Status::Completed && index + 1 == items.len();
             let status = if is_cut { "incomplete" } else { "completed" };
             let mut item = Vec::with_capacity(raw.len() + 192);
-            let kind = put_item(&mut item, raw, ids, index, status)?;
+            let kind = put_item(&mut item, raw, ids, first + index, status)?;
             let signed = signer.filter(|_| kind == "reasoning");
             let signed = signed.and_then(|signer| signer.reasoning(&item));
             list.push(item, signed);
         }
         (self.output, self.client_output) = list.finish();
-        Some(items.len())
+        Some(list.len())
     }
 
     /// The items as the client gets them.
@@ -162,6 +184,10 @@ pub(super) struct OutputItems {
 impl OutputItems {
     pub(super) fn push(&mut self, stored: Vec<u8>, client: Option<Vec<u8>>) {
         self.items.push((stored, client));
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
     }
 
     /// The stored list, and the client's if it differs.

@@ -52,6 +52,17 @@ impl PreparedResponse {
         }
     }
 
+    /// Replaces the history and the new input by `window`, a JSON array of items. The record has all of it.
+    pub(super) fn continue_from(&mut self, window: Bytes) {
+        self.history.chain = None;
+        self.history.lists = vec![window.clone()];
+        self.new_input.items.clear();
+        if let Some(state) = &mut self.client_state {
+            state.lists = vec![window.clone()];
+        }
+        self.history.client_held = Some(window);
+    }
+
     /// The new input items, if a conversation will get them.
     pub(super) fn take_new_items(&mut self) -> Vec<Item> {
         match self.history.conversation {

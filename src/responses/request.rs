@@ -42,6 +42,8 @@ pub(super) struct CreateRequest<'a> {
     /// The values of `include`.
     pub(super) include: Vec<Cow<'a, str>>,
     pub(super) truncation: Truncation,
+    /// When what comes before is compacted first.
+    pub(super) compact_at: Option<CompactAt>,
     /// Whether `input` may be missing or empty: for a token count, if there are instructions or tools to count.
     pub(super) input_may_be_empty: bool,
 }
@@ -72,6 +74,25 @@ impl Parent<'_> {
     }
 }
 
+/// When the history of a response is compacted before its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum CompactAt {
+    /// If the prompt has more tokens.
+    Tokens(u64),
+    /// At once, and there is no other answer.
+    Now,
+}
+
+impl CompactAt {
+    /// The member that asks for it.
+    pub(super) fn param(self) -> &'static str {
+        match self {
+            Self::Tokens(_) => "context_management",
+            Self::Now => "input",
+        }
+    }
+}
+
 impl<'a> CreateRequest<'a> {
     pub(super) fn read(body: &'a [u8]) -> Result<Self, ApiError> {
         Self::checked(parse(body)?, true)
@@ -97,10 +118,6 @@ impl<'a> CreateRequest<'a> {
             (
                 "prompt",
                 "is not supported: send the text itself as `input` and `instructions`",
-            ),
-            (
-                "context_management",
-                "is not supported: compact the history with `POST /v1/responses/compact`",
             ),
             (
                 "previous_input_messages",
@@ -142,6 +159,13 @@ impl<'a> CreateRequest<'a> {
                 "background",
             ));
         }
+        let compact_at = compact_at(&members, input)?;
+        if let Some(at) = compact_at
+            && background
+        {
+            let why = "is not supported in the background";
+            return Err(ApiError::unsupported(at.param(), why));
+        }
         let is_given = |name: &str| members.get(name).is_some_and(|raw| raw != "[]");
         Ok(Self {
             model,
@@ -152,6 +176,7 @@ impl<'a> CreateRequest<'a> {
             background,
             include: include(&members)?,
             truncation: truncation(&members)?,
+            compact_at,
             parent,
             members,
         })
@@ -294,6 +319,49 @@ pub(super) fn check_include(param: &str, name: &str) -> Result<(), ApiError> {
     Err(ApiError::wrong_value(param, why))
 }
 
+fn compact_at(members: &Members<'_>, input: Option<&str>) -> Result<Option<CompactAt>, ApiError> {
+    const TRIGGER: &str = "compaction_trigger";
+    // A list is read here only if it may have one.
+    if let Some(items) = input.filter(|raw| raw.starts_with('[') && raw.contains(TRIGGER)) {
+        let items = members::list(items).unwrap_or_default();
+        let is_trigger = |raw: &&str| {
+            let item = Members::parse(raw).unwrap_or_default();
+            item.text("type").as_deref() == Some(TRIGGER)
+        };
+        match items.iter().position(is_trigger) {
+            Some(place) if place + 1 == items.len() => return Ok(Some(CompactAt::Now)),
+            Some(place) => {
+                let why = "a compaction_trigger must be the last item";
+                return Err(ApiError::wrong_value(&format!("input[{place}]"), why));
+            }
+            None => {}
+        }
+    }
+    let Some(raw) = members.get("context_management") else {
+        return Ok(None);
+    };
+    let entries = members::list(raw)
+        .ok_or_else(|| ApiError::wrong_type("context_management", "a list of objects"))?;
+    let mut found = None;
+    for (index, raw) in entries.into_iter().enumerate() {
+        let param = |name: &str| format!("context_management[{index}]{name}");
+        let entry =
+            Members::parse(raw).map_err(|_| ApiError::wrong_type(&param(""), "an object"))?;
+        if entry.text("type").as_deref() != Some("compaction") {
+            let why = "it must be 'compaction'";
+            return Err(ApiError::wrong_value(&param(".type"), why));
+        }
+        let threshold = entry.get("compact_threshold").filter(|raw| *raw != "null");
+        let Some(threshold) = threshold else {
+            continue;
+        };
+        let threshold = threshold.parse::<u64>().ok().filter(|tokens| *tokens > 0);
+        let wrong = || ApiError::wrong_type(&param(".compact_threshold"), "a positive integer");
+        found = found.or(Some(CompactAt::Tokens(threshold.ok_or_else(wrong)?)));
+    }
+    Ok(found)
+}
+
 fn truncation(members: &Members<'_>) -> Result<Truncation, ApiError> {
     match members.get("truncation") {
         None | Some("\"disabled\"") => Ok(Truncation::Disabled),
@@ -353,11 +421,31 @@ mod tests {
             &with(r#""prompt":{"id":"p"}"#),
             "unsupported_parameter prompt",
         );
+        let managed = |value: &str| with(&format!(r#""context_management":{value}"#));
+        check(&managed("[]"), "");
+        check(&managed(r#"[{"type":"compaction"}]"#), "");
         check(
-            &with(r#""context_management":[{"type":"compaction"}]"#),
+            &managed(r#"[{"type":"compaction","compact_threshold":9}]"#),
+            "",
+        );
+        check(&managed("{}"), "invalid_type context_management");
+        check(&managed("[7]"), "invalid_type context_management[0]");
+        check(
+            &managed(r#"[{"type":"other"}]"#),
+            "invalid_value context_management[0].type",
+        );
+        check(
+            &managed(r#"[{"type":"compaction","compact_threshold":0}]"#),
+            "invalid_type context_management[0].compact_threshold",
+        );
+        check(
+            &managed(r#"[{"type":"compaction","compact_threshold":9}],"background":true"#),
             "unsupported_parameter context_management",
         );
-        check(&with(r#""context_management":[]"#), "");
+        check(
+            r#"{"model":"m","input":[{"type":"compaction_trigger"},{"role":"user","content":"a"}]}"#,
+            "invalid_value input[0]",
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
+use super::inline_compaction::CompactionItem;
 use super::item::Ids;
 use super::members::{Members, put, put_string, put_text};
 use super::object::with_output;
@@ -26,6 +27,8 @@ pub(super) struct ResponseTemplate {
     /// The other members.
     tail: Vec<u8>,
     pub(super) ids: Ids,
+    /// What the output begins with, if the history was compacted.
+    pub(super) compaction: Option<CompactionItem>,
 }
 
 /// Members of a Response object that the router decides.
@@ -153,6 +156,7 @@ impl ResponseTemplate {
             top_p: number(of("top_p")).map(str::to_owned),
             tail,
             ids,
+            compaction: None,
         }
     }
 
@@ -212,7 +216,12 @@ impl ResponseTemplate {
             }
         }
         put_name(&mut out, "usage");
-        match &outcome.usage {
+        let compaction = self.compaction.as_ref().and_then(|item| item.usage);
+        let usage = match (outcome.usage, compaction) {
+            (Some(usage), Some(more)) => Some(usage.plus(&more)),
+            (usage, more) => usage.or(more),
+        };
+        match &usage {
             None => out.extend_from_slice(b"null"),
             Some(usage) => usage.write(&mut out),
         }

@@ -19,7 +19,12 @@ fn finishing() -> Settings {
         stop_at_once: true,
         ..Faults::default()
     };
-    Settings { faults, ..fast() }
+    Settings {
+        faults,
+        // Its prompts are counted by it.
+        enable_scale_out: true,
+        ..fast()
+    }
 }
 
 async fn one() -> Cluster {
@@ -45,6 +50,16 @@ impl Cluster {
         let text = String::from_utf8(arrival.body.to_vec()).unwrap();
         let input = text.split_once(r#""input":"#).unwrap().1.to_owned();
         (serde_json::from_str(&text).unwrap(), input)
+    }
+
+    /// The bodies of the last turns that the engine was asked for, oldest first.
+    async fn turns(&self) -> Vec<String> {
+        let stats = self.engines[0].stats().await;
+        let posts = stats.last.into_iter();
+        let turns = posts.filter(|post| post.path == PATH && post.body.len() > 2);
+        turns
+            .map(|post| String::from_utf8(post.body.to_vec()).unwrap())
+            .collect()
     }
 }
 
@@ -207,4 +222,191 @@ async fn another_tenants_summary_cannot_be_read() {
         (foreign.status, &*foreign.code()),
         (400, "invalid_encrypted_content")
     );
+}
+
+fn with_threshold(tokens: u64) -> Value {
+    json!([{"type": "compaction", "compact_threshold": tokens}])
+}
+
+fn kinds(response: &Value) -> Vec<&str> {
+    let items = response["output"].as_array().unwrap().iter();
+    items.map(|item| item["type"].as_str().unwrap()).collect()
+}
+
+#[tokio::test]
+async fn a_long_conversation_is_compacted_before_its_answer() {
+    let cluster = one().await;
+    let first = cluster
+        .created(&json!({"model": "sim", "input": "one", "instructions": "brief"}))
+        .await;
+    let (_, turn) = cluster.last_sent().await;
+    let mut body = json!({"model": "sim", "input": "two", "instructions": "brief", "previous_response_id": first["id"],
+        "context_management": with_threshold(1_000_000)});
+    let short = cluster.created(&body).await;
+    assert_eq!(kinds(&short), ["message"]);
+
+    body["context_management"] = with_threshold(1);
+    let before = cluster.engines[0].generated().await;
+    let compacted = cluster.created(&body).await;
+    assert_eq!(kinds(&compacted), ["compaction", "message"]);
+    assert_eq!(compacted["previous_response_id"], first["id"]);
+    assert_eq!(
+        cluster.engines[0].generated().await,
+        before + 2,
+        "one summary and one answer"
+    );
+    let turns = cluster.turns().await;
+    let bodies = &turns[turns.len() - 2..];
+    // The summary's prompt begins with the conversation as the last turn had it, without the new message.
+    let open = turn.strip_suffix("]}").unwrap();
+    assert!(
+        bodies[0].contains(open) && !bodies[0].contains("two"),
+        "{}",
+        bodies[0]
+    );
+    let sent: Value = serde_json::from_str(&bodies[1]).unwrap();
+    let sent_texts = texts(&sent["input"]);
+    assert_eq!((sent_texts[0], sent_texts[2]), ("one", "two"));
+    assert!(sent_texts[1].starts_with("Summary of the conversation so far:\n"));
+    // Both calls are counted.
+    let usage = &compacted["usage"];
+    let tokens = |name: &str| usage[name].as_u64().unwrap();
+    assert_eq!(
+        tokens("total_tokens"),
+        tokens("input_tokens") + tokens("output_tokens")
+    );
+    assert!(tokens("input_tokens") > short["usage"]["input_tokens"].as_u64().unwrap());
+
+    // It goes on from the summary, and what came before it is not sent again.
+    cluster
+        .created(
+            &json!({"model": "sim", "input": "three", "previous_response_id": compacted["id"]}),
+        )
+        .await;
+    let (next, _) = cluster.last_sent().await;
+    let next = texts(&next["input"]);
+    assert_eq!(
+        (next.len(), next[0], next[2], next[4]),
+        (5, "one", "two", "three")
+    );
+    // A client that keeps the items itself goes on from the compaction item.
+    let kept = json!([compacted["output"][0], {"role": "user", "content": "three"}]);
+    cluster
+        .created(&json!({"model": "sim", "input": kept, "store": false}))
+        .await;
+    let (next, _) = cluster.last_sent().await;
+    assert_eq!(texts(&next["input"])[0], sent_texts[1]);
+    let stored = cluster
+        .get(&format!("{PATH}/{}", compacted["id"].as_str().unwrap()))
+        .await;
+    assert_eq!(kinds(&stored.json()), ["compaction", "message"]);
+}
+
+#[tokio::test]
+async fn a_stream_shows_the_compaction_first() {
+    let cluster = one().await;
+    let input = json!([{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}, {"role": "user", "content": "two"}]);
+    let body = json!({"model": "sim", "input": input, "stream": true, "store": false, "context_management": with_threshold(1)});
+    let answer = cluster.post(PATH, body.to_string()).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let text = answer.text();
+    let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+    let events: Vec<Value> = events
+        .filter_map(|data| serde_json::from_str(data).ok())
+        .collect();
+    let names: Vec<&str> = events
+        .iter()
+        .map(|event| event["type"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names[..6],
+        [
+            "response.created",
+            "response.in_progress",
+            "response.compaction.compacting",
+            "response.output_item.added",
+            "response.output_item.done",
+            "response.output_item.added",
+        ]
+    );
+    for (number, event) in events.iter().enumerate() {
+        assert_eq!(event["sequence_number"], number);
+    }
+    assert_eq!(events[2]["item_id"], events[4]["item"]["id"]);
+    assert_eq!(
+        (&events[3]["output_index"], &events[5]["output_index"]),
+        (&json!(0), &json!(1))
+    );
+    let ended = events.last().unwrap();
+    assert_eq!(ended["type"], "response.completed");
+    assert_eq!(kinds(&ended["response"]), ["compaction", "message"]);
+    let deltas = events
+        .iter()
+        .filter(|event| event["type"] == "response.output_text.delta");
+    assert!(deltas.clone().count() > 0);
+    assert!(deltas.clone().all(|event| event["output_index"] == 1));
+}
+
+#[tokio::test]
+async fn a_trigger_compacts_at_once_and_there_is_no_other_answer() {
+    let cluster = one().await;
+    let items = json!([{"role": "user", "content": "one"}, {"role": "assistant", "content": "1"}, {"type": "compaction_trigger"}]);
+    for stream in [false, true] {
+        let before = cluster.engines[0].generated().await;
+        let body = json!({"model": "sim", "input": items, "stream": stream});
+        let answer = cluster.post(PATH, body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let text = answer.text();
+        let response = match stream {
+            false => answer.json(),
+            true => {
+                let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+                let events = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+                events.last().unwrap()["response"].clone()
+            }
+        };
+        assert_eq!(kinds(&response), ["compaction"]);
+        assert_eq!(response["status"], "completed");
+        assert!(response["usage"]["output_tokens"].as_u64().unwrap() > 0);
+        assert_eq!(cluster.engines[0].generated().await, before + 1);
+        cluster
+            .created(
+                &json!({"model": "sim", "input": "two", "previous_response_id": response["id"]}),
+            )
+            .await;
+        let (next, _) = cluster.last_sent().await;
+        let next = texts(&next["input"]);
+        assert_eq!((next.len(), next[0], next[2]), (3, "one", "two"));
+    }
+}
+
+#[tokio::test]
+async fn a_compaction_that_cannot_be_is_refused_by_name() {
+    let cluster = one().await;
+    let conversation = cluster.post("/v1/conversations", "{}").await.json();
+    let refused = async |body: Value, param: &str| {
+        let answer = cluster.post(PATH, body.to_string()).await;
+        let error = &answer.json()["error"];
+        assert_eq!(
+            (answer.status, &error["param"]),
+            (400, &json!(param)),
+            "{error}"
+        );
+    };
+    let threshold = with_threshold(1);
+    refused(
+        json!({"model": "sim", "input": "x", "conversation": conversation["id"], "context_management": threshold}),
+        "context_management",
+    )
+    .await;
+    refused(
+        json!({"model": "sim", "input": "x", "background": true, "context_management": threshold}),
+        "context_management",
+    )
+    .await;
+    refused(
+        json!({"model": "sim", "input": [{"type": "compaction_trigger"}]}),
+        "input",
+    )
+    .await;
 }

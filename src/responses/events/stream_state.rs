@@ -148,6 +148,16 @@ impl StreamState {
         }
         self.writer
             .response_event("response.in_progress", &response, out);
+        if let Some(item) = self.template.compaction.clone() {
+            self.writer.head("response.compaction.compacting", out);
+            let _ = write!(out, r#","item_id":"{}","output_index":0}}"#, item.id);
+            out.extend_from_slice(b"\n\n");
+            for name in ["response.output_item.added", "response.output_item.done"] {
+                self.writer.item_event(name, 0, &item.json, out);
+            }
+            self.done.push(item.json.to_vec(), None);
+            self.added = 1;
+        }
     }
 
     pub(super) fn announce(&mut self, out: &mut Vec<u8>) {
@@ -322,11 +332,14 @@ impl StreamState {
         self.close(outcome.status, out);
         // The client has the items of the single events; the list counts only if it has more items.
         let listed = ended.get("output").and_then(members::list);
-        if listed.is_none_or(|items| items.len() <= self.added) {
+        let own = usize::from(self.template.compaction.is_some());
+        if listed.is_none_or(|items| items.len() + own <= self.added) {
             (outcome.output, outcome.client_output) = self.done.finish();
         } else {
             let (ids, signer) = (&self.template.ids, self.signer.as_ref());
-            if outcome.read_output(ended, ids, signer).is_none() {
+            let compaction = self.template.compaction.as_ref();
+            let read = outcome.read_output(ended, ids, compaction, signer);
+            if read.is_none() {
                 return self.fail(UNREADABLE, out);
             }
         }

@@ -62,7 +62,7 @@ fn outcome(engine: &Value) -> Option<Outcome> {
     let text = engine.to_string();
     let members = Members::parse(&text).unwrap();
     let mut outcome = Outcome::of_engine(&members)?;
-    outcome.read_output(&members, &Ids::of(ResponseId::new(Root(1), 2)), None)?;
+    outcome.read_output(&members, &Ids::of(ResponseId::new(Root(1), 2)), None, None)?;
     Some(outcome)
 }
 
