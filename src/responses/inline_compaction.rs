@@ -11,21 +11,12 @@ use super::compact::Window;
 use super::engine_input::EngineInput;
 use super::item::{Ids, is_user_message};
 use super::members;
-use super::outcome::Usage;
+use super::outcome::CompactionItem;
 use super::prepare::PreparedResponse;
 use super::request::{CompactAt, CreateRequest, Parent};
 use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
-
-/// The item that the output of a compacted response begins with.
-#[derive(Clone, Debug)]
-pub(super) struct CompactionItem {
-    pub(super) id: String,
-    pub(super) json: Bytes,
-    /// What the summary took.
-    pub(super) usage: Option<Usage>,
-}
 
 /// A response whose history was compacted.
 pub(super) struct Compacted {

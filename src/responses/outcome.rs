@@ -3,10 +3,10 @@
 use std::borrow::Cow;
 use std::io::Write as _;
 
+use bytes::Bytes;
 use serde::Deserialize;
 
 use super::client_state::StateSigner;
-use super::inline_compaction::CompactionItem;
 use super::item::Ids;
 use super::members::{self, Members};
 use super::output_item::put_item;
@@ -25,6 +25,15 @@ pub(super) struct Outcome {
     /// Why it is incomplete.
     pub(super) incomplete_reason: Option<String>,
     pub(super) error: Option<Failure>,
+}
+
+/// The item that the output of a compacted response begins with.
+#[derive(Clone, Debug)]
+pub(super) struct CompactionItem {
+    pub(super) id: String,
+    pub(super) json: Bytes,
+    /// What the summary took.
+    pub(super) usage: Option<Usage>,
 }
 
 #[derive(Clone, Debug, PartialEq)]

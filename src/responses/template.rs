@@ -7,11 +7,10 @@ use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
-use super::inline_compaction::CompactionItem;
 use super::item::Ids;
 use super::members::{Members, put, put_string, put_text};
 use super::object::with_output;
-use super::outcome::Outcome;
+use super::outcome::{CompactionItem, Outcome};
 use super::request::CreateRequest;
 use crate::store::Status;
 
