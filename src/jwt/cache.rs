@@ -84,6 +84,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::observe;
 
     fn digest(number: u32) -> TokenDigest {
         let mut digest = [0; 32];
@@ -94,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_token_is_known_until_it_expires_or_the_keys_change() {
-        let (cache, now) = (Cache::new(100), Instant::now());
+        let (cache, now) = (Cache::new(100), observe::now());
         let later = now + Duration::from_secs(10);
         let token = digest(1);
         cache.put(token, "a", later, (2, 7));
@@ -114,7 +115,7 @@ mod tests {
 
     #[test]
     fn a_flood_of_tokens_takes_bounded_memory() {
-        let (cache, now) = (Cache::new(64), Instant::now());
+        let (cache, now) = (Cache::new(64), observe::now());
         for number in 0..10_000 {
             cache.put(digest(number), number, now + Duration::from_secs(9), (0, 1));
         }

@@ -57,10 +57,11 @@ impl Pacing {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::observe;
 
     #[test]
     fn unknown_keys_start_a_look_no_more_often_than_allowed() {
-        let start = Instant::now();
+        let start = observe::now();
         let at = |seconds: u64| start + Duration::from_secs(seconds);
         let mut pacing = Pacing::new(Duration::from_secs(30));
         assert_eq!(pacing.on_unknown_key(at(0)), Wanted::Wait);
