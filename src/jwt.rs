@@ -37,7 +37,7 @@ pub use self::key_set::check_file;
 pub use self::rejection::Rejection;
 pub use self::settings::{Algorithm, IssuerSettings, Settings};
 #[cfg(feature = "jwt")]
-pub use self::verifier::{Verified, Verifier};
+pub use self::verifier::{Verified, Verifier, look_once};
 
 /// Whether this build can verify tokens.
 pub const IS_BUILT_IN: bool = cfg!(feature = "jwt");

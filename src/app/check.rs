@@ -1,5 +1,7 @@
 //! `check --live`: probes every worker and the store of responses, and with `--transfer` tries KV transfers between them.
 
+#[cfg(feature = "jwt")]
+mod jwt_check;
 mod store_check;
 mod transfer_check;
 
@@ -42,6 +44,10 @@ pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -
     table(&snapshot, &wrong, &kv_events, out)?;
     is_good &= wrong.is_empty() && !snapshot.workers.is_empty();
     is_good &= store_check::run(config, out).await?;
+    #[cfg(feature = "jwt")]
+    {
+        is_good &= jwt_check::run(config, fleet.tls(), out).await?;
+    }
     is_good &= kv_events.values().all(Result::is_ok);
     let Some(connector) = settings.connector else {
         if checks_transfer {

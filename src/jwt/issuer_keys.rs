@@ -131,8 +131,7 @@ impl IssuerKeys {
         last: &mut Option<Bytes>,
     ) -> Result<(), String> {
         let issuer = &*self.spec.issuer;
-        let read = tokio::time::timeout(self.spec.timeout, self.read(tls)).await;
-        let text = read.map_err(|_| format!("no answer within {:?}", self.spec.timeout))??;
+        let text = read(&self.spec, tls).await?;
         let count = |result| {
             self.metrics
                 .reads
@@ -161,28 +160,6 @@ impl IssuerKeys {
         Ok(())
     }
 
-    async fn read(&self, tls: Option<Arc<tls::Client>>) -> Result<Bytes, String> {
-        let (authority, path) = match &self.spec.location {
-            Location::File(path) => return read_file(path).map(Bytes::from),
-            Location::Url {
-                authority, path, ..
-            } => (authority, path),
-        };
-        let settings = client::Settings::default();
-        let pool = Pool::with_tls(authority.clone(), settings, tls);
-        let (status, body) = pool
-            .get(path, None, MAX_BYTES)
-            .await
-            .map_err(|error| error.to_string())?;
-        match status.as_u16() {
-            200 => Ok(body),
-            300..400 => Err(format!(
-                "the server answered {status}; redirects are not followed: write the final URL in `jwks`"
-            )),
-            _ => Err(format!("the server answered {status}")),
-        }
-    }
-
     fn on_failure(&self, error: &str, failures: u32) {
         let issuer = &*self.spec.issuer;
         self.metrics
@@ -204,6 +181,29 @@ impl IssuerKeys {
                 "public keys of an issuer of tokens cannot be read; the last ones stay in use"
             ),
         }
+    }
+}
+
+/// The text of an issuer's keys.
+pub(super) async fn read(spec: &Spec, tls: Option<Arc<tls::Client>>) -> Result<Bytes, String> {
+    let (authority, path) = match &spec.location {
+        Location::File(path) => return read_file(path).map(Bytes::from),
+        Location::Url {
+            authority, path, ..
+        } => (authority, path),
+    };
+    let settings = client::Settings::default();
+    let pool = Pool::with_tls(authority.clone(), settings, tls);
+    let answer = pool.get(path, None, MAX_BYTES);
+    let answer = tokio::time::timeout(spec.timeout, answer).await;
+    let answer = answer.map_err(|_| format!("no answer within {:?}", spec.timeout))?;
+    let (status, body) = answer.map_err(|error| error.to_string())?;
+    match status.as_u16() {
+        200 => Ok(body),
+        300..400 => Err(format!(
+            "the server answered {status}; redirects are not followed: write the final URL in `jwks`"
+        )),
+        _ => Err(format!("the server answered {status}")),
     }
 }
 

@@ -3,15 +3,16 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use super::issuer_keys::{IssuerKeys, Spec};
+use super::issuer_keys::{self, IssuerKeys, Spec};
+use super::key_set::KeySet;
 use super::location::Location;
 use super::metrics::Metrics;
 use super::rejection::Rejection;
 use super::ring_signatures;
-use super::settings::{IssuerSettings, Settings};
+use super::settings::{Advanced, IssuerSettings, Settings};
 use super::verify::{Accepted, Unverified, read, verify};
 use crate::http::drain::Tasks;
-use crate::http::tls::Clients;
+use crate::http::tls::{Client, Clients};
 use crate::observe;
 use crate::observe::metrics::Registry;
 
@@ -32,6 +33,42 @@ pub struct Verifier {
 struct Issuer {
     settings: IssuerSettings,
     keys: Arc<IssuerKeys>,
+}
+
+impl Spec {
+    fn of(settings: &IssuerSettings, advanced: &Advanced) -> Result<Self, String> {
+        Ok(Self {
+            issuer: settings.issuer.clone(),
+            location: settings.location()?,
+            refresh_interval: advanced.refresh_interval,
+            unknown_key_interval: advanced.unknown_key_interval,
+            timeout: advanced.timeout,
+        })
+    }
+
+    fn tls(&self, clients: &Clients) -> Option<Arc<Client>> {
+        match &self.location {
+            Location::Url { tls, .. } => tls.as_ref().map(|settings| clients.get(settings)),
+            Location::File(_) => None,
+        }
+    }
+}
+
+/// Looks once at the keys of each issuer: how many there are, or what is wrong.
+pub async fn look_once(
+    settings: &Settings,
+    clients: &Clients,
+) -> Vec<(String, Result<usize, String>)> {
+    let mut found = Vec::new();
+    for issuer in &settings.issuers {
+        let look = async {
+            let spec = Spec::of(issuer, &settings.advanced)?;
+            let text = issuer_keys::read(&spec, spec.tls(clients)).await?;
+            Ok(KeySet::parse(&text)?.len())
+        };
+        found.push((issuer.issuer.clone(), look.await));
+    }
+    found
 }
 
 /// What a token that was verified stands for.
@@ -66,13 +103,7 @@ impl Verifier {
         let advanced = advanced.unwrap_or_default();
         let listed = settings.iter().flat_map(|settings| &settings.issuers);
         let issuers = listed.map(|settings| {
-            let spec = Spec {
-                issuer: settings.issuer.clone(),
-                location: settings.location()?,
-                refresh_interval: advanced.refresh_interval,
-                unknown_key_interval: advanced.unknown_key_interval,
-                timeout: advanced.timeout,
-            };
+            let spec = Spec::of(settings, &advanced)?;
             Ok(Issuer {
                 settings: settings.clone(),
                 keys: self.keys(spec),
@@ -92,10 +123,7 @@ impl Verifier {
         if let Some(running) = running {
             return running.keys.clone();
         }
-        let tls = match &spec.location {
-            Location::Url { tls, .. } => tls.as_ref().map(|settings| self.clients.get(settings)),
-            Location::File(_) => None,
-        };
+        let tls = spec.tls(&self.clients);
         let keys = IssuerKeys::new(spec, self.metrics.clone());
         let reading = IssuerKeys::read_for_ever(Arc::downgrade(&keys), tls);
         self.tasks.spawn_until_stopped(reading);
@@ -126,6 +154,14 @@ impl Verifier {
 
     async fn result(&self, token: &str) -> Result<Verified, Rejection> {
         let said = read(token)?;
+        // What clients do again and again with a token that has expired costs no signature.
+        let today = observe::unix_s();
+        if said
+            .expires
+            .is_some_and(|at| at + self.leeway.as_secs_f64() < today as f64)
+        {
+            return Err(Rejection::Expired);
+        }
         let mut issuers = self.issuers.iter();
         let index = issuers.position(|issuer| issuer.settings.issuer == said.issuer);
         let index = index.ok_or(Rejection::Issuer)?;

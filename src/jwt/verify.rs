@@ -29,6 +29,8 @@ pub(super) struct Unverified {
     key_id: Option<String>,
     has_critical: bool,
     pub(super) issuer: String,
+    /// `exp`, seconds since 1970.
+    pub(super) expires: Option<f64>,
 }
 
 #[derive(Deserialize)]
@@ -44,6 +46,8 @@ struct Header {
 struct Claims {
     #[serde(default)]
     iss: Value,
+    #[serde(default)]
+    exp: Value,
 }
 
 /// Reads what is needed to find the issuer and its key.
@@ -66,6 +70,7 @@ pub(super) fn read(token: &str) -> Result<Unverified, Rejection> {
         key_id: header.kid,
         has_critical: header.crit.is_some(),
         issuer,
+        expires: claims.exp.as_f64(),
     })
 }
 

@@ -14,6 +14,7 @@ use warmroute::secret::Secret;
 use self::issuer::{ISSUER, KeyServer, Signer};
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::pairs::check;
 use crate::reload::{Folder, text, workers};
 
 fn tenant(name: &str, limits: Value) -> TenantSpec {
@@ -372,4 +373,30 @@ async fn tokens_are_turned_on_changed_and_off_without_a_restart() {
         &token,
         "incorrect API key",
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_live_check_reads_the_keys_of_each_issuer() {
+    let server = KeyServer::start(&Signer::new("k1").keys()).await;
+    let engine = crate::cluster::Engine::here("w0", fast()).await;
+    let issuer =
+        |name: &str, url: &str| format!("{{issuer: '{name}', audiences: [a], jwks: '{url}'}}");
+    let with = |issuers: &str| {
+        let base = text(&workers([&engine]));
+        format!("{base}\ntenants: [{{name: a}}]\njwt: {{issuers: [{issuers}]}}\n")
+    };
+    let good = issuer("good", &server.url());
+    let (printed, code) = check(&with(&good), &["--live"]).await;
+    assert!(
+        printed.contains("keys of good: 1 can verify tokens"),
+        "{printed}"
+    );
+    assert_eq!(code, 0, "{printed}");
+    server.publish(404, "");
+    let (printed, code) = check(&with(&good), &["--live"]).await;
+    assert!(
+        printed.contains("keys of good: FAILED: the server answered 404"),
+        "{printed}"
+    );
+    assert_eq!(code, 1, "{printed}");
 }

@@ -90,7 +90,7 @@ fn configured(connector: &str, sides: &[&Side]) -> String {
 }
 
 /// Runs the check. What it printed, and its exit code.
-async fn check(text: &str, arguments: &[&str]) -> (String, i32) {
+pub(crate) async fn check(text: &str, arguments: &[&str]) -> (String, i32) {
     let file = Removed::new(text);
     let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
     command
