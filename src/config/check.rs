@@ -185,6 +185,12 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
     for (key, error) in settings.check() {
         reader.problem(&format!("jwt.{key}"), error);
     }
+    for (index, issuer) in settings.issuers.iter().enumerate() {
+        let read = issuer.file().map(|path| jwt::check_file(&path));
+        if let Some(Err(error)) = read {
+            reader.problem(&format!("jwt.issuers[{index}].jwks"), error);
+        }
+    }
     let name = &settings.default_tenant;
     if config.tenants.is_empty() {
         let message = "needs `tenants`: list those that tokens name (they need no `keys`), or one, and write its name in \

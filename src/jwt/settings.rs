@@ -146,7 +146,7 @@ impl Algorithm {
 const MAX_ISSUERS: usize = 64;
 
 impl Settings {
-    /// What is wrong beyond types and bounds, also in files: keys with a message each.
+    /// What is wrong beyond types and bounds: keys with a message each.
     pub fn check(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
         if self.issuers.is_empty() {
@@ -187,14 +187,8 @@ impl Settings {
                     "is empty: name the claim with the tenant".to_owned(),
                 );
             }
-            match issuer.location() {
-                Err(error) => wrong("jwks", error),
-                Ok(Location::File(path)) => {
-                    if let Err(error) = super::check_file(&path) {
-                        wrong("jwks", error);
-                    }
-                }
-                Ok(Location::Url { .. }) => {}
+            if let Err(error) = issuer.location() {
+                wrong("jwks", error);
             }
             let is_https = issuer.jwks.starts_with("https://");
             if issuer.tls.is_some() && !is_https {
@@ -206,6 +200,14 @@ impl Settings {
 }
 
 impl IssuerSettings {
+    /// The file with the issuer's keys, if they are in one.
+    pub fn file(&self) -> Option<String> {
+        match self.location() {
+            Ok(Location::File(path)) => Some(path),
+            Ok(Location::Url { .. }) | Err(_) => None,
+        }
+    }
+
     pub(super) fn location(&self) -> Result<Location, String> {
         let tls = self.tls.clone().unwrap_or_default();
         Location::of(&self.jwks, tls)
