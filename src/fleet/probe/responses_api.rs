@@ -58,3 +58,25 @@ fn is_sglang(facts: &Facts) -> bool {
         card.is_ok_and(|card| card.owned_by == "sglang")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::value::RawValue;
+
+    use super::*;
+
+    #[test]
+    fn sglang_is_known_by_its_list_of_models() {
+        let facts = |card: &str| {
+            let card = RawValue::from_string(card.to_owned()).unwrap();
+            Facts {
+                models: [("m".into(), card)].into(),
+                ..Facts::default()
+            }
+        };
+        assert!(is_sglang(&facts(r#"{"id":"m","owned_by":"sglang"}"#)));
+        for card in [r#"{"id":"m","owned_by":"vllm"}"#, r#"{"id":"m"}"#, "7"] {
+            assert!(!is_sglang(&facts(card)), "{card}");
+        }
+    }
+}

@@ -1,10 +1,10 @@
 //! Any bytes as the chat stream of an engine. However they are cut, a client of the Responses API gets the same events,
-//! each of them JSON, and one terminal event.
+//! each of them one line of JSON, and one terminal event.
 
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use serde_json::Value;
+use serde_json::value::RawValue;
 use warmroute::responses::converted_chat;
 
 // The first byte chooses the length of the pieces.
@@ -15,14 +15,15 @@ fuzz_target!(|bytes: &[u8]| {
     let whole = events(&[bytes]);
     let pieces: Vec<&[u8]> = bytes.chunks(1 + usize::from(choice)).collect();
     assert_eq!(whole, events(&pieces));
-    let is_terminal = |event: &&Value| {
-        let kind = event["type"].as_str().expect("each event has a type");
-        ["response.completed", "response.incomplete", "response.failed"].contains(&kind)
+    let is_terminal = |event: &&String| {
+        ["completed", "incomplete", "failed"]
+            .iter()
+            .any(|kind| event.starts_with(&format!(r#"{{"type":"response.{kind}","#)))
     };
     assert_eq!(whole.iter().filter(is_terminal).count(), 1);
 });
 
-fn events(pieces: &[&[u8]]) -> Vec<Value> {
+fn events(pieces: &[&[u8]]) -> Vec<String> {
     let mut text = String::from_utf8(converted_chat(pieces)).expect("events are text");
     // Ids that the engine left out are random.
     while let Some(at) = text.find("\"call_id\":\"call_") {
@@ -32,7 +33,9 @@ fn events(pieces: &[&[u8]]) -> Vec<Value> {
     text.split_terminator("\n\n")
         .map(|event| {
             let data = event.strip_prefix("data: ").expect("each event is data");
-            serde_json::from_str(data).expect("data is JSON")
+            // As written: half a character is an escape that a string cannot have.
+            let _: &RawValue = serde_json::from_str(data).expect("data is JSON");
+            data.to_owned()
         })
         .collect()
 }
