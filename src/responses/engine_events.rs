@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use memchr::{memchr, memmem};
+use memchr::{memchr, memchr2, memmem};
 
 use crate::http::sse;
 
@@ -139,12 +139,16 @@ fn field<'a>(line: &'a [u8], name: &[u8]) -> Option<Cow<'a, str>> {
         None if rest.is_empty() => rest,
         None => return None,
     };
-    Some(String::from_utf8_lossy(value))
+    // Nearly always text: checked at once, and not piece by piece.
+    Some(match std::str::from_utf8(value) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => String::from_utf8_lossy(value),
+    })
 }
 
 /// Data of several lines is JSON, in which a newline can become a space.
 fn one_line(data: Cow<'_, str>) -> Cow<'_, str> {
-    if data.contains(['\n', '\r']) {
+    if memchr2(b'\n', b'\r', data.as_bytes()).is_some() {
         Cow::Owned(data.replace(['\n', '\r'], " "))
     } else {
         data
