@@ -58,6 +58,14 @@ DASHBOARDS = [
             ("Share of prompt tokens from caches", "percentunit", [(rate("warmroute_usage_cached_prompt_tokens_total", "tenant", MODEL) + " / " + rate("warmroute_usage_prompt_tokens_total", "tenant", MODEL), "{{tenant}}")]),
             ("Generated tokens", "short", [(rate("warmroute_usage_generation_tokens_total", "tenant", MODEL), "{{tenant}}")]),
         ]),
+        ("Limits", [
+            ("Requests with room in their tenant's limits", "reqps", [(rate("warmroute_limit_admitted_total", "tenant, decided"), "{{tenant}} ({{decided}})")]),
+            ("Refused by limits", "reqps", [(rate("warmroute_limit_refusals_total", "tenant, reason"), "{{tenant}} {{reason}}")]),
+            ("Share of a tenant's requests that is refused", "percentunit", [(rate("warmroute_limit_refusals_total", "tenant") + " / (" + rate("warmroute_limit_refusals_total", "tenant") + " + " + rate("warmroute_limit_admitted_total", "tenant") + ")", "{{tenant}}")]),
+            ("Charging in Redis, p99", "s", [(quantile(0.99, "warmroute_limit_store_duration_seconds"), "p99")]),
+            ("Replicas that count alone", "short", [("sum by (instance) (warmroute_limits_without_store)", "{{instance}}")]),
+            ("Charges that Redis does not confirm", "ops", [(rate("warmroute_limit_store_failures_total", "operation"), "{{operation}}"), (total("warmroute_limit_settlements_dropped_total"), "settlements dropped")]),
+        ]),
         ("Router", [
             ("CPU", "short", [("rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) warmroute_build_info", "{{instance}}")]),
             ("Memory", "bytes", [("process_resident_memory_bytes and on (instance) warmroute_build_info", "{{instance}}")]),

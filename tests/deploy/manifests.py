@@ -22,7 +22,7 @@ WARMROUTE = pathlib.Path(os.environ.get("WARMROUTE", ROOT / "target/debug/warmro
 # The oldest version that is supported upstream, and the newest schema.
 VERSIONS = ("1.34", "1.37")
 # Kinds that the schemas of Kubernetes' own API do not have.
-CUSTOM = {"ServiceMonitor"}
+CUSTOM = {"ServiceMonitor", "PrometheusRule"}
 NAMESPACE = "llm"
 ENVIRONMENT = {
     "ADMIN_TOKEN": "0123456789abcdef" * 4,

@@ -22,6 +22,8 @@ COMPONENTS = ("discovery", "service-monitor", "engine-autoscaling", "tls")
 EVERYTHING = {
     "kubernetesDiscovery": {"enabled": True, "namespaces": ["llm", "other"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbookUrl": "https://docs.test/runbooks.html"},
+    "grafanaDashboards": {"enabled": True},
     "autoscaling": {"enabled": True},
     "engineAutoscaling": {"enabled": True},
     "restartOnConfigChange": True,
@@ -65,7 +67,7 @@ class Objects:
         return self.find("Deployment", "warmroute")["spec"]["template"]["spec"]
 
     def settings(self):
-        maps = [it for it in self.objects if it["kind"] == "ConfigMap"]
+        maps = [it for it in self.objects if it["kind"] == "ConfigMap" and "config.yaml" in it["data"]]
         self.assertEqual(len(maps), 1)
         return effective_text(maps[0]["data"]["config.yaml"])
 
@@ -223,6 +225,14 @@ class Chart(Objects, unittest.TestCase):
         serious = [it for it in report["messages"] if it["severity"] > 1]
         self.assertEqual((report["errors"], serious), ([], []))
 
+    def test_rules_and_dashboards_are_made_only_where_they_are_asked_for(self):
+        self.assertEqual([it for it in self.objects if it["kind"] == "PrometheusRule"], [])
+        self.assertEqual([it for it in self.objects if it["metadata"]["name"].endswith("dashboards")], [])
+        objects, _ = chart({"prometheusRule": {"enabled": True}})
+        rules = [it for it in objects if it["metadata"]["name"] == "warmroute-alerts"][0]
+        # Without an address the name of the file.
+        self.assertEqual(rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"], "docs/runbooks.md#warmrouteabsent")
+
     def test_the_notes_name_every_variable_of_the_configuration(self):
         values = yaml.safe_load((CHART / "values.yaml").read_text())
         needed = set(re.findall(r"\$\{(\w+)\}", yaml.safe_dump(values["config"]) + str(self.settings())))
@@ -309,6 +319,20 @@ class ChartWithEverything(Objects, Monitored, unittest.TestCase):
     @classmethod
     def setUpClass(cls):
         cls.objects, _ = chart(EVERYTHING)
+
+    def test_rules_and_dashboards_are_the_files_and_alerts_link_to_the_address_that_was_given(self):
+        rules = [it for it in self.objects if it["kind"] == "PrometheusRule"]
+        self.assertEqual([it["metadata"]["name"] for it in rules], ["warmroute-recording", "warmroute-alerts"])
+        for it, name in zip(rules, ("recording", "alerts")):
+            self.assertEqual(it["metadata"]["labels"]["release"], "prometheus")
+            text = (DEPLOY / f"observability/prometheus/{name}.yaml").read_text()
+            text = text.replace("runbook_url: docs/runbooks.md", "runbook_url: https://docs.test/runbooks.html")
+            self.assertEqual(it["spec"], yaml.safe_load(text))
+        self.assertIn("https://docs.test/runbooks.html#warmrouteabsent", str(rules))
+        dashboards = self.find("ConfigMap", "warmroute-dashboards")
+        self.assertEqual(dashboards["metadata"]["labels"]["grafana_dashboard"], "1")
+        files = {path.name: path.read_text() for path in (DEPLOY / "observability/dashboards").glob("*.json")}
+        self.assertEqual(dashboards["data"], files)
 
     def test_each_namespace_of_engines_has_its_role(self):
         roles = [it["metadata"]["namespace"] for it in self.objects if it["kind"] == "Role"]
