@@ -78,8 +78,7 @@ pub struct App {
     readiness: Arc<Readiness>,
     /// Where requests wait for room at a worker.
     queues: Arc<Queues>,
-    /// What runs, after each reload.
-    config: Arc<reload::Status>,
+    reload: reload::Handle,
     /// With other replicas, if there are any.
     sharing: Option<Sharing>,
     tls: tls::Listeners,
@@ -348,7 +347,7 @@ impl App {
             metrics,
             readiness,
             queues,
-            config: reload.status().clone(),
+            reload,
             sharing,
             tls,
             usage,

@@ -19,11 +19,11 @@ impl App {
     pub async fn announce_drain(&self, hurry: impl Future<Output = ()>) {
         self.readiness.begin_drain();
         self.queues.begin_drain();
-        let delay = self.config.running().api.drain_delay;
+        let delay = self.reload.status().running().api.drain_delay;
         if delay.is_zero() {
             return;
         }
-        match self.config.running().queue.is_some() {
+        match self.reload.status().running().queue.is_some() {
             true => info!(
                 ?delay,
                 "not ready any more; new requests are taken until the delay is over, but get 503 if all of their workers \
@@ -42,7 +42,7 @@ impl App {
 
     /// Stops accepting, lets running requests finish within the drain timeout, and aborts the rest.
     pub async fn drain(&self) {
-        let timeout = self.config.running().api.drain_timeout;
+        let timeout = self.reload.status().running().api.drain_timeout;
         info!(
             ?timeout,
             "draining: no new connections, running requests finish"

@@ -4,6 +4,7 @@
 //! a mistake, or with a change that needs a restart, changes nothing.
 
 mod parts;
+mod replace;
 mod status;
 
 use std::io;
@@ -43,13 +44,21 @@ const RETRY: Duration = Duration::from_secs(30);
 /// Asks for reloads.
 #[derive(Clone, Debug)]
 pub(super) struct Handle {
-    requests: mpsc::Sender<oneshot::Sender<Outcome>>,
+    requests: mpsc::Sender<Request>,
     status: Arc<Status>,
 }
 
 /// The other end of a [`Handle`].
 #[derive(Debug)]
-pub(super) struct Requests(mpsc::Receiver<oneshot::Sender<Outcome>>);
+pub(super) struct Requests(mpsc::Receiver<Request>);
+
+/// Asks for one reload.
+#[derive(Debug)]
+struct Request {
+    /// Instead of what the file has.
+    config: Option<Box<Config>>,
+    outcome: oneshot::Sender<Outcome>,
+}
 
 pub(super) fn channel(config: &Config) -> (Handle, Requests) {
     let (requests, received) = mpsc::channel(MAX_WAITING);
@@ -74,7 +83,11 @@ impl Handle {
     async fn answer(&self) -> (StatusCode, Value) {
         let (sender, outcome) = oneshot::channel();
         let refused = |why: &str| (StatusCode::SERVICE_UNAVAILABLE, json!({"error": why}));
-        match self.requests.try_send(sender) {
+        let request = Request {
+            config: None,
+            outcome: sender,
+        };
+        match self.requests.try_send(request) {
             Ok(()) => {}
             Err(mpsc::error::TrySendError::Full(_)) => {
                 return refused("too many reloads are waiting");
@@ -152,9 +165,12 @@ impl Reloader {
                 }
             };
             tokio::select! {
-                Some(answer) = self.requests.0.recv() => {
-                    let outcome = self.reload(Trigger::Request).await;
-                    let _ = answer.send(outcome);
+                Some(request) = self.requests.0.recv() => {
+                    let outcome = match request.config {
+                        Some(config) => self.replace(*config).await,
+                        None => self.reload(Trigger::Request).await,
+                    };
+                    let _ = request.outcome.send(outcome);
                 }
                 _ = hung_up => {
                     self.reload(Trigger::Signal).await;
@@ -235,6 +251,10 @@ impl Reloader {
         let config = Arc::new(config);
         // Secrets may be read from other files now.
         self.files = config.source.files();
+        self.apply(config, changes).await
+    }
+
+    async fn apply(&mut self, config: Arc<Config>, changes: Vec<Change>) -> Outcome {
         if changes.is_empty() {
             self.running = config;
             return Outcome::Unchanged;

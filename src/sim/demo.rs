@@ -1,8 +1,8 @@
-//! The demo: the same conversations at the same time on two fresh fleets of simulated engines, and a table that
-//! compares them.
+//! The demo: the same conversations on two fresh fleets of simulated engines, and a table that compares them.
 //!
-//! By default it compares the policies round_robin and cache_aware. With `--disaggregated` it compares engines
-//! that do everything with a fleet of prefill and decode engines.
+//! By default it compares the policies round_robin and cache_aware, one after the other on one router, so that its
+//! dashboard shows both. With `--disaggregated` it compares engines that do everything with a fleet of prefill and decode
+//! engines, with `--replicas` one router with several, at the same time.
 //!
 //! Engines, router and users share this process and talk over real sockets. The engines' speeds are settings, so
 //! the times show what routing changes and say nothing about any GPU.
@@ -54,37 +54,59 @@ pub async fn run(settings: Settings) -> io::Result<()> {
     Ok(())
 }
 
-/// Runs both sides at the same time and prints their comparison. The second deployment is still running afterwards.
+/// Runs both sides and prints their comparison. The second deployment is still running afterwards.
 async fn compare(settings: &Settings) -> io::Result<Deployment> {
-    let is_disaggregated = settings.disaggregated;
-    if is_disaggregated && settings.deployment.workers < 2 {
+    match settings.replicas {
+        _ if settings.disaggregated => compare_disaggregated(settings).await,
+        Some(replicas) => compare_replicas(settings, replicas).await,
+        None => compare_policies(settings).await,
+    }
+}
+
+/// Runs one policy after the other on one router, with fresh engines for the second.
+async fn compare_policies(settings: &Settings) -> io::Result<Deployment> {
+    let (first, second) = (Policy::RoundRobin, Policy::CacheAware);
+    let topology = Topology::Combined(first);
+    let mut deployment =
+        Deployment::start(&settings.deployment, topology, Routers::One, Ports::Default).await?;
+    let admin = deployment.router().admin_address();
+    eprintln!("Dashboard: http://{admin}/\n");
+    eprintln!("{}", messages::introduction(settings));
+    let bars = Bars::default();
+    let before = measure(settings, first.as_str(), &deployment, &bars).await;
+    deployment
+        .replace_engines(&settings.deployment, second)
+        .await?;
+    let after = measure(settings, second.as_str(), &deployment, &bars).await;
+    bars.end();
+    let outcomes = [before, after];
+    let table = report::table(&outcomes);
+    print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
+    // Without the failed answers the two sides would not have done the same work.
+    check_failures(&outcomes, settings.workload.requests())?;
+    let [before, after] = &outcomes;
+    print(&report::comparison(before, after))?;
+    Ok(deployment)
+}
+
+async fn compare_disaggregated(settings: &Settings) -> io::Result<Deployment> {
+    if settings.deployment.workers < 2 {
         let message = "--disaggregated needs two engines or more";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     eprintln!("{}", messages::introduction(settings));
-    if let Some(replicas) = settings.replicas {
-        return compare_replicas(settings, replicas).await;
-    }
     let side = |name, topology| Side {
         name,
         topology,
         routers: Routers::One,
     };
-    let [baseline, contender] = match is_disaggregated {
-        false => [
-            side("round_robin", Topology::Combined(Policy::RoundRobin)),
-            side("cache_aware", Topology::Combined(Policy::CacheAware)),
-        ],
-        true => [
-            side("combined", Topology::Combined(Policy::CacheAware)),
-            side("disaggregated", Topology::Disaggregated),
-        ],
-    };
+    let baseline = side("combined", Topology::Combined(Policy::CacheAware));
+    let contender = side("disaggregated", Topology::Disaggregated);
     // At the same time, so that whatever else keeps this machine busy affects both alike.
     let bars = Bars::default();
     let (before, after) = tokio::join!(
-        measure(settings, baseline, Ports::Ephemeral, &bars),
-        measure(settings, contender, Ports::Default, &bars),
+        start_and_measure(settings, baseline, Ports::Ephemeral, &bars),
+        start_and_measure(settings, contender, Ports::Default, &bars),
     );
     bars.end();
     let ((before, other), (after, deployment)) = (before?, after?);
@@ -93,22 +115,17 @@ async fn compare(settings: &Settings) -> io::Result<Deployment> {
     let outcomes = [before, after];
     let table = report::table(&outcomes);
     print(&format!("\n{}\n\n{table}", messages::caveat(settings)))?;
-    // Without the failed answers the two sides would not have done the same work.
     check_failures(&outcomes, settings.workload.requests())?;
     let [before, after] = &outcomes;
-    match is_disaggregated {
-        false => print(&report::comparison(before, after))?,
-        true => {
-            print(&report::disaggregation_comparison(before, after))?;
-            print(&messages::kv_transfers(&deployment, after))?;
-        }
-    }
+    print(&report::disaggregation_comparison(before, after))?;
+    print(&messages::kv_transfers(&deployment, after))?;
     Ok(deployment)
 }
 
-/// As [`compare`], for one router, replicas that share, and replicas that do not. Those that share are still running
+/// One router, replicas that share, and replicas that do not, at the same time. Those that share are still running
 /// afterwards.
 async fn compare_replicas(settings: &Settings, replicas: u32) -> io::Result<Deployment> {
+    eprintln!("{}", messages::introduction(settings));
     let side = |name, routers| Side {
         name,
         topology: Topology::Combined(Policy::CacheAware),
@@ -116,19 +133,19 @@ async fn compare_replicas(settings: &Settings, replicas: u32) -> io::Result<Depl
     };
     let bars = Bars::default();
     let (one, apart, sharing) = tokio::join!(
-        measure(
+        start_and_measure(
             settings,
             side("one router", Routers::One),
             Ports::Ephemeral,
             &bars
         ),
-        measure(
+        start_and_measure(
             settings,
             side("not sharing", Routers::Apart(replicas)),
             Ports::Ephemeral,
             &bars
         ),
-        measure(
+        start_and_measure(
             settings,
             side("sharing", Routers::Sharing(replicas)),
             Ports::Default,
@@ -154,8 +171,8 @@ struct Side {
     routers: Routers,
 }
 
-/// Runs the workload on a fresh deployment and shows its progress. The deployment is still running afterwards.
-async fn measure(
+/// Runs the workload on a fresh deployment, which is still running afterwards.
+async fn start_and_measure(
     settings: &Settings,
     side: Side,
     ports: Ports,
@@ -169,9 +186,20 @@ async fn measure(
     let deployment = Deployment::start(&settings.deployment, topology, routers, ports).await?;
     let admin = deployment.router().admin_address();
     bars.write_line(&format!("dashboard of {name}: http://{admin}/"));
+    let outcome = measure(settings, name, &deployment, bars).await;
+    Ok((outcome, deployment))
+}
+
+/// Runs the workload and shows its progress.
+async fn measure(
+    settings: &Settings,
+    name: &'static str,
+    deployment: &Deployment,
+    bars: &Bars,
+) -> Outcome {
     let started = observe::now();
     let mut progress = Progress::start(bars, started, name, settings.workload.requests());
-    let tally = run_users(&settings.workload, &deployment, |tally| {
+    let tally = run_users(&settings.workload, deployment, |tally| {
         let now = observe::now();
         progress.show(now, tally.requests(), || {
             messages::progress(now - started, tally)
@@ -183,13 +211,12 @@ async fn measure(
         tally.requests(),
         messages::progress(ended - started, &tally),
     );
-    let outcome = Outcome {
+    Outcome {
         name,
         tally,
         requests_per_worker: deployment.requests_per_worker(),
         elapsed: ended.saturating_duration_since(started),
-    };
-    Ok((outcome, deployment))
+    }
 }
 
 /// Lets all users talk to the routers, and calls `show` with the results so far every [`PROGRESS_INTERVAL`].
@@ -349,6 +376,36 @@ mod tests {
             deployment.stop().await;
         }
         assert!(ratios[1] > ratios[0], "{ratios:?}");
+    }
+
+    #[tokio::test]
+    async fn one_router_serves_both_policies_so_that_its_dashboard_shows_both() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+        let settings = settings(false);
+        let deployment = compare(&settings).await.unwrap();
+        let admin = deployment.router().admin_address();
+        let mut connection = tokio::net::TcpStream::connect(admin).await.unwrap();
+        let request =
+            format!("GET /metrics HTTP/1.1\r\nhost: {admin}\r\nconnection: close\r\n\r\n");
+        connection.write_all(request.as_bytes()).await.unwrap();
+        let mut metrics = String::new();
+        connection.read_to_string(&mut metrics).await.unwrap();
+        for policy in ["round_robin", "cache_aware"] {
+            let label = format!("policy=\"{policy}\"");
+            let lines = metrics.lines().filter(|line| line.contains(&label));
+            let decisions: u64 = lines
+                .map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap())
+                .sum();
+            assert!(
+                decisions >= settings.workload.requests(),
+                "{policy}: {decisions}"
+            );
+        }
+        // The engines of the second phase have served nothing else.
+        let served: u64 = deployment.requests_per_worker().iter().sum();
+        assert_eq!(served, settings.workload.requests());
+        deployment.stop().await;
     }
 
     #[tokio::test]

@@ -145,8 +145,52 @@ pub(super) enum Ports {
 pub(super) struct Deployment {
     routers: Vec<App>,
     sharing: Routers,
-    engines: Vec<worker::Handle>,
+    /// Of the routers, but for what each has of its own.
+    config: Config,
+    engines: Engines,
+}
+
+/// Simulated engines that run.
+#[derive(Debug)]
+struct Engines {
+    handles: Vec<worker::Handle>,
+    addresses: Vec<String>,
     tasks: Tasks,
+}
+
+impl Engines {
+    async fn start(settings: &Settings, topology: Topology) -> io::Result<(Self, Vec<WorkerSpec>)> {
+        let mut engines = Self {
+            handles: Vec::new(),
+            addresses: Vec::new(),
+            tasks: Tasks::default(),
+        };
+        let mut workers = Vec::new();
+        for index in 0..settings.workers {
+            let (name, role) = topology.worker(index, settings.workers);
+            let engine = worker::bind(worker::Settings {
+                transfer: kv_transfer(role),
+                ..settings.engine()
+            })
+            .await?;
+            let address = engine.addr().to_string();
+            workers.push(WorkerSpec {
+                url: format!("http://{address}"),
+                name,
+                role: Some(role),
+                ..WorkerSpec::default()
+            });
+            engines.addresses.push(address);
+            engines.handles.push(engine.handle());
+            engines.tasks.spawn(engine.run(engines.tasks.stopped()));
+        }
+        Ok((engines, workers))
+    }
+
+    async fn stop(&self) {
+        let timeout = Duration::from_millis(DRAIN_TIMEOUT_MS);
+        self.tasks.drain(timeout).await;
+    }
 }
 
 impl Deployment {
@@ -158,25 +202,7 @@ impl Deployment {
         routers: Routers,
         ports: Ports,
     ) -> io::Result<Self> {
-        let tasks = Tasks::default();
-        let mut engines = Vec::new();
-        let mut workers = Vec::new();
-        for index in 0..settings.workers {
-            let (name, role) = topology.worker(index, settings.workers);
-            let engine = worker::bind(worker::Settings {
-                transfer: kv_transfer(role),
-                ..settings.engine()
-            })
-            .await?;
-            workers.push(WorkerSpec {
-                url: format!("http://{}", engine.addr()),
-                name,
-                role: Some(role),
-                ..WorkerSpec::default()
-            });
-            engines.push(engine.handle());
-            tasks.spawn(engine.run(tasks.stopped()));
-        }
+        let (engines, workers) = Engines::start(settings, topology).await?;
         let mut config = Config {
             api: config::Api {
                 drain_timeout: Duration::from_millis(DRAIN_TIMEOUT_MS),
@@ -193,8 +219,8 @@ impl Deployment {
         let mut deployment = Self {
             routers: Vec::new(),
             sharing: routers,
+            config: config.clone(),
             engines,
-            tasks,
         };
         let mut others = Vec::new();
         for index in 0..routers.count() {
@@ -218,6 +244,23 @@ impl Deployment {
         Ok(deployment)
     }
 
+    /// Gives the router fresh engines in place of those that it has, and another policy. What it has counted stays.
+    pub(super) async fn replace_engines(
+        &mut self,
+        settings: &Settings,
+        policy: Policy,
+    ) -> io::Result<()> {
+        let (engines, workers) = Engines::start(settings, Topology::Combined(policy)).await?;
+        self.config.workers = workers;
+        self.config.routing.policy = policy;
+        let before = std::mem::replace(&mut self.engines, engines);
+        for router in &self.routers {
+            router.replace_config(self.config.clone()).await?;
+        }
+        before.stop().await;
+        self.ready().await
+    }
+
     pub(super) fn routers(&self) -> &[App] {
         &self.routers
     }
@@ -229,13 +272,13 @@ impl Deployment {
 
     /// Generation requests that each engine has finished; health checks and metrics are not among them.
     pub(super) fn requests_per_worker(&self) -> Vec<u64> {
-        let engines = self.engines.iter();
+        let engines = self.engines.handles.iter();
         engines.map(|engine| engine.counters().finished).collect()
     }
 
     /// Prompts that a prefill engine computed and a decode engine received.
     pub(super) fn kv_transfers(&self) -> u64 {
-        let engines = self.engines.iter();
+        let engines = self.engines.handles.iter();
         engines.map(|engine| engine.kv_transfers().received).sum()
     }
 
@@ -243,9 +286,7 @@ impl Deployment {
         for router in &self.routers {
             router.drain().await;
         }
-        self.tasks
-            .drain(Duration::from_millis(DRAIN_TIMEOUT_MS))
-            .await;
+        self.engines.stop().await;
     }
 
     async fn ready(&self) -> io::Result<()> {
@@ -267,12 +308,16 @@ impl Deployment {
     async fn found_by(&self, router: &App) {
         let fleet = router.fleet();
         let mut changes = fleet.changes();
+        let addresses = &self.engines.addresses;
         let count = || {
             let snapshot = fleet.snapshot();
-            let group = snapshot.models.get(MODEL);
-            group.map_or(0, |group| group.workers.len())
+            let workers = snapshot.models.get(MODEL).into_iter();
+            let workers = workers.flat_map(|group| &group.workers);
+            let is_fresh = |address: &str| addresses.iter().any(|it| it == address);
+            let fresh = workers.filter(|worker| is_fresh(worker.pool.address()));
+            fresh.count()
         };
-        while count() < self.engines.len() {
+        while count() < addresses.len() {
             // The registry lives as long as the router does, so this cannot fail.
             let _ = changes.changed().await;
         }

@@ -22,8 +22,9 @@ pub(super) fn introduction(settings: &Settings) -> String {
             number(engines)
         ),
         (None, false) => format!(
-            "to two routers, each in front of {} fresh simulated engines",
-            number(engines)
+            "to one router twice: first with round_robin in front of {engines} simulated engines,\n\
+             then with cache_aware in front of {engines} fresh ones",
+            engines = number(engines)
         ),
         (None, true) => format!(
             "to two routers: one in front of {} simulated engines that do everything,\n\
@@ -33,10 +34,14 @@ pub(super) fn introduction(settings: &Settings) -> String {
             number(engines - engines / 2),
         ),
     };
+    let when = match settings.replicas.is_some() || settings.disaggregated {
+        true => "All requests are sent at the same time",
+        false => "All requests are sent",
+    };
     format!(
         "{} users in {} groups; the users of a group share a system prompt of {} tokens.\n\
          {} conversations per user, {} turns per conversation, {} requests in all (seed {}).\n\
-         All requests are sent at the same time {fleets}.\n",
+         {when} {fleets}.\n",
         number(workload.users),
         number(workload.groups.min(workload.users)),
         number(workload.system_tokens),

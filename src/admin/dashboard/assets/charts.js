@@ -2,10 +2,11 @@
 // also what screen readers get.
 
 import { h, setAttribute, setText } from "./dom.js";
+import { clock } from "./format.js";
 import { RANGE_MS } from "./model.js";
 
 const HEIGHT = 168;
-const MIN_RANGE_MS = 120_000;
+const MIN_RANGE_MS = 60_000;
 const charts = new Set();
 /** The same time under the pointer in all charts. */
 const sync = () => window.uPlot.sync("warmroute");
@@ -28,7 +29,8 @@ export function setMarks(next) {
 function drawMarks(plot, withText) {
   const { ctx, bbox } = plot;
   const scale = window.devicePixelRatio || 1;
-  let free = bbox.left;
+  // Where each line of labels is free; labels that do not fit into the first go into the second.
+  const free = [bbox.left, bbox.left];
   ctx.save();
   ctx.font = `${10 * scale}px system-ui, sans-serif`;
   ctx.textBaseline = "top";
@@ -44,11 +46,12 @@ function drawMarks(plot, withText) {
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
     const width = ctx.measureText(mark.text).width + 6 * scale;
-    if (withText && x >= free) {
-      const fits = x + width < bbox.left + bbox.width;
-      ctx.textAlign = fits ? "left" : "right";
-      ctx.fillText(mark.text, fits ? x + 4 * scale : x - 4 * scale, bbox.top + 2 * scale);
-      free = x + width;
+    const start = x + width < bbox.left + bbox.width ? x : x - width;
+    const line = free.findIndex((end) => start >= end);
+    if (withText && mark.text && line >= 0) {
+      ctx.textAlign = "left";
+      ctx.fillText(mark.text, start + 4 * scale, bbox.top + (2 + 12 * line) * scale);
+      free[line] = start + width;
     }
   }
   ctx.restore();
@@ -136,7 +139,7 @@ export class Chart {
     );
   }
 
-  /** From the first sample on, but no less than two minutes. */
+  /** From the first sample on, but no less than a minute. */
   #range() {
     const now = Date.now() / 1000;
     const first = this.#data?.[0][0] ?? now;
@@ -145,7 +148,7 @@ export class Chart {
 
   /** `values`: a list for each line's key. */
   update(times, values) {
-    const { lines, title, format } = this.#options;
+    const { lines, title, format, marked } = this.#options;
     this.#data = [times, ...lines.map((line) => values[line.key] ?? [])];
     const isBlank = this.#data.slice(1).every((line) => line.every((value) => !value));
     this.blank.hidden = !isBlank;
@@ -156,7 +159,8 @@ export class Chart {
     this.#plot?.setData(this.#data);
     this.#show(this.#plot?.cursor.idx);
     const now = lines.map((line) => `${line.label} ${format(last(values[line.key]))}`);
-    setAttribute(this.canvas, "aria-label", `${title}, now: ${now.join(", ")}`);
+    const changes = marked ? marks.filter((mark) => mark.text).map((mark) => `; ${mark.text} from ${clock(mark.at * 1000)}`) : [];
+    setAttribute(this.canvas, "aria-label", `${title}, now: ${now.join(", ")}${changes.join("")}`);
   }
 
   #show(index) {

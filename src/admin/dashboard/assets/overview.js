@@ -64,7 +64,7 @@ export class Overview {
       { key: "p90", label: "p90", colour: "expected", metric: name, spans: true },
       { key: "p99", label: "p99", colour: "warm", metric: name, spans: true },
     ];
-    this.ttft = new Chart({ title: "Time to first token", format: seconds, least: 0.01, lines: percentiles(TTFT), blank: "No streamed answers in the last 15 minutes" });
+    this.ttft = new Chart({ title: "Time to first token", format: seconds, marked: true, least: 0.01, lines: percentiles(TTFT), blank: "No streamed answers in the last 15 minutes" });
     this.itl = new Chart({ title: "Time between tokens", format: seconds, least: 0.005, lines: percentiles(ITL), blank: "No streamed answers in the last 15 minutes" });
     const reason = (key, colour) => ({ key, label: words(key), colour, metric: DECISIONS, optional: true });
     this.decisions = new Chart({

@@ -1,6 +1,7 @@
 // A table with search, sorting and pages: a thousand rows cost as much as one page of them.
 
 import { h, setText } from "./dom.js";
+import { whole } from "./format.js";
 
 const PAGE = 12;
 const TEXTS = new Intl.Collator("en", { numeric: true });
@@ -115,8 +116,8 @@ export class Table {
     this.previous.hidden = pages === 1;
     this.next.hidden = pages === 1;
     const from = found.length === 0 ? 0 : this.#page * PAGE + 1;
-    const total = found.length === this.#rows.length ? `${found.length}` : `${found.length} (of ${this.#rows.length})`;
-    setText(this.#info, pages === 1 ? total : `${from}–${from + shown.length - 1} of ${total}`);
+    const total = found.length === this.#rows.length ? whole(found.length) : `${whole(found.length)} (of ${whole(this.#rows.length)})`;
+    setText(this.#info, pages === 1 ? total : `${whole(from)}–${whole(from + shown.length - 1)} of ${total}`);
     this.bar.hidden = this.#rows.length <= 8 && !this.#query && !this.#options.controls && !this.#options.alwaysSearch;
     const cells = new Map();
     const rows = shown.map((row) => {
