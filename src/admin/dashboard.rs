@@ -5,6 +5,7 @@ pub(super) mod assets;
 mod changes;
 mod counts;
 mod history;
+mod limits;
 mod panels;
 mod rows;
 pub(super) mod settings;
@@ -28,6 +29,7 @@ use tokio::time::MissedTickBehavior;
 use self::changes::Changes;
 use self::history::{History, Monotone, Sample};
 use self::settings::Settings;
+use self::tables::Latencies;
 use self::update::View;
 use self::viewers::{Refused, Viewers};
 use super::answers::{answer, parameter, refuse, refuse_unknown_worker};
@@ -159,6 +161,7 @@ impl Dashboard {
             changes: Changes::default(),
             sampled_at: None,
             view: View::default(),
+            latencies: Latencies::default(),
             last_change: 0,
             last_decision: 0,
         };
@@ -198,6 +201,7 @@ struct Watch {
     changes: Changes,
     sampled_at: Option<Instant>,
     view: View,
+    latencies: Latencies,
     last_change: u64,
     last_decision: u64,
 }
@@ -249,13 +253,18 @@ impl Watch {
         if !is_watched {
             return;
         }
+        let reads_all = reads_all || self.view.panels.is_empty();
+        if reads_all {
+            self.latencies = Latencies::read(&sources.registry);
+        }
         let mut view = View {
             sample,
-            workers: tables::workers(&relay),
+            workers: tables::workers(&relay, &self.latencies),
             ..View::default()
         };
-        if reads_all || self.view.panels.is_empty() {
-            view.models = Arc::new(tables::models(&relay, &sources.registry));
+        if reads_all {
+            let models = tables::models(&relay, &sources.registry, &self.latencies);
+            view.models = Arc::new(models);
             view.ranks = Arc::new(tables::ranks(sources.kv.board(), now));
             let check = sources.kv.tokenizer_check();
             let mut panels = panels::read(&relay, &sources.peers, check, &sources.registry, now);

@@ -9,6 +9,8 @@ use hyper::Uri;
 use hyper::header::HeaderValue;
 
 use crate::config::Config;
+#[cfg(feature = "top")]
+use crate::http::client::EngineBody;
 use crate::http::client::{self, Pool};
 use crate::http::listen_address::listen_address;
 use crate::http::tls;
@@ -123,6 +125,25 @@ impl AdminClient {
         match status.is_success() {
             true => Ok(body),
             false => Err(failed(&format!("answered {status}"))),
+        }
+    }
+
+    /// The body of a page that does not end, such as a stream of events.
+    #[cfg(feature = "top")]
+    pub(super) async fn open(&self, path: &str) -> Result<EngineBody, String> {
+        let failed = |error: &dyn std::fmt::Display| format!("{}{path}: {error}", self.base);
+        let mut request = hyper::Request::get(path).header("host", self.pool.authority());
+        if let Some(token) = &self.token {
+            request = request.header(hyper::header::AUTHORIZATION, token);
+        }
+        let request = request.body(http_body_util::Full::default());
+        let request = request.map_err(|error| failed(&error))?;
+        let answer = tokio::time::timeout(TIMEOUT, self.pool.send_anew(request)).await;
+        let answer = answer.map_err(|_| failed(&"no answer within 10 s"))?;
+        let answer = answer.map_err(|error| failed(&error))?;
+        match answer.status() {
+            status if status.is_success() => Ok(answer.into_body()),
+            status => Err(failed(&format!("answered {status}"))),
         }
     }
 }

@@ -2,6 +2,8 @@
 //! `/metrics`, read once an interval; rates and percentiles are of the last samples.
 
 mod admin;
+#[cfg(feature = "top")]
+mod decisions;
 mod figures;
 mod metrics_text;
 mod plain;
@@ -9,6 +11,8 @@ mod rows;
 #[cfg(feature = "top")]
 mod screen;
 mod state;
+#[cfg(feature = "top")]
+mod tail;
 #[cfg(feature = "top")]
 mod view;
 

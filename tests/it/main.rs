@@ -27,6 +27,8 @@ mod kubernetes;
 mod kubernetes_settings;
 mod kv_events;
 mod limits;
+#[cfg(any(feature = "kubernetes", feature = "otlp"))]
+mod localhost_tls;
 mod metrics_reference;
 mod model_names;
 mod operator_texts;

@@ -10,9 +10,9 @@ use crate::observe::metrics::Registry;
 use crate::relay::{INTER_TOKEN_LATENCY_SECONDS, Relay, TIME_TO_FIRST_TOKEN_SECONDS};
 use crate::routing::Reason;
 
-const TTFT: &str = "warmroute_time_to_first_token_seconds";
-const ITL: &str = "warmroute_inter_token_latency_seconds";
-const REQUESTS: &str = "warmroute_requests_total";
+pub(super) const TTFT: &str = "warmroute_time_to_first_token_seconds";
+pub(super) const ITL: &str = "warmroute_inter_token_latency_seconds";
+pub(super) const REQUESTS: &str = "warmroute_requests_total";
 const DECISIONS: &str = "warmroute_routing_decisions_total";
 
 /// How requests end, as the charts show it.

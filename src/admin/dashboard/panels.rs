@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde_json::{Value, json};
 
 use super::counts::{label, series};
+use super::limits;
 use crate::admin::pairs::PairsRow;
 use crate::kv::tokenizer_check::TokenizerCheck;
 use crate::observe::metrics::Registry;
@@ -15,11 +16,10 @@ use crate::relay::Relay;
 /// The rows that a panel shows at most of one metric.
 const MAX_SERIES: usize = 100;
 
-/// Metrics of parts that may be absent, by the beginning of their names after `warmroute_`; shown as they are.
-const OTHER_PARTS: [(&str, &[&str]); 2] = [
-    ("queue", &["queue_", "queued_"]),
-    ("tenants", &["tenant_", "limit"]),
-];
+/// The beginning of the queue's metrics after `warmroute_`, which are shown as they are where requests have waited.
+const QUEUE: &str = "queue_";
+/// Models whose queues are shown.
+const MAX_QUEUES: usize = 12;
 
 /// All panels but the one of the Responses API.
 pub(super) fn read(
@@ -42,12 +42,8 @@ pub(super) fn read(
         });
         panels.insert("pairs", value);
     }
-    for (panel, prefixes) in OTHER_PARTS {
-        let names = prefixes.iter();
-        let names = names.flat_map(|prefix| registry.names(&format!("warmroute_{prefix}")));
-        let metrics: Vec<Value> = names.flat_map(|name| values(registry, &name)).collect();
-        panels.insert(panel, Value::Array(metrics));
-    }
+    panels.insert("tenants", limits::read(relay.tenants(), registry));
+    panels.insert("queue", queue(relay, registry));
     panels.insert(
         "tokenization",
         json!({
@@ -56,6 +52,20 @@ pub(super) fn read(
         }),
     );
     panels
+}
+
+/// What waits for room, by model and class; `null` without a queue.
+fn queue(relay: &Relay, registry: &Registry) -> Value {
+    let status = relay.queues().status();
+    if !status.is_on() {
+        return Value::Null;
+    }
+    let names = registry.names(&format!("warmroute_{QUEUE}")).into_iter();
+    let histograms = names.filter(|name| name.ends_with("_seconds") || name.ends_with("_total"));
+    let metrics: Vec<Value> = histograms
+        .flat_map(|name| values(registry, &name))
+        .collect();
+    json!({"models": status.busiest(MAX_QUEUES), "metrics": metrics})
 }
 
 /// The panel of the Responses API, with the page that operators read.

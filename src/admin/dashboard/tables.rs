@@ -6,7 +6,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 
 use super::changes::Condition;
-use super::counts::{label, series};
+use super::counts::{ITL, REQUESTS, TTFT, label, series};
 use super::rows::Rows;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
@@ -15,7 +15,7 @@ use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 
 /// The columns of a row, in order.
-pub(super) const WORKER_COLUMNS: [&str; 18] = [
+pub(super) const WORKER_COLUMNS: [&str; 22] = [
     "name",
     "role",
     "health",
@@ -34,9 +34,13 @@ pub(super) const WORKER_COLUMNS: [&str; 18] = [
     "total",
     "model",
     "models",
+    "ttft_count",
+    "ttft_ms",
+    "itl_count",
+    "itl_ms",
 ];
 
-pub(super) const MODEL_COLUMNS: [&str; 9] = [
+pub(super) const MODEL_COLUMNS: [&str; 12] = [
     "name",
     "workers",
     "prefill",
@@ -46,9 +50,12 @@ pub(super) const MODEL_COLUMNS: [&str; 9] = [
     "prompt",
     "cached",
     "generated",
+    "requests",
+    "ttft_count",
+    "ttft_ms",
 ];
 
-/// The metrics of the last six.
+/// The metrics of the six before the last three.
 const MODEL_METRICS: [&str; 6] = [
     "warmroute_requests_in_flight",
     "warmroute_routed_prompt_tokens_total",
@@ -105,9 +112,54 @@ struct WorkerRow<'a>(
     u64,
     Option<&'a str>,
     usize,
+    u64,
+    u64,
+    u64,
+    u64,
 );
 
-pub(super) fn workers(relay: &Relay) -> Rows {
+/// Of one worker or one model since the router's start: streamed answers and the sum of their times to the first token,
+/// gaps between tokens and their sum, in milliseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Latency {
+    first: (u64, f64),
+    gaps: (u64, f64),
+}
+
+/// Latencies by worker and by model. They take longer to read than a worker's gauges.
+#[derive(Debug, Default)]
+pub(super) struct Latencies {
+    by_worker: FxHashMap<String, Latency>,
+    by_model: FxHashMap<String, Latency>,
+}
+
+impl Latencies {
+    pub(super) fn read(registry: &Registry) -> Self {
+        let mut read = Self::default();
+        for (name, is_first) in [(TTFT, true), (ITL, false)] {
+            for metric in series(registry, name) {
+                let histogram = metric.get_histogram();
+                let (count, sum) = (histogram.get_sample_count(), histogram.get_sample_sum());
+                let labels = [
+                    (&mut read.by_worker, label(&metric, "worker")),
+                    (&mut read.by_model, label(&metric, "model")),
+                ];
+                for (latencies, name) in labels {
+                    let latency = latencies.entry(name.to_owned()).or_default();
+                    let of_kind = match is_first {
+                        true => &mut latency.first,
+                        false => &mut latency.gaps,
+                    };
+                    of_kind.0 += count;
+                    of_kind.1 += sum * 1e3;
+                }
+            }
+        }
+        read
+    }
+}
+
+pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
     let mut rows = Rows::default();
     for status in &relay.fleet().snapshot().workers {
         let worker = &status.worker;
@@ -117,6 +169,8 @@ pub(super) fn workers(relay: &Relay) -> Rows {
         let kv_usage = reported.map(|it| (it.kv_usage * 1e3).round() as u32);
         let models = &status.facts.models;
         let model = models.keys().next().map(|model| &**model);
+        let latency = latencies.by_worker.get(&*worker.name);
+        let latency = latency.copied().unwrap_or_default();
         let row = WorkerRow(
             &worker.name,
             worker.role,
@@ -136,13 +190,22 @@ pub(super) fn workers(relay: &Relay) -> Rows {
             load.total(),
             model,
             models.len(),
+            latency.first.0,
+            latency.first.1.round() as u64,
+            latency.gaps.0,
+            latency.gaps.1.round() as u64,
         );
         rows.add(&worker.name, &row);
     }
     rows
 }
 
-pub(super) fn models(relay: &Relay, registry: &Registry) -> Rows {
+pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) -> Rows {
+    let mut requests: FxHashMap<String, u64> = FxHashMap::default();
+    for metric in series(registry, REQUESTS) {
+        let of_model = requests.entry(label(&metric, "model").to_owned());
+        *of_model.or_default() += metric.get_counter().get_value() as u64;
+    }
     let mut counts: FxHashMap<String, [u64; MODEL_METRICS.len()]> = FxHashMap::default();
     for (index, name) in MODEL_METRICS.iter().enumerate() {
         for metric in series(registry, name) {
@@ -162,6 +225,8 @@ pub(super) fn models(relay: &Relay, registry: &Registry) -> Rows {
     let mut rows = Rows::default();
     for (name, group) in &relay.fleet().snapshot().models {
         let of_model = counts.get(&**name).copied().unwrap_or_default();
+        let latency = latencies.by_model.get(&**name);
+        let latency = latency.copied().unwrap_or_default();
         let [in_flight, routed, expected, prompt, cached, generated] = of_model;
         let prefill = if relay.is_disaggregated() {
             group.prefill().len()
@@ -178,6 +243,9 @@ pub(super) fn models(relay: &Relay, registry: &Registry) -> Rows {
             prompt,
             cached,
             generated,
+            requests.get(&**name).copied().unwrap_or(0),
+            latency.first.0,
+            latency.first.1.round() as u64,
         );
         rows.add(name, &row);
     }

@@ -7,11 +7,13 @@ use std::time::Duration;
 use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use tokio::sync::mpsc;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Interval, MissedTickBehavior, interval};
 
 use super::admin;
+use super::decisions::Decisions;
 use super::figures::{Sample, Samples};
 use super::state::{Key, State, rows};
+use super::tail::Tail;
 use super::view::{draw, shown};
 use crate::cli::admin_client::AdminClient;
 use crate::http::drain::stop_signal;
@@ -49,16 +51,38 @@ async fn show(
     let mut samples = Samples::default();
     samples.add(first);
     let (mut state, mut problem) = (State::default(), None);
+    let mut decisions = Decisions::default();
+    let mut reading = None;
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first is at once.
     ticks.tick().await;
     let mut stop = std::pin::pin!(stop_signal());
+    // These go on while keys are taken.
+    let mut looking = Box::pin(look(ticks, client));
     loop {
-        terminal.draw(|frame| draw(frame, &client.base, &samples, &state, problem.as_deref()))?;
-        let looked = async {
-            ticks.tick().await;
-            admin::sample(client).await
+        match state.shows_decisions {
+            true if reading.is_none() => reading = Some(Box::pin(Tail::default().next(client))),
+            true => {}
+            // Ends the stream.
+            false => reading = None,
+        }
+        let tail = state.shows_decisions.then_some(&decisions);
+        terminal.draw(|frame| {
+            draw(
+                frame,
+                &client.base,
+                &samples,
+                &state,
+                tail,
+                problem.as_deref(),
+            );
+        })?;
+        let read = async {
+            match &mut reading {
+                Some(reading) => reading.await,
+                None => std::future::pending().await,
+            }
         };
         tokio::select! {
             stopped = &mut stop => return stopped,
@@ -67,20 +91,43 @@ async fn show(
                 Some(Input::Resized) => {}
                 Some(Input::Key(key)) => {
                     let height = terminal.size()?.height;
-                    if state.on_key(key, rows(&samples, &state).len(), shown(height)) {
+                    let all = match state.shows_decisions {
+                        true => decisions.rows(&state.filter).len(),
+                        false => rows(&samples, &state).len(),
+                    };
+                    if state.on_key(key, all, shown(height)) {
                         return Ok(());
                     }
                 }
             },
-            sample = looked => match sample {
-                Ok(sample) => {
-                    problem = None;
-                    samples.add(sample);
+            (tail, events) = read => {
+                let applied = events.and_then(|events| {
+                    let mut data = events.iter().map(|event| &*event.data);
+                    data.try_for_each(|data| decisions.apply(data).map_err(|it| it.to_string()))
+                });
+                if let Err(error) = applied {
+                    problem = Some(error);
                 }
-                Err(error) => problem = Some(error),
-            },
+                reading = Some(Box::pin(tail.next(client)));
+            }
+            (ticks, sample) = &mut looking => {
+                looking = Box::pin(look(ticks, client));
+                match sample {
+                    Ok(sample) => {
+                        problem = None;
+                        samples.add(sample);
+                    }
+                    Err(error) => problem = Some(error),
+                }
+            }
         }
     }
+}
+
+async fn look(mut ticks: Interval, client: &AdminClient) -> (Interval, Result<Sample, String>) {
+    ticks.tick().await;
+    let sample = admin::sample(client).await;
+    (ticks, sample)
 }
 
 /// Keys are read on a thread of its own, which ends after the receiver is dropped.

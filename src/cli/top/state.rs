@@ -68,6 +68,8 @@ pub(super) struct State {
     pub(super) is_editing: bool,
     /// Rows above the first one shown.
     pub(super) offset: usize,
+    /// Decisions are shown instead of workers.
+    pub(super) shows_decisions: bool,
 }
 
 /// Letters of a filter.
@@ -85,6 +87,10 @@ impl State {
         match key {
             Key::Letter('q') => return true,
             Key::Letter('/') => self.is_editing = true,
+            Key::Letter('d') => {
+                self.shows_decisions = !self.shows_decisions;
+                self.offset = 0;
+            }
             Key::Letter('s') => self.sort_by(1),
             Key::Letter('S') => self.sort_by(COLUMNS.len() - 1),
             Key::Letter('r') => self.is_reversed = !self.is_reversed,
@@ -306,7 +312,7 @@ fn none() -> String {
 }
 
 /// Names come from a configuration or a discovery: no control characters reach the terminal.
-fn shown(name: &str) -> String {
+pub(super) fn shown(name: &str) -> String {
     name.chars().filter(|letter| !letter.is_control()).collect()
 }
 

@@ -6,11 +6,12 @@ use ratatui::style::{Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{Cell, Paragraph, Row, Table};
 
+use super::decisions::{self, Decisions};
 use super::figures::Samples;
 use super::state::{COLUMNS, State, rows, summary};
 
-const KEYS: &str =
-    "q quit   s/S sort   r reverse   / filter   Esc clear   ↑↓ PgUp PgDn Home End scroll";
+const KEYS: &str = "q quit  d decisions  s/S sort  r reverse  / filter  Esc clear  ↑↓ PgUp PgDn";
+const KEYS_OF_DECISIONS: &str = "q quit  d workers  / filter  Esc clear  ↑↓ PgUp PgDn  (a sample)";
 
 /// Rows of workers that fit into a terminal of this height.
 pub(super) fn shown(height: u16) -> usize {
@@ -18,12 +19,13 @@ pub(super) fn shown(height: u16) -> usize {
     usize::from(height.saturating_sub(7))
 }
 
-/// `problem`: why the last look at the router failed.
+/// `problem`: why the last look at the router failed. `decisions`: to be shown instead of the workers.
 pub(super) fn draw(
     frame: &mut Frame<'_>,
     url: &str,
     samples: &Samples,
     state: &State,
+    decisions: Option<&Decisions>,
     problem: Option<&str>,
 ) {
     let areas = Layout::vertical([
@@ -39,6 +41,23 @@ pub(super) fn draw(
     let lines = summary(samples).map(Line::from);
     let lines: Vec<Line<'_>> = std::iter::once(title).chain(lines).collect();
     frame.render_widget(Paragraph::new(lines), head);
+    match decisions {
+        None => frame.render_widget(workers(samples, state), body),
+        Some(decisions) => frame.render_widget(tail(decisions, state), body),
+    }
+    let keys = match decisions {
+        None => KEYS,
+        Some(_) => KEYS_OF_DECISIONS,
+    };
+    let foot_text = match (state.is_editing, &*state.filter) {
+        (true, filter) => format!("filter: {filter}_   (Enter keeps it, Esc clears it)"),
+        (false, "") => keys.to_owned(),
+        (false, filter) => format!("filter: {filter}   {keys}"),
+    };
+    frame.render_widget(Line::from(foot_text).dim(), foot);
+}
+
+fn workers(samples: &Samples, state: &State) -> Table<'static> {
     let titles = COLUMNS.iter().map(|(column, title, _)| {
         let style = match *column == state.sort {
             true => Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD),
@@ -62,14 +81,20 @@ pub(super) fn draw(
             0 => Constraint::Min(10),
             _ => Constraint::Length(*width as u16),
         });
-    let table = Table::new(lines, widths).header(Row::new(titles));
-    frame.render_widget(table, body);
-    let foot_text = match (state.is_editing, &*state.filter) {
-        (true, filter) => format!("filter: {filter}_   (Enter keeps it, Esc clears it)"),
-        (false, "") => KEYS.to_owned(),
-        (false, filter) => format!("filter: {filter}   {KEYS}"),
-    };
-    frame.render_widget(Line::from(foot_text).dim(), foot);
+    Table::new(lines, widths).header(Row::new(titles))
+}
+
+fn tail(decisions: &Decisions, state: &State) -> Table<'static> {
+    let columns = decisions::COLUMNS;
+    let titles = columns.map(|(title, _)| Cell::new(title).style(Style::new().bold()));
+    let lines = decisions.rows(&state.filter).into_iter().skip(state.offset);
+    let lines = lines.map(|cells| Row::new(cells.clone()));
+    // Names get what is left of a wider terminal.
+    let widths = columns.map(|(title, width)| match title {
+        "WORKER" | "MODEL" => Constraint::Min(width as u16),
+        _ => Constraint::Length(width as u16),
+    });
+    Table::new(lines, widths).header(Row::new(titles))
 }
 
 #[cfg(test)]
@@ -78,13 +103,25 @@ mod tests {
     use ratatui::backend::TestBackend;
 
     use super::*;
+    use crate::cli::top::decisions::tests::two_decisions;
+    use crate::cli::top::state::Key;
     use crate::cli::top::state::tests::three_workers;
 
     fn lines((width, height): (u16, u16), state: &State, problem: Option<&str>) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
         let samples = three_workers();
-        let drawn =
-            terminal.draw(|frame| draw(frame, "http://router:9090", &samples, state, problem));
+        let decisions = state.shows_decisions.then(two_decisions);
+        let decisions = decisions.as_ref();
+        let drawn = terminal.draw(|frame| {
+            draw(
+                frame,
+                "http://router:9090",
+                &samples,
+                state,
+                decisions,
+                problem,
+            )
+        });
         let buffer = drawn.unwrap().buffer.clone();
         let row = |y| {
             (0..width)
@@ -104,6 +141,27 @@ mod tests {
         let row = lines[7].split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(row, "gpu-b both up 3 12k 50% 4.0 100m 198m - live");
         assert!(lines[23].starts_with("q quit"), "{lines:#?}");
+    }
+
+    #[test]
+    fn the_key_d_shows_decisions_and_again_the_workers() {
+        let mut state = State::default();
+        assert!(!state.on_key(Key::Letter('d'), 3, 17));
+        let shown = lines((80, 24), &state, None);
+        assert!(shown[1].starts_with("ready   workers 1/3 up"), "{shown:#?}");
+        assert!(shown[5].starts_with("TIME     WORKER"), "{shown:#?}");
+        let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(
+            words(&shown[6]),
+            "01:02:04 gpu-p > gpu-b lower cost 400 0 % 97 % llama"
+        );
+        assert!(shown[7].contains("longest prefix"), "{shown:#?}");
+        assert_eq!(shown[8], "");
+        assert!(shown[23].starts_with("q quit  d workers"), "{shown:#?}");
+        state.filter = "gpu-a".to_owned();
+        assert!(lines((80, 24), &state, None)[6].contains("longest prefix"));
+        assert!(!state.on_key(Key::Letter('d'), 2, 17));
+        assert!(lines((80, 24), &state, None)[5].starts_with("WORKER"));
     }
 
     #[test]

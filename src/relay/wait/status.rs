@@ -42,6 +42,20 @@ struct ClassRow {
     oldest_ms: u64,
 }
 
+impl QueueStatus {
+    pub fn is_on(&self) -> bool {
+        self.is_on
+    }
+
+    /// The models whose workers have the most to do, at most `max` of them.
+    pub fn busiest(self, max: usize) -> Vec<impl Serialize> {
+        let mut models = self.models;
+        models.sort_by(|a, b| b.saturation.total_cmp(&a.saturation));
+        models.truncate(max);
+        models
+    }
+}
+
 impl Queues {
     pub fn status(&self) -> QueueStatus {
         let settings = self.settings.load();

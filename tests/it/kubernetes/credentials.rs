@@ -1,17 +1,13 @@
 //! Tokens, certificates and permissions.
 
 use std::process::Command;
-use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::rustls::ServerConfig;
-use tokio_rustls::rustls::pki_types::PrivateKeyDer;
 use warmroute::config::reader;
 
 use super::fake::FakeApi;
 use super::*;
 use crate::cluster::{Router, within};
+use crate::localhost_tls::tls;
 
 #[tokio::test]
 async fn a_service_accounts_token_may_change() {
@@ -50,32 +46,9 @@ async fn a_service_accounts_token_may_change() {
     router.serves(&["a", "b", "c"]).await;
 }
 
-/// A CA as PEM, and a server of 127.0.0.1 with a certificate of it.
-fn tls() -> (String, TlsAcceptor) {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let key = KeyPair::generate().unwrap();
-    let ca = params.self_signed(&key).unwrap().pem();
-    let issuer = Issuer::new(params, key);
-    let key = KeyPair::generate().unwrap();
-    let params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
-    let certificate = params.signed_by(&key, &issuer).unwrap();
-    let provider = Arc::new(tokio_rustls::rustls::crypto::ring::default_provider());
-    let config = ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_no_client_auth()
-        .with_single_cert(
-            vec![certificate.der().clone()],
-            PrivateKeyDer::Pkcs8(key.serialize_der().into()),
-        )
-        .unwrap();
-    (ca, TlsAcceptor::from(Arc::new(config)))
-}
-
 #[tokio::test]
 async fn the_api_is_asked_over_tls_with_its_own_ca_and_no_other() {
-    let (ca, acceptor) = tls();
+    let (ca, acceptor) = tls(&[]);
     let api = FakeApi::with_tls(Some(acceptor)).await;
     put_pods(&api, &["a"]);
     let server = format!("https://{}", api.address);
@@ -87,7 +60,7 @@ async fn the_api_is_asked_over_tls_with_its_own_ca_and_no_other() {
     let (_ca, file) = with_ca(&ca);
     let router = Routed::with_kubeconfig(file, vllm(), |_| {}).await;
     router.serves(&["a"]).await;
-    let (_other, file) = with_ca(&tls().0);
+    let (_other, file) = with_ca(&tls(&[]).0);
     let router = Routed::with_kubeconfig(file, vllm(), |_| {}).await;
     eventually("the certificate is refused", async || {
         router

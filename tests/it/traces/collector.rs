@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
+use std::io::Read;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use flate2::read::GzDecoder;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -19,6 +21,7 @@ use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use parking_lot::Mutex;
 use prost::Message;
 use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 use warmroute::http::{Body, full, grpc};
 
 use crate::cluster::eventually;
@@ -73,8 +76,22 @@ pub(super) struct Trace {
     pub(super) tries: Vec<Span>,
 }
 
+fn plain(body: Bytes, is_compressed: bool) -> Bytes {
+    if !is_compressed {
+        return body;
+    }
+    let mut plain = Vec::new();
+    let read = GzDecoder::new(&*body).read_to_end(&mut plain);
+    read.expect("it is compressed by gzip");
+    plain.into()
+}
+
 impl Collector {
     pub(super) async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    pub(super) async fn start_with(tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let collector = Self {
             address: listener.local_addr().unwrap(),
@@ -89,9 +106,16 @@ impl Collector {
                     let served = served.clone();
                     async move { Ok::<_, Infallible>(served.answer(request).await) }
                 });
+                let tls = tls.clone();
                 tokio::spawn(async move {
                     let builder = auto::Builder::new(TokioExecutor::new());
-                    let _ = builder.serve_connection(TokioIo::new(stream), serve).await;
+                    let Some(tls) = tls else {
+                        let _ = builder.serve_connection(TokioIo::new(stream), serve).await;
+                        return;
+                    };
+                    if let Ok(stream) = tls.accept(stream).await {
+                        let _ = builder.serve_connection(TokioIo::new(stream), serve).await;
+                    }
                 });
             }
         });
@@ -104,11 +128,17 @@ impl Collector {
             let value = String::from_utf8_lossy(value.as_bytes());
             (name.to_string(), value.into_owned())
         });
-        let headers = headers.collect();
+        let headers: BTreeMap<String, String> = headers.collect();
         let is_grpc = grpc::is_grpc(&request);
+        let is_compressed = |header| headers.get(header).is_some_and(|it| it == "gzip");
+        let body = request.into_body().collect().await.unwrap().to_bytes();
         let body = match is_grpc {
-            true => grpc::question(request, 1 << 20).await.unwrap(),
-            false => request.into_body().collect().await.unwrap().to_bytes(),
+            true => {
+                // The frame's flag and length.
+                assert_eq!(body[0] == 1, is_compressed("grpc-encoding"));
+                plain(body.slice(5..), body[0] == 1)
+            }
+            false => plain(body, is_compressed("content-encoding")),
         };
         let export = ExportTraceServiceRequest::decode(body).unwrap();
         let mut kept = self.kept.lock();

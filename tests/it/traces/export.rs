@@ -1,9 +1,12 @@
 //! The way to the collector: the environment, a collector that is away or silent, TLS, the end of a drain.
 
+use std::fs;
+use std::path::Path;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use warmroute::config::Config;
+use warmroute::http::tls::ClientSettings;
 use warmroute::secret::Secret;
 use warmroute::traces::settings::{Compression, Protocol};
 
@@ -11,6 +14,7 @@ use super::collector::Collector;
 use super::{settings, to};
 use crate::client;
 use crate::cluster::{Cluster, Engine, Router, chat, config, eventually, fast};
+use crate::localhost_tls::tls;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -153,6 +157,46 @@ async fn headers_and_compression_are_as_configured() {
             "{protocol:?}"
         );
     }
+}
+
+#[tokio::test]
+async fn a_collector_with_tls_gets_compressed_spans() {
+    let (ca, acceptor) = tls(&["h2", "http/1.1"]);
+    let (other_ca, _) = tls(&[]);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let file = |name: &str, pem: &str| {
+        let path = folder.join(format!("{name}-{}.crt", std::process::id()));
+        fs::write(&path, pem).unwrap();
+        path.display().to_string()
+    };
+    let (good, bad) = (file("collector", &ca), file("other", &other_ca));
+    let collector = Collector::start_with(Some(acceptor)).await;
+    for (protocol, header) in [
+        (Protocol::Grpc, "grpc-encoding"),
+        (Protocol::Http, "content-encoding"),
+    ] {
+        for (ca, outcome) in [(&bad, "export_failed"), (&good, "exported")] {
+            let before = collector.spans().len();
+            let endpoint = format!("https://{}", collector.address);
+            let mut traces = settings(endpoint, protocol);
+            traces.compression = Compression::Gzip;
+            traces.tls = Some(ClientSettings {
+                ca: ca.clone(),
+                ..ClientSettings::default()
+            });
+            let cluster = Cluster::start(vec![fast()], |config| config.traces = Some(traces)).await;
+            send(&cluster).await;
+            eventually("its spans are counted", async || {
+                spans(&cluster, outcome).await == 2.0
+            })
+            .await;
+            let received = collector.spans().len() - before;
+            let expected = if outcome == "exported" { 2 } else { 0 };
+            assert_eq!(received, expected, "{protocol:?} {outcome}");
+        }
+        assert_eq!(collector.headers()[header], "gzip", "{protocol:?}");
+    }
+    let _ = (fs::remove_file(good), fs::remove_file(bad));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 // The workers: a map with a cell for each, a table, and the details of one.
 
 import { card, empty, h, metric, setAttribute, setText, setWidth } from "./dom.js";
-import { bytes, count, percent, rate, whole, words } from "./format.js";
+import { bytes, count, percent, rate, seconds, whole, words } from "./format.js";
 import { ask } from "./stream.js";
 import { Table } from "./table.js";
 
@@ -26,11 +26,13 @@ export class Fleet {
   #selected = null;
   #filter = "all";
   #shade = "cached";
+  #slow = [];
 
   constructor() {
+    this.slowNotice = h("p", { id: "slow-workers", class: "problem", role: "status" });
     this.counts = h("div", { class: "chips", role: "group", "aria-label": "Show workers by state" });
     this.map = h("div", { class: "map" });
-    const shades = { cached: "cached share", queued: "queued tokens", kv_usage: "KV cache used", requests: "requests" };
+    const shades = { cached: "cached share", queued: "queued tokens", kv_usage: "KV cache used", requests: "requests", ttft: "time to first token", itl: "time between tokens" };
     const choice = h(
       "select",
       { "aria-label": "Colour of the map", on: { change: (event) => this.#setShade(event.target.value) } },
@@ -56,6 +58,8 @@ export class Fleet {
         number("decode", "Decoding tokens", "warmroute_worker_decode_tokens", (row) => row.decode, count),
         number("waiting", "Engine run / wait", "warmroute_worker_reported_running / warmroute_worker_reported_waiting", (row) => row.waiting, (value) => whole(value)),
         number("kv_usage", "KV cache used", "vllm:kv_cache_usage_perc (of the engine)", (row) => (row.kv_usage === null ? null : row.kv_usage / 1000), percent),
+        { ...number("ttft", "First token", "warmroute_time_to_first_token_seconds (mean of 30 s)", (row) => this.#model.workerRates(row).ttft, seconds), cell: (row, cell) => this.#latencyCell(row, cell, "ttft") },
+        { ...number("itl", "Between tokens", "warmroute_inter_token_latency_seconds (mean of 30 s)", (row) => this.#model.workerRates(row).itl, seconds), cell: (row, cell) => this.#latencyCell(row, cell, "itl") },
         number("cached", "From cache", "warmroute_worker_cached_prompt_tokens_total / warmroute_worker_prompt_tokens_total", (row) => this.#model.workerRates(row).recent, percent),
       ],
     });
@@ -66,6 +70,7 @@ export class Fleet {
       "section",
       { id: "fleet", class: "part", "aria-labelledby": "fleet-title" },
       h("h2", { id: "fleet-title" }, "Fleet"),
+      this.slowNotice,
       h("div", { class: "grid fleet" }, card("fleet-map", "Map", this.counts, this.map, this.legend), card("worker", "Worker", this.detail)),
       card("fleet-table", "Workers", this.table.element),
     );
@@ -74,6 +79,21 @@ export class Fleet {
   #setShade(shade) {
     this.#shade = shade;
     this.render(this.#model);
+  }
+
+  #latencyCell(row, cell, what) {
+    setText(cell, seconds(this.#model.workerRates(row)[what]));
+    cell.classList.toggle("slow", this.#slow.some((it) => it.name === row.name && it.what === what));
+  }
+
+  /** Says which workers are slow: the first question about a slow fleet. */
+  #notice(model) {
+    this.#slow = model.slowWorkers();
+    const names = { ttft: "first tokens take", itl: "the time between tokens is" };
+    const text = this.#slow.slice(0, 3).map((it) => `${it.name}: ${names[it.what]} ${seconds(it.value)}, the fleet’s median is ${seconds(it.usual)}`);
+    const more = this.#slow.length > 3 ? `; ${whole(this.#slow.length - 3)} more` : "";
+    this.slowNotice.hidden = text.length === 0;
+    setText(this.slowNotice, text.length === 0 ? "" : `Slow: ${text.join("; ")}${more}`);
   }
 
   #stateCell(row, cell) {
@@ -87,6 +107,7 @@ export class Fleet {
   render(model) {
     if (!model) return;
     this.#model = model;
+    this.#notice(model);
     const workers = [...model.workers.values()];
     const tally = {};
     for (const worker of workers) tally[stateOf(worker)] = (tally[stateOf(worker)] ?? 0) + 1;
@@ -131,13 +152,15 @@ export class Fleet {
   }
 
   #amount(worker) {
+    if (this.#shade === "ttft" || this.#shade === "itl") return this.#model.workerRates(worker)[this.#shade] ?? 0;
     return this.#shade === "queued" ? worker.queued + worker.peer_queued : worker.requests + worker.peer_requests;
   }
 
   #map(workers) {
     const isSmall = workers.length <= MAX_CARDS;
     setAttribute(this.map, "class", isSmall ? "map cards" : "map");
-    const most = Math.max(1, ...workers.map((worker) => this.#amount(worker)));
+    const least = this.#shade === "ttft" || this.#shade === "itl" ? 0 : 1;
+    const most = Math.max(least, ...workers.map((worker) => this.#amount(worker)));
     const cells = new Map();
     const sorted = [...workers].sort((a, b) => NAMES.compare(a.name, b.name));
     // The cell that Tab reaches in a map without texts.

@@ -2,6 +2,9 @@
 
 /** Rates and percentiles are over this time. */
 const WINDOW_MS = 5_000;
+/** A worker is slow if its mean is this many times the median of all workers, and by no less than these seconds more. */
+const SLOW_FACTOR = 2;
+const SLOW_LEAST = { ttft: 0.05, itl: 0.005 };
 /** The charts show a quarter of an hour. */
 export const RANGE_MS = 15 * 60_000;
 const MAX_DECISIONS = 200;
@@ -17,7 +20,7 @@ export class Model {
   panels = {};
   changes = [];
   decisions = [];
-  /** Each worker's counters of some seconds ago, for rates. */
+  /** Counters of the last half minute of each worker, model and tenant, for rates. */
   #earlier = [];
   updatedAt = 0;
 
@@ -63,27 +66,63 @@ export class Model {
   }
 
   #remember(at) {
-    const counters = new Map();
-    for (const [name, worker] of this.workers) counters.set(name, [worker.total, worker.prompt, worker.cached]);
-    this.#earlier.push({ at, counters });
+    const of = (rows, counters) => new Map([...rows].map(([name, row]) => [name, counters(row)]));
+    this.#earlier.push({
+      at,
+      workers: of(this.workers, (it) => [it.total, it.prompt, it.cached, it.ttft_count, it.ttft_ms, it.itl_count, it.itl_ms]),
+      models: of(this.models, (it) => [it.requests, it.ttft_count, it.ttft_ms]),
+      tenants: of(this.tenants.map((it) => [it.name, it]), tenantCounters),
+    });
     // The page of a fleet under load: 30 s, for the cached share of each worker.
     while (this.#earlier.length > 1 && this.#earlier[1].at <= at - 30_000) this.#earlier.shift();
   }
 
-  /** Requests a second and the cached share of a worker, over the last half minute. */
-  workerRates(worker) {
+  get tenants() {
+    return this.panels.tenants?.tenants ?? [];
+  }
+
+  /** What counters have grown by over the last half minute, and the seconds; null if that is not known. */
+  #grown(group, name, now) {
     const first = this.#earlier[0];
     const last = this.#earlier.at(-1);
-    const before = first?.counters.get(worker.name);
+    const before = first?.[group].get(name);
     const seconds = last ? (last.at - first.at) / 1000 : 0;
+    if (!before || seconds < 1 || now[0] < before[0]) return null;
+    return { seconds, by: now.map((value, index) => value - before[index]) };
+  }
+
+  /** Requests a second, the cached share and the mean latencies of a worker, over the last half minute. */
+  workerRates(worker) {
     const share = worker.prompt > 0 ? worker.cached / worker.prompt : null;
-    if (!before || seconds < 1 || worker.total < before[0]) return { rate: null, recent: share, share };
-    const prompt = worker.prompt - before[1];
-    return {
-      rate: (worker.total - before[0]) / seconds,
-      recent: prompt > 0 ? (worker.cached - before[2]) / prompt : share,
-      share,
-    };
+    const grown = this.#grown("workers", worker.name, [worker.total, worker.prompt, worker.cached, worker.ttft_count, worker.ttft_ms, worker.itl_count, worker.itl_ms]);
+    if (!grown) return { rate: null, recent: share, share, ttft: null, itl: null };
+    const [total, prompt, cached, firsts, firstMs, gaps, gapMs] = grown.by;
+    return { rate: total / grown.seconds, recent: prompt > 0 ? cached / prompt : share, share, ttft: mean(firstMs, firsts), itl: mean(gapMs, gaps) };
+  }
+
+  modelRates(model) {
+    const grown = this.#grown("models", model.name, [model.requests, model.ttft_count, model.ttft_ms]);
+    if (!grown) return { rate: null, ttft: null };
+    const [requests, firsts, firstMs] = grown.by;
+    return { rate: requests / grown.seconds, ttft: mean(firstMs, firsts) };
+  }
+
+  tenantRates(tenant) {
+    const grown = this.#grown("tenants", tenant.name, tenantCounters(tenant));
+    if (!grown) return { rate: null, refused: null, uncached: null, generated: null };
+    const [sent, refused, uncached, generated] = grown.by.map((value) => value / grown.seconds);
+    return { rate: sent, refused, uncached, generated };
+  }
+
+  /** Workers whose latency stands out: {name, what, value, usual}, the worst first. */
+  slowWorkers() {
+    const rows = [...this.workers.values()].map((worker) => ({ name: worker.name, ...this.workerRates(worker) }));
+    const found = ["ttft", "itl"].flatMap((what) => {
+      const known = rows.filter((row) => row[what] !== null);
+      const usual = median(known.map((row) => row[what]));
+      return known.length < 3 ? [] : known.filter((row) => row[what] > SLOW_FACTOR * usual && row[what] - usual > SLOW_LEAST[what]).map((row) => ({ name: row.name, what, value: row[what], usual }));
+    });
+    return found.sort((left, right) => right.value / right.usual - left.value / left.usual);
   }
 
   /** Index of a counter in a sample. */
@@ -185,4 +224,20 @@ export function percentile(bounds, counts, share) {
     below += counts[index];
   }
   return bounds.at(-1);
+}
+
+function mean(ms, count) {
+  return count > 0 ? ms / count / 1000 : null;
+}
+
+function median(values) {
+  const sorted = [...values].sort((left, right) => left - right);
+  return sorted[Math.floor(sorted.length / 2)] ?? 0;
+}
+
+/** Requests sent, refused, uncached prompt tokens and generated tokens. */
+function tenantCounters(tenant) {
+  const { requests, prompt, cached, generated, refused } = tenant.counts;
+  const refusals = Object.values(refused).reduce((sum, value) => sum + value, 0);
+  return [requests + refusals, refusals, prompt - cached, generated];
 }

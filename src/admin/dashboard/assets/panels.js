@@ -1,7 +1,7 @@
 // KV events, models, pairs, Responses, replicas, queue and tenants. What is not configured is not shown.
 
 import { card, empty, h, metric, setText } from "./dom.js";
-import { count, percent, seconds, whole, words } from "./format.js";
+import { count, percent, rate, seconds, whole, words } from "./format.js";
 import { Table } from "./table.js";
 
 function facts(...lines) {
@@ -31,6 +31,7 @@ function means(values, name) {
 
 export class Panels {
   #shown = new Map();
+  #model = null;
 
   constructor() {
     const number = (key, title, name, format = count) => ({ key, title, metric: name, number: true, value: (row) => row[key], text: (row) => format(row[key]) });
@@ -60,13 +61,34 @@ export class Panels {
       columns: [
         { key: "name", title: "Model", text: (row) => row.name },
         { key: "workers", title: "Workers", number: true, value: (row) => row.workers + row.prefill, text: (row) => (row.prefill > 0 ? `${row.prefill} + ${row.workers}` : whole(row.workers)) },
+        { key: "rate", title: "Req/s", metric: "warmroute_requests_total", number: true, value: (row) => this.#model.modelRates(row).rate, text: (row) => rate(this.#model.modelRates(row).rate) },
         number("in_flight", "In flight", "warmroute_requests_in_flight"),
+        { key: "ttft", title: "First token", metric: "warmroute_time_to_first_token_seconds (mean of 30 s)", number: true, value: (row) => this.#model.modelRates(row).ttft, text: (row) => seconds(this.#model.modelRates(row).ttft) },
         number("routed", "Prompt tokens", "warmroute_routed_prompt_tokens_total"),
         number("generated", "Generated", "warmroute_generation_tokens_total"),
         { key: "cached", title: "From cache", metric: "warmroute_cached_prompt_tokens_total / warmroute_prompt_tokens_total", number: true, value: (row) => (row.prompt > 0 ? row.cached / row.prompt : null), text: (row) => percent(row.prompt > 0 ? row.cached / row.prompt : null) },
         { key: "expected", title: "Expected", metric: "warmroute_expected_cached_prompt_tokens_total / warmroute_routed_prompt_tokens_total", number: true, value: (row) => (row.routed > 0 ? row.expected / row.routed : null), text: (row) => percent(row.routed > 0 ? row.expected / row.routed : null) },
       ],
     });
+    const perSecond = (key, title, name, format = rate) => ({ key, title, metric: name, number: true, value: (row) => this.#model.tenantRates(row)[key], text: (row) => format(this.#model.tenantRates(row)[key]) });
+    this.tenants = new Table({
+      label: "Tenants",
+      sort: "rate",
+      descending: true,
+      key: (row) => row.name,
+      search: (row) => row.name,
+      columns: [
+        { key: "name", title: "Tenant", text: (row) => row.name },
+        perSecond("rate", "Req/s", "warmroute_usage_requests_total + warmroute_limit_refusals_total"),
+        perSecond("refused", "Refused/s", "warmroute_limit_refusals_total"),
+        perSecond("uncached", "Uncached prompt tokens/s", "warmroute_usage_prompt_tokens_total - warmroute_usage_cached_prompt_tokens_total", count),
+        perSecond("generated", "Generated/s", "warmroute_usage_generation_tokens_total", count),
+        { key: "running", title: "Running", number: true, value: (row) => row.limits?.running_requests ?? null, text: (row) => running(row) },
+        { key: "left", title: "Least left of its limits", metric: "warmroute_limit_admitted_total / warmroute_limit_refusals_total", number: true, value: (row) => tightest(row)?.share ?? null, text: (row) => left(row) },
+        { key: "reasons", title: "Refused because of", text: (row) => reasons(row) },
+      ],
+    });
+    this.limitsNote = h("p", { class: "note" });
     this.rankCount = h("p", { class: "note" });
     this.boxes = {};
     const box = (id, title) => {
@@ -88,7 +110,8 @@ export class Panels {
       "section",
       { id: "parts", class: "part", "aria-labelledby": "parts-title" },
       h("h2", { id: "parts-title" }, "Responses, replicas, queue, tenants"),
-      h("div", { class: "grid three" }, box("responses", "Responses"), box("store", "Response store"), box("peers", "Replicas"), box("queue", "Queue"), box("tenants", "Tenants")),
+      h("div", { class: "grid three" }, box("responses", "Responses"), box("store", "Response store"), box("peers", "Replicas"), box("queue", "Queue"), box("waits", "Waits and refusals")),
+      this.tenantCard = card("tenants", "Tenants and limits", this.limitsNote, this.tenants.element),
     );
     this.elements = [this.kv, this.modelPart, this.rest];
   }
@@ -100,6 +123,7 @@ export class Panels {
   }
 
   render(model) {
+    this.#model = model;
     const ranks = [...model.ranks.values()];
     this.ranks.rows = ranks;
     const live = ranks.filter((rank) => rank.state === "live" || rank.state === "partial").length;
@@ -118,9 +142,23 @@ export class Panels {
     this.#box("responses", isStateful && responses, responsesOf);
     this.#box("store", isStateful && responses, store);
     this.#box("peers", panels.peers, peers);
-    this.#box("queue", panels.queue?.length > 0 && panels.queue, metrics);
-    this.#box("tenants", panels.tenants?.length > 0 && panels.tenants, metrics);
-    this.rest.hidden = ["responses", "store", "peers", "queue", "tenants"].every((id) => this.boxes[id].element.hidden);
+    this.#box("queue", panels.queue, queue);
+    this.#box("waits", panels.queue?.metrics.length > 0 && panels.queue.metrics, metrics);
+    this.#tenants(panels.tenants);
+    this.rest.hidden = this.tenantCard.hidden && ["responses", "store", "peers", "queue", "waits"].every((id) => this.boxes[id].element.hidden);
+  }
+
+  #tenants(panel) {
+    this.tenantCard.hidden = !panel;
+    if (!panel) return;
+    const parts = [panel.all > panel.tenants.length ? `The ${whole(panel.tenants.length)} of ${whole(panel.all)} tenants that sent the most.` : ""];
+    if (panel.without_store) parts.push("Redis does not answer: this replica holds the limits alone (limits.on_store_failure).");
+    if (!panel.has_limits) parts.push("No tenant has limits.");
+    if (panel.dropped > 0) parts.push(`${whole(panel.dropped)} charges could not be settled.`);
+    setText(this.limitsNote, parts.filter(Boolean).join(" "));
+    this.limitsNote.className = panel.without_store || panel.dropped > 0 ? "problem" : "note";
+    metric(this.limitsNote, "warmroute_limits_without_store", "warmroute_limit_settlements_dropped_total");
+    this.tenants.rows = panel.tenants;
   }
 
   /** Builds a box anew when its data has changed. */
@@ -142,6 +180,43 @@ function tokenizer(row) {
     h("p", {}, h("b", {}, row.model), ` ${words(row.prompts)}: `, metric(h("span", { class: `pill ${row.mismatch ? "down" : "up"}` }, row.mismatch ? "mismatch" : "tokens agree"), "warmroute_tokenizer_mismatch")),
     facts(line("Confirmed", percent(row.confirmed_ratio), "warmroute_tokenizer_check_confirmed_ratio"), line("Checks", whole(Object.values(row.checks).reduce((sum, value) => sum + value, 0)), "warmroute_tokenizer_checks_total"), row.untrusted > 0 ? line("Workers not trusted", whole(row.untrusted)) : []),
   );
+}
+
+/** The limit of which a tenant has the least left. */
+function tightest(row) {
+  const limits = (row.limits?.limits ?? []).map((limit) => ({ ...limit, share: limit.burst > 0 ? limit.remaining / limit.burst : 0 }));
+  return limits.sort((one, other) => one.share - other.share)[0];
+}
+
+function left(row) {
+  const limit = tightest(row);
+  return limit ? `${percent(limit.share)} of ${count(limit.per_minute)} ${words(limit.limit).replace(/ per minute$/, "")}/min${limit.model ? ` of ${limit.model}` : ""}` : "–";
+}
+
+function running(row) {
+  if (!row.limits) return "–";
+  const most = row.limits.max_concurrent_requests;
+  return `${whole(row.limits.running_requests)}${most ? ` of ${whole(most)}` : ""}`;
+}
+
+function reasons(row) {
+  const refused = Object.entries(row.counts.refused).filter(([, value]) => value > 0);
+  return refused.map(([reason, value]) => `${words(reason)} ${count(value)}`).join(", ");
+}
+
+/** The models whose workers have the most to do, each with what waits for them. */
+function queue({ models }) {
+  const shown = models.filter((it, index) => it.waiting > 0 || index < 4).slice(0, 12);
+  return shown.map((it) => {
+    const waiting = it.classes.filter((of) => of.requests > 0);
+    const classes = waiting.map((of) => h("li", {}, h("span", {}, `class ${of.class}`), metric(h("span", { class: "quiet" }, `${count(of.tokens)} tokens, oldest ${seconds(of.oldest_ms / 1000)}`), "warmroute_queue_tokens"), metric(h("b", { class: "value" }, whole(of.requests)), "warmroute_queue_requests")));
+    return h(
+      "div",
+      { class: "notice" },
+      h("p", {}, h("b", {}, it.model), " ", metric(h("span", { class: `pill ${it.saturation >= 1 ? "down" : "up"}` }, `saturation ${it.saturation.toFixed(2)}`), "warmroute_saturation_ratio"), ` ${whole(it.waiting)} waiting, ${count(it.queued_tokens)} tokens at ${whole(it.workers)} workers`),
+      classes.length > 0 ? h("ul", { class: "tally" }, classes) : null,
+    );
+  });
 }
 
 function pairs({ pairs: it }) {
