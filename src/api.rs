@@ -7,8 +7,10 @@ mod body_budget;
 pub mod cors;
 pub mod dry_run;
 mod errors;
+mod forward;
 mod head_check;
 mod health;
+mod messages;
 mod models;
 mod request_id;
 mod route;
@@ -33,17 +35,15 @@ use self::route::{Route, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
 use crate::admin::Readiness;
-use crate::http::client::origin_form;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
 use crate::ids::{ClientKey, RequestId};
-use crate::limits::{ChargeId, Standing, TenantLimits};
+use crate::limits::{Standing, TenantLimits};
 use crate::observe::metrics::Registry;
-use crate::openai::error::ApiError;
-use crate::openai::splice;
-use crate::openai::tenant::{Admitted, Tenants};
-use crate::prompt::{self, Api};
-use crate::relay::{self, Relay, StandingCell, SummaryCell};
+use crate::openai::error::{ApiError, ErrorShape};
+use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
+use crate::prompt;
+use crate::relay::{Relay, StandingCell, SummaryCell};
 use crate::responses::{ClientRequest, Endpoint, Responses};
 use crate::{http, observe};
 
@@ -181,6 +181,7 @@ impl ApiServer {
             Box::new(AccessLine::begin(request, id, client, tasks, trace))
         });
         let grant = self.cors.grant(request.headers());
+        let shape = ErrorShape::of_path(request.uri().path());
         let mut standing = None;
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
@@ -203,8 +204,12 @@ impl ApiServer {
         };
         let mut response = answer.unwrap_or_else(|error| {
             self.on_error(id, &error, line.as_deref_mut());
-            error.into_response()
+            error.shaped(shape)
         });
+        if shape == ErrorShape::Anthropic {
+            let headers = response.headers_mut();
+            headers.insert(request_id::OF_ANTHROPIC, echo.clone());
+        }
         response.headers_mut().insert(request_id::HEADER, echo);
         if let Some(standing) = standing {
             standing.write(response.headers_mut());
@@ -241,6 +246,8 @@ impl ApiServer {
         if self.tenants.require_keys() {
             // The key is the router's; engines have their own.
             key = request.headers_mut().remove(AUTHORIZATION);
+            let api_key = request.headers_mut().remove(API_KEY);
+            key = key.or_else(|| api_key.as_ref().and_then(as_bearer));
         }
         if head_check::asks_for_websocket(&request) {
             return self.upgrade(request, admitted, key, address, client_id);
@@ -274,6 +281,7 @@ impl ApiServer {
         let mode = self.responses.mode();
         match route(request.method(), request.uri().path(), mode) {
             Route::Relay(api) => self.forward(api, request, caller).await,
+            Route::CountTokens => self.count_tokens(request, caller).await,
             Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,
             Route::Models => Ok(models::list(
                 &self.relay.fleet().snapshot(),
@@ -290,7 +298,9 @@ impl ApiServer {
                 request.uri().path(),
             )),
             Route::WrongMethod { allow } => {
-                let mut response = ApiError::wrong_method(request.method(), allow).into_response();
+                let shape = ErrorShape::of_path(request.uri().path());
+                let error = ApiError::wrong_method(request.method(), allow);
+                let mut response = error.shaped(shape);
                 response
                     .headers_mut()
                     .insert(ALLOW, HeaderValue::from_static(allow));
@@ -339,59 +349,5 @@ impl ApiServer {
             turn: None,
         };
         self.responses.answer(endpoint, &call).await
-    }
-
-    async fn forward(
-        &self,
-        api: Api,
-        request: Request<RequestBody>,
-        caller: Caller<'_>,
-    ) -> Result<Response<http::Body>, ApiError> {
-        let started = observe::now();
-        let Caller {
-            admitted,
-            id,
-            client_id,
-            ..
-        } = caller;
-        let (head, body) = request.into_parts();
-        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
-        prompt::check_nesting(&body)?;
-        debug!(
-            %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
-            bytes = body.len(), "request"
-        );
-        let salt = admitted.cache_salt.as_ref().filter(|_| api.generates());
-        let original = body.clone();
-        let body = match salt {
-            Some(salt) => splice::first_field(&body, &salt.field),
-            None => body,
-        };
-        // The body as engines get it: the relay may move parts of it.
-        let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
-        if salt.is_some() && peek.cache_salt_count > 1 {
-            return Err(ApiError::salted_already());
-        }
-        let job = relay::Job {
-            api,
-            target: origin_form(&head.uri),
-            headers: &head.headers,
-            body: body.clone(),
-            original: &original,
-            client: caller.client,
-            tenant: caller.admitted.tenant,
-            charge: ChargeId::Request(id),
-            standing: caller.standing,
-            id,
-            started,
-            response: None,
-            chat: None,
-            is_converted: false,
-            is_background: false,
-            requested: None,
-            strips_usage: false,
-            summary: caller.summary.cloned(),
-        };
-        Ok(self.relay.run(&job, peek).await?)
     }
 }

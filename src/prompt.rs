@@ -3,6 +3,7 @@
 //! [`peek`] reads a body once, without changing it, for every request. For models with a configured tokenizer,
 //! [`tokenizer`] renders and tokenizes the prompt in the router and [`engine`] asks an engine to do it.
 
+mod billing_header;
 mod blocks;
 mod body;
 pub mod cache;
@@ -17,6 +18,7 @@ pub mod tokenizer;
 mod types;
 pub mod vocabulary;
 
+pub use self::billing_header::without_billing_header;
 pub use self::body::{PeekedBody, check_xargs, peek, peek_router_made};
 pub use self::nesting::check_nesting;
 pub use self::types::{Api, Error, HashedPrompt, LocalBlock};

@@ -35,10 +35,11 @@ pub(super) async fn page(
         None | Some("/v1/chat/completions") => Api::Chat,
         Some("/v1/completions") => Api::Completions,
         Some("/v1/responses") => Api::Responses,
+        Some("/v1/messages") => Api::Messages,
         Some(_) => {
             return refuse(
                 StatusCode::BAD_REQUEST,
-                "path must be /v1/chat/completions, /v1/completions or /v1/responses",
+                "path must be /v1/chat/completions, /v1/completions, /v1/responses or /v1/messages",
             );
         }
     };

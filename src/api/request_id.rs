@@ -7,6 +7,8 @@ use crate::ids::RequestId;
 use crate::openai::error::ApiError;
 
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-request-id");
+/// Where Anthropic's SDKs look for the same id.
+pub(super) const OF_ANTHROPIC: HeaderName = HeaderName::from_static("request-id");
 /// Longer than any common scheme; a longer id is a mistake or an attack on log storage.
 const MAX_LENGTH: usize = 128;
 

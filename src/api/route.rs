@@ -11,6 +11,8 @@ pub(super) enum Route {
     Relay(Api),
     Responses(Endpoint),
     Models,
+    /// The tokens of a Messages request.
+    CountTokens,
     /// `/v1/models/NAME`.
     Model,
     NotFound,
@@ -31,6 +33,8 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode) -> Route {
         "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
         "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
         "/v1/responses" => (Route::Relay(Api::Responses), "POST"),
+        "/v1/messages" => (Route::Relay(Api::Messages), "POST"),
+        "/v1/messages/count_tokens" => (Route::CountTokens, "POST"),
         "/v1/embeddings" => (Route::Relay(Api::Embeddings), "POST"),
         "/v1/rerank" | "/rerank" | "/v2/rerank" => (Route::Relay(Api::Rerank), "POST"),
         "/tokenize" => (Route::Relay(Api::Tokenize), "POST"),
@@ -75,6 +79,12 @@ mod tests {
             &Method::POST,
             "/v1/models",
             Route::WrongMethod { allow: "GET" },
+        );
+        check(&Method::POST, "/v1/messages", Route::Relay(Api::Messages));
+        check(
+            &Method::POST,
+            "/v1/messages/count_tokens",
+            Route::CountTokens,
         );
         check(&Method::GET, "/v1/models", Route::Models);
         check(&Method::GET, "/v1/models/org/name", Route::Model);

@@ -1,13 +1,15 @@
 //! The route of a path, for traces: names of parameters stand for what a client writes. Pure.
 
 /// Paths without parameters.
-const FIXED: [&str; 13] = [
+const FIXED: [&str; 15] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
     "/v1/responses/input_tokens",
     "/v1/conversations",
     "/v1/embeddings",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
     "/v1/models",
     "/v1/rerank",
     "/v2/rerank",

@@ -49,6 +49,8 @@ pub struct Members {
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
     pub chat_only: Vec<bool>,
+    /// The workers that do not serve Anthropic's Messages.
+    pub without_messages: Vec<WorkerId>,
 }
 
 impl Deref for Group {
@@ -100,6 +102,9 @@ impl Members {
                 .insert(status.worker.id, worker_index);
             members.event_ranks.push(ranks);
             members.chat_only.push(status.speaks_chat_only());
+            if status.facts.lacks_messages {
+                members.without_messages.push(status.worker.id);
+            }
             members.workers.push(status.worker.clone());
             let key = status.compatibility_key(topology);
             members.compatibility_keys.push(key);

@@ -3,6 +3,7 @@
 
 mod engine;
 mod get;
+mod messages_api;
 mod responses_api;
 
 use std::collections::BTreeMap;
@@ -104,6 +105,11 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                     found.block_size = before.block_size;
                     found.prefix_caching = before.prefix_caching;
                     found.lacks_responses = before.lacks_responses;
+                    found.lacks_messages = before.lacks_messages;
+                    if turned_up {
+                        found.lacks_messages =
+                            messages_api::is_lacking(&worker, &found, limit).await;
+                    }
                     if turned_up || asked_for != Some(worker.responses) {
                         asked_for = Some(worker.responses);
                         found.lacks_responses =
@@ -291,6 +297,7 @@ pub async fn once(
         let mut facts = fetch_models(worker, limit).await?;
         facts.version = fetch_version(worker, limit).await;
         facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;
+        facts.lacks_messages = messages_api::is_lacking(worker, &facts, limit).await;
         if worker.events == Events::Auto {
             (facts.event_endpoints, facts.unusable_events) =
                 fetch_event_endpoints(worker, limit, Default::default()).await;

@@ -255,6 +255,7 @@ impl Registry {
                     || stored.block_size != facts.block_size
                     || stored.prefix_caching != facts.prefix_caching
                     || stored.lacks_responses != facts.lacks_responses
+                    || stored.lacks_messages != facts.lacks_messages
                     || stored.event_endpoints != facts.event_endpoints
                     || stored.unusable_events != facts.unusable_events
                     || !stored.models.keys().eq(facts.models.keys()))

@@ -40,6 +40,8 @@ pub struct Facts {
     pub prefix_caching: Option<bool>,
     /// True if it does not serve the Responses API, or not well enough.
     pub lacks_responses: bool,
+    /// True if it does not serve Anthropic's Messages.
+    pub lacks_messages: bool,
     /// Dp rank -> where it publishes KV events, according to the engine; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
     /// Publishers that the engine lists and that cannot be followed.

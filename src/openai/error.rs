@@ -1,5 +1,6 @@
 //! Errors as clients see them: HTTP status and a body in OpenAI's format. The only place that knows both.
 
+mod anthropic;
 mod limits;
 mod responses;
 #[cfg(feature = "jwt")]
@@ -12,6 +13,7 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 
+pub use self::anthropic::ErrorShape;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
 use crate::{http, prompt, relay};
@@ -176,7 +178,8 @@ impl ApiError {
     }
 
     pub fn no_key() -> Self {
-        let message = "no API key was given; send it as `Authorization: Bearer KEY`";
+        let message =
+            "no API key was given; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`";
         Self::new(StatusCode::UNAUTHORIZED, "invalid_api_key", message)
     }
 
@@ -318,6 +321,9 @@ impl From<relay::Error> for ApiError {
                     retry_after: Some(refusal.retry_after),
                     ..Self::new(status, code, message)
                 }
+            }
+            relay::Error::NotServed { .. } => {
+                Self::new(StatusCode::NOT_FOUND, "endpoint_not_served", message).param("model")
             }
             relay::Error::NotConvertible(what) => Self::unsupported(&what.param, what.message),
             relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),

@@ -1,4 +1,4 @@
-//! Whose request it is: the key or token in `authorization: Bearer ...` -> a tenant.
+//! Whose request it is: the key or token in `authorization: Bearer ...` or `x-api-key: ...` -> a tenant.
 //!
 //! Only digests of keys are kept. A key is found by its digest, so the time that takes reveals nothing
 //! of the keys there are.
@@ -11,6 +11,7 @@ mod tokens;
 use std::ops::Deref;
 use std::sync::Arc;
 
+use hyper::header::{HeaderName, HeaderValue};
 use hyper::{HeaderMap, header};
 use prometheus::IntCounterVec;
 use rustc_hash::FxHashMap;
@@ -125,7 +126,7 @@ impl Tenants {
         let caller = match &self.keys {
             Keys::None(admitted) => Caller::Listed(admitted),
             Keys::Known(known) => {
-                let key = bearer(headers).ok_or_else(ApiError::no_key)?;
+                let key = key(headers).ok_or_else(ApiError::no_key)?;
                 let digest = KeyDigest::from(Sha256::digest(key));
                 match known.get(&digest) {
                     Some(admitted) => Caller::Listed(admitted),
@@ -169,6 +170,24 @@ impl Keys {
         }
         Self::Known(known)
     }
+}
+
+/// The header in which Anthropic's clients send a key.
+pub const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// The `authorization` that means the same as this `x-api-key`.
+pub fn as_bearer(key: &HeaderValue) -> Option<HeaderValue> {
+    HeaderValue::from_bytes(&[b"Bearer ", key.as_bytes()].concat()).ok()
+}
+
+/// The key of a request. If it has both headers, `authorization` counts.
+fn key(headers: &HeaderMap) -> Option<&[u8]> {
+    if headers.contains_key(header::AUTHORIZATION) {
+        return bearer(headers);
+    }
+    let mut values = headers.get_all(API_KEY).iter();
+    let value = values.next().filter(|_| values.next().is_none())?;
+    Some(value.as_bytes().trim_ascii()).filter(|key| !key.is_empty())
 }
 
 /// The token of the only `authorization` header. Two of them might mean two things to two readers.

@@ -175,6 +175,10 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
                 Key::StreamOptions => {
                     self.peek.stream_options = Some(map.next_value::<&'de RawValue>()?.get());
                 }
+                Key::Metadata => {
+                    let user = field::user_of(map.next_value::<&'de RawValue>()?.get());
+                    self.peek.user = user.or(self.peek.user.take());
+                }
                 Key::Other => {
                     map.next_value::<IgnoredAny>()?;
                 }

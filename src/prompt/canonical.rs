@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use serde::de::{self, DeserializeSeed, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::blocks::BlockHasher;
 use super::types::Section;
@@ -37,13 +37,20 @@ enum StringRole {
     Media,
     /// The URL or data itself, found by its key.
     Payload,
+    /// Anthropic's `source` of an image: an object with the URL or data. A text of this name is text.
+    Source,
+    /// Neither the key nor its value is part of the prompt.
+    Ignored,
 }
 
 impl StringRole {
     fn of_member(self, key: &str) -> Self {
         match (self, key) {
+            // Clients move these marks from turn to turn.
+            (_, "cache_control") => StringRole::Ignored,
             (StringRole::TextOnly, _) => StringRole::TextOnly,
-            (StringRole::Media, "url" | "data") => StringRole::Payload,
+            (StringRole::Media | StringRole::Source, "url" | "data") => StringRole::Payload,
+            (_, "source") => StringRole::Source,
             (_, "file_data" | "file_url") => StringRole::Payload,
             (_, "image_url" | "input_audio" | "audio_url" | "video_url") => StringRole::Media,
             _ => StringRole::Text,
@@ -81,7 +88,12 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             StringRole::Media | StringRole::Payload => {
                 self.hasher.feed_media(text.as_bytes(), MEDIA_COUNTED_BYTES);
             }
-            StringRole::Whole | StringRole::Member | StringRole::Text | StringRole::TextOnly => {
+            StringRole::Ignored => {}
+            StringRole::Whole
+            | StringRole::Member
+            | StringRole::Text
+            | StringRole::Source
+            | StringRole::TextOnly => {
                 self.hasher.feed(text.as_bytes());
                 self.hasher.feed(&[STRING_END]);
             }
@@ -150,6 +162,10 @@ impl<'de> Visitor<'de> for Canonical<'_> {
             hasher: self.hasher,
             parent: self.role,
         })? {
+            if let StringRole::Ignored = role {
+                map.next_value::<IgnoredAny>()?;
+                continue;
+            }
             map.next_value_seed(Canonical {
                 hasher: self.hasher,
                 role,
@@ -185,8 +201,11 @@ impl Visitor<'_> for KeySeed<'_> {
     }
 
     fn visit_str<E>(self, name: &str) -> Result<StringRole, E> {
-        self.hasher.feed(name.as_bytes());
-        self.hasher.feed(b":");
-        Ok(self.parent.of_member(name))
+        let role = self.parent.of_member(name);
+        if !matches!(role, StringRole::Ignored) {
+            self.hasher.feed(name.as_bytes());
+            self.hasher.feed(b":");
+        }
+        Ok(role)
     }
 }

@@ -25,6 +25,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use self::cache::ResponseCache;
 pub use self::error::Error;
+use super::render::messages::{self, TemplateFacts};
 use super::types::Api;
 use crate::http::client;
 use crate::units::{DurationText, SizeText};
@@ -131,7 +132,7 @@ impl EngineTokenizer {
         body: &Bytes,
     ) -> Result<Arc<[u32]>, Error> {
         let timeout = self.settings.timeout;
-        let ids = tokio::time::timeout(timeout, self.post_body(now, target, api, body))
+        let ids = tokio::time::timeout(timeout, self.post_body(now, target, model, api, body))
             .await
             .map_err(|_| Error::Timeout)??;
         let ids: Arc<[u32]> = ids.into();
@@ -145,14 +146,29 @@ impl EngineTokenizer {
         &self,
         now: Instant,
         target: Target<'_>,
+        model: &str,
         api: Api,
         body: &Bytes,
     ) -> Result<Vec<u32>, Error> {
+        let chat;
+        let (api, body) = match api {
+            Api::Messages | Api::CountTokens => {
+                chat = as_chat(model, body)?;
+                (Api::Chat, &chat)
+            }
+            _ => (api, body),
+        };
         let path = match api {
             Api::Chat => "/v1/chat/completions/render",
             Api::Completions => "/v1/completions/render",
             Api::Responses => "/v1/responses/render",
-            Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Detokenize => {
+            Api::Embeddings
+            | Api::Rerank
+            | Api::Tokenize
+            | Api::Detokenize
+            | Api::Messages
+            | Api::CountTokens
+            | Api::Other => {
                 return Err(Error::Unsupported);
             }
         };
@@ -188,6 +204,20 @@ impl EngineTokenizer {
             unavailable.clear();
         }
         unavailable.insert(address.into(), now);
+    }
+}
+
+/// A Messages request as the chat completion that the engine makes of it. Engines of several versions can render those.
+fn as_chat(model: &str, body: &Bytes) -> Result<Bytes, Error> {
+    if messages::needs_facts(body) {
+        return Err(Error::Unsupported);
+    }
+    let mut chat = messages::to_chat(body, TemplateFacts::ANY).map_err(|_| Error::Unsupported)?;
+    chat["model"] = model.into();
+    let chat = chat.to_string();
+    match request::has_media(chat.as_bytes()) {
+        true => Err(Error::Unsupported),
+        false => Ok(chat.into()),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Renders a request body into the text that its engine will tokenize, or into the token ids that it contains.
 //!
 //! Follows vLLM 0.32 between body and tokenizer, read from its source and compared with a running one: by API
-//! (`chat`, `responses`, `completions`) and by message (`message`). The result is a [`TokenizeError`] if the engine
+//! (`chat`, `responses`, `completions`, `messages`) and by message (`message`). The result is a [`TokenizeError`] if the engine
 //! would refuse the request, or if the rendering depends on something that only the engine knows. Pure.
 
 mod chat;
@@ -9,12 +9,16 @@ mod completions;
 mod continued;
 mod kwargs;
 mod message;
+pub(super) mod messages;
 mod responses;
 mod types;
 
-use serde_json::{Map, Value};
+use std::sync::OnceLock;
+
+use serde_json::{Map, Value, json};
 
 use self::message::Placeholder;
+use self::messages::TemplateFacts;
 use self::types::ChatInput;
 pub use self::types::{Options, RenderedPrompt, RenderedText, TokenizeError};
 use super::template::{self, Template};
@@ -38,6 +42,8 @@ pub struct Renderer {
     templates: Templates,
     special_tokens: Map<String, Value>,
     options: Options,
+    /// Found out with the first Messages request.
+    facts: OnceLock<TemplateFacts>,
 }
 
 /// A model may have a separate template for requests with tools.
@@ -54,6 +60,7 @@ impl Renderer {
             templates,
             special_tokens,
             options,
+            facts: OnceLock::new(),
         }
     }
 
@@ -73,11 +80,41 @@ impl Renderer {
             Api::Completions => return completions::read(body),
             Api::Chat => chat::read(body, &self.options)?,
             Api::Responses => responses::read(body, &self.options)?,
-            Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Detokenize => {
+            Api::Messages | Api::CountTokens => {
+                chat::of_value(messages::to_chat(body, self.facts())?, &self.options)?
+            }
+            Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Detokenize | Api::Other => {
                 return Err(TokenizeError::Api);
             }
         };
         self.render_chat(chat, now_s).map(RenderedPrompt::Text)
+    }
+
+    /// What an engine finds out about its template with probes.
+    fn facts(&self) -> TemplateFacts {
+        *self.facts.get_or_init(|| {
+            let text = |chat: Value| {
+                let chat = chat::of_value(chat, &self.options).ok()?;
+                self.render_chat(chat, 0).ok().map(|it| it.text)
+            };
+            let turns = ["system", "user", "system", "user"];
+            let turns = turns.map(|role| json!({"role": role, "content": "t"}));
+            let plain = |tools: Value| {
+                text(json!({"messages": turns, "tools": tools, "add_generation_prompt": false}))
+            };
+            let of_effort = |effort: &str| {
+                let messages = json!([{"role": "user", "content": "Hi"}]);
+                text(json!({"messages": messages, "reasoning_effort": effort}))
+            };
+            let none = of_effort("none");
+            let efforts = ["low", "medium", "high", "xhigh", "max"];
+            let is_ignored =
+                none.is_none() || efforts.into_iter().any(|effort| of_effort(effort) == none);
+            TemplateFacts {
+                has_system_first: plain(Value::Null).is_none() || plain(json!([])).is_none(),
+                effort_without_thinking: if is_ignored { "low" } else { "none" },
+            }
+        })
     }
 
     fn render_chat(&self, chat: ChatInput, now_s: i64) -> Result<RenderedText, TokenizeError> {
@@ -184,6 +221,11 @@ impl Renderer {
         put(template::now_key(), minijinja::Value::from(now_s));
         minijinja::Value::from_pairs(context)
     }
+}
+
+/// A Messages request as the chat completion that engines make of it, for a template that accepts system messages anywhere.
+pub fn chat_of_messages(body: &[u8]) -> Result<Value, TokenizeError> {
+    messages::to_chat(body, TemplateFacts::ANY)
 }
 
 fn into_jinja(value: Value) -> minijinja::Value {

@@ -12,10 +12,16 @@ pub enum Api {
     Rerank,
     Tokenize,
     Detokenize,
+    /// Anthropic's Messages.
+    Messages,
+    /// The tokens of a Messages request, counted.
+    CountTokens,
+    /// An endpoint that the configuration lists, of which the router knows the model only.
+    Other,
 }
 
 impl Api {
-    pub const COUNT: usize = 7;
+    pub const COUNT: usize = 10;
     pub const ALL: [Api; Self::COUNT] = [
         Api::Chat,
         Api::Completions,
@@ -24,6 +30,9 @@ impl Api {
         Api::Rerank,
         Api::Tokenize,
         Api::Detokenize,
+        Api::Messages,
+        Api::CountTokens,
+        Api::Other,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -35,12 +44,23 @@ impl Api {
             Api::Rerank => "rerank",
             Api::Tokenize => "tokenize",
             Api::Detokenize => "detokenize",
+            Api::Messages => "messages",
+            Api::CountTokens => "count_tokens",
+            Api::Other => "other",
         }
     }
 
     /// Whether the engine computes the prompt into its KV cache, so that its prefix can be cached.
     pub fn generates(self) -> bool {
-        matches!(self, Api::Chat | Api::Completions | Api::Responses)
+        matches!(
+            self,
+            Api::Chat | Api::Completions | Api::Responses | Api::Messages
+        )
+    }
+
+    /// Whether bodies are those of Anthropic's Messages.
+    pub fn is_messages(self) -> bool {
+        matches!(self, Api::Messages | Api::CountTokens)
     }
 }
 
@@ -73,6 +93,10 @@ pub(super) enum Section {
 /// Lists and objects inside each other, the body itself among them. JSON schemas of tools need about ten. Readers
 /// below, and those of engines, have stacks for 128 and more.
 pub(super) const MAX_NESTING: usize = 100;
+
+/// Starts a text that some clients put first in the system prompt and change with every request. Engines drop it, because
+/// otherwise no two requests would share a prefix.
+pub(super) const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// Why a request body is refused.
 #[derive(Debug, PartialEq)]

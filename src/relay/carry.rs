@@ -49,6 +49,8 @@ impl Relay {
         if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
+        // Without the workers that fail it.
+        let mut failed = FailedWorkers::unfit_for(&plan)?;
         let wanted = WantedOutput::of(&peek);
         drop(peek);
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
@@ -61,7 +63,6 @@ impl Relay {
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
-        let mut failed = FailedWorkers::default();
         // A retryable answer, for the client if no other attempt does better.
         let mut refused = None;
         let mut last_error = String::new();

@@ -7,6 +7,7 @@ use std::time::Instant;
 use super::cached_prefix::CachedPrefixes;
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
+use super::job::Error;
 use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
@@ -72,9 +73,31 @@ impl NotDisaggregated {
 #[derive(Clone, Debug, Default)]
 pub(super) struct FailedWorkers {
     pub(super) decode: Excluded,
+    /// Those that do not serve its API, whatever fails: some of `decode`.
+    pub(super) unfit: Excluded,
     pub(super) prefill: Excluded,
     /// True once no more KV transfers are tried for the request.
     pub(super) gave_up_transfers: bool,
+}
+
+impl FailedWorkers {
+    /// Those that do not serve the request's API are as if they had failed it. An error if no worker does.
+    pub(super) fn unfit_for(plan: &Plan) -> Result<Self, Error> {
+        let unfit = match plan.api.is_messages() {
+            true => Excluded::from_slice(&plan.group.without_messages),
+            false => Excluded::new(),
+        };
+        if !unfit.is_empty() && unfit.len() == plan.group.workers.len() {
+            return Err(Error::NotServed {
+                model: plan.group.model.to_string(),
+            });
+        }
+        Ok(Self {
+            decode: unfit.clone(),
+            unfit,
+            ..Self::default()
+        })
+    }
 }
 
 /// The decisions for the decode and the prefill worker, with indices into the group.
@@ -99,7 +122,7 @@ impl Relay {
             );
             let chosen = self.choose_once(plan, &held, now, &failed).or_else(|| {
                 let again = FailedWorkers {
-                    decode: Excluded::new(),
+                    decode: failed.unfit.clone(),
                     ..failed.clone()
                 };
                 may_repeat
@@ -164,7 +187,7 @@ impl Relay {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
         let held = self.held(plan, now, candidates);
         let again = || FailedWorkers {
-            decode: Excluded::new(),
+            decode: failed.unfit.clone(),
             ..failed.clone()
         };
         self.choose_once(plan, &held, now, failed).is_some()

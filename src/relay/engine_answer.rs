@@ -12,6 +12,8 @@ static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
 static DATA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: "));
 static DONE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: [DONE]"));
+static BLOCK_DELTA: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"content_block_delta\""));
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\""));
 
 /// Tokens of one request, as its engine reports them.
@@ -27,6 +29,7 @@ pub struct Usage {
 pub fn is_token(api: Api, data: &[u8]) -> bool {
     match api {
         Api::Responses => DELTA.find(data).is_some(),
+        Api::Messages => BLOCK_DELTA.find(data).is_some(),
         Api::Chat => {
             let one_event =
                 data.len() < 2 || memmem::find(&data[..data.len() - 2], b"\n\n").is_none();
@@ -41,6 +44,7 @@ pub fn is_token(api: Api, data: &[u8]) -> bool {
 pub fn count_tokens(api: Api, data: &[u8]) -> u64 {
     let events = match api {
         Api::Responses => DELTA.find_iter(data).count(),
+        Api::Messages => BLOCK_DELTA.find_iter(data).count(),
         _ => {
             let events = DATA.find_iter(data).count();
             let without = EMPTY_CONTENT.find_iter(data).count() + DONE.find_iter(data).count();
@@ -86,6 +90,44 @@ pub fn last_usage(data: &[u8]) -> Option<Usage> {
     })
 }
 
+/// The usage of an answer of Messages: its last piece with usage, and of a stream the first such piece too, because the
+/// event at the end may report the output only. Cached tokens, and those that were written into the cache, are no part of
+/// the input tokens here.
+pub fn messages_usage(first: Option<&[u8]>, last: &[u8]) -> Option<Usage> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Wire {
+        input_tokens: Option<u64>,
+        output_tokens: Option<u64>,
+        cache_read_input_tokens: Option<u64>,
+        cache_creation_input_tokens: Option<u64>,
+    }
+    let read = |data: &[u8], at: usize| {
+        let at = at + b"\"usage\":".len();
+        let mut wires = serde_json::Deserializer::from_slice(&data[at..]).into_iter::<Wire>();
+        wires.next()?.ok()
+    };
+    let end = memmem::rfind(last, b"\"usage\":").and_then(|at| read(last, at));
+    let begin = first.unwrap_or(last);
+    let begin = USAGE.find(begin).and_then(|at| read(begin, at));
+    let output = |wire: &Option<Wire>| wire.as_ref().and_then(|it| it.output_tokens);
+    let output_tokens = output(&end).or(output(&begin))?;
+    let mut both = [end, begin].into_iter().flatten();
+    let input = both.find(|it| it.input_tokens.is_some())?;
+    let cached_tokens = input.cache_read_input_tokens.unwrap_or(0);
+    let counts = [
+        input.input_tokens,
+        input.cache_creation_input_tokens,
+        Some(cached_tokens),
+    ];
+    let add = |sum: u64, count: u64| sum.saturating_add(count);
+    Some(Usage {
+        prompt_tokens: counts.into_iter().flatten().fold(0, add),
+        cached_tokens,
+        output_tokens,
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -118,6 +160,35 @@ mod tests {
         ] {
             assert_eq!(last_usage(bad.as_bytes()), None, "{bad}");
         }
+    }
+
+    #[test]
+    fn usage_of_messages_counts_cached_tokens_besides_the_input_tokens() {
+        let check = |first: Option<&str>, last: &str, expected: Option<(u64, u64, u64)>| {
+            let found = messages_usage(first.map(str::as_bytes), last.as_bytes());
+            let found = found.map(|usage| {
+                (
+                    usage.prompt_tokens,
+                    usage.cached_tokens,
+                    usage.output_tokens,
+                )
+            });
+            assert_eq!(found, expected, "{first:?} {last}");
+        };
+        let whole = r#"{"content":[],"usage":{"input_tokens":10,"output_tokens":4,"cache_creation_input_tokens":3,"cache_read_input_tokens":20}}"#;
+        check(None, whole, Some((33, 20, 4)));
+        let start = r#"data: {"message":{"usage":{"input_tokens":33,"output_tokens":0}}}"#;
+        let end = r#"data: {"usage":{"output_tokens":4}}"#;
+        let full =
+            r#"data: {"usage":{"input_tokens":1,"cache_read_input_tokens":32,"output_tokens":4}}"#;
+        check(Some(start), end, Some((33, 0, 4)));
+        check(Some(start), full, Some((33, 32, 4)));
+        check(None, &format!("{start}\n\n{end}"), Some((33, 0, 4)));
+        // A stream that broke off after its start.
+        check(None, start, Some((33, 0, 0)));
+        check(None, end, None);
+        check(None, r#"{"usage":null}"#, None);
+        check(None, "", None);
     }
 
     #[test]

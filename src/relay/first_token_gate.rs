@@ -71,13 +71,17 @@ impl FirstTokenGate {
         let (name, data) = parts(event);
         let is_error = match self.api {
             Api::Responses => matches!(name, b"error" | b"response.failed"),
+            Api::Messages => name == b"error",
             _ => false,
         };
         if is_error || has_error(data) {
             return Verdict::Error;
         }
-        let is_end =
-            data == b"[DONE]" || matches!(name, b"response.completed" | b"response.incomplete");
+        let is_end = data == b"[DONE]"
+            || matches!(
+                name,
+                b"response.completed" | b"response.incomplete" | b"message_stop"
+            );
         if is_end || (!data.is_empty() && engine_answer::is_token(self.api, event)) {
             return Verdict::Token;
         }

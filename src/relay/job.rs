@@ -172,6 +172,8 @@ pub enum Error {
     CutsConnections,
     /// The limits of its tenant have no room for the request.
     Limited(Box<limits::Refusal>),
+    /// No worker of the model serves the API.
+    NotServed { model: String },
     /// Only workers that speak chat completions could take the request, and it cannot be one.
     NotConvertible(NotConvertible),
 }
@@ -184,6 +186,7 @@ impl Error {
             Error::UnknownModel { .. }
             | Error::NoWorker { .. }
             | Error::NoPrefill { .. }
+            | Error::NotServed { .. }
             | Error::Unreachable { .. } => true,
             Error::NoModel { .. }
             | Error::TimedOut { .. }
@@ -238,6 +241,10 @@ impl fmt::Display for Error {
             }
             Error::NotQueued(refusal) => refusal.reason.fmt(f),
             Error::BadHeader { name, expected } => write!(f, "the header `{name}` must be {expected}"),
+            Error::NotServed { model } => write!(
+                f,
+                "no worker of `{model}` serves the Messages API (`/v1/messages`); send chat completions (`/v1/chat/completions`)"
+            ),
             Error::Limited(refusal) => refusal.fmt(f),
             Error::NotConvertible(what) => f.write_str(&what.message),
             Error::CutsConnections => f.write_str(

@@ -6,7 +6,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use hyper::StatusCode;
 
-use super::engine_answer::{count_tokens, has_usage, is_token, last_usage};
+use super::engine_answer::{count_tokens, has_usage, is_token, last_usage, messages_usage};
 use super::failure_owner::FailureOwner;
 use super::metrics::Outcome;
 use super::request_count::RequestCount;
@@ -16,6 +16,7 @@ use super::traced;
 use super::usage::UsageEntry;
 use super::worker_series::WorkerSeries;
 use crate::ids::ClientKey;
+use crate::prompt::Api;
 
 /// One answer's meter.
 #[derive(Debug)]
@@ -33,6 +34,8 @@ pub(super) struct Meter {
     bytes: u64,
     /// The last piece with usage in it.
     usage: Option<Bytes>,
+    /// The first one, of a stream of Messages.
+    first_usage: Option<Bytes>,
     /// Output tokens that passed, as far as the stream shows them.
     tokens: u64,
     /// Of the request's tenant.
@@ -63,6 +66,7 @@ impl Meter {
             has_token: false,
             bytes: 0,
             usage: None,
+            first_usage: None,
             tokens: 0,
             entry,
             passed: traced::Passed::default(),
@@ -104,6 +108,9 @@ impl Meter {
         }
         self.tokens += count_tokens(self.count.wire(), data);
         if has_usage(data) {
+            if self.count.wire() == Api::Messages {
+                self.first_usage.get_or_insert_with(|| data.clone());
+            }
             self.usage = Some(data.clone());
         }
     }
@@ -120,7 +127,10 @@ impl Meter {
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
         let last = self.usage.take();
-        let usage = last.as_ref().and_then(|data| last_usage(data));
+        let usage = last.as_ref().and_then(|data| match self.count.wire() {
+            Api::Messages => messages_usage(self.first_usage.as_deref(), data),
+            _ => last_usage(data),
+        });
         self.count.settle(self.status, usage.as_ref(), self.tokens);
         if let Some(entry) = self.entry.take() {
             entry.end(now, outcome, usage.as_ref(), self.tokens);

@@ -130,7 +130,7 @@ impl Relay {
         plan: &Plan,
         answer: &AttemptAnswer,
     ) -> Option<UsageEntry> {
-        let is_free = matches!(job.api, Api::Tokenize | Api::Detokenize);
+        let is_free = matches!(job.api, Api::Tokenize | Api::Detokenize | Api::CountTokens);
         if is_free || !answer.answer.head.status.is_success() {
             return None;
         }

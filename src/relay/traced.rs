@@ -69,10 +69,12 @@ pub(super) fn begin_try(
 /// The names of the GenAI conventions, and our own for what they do not know.
 fn operation(api: Api) -> &'static str {
     match api {
-        Api::Chat | Api::Responses => "chat",
+        Api::Chat | Api::Responses | Api::Messages => "chat",
         Api::Completions => "text_completion",
         Api::Embeddings => "embeddings",
-        Api::Rerank | Api::Tokenize | Api::Detokenize => api.as_str(),
+        Api::Rerank | Api::Tokenize | Api::Detokenize | Api::CountTokens | Api::Other => {
+            api.as_str()
+        }
     }
 }
 
@@ -80,7 +82,14 @@ fn api_type(api: Api) -> Option<&'static str> {
     match api {
         Api::Chat => Some("chat_completions"),
         Api::Responses => Some("responses"),
-        Api::Completions | Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Detokenize => None,
+        Api::Messages => Some("messages"),
+        Api::Completions
+        | Api::Embeddings
+        | Api::Rerank
+        | Api::Tokenize
+        | Api::Detokenize
+        | Api::CountTokens
+        | Api::Other => None,
     }
 }
 

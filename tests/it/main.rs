@@ -29,6 +29,7 @@ mod kv_events;
 mod limits;
 #[cfg(any(feature = "kubernetes", feature = "otlp"))]
 mod localhost_tls;
+mod messages;
 mod metrics_reference;
 mod model_names;
 mod operator_texts;

@@ -125,8 +125,10 @@ impl Stub {
                 body.len()
             )
         };
-        if head.starts_with("post /v1/responses ") && &bytes[end..end + length] == b"{}" {
-            // The router asks whether the engine serves the Responses API.
+        let asks =
+            head.starts_with("post /v1/responses ") || head.starts_with("post /v1/messages ");
+        if asks && &bytes[end..end + length] == b"{}" {
+            // The router asks whether the engine serves the Responses API, and Messages.
             let refused =
                 "HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
             let _ = stream.write_all(refused.as_bytes()).await;

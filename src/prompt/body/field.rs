@@ -31,6 +31,8 @@ pub(super) enum Key {
     Forbidden(&'static str),
     VllmXargs,
     StreamOptions,
+    /// Of a Messages request: it names the user.
+    Metadata,
     Other,
 }
 
@@ -54,15 +56,42 @@ impl Key {
             "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
             "tools" | "functions" | "documents" => Key::Prompt(Section::Tools),
             "instructions" => Key::Prompt(Section::Instructions),
+            "system" if api.is_messages() => Key::Prompt(Section::Instructions),
+            "metadata" if api.is_messages() => Key::Metadata,
             "chat_template" | "chat_template_kwargs" => Key::Prompt(Section::Template),
             "kv_transfer_params" => Key::Forbidden("kv_transfer_params"),
             "ec_transfer_params" => Key::Forbidden("ec_transfer_params"),
             "request_id" if api == Api::Responses => Key::Forbidden("request_id"),
+            _ if api.is_messages()
+                && let Some(name) = engine_field(name) =>
+            {
+                Key::Forbidden(name)
+            }
             "vllm_xargs" => Key::VllmXargs,
             "stream_options" => Key::StreamOptions,
             _ => Key::Other,
         }
     }
+}
+
+/// Fields that engines read from a Messages request and that only a router may set: for disaggregated prefill and decode,
+/// ranks, ids, and names of caches that KV events do not report.
+const ENGINE_FIELDS: [&str; 11] = [
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "data_parallel_rank",
+    "routed_dp_rank",
+    "disagg_prefill_dp_rank",
+    "rid",
+    "request_id",
+    "extra_key",
+    "mm_payload",
+    "return_mm_kwargs",
+];
+
+fn engine_field(name: &str) -> Option<&'static str> {
+    ENGINE_FIELDS.into_iter().find(|field| *field == name)
 }
 
 /// Reads a key without copying the key.
@@ -180,4 +209,15 @@ impl<'de> Deserialize<'de> for Flag {
         let raw = <&RawValue>::deserialize(deserializer)?;
         Ok(Flag(raw.get() == "true"))
     }
+}
+
+/// The user that the metadata of a Messages request names.
+pub(super) fn user_of(metadata: &str) -> Option<Cow<'_, str>> {
+    #[derive(Deserialize)]
+    struct Metadata<'a> {
+        #[serde(default, borrow)]
+        user_id: Option<Cow<'a, str>>,
+    }
+    let metadata: Metadata<'_> = serde_json::from_str(metadata).ok()?;
+    metadata.user_id
 }

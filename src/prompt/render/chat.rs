@@ -32,8 +32,23 @@ struct Body {
 }
 
 pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, TokenizeError> {
-    let mut body: Body =
-        serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
+    let body = serde_json::from_slice(body);
+    input(
+        body.map_err(|error| TokenizeError::Body(error.to_string()))?,
+        options,
+    )
+}
+
+/// Of a body that was made of another API's.
+pub(super) fn of_value(body: Value, options: &Options) -> Result<ChatInput, TokenizeError> {
+    let body = serde_json::from_value(body);
+    input(
+        body.map_err(|error| TokenizeError::Body(error.to_string()))?,
+        options,
+    )
+}
+
+fn input(mut body: Body, options: &Options) -> Result<ChatInput, TokenizeError> {
     if body.chat_template.is_some() {
         return Err(TokenizeError::Field("chat_template"));
     }

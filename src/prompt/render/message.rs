@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::types::TokenizeError;
 use crate::prompt::template::ContentFormat;
+use crate::prompt::types::BILLING_HEADER;
 
 /// Types of text parts, each with the key of its text.
 const TEXT_PARTS: &[(&str, &str)] = &[
@@ -46,10 +47,6 @@ const INTERPRETED_KEYS: &[&str] = &[
     "video_embeds",
     "video_url",
 ];
-/// Starts a line that some clients put first in the system prompt and change with every request. Engines drop the
-/// line, because otherwise no two requests would share a prefix.
-const BILLING_HEADER: &str = "x-anthropic-billing-header";
-
 /// Stands for an image, sound or video in a rendered text. A prompt is rendered with both: the texts are equal up to
 /// the first media part, and that prefix does not depend on what the engine inserts there.
 #[derive(Clone, Copy, PartialEq)]

@@ -17,6 +17,7 @@ fn renderer(source: &str) -> Renderer {
         },
         special_tokens: Map::new(),
         options: Options::default(),
+        facts: OnceLock::new(),
     }
 }
 
@@ -418,6 +419,7 @@ fn unsupported_requests_are_refused_with_a_reason() {
         templates: Templates::default(),
         special_tokens: Map::new(),
         options: Options::default(),
+        facts: OnceLock::new(),
     };
     let chat = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
     assert_eq!(without.render(Api::Chat, chat, 0), Err(TokenizeError::Api));

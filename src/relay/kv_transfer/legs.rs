@@ -81,7 +81,7 @@ struct Cut {
 impl Legs {
     /// Reads the body that a single worker would get.
     pub fn of(api: Api, body: &Bytes) -> Result<Self, SingleWorkerReason> {
-        if !api.generates() {
+        if !api.generates() || api == Api::Messages {
             return Err(SingleWorkerReason::Api);
         }
         let mut reader = FieldReader {

@@ -75,6 +75,11 @@ impl StreamTerminator {
                 };
                 format!("event: {name}\ndata: {data}\n\ndata: [DONE]\n\n")
             }
+            Api::Messages => {
+                let data =
+                    json!({"type": "error", "error": {"type": "api_error", "message": message}});
+                format!("event: error\ndata: {data}\n\n")
+            }
             _ => {
                 let data = json!({"error": {
                     "message": message, "type": "server_error", "param": null, "code": "engine_stream_broken"}});
@@ -85,25 +90,29 @@ impl StreamTerminator {
     }
 }
 
-/// True if events terminate a stream: with `[DONE]`, or (Responses) with an event of a final type. A final type
-/// counts only in an `event:` line, not within a text.
+/// True if events terminate a stream: with `[DONE]`, or (Responses, Messages) with an event of a final type. A final
+/// type counts only in an `event:` line, not within a text.
 fn is_terminal(api: Api, events: &[u8]) -> bool {
     if events.trim_ascii_end().ends_with(b"[DONE]") {
         return true;
     }
-    const FINAL: [&[u8]; 4] = [
-        b"response.completed",
-        b"response.incomplete",
-        b"response.failed",
-        b"error",
-    ];
-    api == Api::Responses
+    let last: &[&[u8]] = match api {
+        Api::Responses => &[
+            b"response.completed",
+            b"response.incomplete",
+            b"response.failed",
+            b"error",
+        ],
+        Api::Messages => &[b"message_stop", b"error"],
+        _ => &[],
+    };
+    !last.is_empty()
         && memmem::find_iter(events, b"event:").any(|at| {
             let starts_line = at == 0 || events[at - 1] == b'\n';
             let line = events[at + b"event:".len()..]
                 .split(|byte| *byte == b'\n')
                 .next();
-            starts_line && line.is_some_and(|name| FINAL.contains(&name.trim_ascii()))
+            starts_line && line.is_some_and(|name| last.contains(&name.trim_ascii()))
         })
 }
 
@@ -181,6 +190,30 @@ mod tests {
             "{end}"
         );
         assert!(end.ends_with("\n\ndata: [DONE]\n\n"));
+    }
+
+    #[test]
+    fn a_message_that_breaks_off_ends_with_an_error_event_only() {
+        const START: &str = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n";
+        let end = after(Api::Messages, &[START]).if_missing(b"").unwrap();
+        let end = std::str::from_utf8(&end).unwrap();
+        let expected = r#"event: error
+data: {"type":"error","error":{"type":"api_error","message":"the engine ended the stream before the answer's end"}}
+
+"#;
+        assert_eq!(end, expected);
+        for last in ["message_stop", "error"] {
+            let last = format!("event: {last}\ndata: {{}}\n\n");
+            let mut terminator = after(Api::Messages, &[START]);
+            terminator.on_passed(&Bytes::from(last));
+            assert_eq!(terminator.if_missing(b""), None);
+        }
+        let quoted = "event: content_block_delta\ndata: {\"text\":\"event: message_stop\"}\n\n";
+        assert!(
+            after(Api::Messages, &[START, quoted])
+                .if_missing(b"")
+                .is_some()
+        );
     }
 
     #[test]

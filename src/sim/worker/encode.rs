@@ -2,6 +2,7 @@
 
 mod completions;
 mod items;
+mod messages;
 mod responses;
 
 use super::error::ApiError;
@@ -17,6 +18,7 @@ impl Generation {
             Api::Chat => completions::whole_chat(self),
             Api::Completions => completions::whole_completion(self),
             Api::Responses => responses::finished(self),
+            Api::Messages => messages::whole(self),
         })
     }
 
@@ -26,6 +28,7 @@ impl Generation {
             Api::Chat => vec![completions::role_chunk(self)],
             Api::Completions => Vec::new(),
             Api::Responses => responses::opening(self),
+            Api::Messages => messages::opening(self),
         }
     }
 
@@ -36,6 +39,7 @@ impl Generation {
             Api::Chat => completions::chat_chunk(self, index, &text),
             Api::Completions => completions::completion_chunk(self, index, &text),
             Api::Responses => responses::token(self, &text),
+            Api::Messages => messages::token(self, &text),
         }
     }
 
@@ -44,6 +48,7 @@ impl Generation {
         match self.request.api {
             Api::Chat | Api::Completions => completions::closing(self),
             Api::Responses => responses::closing(self),
+            Api::Messages => messages::closing(self),
         }
     }
 
@@ -55,6 +60,7 @@ impl Generation {
                 Some(vec![error, DONE.to_owned()])
             }
             Api::Responses => None,
+            Api::Messages => Some(vec![messages::failure(error)]),
         }
     }
 }

@@ -77,6 +77,6 @@ pub(crate) fn rendered(api: Api, request: &GenerationRequest) -> Value {
     });
     match api {
         Api::Completions => rendered.collect(),
-        Api::Chat | Api::Responses => rendered.next().unwrap_or_default(),
+        Api::Chat | Api::Responses | Api::Messages => rendered.next().unwrap_or_default(),
     }
 }

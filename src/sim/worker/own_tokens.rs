@@ -58,6 +58,7 @@ impl OwnTokens {
             Api::Chat => prompt::Api::Chat,
             Api::Completions => prompt::Api::Completions,
             Api::Responses => prompt::Api::Responses,
+            Api::Messages => prompt::Api::Messages,
         };
         let request: Body = request::from_json(body)?;
         let given = request
@@ -77,6 +78,12 @@ impl OwnTokens {
             }
             Some(Prompt::Text(_)) | None => self.tokens(api, body).map(|ids| Some(vec![ids])),
         }
+    }
+
+    /// The number of tokens of a Messages request.
+    pub(crate) fn count(&self, body: &[u8]) -> Result<usize, ApiError> {
+        self.tokens(prompt::Api::CountTokens, body)
+            .map(|ids| ids.len())
     }
 
     /// The tokens of a `/tokenize` request, whose body is that of a chat or of a completion.

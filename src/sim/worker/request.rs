@@ -3,6 +3,7 @@
 //! Unknown fields are ignored, as by a real server, and so are most known ones.
 
 mod checks;
+mod messages;
 pub(super) mod output;
 mod sharing;
 mod turns;
@@ -13,6 +14,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 pub(crate) use self::checks::{check_model, check_prompts, from_json, missing_field};
+pub(crate) use self::messages::count as count_messages;
 use self::output::{JsonFrame, Output};
 use super::error::ApiError;
 use super::tokenizer::{self, Turn};
@@ -27,6 +29,7 @@ pub(crate) enum Api {
     Chat,
     Completions,
     Responses,
+    Messages,
 }
 
 /// Which events of a stream have the usage.
@@ -186,6 +189,23 @@ impl GenerationRequest {
             Api::Chat => Self::read_chat(body, context),
             Api::Completions => Self::read_completion(body, context),
             Api::Responses => Self::read_responses(body, context),
+            Api::Messages => {
+                let chat = messages::as_chat(body)?;
+                let context = Context {
+                    is_chat_only: true,
+                    ..context
+                };
+                let read = Self::read_chat(chat.to_string().as_bytes(), context)?;
+                Ok(Self {
+                    api: Api::Messages,
+                    output: Output {
+                        // A limit is required, and most answers end before it.
+                        has_no_token_limit: false,
+                        ..read.output
+                    },
+                    ..read
+                })
+            }
         }
     }
 

@@ -35,6 +35,7 @@ pub(crate) enum Route {
     Version,
     Metrics,
     Tokenize,
+    CountTokens,
     Detokenize,
     ResetPrefixCache,
     KvEventSources,
@@ -79,6 +80,8 @@ pub(crate) fn route(listener: Listener, path: &str) -> Option<(Method, Route)> {
         "/v1/chat/completions/render" => (Method::POST, Route::Render(Api::Chat)),
         "/v1/completions/render" => (Method::POST, Route::Render(Api::Completions)),
         "/v1/responses/render" => (Method::POST, Route::Render(Api::Responses)),
+        "/v1/messages" => (Method::POST, Route::Generate(Api::Messages)),
+        "/v1/messages/count_tokens" => (Method::POST, Route::CountTokens),
         "/v1/embeddings" => (Method::POST, Route::Embeddings),
         "/v1/rerank" | "/rerank" => (Method::POST, Route::Rerank),
         "/v1/models" => (Method::GET, Route::Models),
@@ -134,6 +137,17 @@ pub(crate) async fn dispatch(
             };
             match tokens {
                 Ok(tokens) => ok_json(&lists::tokens(&tokens, shared.settings.context_tokens())),
+                Err(found) => error(&found),
+            }
+        }
+        Route::CountTokens => {
+            let own = shared.own_tokens.as_ref();
+            let count = match own {
+                Some(own) => own.count(body),
+                None => request::count_messages(body, &shared.settings.models),
+            };
+            match count {
+                Ok(count) => ok_json(&json!({"input_tokens": count})),
                 Err(found) => error(&found),
             }
         }

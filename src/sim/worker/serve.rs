@@ -76,12 +76,19 @@ async fn handle(
     let faults = shared.faults();
     let close = faults.close_idle.then(|| CloseAfter(Arc::clone(close)));
     let route = routes::route(listener, parts.uri.path());
-    let is_asked_for_responses =
-        parts.uri.path() == "/v1/responses" && parts.method == Method::POST && &*body == b"{}";
-    if is_asked_for_responses {
-        return Ok(match shared.settings.no_responses {
+    // Routers ask in this way which APIs there are.
+    let asked = match parts.uri.path() {
+        "/v1/responses" => Some((shared.settings.no_responses, "input")),
+        "/v1/messages" => Some((shared.settings.no_messages, "messages")),
+        _ => None,
+    };
+    if let Some((is_missing, field)) = asked
+        && parts.method == Method::POST
+        && &*body == b"{}"
+    {
+        return Ok(match is_missing {
             true => detail(StatusCode::NOT_FOUND, "Not Found"),
-            false => http_answer::error(&missing_field("input", &body)),
+            false => http_answer::error(&missing_field(field, &body)),
         });
     }
     if route.as_ref().is_none_or(|(_, route)| route.is_recorded()) {
@@ -92,6 +99,9 @@ async fn handle(
         Some(_)
             if shared.settings.no_responses && parts.uri.path().starts_with("/v1/responses") =>
         {
+            detail(StatusCode::NOT_FOUND, "Not Found")
+        }
+        Some(_) if shared.settings.no_messages && parts.uri.path().starts_with("/v1/messages") => {
             detail(StatusCode::NOT_FOUND, "Not Found")
         }
         Some((method, _)) if method != parts.method => wrong_method(&method),

@@ -77,6 +77,10 @@ pub struct Settings {
     #[arg(long)]
     pub no_responses: bool,
 
+    /// Serve no `/v1/messages`, as engines without Anthropic's API.
+    #[arg(long)]
+    pub no_messages: bool,
+
     /// Serve the render endpoints, which tokenize a request without running it.
     #[arg(long)]
     pub enable_scale_out: bool,

@@ -50,7 +50,7 @@ pub(crate) fn start(
         request.answer_tokens = 1;
     }
     let rank = match request.api {
-        Api::Chat | Api::Completions => shared.ranks.pinned(&parts.headers)?,
+        Api::Chat | Api::Completions | Api::Messages => shared.ranks.pinned(&parts.headers)?,
         // vLLM ignores the header here.
         Api::Responses => None,
     };

@@ -204,7 +204,7 @@ fn chunk(generation: &Generation, choice: &Value) -> Value {
 fn chunk_object(generation: &Generation) -> &'static str {
     match generation.request.api {
         Api::Chat => "chat.completion.chunk",
-        Api::Completions | Api::Responses => "text_completion",
+        Api::Completions | Api::Responses | Api::Messages => "text_completion",
     }
 }
 

@@ -68,7 +68,7 @@ impl BlockOffer {
 fn internal_id(api: Api, id: &str) -> String {
     let random = fastrand::u32(..);
     match api {
-        Api::Chat => format!("{id}-{random:08x}"),
+        Api::Chat | Api::Messages => format!("{id}-{random:08x}"),
         Api::Completions => format!("{id}-0-{random:08x}"),
         Api::Responses => format!("{id}_0-{random:08x}"),
     }

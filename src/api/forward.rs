@@ -1,0 +1,73 @@
+//! Requests that go to a worker as they are.
+
+use hyper::{Request, Response};
+use tracing::debug;
+
+use super::{ApiServer, Caller, body};
+use crate::http::client::origin_form;
+use crate::http::server::RequestBody;
+use crate::limits::ChargeId;
+use crate::openai::error::ApiError;
+use crate::openai::splice;
+use crate::prompt::{self, Api};
+use crate::{http, observe, relay};
+
+impl ApiServer {
+    pub(super) async fn forward(
+        &self,
+        api: Api,
+        request: Request<RequestBody>,
+        caller: Caller<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let started = observe::now();
+        let Caller {
+            admitted,
+            id,
+            client_id,
+            ..
+        } = caller;
+        let (head, body) = request.into_parts();
+        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        prompt::check_nesting(&body)?;
+        debug!(
+            %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
+            bytes = body.len(), "request"
+        );
+        let body = match api {
+            Api::Messages => prompt::without_billing_header(&body).unwrap_or(body),
+            _ => body,
+        };
+        let salt = admitted.cache_salt.as_ref().filter(|_| api.generates());
+        let original = body.clone();
+        let body = match salt {
+            Some(salt) => splice::first_field(&body, &salt.field),
+            None => body,
+        };
+        // The body as engines get it: the relay may move parts of it.
+        let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        if salt.is_some() && peek.cache_salt_count > 1 {
+            return Err(ApiError::salted_already());
+        }
+        let job = relay::Job {
+            api,
+            target: origin_form(&head.uri),
+            headers: &head.headers,
+            body: body.clone(),
+            original: &original,
+            client: caller.client,
+            tenant: caller.admitted.tenant,
+            charge: ChargeId::Request(id),
+            standing: caller.standing,
+            id,
+            started,
+            response: None,
+            chat: None,
+            is_converted: false,
+            is_background: false,
+            requested: None,
+            strips_usage: false,
+            summary: caller.summary.cloned(),
+        };
+        Ok(self.relay.run(&job, peek).await?)
+    }
+}

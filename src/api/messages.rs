@@ -1,0 +1,83 @@
+//! `POST /v1/messages/count_tokens`: counted with the model's tokenizer if the router has it, else by a worker.
+
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{Request, Response, StatusCode};
+use tracing::debug;
+
+use super::{ApiServer, Caller, body};
+use crate::http::client::origin_form;
+use crate::http::server::RequestBody;
+use crate::limits::ChargeId;
+use crate::openai::error::ApiError;
+use crate::prompt::{self, Api};
+use crate::{http, observe, relay};
+
+impl ApiServer {
+    pub(super) async fn count_tokens(
+        &self,
+        request: Request<RequestBody>,
+        caller: Caller<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let started = observe::now();
+        let (head, body) = request.into_parts();
+        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        prompt::check_nesting(&body)?;
+        debug!(id = %caller.id, tenant = %caller.admitted.tenant, bytes = body.len(), "request");
+        let original = body.clone();
+        let body = prompt::without_billing_header(&body).unwrap_or(body);
+        let api = Api::CountTokens;
+        let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        let model = peek.model.as_deref();
+        let limits = &self.relay.tenants().of(caller.admitted.tenant).limits;
+        if let (Some(limits), Some(name)) = (limits, model)
+            && !limits.allows(name)
+        {
+            return Err(ApiError::unknown_model(name));
+        }
+        let counted = self
+            .relay
+            .count_tokens(Api::Messages, &head.headers, &body, model, None)
+            .await?;
+        if let Some(tokens) = counted {
+            let mut response = Response::new(http::full(format!(r#"{{"input_tokens":{tokens}}}"#)));
+            let json = HeaderValue::from_static("application/json");
+            response.headers_mut().insert(CONTENT_TYPE, json);
+            return Ok(response);
+        }
+        let name = model.unwrap_or_default().to_owned();
+        let job = relay::Job {
+            api,
+            target: origin_form(&head.uri),
+            headers: &head.headers,
+            body: body.clone(),
+            original: &original,
+            client: caller.client,
+            tenant: caller.admitted.tenant,
+            charge: ChargeId::Request(caller.id),
+            standing: caller.standing,
+            id: caller.id,
+            started,
+            response: None,
+            chat: None,
+            is_converted: false,
+            is_background: false,
+            requested: None,
+            strips_usage: false,
+            summary: caller.summary.cloned(),
+        };
+        match self.relay.run(&job, peek).await {
+            Err(relay::Error::NotServed { .. }) => Err(ApiError::cannot_count(&name)),
+            answer => {
+                let answer = answer?;
+                let is_unknown = matches!(
+                    answer.status(),
+                    StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
+                );
+                match is_unknown {
+                    true => Err(ApiError::cannot_count(&name)),
+                    false => Ok(answer),
+                }
+            }
+        }
+    }
+}
