@@ -6,6 +6,7 @@ mod body;
 mod body_budget;
 pub mod cors;
 pub mod dry_run;
+mod endpoints;
 mod errors;
 mod forward;
 mod head_check;
@@ -279,7 +280,8 @@ impl ApiServer {
         limits: Option<&TenantLimits>,
     ) -> Result<Response<http::Body>, ApiError> {
         let mode = self.responses.mode();
-        match route(request.method(), request.uri().path(), mode) {
+        let further = &self.settings.extra_endpoints;
+        match route(request.method(), request.uri().path(), mode, further) {
             Route::Relay(api) => self.forward(api, request, caller).await,
             Route::CountTokens => self.count_tokens(request, caller).await,
             Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,

@@ -10,6 +10,7 @@ pub mod cache;
 mod canonical;
 pub mod engine;
 pub mod folder;
+mod multipart;
 mod nesting;
 pub mod pool;
 pub mod render;
@@ -20,6 +21,7 @@ pub mod vocabulary;
 
 pub use self::billing_header::without_billing_header;
 pub use self::body::{PeekedBody, check_xargs, peek, peek_router_made};
+pub use self::multipart::{is_form, peek_form};
 pub use self::nesting::check_nesting;
 pub use self::types::{Api, Error, HashedPrompt, LocalBlock};
 

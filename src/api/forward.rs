@@ -1,5 +1,6 @@
 //! Requests that go to a worker as they are.
 
+use hyper::header::CONTENT_TYPE;
 use hyper::{Request, Response};
 use tracing::debug;
 
@@ -28,7 +29,12 @@ impl ApiServer {
         } = caller;
         let (head, body) = request.into_parts();
         let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
-        prompt::check_nesting(&body)?;
+        let content_type = head.headers.get(CONTENT_TYPE);
+        let form = content_type.and_then(|it| it.to_str().ok());
+        let form = form.filter(|it| api == Api::Other && prompt::is_form(it));
+        if form.is_none() {
+            prompt::check_nesting(&body)?;
+        }
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
             bytes = body.len(), "request"
@@ -44,7 +50,10 @@ impl ApiServer {
             None => body,
         };
         // The body as engines get it: the relay may move parts of it.
-        let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
+        let peek = match form {
+            Some(content_type) => prompt::peek_form(content_type, &body)?,
+            None => prompt::peek(api, &body, self.relay.block_bytes())?,
+        };
         if salt.is_some() && peek.cache_salt_count > 1 {
             return Err(ApiError::salted_already());
         }

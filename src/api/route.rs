@@ -2,6 +2,7 @@
 
 use hyper::Method;
 
+use super::endpoints;
 use crate::prompt::Api;
 use crate::responses::{self, Endpoint, Mode, RouteMatch};
 
@@ -21,7 +22,8 @@ pub(super) enum Route {
     },
 }
 
-pub(super) fn route(method: &Method, path: &str, mode: Mode) -> Route {
+/// `further`: the paths that the configuration lists.
+pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String]) -> Route {
     if mode == Mode::Stateful {
         match responses::route(method, path) {
             RouteMatch::Endpoint(endpoint) => return Route::Responses(endpoint),
@@ -46,6 +48,10 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode) -> Route {
         {
             (Route::Model, "GET")
         }
+        // Whatever the list has, what changes an engine does not pass.
+        _ if further.iter().any(|it| it == path) && endpoints::change_in(path).is_none() => {
+            (Route::Relay(Api::Other), "POST")
+        }
         _ => return Route::NotFound,
     };
     if method.as_str() == allow {
@@ -62,7 +68,7 @@ mod tests {
     #[test]
     fn every_endpoint_has_one_method_and_the_rest_is_refused() {
         let check = |method: &Method, path: &str, expected| {
-            let found = route(method, path, Mode::Stateful);
+            let found = route(method, path, Mode::Stateful, &[]);
             assert_eq!(found, expected, "{method} {path}")
         };
         check(
@@ -104,8 +110,28 @@ mod tests {
     }
 
     #[test]
+    fn listed_endpoints_are_passed_on_unless_they_change_an_engine() {
+        let listed = ["/score", "/sleep", "/v1/audio/transcriptions"].map(str::to_owned);
+        let check = |method: &Method, path: &str, expected| {
+            let found = route(method, path, Mode::Stateful, &listed);
+            assert_eq!(found, expected, "{method} {path}");
+        };
+        check(&Method::POST, "/score", Route::Relay(Api::Other));
+        check(
+            &Method::POST,
+            "/v1/audio/transcriptions",
+            Route::Relay(Api::Other),
+        );
+        check(&Method::GET, "/score", Route::WrongMethod { allow: "POST" });
+        check(&Method::POST, "/sleep", Route::NotFound);
+        check(&Method::POST, "/score/", Route::NotFound);
+        check(&Method::POST, "/%73core", Route::NotFound);
+        check(&Method::POST, "/classify", Route::NotFound);
+    }
+
+    #[test]
     fn with_pass_through_the_router_stores_no_responses() {
-        let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough);
+        let found = |method: &Method, path: &str| route(method, path, Mode::PassThrough, &[]);
         assert_eq!(
             found(&Method::POST, "/v1/responses"),
             Route::Relay(Api::Responses)

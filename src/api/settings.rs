@@ -5,7 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::cors;
+use super::{cors, endpoints};
 use crate::http::client_address::TrustedProxies;
 use crate::units::{DurationText, SizeText};
 
@@ -33,6 +33,24 @@ pub struct Settings {
     /// has the client address that its `X-Forwarded-For` reports.
     pub trusted_proxies: TrustedProxies,
     pub cors: cors::Settings,
+    /// Paths of further endpoints of the engines, which are passed on to a worker of the request's `model`, by load:
+    /// `/v1/score`, `/classify`, `/pooling`, `/v1/audio/transcriptions`. A body is JSON or a form (`multipart/form-data`). Only
+    /// `POST`, only these paths, and never one that changes an engine, such as `/sleep` or `/v1/load_lora_adapter`.
+    pub extra_endpoints: Vec<String>,
+}
+
+impl Settings {
+    /// What is wrong with the settings, by key.
+    pub fn check(&self) -> Vec<(String, String)> {
+        let paths = self.extra_endpoints.iter().enumerate();
+        let problems = paths.filter_map(|(index, path)| {
+            let message = endpoints::check(path).err()?;
+            Some((format!("extra_endpoints[{index}]"), message))
+        });
+        let cors = self.cors.check().into_iter();
+        let cors = cors.map(|(key, message)| (format!("cors.{key}"), message));
+        problems.chain(cors).collect()
+    }
 }
 
 impl Default for Settings {
@@ -44,6 +62,7 @@ impl Default for Settings {
             body_timeout: Duration::from_secs(30),
             trusted_proxies: TrustedProxies::default(),
             cors: cors::Settings::default(),
+            extra_endpoints: Vec::new(),
         }
     }
 }

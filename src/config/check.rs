@@ -55,8 +55,8 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
     }
-    for (key, error) in config.api.requests.cors.check() {
-        reader.problem(&format!("api.cors.{key}"), error);
+    for (key, error) in config.api.requests.check() {
+        reader.problem(&format!("api.{key}"), error);
     }
     if let Err(error) = config.usage.check() {
         reader.problem("usage.log", error);

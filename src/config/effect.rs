@@ -42,6 +42,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("api.body_timeout", Effect::Reload),
     ("api.trusted_proxies", Effect::Reload),
     ("api.cors.*", Effect::Reload),
+    ("api.extra_endpoints", Effect::Reload),
     ("admin.token", Effect::Reload),
     ("admin.tokens.*", Effect::Reload),
     ("admin.client_names.*", Effect::Reload),

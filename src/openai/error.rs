@@ -3,6 +3,7 @@
 mod anthropic;
 mod limits;
 mod responses;
+mod shape;
 #[cfg(feature = "jwt")]
 mod tokens;
 mod websocket;
@@ -13,7 +14,7 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 
-pub use self::anthropic::ErrorShape;
+pub use self::shape::ErrorShape;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;
 use crate::{http, prompt, relay};
@@ -254,6 +255,7 @@ impl From<prompt::Error> for ApiError {
         let bad = |code| Self::new(StatusCode::BAD_REQUEST, code, message);
         match error {
             prompt::Error::Json(_) => bad("invalid_json"),
+            prompt::Error::Form(_) => bad("invalid_form"),
             prompt::Error::Type { param, .. } => bad("invalid_type").param(param),
             prompt::Error::TooDeep(param) => bad("nested_too_deeply").param(&param),
             prompt::Error::Forbidden(param) => bad("unsupported_parameter").param(param),

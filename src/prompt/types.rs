@@ -108,6 +108,8 @@ pub enum Error {
         param: &'static str,
         expected: &'static str,
     },
+    /// Not a form that can be read.
+    Form(&'static str),
     /// A field that only the router may send to an engine.
     Forbidden(&'static str),
     /// A field whose lists and objects are nested deeper than 100 levels.
@@ -119,6 +121,7 @@ impl fmt::Display for Error {
         match self {
             Error::Json(error) => write!(f, "the request body is not valid JSON: {error}"),
             Error::Type { param, expected } => write!(f, "`{param}` must be {expected}"),
+            Error::Form(why) => write!(f, "the request body is not a valid form: {why}"),
             Error::TooDeep(param) => write!(
                 f,
                 "`{param}` is nested too deeply: a request body may have {MAX_NESTING} levels of lists and objects"

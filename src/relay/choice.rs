@@ -94,6 +94,7 @@ impl FailedWorkers {
         }
         Ok(Self {
             decode: unfit.clone(),
+            prefill: unfit.clone(),
             unfit,
             ..Self::default()
         })
@@ -133,10 +134,10 @@ impl Relay {
             if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, prefill)
                 && may_repeat
                 && !may_compute_locally(settings, reason)
-                && !failed.prefill.is_empty()
+                && failed.prefill.len() > failed.unfit.len()
             {
                 // A prefill worker that has failed is better than none.
-                failed.prefill.clear();
+                failed.prefill = failed.unfit.clone();
                 let again = self.choose_once(plan, &held, now, &failed);
                 prefill = again.map_or(prefill, |(_, prefill)| prefill);
             }

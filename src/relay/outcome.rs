@@ -34,8 +34,8 @@ pub(super) struct AttemptAnswer {
 pub(super) struct PrefillLeg {
     pub(super) worker: Arc<str>,
     pub(super) decision: Decision,
-    /// Tokens that the prefill worker had cached, if the answer is the decode worker's.
-    pub(super) cached_tokens: Option<u64>,
+    /// The prompt's tokens and those that the prefill worker had cached, if the answer is the decode worker's.
+    pub(super) tokens: Option<(u64, u64)>,
 }
 
 /// A failed attempt, of which nothing went to the client.

@@ -201,7 +201,12 @@ fn edited(
 ) -> Bytes {
     let renames = name.requested != *model;
     let model_json = model_json.filter(|_| renames);
-    let text = serde_json::Value::from(&**model).to_string();
+    // In a form the name stands without quotes.
+    let is_bare = model_json.is_some_and(|json| !json.starts_with('"'));
+    let text = match is_bare {
+        true => model.to_string(),
+        false => serde_json::Value::from(&**model).to_string(),
+    };
     let rename = model_json.and_then(|json| Edit::of_value(body, json, text));
     let mut edits: Vec<Edit> = rename.into_iter().chain(more).collect();
     body_edit::applied(body, &mut edits)

@@ -83,18 +83,23 @@ impl Relay {
         }
         count.set_wire(wire);
         let is_events = headers::is_event_stream(response.headers());
-        let cached_tokens = match prefill {
-            Some(Ok(prefill)) => prefill.cached_tokens,
+        let prompt = match prefill {
+            Some(Ok(prefill)) => prefill.tokens,
             _ => None,
         };
         let strips_usage = job.strips_usage && is_events && status.is_success();
         if strips_usage {
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
-        let usage = cached_tokens.map(|cached_tokens| {
+        let usage = prompt.map(|(prompt_tokens, cached_tokens)| {
             // The rewriter puts the prefill worker's cached tokens into `usage`, which changes the length.
             response.headers_mut().remove(header::CONTENT_LENGTH);
-            Box::new(UsageRewriter::new(cached_tokens, is_events))
+            Box::new(match wire {
+                Api::Messages => {
+                    UsageRewriter::of_messages(prompt_tokens, cached_tokens, is_events)
+                }
+                _ => UsageRewriter::new(cached_tokens, is_events),
+            })
         });
         let limits = stream::Limits {
             idle: self.settings.stream_idle_timeout,

@@ -11,17 +11,19 @@ use bytes::Bytes;
 use memchr::{memchr, memmem};
 
 use self::edits::Edits;
-use self::json_walk::JsonWalk;
+use self::json_walk::{Counts, JsonWalk};
 
 static CACHED: LazyLock<memmem::Finder<'static>> =
     LazyLock::new(|| memmem::Finder::new("\"cached_tokens\""));
+static USAGE: LazyLock<memmem::Finder<'static>> =
+    LazyLock::new(|| memmem::Finder::new("\"usage\""));
 static PARAMS: LazyLock<memmem::Finder<'static>> =
     LazyLock::new(|| memmem::Finder::new("\"kv_transfer_params\""));
 
 /// Edits one response while it passes. Its length may change, so `content-length` must be removed.
 #[derive(Debug)]
 pub struct UsageRewriter {
-    cached_tokens: String,
+    counts: Counts,
     /// True for server-sent events, false for one JSON text.
     is_events: bool,
     line: Line,
@@ -32,7 +34,10 @@ impl UsageRewriter {
     /// `cached_tokens` is the prefill leg's number. `is_events` is true for server-sent events, false for one JSON text.
     pub fn new(cached_tokens: u64, is_events: bool) -> Self {
         Self {
-            cached_tokens: cached_tokens.to_string(),
+            counts: Counts {
+                cached: cached_tokens.to_string(),
+                input: None,
+            },
             is_events,
             line: match is_events {
                 true => Line::Prefix(0),
@@ -42,6 +47,13 @@ impl UsageRewriter {
         }
     }
 
+    /// For an answer of Messages, whose input tokens do not count the cached ones.
+    pub fn of_messages(prompt_tokens: u64, cached_tokens: u64, is_events: bool) -> Self {
+        let mut rewriter = Self::new(cached_tokens, is_events);
+        rewriter.counts.input = Some(prompt_tokens.saturating_sub(cached_tokens).to_string());
+        rewriter
+    }
+
     /// Takes the response's bytes in pieces of any size. The returned piece may be shorter, longer or empty; without a
     /// change it is `data` itself, not a copy.
     pub fn on_data(&mut self, data: Bytes) -> Bytes {
@@ -49,7 +61,10 @@ impl UsageRewriter {
         if self.is_events
             && matches!(self.line, Line::Prefix(0))
             && data.last() == Some(&b'\n')
-            && CACHED.find(&data).is_none()
+            && match self.counts.input {
+                Some(_) => USAGE.find(&data).is_none(),
+                None => CACHED.find(&data).is_none(),
+            }
             && PARAMS.find(&data).is_none()
         {
             return data;
@@ -91,9 +106,7 @@ impl UsageRewriter {
                 let rest = memchr(b'\n', &data[position..]);
                 rest.map_or(data.len(), |found| position + found)
             }
-            Line::Json => self
-                .walk
-                .step(position, out, &self.cached_tokens, self.is_events),
+            Line::Json => self.walk.step(position, out, &self.counts, self.is_events),
         }
     }
 }

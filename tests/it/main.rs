@@ -18,6 +18,7 @@ mod config;
 mod dashboard;
 mod docs;
 mod doctor;
+mod extra_endpoints;
 mod failures;
 mod fault_isolation;
 #[cfg(feature = "jwt")]

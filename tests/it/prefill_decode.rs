@@ -1,5 +1,6 @@
 //! Requests over pairs of workers: one computes the prompt, another answers.
 
 mod failures;
+mod messages;
 mod paths;
 mod stored;

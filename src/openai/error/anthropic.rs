@@ -4,25 +4,8 @@ use hyper::{Response, StatusCode};
 use serde_json::json;
 
 use super::ApiError;
+use super::shape::ErrorShape;
 use crate::http;
-
-const MESSAGES: &str = "/v1/messages";
-
-/// The shape of the errors of a path.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ErrorShape {
-    OpenAi,
-    Anthropic,
-}
-
-impl ErrorShape {
-    pub fn of_path(path: &str) -> Self {
-        match path.strip_prefix(MESSAGES) {
-            Some(rest) if rest.is_empty() || rest.starts_with('/') => Self::Anthropic,
-            _ => Self::OpenAi,
-        }
-    }
-}
 
 impl ApiError {
     /// The response in the shape of the path that was asked for: the same status and headers.
@@ -88,16 +71,5 @@ mod tests {
         };
         let response = ApiError::from(none).shaped(ErrorShape::Anthropic);
         assert_eq!(response.headers()["retry-after"], "1");
-    }
-
-    #[test]
-    fn only_paths_of_messages_have_that_shape() {
-        let check =
-            |path: &str, expected| assert_eq!(ErrorShape::of_path(path), expected, "{path}");
-        check("/v1/messages", ErrorShape::Anthropic);
-        check("/v1/messages/count_tokens", ErrorShape::Anthropic);
-        check("/v1/messages/batches", ErrorShape::Anthropic);
-        check("/v1/messagesx", ErrorShape::OpenAi);
-        check("/v1/chat/completions", ErrorShape::OpenAi);
     }
 }

@@ -62,7 +62,7 @@ impl Key {
             "kv_transfer_params" => Key::Forbidden("kv_transfer_params"),
             "ec_transfer_params" => Key::Forbidden("ec_transfer_params"),
             "request_id" if api == Api::Responses => Key::Forbidden("request_id"),
-            _ if api.is_messages()
+            _ if (api.is_messages() || api == Api::Other)
                 && let Some(name) = engine_field(name) =>
             {
                 Key::Forbidden(name)
@@ -74,7 +74,7 @@ impl Key {
     }
 }
 
-/// Fields that engines read from a Messages request and that only a router may set: for disaggregated prefill and decode,
+/// Fields that engines read from the bodies of some APIs and that only a router may set: for disaggregated prefill and decode,
 /// ranks, ids, and names of caches that KV events do not report.
 const ENGINE_FIELDS: [&str; 11] = [
     "bootstrap_host",

@@ -81,7 +81,7 @@ struct Cut {
 impl Legs {
     /// Reads the body that a single worker would get.
     pub fn of(api: Api, body: &Bytes) -> Result<Self, SingleWorkerReason> {
-        if !api.generates() || api == Api::Messages {
+        if !api.generates() {
             return Err(SingleWorkerReason::Api);
         }
         let mut reader = FieldReader {
@@ -208,6 +208,7 @@ impl Field {
             "max_completion_tokens" if api == Api::Chat => Field::TokensMax(0),
             "max_tokens" if !is_responses => Field::TokensMax(1),
             "stream" => Field::Stream,
+            "stop_sequences" if api == Api::Messages => Field::StreamTerminator,
             "stream_options" | "stop" | "stop_token_ids" | "min_tokens" | "ignore_eos" => {
                 Field::StreamTerminator
             }

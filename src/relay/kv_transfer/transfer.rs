@@ -45,6 +45,7 @@ impl Transfer {
             host: host.to_owned(),
             bootstrap_info,
             rank,
+            api,
         })
     }
 
@@ -60,7 +61,11 @@ impl Transfer {
         let parsed: Answer<'_> =
             serde_json::from_slice(answer).map_err(|_| TransferError::Malformed)?;
         let read = dialect(self.connector).read(&self, &parsed)?;
-        let usage = engine_answer::last_usage(answer).unwrap_or_default();
+        let usage = match self.api {
+            Api::Messages => engine_answer::messages_usage(None, answer),
+            _ => engine_answer::last_usage(answer),
+        };
+        let usage = usage.unwrap_or_default();
         Ok(PrefillResult {
             params: TransferParams(read.fields),
             prompt_tokens: usage.prompt_tokens,

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
+use crate::prompt::Api;
 
 /// The longest answer of a prefill leg: the block numbers of a million tokens in blocks of 16 take half a megabyte.
 pub const ANSWER_BYTES_MAX: usize = 4 << 20;
@@ -38,6 +39,8 @@ pub struct Transfer {
     pub(super) host: String,
     pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
     pub(super) rank: u32,
+    /// Of whose answers the usage is read.
+    pub(super) api: Api,
 }
 
 /// The result of a prefill leg.
@@ -70,6 +73,9 @@ pub(super) struct Answer<'a> {
     choices: Vec<Choice<'a>>,
     #[serde(default, borrow)]
     incomplete_details: Option<Incomplete<'a>>,
+    /// Of Messages.
+    #[serde(default, borrow)]
+    stop_reason: Option<Cow<'a, str>>,
 }
 
 #[derive(Deserialize)]
@@ -91,7 +97,10 @@ impl Answer<'_> {
             |incomplete: &Incomplete<'_>| incomplete.reason.as_deref() == Some("max_output_tokens");
         match &self.choices[..] {
             [choice] => choice.finish_reason.as_deref() == Some("length"),
-            [] => self.incomplete_details.as_ref().is_some_and(is_cut),
+            [] => {
+                self.incomplete_details.as_ref().is_some_and(is_cut)
+                    || self.stop_reason.as_deref() == Some("max_tokens")
+            }
             _ => false,
         }
     }

@@ -108,7 +108,7 @@ impl LegContext<'_> {
             metrics,
             pinned: Some(pinned),
         };
-        let cached_tokens = result.cached_tokens;
+        let tokens = (result.prompt_tokens, result.cached_tokens);
         let body = legs.decode(result.params);
         let sent = observe::now();
         let (chosen, leg) = ((&choice.worker, &choice.decision), Some(Leg::Decode));
@@ -132,9 +132,7 @@ impl LegContext<'_> {
             running,
             decision: choice.decision,
             attempts: self.attempts.count(),
-            prefill: Some(Ok(
-                self.prefill_leg(status.is_success().then_some(cached_tokens))
-            )),
+            prefill: Some(Ok(self.prefill_leg(status.is_success().then_some(tokens)))),
         };
         if let Some(failure) = refusal {
             // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.

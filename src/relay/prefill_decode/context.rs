@@ -33,11 +33,11 @@ impl LegContext<'_> {
             && *bootstrap_info != self.prefill.worker.bootstrap_info.load_full()
     }
 
-    pub(super) fn prefill_leg(&self, cached_tokens: Option<u64>) -> PrefillLeg {
+    pub(super) fn prefill_leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
         PrefillLeg {
             worker: self.prefill.worker.name.clone(),
             decision: self.prefill.decision,
-            cached_tokens,
+            tokens,
         }
     }
 }

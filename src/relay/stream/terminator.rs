@@ -24,7 +24,8 @@ impl StreamTerminator {
     pub(super) fn new(api: Api) -> Self {
         Self {
             api,
-            has_end: false,
+            // Nothing is known of how streams of other endpoints end.
+            has_end: api == Api::Other,
             first: None,
             events: 0,
         }

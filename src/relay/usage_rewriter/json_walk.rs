@@ -16,6 +16,10 @@ enum Node {
     Usage,
     Details,
     CachedTokens,
+    /// Of Messages: prompt tokens besides the cached ones.
+    InputTokens,
+    /// Of Messages: those of them that were written into the cache.
+    CreatedTokens,
     KvTransferParams,
 }
 
@@ -27,7 +31,30 @@ impl Node {
             (Node::Root | Node::Response, b"kv_transfer_params") => Node::KvTransferParams,
             (Node::Usage, b"prompt_tokens_details" | b"input_tokens_details") => Node::Details,
             (Node::Details, b"cached_tokens") => Node::CachedTokens,
+            (Node::Usage, b"cache_read_input_tokens") => Node::CachedTokens,
+            (Node::Usage, b"input_tokens") => Node::InputTokens,
+            (Node::Usage, b"cache_creation_input_tokens") => Node::CreatedTokens,
             _ => Node::Other,
+        }
+    }
+}
+
+/// What is written in place of an engine's counts.
+#[derive(Debug)]
+pub(super) struct Counts {
+    pub(super) cached: String,
+    /// For answers of Messages.
+    pub(super) input: Option<String>,
+}
+
+impl Counts {
+    fn of(&self, node: Node) -> Option<&str> {
+        match node {
+            Node::CachedTokens => Some(&self.cached),
+            Node::InputTokens => self.input.as_deref(),
+            // They are among the input tokens.
+            Node::CreatedTokens => self.input.as_ref().map(|_| "0"),
+            _ => None,
         }
     }
 }
@@ -35,7 +62,7 @@ impl Node {
 /// The deepest relevant path: root, response, usage, details.
 const MAX_DEPTH: usize = 4;
 /// No relevant key is longer.
-const MAX_KEY_BYTES: usize = 24;
+const MAX_KEY_BYTES: usize = 28;
 
 /// Walks through one JSON text that arrives in pieces of any size, and edits it. Invalid JSON can confuse the walk
 /// until the line ends; bytes still change only at the relevant keys in their places.
@@ -114,14 +141,14 @@ impl JsonWalk {
         &mut self,
         position: usize,
         out: &mut Edits<'_>,
-        cached_tokens: &str,
+        counts: &Counts,
         is_events: bool,
     ) -> usize {
         let data = out.input();
         let byte = data[position];
         match self.state {
             State::Between => {
-                self.on_structure(byte, position, out, cached_tokens);
+                self.on_structure(byte, position, out, counts);
                 position + 1
             }
             State::String { is_key, is_escaped } => {
@@ -185,13 +212,7 @@ impl JsonWalk {
         position
     }
 
-    fn on_structure(
-        &mut self,
-        byte: u8,
-        position: usize,
-        out: &mut Edits<'_>,
-        cached_tokens: &str,
-    ) {
+    fn on_structure(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, counts: &Counts) {
         match byte {
             b' ' | b'\t' | b'\n' | b'\r' => {}
             b':' => self.next = self.current().child(self.key.text()),
@@ -204,12 +225,12 @@ impl JsonWalk {
                 self.next = Node::Other;
                 self.is_key_next = false;
             }
-            _ => self.on_value(byte, position, out, cached_tokens),
+            _ => self.on_value(byte, position, out, counts),
         }
     }
 
     /// The first byte of a value or a key, or a later byte of a number or a literal.
-    fn on_value(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, cached_tokens: &str) {
+    fn on_value(&mut self, byte: u8, position: usize, out: &mut Edits<'_>, counts: &Counts) {
         let next = std::mem::take(&mut self.next);
         if next == Node::KvTransferParams && byte != b'n' {
             out.replace(position, "null");
@@ -245,8 +266,8 @@ impl JsonWalk {
                 self.depth += 1;
                 self.is_key_next = is_object;
             }
-            b'0'..=b'9' if next == Node::CachedTokens => {
-                out.replace(position, cached_tokens);
+            b'0'..=b'9' if let Some(count) = counts.of(next) => {
+                out.replace(position, count);
                 self.state = State::RemovedNumber;
             }
             _ => {}

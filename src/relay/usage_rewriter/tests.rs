@@ -46,6 +46,27 @@ fn cached_tokens_are_the_prefill_legs_and_params_do_not_show() {
 }
 
 #[test]
+fn usage_of_messages_is_the_prefill_legs() {
+    let rewritten = |answer: &'static str, is_events| {
+        let mut usage = UsageRewriter::of_messages(413, 64, is_events);
+        let out = usage.on_data(Bytes::from_static(answer.as_bytes()));
+        String::from_utf8(out.to_vec()).unwrap()
+    };
+    assert_eq!(
+        rewritten(
+            r#"{"content":[{"input":{"usage":{"input_tokens":1}}}],"usage":{"input_tokens":1,"output_tokens":4,"cache_creation_input_tokens":7,"cache_read_input_tokens":405},"kv_transfer_params":{"a":1}}"#,
+            false
+        ),
+        r#"{"content":[{"input":{"usage":{"input_tokens":1}}}],"usage":{"input_tokens":349,"output_tokens":4,"cache_creation_input_tokens":0,"cache_read_input_tokens":64},"kv_transfer_params":null}"#
+    );
+    let end = "event: message_delta\ndata: {\"usage\":{\"cache_read_input_tokens\":413,\"input_tokens\":0}}\n\n";
+    let expected = "event: message_delta\ndata: {\"usage\":{\"cache_read_input_tokens\":64,\"input_tokens\":349}}\n\n";
+    assert_eq!(rewritten(end, true), expected);
+    let start = "event: message_start\ndata: {\"message\":{\"usage\":{\"input_tokens\":413,\"output_tokens\":0}}}\n\n";
+    assert_eq!(rewritten(start, true), start);
+}
+
+#[test]
 fn what_only_looks_like_it_passes() {
     for answer in [
         r#"{"choices":[{"message":{"content":"{\"usage\":{\"prompt_tokens_details\":{\"cached_tokens\":5}},\"kv_transfer_params\":{}}"}}]}"#,

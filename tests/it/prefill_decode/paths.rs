@@ -59,12 +59,12 @@ async fn pairs(
     cluster
 }
 
-async fn one_pair(connector: worker::Connector) -> Cluster {
+pub(super) async fn one_pair(connector: worker::Connector) -> Cluster {
     pairs(1, connector, fast(), |_| {}).await
 }
 
 /// A field of `x-warmroute-decision`.
-fn decision<'a>(answer: &'a Answer, name: &str) -> &'a str {
+pub(super) fn decision<'a>(answer: &'a Answer, name: &str) -> &'a str {
     let header = answer.header("x-warmroute-decision");
     let mut fields = header.split("; ").filter_map(|field| field.split_once('='));
     fields
@@ -72,7 +72,7 @@ fn decision<'a>(answer: &'a Answer, name: &str) -> &'a str {
         .map_or("", |(_, value)| value)
 }
 
-async fn decided(cluster: &Cluster, path: &str, body: &str) -> Answer {
+pub(super) async fn decided(cluster: &Cluster, path: &str, body: &str) -> Answer {
     let headers = [("x-warmroute-decision", "1")];
     client::send(cluster.router.api, "POST", path, &headers, body.to_owned()).await
 }

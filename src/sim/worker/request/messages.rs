@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::checks::{check_model, from_json, missing_field};
-use super::turns;
+use super::turns::conversation;
 use crate::prompt::render;
 use crate::sim::worker::error::ApiError;
 use crate::sim::worker::tokenizer;
@@ -58,6 +58,6 @@ pub(crate) fn count(body: &[u8], models: &[String]) -> Result<usize, ApiError> {
     let model = whole["model"].as_str().map(str::to_owned);
     check_model(model, models)?;
     let messages = chat["messages"].as_array().map_or(&[][..], Vec::as_slice);
-    let turns = turns::conversation(None, chat.get("tools"), messages)?;
+    let turns = conversation(None, chat.get("tools"), messages)?;
     Ok(tokenizer::encode_turns(&turns, true).len())
 }
