@@ -9,14 +9,14 @@ use crate::cluster::Cluster;
 
 const PATH: &str = "/v1/messages";
 
-fn body(stream: bool) -> String {
+fn body(said: &str, stream: bool) -> String {
     json!({
         "model": "sim",
         "max_tokens": 6,
         "stream": stream,
         "stop_sequences": ["never"],
         "system": "once upon a time there was a router. ".repeat(9),
-        "messages": [{"role": "user", "content": "hello"}],
+        "messages": [{"role": "user", "content": said}],
     })
     .to_string()
 }
@@ -54,25 +54,28 @@ fn usage(answer: &Answer) -> [u64; 4] {
 #[tokio::test]
 async fn messages_are_split_and_report_what_the_prefill_worker_had_cached() {
     let alone = Cluster::fast(1).await;
-    let plain = alone.post(PATH, body(false)).await;
-    let expected = text(&plain, false);
-    let [input, cached, written, _] = usage(&plain);
-    let prompt = input + cached + written;
+    // The second prompt begins as the first, and is long enough to be split again.
+    let said = ["hello".to_owned(), "and then some more ".repeat(20)];
     for connector in [Connector::Nixl, Connector::Mooncake] {
-        let cluster = one_pair(connector).await;
-        for (index, stream) in [false, true, false].into_iter().enumerate() {
-            let answer = decided(&cluster, PATH, &body(stream)).await;
-            assert_eq!(answer.status, 200, "{}", answer.text());
-            assert_eq!(decision(&answer, "disaggregated"), "yes", "{connector:?}");
-            assert_eq!(text(&answer, stream), expected, "{connector:?}");
-            assert!(!answer.text().contains("remote"), "{}", answer.text());
-            let [input, cached, written, output] = usage(&answer);
-            assert_eq!((input + cached + written, output), (prompt, 6));
-            // What the decode worker received counts as not cached; what the prefill worker had, as cached.
-            assert_eq!(cached > 0, index > 0, "{connector:?} {index}");
-            assert!(cached < prompt);
+        for stream in [false, true] {
+            let cluster = one_pair(connector).await;
+            for (index, said) in said.iter().enumerate() {
+                let plain = alone.post(PATH, body(said, false)).await;
+                let [input, cached, written, _] = usage(&plain);
+                let prompt = input + cached + written;
+                let answer = decided(&cluster, PATH, &body(said, stream)).await;
+                assert_eq!(answer.status, 200, "{}", answer.text());
+                assert_eq!(decision(&answer, "disaggregated"), "yes", "{connector:?}");
+                assert_eq!(text(&answer, stream), text(&plain, false), "{connector:?}");
+                assert!(!answer.text().contains("remote"), "{}", answer.text());
+                let [input, cached, written, output] = usage(&answer);
+                assert_eq!((input + cached + written, output), (prompt, 6));
+                // What the decode worker received counts as not cached; what the prefill worker had, as cached.
+                assert_eq!(cached > 0, index > 0, "{connector:?} {index}");
+                assert!(cached < prompt);
+            }
+            let transfers = cluster.engines[1].kv_transfers().await;
+            assert_eq!(transfers.decode_legs, 2, "{connector:?}");
         }
-        let transfers = cluster.engines[1].kv_transfers().await;
-        assert_eq!(transfers.decode_legs, 3, "{connector:?}");
     }
 }
