@@ -49,7 +49,8 @@ class Rig:
             "admin": {"listen": "127.0.0.1:0"},
             "workers": [engine],
             "fleet": {"health": {"interval": "100ms"}},
-            "responses": {"websocket": {"max_connections": SOCKETS + 100}},
+            # The client here answers no pings.
+            "responses": {"websocket": {"max_connections": SOCKETS + 100, "ping_interval": "1h"}},
             "log": {"format": "json"},
         }))
         self.router, line = self.start("serve", "--config", str(config), find=lambda line: '"listening"' in line)
