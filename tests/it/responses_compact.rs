@@ -362,7 +362,7 @@ async fn a_trigger_compacts_at_once_and_there_is_no_other_answer() {
             true => {
                 let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
                 let events = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
-                events.last().unwrap()["response"].clone()
+                events.collect::<Vec<_>>().pop().unwrap()["response"].clone()
             }
         };
         assert_eq!(kinds(&response), ["compaction"]);
