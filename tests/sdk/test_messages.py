@@ -141,7 +141,7 @@ class Errors(WithCluster):
         )
 
     def test_keys(self):
-        tenants = [{"name": "a", "keys": ["sk-a"], "limits": {"max_requests_per_minute": 1}}]
+        tenants = [{"name": "a", "keys": ["sk-a"], "limits": {"requests_per_minute": 1, "burst": "60s"}}]
         with Cluster(engines=1, config={"tenants": tenants}) as cluster:
             wrong = client(cluster.router.url, api_key="sk-b")
             self.addCleanup(wrong.close)
