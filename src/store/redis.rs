@@ -32,6 +32,7 @@ mod scripts;
 mod settings;
 mod takeover;
 mod target;
+mod timer_anchor;
 mod values;
 
 use std::time::Duration;

@@ -15,7 +15,7 @@ TENANTS = [
     # Room for two, and another one each second.
     {"name": "few", "keys": ["sk-few"], "limits": {"requests_per_minute": 60, "burst": "2s"}},
     {"name": "small", "keys": ["sk-small"], "limits": {"tokens_per_minute": 600, "models": [{"name": MODEL, "max_tokens": 100}]}},
-    {"name": "other", "keys": ["sk-other"], "limits": {"models": ["another"]}},
+    {"name": "elsewhere", "keys": ["sk-other"], "limits": {"models": ["another"]}},
     {"name": "many", "keys": ["sk-many"], "limits": {"requests_per_minute": 6000, "tokens_per_minute": 1000000}},
 ]
 

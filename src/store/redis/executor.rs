@@ -116,6 +116,7 @@ impl Executor {
             Kind::Read => self.read_timeout,
             Kind::Write | Kind::WriteOnce => self.write_timeout,
         };
+        self.link.hold_timer(index);
         let timeout = request.timeout().unwrap_or(timeout).min(timeout);
         let transfer = Duration::from_millis(request.bytes() / BYTES_PER_MS);
         let deadline = tokio::time::Instant::now() + timeout + transfer;

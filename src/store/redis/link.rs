@@ -13,6 +13,7 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::target::{Target, Wire};
+use super::timer_anchor::TimerAnchor;
 use crate::observe;
 use crate::store::meters::Meters;
 
@@ -49,6 +50,7 @@ struct Slot {
     changed: watch::Sender<u64>,
     /// Time-outs in a row.
     timeouts: AtomicU32,
+    anchor: Arc<TimerAnchor>,
 }
 
 pub(super) struct Link {
@@ -90,6 +92,7 @@ impl Link {
             state: Mutex::new(State::Idle),
             changed: watch::Sender::new(0),
             timeouts: AtomicU32::new(0),
+            anchor: Arc::default(),
         };
         Self {
             target,
@@ -126,6 +129,11 @@ impl Link {
     /// The index of the connection for writes that wait for replicas of Redis. Opened at its first use.
     pub(super) fn waiting(&self) -> usize {
         self.own + 1
+    }
+
+    /// An operation begins on the thread of this connection.
+    pub(super) fn hold_timer(&self, index: usize) {
+        self.slots[index].anchor.hold();
     }
 
     /// The connection with this index, if it is open.
