@@ -33,6 +33,10 @@ impl TimerAnchor {
             return;
         }
         let anchor = Arc::downgrade(self);
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it does nothing, and ends with its connection"
+        )]
         let task = tokio::spawn(async move {
             loop {
                 sleep(PERIOD).await;
