@@ -1,6 +1,10 @@
 //! Requests that go to a worker as they are.
 
+use std::time::Instant;
+
+use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
+use hyper::http::request::Parts;
 use hyper::{Request, Response};
 use tracing::debug;
 
@@ -57,26 +61,38 @@ impl ApiServer {
         if salt.is_some() && peek.cache_salt_count > 1 {
             return Err(ApiError::salted_already());
         }
-        let job = relay::Job {
-            api,
-            target: origin_form(&head.uri),
-            headers: &head.headers,
-            body: body.clone(),
-            original: &original,
-            client: caller.client,
-            tenant: caller.admitted.tenant,
-            charge: ChargeId::Request(id),
-            standing: caller.standing,
-            id,
-            started,
-            response: None,
-            chat: None,
-            is_converted: false,
-            is_background: false,
-            requested: None,
-            strips_usage: false,
-            summary: caller.summary.cloned(),
-        };
+        let job = job(api, &head, body.clone(), &original, caller, started);
         Ok(self.relay.run(&job, peek).await?)
+    }
+}
+
+/// A request that goes to a worker as the client sent it, but for what was taken out of `original`.
+pub(super) fn job<'a>(
+    api: Api,
+    head: &'a Parts,
+    body: Bytes,
+    original: &'a Bytes,
+    caller: Caller<'a>,
+    started: Instant,
+) -> relay::Job<'a> {
+    relay::Job {
+        api,
+        target: origin_form(&head.uri),
+        headers: &head.headers,
+        body,
+        original,
+        client: caller.client,
+        tenant: caller.admitted.tenant,
+        charge: ChargeId::Request(caller.id),
+        standing: caller.standing,
+        id: caller.id,
+        started,
+        response: None,
+        chat: None,
+        is_converted: false,
+        is_background: false,
+        requested: None,
+        strips_usage: false,
+        summary: caller.summary.cloned(),
     }
 }

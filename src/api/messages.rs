@@ -4,10 +4,9 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tracing::debug;
 
+use super::forward::job;
 use super::{ApiServer, Caller, body};
-use crate::http::client::origin_form;
 use crate::http::server::RequestBody;
-use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
 use crate::{http, observe, relay};
@@ -45,26 +44,7 @@ impl ApiServer {
             return Ok(response);
         }
         let name = model.unwrap_or_default().to_owned();
-        let job = relay::Job {
-            api,
-            target: origin_form(&head.uri),
-            headers: &head.headers,
-            body: body.clone(),
-            original: &original,
-            client: caller.client,
-            tenant: caller.admitted.tenant,
-            charge: ChargeId::Request(caller.id),
-            standing: caller.standing,
-            id: caller.id,
-            started,
-            response: None,
-            chat: None,
-            is_converted: false,
-            is_background: false,
-            requested: None,
-            strips_usage: false,
-            summary: caller.summary.cloned(),
-        };
+        let job = job(api, &head, body.clone(), &original, caller, started);
         match self.relay.run(&job, peek).await {
             Err(relay::Error::NotServed { .. }) => Err(ApiError::cannot_count(&name)),
             answer => {

@@ -5,6 +5,7 @@ mod engine;
 mod get;
 mod messages_api;
 mod responses_api;
+mod served_api;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -78,17 +78,9 @@ impl Responses {
         let (text, usage) = self
             .summarise(request, &create, id, &expanded.input)
             .await?;
-        let lists = expanded.history.lists.iter();
-        let lists = lists.filter_map(|list| members::list(std::str::from_utf8(list).ok()?));
         let new = expanded.new_input.items.iter().map(|item| &*item.json);
-        let window = Window::new(lists.flatten().chain(new), &ids, &text);
-        let signer = StateSigner {
-            key_ring: self.key_ring.clone(),
-            tenant: reader.tenant,
-            now_s: reader.now_s,
-            response: id.to_string(),
-            model: create.model.clone().into_owned(),
-        };
+        let window = Window::new(expanded.history.items().chain(new), &ids, &text);
+        let signer = self.signer_of(&create, &reader, &id.to_string());
         let item = window.item(&signer)?;
         let head = head(&id.to_string(), reader.now_s, usage.as_ref());
         if is_stored {

@@ -10,6 +10,7 @@ use bytes::Bytes;
 use super::client_state::{LARGE_BYTES, StateReader, joined};
 use super::conversation_lock::{self, ConversationLock};
 use super::input::{self, InputContext, NewInput, ReferencedItems};
+use super::members;
 use super::request::Parent;
 use super::service::Responses;
 use super::websocket::memory::Remembered;
@@ -66,6 +67,14 @@ impl History {
 
     pub(super) fn take_lock(&mut self) -> Option<ConversationLock> {
         self.conversation.as_mut()?.lock.take()
+    }
+
+    /// Each as written, oldest first.
+    pub(super) fn items(&self) -> impl Iterator<Item = &str> {
+        let lists = self.lists.iter();
+        lists
+            .filter_map(|list| members::list(std::str::from_utf8(list).ok()?))
+            .flatten()
     }
 
     pub(super) fn bytes(&self) -> usize {

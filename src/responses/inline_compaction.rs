@@ -6,7 +6,7 @@ use bytes::Bytes;
 use hyper::Response;
 
 use super::client_request::ClientRequest;
-use super::client_state::{StateReader, StateSigner, joined};
+use super::client_state::{StateReader, joined};
 use super::compact::Window;
 use super::engine_input::EngineInput;
 use super::item::{Ids, is_user_message};
@@ -70,18 +70,14 @@ impl Responses {
             .summarise(request, create, prepared.id, &divided.head)
             .await?;
         let ids = Ids::of(prepared.id);
-        let all = prepared.history.lists.iter();
-        let all = all.filter_map(|list| members::list(std::str::from_utf8(list).ok()?));
         let new = prepared.new_input.items.iter().map(|item| &*item.json);
         let new_count = prepared.new_input.items.len() - usize::from(divided.last.is_some());
-        let window = Window::new(all.flatten().chain(new.take(new_count)), &ids, &text);
-        let signer = StateSigner {
-            key_ring: self.key_ring.clone(),
-            tenant: reader.tenant,
-            now_s: reader.now_s,
-            response: prepared.name.clone(),
-            model: self.relay.names().canonical(&create.model).to_owned(),
-        };
+        let window = Window::new(
+            prepared.history.items().chain(new.take(new_count)),
+            &ids,
+            &text,
+        );
+        let signer = self.signer_of(create, reader, &prepared.name);
         let json = window.item(&signer)?;
         let last = divided.last.unwrap_or_default();
         let kept = joined(&[&window.items(), format!("[{last}]").as_bytes()]);

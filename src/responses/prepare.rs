@@ -204,13 +204,25 @@ impl Responses {
         reader: &StateReader<'_>,
         id: &str,
     ) -> Option<StateSigner> {
-        create.includes(STATE_INCLUDE).then(|| StateSigner {
+        create
+            .includes(STATE_INCLUDE)
+            .then(|| self.signer_of(create, reader, id))
+    }
+
+    /// Signs state tokens for this response.
+    pub(super) fn signer_of(
+        &self,
+        create: &CreateRequest<'_>,
+        reader: &StateReader<'_>,
+        id: &str,
+    ) -> StateSigner {
+        StateSigner {
             key_ring: self.key_ring.clone(),
             tenant: reader.tenant,
             now_s: reader.now_s,
             response: id.to_owned(),
             model: self.relay.names().canonical(&create.model).to_owned(),
-        })
+        }
     }
 
     pub(super) fn state_reader<'a>(&'a self, tenant: Tenant, model: &'a str) -> StateReader<'a> {

@@ -2,19 +2,18 @@
 
 use std::time::Duration;
 
-use hyper::StatusCode;
 use serde::Deserialize;
-use tracing::{debug, info};
 
+use super::served_api::{self, OptionalApi};
 use crate::fleet::{Facts, ResponsesApi, Worker};
 
-const PATH: &str = "/v1/responses";
-/// More than any error.
-const MAX_RESPONSE_BYTES: usize = 64 << 10;
+const API: OptionalApi = OptionalApi {
+    path: "/v1/responses",
+    otherwise: "it is sent chat completions",
+};
 
 /// Whether the worker needs chat completions: an engine without the path, or SGLang, whose answers to chat completions
-/// are better than those of its own Responses API. Asked with a body that every engine refuses, so that nothing is
-/// generated, and only where the configuration does not say.
+/// are better than those of its own Responses API. Asked only where the configuration does not say.
 pub(super) async fn is_lacking(worker: &Worker, facts: &Facts, limit: Duration) -> bool {
     if worker.responses != ResponsesApi::Auto {
         return false;
@@ -22,29 +21,7 @@ pub(super) async fn is_lacking(worker: &Worker, facts: &Facts, limit: Duration) 
     if is_sglang(facts) {
         return true;
     }
-    let authorization = worker.authorization.as_ref();
-    let post = worker
-        .pool
-        .post(PATH, authorization, "{}", MAX_RESPONSE_BYTES);
-    match tokio::time::timeout(limit, post).await {
-        Ok(Ok((status, _))) => {
-            let is_lacking = matches!(
-                status,
-                StatusCode::NOT_FOUND
-                    | StatusCode::METHOD_NOT_ALLOWED
-                    | StatusCode::NOT_IMPLEMENTED
-            );
-            if is_lacking {
-                info!(worker = %worker.name, %status, "worker does not serve the Responses API; it is sent chat completions");
-            }
-            is_lacking
-        }
-        Ok(Err(error)) => {
-            debug!(worker = %worker.name, error, "cannot ask for the Responses API");
-            facts.lacks_responses
-        }
-        Err(_) => facts.lacks_responses,
-    }
+    served_api::is_lacking(worker, &API, facts.lacks_responses, limit).await
 }
 
 fn is_sglang(facts: &Facts) -> bool {
