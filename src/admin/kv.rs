@@ -34,9 +34,16 @@ pub(super) struct Page {
 struct IndexRow {
     model: String,
     block_size: u32,
+    /// Tokens after a block on which its content depends too.
+    #[serde(skip_serializing_if = "is_zero")]
+    lookahead: u32,
     /// Distinct blocks that any worker caches.
     blocks: u64,
     memory_bytes: usize,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// `GET /kv/blocks`: every cached block of one rank, parents before children.
@@ -92,9 +99,10 @@ impl KvPages {
 
     pub(super) fn page(&self, now: Instant) -> Page {
         let indexes = self.indexes.all().into_iter();
-        let row = |((model, block_size), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
+        let row = |((model, shape), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
             model: model.to_string(),
-            block_size: u32::from(block_size),
+            block_size: u32::from(shape.size),
+            lookahead: shape.lookahead,
             blocks: index.len(),
             memory_bytes: index.memory_bytes(),
         };

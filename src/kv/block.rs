@@ -15,6 +15,30 @@ pub struct ChainRoot(pub u64);
 #[repr(transparent)]
 pub struct LocalHash(pub u64);
 
+/// What the local hashes of an engine's blocks cover.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlockShape {
+    /// Tokens of a block.
+    pub size: NonZeroU32,
+    /// Tokens after a block on which its content depends too: with some kinds of speculative decoding, vLLM 0.33 reuses a
+    /// block only if the prompt goes on as it did. Nearly always 0.
+    pub lookahead: u32,
+}
+
+impl BlockShape {
+    /// The most blocks of a prompt of this many tokens that an engine reuses. It computes at least the last token.
+    pub fn reusable_blocks(self, tokens: usize) -> usize {
+        tokens.saturating_sub(self.lookahead.max(1) as usize) / self.size.get() as usize
+    }
+}
+
+impl From<NonZeroU32> for BlockShape {
+    /// Blocks of this size without lookahead.
+    fn from(size: NonZeroU32) -> Self {
+        Self { size, lookahead: 0 }
+    }
+}
+
 /// Of all hashes here and in [`super::text_block`]. Replicas give each other's hashes a meaning only where this
 /// is equal; it changes when one of them gives another value.
 pub const HASH_VERSION: u32 = 1;
@@ -54,10 +78,16 @@ pub fn hash_block_with(tokens: &[u32], extra: u64) -> LocalHash {
     LocalHash(xxh3_64_with_seed(&bytes, SEED))
 }
 
-/// The local hashes of all full blocks, appended to `out`.
-pub fn hash_blocks(tokens: &[u32], block_size: NonZeroU32, out: &mut Vec<LocalHash>) {
-    let blocks = tokens.chunks_exact(block_size.get() as usize);
-    out.extend(blocks.map(hash_block));
+/// The local hashes of all full blocks, appended to `out`. A block whose lookahead is not full is left out.
+pub fn hash_blocks(tokens: &[u32], shape: impl Into<BlockShape>, out: &mut Vec<LocalHash>) {
+    let shape = shape.into();
+    let size = shape.size.get() as usize;
+    if shape.lookahead == 0 {
+        out.extend(tokens.chunks_exact(size).map(hash_block));
+        return;
+    }
+    let blocks = tokens.windows(size.saturating_add(shape.lookahead as usize));
+    out.extend(blocks.step_by(size).map(hash_block));
 }
 
 /// Blocks in a segment of a chain. Segments start at multiples of it; see [`PathHash`].
@@ -220,6 +250,35 @@ mod tests {
                 .map(|at| hash_block(&tokens[at * size as usize..(at + 1) * size as usize]))
                 .collect();
             assert_eq!(found, expected);
+        }
+    }
+
+    #[test]
+    fn a_block_with_lookahead_is_another_block_if_the_prompt_goes_on_otherwise() {
+        let shape = BlockShape {
+            size: NonZeroU32::new(4).unwrap(),
+            lookahead: 2,
+        };
+        let hashes = |tokens: &[u32]| {
+            let mut hashes = Vec::new();
+            hash_blocks(tokens, shape, &mut hashes);
+            hashes
+        };
+        let prompt = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10];
+        let whole = hashes(&prompt);
+        assert_eq!(whole, [hash_block(&prompt[..6]), hash_block(&prompt[4..])]);
+        // The second block's lookahead is not there yet.
+        for length in 6..10 {
+            assert_eq!(hashes(&prompt[..length]), whole[..1], "{length} tokens");
+        }
+        assert_eq!(hashes(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 11])[..1], whole[..1]);
+        assert_ne!(hashes(&[1, 2, 3, 4, 5, 7])[0], whole[0]);
+        for (tokens, expected) in [(0, 0), (5, 0), (6, 1), (9, 1), (10, 2)] {
+            assert_eq!(shape.reusable_blocks(tokens), expected, "{tokens} tokens");
+        }
+        let plain = BlockShape::from(shape.size);
+        for (tokens, expected) in [(0, 0), (4, 0), (5, 1), (8, 1), (9, 2)] {
+            assert_eq!(plain.reusable_blocks(tokens), expected, "{tokens} tokens");
         }
     }
 

@@ -94,6 +94,8 @@ pub enum ExtraKey {
         identifier: Box<str>,
         offset: i64,
     },
+    /// The tokens after the block on which its content depends too (vLLM 0.33 with some kinds of speculative decoding).
+    Lookahead(Box<[u32]>),
 }
 
 /// Where a copy of a block lies, as routing distinguishes it.

@@ -13,7 +13,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use self::ignored::{Ignored, IgnoredReason, TreeImpact, impact_of_store};
 use self::ignored::{no_impact, tier};
-use super::block;
+use super::block::{self, BlockShape};
 use super::event::{EngineHash, Event, Location, Removed, Stored, Tier};
 use super::index::{NewBlock, Parent};
 
@@ -27,7 +27,7 @@ pub enum TreeChange<'a> {
         after: Parent,
         blocks: &'a [NewBlock],
         tier: Tier,
-        block_size: NonZeroU32,
+        shape: BlockShape,
     },
     /// One more copy of each block, in a tier below the GPU's, of the blocks that the tree knows by these names.
     AddCopies {
@@ -59,23 +59,25 @@ pub struct EventFilter {
     /// Whether a cache group's blocks go into the tree.
     groups: FxHashMap<u32, bool>,
     /// Of the stores that the tree placed.
-    block_size: Option<NonZeroU32>,
-    /// A store of several blocks was placed in the GPU, so `block_size` is no partial block's.
+    shape: Option<BlockShape>,
+    /// A store of several blocks was placed in the GPU, so `shape` has no partial block's.
     is_size_certain: bool,
     /// Some blocks of this process have extra keys, so a store without them in a lower tier may lack them.
     has_extra_keys: bool,
     /// Unknown media in which blocks were stored (and ignored): removals there concern no block of the
     /// tree.
     media: FxHashSet<Box<str>>,
-    /// A buffer, reused to avoid allocations.
+    /// Buffers, reused to avoid allocations.
     blocks: Vec<NewBlock>,
+    /// A block's tokens and those after it.
+    window: Vec<u32>,
 }
 
 impl EventFilter {
     /// Call this when the engine's process may be another one.
     pub fn forget(&mut self) {
         self.groups.clear();
-        self.block_size = None;
+        self.shape = None;
         self.is_size_certain = false;
         self.has_extra_keys = false;
         self.media.clear();
@@ -96,9 +98,9 @@ impl EventFilter {
     }
 
     /// Replaces what was learned by what another replica learned from the same process.
-    pub fn relearn(&mut self, block_size: NonZeroU32, learned: &LearnedFacts) {
+    pub fn relearn(&mut self, shape: BlockShape, learned: &LearnedFacts) {
         self.forget();
-        self.block_size = Some(block_size);
+        self.shape = Some(shape);
         self.is_size_certain = true;
         // It may have some.
         self.has_extra_keys = true;
@@ -110,9 +112,9 @@ impl EventFilter {
 
     /// The tree placed a store of `blocks` blocks. Only that shows the block size: the first store may be the partial
     /// block of a short prompt.
-    pub fn on_placed(&mut self, block_size: NonZeroU32, tier: Tier, blocks: usize) {
+    pub fn on_placed(&mut self, shape: BlockShape, tier: Tier, blocks: usize) {
         self.is_size_certain |= tier == Tier::Gpu && blocks > 1;
-        self.block_size = Some(block_size);
+        self.shape = Some(shape);
     }
 
     pub fn accept<'a>(&'a mut self, event: &'a Event) -> Result<TreeChange<'a>, Ignored> {
@@ -171,27 +173,27 @@ impl EventFilter {
                 });
             }
         }
-        let (block_size, after) = self.read_blocks(stored, tier)?;
+        let (shape, after) = self.read_blocks(stored, tier)?;
         Ok(TreeChange::Store {
             after,
             blocks: &self.blocks,
             tier,
-            block_size,
+            shape,
         })
     }
 
-    /// Fills `blocks`. Returns their size, and what they follow.
+    /// Fills `blocks`. Returns their shape, and what they follow.
     fn read_blocks(
         &mut self,
         stored: &Stored,
         tier: Tier,
-    ) -> Result<(NonZeroU32, Parent), IgnoredReason> {
+    ) -> Result<(BlockShape, Parent), IgnoredReason> {
         let block_size = NonZeroU32::new(stored.block_size).ok_or(IgnoredReason::NoBlockSize)?;
         let blocks = stored.hashes.len();
         if blocks == 0 {
             return Err(IgnoredReason::InconsistentFields);
         }
-        match self.block_size {
+        match self.shape.map(|shape| shape.size) {
             Some(known) if block_size < known && blocks == 1 => {
                 return Err(IgnoredReason::PartialBlock);
             }
@@ -222,13 +224,32 @@ impl EventFilter {
             Some(parent) => Parent::Block(parent),
             None => Parent::Root(block::chain_root(lora_name, salt)),
         };
+        let lookahead = first_keys.map_or(0, |keys| extra_keys::lookahead(keys).len());
+        let shape = BlockShape {
+            size: block_size,
+            lookahead: u32::try_from(lookahead).unwrap_or(u32::MAX),
+        };
+        let known = self.shape.map(|known| known.lookahead);
+        if known.is_some_and(|known| known != shape.lookahead) {
+            return Err(IgnoredReason::LookaheadChanged);
+        }
         self.blocks.clear();
         let tokens = stored.token_ids.chunks_exact(block_size.get() as usize);
-        for (location, (name, tokens)) in stored.hashes.iter().zip(tokens).enumerate() {
+        for (location, (name, mut tokens)) in stored.hashes.iter().zip(tokens).enumerate() {
             let keys = stored
                 .extra_keys
                 .get(location)
                 .map_or(&[][..], Vec::as_slice);
+            let after = extra_keys::lookahead(keys);
+            if after.len() != lookahead {
+                return Err(IgnoredReason::InconsistentFields);
+            }
+            if lookahead > 0 {
+                self.window.clear();
+                self.window.extend_from_slice(tokens);
+                self.window.extend_from_slice(after);
+                tokens = &self.window;
+            }
             let salt = salt.filter(|_| location == 0);
             let local = match extra_keys::hash(keys, lora_name, salt) {
                 None => block::hash_block(tokens),
@@ -240,7 +261,7 @@ impl EventFilter {
             self.blocks.push(NewBlock { name: *name, local });
         }
         self.has_extra_keys |= salt.is_some();
-        Ok((block_size, after))
+        Ok((shape, after))
     }
 
     fn remove<'a>(&self, removed: &'a Removed) -> Result<TreeChange<'a>, IgnoredReason> {
@@ -282,7 +303,7 @@ impl EventFilter {
         if self.groups.len() < MAX_LEARNED || self.groups.contains_key(&group) {
             let before = self.groups.insert(group, is_kept);
             // Before its kind was reported, group 0 counted as full attention.
-            let was_kept = before.unwrap_or(group == 0 && self.block_size.is_some());
+            let was_kept = before.unwrap_or(group == 0 && self.shape.is_some());
             if was_kept && !is_kept {
                 return Err(IgnoredReason::GroupChanged);
             }

@@ -1,6 +1,5 @@
-//! The prefix indexes, one for each model and block size, under one memory limit.
+//! The prefix indexes, one for each model and shape of blocks, under one memory limit.
 
-use std::num::NonZeroU32;
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
@@ -10,6 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
+use super::block::BlockShape;
 use super::index::{IndexKey, MemoryBudget, Metrics, PrefixIndex, TreeBlock};
 use crate::ids::{Model, WorkerId};
 use crate::observe::metrics::Registry;
@@ -36,10 +36,10 @@ impl Default for Settings {
     }
 }
 
-/// Most models have one block size.
-type BySize<T> = SmallVec<[(NonZeroU32, T); 1]>;
+/// Most models have blocks of one shape.
+type ByShape<T> = SmallVec<[(BlockShape, T); 1]>;
 
-type ByModel = FxHashMap<Model, BySize<Weak<PrefixIndex>>>;
+type ByModel = FxHashMap<Model, ByShape<Weak<PrefixIndex>>>;
 
 /// All prefix indexes. Readers take a snapshot and no lock.
 #[derive(Debug)]
@@ -62,43 +62,44 @@ impl PrefixIndexes {
         })
     }
 
-    /// The index of a model and block size. It lives as long as something has it or a tree in it.
-    pub fn index(&self, model: &Model, block_size: NonZeroU32) -> Arc<PrefixIndex> {
+    /// The index of a model and shape of blocks. It lives as long as something has it or a tree in it.
+    pub fn index(&self, model: &Model, shape: impl Into<BlockShape>) -> Arc<PrefixIndex> {
+        let shape = shape.into();
         let _adding = self.adding.lock();
         let current = self.indexes.load();
-        let sizes = current.get(model).into_iter().flatten();
-        let mut of_size = sizes.filter(|(size, _)| *size == block_size);
-        if let Some(index) = of_size.find_map(|(_, index)| index.upgrade()) {
+        let shapes = current.get(model).into_iter().flatten();
+        let mut of_shape = shapes.filter(|(of, _)| *of == shape);
+        if let Some(index) = of_shape.find_map(|(_, index)| index.upgrade()) {
             return index;
         }
         let mut indexes = ByModel::clone(&current);
-        indexes.retain(|_, sizes| {
-            sizes.retain(|(_, index)| index.strong_count() > 0);
-            !sizes.is_empty()
+        indexes.retain(|_, shapes| {
+            shapes.retain(|(_, index)| index.strong_count() > 0);
+            !shapes.is_empty()
         });
         let index = Arc::new(PrefixIndex::new(
             self.budget.clone(),
             self.metrics.clone(),
-            (model.clone(), block_size),
+            (model.clone(), shape),
         ));
-        let sizes = indexes.entry(model.clone()).or_default();
-        sizes.push((block_size, Arc::downgrade(&index)));
+        let shapes = indexes.entry(model.clone()).or_default();
+        shapes.push((shape, Arc::downgrade(&index)));
         self.indexes.store(Arc::new(indexes));
         index
     }
 
     /// The indexes of a model that have trees.
-    pub fn of(&self, model: &str) -> BySize<Arc<PrefixIndex>> {
+    pub fn of(&self, model: &str) -> ByShape<Arc<PrefixIndex>> {
         let indexes = self.indexes.load();
         indexes.get(model).map(with_trees).unwrap_or_default()
     }
 
-    /// Every index that has trees, by model and block size.
+    /// Every index that has trees, by model and shape of blocks.
     pub fn all(&self) -> Vec<(IndexKey, Arc<PrefixIndex>)> {
         let mut all = Vec::new();
-        for (model, sizes) in self.indexes.load().iter() {
-            let indexes = with_trees(sizes).into_iter();
-            all.extend(indexes.map(|(size, index)| ((model.clone(), size), index)));
+        for (model, shapes) in self.indexes.load().iter() {
+            let indexes = with_trees(shapes).into_iter();
+            all.extend(indexes.map(|(shape, index)| ((model.clone(), shape), index)));
         }
         all.sort_by(|(a, _), (b, _)| a.cmp(b));
         all
@@ -113,10 +114,10 @@ impl PrefixIndexes {
     }
 }
 
-fn with_trees(sizes: &BySize<Weak<PrefixIndex>>) -> BySize<Arc<PrefixIndex>> {
-    let indexes = sizes.iter().filter_map(|(size, index)| {
+fn with_trees(shapes: &ByShape<Weak<PrefixIndex>>) -> ByShape<Arc<PrefixIndex>> {
+    let indexes = shapes.iter().filter_map(|(shape, index)| {
         let index = index.upgrade().filter(|index| index.has_trees())?;
-        Some((*size, index))
+        Some((*shape, index))
     });
     indexes.collect()
 }

@@ -48,6 +48,7 @@ struct Fields {
     lora_name: Option<Box<str>>,
     cache_salt: Option<Box<str>>,
     extra_keys: Vec<Vec<ExtraKey>>,
+    lookahead: Vec<Box<[u32]>>,
     location: Location,
     spec_kind: Option<Box<str>>,
     sliding_window: Option<u32>,
@@ -171,7 +172,8 @@ impl<'a> Reader<'a> {
         for index in 0..len {
             let key = key(self, index, order)?;
             // Skip fields of other event types and of later releases.
-            if order.contains(&key) || (key == "cache_salt" && kind == "BlockStored") {
+            let is_named_only = matches!(key, "cache_salt" | "lookahead_token_ids");
+            if order.contains(&key) || (is_named_only && kind == "BlockStored") {
                 self.field(key, &mut fields)
                     .map_err(|fault| fault.under(key))?;
             } else if order.is_empty() && Self::may_name_blocks(key) {
@@ -195,6 +197,7 @@ impl<'a> Reader<'a> {
             "lora_name" => fields.lora_name = self.or_nil(Self::text)?,
             "cache_salt" => fields.cache_salt = self.or_nil(Self::text)?,
             "extra_keys" => fields.extra_keys = self.extra_keys()?,
+            "lookahead_token_ids" => fields.lookahead = self.lookahead()?,
             "group_idx" => fields.location.group = self.or_nil(|reader| reader.cursor.u32())?,
             "kv_cache_spec_kind" => fields.spec_kind = self.or_nil(Self::text)?,
             "kv_cache_spec_sliding_window" => {
@@ -222,7 +225,7 @@ impl<'a> Reader<'a> {
                 lora_id: fields.lora_id,
                 lora_name: fields.lora_name,
                 cache_salt: fields.cache_salt,
-                extra_keys: fields.extra_keys,
+                extra_keys: with_lookahead(fields.extra_keys, fields.lookahead),
                 location: fields.location,
                 spec_kind: fields.spec_kind,
                 sliding_window: fields.sliding_window,
@@ -343,6 +346,22 @@ impl<'a> Reader<'a> {
         Ok(blocks)
     }
 
+    /// Reads the tokens after each block.
+    fn lookahead(&mut self) -> Read<Vec<Box<[u32]>>> {
+        if self.cursor.nil() {
+            return Ok(Vec::new());
+        }
+        let len = self.cursor.array()?;
+        self.count_blocks(len)?;
+        let mut blocks = Vec::with_capacity(len);
+        for index in 0..len {
+            let tokens = self.or_nil(|reader| reader.cursor.u32s());
+            let tokens = tokens.map_err(|fault| fault.under_item(index))?;
+            blocks.push(tokens.unwrap_or_default().into());
+        }
+        Ok(blocks)
+    }
+
     fn keys(&mut self) -> Read<Vec<ExtraKey>> {
         let len = self.cursor.array()?;
         self.count_blocks(len)?;
@@ -371,6 +390,20 @@ impl<'a> Reader<'a> {
         self.cursor = typed;
         Ok(key)
     }
+}
+
+/// Adds the tokens after each block to its keys. Lists of different lengths stay so, and the event is inconsistent.
+fn with_lookahead(mut keys: Vec<Vec<ExtraKey>>, lookahead: Vec<Box<[u32]>>) -> Vec<Vec<ExtraKey>> {
+    if lookahead.iter().all(|tokens| tokens.is_empty()) {
+        return keys;
+    }
+    if keys.len() < lookahead.len() {
+        keys.resize_with(lookahead.len(), Vec::new);
+    }
+    for (keys, tokens) in keys.iter_mut().zip(lookahead) {
+        keys.push(ExtraKey::Lookahead(tokens));
+    }
+    keys
 }
 
 /// Reads `[identifier, offset]`. If something else follows, returns `None` and leaves the cursor where it is.

@@ -3,11 +3,11 @@
 
 use std::fmt;
 use std::future::Future;
-use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::block::BlockShape;
 use super::event_filter::LearnedFacts;
 use super::index::CopiedBlocks;
 use super::stream::{PeerTree, PeerTreeRefusal};
@@ -17,7 +17,7 @@ use crate::ids::Model;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeCopy {
     pub position: PeerTree,
-    pub block_size: NonZeroU32,
+    pub shape: BlockShape,
     pub learned: LearnedFacts,
     pub blocks: CopiedBlocks,
 }
@@ -53,7 +53,7 @@ pub struct WantedTree {
     pub rank: u32,
     pub model: Model,
     /// If it is known already.
-    pub block_size: Option<NonZeroU32>,
+    pub shape: Option<BlockShape>,
     /// A tree that is not complete is worth having if it has more blocks than this.
     pub known_blocks: u64,
     /// Where a tree was refused.

@@ -192,7 +192,7 @@ impl TreeTaker {
         };
         link.send(framed(Kind::TreeRequest(request))).await?;
         let mut arriving = ArrivingTree::new(Expected {
-            block_size: wanted.block_size,
+            shape: wanted.shape,
             known_blocks: wanted.known_blocks,
             max_blocks: MAX_BLOCKS,
         });

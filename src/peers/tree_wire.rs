@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::wire;
 use crate::ids::BlockHash;
-use crate::kv::block::{ChainRoot, HASH_VERSION, LocalHash};
+use crate::kv::block::{BlockShape, ChainRoot, HASH_VERSION, LocalHash};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::event_filter::LearnedFacts;
 use crate::kv::index::{CopiedBlocks, CopiedRun, NewBlock, Parent};
@@ -69,7 +69,7 @@ impl From<Malformed> for Unusable {
 /// What a tree must be to be of use.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected {
-    pub block_size: Option<NonZeroU32>,
+    pub shape: Option<BlockShape>,
     /// A tree that is not complete must have more blocks.
     pub known_blocks: u64,
     pub max_blocks: u64,
@@ -149,7 +149,8 @@ fn head(copy: &TreeCopy) -> wire::TreeHead {
         is_kept: *is_kept,
     };
     wire::TreeHead {
-        block_size: copy.block_size.get(),
+        block_size: copy.shape.size.get(),
+        lookahead: copy.shape.lookahead,
         sequence: copy.position.sequence,
         digest: copy.position.digest.to_be_bytes().to_vec(),
         is_complete: copy.position.is_complete,
@@ -203,8 +204,11 @@ impl ArrivingTree {
 
     fn begin(&self, head: &wire::TreeHead) -> Result<TreeCopy, Unusable> {
         let expected = &self.expected;
-        let block_size = NonZeroU32::new(head.block_size).ok_or(Malformed("block size 0"))?;
-        if expected.block_size.is_some_and(|known| known != block_size) {
+        let shape = BlockShape {
+            size: NonZeroU32::new(head.block_size).ok_or(Malformed("block size 0"))?,
+            lookahead: head.lookahead,
+        };
+        if expected.shape.is_some_and(|known| known != shape) {
             return Err(Unusable::BlockSize(head.block_size));
         }
         if !head.is_complete && head.blocks <= expected.known_blocks {
@@ -222,7 +226,7 @@ impl ArrivingTree {
                 is_complete: head.is_complete,
                 incarnation: head.incarnation.clone(),
             },
-            block_size,
+            shape,
             learned: LearnedFacts {
                 groups: head
                     .groups
@@ -367,7 +371,10 @@ pub(super) mod tests {
                 is_complete: true,
                 incarnation: Some("a".to_owned()),
             },
-            block_size: NonZeroU32::new(16).unwrap(),
+            shape: BlockShape {
+                size: NonZeroU32::new(16).unwrap(),
+                lookahead: 3,
+            },
             learned: LearnedFacts {
                 groups: vec![(0, true), (3, false)],
                 media: vec!["TAPE".into()],
@@ -446,7 +453,7 @@ pub(super) mod tests {
             Err(Unusable::HashVersion(HASH_VERSION + 1))
         );
         let other_size = Expected {
-            block_size: NonZeroU32::new(32),
+            shape: NonZeroU32::new(32).map(BlockShape::from),
             ..expected()
         };
         assert_eq!(

@@ -29,6 +29,7 @@ use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
 use crate::ids::{Model, Tenant};
+use crate::kv::block::BlockShape;
 use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
@@ -203,7 +204,7 @@ impl Relay {
         &self,
         plan: &Plan,
         view: &FleetView<'_>,
-        depths: &[(RankPrefix, u32)],
+        depths: &[(RankPrefix, BlockShape)],
         max_workers: usize,
         chosen: Option<&str>,
     ) -> Vec<Score> {
@@ -235,7 +236,7 @@ impl Relay {
         &self,
         plan: &Plan,
         view: &FleetView<'_>,
-        depths: &[(RankPrefix, u32)],
+        depths: &[(RankPrefix, BlockShape)],
         index: usize,
     ) -> Score {
         let in_group = view.in_group(index);
@@ -260,8 +261,8 @@ impl Relay {
             let own = own.find(|(it, _)| it.worker == worker.id && it.rank == state.rank);
             Tree {
                 scores: matches!(state.state, "partial" | "live"),
-                cached: own.map_or_else(Cached::default, |(depth, size)| {
-                    cached_prefix::cached(depth, *size)
+                cached: own.map_or_else(Cached::default, |(depth, shape)| {
+                    cached_prefix::cached(depth, shape.size.get())
                 }),
                 state,
             }

@@ -1,13 +1,12 @@
 //! A request's prompt as blocks, in the forms in which the knowledge of caches is looked up.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
 use crate::fleet::Group;
 use crate::ids::{Block, WorkerId};
-use crate::kv::block::{self, ChainRoot, LocalHash};
+use crate::kv::block::{self, BlockShape, ChainRoot, LocalHash};
 use crate::kv::index::{PrefixIndex, RankPrefix};
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::tokenizer_check::{self, PromptSource, Subject, TokenizerCheck};
@@ -38,7 +37,7 @@ pub struct TokenBlocks {
 /// A prompt's blocks of one size, and the index to look them up in.
 #[derive(Debug)]
 pub(super) struct SizedBlocks {
-    pub(super) size: NonZeroU32,
+    pub(super) shape: BlockShape,
     pub(super) index: Arc<PrefixIndex>,
     pub(super) locals: Vec<LocalHash>,
     pub(super) prefix_keys: PrefixKeys,
@@ -54,11 +53,11 @@ impl TokenBlocks {
         let adapter = group.is_adapter.then_some(&*group.model);
         let root = block::chain_root(adapter, cache_salt);
         let indexes = group.bases.iter().flat_map(|base| indexes.of(base));
-        let sizes = indexes.map(|(size, index)| {
+        let sizes = indexes.map(|(shape, index)| {
             let mut locals = Vec::new();
-            block::hash_blocks(token_ids, size, &mut locals);
+            block::hash_blocks(token_ids, shape, &mut locals);
             SizedBlocks {
-                size,
+                shape,
                 index,
                 prefix_keys: unconfirmed::prefix_keys(root, &locals),
                 locals,
@@ -83,8 +82,9 @@ impl TokenBlocks {
 
     /// Tokens of the full blocks, if the prompt's tokens after them are not known.
     pub(super) fn tokens_before_image(&self) -> Option<u32> {
-        let tokens =
-            |sized: &SizedBlocks| (sized.locals.len() as u32).saturating_mul(sized.size.get());
+        let tokens = |sized: &SizedBlocks| {
+            (sized.locals.len() as u32).saturating_mul(sized.shape.size.get())
+        };
         let full = self.sizes.iter().map(tokens).min().unwrap_or(0);
         self.ends_early.then_some(full)
     }
@@ -124,14 +124,14 @@ impl TokenBlocks {
         self.sizes.iter().map(|sized| &sized.prefix_keys)
     }
 
-    /// The prefix that each dp rank of each worker reported, with the size of its blocks.
-    pub(super) fn rank_prefixes(&self) -> Vec<(RankPrefix, u32)> {
+    /// The prefix that each dp rank of each worker reported, with the shape of its blocks.
+    pub(super) fn rank_prefixes(&self) -> Vec<(RankPrefix, BlockShape)> {
         let mut prefixes = Vec::new();
         let mut found = Vec::new();
         for sized in &self.sizes {
             found.clear();
             sized.index.overlap(self.root, &sized.locals, &mut found);
-            prefixes.extend(found.iter().map(|prefix| (*prefix, sized.size.get())));
+            prefixes.extend(found.iter().map(|prefix| (*prefix, sized.shape)));
         }
         prefixes
     }
@@ -139,7 +139,7 @@ impl TokenBlocks {
     /// Whether a worker's engine could reuse more of the prompt than its events reported. An engine never
     /// reuses the last token.
     pub(super) fn could_tell_more(&self, worker: WorkerId, ranks: u32) -> bool {
-        let reusable = |size: u32| (self.len.saturating_sub(1) / size as usize) as u32;
+        let reusable = |shape: BlockShape| shape.reusable_blocks(self.len) as u32;
         if self.sizes.is_empty() {
             // No event yet, so even the block size is unknown.
             return self.len > 1;
@@ -147,9 +147,9 @@ impl TokenBlocks {
         let prefixes = self.rank_prefixes();
         let whole = prefixes
             .iter()
-            .filter(|(prefix, size)| prefix.worker == worker && prefix.blocks >= reusable(*size));
+            .filter(|(prefix, shape)| prefix.worker == worker && prefix.blocks >= reusable(*shape));
         let mut sizes = self.sizes.iter();
-        let has_reusable = sizes.any(|sized| reusable(sized.size.get()) > 0);
+        let has_reusable = sizes.any(|sized| reusable(sized.shape) > 0);
         has_reusable && whole.count() < ranks as usize
     }
 }

@@ -250,6 +250,7 @@ fn key(key: &ExtraKey) -> String {
         ExtraKey::Multimodal { identifier, offset } => {
             format!("{}@{offset}", identifier.escape_debug())
         }
+        ExtraKey::Lookahead(tokens) => format!("before {} tokens", tokens.len()),
     }
 }
 

@@ -60,6 +60,7 @@ pub(super) fn keys_bytes(keys: &[ExtraKey]) -> usize {
         ExtraKey::Blob(blob) => blob.len(),
         ExtraKey::Number(_) => 0,
         ExtraKey::Multimodal { identifier, .. } => identifier.len(),
+        ExtraKey::Lookahead(tokens) => size_of_val(&**tokens),
     };
     keys.iter()
         .map(|key| size_of::<ExtraKey>() + text(key))

@@ -11,11 +11,26 @@ const SEED: u64 = 1338;
 pub(super) fn salt<'a>(keys: &'a [ExtraKey], lora_name: Option<&str>) -> Option<&'a str> {
     rest(keys, lora_name).find_map(|key| match key {
         ExtraKey::Text(text) => Some(&**text),
-        ExtraKey::Blob(_) | ExtraKey::Number(_) | ExtraKey::Multimodal { .. } => None,
+        ExtraKey::Blob(_)
+        | ExtraKey::Number(_)
+        | ExtraKey::Multimodal { .. }
+        | ExtraKey::Lookahead(_) => None,
     })
 }
 
-/// Hash of all keys but the adapter's name and the salt; `None` if there are no others.
+/// The tokens after the block on which its content depends too.
+pub(super) fn lookahead(keys: &[ExtraKey]) -> &[u32] {
+    let tokens = keys.iter().find_map(|key| match key {
+        ExtraKey::Lookahead(tokens) => Some(&**tokens),
+        ExtraKey::Text(_)
+        | ExtraKey::Blob(_)
+        | ExtraKey::Number(_)
+        | ExtraKey::Multimodal { .. } => None,
+    });
+    tokens.unwrap_or_default()
+}
+
+/// Hash of all keys but the adapter's name, the salt and the lookahead; `None` if there are no others.
 pub(super) fn hash(keys: &[ExtraKey], lora_name: Option<&str>, salt: Option<&str>) -> Option<u64> {
     if keys.is_empty() {
         return None;
@@ -29,6 +44,7 @@ pub(super) fn hash(keys: &[ExtraKey], lora_name: Option<&str>, salt: Option<&str
                 salt = None;
                 continue;
             }
+            ExtraKey::Lookahead(_) => continue,
             ExtraKey::Text(text) => put(&mut hasher, b't', text.as_bytes()),
             ExtraKey::Blob(blob) => put(&mut hasher, b'b', blob),
             ExtraKey::Number(number) => put(&mut hasher, b'n', &number.to_le_bytes()),

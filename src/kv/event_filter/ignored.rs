@@ -32,12 +32,14 @@ pub enum IgnoredReason {
     IndexFull,
     /// A prompt's last block, of fewer tokens than a block: engines with several cache groups report it.
     PartialBlock,
+    /// With another number of tokens after each block on which it depends than the stores before it.
+    LookaheadChanged,
     /// In a lower tier, of blocks that the tree does not have, without what would show their place.
     UnknownCopy,
 }
 
 impl IgnoredReason {
-    pub const ALL: [IgnoredReason; 17] = [
+    pub const ALL: [IgnoredReason; 18] = [
         IgnoredReason::NonPrefixAttention,
         IgnoredReason::UnknownAttention,
         IgnoredReason::UnknownGroup,
@@ -54,6 +56,7 @@ impl IgnoredReason {
         IgnoredReason::UnknownParent,
         IgnoredReason::IndexFull,
         IgnoredReason::PartialBlock,
+        IgnoredReason::LookaheadChanged,
         IgnoredReason::UnknownCopy,
     ];
 
@@ -75,6 +78,7 @@ impl IgnoredReason {
             IgnoredReason::UnknownParent => "unknown_parent",
             IgnoredReason::IndexFull => "index_full",
             IgnoredReason::PartialBlock => "partial_block",
+            IgnoredReason::LookaheadChanged => "lookahead_changed",
             IgnoredReason::UnknownCopy => "unknown_copy",
         }
     }
@@ -125,6 +129,7 @@ pub fn impact_of_store(reason: IgnoredReason, stored: &Stored) -> TreeImpact {
         | IgnoredReason::UnknownLocality
         | IgnoredReason::NoBlockSize
         | IgnoredReason::BlockSizeChanged
+        | IgnoredReason::LookaheadChanged
         | IgnoredReason::InconsistentFields
         | IgnoredReason::UnnamedLora
         | IgnoredReason::UnknownEvent

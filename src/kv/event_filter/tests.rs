@@ -34,12 +34,12 @@ fn check(events: &[Event]) -> Result<(Parent, Vec<u64>), Ignored> {
         if let Ok(TreeChange::Store {
             blocks,
             tier,
-            block_size,
+            shape,
             ..
         }) = filter.accept(event)
         {
             let blocks = blocks.len();
-            filter.on_placed(block_size, tier, blocks);
+            filter.on_placed(shape, tier, blocks);
         }
     }
     match filter.accept(last)? {
@@ -244,6 +244,39 @@ fn what_is_not_understood_is_left_out() {
     let changed = (IgnoredReason::BlockSizeChanged, TreeImpact::Incomplete);
     assert_eq!(why(&[stored(|_| {}), other.clone()]), changed);
     assert!(check(&[other]).is_ok());
+}
+
+/// Two blocks, and the tokens after each.
+fn with_lookahead(first: &[u32], second: &[u32]) -> Event {
+    let keys = [first, second].map(|tokens| vec![ExtraKey::Lookahead(tokens.into())]);
+    stored(|stored| stored.extra_keys = keys.into())
+}
+
+#[test]
+fn the_tokens_after_a_block_are_part_of_it() {
+    let (_, found) = check(&[with_lookahead(&[3], &[5])]).unwrap();
+    let expected = [[1, 2, 3], [3, 4, 5]].map(|tokens| block::hash_block(&tokens).0);
+    assert_eq!(found, expected);
+    let image = |keys: &mut Vec<ExtraKey>| keys.push(ExtraKey::Number(3));
+    let mut with_image = with_lookahead(&[3], &[5]);
+    if let Event::Stored(stored) = &mut with_image {
+        stored.extra_keys.iter_mut().for_each(image);
+    }
+    let (_, other) = check(&[with_image]).unwrap();
+    assert!(other.iter().all(|local| !expected.contains(local)));
+}
+
+#[test]
+fn a_process_does_not_change_how_many_tokens_after_a_block_count() {
+    let inconsistent = (IgnoredReason::InconsistentFields, TreeImpact::Incomplete);
+    assert_eq!(why(&[with_lookahead(&[3], &[5, 6])]), inconsistent);
+    assert_eq!(why(&[with_lookahead(&[3], &[])]), inconsistent);
+    let changed = (IgnoredReason::LookaheadChanged, TreeImpact::Incomplete);
+    let one = || with_lookahead(&[3], &[5]);
+    let two = with_lookahead(&[3, 4], &[5, 6]);
+    assert_eq!(why(&[one(), two]), changed);
+    assert_eq!(why(&[one(), stored(|_| {})]), changed);
+    assert_eq!(why(&[stored(|_| {}), one()]), changed);
 }
 
 fn partial(hash: u64) -> Event {

@@ -1,6 +1,5 @@
 //! Size of all indexes together, and the warning at their memory limit.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,10 +8,11 @@ use prometheus::{IntCounter, IntGauge};
 use tracing::warn;
 
 use crate::ids::Model;
+use crate::kv::block::BlockShape;
 use crate::observe::metrics::Registry;
 
-/// Model and block size.
-pub type IndexKey = (Model, NonZeroU32);
+/// Model and shape of blocks.
+pub type IndexKey = (Model, BlockShape);
 
 #[derive(Clone, Debug)]
 pub(in crate::kv) struct Metrics {
@@ -59,7 +59,7 @@ impl Metrics {
         self.next_warning.store(dropped * 2, Relaxed);
         warn!(
             model = &*key.0,
-            block_size = key.1,
+            block_size = key.1.size,
             dropped_blocks = dropped,
             fix = "raise the memory limit of the KV index",
             "KV index is at its memory limit; dropping the blocks that were stored longest ago, ends of \

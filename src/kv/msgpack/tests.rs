@@ -208,6 +208,45 @@ fn extra_keys_of_every_form_are_kept() {
 }
 
 #[test]
+fn the_tokens_after_each_block_are_among_its_keys() {
+    // As vLLM 0.33 declares it: {"type": "BlockStored", "block_hashes": [7, 8], "parent_block_hash": nil,
+    // "token_ids": [1, 2], "block_size": 1, "extra_keys": [nil, ["salt"]], "lookahead_token_ids": [[2, 3], [3, 4]]}
+    let mut payload =
+        b"\x92\x00\x91\x87\xa4type\xabBlockStored\xacblock_hashes\x92\x07\x08".to_vec();
+    payload.extend(b"\xb1parent_block_hash\xc0\xa9token_ids\x92\x01\x02\xaablock_size\x01");
+    payload.extend(b"\xaaextra_keys\x92\xc0\x91\xa4salt");
+    let without = decode(&payload_of(6, &payload)).unwrap();
+    assert_eq!(stored(&without).extra_keys[1].len(), 1);
+    payload.extend(b"\xb3lookahead_token_ids\x92\x92\x02\x03\x92\x03\x04");
+    let batch = decode(&payload).unwrap();
+    let after = |tokens: [u32; 2]| ExtraKey::Lookahead(tokens.into());
+    let expected = [
+        vec![after([2, 3])],
+        vec![ExtraKey::Text("salt".into()), after([3, 4])],
+    ];
+    assert_eq!(stored(&batch).extra_keys, expected);
+    // Of another number of blocks: as many lists, so that the event is known to be inconsistent.
+    payload.truncate(payload.len() - 7);
+    payload.extend(b"\x93\x91\x02\xc0\x90");
+    let batch = decode(&payload).unwrap();
+    assert_eq!(stored(&batch).extra_keys.len(), 3);
+    payload.truncate(payload.len() - 5);
+    payload.extend(b"\x92\xa1x");
+    assert!(
+        why(&payload).contains("lookahead_token_ids[0]: expected"),
+        "{}",
+        why(&payload)
+    );
+}
+
+/// The same event with another number of fields.
+fn payload_of(fields: u8, payload: &[u8]) -> Vec<u8> {
+    let mut payload = payload.to_vec();
+    payload[3] = 0x81 + fields - 1;
+    payload
+}
+
+#[test]
 fn errors_say_where() {
     assert_eq!(why(b""), "byte 0: expected a map, found the end");
     assert_eq!(

@@ -173,6 +173,7 @@ fn extra_key(key: message::KvBlockExtraKey) -> ExtraKey {
             identifier: image.identifier.into(),
             offset: image.offset,
         },
+        Some(Key::Lookahead(after)) => ExtraKey::Lookahead(after.token_ids.into()),
         // An unknown kind of key still changes the block's content; matching nothing is better than
         // matching another block.
         None => ExtraKey::Text("warmroute: a key of an unknown kind".into()),

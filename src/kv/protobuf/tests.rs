@@ -42,6 +42,8 @@ fn extra_key() -> impl Strategy<Value = ExtraKey> {
         any::<i64>().prop_map(ExtraKey::Number),
         (word(), any::<i64>())
             .prop_map(|(identifier, offset)| ExtraKey::Multimodal { identifier, offset }),
+        proptest::collection::vec(any::<u32>(), 1..4)
+            .prop_map(|tokens| ExtraKey::Lookahead(tokens.into())),
     ]
 }
 

@@ -248,6 +248,9 @@ fn extra_key(key: &ExtraKey) -> message::KvBlockExtraKey {
             identifier: identifier.to_string(),
             offset: *offset,
         }),
+        ExtraKey::Lookahead(tokens) => Key::Lookahead(message::KvLookaheadKey {
+            token_ids: tokens.to_vec(),
+        }),
     };
     message::KvBlockExtraKey { key: Some(key) }
 }

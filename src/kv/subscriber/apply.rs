@@ -1,11 +1,11 @@
 //! Applies batches to one rank's tree: creates the tree once the block size is known, and counts the
 //! events that the tree cannot take. No I/O.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use super::kept_removals::KeptRemovals;
 use crate::ids::{Model, WorkerId};
+use crate::kv::block::BlockShape;
 use crate::kv::event::{Batch, EngineHash, Event, Tier};
 use crate::kv::event_filter::{
     EventFilter, IgnoredReason, LearnedFacts, TreeChange, TreeImpact, impact_of_store,
@@ -35,7 +35,7 @@ pub(super) struct RankTree {
     rank: u32,
     filter: EventFilter,
     kept_removals: KeptRemovals,
-    tree: Option<(NonZeroU32, Tree)>,
+    tree: Option<(BlockShape, Tree)>,
     /// The index has no room for this tree, which therefore takes no blocks.
     index_is_full: bool,
     counts_in_routing: bool,
@@ -61,7 +61,7 @@ impl RankTree {
         }
     }
 
-    pub(super) fn tree(&self) -> Option<&(NonZeroU32, Tree)> {
+    pub(super) fn tree(&self) -> Option<&(BlockShape, Tree)> {
         self.tree.as_ref()
     }
 
@@ -116,17 +116,13 @@ impl RankTree {
                 after,
                 blocks,
                 tier,
-                block_size,
+                shape,
             } => {
-                if self
-                    .tree
-                    .as_ref()
-                    .is_none_or(|(size, _)| *size != block_size)
-                {
-                    let index = self.indexes.index(&self.model, block_size);
+                if self.tree.as_ref().is_none_or(|(of, _)| *of != shape) {
+                    let index = self.indexes.index(&self.model, shape);
                     let mut tree = index.add_tree(self.worker, self.rank);
                     tree.set_visible(self.counts_in_routing);
-                    self.tree = Some((block_size, tree));
+                    self.tree = Some((shape, tree));
                     self.index_is_full = false;
                 }
                 let Some((_, tree)) = &mut self.tree else {
@@ -144,7 +140,7 @@ impl RankTree {
                     if unplaced > 0 {
                         effect.ignored.push(IgnoredReason::UnknownCopy);
                     } else {
-                        self.filter.on_placed(block_size, tier, stored);
+                        self.filter.on_placed(shape, tier, stored);
                     }
                     return TreeImpact::None;
                 }
@@ -164,7 +160,7 @@ impl RankTree {
                     };
                 }
                 effect.stored += stored as u64;
-                self.filter.on_placed(block_size, tier, stored);
+                self.filter.on_placed(shape, tier, stored);
                 TreeImpact::None
             }
             TreeChange::AddCopies { hashes, tier } => {
@@ -214,20 +210,16 @@ impl RankTree {
 
     /// Replaces the tree by an empty one for another replica's blocks, of a process about which these facts were
     /// learned.
-    pub(super) fn begin_graft(&mut self, block_size: NonZeroU32, learned: &LearnedFacts) {
+    pub(super) fn begin_graft(&mut self, shape: BlockShape, learned: &LearnedFacts) {
         self.clear();
-        self.filter.relearn(block_size, learned);
-        if self
-            .tree
-            .as_ref()
-            .is_some_and(|(size, _)| *size == block_size)
-        {
+        self.filter.relearn(shape, learned);
+        if self.tree.as_ref().is_some_and(|(of, _)| *of == shape) {
             return;
         }
-        let index = self.indexes.index(&self.model, block_size);
+        let index = self.indexes.index(&self.model, shape);
         let mut tree = index.add_tree(self.worker, self.rank);
         tree.set_visible(self.counts_in_routing);
-        self.tree = Some((block_size, tree));
+        self.tree = Some((shape, tree));
     }
 
     pub(super) fn tree_mut(&mut self) -> Option<&mut Tree> {

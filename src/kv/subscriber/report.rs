@@ -95,7 +95,7 @@ impl Task {
             status.state = state.as_str();
             status.reason = reason.as_str();
             status.incarnation = self.stream.incarnation().map(str::to_owned);
-            status.block_size = tree.map(|(size, _)| size.get());
+            status.block_size = tree.map(|(shape, _)| shape.size.get());
             status.blocks = Tier::ALL
                 .iter()
                 .map(|tier| tier.as_str())

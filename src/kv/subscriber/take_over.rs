@@ -22,7 +22,7 @@ impl Task {
             address: self.subject.address.clone(),
             rank: self.subject.rank,
             model: self.subject.model.clone(),
-            block_size: tree.map(|(size, _)| *size),
+            shape: tree.map(|(shape, _)| *shape),
             known_blocks: tree.map_or(0, |(_, tree)| tree.len()),
             refused: self.peer_trees.refused.clone(),
         }));
@@ -70,7 +70,7 @@ impl Task {
             return;
         };
         self.status.entry().on_cleared();
-        self.tree.begin_graft(copy.block_size, &copy.learned);
+        self.tree.begin_graft(copy.shape, &copy.learned);
         let mut cursor = GraftCursor::default();
         while let Some(tree) = self.tree.tree_mut()
             && tree.graft_next(&mut cursor, BLOCKS_PER_TURN as usize, &copy.blocks)
@@ -135,7 +135,7 @@ impl Task {
     /// A copy of the tree for another replica. Lookups go on, and so do the events of other ranks; this rank's wait.
     pub(super) async fn copy_tree(&mut self) -> Result<TreeCopy, NoTree> {
         let mut position = self.stream.peer_tree().ok_or(NoTree::Cold)?;
-        let (block_size, tree) = self.tree.tree().ok_or(NoTree::Cold)?;
+        let (shape, tree) = self.tree.tree().ok_or(NoTree::Cold)?;
         let mut blocks = CopiedBlocks::default();
         let mut cursor = tree.begin_copy();
         while tree.copy_next(&mut cursor, BLOCKS_PER_TURN as usize, &mut blocks) {
@@ -148,7 +148,7 @@ impl Task {
         position.is_complete &= blocks.orphans == 0;
         Ok(TreeCopy {
             position,
-            block_size: *block_size,
+            shape: *shape,
             learned: self.tree.learned(),
             blocks,
         })

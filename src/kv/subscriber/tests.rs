@@ -1,4 +1,5 @@
 mod joins;
+mod lookahead;
 mod recorded_offload;
 mod unusual_events;
 

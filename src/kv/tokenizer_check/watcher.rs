@@ -319,11 +319,11 @@ impl RunningCheck {
         };
         if self.prompts.is_empty() {
             let indexes = prompt.bases.iter().flat_map(|base| indexes.of(base));
-            let hashed = indexes.map(|(block_size, index)| {
+            let hashed = indexes.map(|(shape, index)| {
                 let mut locals = Vec::new();
-                block::hash_blocks(&prompt.tokens, block_size, &mut locals);
+                block::hash_blocks(&prompt.tokens, shape, &mut locals);
                 HashedPrompt {
-                    block_size,
+                    block_size: shape.size,
                     index,
                     locals,
                 }

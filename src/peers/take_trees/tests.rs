@@ -41,7 +41,7 @@ fn wanted() -> WantedTree {
         address: "a.test:8000".into(),
         rank: 0,
         model: "m".into(),
-        block_size: None,
+        shape: None,
         known_blocks: 0,
         refused: Vec::new(),
     }

@@ -72,7 +72,7 @@ impl ReportedPrefixes {
                 let Some(worker_index) = group.worker_indices.get(&owner.worker) else {
                     continue;
                 };
-                let tokens = owner.blocks.saturating_mul(sized.size.get());
+                let tokens = owner.blocks.saturating_mul(sized.shape.size.get());
                 let prefix = found.entry(*worker_index);
                 if prefix.credit < tokens {
                     prefix.set_in_gpu(tokens, PrefixSource::Unconfirmed);
@@ -98,7 +98,7 @@ impl ReportedPrefixes {
                 let Some(worker_index) = group.worker_indices.get(&rank.worker) else {
                     continue;
                 };
-                let cached = cached(rank, sized.size.get());
+                let cached = cached(rank, sized.shape.size.get());
                 let worth = cached.credit(credit);
                 let prefix = reported.entry(*worker_index);
                 if prefix.ranks == 0 || worth < prefix.credit {

@@ -176,7 +176,9 @@ fn an_index_is_there_while_it_has_trees() {
     let second = other.add_tree(WorkerId(1), 0);
     let sizes = |indexes: &PrefixIndexes| {
         let of = indexes.of("m");
-        of.iter().map(|(size, _)| size.get()).collect::<Vec<_>>()
+        of.iter()
+            .map(|(shape, _)| shape.size.get())
+            .collect::<Vec<_>>()
     };
     assert_eq!(sizes(&indexes), [16, 32]);
     drop(tree);

@@ -74,10 +74,10 @@ impl Encoder {
                 optional[at..].contains(&true)
             }
         };
-        self.head(
-            "BlockStored",
-            8 + (0..optional.len()).filter(|&at| written(at)).count(),
-        );
+        // Releases whose events are arrays have no lookahead.
+        let has_lookahead = map && stored.extra_keys.iter().flatten().any(is_lookahead);
+        let count = (0..optional.len()).filter(|&at| written(at)).count();
+        self.head("BlockStored", 8 + count + usize::from(has_lookahead));
         self.key("block_hashes");
         self.hashes(&stored.hashes);
         self.key("parent_block_hash");
@@ -120,6 +120,27 @@ impl Encoder {
         if written(5) {
             self.key("session_id");
             self.or_nil(stored.session_id.as_deref(), Self::text);
+        }
+        if has_lookahead {
+            self.key("lookahead_token_ids");
+            self.lookahead(stored);
+        }
+    }
+
+    /// One list for each block.
+    fn lookahead(&mut self, stored: &Stored) {
+        self.array(stored.hashes.len());
+        for at in 0..stored.hashes.len() {
+            let keys = stored.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
+            let tokens = keys.iter().find_map(|key| match key {
+                ExtraKey::Lookahead(tokens) => Some(&**tokens),
+                _ => None,
+            });
+            let tokens = tokens.unwrap_or_default();
+            self.array(tokens.len());
+            for &token in tokens {
+                self.uint(u64::from(token));
+            }
         }
     }
 
@@ -174,6 +195,7 @@ impl Encoder {
         for at in 0..stored.hashes.len() {
             let keys = stored.extra_keys.get(at).map_or(&[][..], Vec::as_slice);
             let salt = stored.cache_salt.as_deref().filter(|_| at == 0);
+            let keys: Vec<&ExtraKey> = keys.iter().filter(|key| !is_lookahead(key)).collect();
             if keys.is_empty() && salt.is_none() {
                 self.nil();
                 continue;
@@ -189,6 +211,7 @@ impl Encoder {
                         self.text(identifier);
                         self.int(*offset);
                     }
+                    ExtraKey::Lookahead(_) => {}
                 }
             }
             if let Some(salt) = salt {
@@ -273,6 +296,10 @@ impl Encoder {
 /// Unwraps the result of a write to the buffer, which cannot fail.
 fn written<T, E: std::fmt::Debug>(result: Result<T, E>) {
     result.expect("writing to memory cannot fail");
+}
+
+fn is_lookahead(key: &ExtraKey) -> bool {
+    matches!(key, ExtraKey::Lookahead(_))
 }
 
 #[cfg(test)]

@@ -154,6 +154,25 @@ fn batch() -> impl Strategy<Value = Batch> {
         })
 }
 
+#[test]
+fn the_tokens_after_blocks_are_written_as_their_own_field() {
+    let after = |tokens: [u32; 2]| vec![ExtraKey::Lookahead(tokens.into())];
+    let batch = Batch {
+        events: vec![Event::Stored(Stored {
+            hashes: vec![EngineHash(1), EngineHash(2)],
+            token_ids: vec![1, 2],
+            block_size: 1,
+            extra_keys: vec![after([2, 3]), after([3, 4])],
+            ..Stored::default()
+        })],
+        ..Batch::default()
+    };
+    let payload = encode(&batch, Layout::Map, Hashes::Int);
+    assert_eq!(decode(&payload).unwrap(), batch);
+    let name = b"lookahead_token_ids";
+    assert!(payload.windows(name.len()).any(|window| window == name));
+}
+
 proptest! {
     #[test]
     fn what_is_written_in_any_layout_is_read_again(batch in batch()) {
