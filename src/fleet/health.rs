@@ -87,6 +87,14 @@ impl Machine {
         self.health
     }
 
+    /// The worker says itself that it cannot serve, so no further failure is waited for. Returns the new health if it
+    /// changed.
+    pub fn on_sleep(&mut self) -> Option<Health> {
+        self.contradicting = 0;
+        let was = std::mem::replace(&mut self.health, Health::Down);
+        (was != Health::Down).then_some(Health::Down)
+    }
+
     /// Applies the result of a probe. Returns the new health if it changed.
     pub fn on_probe(&mut self, is_good: bool) -> Option<Health> {
         let (next, needed) = match (self.health, is_good) {
@@ -133,6 +141,22 @@ mod tests {
         check(3, 2, "", Health::Unknown);
         check(3, 2, "+", Health::Up);
         check(3, 2, "-", Health::Down);
+    }
+
+    #[test]
+    fn a_worker_that_sleeps_is_down_at_once_and_up_again_as_after_failures() {
+        let mut machine = Machine::new(&Settings {
+            unhealthy_threshold: 3,
+            healthy_threshold: 2,
+            ..Settings::default()
+        });
+        machine.on_probe(true);
+        assert_eq!(machine.on_sleep(), Some(Health::Down));
+        assert_eq!(machine.on_sleep(), None);
+        assert_eq!(machine.on_probe(true), None);
+        assert_eq!(machine.on_sleep(), None);
+        assert_eq!(machine.on_probe(true), None);
+        assert_eq!(machine.on_probe(true), Some(Health::Up));
     }
 
     #[test]

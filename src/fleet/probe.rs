@@ -3,9 +3,11 @@
 
 mod engine;
 mod get;
+mod logged_state;
 mod messages_api;
 mod responses_api;
 mod served_api;
+mod sleep;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,6 +19,7 @@ use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
 
 use self::get::{MAX_RESPONSE_BYTES, get};
+use self::logged_state::LoggedState;
 use super::events::{self, Endpoint, Events, UnusableSource};
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
@@ -75,6 +78,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
     let mut no_models = None;
     let mut failures = 0_u32;
     let mut logged = None;
+    // Whether the engine has the page that says so.
+    let mut may_sleep = false;
     let mut worker = worker;
     for round in 0u32.. {
         let settings = registry.settings().health.clone();
@@ -92,8 +97,17 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             tokio::time::sleep(interval).await;
             continue;
         }
-        let is_good = probed.is_ok();
-        let error = probed.err().map(|error| Arc::new(error.text));
+        let mut error = probed.err().map(|error| error.text);
+        let mut is_asleep = false;
+        let is_up = machine.health() == Health::Up;
+        if error.is_none() && (may_sleep || !is_up || round % PROBES_PER_FACTS == 0) {
+            let answer = sleep::is_sleeping(&worker, limit).await;
+            may_sleep = answer.is_some();
+            is_asleep = answer == Some(true);
+            error = is_asleep.then(|| sleep::REASON.to_owned());
+        }
+        let is_good = error.is_none();
+        let error = error.map(Arc::new);
         worker.last_probe_error.store(error);
         let turned_up = is_good && machine.health() != Health::Up;
         if turned_up || (is_good && (facts.is_none() || round % PROBES_PER_FACTS == 0)) {
@@ -175,7 +189,11 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         } else {
             worker.load.expire_report();
         }
-        if let Some(health) = machine.on_probe(is_good) {
+        let changed = match is_asleep {
+            true => machine.on_sleep(),
+            false => machine.on_probe(is_good),
+        };
+        if let Some(health) = changed {
             registry.set_health(worker.id, health);
         }
         failures = match is_good {
@@ -187,7 +205,7 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             (Health::Up, Some(reason)) => Some(LoggedState::WithoutModels(reason.clone())),
             // A worker that never was up gets no requests from its first failed check on, but it may be starting.
             (Health::Unknown | Health::Down, _) => {
-                (failures >= settings.unhealthy_threshold).then_some(LoggedState::Down)
+                (is_asleep || failures >= settings.unhealthy_threshold).then_some(LoggedState::Down)
             }
         };
         if let Some(state) = state.filter(|state| logged.as_ref() != Some(state)) {
@@ -197,40 +215,6 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         worker.pool.close_expired(observe::now());
         // Jitter, so that a thousand workers are not probed in one burst.
         tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
-    }
-}
-
-/// What was logged last of a worker's health. Each state is logged once.
-#[derive(Debug, PartialEq)]
-enum LoggedState {
-    Up,
-    /// It gets no requests, because it lists no models, for this reason.
-    WithoutModels(String),
-    Down,
-}
-
-impl LoggedState {
-    fn log(&self, worker: &Worker, facts: Option<&Facts>) {
-        let address = worker.pool.address();
-        match self {
-            Self::Up => {
-                let facts = facts.into_iter();
-                let models = facts.flat_map(|facts| facts.models.keys());
-                let models: Vec<&str> = models.map(|model| &**model).collect();
-                info!(worker = %worker.name, ?models, "worker is up");
-            }
-            Self::WithoutModels(reason) => warn!(
-                worker = %worker.name,
-                address,
-                reason,
-                "worker is up but lists no models, so it gets no requests"
-            ),
-            Self::Down => {
-                let error = worker.last_probe_error.load();
-                let reason = error.as_deref().map_or("unknown", String::as_str);
-                warn!(worker = %worker.name, address, reason, "worker is down");
-            }
-        }
     }
 }
 
@@ -295,6 +279,9 @@ pub async fn once(
 ) -> Result<(), String> {
     let probe = async {
         get(worker, "/health", limit).await?;
+        if sleep::is_sleeping(worker, limit).await == Some(true) {
+            return Err(sleep::REASON.to_owned());
+        }
         let mut facts = fetch_models(worker, limit).await?;
         facts.version = fetch_version(worker, limit).await;
         facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;

@@ -68,6 +68,10 @@ pub struct Faults {
     #[arg(long = "fault-unhealthy")]
     pub unhealthy: bool,
 
+    /// Sleep: /is_sleeping reports it, /health answers 200 all the same, and inference requests are never answered.
+    #[arg(long = "fault-asleep")]
+    pub asleep: bool,
+
     /// Close every connection after one answer, without announcing it in a header.
     #[arg(long = "fault-close-idle")]
     pub close_idle: bool,

@@ -389,3 +389,40 @@ async fn metrics_count_what_happened() {
         assert!(is_expected, "{line}");
     }
 }
+
+#[tokio::test]
+async fn a_sleeping_engine_gets_nothing_until_it_wakes() {
+    let cluster = Cluster::start(vec![fast(); 2], |config| {
+        with(Policy::RoundRobin)(config);
+        // Health checks alone would take long to take it down: it answers them.
+        config.fleet.health.unhealthy_threshold = 1000;
+    })
+    .await;
+    let asleep = Faults {
+        asleep: true,
+        ..Faults::default()
+    };
+    cluster.engines[0].fault(asleep).await;
+    let error = async || {
+        let fleet = client::get(cluster.router.admin, "/fleet").await.json();
+        fleet["workers"][0]["last_error"].to_string()
+    };
+    eventually("the router sees that it sleeps", async || {
+        error().await.contains("it sleeps")
+    })
+    .await;
+    let before = cluster.engines[0].stats().await.finished;
+    for _ in 0..6 {
+        assert_eq!(
+            cluster.post(CHAT, chat("hello", 2, false)).await.status,
+            200
+        );
+    }
+    assert_eq!(cluster.engines[0].stats().await.finished, before);
+    cluster.engines[0].fault(Faults::default()).await;
+    eventually("it is awake", async || {
+        cluster.post(CHAT, chat("hello", 2, false)).await;
+        cluster.engines[0].stats().await.finished > before
+    })
+    .await;
+}

@@ -10,7 +10,7 @@ use crate::sim::fault::Faults;
 
 /// Hangs, rejects or delays an inference request. Returns the answer if the request is rejected.
 pub(crate) async fn before_the_engine(faults: &Faults) -> Option<Answer> {
-    if faults.hang {
+    if faults.hang || faults.asleep {
         // Ends when the client disconnects.
         std::future::pending::<()>().await;
     }

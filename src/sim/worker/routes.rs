@@ -32,6 +32,7 @@ pub(crate) enum Route {
     Rerank,
     Models,
     Health,
+    IsSleeping,
     Version,
     Metrics,
     Tokenize,
@@ -56,6 +57,7 @@ impl Route {
         !matches!(
             self,
             Self::Health
+                | Self::IsSleeping
                 | Self::Metrics
                 | Self::KvEventSources
                 | Self::SimRequests
@@ -86,6 +88,7 @@ pub(crate) fn route(listener: Listener, path: &str) -> Option<(Method, Route)> {
         "/v1/rerank" | "/rerank" => (Method::POST, Route::Rerank),
         "/v1/models" => (Method::GET, Route::Models),
         "/health" | "/ping" => (Method::GET, Route::Health),
+        "/is_sleeping" => (Method::GET, Route::IsSleeping),
         "/version" => (Method::GET, Route::Version),
         "/metrics" => (Method::GET, Route::Metrics),
         "/tokenize" => (Method::POST, Route::Tokenize),
@@ -127,6 +130,7 @@ pub(crate) async fn dispatch(
             empty(StatusCode::SERVICE_UNAVAILABLE)
         }
         Route::Health => empty(StatusCode::OK),
+        Route::IsSleeping => ok_json(&json!({"is_sleeping": faults.asleep})),
         Route::Version => ok(lists::VERSION),
         Route::Metrics => metrics_page(shared),
         Route::Tokenize => {
