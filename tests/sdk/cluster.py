@@ -159,12 +159,14 @@ ENGINE_ARGUMENTS = ("--decode-time", "2ms")
 class Cluster:
     """Engines, and a router that has seen all of them; or several, over a Redis. A context manager."""
 
-    def __init__(self, engines=2, engine_arguments=ENGINE_ARGUMENTS, config=None, replicas=1, store=None):
+    def __init__(
+        self, engines=2, engine_arguments=ENGINE_ARGUMENTS, config=None, replicas=1, store=None, redis=False
+    ):
         self.directory = tempfile.TemporaryDirectory(prefix="warmroute-sdk-")
         self.processes = []
         config = dict(config or {})
         try:
-            if replicas > 1:
+            if redis or replicas > 1:
                 self.redis = self.keep(Redis(self.directory.name))
                 config["responses"] = {
                     "store": {"redis": self.redis.url, **(store or {})},
