@@ -10,7 +10,8 @@ use tracing::{debug, warn};
 use super::retry;
 use crate::http::drain::Tasks;
 use crate::store::{
-    self, Claim, ConversationKey, IdempotencyToken, Item, LockOutcome, PutOutcome, ResponseStore,
+    self, Claim, Commit, ConversationKey, IdempotencyToken, Item, LockOutcome, NewRecord,
+    PutOutcome, ResponseKey, ResponseStore,
 };
 
 /// Renewals per lease period.
@@ -27,6 +28,8 @@ pub(super) struct ConversationLock {
 #[derive(Debug)]
 enum End {
     Commit {
+        /// The record of the response, unless it is not stored.
+        record: Option<Box<(ResponseKey, NewRecord)>>,
         items: Vec<Item>,
         done: oneshot::Sender<Result<PutOutcome, store::Error>>,
     },
@@ -100,8 +103,12 @@ async fn hold(
             }
         }
     };
-    let (items, done) = match end {
-        Ok(End::Commit { items, done }) => (items, done),
+    let (record, items, done) = match end {
+        Ok(End::Commit {
+            record,
+            items,
+            done,
+        }) => (record, items, done),
         Ok(End::Release { done }) => {
             unlock(&store, key, claim.token).await;
             let _ = done.send(());
@@ -116,7 +123,20 @@ async fn hold(
             return;
         }
     };
-    let put = retry::until_known(|| store.commit(key, claim.token, items.clone())).await;
+    let put = retry::until_known(|| {
+        let items = items.clone();
+        let Some(record) = &record else {
+            return store.commit(key, claim.token, items);
+        };
+        let commit = Commit {
+            conversation: key,
+            token: claim.token,
+            items,
+        };
+        let (response, record) = &**record;
+        store.create_in_conversation(*response, record.clone(), commit)
+    })
+    .await;
     if !matches!(put, Ok(PutOutcome::Done)) {
         warn!(conversation_id = %key.id, ?put, "response not added to its conversation");
         unlock(&store, key, claim.token).await;
@@ -136,14 +156,24 @@ pub(super) async fn unlock(
 }
 
 impl ConversationLock {
-    /// Appends items to the conversation and unlocks it.
-    pub(super) async fn commit(self, items: Vec<Item>) -> Result<PutOutcome, store::Error> {
+    /// Appends items to the conversation, stores the record of the response that they belong to, and unlocks the
+    /// conversation, in one write.
+    pub(super) async fn commit(
+        self,
+        record: Option<Box<(ResponseKey, NewRecord)>>,
+        items: Vec<Item>,
+    ) -> Result<PutOutcome, store::Error> {
         let (done, is_done) = oneshot::channel();
         let gone = || store::Error::Unknown {
             retry_after: Duration::from_secs(1),
             reason: "the router is stopping".into(),
         };
-        if self.end.send(End::Commit { items, done }).is_err() {
+        let commit = End::Commit {
+            record,
+            items,
+            done,
+        };
+        if self.end.send(commit).is_err() {
             return Err(gone());
         }
         is_done.await.unwrap_or_else(|_| Err(gone()))

@@ -106,15 +106,8 @@ impl Finisher {
             debug!(response_id = %self.key.id, "state token too large; response sent without it");
         }
         let stored = self.store(&response, &outcome).await;
-        let added = match stored {
-            Ok(()) => self.add_to_conversation(&outcome).await,
-            Err(_) => Ok(()),
-        };
         if let Some(lock) = self.conversation.take() {
             lock.release().await;
-        }
-        if added.is_err() {
-            self.delete().await;
         }
         responses.metrics.on_end(outcome.status);
         let mut finished = FinishedResponse {
@@ -125,7 +118,7 @@ impl Finisher {
             is_degraded: false,
             is_state_left_out,
         };
-        if let Some(error) = stored.err().or(added.err()) {
+        if let Err(error) = stored {
             warn!(response_id = %self.key.id, %error, "response generated but not stored");
             finished.is_degraded = true;
             let unstored = with_member(&response, "store", "false");
@@ -196,12 +189,32 @@ impl Finisher {
         }
     }
 
-    /// One write. The client gets the end only after it.
-    async fn store(&self, response: &Bytes, outcome: &Outcome) -> Result<(), NotStored> {
-        if !self.is_stored {
-            return Ok(());
+    /// One write, with the items that the conversation gets. The client gets the end only after it.
+    async fn store(&mut self, response: &Bytes, outcome: &Outcome) -> Result<(), NotStored> {
+        let record = self.is_stored.then(|| self.record(response, outcome));
+        // A failed response leaves nothing in the conversation.
+        let lock = self
+            .conversation
+            .take_if(|_| outcome.status.is_continuable());
+        let Some(lock) = lock else {
+            let Some(record) = record else {
+                return Ok(());
+            };
+            let store = &self.responses.store;
+            let created = retry::until_known(|| store.create(self.key, record.clone())).await;
+            return created.map_err(NotStored::Store);
+        };
+        let items = self.conversation_items(outcome);
+        let record = record.map(|record| Box::new((self.key, record)));
+        match lock.commit(record, items).await {
+            Ok(PutOutcome::Done) => Ok(()),
+            Ok(put) => Err(NotStored::NotAdded(put)),
+            Err(error) => Err(NotStored::Store(error)),
         }
-        let record = NewRecord {
+    }
+
+    fn record(&self, response: &Bytes, outcome: &Outcome) -> NewRecord {
+        NewRecord {
             token: IdempotencyToken(fastrand::u64(..)),
             parent: self.chain.clone(),
             hint: RoutingHint {
@@ -216,36 +229,6 @@ impl Finisher {
             initial: InitialState::Finished {
                 status: outcome.status,
             },
-        };
-        let store = &self.responses.store;
-        let created = retry::until_known(|| store.create(self.key, record.clone())).await;
-        created.map_err(NotStored::Store)
-    }
-
-    /// Deletes the record, because the client gets `store: false`.
-    async fn delete(&self) {
-        if !self.is_stored {
-            return;
-        }
-        let store = &self.responses.store;
-        if let Err(error) = retry::until_known(|| store.delete(self.key)).await {
-            warn!(response_id = %self.key.id, %error, "response not deleted; it is stored though its conversation did not accept it");
-        }
-    }
-
-    async fn add_to_conversation(&mut self, outcome: &Outcome) -> Result<(), NotStored> {
-        // A failed response leaves nothing in the conversation.
-        if !outcome.status.is_continuable() {
-            return Ok(());
-        }
-        let Some(lock) = self.conversation.take() else {
-            return Ok(());
-        };
-        let items = self.conversation_items(outcome);
-        match lock.commit(items).await {
-            Ok(PutOutcome::Done) => Ok(()),
-            Ok(put) => Err(NotStored::NotAdded(put)),
-            Err(error) => Err(NotStored::Store(error)),
         }
     }
 

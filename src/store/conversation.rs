@@ -42,7 +42,7 @@ pub enum PutOutcome {
     Unlocked,
 }
 
-/// The items that a background response leaves in its conversation, written together with its end.
+/// The items that a response leaves in its conversation, written together with its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
     /// Has the root and the tenant of the response.

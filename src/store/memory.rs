@@ -27,11 +27,11 @@ use super::cancel::NoticeKind;
 use super::meters::Op;
 use super::record::InitialState;
 use super::{
-    CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome, Error,
-    EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
-    ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation, NewRecord, Notice,
-    NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey,
-    ResponseStore, StoreFuture, Takeover, WriteOutcome,
+    CancelOutcome, Cancellation, CancelledOutput, Claim, Commit, ConversationKey, DeleteOutcome,
+    Error, EventBatch, FencingToken, Finalization, Health, History, HistoryLimits,
+    IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation,
+    NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record,
+    Report, ResponseKey, ResponseStore, StoreFuture, Takeover, WriteOutcome,
 };
 
 /// When clients should retry while running responses fill the store: some of them end within seconds.
@@ -67,6 +67,25 @@ impl ResponseStore for Memory {
             }
             shard.create(now, key, record);
             Ok(())
+        })
+    }
+
+    fn create_in_conversation(
+        &self,
+        key: ResponseKey,
+        record: NewRecord,
+        commit: Commit,
+    ) -> StoreFuture<'_, PutOutcome> {
+        self.on_response(Op::CreateInConversation, key, move |shard, now| {
+            self.check_size(response::size(&record))?;
+            if shard.is_created(now, key, record.token)? {
+                return Ok(PutOutcome::Done);
+            }
+            let put = shard.commit(now, commit, self.keep.max_record)?;
+            if put == PutOutcome::Done {
+                shard.create(now, key, record);
+            }
+            Ok(put)
         })
     }
 
@@ -130,12 +149,9 @@ impl ResponseStore for Memory {
             if let Some(commit) = commit
                 && outcome == WriteOutcome::Done
             {
-                let (conversation, max) = (commit.conversation, self.keep.max_record);
-                let put = shard.change_conversation(now, conversation, |found| {
-                    found.commit(commit.token, commit.items, max)
-                });
-                if put != Some(Ok(PutOutcome::Done)) {
-                    let conversation_id = conversation.id;
+                let conversation_id = commit.conversation.id;
+                let put = shard.commit(now, commit, self.keep.max_record);
+                if put != Ok(PutOutcome::Done) {
                     warn!(response_id = %key.id, %conversation_id, ?put, "background response stored but not added to its conversation");
                 }
             }
@@ -329,10 +345,12 @@ impl ResponseStore for Memory {
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
         self.on_conversation(Op::Commit, key, move |shard, now| {
-            let max = self.keep.max_record;
-            shard
-                .change_conversation(now, key, |found| found.commit(token, items, max))
-                .unwrap_or(Ok(PutOutcome::Gone))
+            let commit = Commit {
+                conversation: key,
+                token,
+                items,
+            };
+            shard.commit(now, commit, self.keep.max_record)
         })
     }
 

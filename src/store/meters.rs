@@ -22,6 +22,7 @@ const SECONDS: &[f64] = &[
 pub(super) enum Op {
     Admit,
     Create,
+    CreateInConversation,
     Get,
     Input,
     Request,
@@ -56,9 +57,10 @@ pub(super) enum Op {
     Report,
 }
 
-const OPS: [(Op, &str); 34] = [
+const OPS: [(Op, &str); 35] = [
     (Op::Admit, "admit"),
     (Op::Create, "create"),
+    (Op::CreateInConversation, "create_in_conversation"),
     (Op::Get, "get"),
     (Op::Input, "input"),
     (Op::Request, "request"),

@@ -47,7 +47,7 @@ pub use self::settings::{
 };
 use super::meters::Op;
 use super::{
-    CancelOutcome, Cancellation, CancelledOutput, Claim, ConversationKey, DeleteOutcome,
+    CancelOutcome, Cancellation, CancelledOutput, Claim, Commit, ConversationKey, DeleteOutcome,
     EventBatch, FencingToken, Finalization, Health, History, HistoryLimits, IdempotencyToken, Item,
     ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation, NewRecord, Notice,
     NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey,
@@ -60,7 +60,21 @@ impl ResponseStore for Redis {
     }
 
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
-        self.meter(Op::Create, self.create_record(key, record))
+        let created = async move {
+            let _ = self.create_record(key, record, None).await?;
+            Ok(())
+        };
+        self.meter(Op::Create, created)
+    }
+
+    fn create_in_conversation(
+        &self,
+        key: ResponseKey,
+        record: NewRecord,
+        commit: Commit,
+    ) -> StoreFuture<'_, PutOutcome> {
+        let created = self.create_record(key, record, Some(commit));
+        self.meter(Op::CreateInConversation, created)
     }
 
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {

@@ -29,7 +29,7 @@ use serde::Serialize;
 
 use super::cancel::{Notice, NoticeCursor};
 use super::conversation::{
-    Claim, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
+    Claim, Commit, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
 };
 use super::error::Error;
 use super::history::{History, HistoryLimits};
@@ -73,6 +73,15 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
 
     /// Creates a record in one write. [`Error::Exists`] if the id belongs to a record with another token.
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()>;
+
+    /// As `create`, for a response that has ended in a conversation: its record and its items in one write. Unless it
+    /// is `Done`, nothing was written.
+    fn create_in_conversation(
+        &self,
+        key: ResponseKey,
+        record: NewRecord,
+        commit: Commit,
+    ) -> StoreFuture<'_, PutOutcome>;
 
     /// Returns the record without its input.
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>>;

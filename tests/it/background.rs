@@ -1,6 +1,7 @@
 //! Background responses with two routers and one Redis.
 
 mod chaos;
+mod ends;
 mod faults;
 mod fleet;
 mod leaving;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::conversation::Conversation;
 use super::shard::Shard;
-use crate::store::{ConversationKey, Error, NewConversation};
+use crate::store::{Commit, ConversationKey, Error, NewConversation, PutOutcome};
 
 impl Shard {
     pub(super) fn create_conversation(
@@ -54,6 +54,24 @@ impl Shard {
         self.capacity.give_back(before);
         self.capacity.take(after);
         Some(result)
+    }
+
+    /// Adds the items of a response and unlocks its conversation.
+    pub(super) fn commit(
+        &mut self,
+        now: Instant,
+        commit: Commit,
+        bytes_max: u64,
+    ) -> Result<PutOutcome, Error> {
+        let Commit {
+            conversation,
+            token,
+            items,
+        } = commit;
+        self.change_conversation(now, conversation, |found| {
+            found.commit(token, items, bytes_max)
+        })
+        .unwrap_or(Ok(PutOutcome::Gone))
     }
 
     pub(super) fn delete_conversation(&mut self, now: Instant, key: ConversationKey) -> bool {

@@ -89,12 +89,26 @@ impl Redis {
             .arg(object)
             .number(TOKENS_MAX as u64);
         let call = with_items(call, &items, &prepared);
+        self.put_with(call, Some(prepared)).await
+    }
+
+    /// Calls a script that adds `items` and maybe more, or nothing at all.
+    pub(super) async fn put_with(
+        &self,
+        call: Call,
+        items: Option<PreparedItems>,
+    ) -> Result<PutOutcome, Error> {
+        let drop_items = || {
+            if let Some(items) = items {
+                self.drop_items(items);
+            }
+        };
         let mut reply = match self.call_replicated(Kind::Write, call).await {
             Ok(reply) => reply,
             Err(error) => {
                 // If the items may have been written, their pieces must stay.
                 if !matches!(error, Error::Unknown { .. }) {
-                    self.drop_items(prepared);
+                    drop_items();
                 }
                 return Err(error);
             }
@@ -113,7 +127,7 @@ impl Redis {
             }),
             other => Err(reply.unexpected(other)),
         };
-        self.drop_items(prepared);
+        drop_items();
         put
     }
 

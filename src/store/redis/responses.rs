@@ -14,18 +14,20 @@ use crate::observe;
 use crate::store::cancel::NoticeKind;
 use crate::store::record::{Background, Content, InitialState, Retention};
 use crate::store::{
-    Chain, DeleteOutcome, Error, History, HistoryLimits, NewRecord, Record, ResponseKey, Turn,
-    Turns,
+    Chain, Commit, DeleteOutcome, Error, History, HistoryLimits, NewRecord, PutOutcome, Record,
+    ResponseKey, Turn, Turns,
 };
 
 /// If creating a record takes longer than this, a scan may have removed its entry in the owner's set.
 const INDEX_FRESH_MS: u128 = 1_000;
+
 impl Redis {
     pub(super) async fn create_record(
         &self,
         key: ResponseKey,
         record: NewRecord,
-    ) -> Result<(), Error> {
+        commit: Option<Commit>,
+    ) -> Result<PutOutcome, Error> {
         let request = match &record.initial {
             InitialState::Finished { .. } => &Bytes::new(),
             InitialState::Background { request, .. } => request,
@@ -58,7 +60,8 @@ impl Redis {
 
         let ttl = self.record_ttl_ms();
         let mut call = Call::new(Name::CREATE).key(self.keys.record(key));
-        if let Some(parent) = record.parent.as_ref().and_then(|chain| chain.ids.last()) {
+        let parent = record.parent.as_ref().filter(|_| commit.is_none());
+        if let Some(parent) = parent.and_then(|chain| chain.ids.last()) {
             call = call.key(self.keys.record(ResponseKey { id: *parent, ..key }));
         }
         call = call
@@ -68,7 +71,15 @@ impl Redis {
                 // It lives for as long as it runs.
                 InitialState::Background { .. } => 0,
             })
-            .number(ttl)
+            .number(ttl);
+        let mut items = None;
+        if let Some(commit) = &commit {
+            let (with_items, prepared) = self.commit_in(call, commit).await?;
+            (call, items) = (with_items, Some(prepared));
+        } else {
+            call = call.arg("");
+        }
+        call = call
             .field("hi", write_hint(&record.hint))
             .field("il", input.len() as u64)
             .field("ol", content.output.len() as u64);
@@ -103,18 +114,13 @@ impl Redis {
                 )
                 .field("sq", "-1"),
         };
-        let mut reply = self.call_replicated(Kind::Write, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {}
-            "exists" => return Err(Error::Exists),
-            other => return Err(reply.unexpected(other)),
-        }
+        let put = self.put_with(call, items).await?;
         if let Some(fence) = fence
             && (observe::now() - started).as_millis() > INDEX_FRESH_MS
         {
             self.index(fence, key).await?;
         }
-        Ok(())
+        Ok(put)
     }
 
     pub(super) async fn get_record(&self, key: ResponseKey) -> Result<Option<Record>, Error> {

@@ -388,6 +388,67 @@ async fn a_background_response_ends_and_commits_in_one_write() {
 }
 
 #[tokio::test]
+async fn a_response_and_its_items_are_created_in_one_write_or_not_at_all() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(items(0..2))).await.unwrap();
+        let response = || ResponseKey {
+            tenant: key.tenant,
+            id: ResponseId::new(key.id.root(), fastrand::u128(..)),
+        };
+        let claim = Claim {
+            token: token(),
+            lease: LEASE,
+        };
+        let commit = |items: Vec<Item>| Commit {
+            conversation: key,
+            token: claim.token,
+            items,
+        };
+        // Without the lock, and with an item that is there already.
+        let one = response();
+        let put = a.create_in_conversation(one, finished(), commit(items(2..3)));
+        assert_eq!(put.await, Ok(PutOutcome::Unlocked));
+        assert_eq!(a.lock(key, claim).await, Ok(LockOutcome::Locked));
+        let put = a.create_in_conversation(one, finished(), commit(items(1..3)));
+        assert_eq!(put.await, Ok(PutOutcome::Taken("msg_1".into())));
+        assert!(b.get(one).await.unwrap().is_none());
+        assert_eq!(b.all_items(key, ALL).await, Ok(found(items(0..2))));
+        let large = Item {
+            id: "large".into(),
+            json: (0..3 << 20).map(|_| fastrand::u8(..)).collect(),
+        };
+        let record = finished();
+        for _ in 0..2 {
+            // The second time its answer was lost.
+            let items = vec![item(2), large.clone()];
+            let put = a.create_in_conversation(one, record.clone(), commit(items));
+            assert_eq!(put.await, Ok(PutOutcome::Done));
+        }
+        let mut expected = items(0..3);
+        expected.push(large);
+        assert_eq!(b.all_items(key, ALL).await, Ok(found(expected.clone())));
+        let stored = b.get(one).await.unwrap().unwrap();
+        assert_eq!((stored.status, stored.previous), (Status::Completed, None));
+        // The lock went with it, and another response has the id.
+        let two = response();
+        let late = Commit {
+            token: token(),
+            ..commit(items(3..4))
+        };
+        let put = a.create_in_conversation(two, finished(), late.clone());
+        assert_eq!(put.await, Ok(PutOutcome::Unlocked));
+        let put = a.create_in_conversation(one, finished(), commit(items(3..4)));
+        assert_eq!(put.await, Err(Error::Exists));
+        assert!(b.delete_conversation(key).await.unwrap());
+        let put = a.create_in_conversation(two, finished(), late);
+        assert_eq!(put.await, Ok(PutOutcome::Gone));
+        assert!(b.get(two).await.unwrap().is_none());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_large_conversation_is_read_a_thousand_items_at_a_time() {
     let server = Server::start().await;
     let store = open(&at(&server), &keep());
