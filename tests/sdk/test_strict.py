@@ -5,6 +5,8 @@ import unittest
 
 import openai
 
+import shapes
+import wire
 from cluster import ENGINE_ARGUMENTS, Cluster, eventually, get
 
 MODEL = "sim"
@@ -145,16 +147,98 @@ class StrictTypes(unittest.TestCase):
         self.other.conversations.items.delete(items[0].id, conversation_id=conversation.id)
         self.other.conversations.delete(conversation.id)
 
-    def test_the_rest(self):
+    def test_models_and_counted_tokens(self):
         self.assertEqual([model.id for model in self.sdk.models.list()], [MODEL])
         self.sdk.models.retrieve(MODEL)
-        self.assertGreater(self.sdk.responses.input_tokens.count(model=MODEL, input=HELLO).input_tokens, 0)
-        messages = [{"role": "user", "content": HELLO}]
-        self.sdk.chat.completions.create(model=MODEL, messages=messages)
-        with self.sdk.chat.completions.create(model=MODEL, messages=messages, stream=True) as stream:
-            self.assertTrue(list(stream))
-        self.sdk.completions.create(model=MODEL, prompt=HELLO)
-        self.sdk.embeddings.create(model=MODEL, input=HELLO)
+        previous = self.create()
+        for options in (
+            {"input": HELLO},
+            {"input": [{"role": "user", "content": HELLO}], "instructions": "Be brief.", "tools": [WEATHER]},
+            {"input": HELLO, "previous_response_id": previous.id},
+        ):
+            with self.subTest(options=options):
+                counted = self.other.responses.input_tokens.count(model=MODEL, **options)
+                self.assertEqual(counted.input_tokens, self.create(options.pop("input"), **options).usage.input_tokens)
+
+    def test_chat_completions(self):
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": HELLO}]
+        function = {name: value for name, value in WEATHER.items() if name != "type"}
+        for options in (
+            {},
+            {"max_completion_tokens": 5, "logprobs": True, "top_logprobs": 2},
+            {"tools": [{"type": "function", "function": function}], "tool_choice": "required"},
+            {"response_format": {"type": "json_object"}, "seed": 7, "reasoning_effort": "low"},
+        ):
+            with self.subTest(options=options):
+                whole = self.sdk.chat.completions.create(model=MODEL, messages=messages, **options)
+                asked = {"stream": True, "stream_options": {"include_usage": True}, **options}
+                with self.sdk.chat.completions.create(model=MODEL, messages=messages, **asked) as stream:
+                    chunks = list(stream)
+                self.assertEqual(chunks[-1].usage.completion_tokens, whole.usage.completion_tokens)
+
+    def test_completions_and_embeddings(self):
+        whole = self.sdk.completions.create(model=MODEL, prompt=HELLO, max_tokens=5, logprobs=1)
+        # Of a stream the SDK's type demands a finish reason in every chunk, which OpenAI does not send either.
+        lenient = self.sdk.with_options(_extra_kwargs={"_strict_response_validation": False})
+        with lenient.completions.create(model=MODEL, prompt=HELLO, max_tokens=5, stream=True) as stream:
+            text = "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
+        self.assertEqual(text, whole.choices[0].text)
+        for given in (HELLO, [HELLO, "Two."]):
+            for form in ("float", "base64"):
+                embedded = self.sdk.embeddings.create(model=MODEL, input=given, encoding_format=form)
+                self.assertEqual(len(embedded.data), 1 if given is HELLO else 2)
+
+    def test_the_helpers(self):
+        with self.sdk.responses.stream(model=MODEL, input=HELLO, tools=[WEATHER], tool_choice="required") as stream:
+            final = stream.until_done().get_final_response()
+        self.assertEqual(final.output[0].type, "function_call")
+        background = self.sdk.responses.create(model=MODEL, input=HELLO, background=True, stream=True)
+        response_id = next(background).response.id
+        background.close()
+        for options in ({}, {"starting_after": 3}):
+            with self.other.responses.stream(response_id=response_id, **options) as stream:
+                self.assertEqual(stream.get_final_response().id, response_id)
+        raw = self.sdk.responses.with_raw_response.create(model=MODEL, input=HELLO)
+        self.assertTrue(raw.headers["x-request-id"])
+        self.assertEqual(raw.parse().object, "response")
+
+
+@unittest.skipIf(shapes.document is None, "the types of the public document want Python 3.11")
+class Errors(unittest.TestCase):
+    """Every error of every endpoint has the members that SDKs read, and no others."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(engines=1)
+        cls.addClassCleanup(cls.cluster.close)
+
+    def test_every_error_has_the_same_members(self):
+        unknown = {"model": "none", "input": HELLO, "prompt": HELLO, "messages": [{"role": "user", "content": HELLO}]}
+        for method, path, body, expected in (
+            ("POST", "/chat/completions", unknown, 404),
+            ("POST", "/completions", unknown, 404),
+            ("POST", "/embeddings", unknown, 404),
+            ("POST", "/responses/input_tokens", {**unknown, "prompt": None}, 404),
+            ("POST", "/responses/compact", {"model": "none", "input": HELLO}, 404),
+            ("POST", "/chat/completions", {"model": MODEL, "messages": 1, "kv_transfer_params": {}}, 400),
+            ("POST", "/completions", [], 400),
+            ("POST", "/responses", "text", 400),
+            ("POST", "/conversations", {"items": 1}, 400),
+            ("GET", "/models/none", None, 404),
+            ("GET", "/conversations/conv_none", None, 404),
+            ("GET", "/conversations/conv_none/items", None, 404),
+            ("GET", "/responses/resp_none", None, 404),
+            ("GET", "/responses/resp_none/input_items", None, 404),
+            ("POST", "/responses/resp_none/cancel", None, 404),
+            ("DELETE", "/responses/resp_none", None, 404),
+            ("GET", "/nothing", None, 404),
+            ("PUT", "/responses", {}, 405),
+            ("GET", "/chat/completions", None, 405),
+        ):
+            with self.subTest(f"{method} {path}", body=body):
+                answer = wire.ask(method, f"{self.cluster.router.url}/v1{path}", body)
+                self.assertEqual(answer.status, expected, answer)
+                shapes.check_error(answer.error)
 
 
 if __name__ == "__main__":
