@@ -5,6 +5,7 @@
 
 mod legs;
 mod mooncake;
+mod moriio;
 mod nixl;
 mod transfer;
 mod types;

@@ -14,22 +14,26 @@ pub enum Connector {
     /// vLLM's `MooncakeConnector`: both legs have an id that the router makes, and the decode leg has the address
     /// of the prefill worker's bootstrap server.
     Mooncake,
+    /// vLLM's `MoRIIOConnector` with `read_mode`, for AMD GPUs: as with NIXL, the response of the prefill leg says where the
+    /// blocks are. One data-parallel rank a worker. Not tried on hardware.
+    Moriio,
 }
 
 impl Connector {
-    pub const ALL: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
+    pub const ALL: [Connector; 3] = [Connector::Nixl, Connector::Mooncake, Connector::Moriio];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Connector::Nixl => "nixl",
             Connector::Mooncake => "mooncake",
+            Connector::Moriio => "moriio",
         }
     }
 
     /// True if a decode leg needs the [`BootstrapInfo`](super::BootstrapInfo) of its prefill worker.
     pub fn needs_bootstrap(self) -> bool {
         match self {
-            Connector::Nixl => false,
+            Connector::Nixl | Connector::Moriio => false,
             Connector::Mooncake => true,
         }
     }

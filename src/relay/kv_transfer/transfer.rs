@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, TransferParams};
-use super::{mooncake, nixl};
+use super::{mooncake, moriio, nixl};
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
 use crate::relay::engine_answer;
@@ -12,6 +12,7 @@ pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
     match connector {
         Connector::Nixl => &nixl::Nixl,
         Connector::Mooncake => &mooncake::Mooncake,
+        Connector::Moriio => &moriio::MoriioRead,
     }
 }
 

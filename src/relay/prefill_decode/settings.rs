@@ -91,6 +91,8 @@ impl Settings {
             _ if !self.advanced.kv_lease.is_zero() => self.advanced.kv_lease,
             Connector::Nixl => Duration::from_secs(30),
             Connector::Mooncake => Duration::from_secs(480),
+            // Its engines have no such setting.
+            Connector::Moriio => Duration::from_secs(30),
         }
     }
 }

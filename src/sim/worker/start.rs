@@ -73,7 +73,7 @@ pub(crate) fn start(
             })
         }
         (Leg::Prefill, Some(connector)) => {
-            // Mooncake does not offer the blocks of an answer that ends before its limit.
+            // Mooncake and MoRI-IO do not offer the blocks of an answer that ends before its limit.
             let offers_blocks = connector == Connector::Nixl || !stops;
             let keeps_blocks = offers_blocks && !faults.transfer.no_params;
             let mut requests = engine_requests(&request);

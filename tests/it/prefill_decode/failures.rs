@@ -318,6 +318,7 @@ fn split(config: &mut Config, connector: Connector) {
     config.prefill_decode.connector = Some(match connector {
         Connector::Nixl => kv_transfer::Connector::Nixl,
         Connector::Mooncake => kv_transfer::Connector::Mooncake,
+        Connector::Moriio => kv_transfer::Connector::Moriio,
     });
     config.prefill_decode.advanced.min_remote_tokens = 16;
     config.prefill_decode.advanced.kv_lease = LEASE;

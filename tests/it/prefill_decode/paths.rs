@@ -42,6 +42,7 @@ async fn pairs(
         config.prefill_decode.connector = Some(match connector {
             worker::Connector::Nixl => Connector::Nixl,
             worker::Connector::Mooncake => Connector::Mooncake,
+            worker::Connector::Moriio => Connector::Moriio,
         });
         config.prefill_decode.advanced.min_remote_tokens = 24;
         change(config);
@@ -104,7 +105,8 @@ fn text(path: &str, answer: &Answer) -> String {
 
 #[tokio::test]
 async fn each_api_is_answered_over_two_workers_as_over_one() {
-    for connector in [NIXL, worker::Connector::Mooncake] {
+    let [mooncake, moriio] = [worker::Connector::Mooncake, worker::Connector::Moriio];
+    for connector in [NIXL, mooncake, moriio] {
         let alone = Cluster::fast(1).await;
         let cluster = one_pair(connector).await;
         let mut requests = 0;

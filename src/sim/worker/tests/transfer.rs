@@ -79,7 +79,7 @@ impl Pair {
     pub(super) fn first(&self, transfer: &str) -> Value {
         match self.connector {
             Connector::Nixl => json!({"do_remote_decode": true, "do_remote_prefill": false}),
-            Connector::Mooncake => {
+            Connector::Mooncake | Connector::Moriio => {
                 json!({"do_remote_decode": true, "do_remote_prefill": false, "transfer_id": transfer})
             }
         }
@@ -88,7 +88,7 @@ impl Pair {
     /// What it adds to the second, of the first one's answer.
     pub(super) async fn second(&self, transfer: &str, answer: &Value) -> Value {
         match self.connector {
-            Connector::Nixl => answer["kv_transfer_params"].clone(),
+            Connector::Nixl | Connector::Moriio => answer["kv_transfer_params"].clone(),
             Connector::Mooncake => {
                 let bootstrap = self.prefill.handle.bootstrap().unwrap();
                 let page = get(bootstrap, "/query").await;
@@ -127,7 +127,7 @@ async fn get(address: SocketAddr, path: &str) -> Value {
 
 #[tokio::test]
 async fn a_prompt_that_was_handed_over_is_answered_as_one_that_was_not() {
-    for connector in [Connector::Nixl, Connector::Mooncake] {
+    for connector in [Connector::Nixl, Connector::Mooncake, Connector::Moriio] {
         let pair = Pair::start(connector).await;
         for (place, path) in PATHS.into_iter().enumerate() {
             let prompt = long(path);
@@ -181,8 +181,8 @@ async fn a_second_prompt_brings_only_what_is_missing_and_usage_says_what_its_con
             let tokens = answer["usage"]["prompt_tokens"].as_u64().unwrap();
             let whole_blocks = (tokens - 1) / 16 * 16;
             let expected = match (connector, round) {
-                (Connector::Nixl, 0) => 0,
-                (Connector::Nixl, _) => whole_blocks,
+                (Connector::Nixl | Connector::Moriio, 0) => 0,
+                (Connector::Nixl | Connector::Moriio, _) => whole_blocks,
                 (Connector::Mooncake, _) => tokens,
             };
             assert_eq!(cached(&answer), (Some(expected), Some(0)), "{connector:?}");

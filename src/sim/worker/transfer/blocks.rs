@@ -38,7 +38,7 @@ pub(crate) async fn fetch(shared: &Shared, body: &[u8]) -> io::Result<Value> {
         connector,
     ) {
         (Lookup::Found(offer), _) => offer,
-        (Lookup::OtherPrompt, _) | (_, Connector::Nixl) => {
+        (Lookup::OtherPrompt, _) | (_, Connector::Nixl | Connector::Moriio) => {
             shared.transfers.count(|stats| stats.wrong_uses += 1);
             return Ok(json!({"right": false}));
         }

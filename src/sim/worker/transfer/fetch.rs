@@ -52,7 +52,7 @@ pub(crate) async fn receive(
             return Err(ApiError::internal());
         }
         match connector {
-            Connector::Nixl => nixl(shared, params, request).await,
+            Connector::Nixl | Connector::Moriio => nixl(shared, params, request).await,
             Connector::Mooncake => match mooncake(shared, params, request).await {
                 Some(received) => Ok(received),
                 None => std::future::pending().await,
@@ -60,7 +60,7 @@ pub(crate) async fn receive(
         }
     };
     let fetched = match connector {
-        Connector::Nixl => fetched.await,
+        Connector::Nixl | Connector::Moriio => fetched.await,
         Connector::Mooncake => tokio::time::timeout(lease, fetched)
             .await
             .unwrap_or_else(|_| Err(ApiError::internal())),
@@ -98,6 +98,7 @@ async fn nixl(
     let fetched = match nixl_address(params) {
         Some(address) => {
             let name = params.remote_request_id.as_deref();
+            let name = name.or(params.transfer_id.as_deref());
             fetch(shared, address, name, params, request).await
         }
         None => Err(io::Error::other("no address")),
@@ -116,7 +117,10 @@ async fn nixl(
 }
 
 fn nixl_address(params: &TransferParams) -> Option<String> {
-    let (host, port) = (params.remote_host.as_deref()?, params.remote_port?);
+    let (host, port) = (
+        params.remote_host.as_deref()?,
+        params.remote_port.or(params.remote_handshake_port)?,
+    );
     Some(match host.contains(':') {
         true => format!("[{host}]:{port}"),
         false => format!("{host}:{port}"),

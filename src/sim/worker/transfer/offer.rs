@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::params::PrefillResult;
+use super::params::{MoriioResult, NixlResult, PrefillResult};
 use super::settings::Connector;
 use super::state::{Offer, fingerprint};
 use crate::sim::worker::driver::Ticket;
@@ -36,7 +36,7 @@ impl BlockOffer {
                 let request_id = internal_id(request.api, &request.id);
                 self.shared.transfers.offer(request_id.clone(), offer);
                 let tokens = generation.completion_tokens();
-                Some(PrefillResult {
+                Some(PrefillResult::Nixl(NixlResult {
                     do_remote_prefill: true,
                     do_remote_decode: false,
                     remote_block_ids: [blocks],
@@ -52,7 +52,25 @@ impl BlockOffer {
                     remote_blocks_expiry_time: (),
                     transfer_mode: "pull",
                     remote_prefill_cached_tokens: (tokens == 1).then_some(generation.cached_tokens),
-                })
+                }))
+            }
+            Connector::Moriio => {
+                let name = self.transfer_id.clone()?;
+                self.shared.transfers.offer(name.clone(), offer);
+                Some(PrefillResult::Moriio(MoriioResult {
+                    do_remote_prefill: true,
+                    do_remote_decode: false,
+                    remote_block_ids: blocks,
+                    remote_engine_id: driver.id().to_owned(),
+                    remote_host: self.shared.addr.ip().to_string(),
+                    remote_handshake_port: self.shared.addr.port(),
+                    remote_notify_port: self.shared.addr.port(),
+                    remote_dp_rank: 0,
+                    remote_dp_rank_override: false,
+                    remote_dp_size: 1,
+                    tp_size: 1,
+                    transfer_id: name,
+                }))
             }
             Connector::Mooncake => {
                 if let Some(name) = &self.transfer_id {

@@ -19,6 +19,7 @@ pub(crate) struct TransferParams {
     pub(crate) remote_request_id: Option<String>,
     pub(crate) remote_host: Option<String>,
     pub(crate) remote_port: Option<u16>,
+    pub(crate) remote_handshake_port: Option<u16>,
     pub(crate) remote_block_ids: Option<Value>,
     pub(crate) remote_prefill_cached_tokens: Option<usize>,
 }
@@ -69,9 +70,17 @@ impl Leg {
     }
 }
 
+/// The parameters in the answer of a prefill engine, which the router passes on to the decode engine.
+#[derive(Clone, Debug, Serialize)]
+#[serde(untagged)]
+pub(crate) enum PrefillResult {
+    Nixl(NixlResult),
+    Moriio(MoriioResult),
+}
+
 /// The parameters in the answer of a NIXL prefill engine, which the router passes on to the decode engine.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct PrefillResult {
+pub(crate) struct NixlResult {
     pub(crate) do_remote_prefill: bool,
     pub(crate) do_remote_decode: bool,
     /// A list for each KV cache group; there is one group.
@@ -89,6 +98,23 @@ pub(crate) struct PrefillResult {
     /// Absent after an answer of several tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remote_prefill_cached_tokens: Option<usize>,
+}
+
+/// The same of a MoRI-IO prefill engine in read mode.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct MoriioResult {
+    pub(crate) do_remote_prefill: bool,
+    pub(crate) do_remote_decode: bool,
+    pub(crate) remote_block_ids: Vec<u32>,
+    pub(crate) remote_engine_id: String,
+    pub(crate) remote_host: String,
+    pub(crate) remote_handshake_port: u16,
+    pub(crate) remote_notify_port: u16,
+    pub(crate) remote_dp_rank: u32,
+    pub(crate) remote_dp_rank_override: bool,
+    pub(crate) remote_dp_size: u32,
+    pub(crate) tp_size: u32,
+    pub(crate) transfer_id: String,
 }
 
 #[cfg(test)]
@@ -122,7 +148,7 @@ mod tests {
 
     #[test]
     fn the_parameters_are_those_of_a_real_engine() {
-        let result = PrefillResult {
+        let result = NixlResult {
             do_remote_prefill: true,
             do_remote_decode: false,
             remote_block_ids: [vec![256, 257]],

@@ -77,6 +77,8 @@ pub enum Connector {
     Nixl,
     /// The router gives both engines the same transfer id.
     Mooncake,
+    /// As NIXL, with other fields (MoRI-IO in read mode).
+    Moriio,
 }
 
 impl Settings {
@@ -88,7 +90,7 @@ impl Settings {
     pub(crate) fn lease(&self) -> Duration {
         let usual = match self.connector {
             Some(Connector::Mooncake) => 480_000,
-            Some(Connector::Nixl) | None => 30_000,
+            Some(Connector::Nixl | Connector::Moriio) | None => 30_000,
         };
         Duration::from_millis(self.lease_ms.unwrap_or(usual))
     }

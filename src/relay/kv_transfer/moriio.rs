@@ -1,0 +1,138 @@
+//! vLLM's `MoRIIOConnector` (AMD GPUs) with `read_mode`: like NIXL, the prefill leg's answer says where the KV blocks are, and
+//! the decode leg's engine reads them from there. Written after vLLM 0.33's source; not tried on hardware.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, quoted};
+
+#[derive(Debug)]
+pub(super) struct MoriioRead;
+
+/// The fields of `kv_transfer_params` that a decode engine cannot do without. Others pass unchanged.
+#[derive(Deserialize)]
+struct Params<'a> {
+    do_remote_prefill: bool,
+    #[serde(borrow)]
+    remote_block_ids: &'a RawValue,
+    #[serde(borrow)]
+    remote_engine_id: Cow<'a, str>,
+    #[serde(borrow)]
+    remote_host: Cow<'a, str>,
+    remote_handshake_port: u16,
+    remote_notify_port: u16,
+}
+
+impl Dialect for MoriioRead {
+    fn prefill_params(&self, transfer: &Transfer) -> String {
+        let id = quoted(&transfer.id);
+        format!(
+            r#""do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"transfer_id":{id},"remote_dp_size":1,"tp_size":1,"remote_tp_size":1"#
+        )
+    }
+
+    /// Parameters come only with an answer that ends at its length limit.
+    fn prefill_fields(&self) -> &'static str {
+        r#","ignore_eos":true"#
+    }
+
+    fn read(&self, _: &Transfer, answer: &Answer<'_>) -> Result<DecodeParams, TransferError> {
+        if !answer.is_cut_at_one_token() {
+            return Err(TransferError::Stopped);
+        }
+        let raw = answer
+            .kv_transfer_params
+            .ok_or(TransferError::NoParams)?
+            .get();
+        let params: Params<'_> = serde_json::from_str(raw).map_err(|_| TransferError::NoParams)?;
+        let has_blocks = params
+            .remote_block_ids
+            .get()
+            .contains(|c: char| c.is_ascii_digit());
+        let is_named = !params.remote_engine_id.is_empty() && !params.remote_host.is_empty();
+        let has_ports = params.remote_handshake_port != 0 && params.remote_notify_port != 0;
+        if !(params.do_remote_prefill && has_blocks && is_named && has_ports) {
+            return Err(TransferError::NoParams);
+        }
+        let inside = raw.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+        Ok(DecodeParams {
+            fields: inside.ok_or(TransferError::NoParams)?.to_owned(),
+            cached_tokens: 0,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fleet::kv_transfer::Connector;
+    use crate::prompt::Api;
+
+    fn begin() -> Transfer {
+        let id = "tx-1".to_owned();
+        Transfer::begin(Connector::Moriio, Api::Completions, id, "p0", None, 0).unwrap()
+    }
+
+    fn answer(finish_reason: &str, params: &Value) -> String {
+        json!({
+            "choices": [{"finish_reason": finish_reason, "text": "a"}],
+            "usage": {"prompt_tokens": 50, "completion_tokens": 1},
+            "kv_transfer_params": params,
+        })
+        .to_string()
+    }
+
+    fn offered() -> Value {
+        json!({
+            "do_remote_prefill": true, "do_remote_decode": false, "remote_block_ids": [3, 4], "remote_engine_id": "e",
+            "remote_host": "10.0.0.5", "remote_handshake_port": 6301, "remote_notify_port": 61005, "remote_dp_rank": 0,
+            "remote_dp_rank_override": false, "remote_dp_size": 1, "tp_size": 8, "transfer_id": "tx-1"
+        })
+    }
+
+    #[test]
+    fn a_prefill_leg_names_the_transfer_and_asks_for_blocks_to_be_kept() {
+        let params = MoriioRead.prefill_params(&begin());
+        let params: Value = serde_json::from_str(&format!("{{{params}}}")).unwrap();
+        assert_eq!(params["do_remote_decode"], true);
+        assert_eq!(params["do_remote_prefill"], false);
+        assert_eq!(params["transfer_id"], "tx-1");
+    }
+
+    #[test]
+    fn a_decode_leg_gets_what_the_prefill_leg_answered() {
+        let read = begin()
+            .end(answer("length", &offered()).as_bytes())
+            .unwrap();
+        assert_eq!(read.prompt_tokens, 50);
+        let params: Value = serde_json::from_str(&format!("{{{}}}", read.params.0)).unwrap();
+        assert_eq!(params, offered());
+    }
+
+    #[test]
+    fn an_answer_that_a_decode_engine_could_not_use_is_refused() {
+        let why = |answer: &str| begin().end(answer.as_bytes()).unwrap_err();
+        assert_eq!(why(&answer("stop", &offered())), TransferError::Stopped);
+        assert_eq!(
+            why(&answer("length", &Value::Null)),
+            TransferError::NoParams
+        );
+        for (field, value) in [
+            ("do_remote_prefill", json!(false)),
+            ("remote_block_ids", json!([])),
+            ("remote_engine_id", json!("")),
+            ("remote_host", json!(null)),
+            ("remote_handshake_port", json!(0)),
+            ("remote_notify_port", json!(70_000)),
+        ] {
+            let mut params = offered();
+            params[field] = value;
+            let found = why(&answer("length", &params));
+            assert_eq!(found, TransferError::NoParams, "{field}");
+        }
+    }
+}
