@@ -28,12 +28,13 @@ pub struct LoggedEvents {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LogState {
-    /// Every event can be read.
+    /// Every event after the requested number can be read.
     Whole,
-    /// The log has expired after the end of the response. This delta table and the final output reproduce the
-    /// events.
+    /// The response has ended, and its log has expired or lost the events that follow the requested number. This delta
+    /// table and the final output reproduce the events.
     Expired(Bytes),
-    /// The log exceeded its maximum size and was dropped; only the status can be read.
+    /// The log exceeded its maximum size and has dropped the events that follow the requested number; only the status
+    /// can be read.
     Overflowed,
 }
 
@@ -57,8 +58,7 @@ pub struct Log {
 }
 
 impl Log {
-    /// Appends if `batch` starts where the log ends. A log that would exceed `bytes_max` drops all of its
-    /// events and from then on counts them only.
+    /// Appends if `batch` starts where the log ends. A log that would exceed `bytes_max` drops its oldest events.
     pub fn append(&mut self, batch: &EventBatch, bytes_max: u64) -> Append {
         let next = self.last.map_or(0, |last| last + 1);
         if batch.first != next || batch.last < batch.first {
@@ -68,15 +68,25 @@ impl Log {
             };
         }
         self.last = Some(batch.last);
-        let bytes = self.bytes + batch.bytes.len() as u64;
-        if self.overflowed || bytes > bytes_max {
-            self.forget();
-            self.overflowed = true;
-            return Append::Overflow;
-        }
-        self.bytes = bytes;
+        self.bytes += batch.bytes.len() as u64;
         self.batches.push_back(batch.clone());
-        Append::Done
+        while self.bytes > bytes_max
+            && let Some(dropped) = self.batches.pop_front()
+        {
+            self.bytes -= dropped.bytes.len() as u64;
+            self.overflowed = true;
+        }
+        match self.overflowed {
+            true => Append::Overflow,
+            false => Append::Done,
+        }
+    }
+
+    /// Whether all events after this number are here.
+    pub fn follows(&self, after: Option<u64>) -> bool {
+        let wanted = after.map_or(0, |after| after.saturating_add(1));
+        let first = self.batches.front().map(|batch| batch.first);
+        self.last.is_none() || first.is_some_and(|first| first <= wanted)
     }
 
     /// Returns the batches with events after `after`, up to about `bytes_max`, but at least one.
@@ -156,15 +166,22 @@ mod tests {
     }
 
     #[test]
-    fn a_full_log_drops_its_events_and_still_counts() {
+    fn a_full_log_drops_its_oldest_events() {
         let mut log = Log::default();
         assert_eq!(log.append(&batch(0, 0, 6), 10), Append::Done);
+        assert!(log.follows(None));
         assert_eq!(log.append(&batch(1, 1, 6), 10), Append::Overflow);
         assert_eq!(log.append(&batch(2, 2, 1), 10), Append::Overflow);
         assert_eq!(
             (log.last(), log.bytes(), log.has_overflowed()),
-            (Some(2), 0, true)
+            (Some(2), 7, true)
         );
+        assert!(!log.follows(None) && log.follows(Some(0)));
+        assert_eq!(log.read(Some(0), 99), [batch(1, 1, 6), batch(2, 2, 1)]);
+        // Larger than the log may be.
+        assert_eq!(log.append(&batch(3, 3, 11), 10), Append::Overflow);
+        assert_eq!((log.last(), log.bytes()), (Some(3), 0));
+        assert!(!log.follows(Some(2)) && !log.follows(Some(3)));
     }
 
     #[test]

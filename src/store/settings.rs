@@ -93,9 +93,10 @@ pub struct RetentionSettings {
     #[schemars(extend("max" = "3650d"))]
     #[serde(with = "DurationText")]
     pub event_logs: Duration,
-    /// Size of the events of one background response; 8 MiB are some 36,000 tokens. Events beyond it are not
-    /// kept: the stream then sends only comments until its end. The replica that runs a response also has its
-    /// events in memory, `responses.background.max_running` times this at most.
+    /// Size of the events of one background response; 8 MiB are some 36,000 tokens. Beyond it the oldest events are
+    /// dropped while the response runs: a reader that still wants them gets comments until the end, and then all
+    /// events, up to four times this size, else only the end. The replica that runs a response also has its events in
+    /// memory, `responses.background.max_running` times this at most, and the dropped ones compressed.
     #[serde(with = "SizeText")]
     pub max_event_log: u64,
     /// Size of one response or conversation with all its items.

@@ -5,6 +5,7 @@ mod ends;
 mod faults;
 mod fleet;
 mod leaving;
+mod long_streams;
 mod races;
 
 use std::time::Duration;

@@ -15,9 +15,18 @@ pub const CANCELLED: &[u8] = b"cancelled";
 
 const END: &[u8] = b"\n\n";
 
+/// The share of the text that is dropped at a time.
+const DROPPED_SHARE: usize = 32;
+/// What is kept compressed of dropped events, as a multiple of what is kept in memory.
+const COMPRESSED_SHARE: usize = 3;
+/// Readers accept this multiple of the store's bound of a log: what is kept of it, and of what was dropped.
+pub const WHOLE_SHARE: usize = COMPRESSED_SHARE + 2;
+
 /// The events that the owner of a response has written.
 #[derive(Debug, Default)]
 pub struct Log {
+    /// Number of the first event in `text`.
+    first: usize,
     text: Vec<u8>,
     /// The end of each event in `text`.
     ends: Vec<usize>,
@@ -25,8 +34,39 @@ pub struct Log {
     stored: usize,
     /// Number of events that another replica stored. They may differ from those written again here.
     others: usize,
-    /// The number of events, once their text is no longer kept.
-    overflowed: Option<u64>,
+    /// The size of `text` above which its oldest events are dropped; `None` while the store keeps all events.
+    bytes_max: Option<usize>,
+    dropped: Dropped,
+}
+
+/// The events before the first in memory.
+#[derive(Debug, Default)]
+struct Dropped {
+    /// Compressed, one frame after the other.
+    frames: Vec<u8>,
+    /// Of the events, not compressed.
+    bytes: usize,
+    /// Whether some of them are not here.
+    is_lost: bool,
+}
+
+impl Dropped {
+    fn push(&mut self, text: &[u8], bytes_max: usize) {
+        self.bytes += text.len();
+        let frame = match self.is_lost || self.bytes > bytes_max {
+            true => Bytes::new(),
+            false => compressed(text),
+        };
+        match frame.is_empty() {
+            true => self.lose(),
+            false => self.frames.extend_from_slice(&frame),
+        }
+    }
+
+    fn lose(&mut self) {
+        self.is_lost = true;
+        self.frames = Vec::new();
+    }
 }
 
 impl Log {
@@ -42,66 +82,84 @@ impl Log {
 
     /// Appends whole events.
     pub fn push(&mut self, text: &[u8]) {
-        if let Some(count) = &mut self.overflowed {
-            *count += memchr::memmem::find_iter(text, END).count() as u64;
-            return;
-        }
         let begin = self.text.len();
         self.text.extend_from_slice(text);
         let ends = memchr::memmem::find_iter(text, END).map(|at| begin + at + END.len());
         self.ends.extend(ends);
+        self.drop_oldest();
     }
 
-    /// The next batch to store. Without text once the store keeps no more events.
+    /// Drops stored events beyond the bound, many at a time.
+    fn drop_oldest(&mut self) {
+        let Some(bytes_max) = self.bytes_max else {
+            return;
+        };
+        let over = self.text.len().saturating_sub(bytes_max);
+        if over <= bytes_max / DROPPED_SHARE {
+            return;
+        }
+        let count = self.ends.partition_point(|end| *end < over) + 1;
+        let count = count.min(self.stored.saturating_sub(self.first));
+        let bytes = self.end_of(self.first + count);
+        self.dropped.push(
+            &self.text[..bytes],
+            bytes_max.saturating_mul(COMPRESSED_SHARE),
+        );
+        self.text.drain(..bytes);
+        self.ends.drain(..count);
+        self.ends.iter_mut().for_each(|end| *end -= bytes);
+        self.first += count;
+    }
+
+    /// The next batch to store.
     pub fn batch(&self) -> Option<EventBatch> {
-        let stored = self.stored as u64;
-        if let Some(count) = self.overflowed {
-            return (count > stored).then(|| EventBatch {
-                first: stored,
-                last: count - 1,
+        let last = self.made().checked_sub(1)?;
+        if last < self.stored() {
+            return None;
+        }
+        if self.stored < self.first {
+            // The store has lost events that are not here any more.
+            return Some(EventBatch {
+                first: self.stored(),
+                last: self.first as u64 - 1,
                 bytes: Bytes::from_static(END),
             });
         }
-        let last = self.ends.len().checked_sub(1)?;
-        if last < self.stored {
-            return None;
-        }
         Some(EventBatch {
-            first: stored,
-            last: last as u64,
-            bytes: Bytes::copy_from_slice(&self.text[self.stored_bytes()..]),
+            first: self.stored(),
+            last,
+            bytes: Bytes::copy_from_slice(&self.text[self.end_of(self.stored)..]),
         })
     }
 
     /// The store has every event up to `last`.
     pub fn on_stored(&mut self, last: u64) {
         self.stored = usize::try_from(last + 1).unwrap_or(usize::MAX);
+        self.drop_oldest();
     }
 
     /// The store has lost the events after `last`. False if they are not here to be stored again.
     pub fn rewind(&mut self, last: Option<u64>) -> bool {
         let stored = last.map_or(0, |last| last + 1);
         self.stored = usize::try_from(stored).unwrap_or(usize::MAX);
-        self.overflowed.is_some() || self.stored <= self.ends.len()
+        self.stored() <= self.made()
     }
 
-    /// The store keeps no more events, only their number.
+    /// The store drops its oldest events from now on: as many are kept here as it had.
     pub fn on_overflow(&mut self) {
-        if self.overflowed.is_none() {
-            self.overflowed = Some(self.ends.len() as u64);
-            (self.text, self.ends) = (Vec::new(), Vec::new());
-        }
+        self.bytes_max.get_or_insert(self.text.len());
     }
 
     /// The first `count` events are not here.
     pub fn on_overflow_at(&mut self, count: u64) {
-        self.overflowed = Some(count);
+        self.first = usize::try_from(count).unwrap_or(usize::MAX);
         (self.text, self.ends) = (Vec::new(), Vec::new());
+        self.dropped.lose();
     }
 
     /// Number of events, whether their text is here or not.
     pub fn made(&self) -> u64 {
-        self.overflowed.unwrap_or(self.ends.len() as u64)
+        (self.first + self.ends.len()) as u64
     }
 
     /// Stored events after `after`, up to about `bytes_max` bytes, and the number of the last one; `None` if they
@@ -110,14 +168,15 @@ impl Log {
         let from = after.map_or(0, |after| {
             usize::try_from(after.saturating_add(1)).unwrap_or(usize::MAX)
         });
-        if self.overflowed.is_some() || from < self.others || self.ends.len() < self.stored {
+        if from < self.others.max(self.first) || self.made() < self.stored() {
             return None;
         }
         if from >= self.stored {
             return Some((&[], after));
         }
         let begin = self.end_of(from);
-        let fit = self.ends[from..self.stored].partition_point(|end| end - begin <= bytes_max);
+        let ends = &self.ends[from - self.first..self.stored - self.first];
+        let fit = ends.partition_point(|end| end - begin <= bytes_max);
         let count = from + fit.max(1);
         Some((
             &self.text[begin..self.end_of(count)],
@@ -132,22 +191,34 @@ impl Log {
 
     /// The text of the stored events; `None` if not all are here.
     pub fn stored_text(&self) -> Option<&[u8]> {
-        let is_whole = self.overflowed.is_none() && self.stored <= self.ends.len();
-        is_whole.then(|| &self.text[..self.stored_bytes()])
+        let is_whole = self.first == 0 && self.stored() <= self.made();
+        is_whole.then(|| &self.text[..self.end_of(self.stored)])
     }
 
-    /// The text of all events; `None` if not all are here.
-    pub fn text(&self) -> Option<&[u8]> {
-        self.overflowed.is_none().then_some(&self.text)
+    /// The text of all events, compressed; empty if not all are here.
+    pub fn compressed(&self) -> Bytes {
+        match (self.first, self.dropped.is_lost) {
+            (0, _) => compressed(&self.text),
+            (_, true) => Bytes::new(),
+            (_, false) => [&*self.dropped.frames, &compressed(&self.text)]
+                .concat()
+                .into(),
+        }
     }
 
+    /// Memory that the stored events take.
     pub fn stored_bytes(&self) -> usize {
-        self.end_of(self.stored)
+        self.end_of(self.stored) + self.dropped.frames.len()
+    }
+
+    /// Whether the store drops events.
+    pub fn is_cut(&self) -> bool {
+        self.bytes_max.is_some()
     }
 
     /// The end of the first `count` events.
     fn end_of(&self, count: usize) -> usize {
-        match count.checked_sub(1) {
+        match count.saturating_sub(self.first).checked_sub(1) {
             None => 0,
             Some(last) => self.ends.get(last).copied().unwrap_or(self.text.len()),
         }
@@ -186,6 +257,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::store;
 
     fn event(number: u64) -> String {
         format!("event: e\ndata: {number}\n\n")
@@ -196,15 +268,51 @@ mod tests {
     }
 
     #[test]
-    fn an_overflowed_log_continues_with_numbers_only() {
-        let mut log = Log::default();
-        log.push(text(2).as_bytes());
-        log.on_overflow();
-        log.on_stored(1);
-        assert_eq!((log.batch(), log.text()), (None, None));
+    fn a_log_whose_first_events_are_elsewhere_continues_after_them() {
+        let mut log = Log::after(2);
+        log.on_overflow_at(2);
+        assert_eq!(
+            (log.batch(), log.made(), log.stored_text()),
+            (None, 2, None)
+        );
         log.push(event(2).as_bytes());
         let batch = log.batch().unwrap();
         assert_eq!((batch.first, batch.last), (2, 2));
+        assert_eq!(batch.bytes, event(2).into_bytes());
+        assert!(log.compressed().is_empty());
+    }
+
+    #[test]
+    fn beyond_the_bound_only_the_newest_events_are_in_memory() {
+        let mut log = Log::default();
+        log.push(text(1_000).as_bytes());
+        log.on_stored(999);
+        log.on_overflow();
+        let bytes = log.text.len();
+        for number in 1_000..3_000 {
+            log.push(event(number).as_bytes());
+            log.on_stored(number);
+            assert!(log.text.len() <= bytes + bytes / DROPPED_SHARE + 100);
+        }
+        assert_eq!(log.tail(Some(999), 99), None);
+        assert_eq!(
+            log.tail(Some(2_998), 99),
+            Some((event(2_999).as_bytes(), Some(2_999)))
+        );
+        // All of them can be read at the end.
+        let whole = text(3_000);
+        let read = decompressed(&log.compressed(), whole.len() + 1);
+        assert_eq!(read.unwrap(), whole.as_bytes());
+        // Up to a bound of their own.
+        for number in 3_000..9_000 {
+            log.push(event(number).as_bytes());
+            log.on_stored(number);
+        }
+        assert!(log.compressed().is_empty() && log.dropped.frames.is_empty());
+        // The store lost events that are not here any more.
+        assert!(log.rewind(Some(10)));
+        let batch = log.batch().unwrap();
+        assert_eq!((batch.first, batch.last + 1), (11, log.first as u64));
     }
 
     #[test]
@@ -216,9 +324,6 @@ mod tests {
         log.on_stored(2);
         assert_eq!(log.tail(Some(1), 99), Some((event(2).as_bytes(), Some(2))));
         assert_eq!(log.tail(Some(0), 99), None);
-        log.on_stored(3);
-        log.on_overflow();
-        assert_eq!(log.tail(Some(1), 99), None);
     }
 
     #[test]
@@ -235,6 +340,40 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn a_reader_of_a_bounded_log_sees_consecutive_events_or_is_behind(
+            pushes in proptest::collection::vec(0..6u64, 0..60),
+            bytes_max in 0..200u64,
+            after in proptest::option::of(0..100u64),
+        ) {
+            let (mut log, mut store, mut made) = (Log::default(), store::log::Log::default(), 0);
+            for count in pushes {
+                log.push((made..made + count).map(event).collect::<String>().as_bytes());
+                made += count;
+                let Some(batch) = log.batch() else { continue };
+                if store.append(&batch, bytes_max) == store::log::Append::Overflow {
+                    log.on_overflow();
+                }
+                log.on_stored(batch.last);
+                let expected: String = (after.map_or(0, |it| it + 1)..made).map(event).collect();
+                // From the store, unless it says that it dropped some; from memory, unless it says that they are not here.
+                if store.follows(after) {
+                    let read = store.read(after, u64::MAX);
+                    let seen: Vec<u8> = read.iter().flat_map(|it| beyond(&it.bytes, it.first, after).0.to_vec()).collect();
+                    prop_assert_eq!(&seen, expected.as_bytes());
+                }
+                if let Some((tail, _)) = log.tail(after, usize::MAX) {
+                    prop_assert_eq!(tail, expected.as_bytes());
+                }
+            }
+            prop_assert!(store.bytes() <= bytes_max);
+            let compressed = log.compressed();
+            if !compressed.is_empty() {
+                let whole = decompressed(&compressed, 1 << 20).unwrap();
+                prop_assert_eq!(String::from_utf8(whole).unwrap(), text(made));
+            }
+        }
+
         #[test]
         fn readers_from_anywhere_see_each_event_once(
             pushes in proptest::collection::vec((0..4u64, any::<bool>()), 0..20),
@@ -270,7 +409,7 @@ mod tests {
             prop_assert_eq!(&tail, expected.as_bytes());
             let whole = text(made);
             prop_assert_eq!(log.stored_text(), Some(whole.as_bytes()));
-            let again = decompressed(&compressed(text(made).as_bytes()), 1 << 20).unwrap();
+            let again = decompressed(&log.compressed(), 1 << 20).unwrap();
             prop_assert_eq!(beyond(&again, 0, after), (expected.as_bytes(), made.checked_sub(1)));
         }
     }

@@ -17,6 +17,8 @@ pub(super) struct Metrics {
     pub(super) cancel_seconds: Histogram,
     pub(super) cancel_stop_seconds: Histogram,
     pub(super) event_bytes: IntCounter,
+    pub(super) logs_cut: IntCounter,
+    pub(super) readers_behind: IntCounter,
     pub(super) leases_expired: IntCounter,
     pub(super) restarted: IntCounter,
     pub(super) ends_repeated: IntCounter,
@@ -73,6 +75,14 @@ impl Metrics {
             event_bytes: registry.counter(
                 "warmroute_background_event_bytes_total",
                 "Bytes of stored events of background responses.",
+            ),
+            logs_cut: registry.counter(
+                "warmroute_background_logs_cut_total",
+                "Background responses whose events exceeded max_event_log, so that the oldest were dropped while they ran.",
+            ),
+            readers_behind: registry.counter(
+                "warmroute_background_readers_behind_total",
+                "Event streams that wanted dropped events of a running response, and therefore waited for its end.",
             ),
             ends_repeated: registry.counter(
                 "warmroute_background_ends_repeated_total",

@@ -105,7 +105,7 @@ impl ReadPosition {
             return self.on_end(read.last);
         }
         let is_end = match read.log {
-            // Only the end is stored besides.
+            // Only the end follows.
             LogState::Expired(_) | LogState::Overflowed => true,
             LogState::Whole => is_cancelled || read.batches.is_empty(),
         };

@@ -15,6 +15,7 @@ use hyper::Response;
 use tokio::sync::watch;
 use tracing::warn;
 
+use super::log;
 use super::read_position::{Next, ReadPosition};
 use super::run_step::Tail;
 use super::runs::{Background, Run};
@@ -24,6 +25,7 @@ use crate::openai::error::ApiError;
 use crate::responses::http_response::set_body_headers;
 use crate::responses::object::{with_member, with_output};
 use crate::responses::service::Responses;
+use crate::store::log::LogState;
 use crate::store::{self, Record, ResponseKey, Status};
 
 /// Bytes of events per read from the store.
@@ -42,6 +44,8 @@ pub(super) struct Reader {
     local: Option<LocalRun>,
     last_sent: Instant,
     is_over: bool,
+    /// Whether it wants events that were dropped.
+    is_behind: bool,
     /// The record when the stream began, in case the response is deleted.
     first_record: Option<Record>,
 }
@@ -99,6 +103,7 @@ impl Reader {
             local,
             last_sent: observe::now(),
             is_over: false,
+            is_behind: false,
             first_record: None,
         }
     }
@@ -185,8 +190,13 @@ impl Reader {
             self.is_over = true;
             return (self.deleted(), Next::Wait);
         };
-        let max = self.responses.background.max_event_log;
-        let max = usize::try_from(max).unwrap_or(usize::MAX);
+        let background = &self.responses.background;
+        if read.log == LogState::Overflowed && read.last > after && !self.is_behind {
+            self.is_behind = true;
+            background.metrics.readers_behind.inc();
+        }
+        let max = usize::try_from(background.max_event_log).unwrap_or(usize::MAX);
+        let max = max.saturating_mul(log::WHOLE_SHARE);
         let mut out = Vec::new();
         let next = self.position.on_read(&read, max, &mut out);
         (out, next)

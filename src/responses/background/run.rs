@@ -261,8 +261,11 @@ impl Runner<'_> {
                     {
                         warn!(response_id = %key.id, %error, "events of a background response not stored; the response fails");
                     }
-                    if result == Ok(WriteOutcome::Done) {
+                    if let Ok(WriteOutcome::Done | WriteOutcome::Overflow) = result {
                         self.responses.background.metrics.event_bytes.inc_by(bytes);
+                    }
+                    if result == Ok(WriteOutcome::Overflow) && !state.lock().log().is_cut() {
+                        self.responses.background.metrics.logs_cut.inc();
                     }
                     let then = state.lock().on_appended(last, &result);
                     self.guard.run.updates.send_modify(|count| *count += 1);

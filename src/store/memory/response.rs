@@ -250,12 +250,12 @@ impl Response {
         let run = self.run.as_ref()?;
         let has_expired = run.log_until.is_some_and(|until| until <= now);
         let has_expired = has_expired && run.log.last().is_some();
-        let log = if run.log.has_overflowed() || (has_expired && run.delta_table.is_empty()) {
-            LogState::Overflowed
-        } else if has_expired {
+        let log = if run.log.follows(after) && !has_expired {
+            LogState::Whole
+        } else if self.status.is_terminal() && !run.delta_table.is_empty() {
             LogState::Expired(run.delta_table.clone())
         } else {
-            LogState::Whole
+            LogState::Overflowed
         };
         let batches = match log {
             LogState::Whole => run.log.read(after, bytes_max),

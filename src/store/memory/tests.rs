@@ -181,6 +181,7 @@ fn running_work_that_fills_its_half_goes_on_without_its_events() {
     );
     let events = now(store.memory.events(key(0), None, 1)).unwrap().unwrap();
     assert_eq!((events.log, events.last), (LogState::Overflowed, Some(1)));
+    assert!(events.batches.is_empty());
 }
 
 #[test]

@@ -7,7 +7,7 @@
 --   il, ol  bytes of input, output   hi routing hint      pa, pb chain: own parts of ids, bytes
 -- and, for background responses only:
 --   bg 1    own owner, or empty      ep fencing number    at attempts      sm streams
---   rt retention (s, e)              sq last event, or -1 lb bytes of log  lx log overflowed
+--   rt retention (s, e)              sq last event, or -1 lb bytes of log  lx log lost events
 --   ft token of its end              was status before a cancel   am has its partial output after a cancel
 --   bn fencing number whose run an engine began                    lo owners that were lost with it
 --   po 1 after a cancel, until the output that readers received is stored; the request is kept until then
@@ -115,18 +115,26 @@ local function sequence_mismatch(v, first, last)
   return {'gap', tostring(v.sq)}
 end
 
--- Appends events to the log, or drops the log if it becomes too large.
+-- Appends events to the log, and drops its oldest ones if it becomes too large.
 local function log(v, rec, events, first, last, batch, bytes_max)
   v.sq = last
   v.lb = v.lb + #batch
-  if v.lx or v.lb > bytes_max then
-    redis.call('UNLINK', events)
-    redis.call('HSET', rec, 'sq', last, 'lb', 0, 'lx', '1')
-    v.lx = '1'
-    return
-  end
   redis.call('XADD', events, string.format('%.0f-0', last + 1), 'f', string.format('%.0f', first), 'b', batch)
+  while v.lb > bytes_max do
+    v.lx = '1'
+    local oldest = redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
+    if not oldest then
+      -- An older release dropped the whole log.
+      v.lb = 0
+    else
+      redis.call('XDEL', events, oldest[1])
+      v.lb = v.lb - #oldest[2][4]
+    end
+  end
   redis.call('HSET', rec, 'sq', string.format('%.0f', last), 'lb', v.lb)
+  if v.lx then
+    redis.call('HSET', rec, 'lx', '1')
+  end
 end
 
 local function drop_request(rec)

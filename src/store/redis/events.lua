@@ -1,7 +1,7 @@
 -- Reads the events after a number, and the status at that moment.
 -- KEYS record, log; ARGV number or '', maximum bytes
--- Returns whole, overflowed or sealed (expired); status; last number; delta table; then first, last and batch of
--- each entry
+-- Returns whole, overflowed (events after the number were dropped) or sealed (dropped or expired, and the response has
+-- ended); status; last number; delta table; then first, last and batch of each entry
 local v = load(KEYS[1])
 if not v.st or v.bg ~= '1' then
   return {'gone'}
@@ -10,13 +10,20 @@ if is_newer(v.v) then
   return {'newer', v.v}
 end
 local last = tostring(v.sq)
-if v.lx then
-  return {'overflowed', v.st, last, ''}
-end
 if v.sq == -1 then
   return {'whole', v.st, last, ''}
 end
-if redis.call('EXISTS', KEYS[2]) == 0 then
+local kept_from
+if redis.call('EXISTS', KEYS[2]) == 1 then
+  local oldest = v.lx and redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)
+  if not v.lx then
+    kept_from = 0
+  elseif oldest[1] then
+    kept_from = tonumber(oldest[1][2][2])
+  end
+end
+local wanted = ARGV[1] == '' and 0 or tonumber(ARGV[1]) + 1
+if not kept_from or kept_from > wanted then
   local cut = not runs(v.st) and value(KEYS[1], 'cu', redis.call('HGET', KEYS[1], 'cu'))
   if not cut then
     return {'overflowed', v.st, last, ''}

@@ -212,9 +212,12 @@ impl Run {
     }
 
     fn conclude(&mut self, status: Status) {
-        let text = self.state.log().text().filter(|_| self.state.streams());
-        let cut = text.map(log::compressed).unwrap_or_default();
-        let output = Bytes::copy_from_slice(text.unwrap_or_default());
+        let cut = match self.state.streams() {
+            true => self.state.log().compressed(),
+            false => Bytes::new(),
+        };
+        let output = log::decompressed(&cut, usize::MAX).unwrap_or_default();
+        let output = Bytes::from(output);
         self.state.on_last_event(self.encoder.end().as_bytes());
         self.ends += 1;
         self.end = Some(End {

@@ -193,19 +193,16 @@ impl Row {
             };
         }
         run.last = Some(batch.last);
-        let bytes: usize = run
-            .log
-            .iter()
-            .chain([batch])
-            .map(|batch| batch.bytes.len())
-            .sum();
-        if run.full || bytes > LOG_BYTES_MAX {
-            run.full = true;
-            run.log.clear();
-            return WriteOutcome::Overflow;
-        }
         run.log.push(batch.clone());
-        WriteOutcome::Done
+        let bytes = |log: &[EventBatch]| log.iter().map(|it| it.bytes.len()).sum::<usize>();
+        while bytes(&run.log) > LOG_BYTES_MAX {
+            run.full = true;
+            run.log.remove(0);
+        }
+        match run.full {
+            true => WriteOutcome::Overflow,
+            false => WriteOutcome::Done,
+        }
     }
 
     fn end(&mut self, status: Status, token: IdempotencyToken, content: Content) {
@@ -416,15 +413,24 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
             let expected = model.rows.get(&key(place)).and_then(|row| {
                 let run = row.run.as_ref()?;
                 let beyond = |batch: &&EventBatch| after.is_none_or(|after| batch.last > after);
+                let wanted = after.map_or(0, |after| after + 1);
+                let first = run.log.first().map(|batch| batch.first);
+                let has_table =
+                    row.status.is_terminal() && (row.status != Status::Cancelled || run.amended);
+                let log = match run.last.is_none() || first.is_some_and(|it| it <= wanted) {
+                    true => LogState::Whole,
+                    false if has_table => LogState::Expired(Bytes::from_static(b"cut")),
+                    false => LogState::Overflowed,
+                };
+                let batches = run.log.iter().filter(beyond);
                 Some(LoggedEvents {
                     status: row.status,
-                    batches: run.log.iter().filter(beyond).cloned().collect(),
-                    last: run.last,
-                    log: if run.full {
-                        LogState::Overflowed
-                    } else {
-                        LogState::Whole
+                    batches: match log {
+                        LogState::Whole => batches.cloned().collect(),
+                        LogState::Expired(_) | LogState::Overflowed => Vec::new(),
                     },
+                    last: run.last,
+                    log,
                 })
             });
             assert_eq!(found, expected);

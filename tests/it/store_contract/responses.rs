@@ -351,16 +351,18 @@ async fn a_foreground_response_is_not_cancelled_and_has_no_events() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_full_keeps_nothing_and_stops_nothing() {
+async fn a_log_that_is_full_drops_its_oldest_events_and_stops_nothing() {
     on_each(async |Pair { a, b, .. }| {
         let key = new_key();
         a.create(key, queued()).await.unwrap();
+        let mut first = batch(0, 0);
+        first.bytes = vec![b'x'; 10].into();
         assert_eq!(
-            a.append(key, FENCE, batch(0, 0)).await.unwrap(),
+            a.append(key, FENCE, first).await.unwrap(),
             WriteOutcome::Done
         );
         let mut large = batch(1, 1);
-        large.bytes = vec![b'x'; 1_000].into();
+        large.bytes = vec![b'x'; 995].into();
         assert_eq!(
             a.append(key, FENCE, large.clone()).await.unwrap(),
             WriteOutcome::Overflow
@@ -373,6 +375,14 @@ async fn a_log_that_is_full_keeps_nothing_and_stops_nothing() {
             a.append(key, FENCE, batch(4, 4)).await.unwrap(),
             WriteOutcome::Gap { last: Some(2) }
         );
+        let read = async |after| {
+            let read = b.events(key, after, 9_999).await.unwrap().unwrap();
+            (read.batches, read.log)
+        };
+        let overflowed = (vec![], LogState::Overflowed);
+        assert_eq!(read(None).await, overflowed);
+        let kept = (vec![large.clone(), batch(2, 2)], LogState::Whole);
+        assert_eq!(read(Some(0)).await, kept);
         let mut end = ending(Status::Completed);
         end.batch = Some(batch(3, 3));
         assert_eq!(
@@ -381,7 +391,12 @@ async fn a_log_that_is_full_keeps_nothing_and_stops_nothing() {
         );
         let events = b.events(key, None, 99).await.unwrap().unwrap();
         assert_eq!((events.status, events.last), (Status::Completed, Some(3)));
-        assert_eq!((events.batches, events.log), (vec![], LogState::Overflowed));
+        // What was dropped is made from the end.
+        let table = LogState::Expired(Bytes::from_static(b"cut"));
+        assert_eq!((events.batches, events.log), (vec![], table.clone()));
+        assert_eq!(read(Some(0)).await, (vec![], table));
+        let kept = vec![batch(2, 2), batch(3, 3)];
+        assert_eq!(read(Some(1)).await, (kept, LogState::Whole));
     })
     .await;
 }

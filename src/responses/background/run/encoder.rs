@@ -38,7 +38,7 @@ pub(super) struct EndOfRun {
     token: IdempotencyToken,
     pub(super) outcome: Outcome,
     response: Bytes,
-    /// The text of all events, compressed. Empty if this replica does not have all of them in memory.
+    /// The text of all events, compressed. Empty if this replica does not have all of them.
     compressed_log: Bytes,
 }
 
@@ -152,8 +152,10 @@ impl EventEncoder {
         }
         state.on_events(&out);
         // Only a response with `stream: true` keeps its events.
-        let text = state.log().text().filter(|_| state.streams());
-        let compressed_log = text.map(log::compressed).unwrap_or_default();
+        let compressed_log = match state.streams() {
+            true => state.log().compressed(),
+            false => Bytes::new(),
+        };
         self.write_final_event(state, &final_response.response, &outcome);
         EndOfRun {
             token: IdempotencyToken(fastrand::u64(..)),
