@@ -14,6 +14,7 @@ pub mod lease;
 pub mod log;
 pub mod memory;
 mod meters;
+pub mod outbox;
 mod ownership;
 pub mod record;
 pub mod redis;
@@ -47,6 +48,8 @@ use crate::observe::metrics::Registry;
 #[derive(Clone)]
 pub struct OpenStore {
     pub responses: Arc<dyn ResponseStore>,
+    /// The webhooks' events of its responses.
+    pub outbox: Arc<dyn outbox::Outbox>,
     /// Its Redis, if it is one.
     pub redis: Option<Arc<redis::Redis>>,
 }
@@ -62,8 +65,10 @@ impl std::fmt::Debug for OpenStore {
 pub fn open(settings: &Settings, io_threads: usize, registry: &Registry) -> io::Result<OpenStore> {
     let Some(redis) = &settings.redis else {
         let memory = memory::Memory::new(&settings.memory, &settings.retention, registry);
+        let memory = Arc::new(memory);
         return Ok(OpenStore {
-            responses: Arc::new(memory),
+            responses: memory.clone(),
+            outbox: memory,
             redis: None,
         });
     };
@@ -71,6 +76,7 @@ pub fn open(settings: &Settings, io_threads: usize, registry: &Registry) -> io::
     let redis = Arc::new(redis);
     Ok(OpenStore {
         responses: redis.clone(),
+        outbox: redis.clone(),
         redis: Some(redis),
     })
 }

@@ -7,6 +7,7 @@
 mod capacity;
 mod conversation;
 mod conversations;
+mod outbox;
 mod owners;
 mod response;
 mod responses;
@@ -31,7 +32,7 @@ use super::{
     Error, EventBatch, FencingToken, Finalization, Health, History, HistoryLimits,
     IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation,
     NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record,
-    Report, ResponseKey, ResponseStore, StoreFuture, Takeover, WriteOutcome,
+    Report, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
 };
 
 /// When clients should retry while running responses fill the store: some of them end within seconds.
@@ -144,8 +145,12 @@ impl ResponseStore for Memory {
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Finalize, key, move |shard, now| {
             self.check_size(response::content_size(&end.content) + end.delta_table.len())?;
-            let commit = end.commit.clone();
+            let (commit, status) = (end.commit.clone(), end.status);
+            let runs = shard.is_running(now, key);
             let outcome = shard.finalize(now, key, fence, end);
+            if runs && outcome == WriteOutcome::Done {
+                self.outbox.on_end(now, key, status);
+            }
             if let Some(commit) = commit
                 && outcome == WriteOutcome::Done
             {
@@ -161,8 +166,12 @@ impl ResponseStore for Memory {
 
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
         self.on_response(Op::Cancel, key, move |shard, now| {
+            let runs = shard.is_running(now, key);
             let cancelled = shard.cancel(now, key, cancel);
             if let CancelOutcome::Done { owner, .. } = cancelled {
+                if runs {
+                    self.outbox.on_end(now, key, Status::Cancelled);
+                }
                 self.notify(owner, key, NoticeKind::Cancelled);
             }
             Ok(cancelled)

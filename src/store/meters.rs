@@ -10,6 +10,7 @@ use super::{
 };
 use crate::observe;
 use crate::observe::metrics::Registry;
+use crate::store::outbox::Claimed;
 
 /// Histogram buckets, from a lookup in memory to the longest write time-out.
 const SECONDS: &[f64] = &[
@@ -54,10 +55,14 @@ pub(super) enum Op {
     Lock,
     Commit,
     Unlock,
+    ClaimEvents,
+    SettleEvent,
+    DisableEndpoint,
+    EnableEndpoint,
     Report,
 }
 
-const OPS: [(Op, &str); 35] = [
+const OPS: [(Op, &str); 39] = [
     (Op::Admit, "admit"),
     (Op::Create, "create"),
     (Op::CreateInConversation, "create_in_conversation"),
@@ -92,6 +97,10 @@ const OPS: [(Op, &str); 35] = [
     (Op::Lock, "lock"),
     (Op::Commit, "commit"),
     (Op::Unlock, "unlock"),
+    (Op::ClaimEvents, "claim_events"),
+    (Op::SettleEvent, "settle_event"),
+    (Op::DisableEndpoint, "disable_endpoint"),
+    (Op::EnableEndpoint, "enable_endpoint"),
     (Op::Report, "report"),
 ];
 
@@ -227,6 +236,18 @@ pub(super) trait Outcome {
 }
 
 impl Outcome for () {
+    fn outcome(&self) -> &'static str {
+        OK
+    }
+}
+
+impl Outcome for u64 {
+    fn outcome(&self) -> &'static str {
+        OK
+    }
+}
+
+impl Outcome for Claimed {
     fn outcome(&self) -> &'static str {
         OK
     }

@@ -22,6 +22,7 @@ mod failure;
 mod keys;
 mod link;
 mod notices;
+mod outbox;
 mod owners;
 mod packed;
 mod replica_wait;

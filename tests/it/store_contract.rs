@@ -5,6 +5,7 @@ mod conversations;
 mod faults;
 mod large_conversation;
 mod model;
+mod outbox;
 mod owners;
 mod replicas;
 mod responses;

@@ -49,6 +49,12 @@ impl Shard {
         }
     }
 
+    /// Whether it has not ended.
+    pub(super) fn is_running(&mut self, now: Instant, key: ResponseKey) -> bool {
+        self.find(now, key)
+            .is_some_and(|found| !found.status().is_terminal())
+    }
+
     pub(super) fn get(&mut self, now: Instant, key: ResponseKey) -> Option<Record> {
         let root = key.id.root();
         Some(self.touch(now, key)?.record(root))

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::capacity::Capacity;
+use super::outbox::Queues;
 use super::owners::Owners;
 use super::settings::Settings;
 use super::shard::{Counts, Shard};
@@ -32,6 +33,7 @@ pub type Clock = Arc<dyn Fn() -> Instant + Send + Sync>;
 pub struct Memory {
     pub(super) shards: Box<[Mutex<Shard>]>,
     pub(super) owners: Mutex<Owners>,
+    pub(super) outbox: Queues,
     pub(super) capacity: Arc<Capacity>,
     pub(super) keep: RetentionSettings,
     meters: Meters,
@@ -61,6 +63,7 @@ impl Memory {
         Self {
             shards: (0..SHARDS).map(shard).collect(),
             owners: Mutex::new(Owners::default()),
+            outbox: Queues::new(clock()),
             capacity,
             keep: keep.clone(),
             meters: Meters::new(registry),

@@ -11,7 +11,7 @@ use crate::store::cancel::NoticeKind;
 use crate::store::log::LogState;
 use crate::store::{
     CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch, FencingToken, Finalization,
-    LoggedEvents, ResponseKey, WriteOutcome,
+    LoggedEvents, ResponseKey, Status, WriteOutcome,
 };
 
 impl Redis {
@@ -89,6 +89,10 @@ impl Redis {
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }
+        let mark = self.event_mark(key, end.status);
+        if let Some(mark) = &mark {
+            call = call.field("wh", mark.0.clone());
+        }
         let mut reply = self.call_replicated(Kind::Write, call).await?;
         let outcome = reply.write_outcome()?;
         let put = match outcome {
@@ -96,7 +100,13 @@ impl Redis {
             _ => String::new(),
         };
         if outcome == WriteOutcome::Done {
-            self.unindex(Some(fence.owner), key);
+            let is_queued = match put.as_str() {
+                "again" => self.queue_left_event(key, end.status).await,
+                _ => self.queue_event(key, end.status, mark.as_ref()).await,
+            };
+            if is_queued {
+                self.unindex(Some(fence.owner), key);
+            }
         }
         if let Some((commit, items)) = committed
             && put != "ok"
@@ -135,6 +145,11 @@ impl Redis {
             .number(self.keep.max_event_log)
             .arg(cancel.event)
             .arg(packed.field);
+        let mark = self.event_mark(key, Status::Cancelled);
+        let call = match &mark {
+            Some(mark) => call.arg(mark.0.clone()),
+            None => call,
+        };
         let mut reply = self.call_replicated(Kind::Write, call).await?;
         Ok(match reply.word()?.as_str() {
             "ok" => {
@@ -144,7 +159,9 @@ impl Redis {
                 }
                 // Without a log nothing is left to store; otherwise a scan finds it until that is done.
                 let has_output = reply.text()?.is_some_and(|it| !it.is_empty());
-                if !has_output {
+                // It may have been cancelled by a call before, whose reply was lost.
+                let is_queued = self.queue_left_event(key, Status::Cancelled).await;
+                if !has_output && is_queued {
                     self.unindex(owner, key);
                 }
                 CancelOutcome::Done { was, owner }
@@ -182,7 +199,9 @@ impl Redis {
         }
         let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
         let outcome = reply.write_outcome()?;
-        if matches!(outcome, WriteOutcome::Done | WriteOutcome::Terminal(_)) {
+        if matches!(outcome, WriteOutcome::Done | WriteOutcome::Terminal(_))
+            && self.queue_left_event(key, Status::Cancelled).await
+        {
             self.unindex(Some(fence.owner), key);
         }
         Ok(outcome)

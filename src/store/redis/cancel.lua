@@ -1,6 +1,6 @@
 -- Cancels a background response that still runs, and appends its terminal event.
 -- KEYS record, log; ARGV token, TTL, TTL of ephemeral responses, TTL of the log (ms), maximum bytes of a log,
--- event, response
+-- event, response, and `wh` of the record if there is one
 -- Returns ok, former status, owner, and 1 if output is to be stored that readers received
 local v = load(KEYS[1])
 if not v.st then
@@ -24,6 +24,9 @@ local has_output = number > 0 and not v.lx and redis.call('HGET', KEYS[1], 'sm')
 log(v, KEYS[1], KEYS[2], number, number, ARGV[6], tonumber(ARGV[5]))
 drop_pieces(KEYS[1], 're')
 redis.call('HSET', KEYS[1], 'was', v.st, 're', ARGV[7])
+if ARGV[8] then
+  redis.call('HSET', KEYS[1], 'wh', ARGV[8])
+end
 if has_output and not v.lx then
   redis.call('HSET', KEYS[1], 'po', '1')
 else

@@ -23,6 +23,7 @@ use crate::http::io_threads::{self, OffloadThread};
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::store::meters::{Meters, Op, Outcome};
+use crate::store::outbox::SharedSubscriptions;
 use crate::store::{Error, Health, Report, RetentionSettings, StoreFuture};
 
 #[derive(Debug)]
@@ -35,6 +36,8 @@ pub struct Redis {
     pub(super) compress_from: u64,
     /// The length of leases as of the last heartbeat; 0 before.
     pub(super) lease_ms: AtomicU64,
+    /// Which endpoints learn of the end of background responses.
+    pub(super) subscriptions: SharedSubscriptions,
     /// The latest check whether Redis is out of memory.
     memory: MemoryCheck,
     meters: Meters,
@@ -88,6 +91,7 @@ impl Redis {
             mode: settings.mode,
             compress_from: settings.advanced.compress_from,
             lease_ms: AtomicU64::new(0),
+            subscriptions: SharedSubscriptions::default(),
             memory: MemoryCheck::default(),
             meters,
             own_thread: OffloadThread::start("redis")?,

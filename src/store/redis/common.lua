@@ -10,6 +10,7 @@
 --   rt retention (s, e)              sq last event, or -1 lb bytes of log  lx log lost events
 --   ft token of its end              was status before a cancel   am has its partial output after a cancel
 --   bn fencing number whose run an engine began                    lo owners that were lost with it
+--   wh until its event is queued: Unix seconds of its end, `:`, names of webhook endpoints
 --   po 1 after a cancel, until the output that readers received is stored; the request is kept until then
 -- A running record has no expiry: it lives for as long as it runs.
 -- A value too large for one field is the text `c<nonce>:<count>`, and its pieces are in the fields

@@ -10,6 +10,7 @@
 //! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
 //! | `n:owner` | notices to an owner |
 //! | `owners` | all owners by last heartbeat |
+//! | `hd:`, `ha:`, `he:`, `ho:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none |
 //! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
@@ -59,6 +60,12 @@ impl Keys {
     /// A tenant's limits, its running requests, and the background responses that were charged.
     pub(super) fn limits(&self, tenant: Tenant) -> [String; 3] {
         ["l", "lr", "lc"].map(|kind| format!("{}{kind}:{{{tenant}}}", self.prefix))
+    }
+
+    /// The queue of a webhook endpoint: events by when they are due, by when they were added, the events, and
+    /// whether it takes none.
+    pub(super) fn outbox(&self, endpoint: &str) -> [String; 4] {
+        ["hd", "ha", "he", "ho"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
     }
 
     /// Exists while the lease of the owner is valid.

@@ -56,6 +56,10 @@ scripts! {
     {
         CHARGE = 19, "charge.lua";
         RENEW_CHARGES = 20, "renew_charges.lua";
+        OUTBOX_ADD = 21, "outbox_add.lua";
+        OUTBOX_CLAIM = 22, "outbox_claim.lua";
+        OUTBOX_SETTLE = 23, "outbox_settle.lua";
+        OUTBOX_DISABLE = 24, "outbox_disable.lua";
     }
 }
 
@@ -297,11 +301,12 @@ mod tests {
             (Name::ITEM_CHUNK, "item_chunk.lua"),
             (Name::CHARGE, "charge.lua"),
             (Name::RENEW_CHARGES, "renew_charges.lua"),
+            (Name::OUTBOX_DISABLE, "outbox_disable.lua"),
         ];
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 21);
+        assert_eq!(ALL.len(), 25);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use tracing::warn;
 
 use super::client::Redis;
 use super::keys::parse_member;
+use super::outbox::EventMark;
 use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Call, Name};
@@ -56,7 +57,7 @@ impl Redis {
             let mut command = redis::cmd("HMGET");
             command
                 .arg(self.keys.record(key))
-                .arg(&["v", "st", "bg", "own", "ep", "po"]);
+                .arg(&["v", "st", "bg", "own", "ep", "po", "wh"]);
             requests.push(self.spawn(Kind::Read, Request::Command(command)));
         }
         let mut states = Vec::with_capacity(requests.len());
@@ -155,6 +156,9 @@ impl Redis {
                     continue;
                 }
             };
+            if !self.queue_event_of(key, state.as_ref()).await {
+                continue;
+            }
             let unfinished = state.filter(RunState::is_unfinished);
             match unfinished {
                 // A released response may still be in the set of its former owner.
@@ -171,6 +175,17 @@ impl Redis {
             }
         }
         Ok(has_any)
+    }
+
+    /// Queues the event of a response whose end was written by a replica that was lost then. False if that failed.
+    async fn queue_event_of(&self, key: ResponseKey, state: Option<&RunState>) -> bool {
+        match state {
+            Some(state) => {
+                self.queue_event(key, state.status, state.event.as_ref())
+                    .await
+            }
+            None => true,
+        }
     }
 
     /// Returns responses in the set of a live owner that the owner does not run.
@@ -194,7 +209,11 @@ impl Redis {
         let mut untracked = Vec::new();
         for (key, state) in keys.into_iter().zip(states) {
             match state {
-                Ok(Some(state)) if !state.is_unfinished() => self.unindex(Some(owner), key),
+                Ok(Some(state)) if !state.is_unfinished() => {
+                    if self.queue_event_of(key, Some(&state)).await {
+                        self.unindex(Some(owner), key);
+                    }
+                }
                 Ok(Some(RunState {
                     owner: RunOwner::Of(now),
                     fencing_number,
@@ -295,6 +314,8 @@ struct RunState {
     fencing_number: u64,
     /// Whether it was cancelled and the output that readers received is still to be stored.
     has_output_pending: bool,
+    /// Its event, if that is not queued.
+    event: Option<EventMark>,
 }
 
 /// `None` if there is no such response.
@@ -310,6 +331,7 @@ impl RunState {
         let is_background = reply.text()?.is_some();
         let (owner, fencing_number) = (reply.owner()?, reply.count()?);
         let has_output_pending = reply.text()?.is_some();
+        let event = reply.text()?.map(EventMark);
         let owner = match is_background {
             true => RunOwner::Of(owner),
             false => RunOwner::Foreground,
@@ -319,6 +341,7 @@ impl RunState {
             owner,
             fencing_number,
             has_output_pending,
+            event,
         }))
     }
 

@@ -1,0 +1,38 @@
+//! The outbox of webhooks: that a background response has ended, once for each endpoint that is to learn it, until the
+//! endpoint has it.
+//!
+//! A store puts an event into the outbox because it writes the end of a response, not because a caller asks for it: an
+//! end and its events are one write. The store has them in one queue for each endpoint. Any replica claims what is due
+//! for a time, delivers it, and settles it; what was claimed by a replica that was lost is due again when that time is
+//! over. So an event is delivered at least once, and always with the same id.
+
+mod queue;
+mod subscriptions;
+mod types;
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+pub(super) use self::queue::{Add, EventQueue, MAX_EXPIRED};
+pub(super) use self::subscriptions::SharedSubscriptions;
+pub use self::subscriptions::{AddCounters, Bounds, Endpoint, Subscriber, Subscriptions};
+pub use self::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
+use super::response_store::StoreFuture;
+
+/// The operations of an outbox. An endpoint is known by its name.
+pub trait Outbox: Send + Sync + Debug {
+    /// From now on the ends of responses are for these endpoints.
+    fn subscribe(&self, subscriptions: Arc<Subscriptions>);
+
+    /// Claims what is due for an endpoint. Events that are too old are dropped by the way.
+    fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed>;
+
+    /// Settles an event that was claimed. False if another claim has taken its place, or if it was dropped.
+    fn settle(&self, endpoint: &str, settlement: Settlement) -> StoreFuture<'_, bool>;
+
+    /// Takes no more events for the endpoint while it has this fingerprint, and drops those that wait; returns how many.
+    fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64>;
+
+    /// Takes events for the endpoint again. False if it took them all along.
+    fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool>;
+}

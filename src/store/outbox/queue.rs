@@ -1,0 +1,378 @@
+//! The queue of one endpoint: which events wait, which are claimed and until when, which make room. Pure; times are
+//! milliseconds of any clock. `redis/outbox_*.lua` does the same in Redis.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::subscriptions::Bounds;
+use super::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
+use crate::store::keys::ResponseKey;
+
+/// Events that one claim drops because of their age, so that no claim takes long.
+pub(in crate::store) const MAX_EXPIRED: usize = 100;
+
+/// What became of an event that is added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::store) enum Add {
+    Done {
+        /// Older events that made room.
+        dropped: u64,
+    },
+    /// It is in the queue already.
+    Again,
+    /// The endpoint takes no events.
+    Disabled,
+}
+
+#[derive(Debug, Default)]
+pub(in crate::store) struct EventQueue {
+    entries: HashMap<ResponseKey, Entry>,
+    /// By when an event can be claimed: at once, after a pause, or when its claim ends.
+    due: BTreeSet<(u64, ResponseKey)>,
+    /// By when an event was added.
+    added: BTreeSet<(u64, ResponseKey)>,
+    /// The fingerprint of the endpoint that takes no events.
+    disabled: Option<Arc<str>>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    event: EndEvent,
+    attempt: u32,
+    due_ms: u64,
+    added_ms: u64,
+}
+
+impl EventQueue {
+    pub(in crate::store) fn add(
+        &mut self,
+        now_ms: u64,
+        event: EndEvent,
+        fingerprint: &str,
+        bounds: &Bounds,
+    ) -> Add {
+        if self.is_disabled(fingerprint) {
+            return Add::Disabled;
+        }
+        if self.entries.contains_key(&event.key) {
+            return Add::Again;
+        }
+        let mut dropped = 0;
+        while self.entries.len() as u64 >= bounds.max_events.max(1)
+            && let Some((_, oldest)) = self.added.first().copied()
+        {
+            self.remove(oldest);
+            dropped += 1;
+        }
+        let entry = Entry {
+            event,
+            attempt: 0,
+            due_ms: now_ms,
+            added_ms: now_ms,
+        };
+        self.entries.insert(event.key, entry);
+        self.due.insert((now_ms, event.key));
+        self.added.insert((now_ms, event.key));
+        Add::Done { dropped }
+    }
+
+    pub(in crate::store) fn claim(
+        &mut self,
+        now_ms: u64,
+        claim: &Claim,
+        bounds: &Bounds,
+    ) -> Claimed {
+        if self.is_disabled(&claim.fingerprint) {
+            return Claimed {
+                is_disabled: true,
+                ..Claimed::default()
+            };
+        }
+        let expired = self.drop_expired(now_ms, bounds);
+        let mut events = Vec::new();
+        while events.len() < claim.max
+            && let Some((due_ms, key)) = self.due.first().copied()
+            && due_ms <= now_ms
+            && let Some(entry) = self.entries.get_mut(&key)
+        {
+            self.due.remove(&(due_ms, key));
+            entry.attempt += 1;
+            // Not due at once, so that one claim has no event twice.
+            entry.due_ms = now_ms + millis(claim.lease).max(1);
+            self.due.insert((entry.due_ms, key));
+            events.push(ClaimedEvent {
+                event: entry.event,
+                attempt: entry.attempt,
+                age: Duration::from_millis(now_ms.saturating_sub(entry.added_ms)),
+            });
+        }
+        let until =
+            |(due_ms, _): &(u64, ResponseKey)| Duration::from_millis(due_ms.saturating_sub(now_ms));
+        let since = |(added_ms, _): &(u64, ResponseKey)| {
+            Duration::from_millis(now_ms.saturating_sub(*added_ms))
+        };
+        Claimed {
+            events,
+            next_due: self.due.first().map(until),
+            waiting: self.entries.len() as u64,
+            oldest: self.added.first().map(since),
+            expired,
+            is_disabled: false,
+        }
+    }
+
+    pub(in crate::store) fn settle(&mut self, now_ms: u64, settlement: Settlement) -> bool {
+        let key = settlement.key;
+        let Some(entry) = self.entries.get_mut(&key) else {
+            return false;
+        };
+        if entry.attempt != settlement.attempt {
+            return false;
+        }
+        let Some(pause) = settlement.retry_in else {
+            self.remove(key);
+            return true;
+        };
+        self.due.remove(&(entry.due_ms, key));
+        entry.due_ms = now_ms + millis(pause);
+        self.due.insert((entry.due_ms, key));
+        true
+    }
+
+    /// Returns how many events were dropped.
+    pub(in crate::store) fn disable(&mut self, fingerprint: &str) -> u64 {
+        let dropped = self.entries.len() as u64;
+        *self = Self {
+            disabled: Some(fingerprint.into()),
+            ..Self::default()
+        };
+        dropped
+    }
+
+    pub(in crate::store) fn enable(&mut self) -> bool {
+        self.disabled.take().is_some()
+    }
+
+    fn is_disabled(&self, fingerprint: &str) -> bool {
+        self.disabled.as_deref() == Some(fingerprint)
+    }
+
+    fn drop_expired(&mut self, now_ms: u64, bounds: &Bounds) -> u64 {
+        let mut expired = 0;
+        while expired < MAX_EXPIRED
+            && let Some((added_ms, key)) = self.added.first().copied()
+            && added_ms + millis(bounds.max_age) <= now_ms
+        {
+            self.remove(key);
+            expired += 1;
+        }
+        expired as u64
+    }
+
+    fn remove(&mut self, key: ResponseKey) {
+        if let Some(entry) = self.entries.remove(&key) {
+            self.due.remove(&(entry.due_ms, key));
+            self.added.remove(&(entry.added_ms, key));
+        }
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::ids::{ResponseId, Root, Tenant};
+    use crate::store::status::Status;
+
+    const BOUNDS: Bounds = Bounds {
+        max_events: 4,
+        max_age: Duration::from_millis(1_000),
+    };
+
+    fn event(own: u8) -> EndEvent {
+        EndEvent {
+            key: ResponseKey {
+                tenant: Tenant::tagged(1),
+                id: ResponseId::new(Root(1), own.into()),
+            },
+            status: Status::Completed,
+            created_at: 7,
+        }
+    }
+
+    fn claim(max: usize, lease_ms: u64) -> Claim {
+        Claim {
+            max,
+            lease: Duration::from_millis(lease_ms),
+            fingerprint: "f".to_owned(),
+        }
+    }
+
+    fn settlement(own: u8, attempt: u32, retry_ms: Option<u64>) -> Settlement {
+        Settlement {
+            key: event(own).key,
+            attempt,
+            retry_in: retry_ms.map(Duration::from_millis),
+        }
+    }
+
+    #[test]
+    fn a_claim_that_is_not_settled_ends_with_its_lease() {
+        let mut queue = EventQueue::default();
+        assert_eq!(
+            queue.add(0, event(1), "f", &BOUNDS),
+            Add::Done { dropped: 0 }
+        );
+        assert_eq!(queue.add(1, event(1), "f", &BOUNDS), Add::Again);
+        let first = queue.claim(5, &claim(9, 30), &BOUNDS);
+        assert_eq!(first.events.len(), 1);
+        assert_eq!(first.events[0].age, Duration::from_millis(5));
+        assert_eq!(first.next_due, Some(Duration::from_millis(30)));
+        assert!(queue.claim(34, &claim(9, 30), &BOUNDS).events.is_empty());
+        let second = queue.claim(35, &claim(9, 30), &BOUNDS);
+        assert_eq!(second.events[0].attempt, 2);
+        // The first replica is late.
+        assert!(!queue.settle(36, settlement(1, 1, None)));
+        assert!(queue.settle(36, settlement(1, 2, None)));
+        assert_eq!(
+            queue.claim(37, &claim(9, 30), &BOUNDS),
+            Claimed {
+                ..Claimed::default()
+            }
+        );
+    }
+
+    #[test]
+    fn a_retry_waits_for_its_pause() {
+        let mut queue = EventQueue::default();
+        let _ = queue.add(0, event(1), "f", &BOUNDS);
+        let _ = queue.claim(0, &claim(1, 30), &BOUNDS);
+        assert!(queue.settle(10, settlement(1, 1, Some(100))));
+        assert!(queue.claim(109, &claim(1, 30), &BOUNDS).events.is_empty());
+        assert_eq!(
+            queue.claim(110, &claim(1, 30), &BOUNDS).events[0].attempt,
+            2
+        );
+    }
+
+    #[test]
+    fn the_oldest_make_room_and_old_ones_are_dropped() {
+        let mut queue = EventQueue::default();
+        for own in 0..6 {
+            let dropped = u64::from(own >= 4);
+            assert_eq!(
+                queue.add(own.into(), event(own), "f", &BOUNDS),
+                Add::Done { dropped }
+            );
+        }
+        let claimed = queue.claim(10, &claim(9, 30), &BOUNDS);
+        let kept: Vec<EndEvent> = claimed.events.iter().map(|it| it.event).collect();
+        assert_eq!(kept, [2, 3, 4, 5].map(event));
+        let late = queue.claim(1_003, &claim(9, 30), &BOUNDS);
+        assert_eq!((late.expired, late.waiting), (2, 2));
+    }
+
+    #[test]
+    fn a_disabled_endpoint_takes_no_events_until_its_address_changes() {
+        let mut queue = EventQueue::default();
+        let _ = queue.add(0, event(1), "f", &BOUNDS);
+        assert_eq!(queue.disable("f"), 1);
+        assert_eq!(queue.add(0, event(2), "f", &BOUNDS), Add::Disabled);
+        assert!(queue.claim(0, &claim(9, 30), &BOUNDS).is_disabled);
+        assert_eq!(
+            queue.add(0, event(3), "g", &BOUNDS),
+            Add::Done { dropped: 0 }
+        );
+        assert!(queue.enable() && !queue.enable());
+        assert_eq!(queue.claim(0, &claim(9, 30), &BOUNDS).waiting, 1);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Wait(u64),
+        Add(u8),
+        Claim(usize),
+        /// Of the claims so far, the one at this place.
+        Settle(prop::sample::Index, Option<u64>),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            (0_u64..400).prop_map(Step::Wait),
+            (0_u8..12).prop_map(Step::Add),
+            (0_usize..4).prop_map(Step::Claim),
+            (any::<prop::sample::Index>(), prop::option::of(0_u64..200))
+                .prop_map(|(index, retry)| Step::Settle(index, retry)),
+        ]
+    }
+
+    proptest! {
+        /// Against a list of events: each is claimed by one caller at a time, never before it is due, and leaves the
+        /// queue only when it is settled, too old, or makes room.
+        #[test]
+        fn an_event_has_one_claim_at_a_time(steps in prop::collection::vec(step(), 1..80)) {
+            const LEASE: u64 = 50;
+            let (mut queue, mut now) = (EventQueue::default(), 0);
+            // Event, when it was added, when it is due, attempts.
+            let mut model: Vec<(EndEvent, u64, u64, u32)> = Vec::new();
+            let mut claims: Vec<(u8, u32)> = Vec::new();
+            let own = |event: &EndEvent| event.key.id.own() as u8;
+            for step in steps {
+                match step {
+                    Step::Wait(ms) => now += ms,
+                    Step::Add(number) => {
+                        let added = queue.add(now, event(number), "f", &BOUNDS);
+                        let is_known = model.iter().any(|(known, ..)| own(known) == number);
+                        prop_assert_eq!(added == Add::Again, is_known);
+                        if !is_known {
+                            if model.len() == 4 {
+                                let oldest = model.iter().enumerate();
+                                let oldest = oldest.min_by_key(|(_, it)| (it.1, it.0.key)).unwrap().0;
+                                model.remove(oldest);
+                            }
+                            model.push((event(number), now, now, 0));
+                        }
+                    }
+                    Step::Claim(max) => {
+                        let claimed = queue.claim(now, &claim(max, LEASE), &BOUNDS);
+                        let before = model.len();
+                        model.retain(|it| it.1 + 1_000 > now);
+                        prop_assert_eq!(claimed.expired as usize, before - model.len());
+                        let due = model.iter().filter(|it| it.2 <= now).count();
+                        prop_assert_eq!(claimed.events.len(), due.min(max));
+                        prop_assert_eq!(claimed.waiting as usize, model.len());
+                        for event in claimed.events {
+                            let entry = model.iter_mut().find(|it| it.0 == event.event);
+                            let entry = entry.expect("it was added");
+                            prop_assert!(entry.2 <= now);
+                            prop_assert_eq!(event.attempt, entry.3 + 1);
+                            (entry.2, entry.3) = (now + LEASE, event.attempt);
+                            claims.push((own(&event.event), event.attempt));
+                        }
+                    }
+                    Step::Settle(index, retry) => {
+                        if claims.is_empty() {
+                            continue;
+                        }
+                        let (number, attempt) = claims[index.index(claims.len())];
+                        let settled = queue.settle(now, settlement(number, attempt, retry));
+                        let place = model.iter().position(|it| own(&it.0) == number && it.3 == attempt);
+                        prop_assert_eq!(settled, place.is_some());
+                        if let Some(place) = place {
+                            match retry {
+                                Some(ms) => model[place].2 = now + ms,
+                                None => drop(model.remove(place)),
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Which endpoints learn of the end of which responses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use prometheus::IntCounter;
+use tokio::sync::Notify;
+
+use crate::ids::Tenant;
+use crate::store::status::Status;
+
+/// How much is kept for one endpoint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// If there are more events, the oldest are dropped.
+    pub max_events: u64,
+    /// Older events are dropped.
+    pub max_age: Duration,
+}
+
+impl Default for Bounds {
+    fn default() -> Self {
+        Self {
+            max_events: 10_000,
+            max_age: Duration::from_secs(72 * 3_600),
+        }
+    }
+}
+
+/// What became of events that were added here.
+#[derive(Clone, Debug)]
+pub struct AddCounters {
+    pub added: IntCounter,
+    /// Older events that made room.
+    pub dropped_full: IntCounter,
+    pub dropped_disabled: IntCounter,
+}
+
+/// An endpoint as the outbox knows it.
+#[derive(Clone, Debug)]
+pub struct Endpoint {
+    pub name: Arc<str>,
+    /// Changes with the endpoint's address, so that one which was disabled takes events again under another address.
+    pub fingerprint: Arc<str>,
+}
+
+/// An endpoint, and which events are for it.
+#[derive(Clone, Debug)]
+pub struct Subscriber {
+    pub endpoint: Endpoint,
+    /// `None`: of all tenants.
+    pub tenant: Option<Tenant>,
+    /// The statuses that responses end with.
+    pub statuses: Vec<Status>,
+    /// Notified when an event was added here.
+    pub added: Arc<Notify>,
+    pub counters: AddCounters,
+}
+
+/// All endpoints of one configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Subscriptions {
+    pub subscribers: Vec<Subscriber>,
+    pub bounds: Bounds,
+}
+
+impl Subscriptions {
+    /// The endpoints that learn of such an end.
+    pub fn of(&self, tenant: Tenant, status: Status) -> impl Iterator<Item = &Subscriber> {
+        self.subscribers.iter().filter(move |subscriber| {
+            let is_of_tenant = subscriber.tenant.is_none_or(|of| of == tenant);
+            is_of_tenant && subscriber.statuses.contains(&status)
+        })
+    }
+
+    pub(in crate::store) fn find(&self, endpoint: &str) -> Option<&Subscriber> {
+        let mut found = self.subscribers.iter();
+        found.find(|subscriber| *subscriber.endpoint.name == *endpoint)
+    }
+}
+
+/// Those of the latest configuration.
+#[derive(Debug, Default)]
+pub(in crate::store) struct SharedSubscriptions(ArcSwap<Subscriptions>);
+
+impl SharedSubscriptions {
+    pub(in crate::store) fn set(&self, subscriptions: Arc<Subscriptions>) {
+        self.0.store(subscriptions);
+    }
+
+    pub(in crate::store) fn get(&self) -> Arc<Subscriptions> {
+        self.0.load_full()
+    }
+
+    pub(in crate::store) fn is_empty(&self) -> bool {
+        self.0.load().subscribers.is_empty()
+    }
+}

@@ -1,0 +1,273 @@
+//! The outbox of webhooks in Redis.
+//!
+//! The script that ends a response writes `wh` into its record: for which endpoints its end is an event. The queue of an
+//! endpoint lies in another slot, so the event is put there by a second script, and only then `wh` is removed and the
+//! response taken out of its owner's set. A crash in between leaves the response in that set, and a scan, which removes
+//! what has ended, finds `wh` and does what is left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tracing::debug;
+
+use super::client::Redis;
+use super::keys::{member, parse_member};
+use super::reply::{Reply, malformed};
+use super::request::{Kind, Request};
+use super::scripts::{Call, Name};
+use crate::observe;
+use crate::store::meters::Op;
+use crate::store::outbox::{
+    Bounds, Claim, Claimed, ClaimedEvent, EndEvent, MAX_EXPIRED, Outbox, Settlement, Subscriptions,
+};
+use crate::store::{Error, ResponseKey, Status, StoreFuture};
+
+/// How long it is kept that an endpoint takes no events, without a replica that looks for events of it.
+const DISABLED_TTL: Duration = Duration::from_secs(30 * 24 * 3_600);
+/// Queues are kept for longer than their events, which a claim drops.
+const SPARE_TTL: Duration = Duration::from_secs(3_600);
+
+/// What a record says of its event: when the response ended, and for which endpoints.
+pub(super) struct EventMark(pub(super) String);
+
+impl EventMark {
+    fn new(created_at: i64, endpoints: &[&str]) -> Self {
+        Self(format!("{created_at}:{}", endpoints.join(",")))
+    }
+
+    fn read(&self) -> Option<(i64, impl Iterator<Item = &str>)> {
+        let (created_at, endpoints) = self.0.split_once(':')?;
+        let endpoints = endpoints.split(',').filter(|name| !name.is_empty());
+        Some((created_at.parse().ok()?, endpoints))
+    }
+}
+
+impl Redis {
+    /// What to write into a record with its end; `None` if no endpoint is to learn of it.
+    pub(super) fn event_mark(&self, key: ResponseKey, status: Status) -> Option<EventMark> {
+        if self.subscriptions.is_empty() {
+            return None;
+        }
+        let subscriptions = self.subscriptions.get();
+        let of = subscriptions.of(key.tenant, status);
+        let names: Vec<&str> = of.map(|it| &*it.endpoint.name).collect();
+        (!names.is_empty()).then(|| EventMark::new(observe::unix_s(), &names))
+    }
+
+    /// Puts the event of a response that has ended into the queues of its endpoints. False if that failed, and must be
+    /// done later.
+    pub(super) async fn queue_event(
+        &self,
+        key: ResponseKey,
+        status: Status,
+        mark: Option<&EventMark>,
+    ) -> bool {
+        let Some((created_at, endpoints)) = mark.and_then(EventMark::read) else {
+            return true;
+        };
+        let event = EndEvent {
+            key,
+            status,
+            created_at,
+        };
+        let subscriptions = self.subscriptions.get();
+        for endpoint in endpoints {
+            if let Err(error) = self.add_event(endpoint, event, &subscriptions).await {
+                debug!(response_id = %key.id, endpoint, %error, "webhook event not queued; the next scan queues it");
+                return false;
+            }
+        }
+        let mut forget = redis::cmd("HDEL");
+        forget.arg(self.keys.record(key)).arg("wh");
+        self.send_detached(Request::Command(forget));
+        true
+    }
+
+    /// As [`Self::queue_event`], if that was not done before.
+    pub(super) async fn queue_left_event(&self, key: ResponseKey, status: Status) -> bool {
+        if self.subscriptions.is_empty() {
+            return true;
+        }
+        let mut read = redis::cmd("HGET");
+        read.arg(self.keys.record(key)).arg("wh");
+        let value = self.execute(Kind::Read, Request::Command(read)).await;
+        match value.and_then(super::reply::bytes) {
+            Ok(None) => true,
+            Ok(Some(text)) => {
+                let mark = EventMark(String::from_utf8_lossy(&text).into_owned());
+                self.queue_event(key, status, Some(&mark)).await
+            }
+            Err(_) => false,
+        }
+    }
+
+    async fn add_event(
+        &self,
+        endpoint: &str,
+        event: EndEvent,
+        subscriptions: &Subscriptions,
+    ) -> Result<(), Error> {
+        let subscriber = subscriptions.find(endpoint);
+        let fingerprint = subscriber.map_or("", |it| &it.endpoint.fingerprint);
+        let call = Call::new(Name::OUTBOX_ADD)
+            .keys(self.keys.outbox(endpoint))
+            .arg(member(event.key))
+            .arg(event.status.as_str())
+            .arg(event.created_at.to_string())
+            .arg(fingerprint.to_owned())
+            .number(subscriptions.bounds.max_events)
+            .number(ttl_ms(&subscriptions.bounds));
+        let mut reply = self.call(Kind::Write, call).await?;
+        let (word, dropped) = (reply.word()?, reply.count()?);
+        let Some(subscriber) = subscriber else {
+            return Ok(());
+        };
+        match word.as_str() {
+            "ok" => {
+                subscriber.counters.added.inc();
+                subscriber.counters.dropped_full.inc_by(dropped);
+                subscriber.added.notify_one();
+            }
+            "off" => subscriber.counters.dropped_disabled.inc(),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    async fn claim_events(&self, endpoint: String, claim: Claim) -> Result<Claimed, Error> {
+        let bounds = self.subscriptions.get().bounds;
+        let call = Call::new(Name::OUTBOX_CLAIM)
+            .keys(self.keys.outbox(&endpoint))
+            .number(claim.max as u64)
+            .number(claim.lease.as_millis() as u64)
+            .number(bounds.max_age.as_millis() as u64)
+            .number(MAX_EXPIRED as u64)
+            .arg(claim.fingerprint)
+            .number(DISABLED_TTL.as_millis() as u64);
+        // A claim whose reply is lost ends with its lease.
+        let mut reply = self.call(Kind::WriteOnce, call).await?;
+        let is_disabled = reply.word()? == "off";
+        let mut claimed = Claimed {
+            is_disabled,
+            waiting: reply.count()?,
+            next_due: milliseconds(&mut reply)?,
+            oldest: milliseconds(&mut reply)?,
+            expired: reply.count()?,
+            events: Vec::new(),
+        };
+        while !reply.is_empty() {
+            let (response, entry) = (reply.word()?, reply.word()?);
+            let age = milliseconds(&mut reply)?.unwrap_or_default();
+            let event = parse_member(&response).zip(parse_entry(&entry));
+            let (key, (status, created_at, attempt)) =
+                event.ok_or_else(|| malformed("invalid event in the outbox"))?;
+            claimed.events.push(ClaimedEvent {
+                event: EndEvent {
+                    key,
+                    status,
+                    created_at,
+                },
+                attempt,
+                age,
+            });
+        }
+        Ok(claimed)
+    }
+
+    async fn settle_event(&self, endpoint: String, settlement: Settlement) -> Result<bool, Error> {
+        let [due, added, entries, _] = self.keys.outbox(&endpoint);
+        let call = Call::new(Name::OUTBOX_SETTLE)
+            .keys([due, added, entries])
+            .arg(member(settlement.key))
+            .arg(settlement.attempt.to_string());
+        let call = match settlement.retry_in {
+            Some(pause) => call.number(pause.as_millis() as u64),
+            None => call.arg(""),
+        };
+        let mut reply = self.call(Kind::Write, call).await?;
+        Ok(reply.word()? == "ok")
+    }
+
+    async fn disable_endpoint(&self, endpoint: String, fingerprint: String) -> Result<u64, Error> {
+        let call = Call::new(Name::OUTBOX_DISABLE)
+            .keys(self.keys.outbox(&endpoint))
+            .arg(fingerprint)
+            .number(DISABLED_TTL.as_millis() as u64);
+        self.call(Kind::Write, call).await?.count()
+    }
+
+    async fn enable_endpoint(&self, endpoint: String) -> Result<bool, Error> {
+        let [.., disabled] = self.keys.outbox(&endpoint);
+        let mut delete = redis::cmd("DEL");
+        delete.arg(disabled);
+        let deleted = self.execute(Kind::Write, Request::Command(delete)).await?;
+        Ok(deleted == redis::Value::Int(1))
+    }
+}
+
+impl Outbox for Redis {
+    fn subscribe(&self, subscriptions: Arc<Subscriptions>) {
+        self.subscriptions.set(subscriptions);
+    }
+
+    fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {
+        self.meter(
+            Op::ClaimEvents,
+            self.claim_events(endpoint.to_owned(), claim),
+        )
+    }
+
+    fn settle(&self, endpoint: &str, settlement: Settlement) -> StoreFuture<'_, bool> {
+        let settled = self.settle_event(endpoint.to_owned(), settlement);
+        self.meter(Op::SettleEvent, settled)
+    }
+
+    fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64> {
+        let disabled = self.disable_endpoint(endpoint.to_owned(), fingerprint.to_owned());
+        self.meter(Op::DisableEndpoint, disabled)
+    }
+
+    fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool> {
+        self.meter(
+            Op::EnableEndpoint,
+            self.enable_endpoint(endpoint.to_owned()),
+        )
+    }
+}
+
+fn ttl_ms(bounds: &Bounds) -> u64 {
+    (bounds.max_age + SPARE_TTL).as_millis() as u64
+}
+
+/// -1 for none.
+fn milliseconds(reply: &mut Reply) -> Result<Option<Duration>, Error> {
+    let number = reply.number()?.unwrap_or(-1);
+    Ok(u64::try_from(number).ok().map(Duration::from_millis))
+}
+
+fn parse_entry(text: &str) -> Option<(Status, i64, u32)> {
+    let mut words = text.split(' ');
+    let (status, created_at, attempt) = (words.next()?, words.next()?, words.next()?);
+    let status = Status::parse(status)?;
+    Some((status, created_at.parse().ok()?, attempt.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mark_is_read_as_it_was_written() {
+        let mark = EventMark::new(17, &["a", "b.c"]);
+        let (created_at, endpoints) = mark.read().unwrap();
+        assert_eq!(
+            (created_at, endpoints.collect::<Vec<_>>()),
+            (17, vec!["a", "b.c"])
+        );
+        for wrong in ["", "17", "x:a"] {
+            assert!(EventMark(wrong.to_owned()).read().is_none(), "{wrong}");
+        }
+        assert_eq!(parse_entry("failed 5 2"), Some((Status::Failed, 5, 2)));
+        assert_eq!(parse_entry("failed 5"), None);
+    }
+}

@@ -1,0 +1,7 @@
+-- Takes no more events for an endpoint, and drops those that wait.
+-- KEYS as in outbox_add.lua; ARGV fingerprint, TTL in ms
+-- Returns how many were dropped
+local dropped = redis.call('ZCARD', KEYS[2])
+redis.call('UNLINK', KEYS[1], KEYS[2], KEYS[3])
+redis.call('SET', KEYS[4], ARGV[1], 'PX', ARGV[2])
+return {tostring(dropped)}

@@ -1,0 +1,345 @@
+//! What every outbox must do: one event for one end, one claim at a time, and nothing lost with a replica.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::IntCounter;
+use warmroute::store::memory::Memory;
+use warmroute::store::outbox::{
+    AddCounters, Bounds, Claim, Claimed, Endpoint, Outbox, Settlement, Subscriber, Subscriptions,
+};
+use warmroute::store::redis::{Mode, Settings};
+use warmroute::store::{CancelOutcome, WriteOutcome};
+
+use super::*;
+use crate::cluster::eventually;
+use crate::redis_server;
+
+const HOOK: &str = "hook";
+const CLAIM_LEASE: Duration = Duration::from_secs(60);
+
+/// A store as one replica sees it. In memory, events are counted by the replica that was made last.
+struct Replica {
+    store: Store,
+    outbox: Arc<dyn Outbox>,
+    counters: AddCounters,
+}
+
+fn counters() -> AddCounters {
+    let counter = |name| IntCounter::new(name, "-").unwrap();
+    AddCounters {
+        added: counter("added"),
+        dropped_full: counter("full"),
+        dropped_disabled: counter("disabled"),
+    }
+}
+
+fn subscriber(name: &str, of: Option<Tenant>, statuses: &[Status]) -> Subscriber {
+    Subscriber {
+        endpoint: Endpoint {
+            name: name.into(),
+            fingerprint: "f".into(),
+        },
+        tenant: of,
+        statuses: statuses.to_vec(),
+        added: Arc::default(),
+        counters: counters(),
+    }
+}
+
+impl Replica {
+    fn new(store: Store, outbox: Arc<dyn Outbox>, bounds: Bounds) -> Self {
+        let counters = counters();
+        let hook = Subscriber {
+            counters: counters.clone(),
+            ..subscriber(HOOK, Some(tenant()), &Status::ALL[2..])
+        };
+        outbox.subscribe(Arc::new(Subscriptions {
+            subscribers: vec![
+                hook,
+                subscriber("failures", Some(tenant()), &[Status::Failed]),
+                subscriber("all", None, &[Status::Completed]),
+                subscriber("stranger", Some(Tenant::tagged(7)), &Status::ALL[2..]),
+            ],
+            bounds,
+        }));
+        Self {
+            store,
+            outbox,
+            counters,
+        }
+    }
+
+    fn in_redis(settings: &Settings, bounds: Bounds) -> Self {
+        let redis = Redis::open(settings, &keep(), CARRIERS, &Registry::default()).unwrap();
+        let redis = Arc::new(redis);
+        Self::new(redis.clone(), redis, bounds)
+    }
+
+    async fn run(&self) -> ResponseKey {
+        let key = new_key();
+        self.store.create(key, queued()).await.unwrap();
+        key
+    }
+
+    async fn end(&self, status: Status) -> (ResponseKey, Finalization) {
+        let (key, end) = (self.run().await, ending(status));
+        let ended = self.store.finalize(key, FENCE, end.clone()).await;
+        assert_eq!(ended, Ok(WriteOutcome::Done));
+        (key, end)
+    }
+
+    async fn claim(&self, endpoint: &str, max: usize, lease: Duration) -> Claimed {
+        let claim = Claim {
+            max,
+            lease,
+            fingerprint: "f".to_owned(),
+        };
+        self.outbox.claim(endpoint, claim).await.unwrap()
+    }
+
+    /// Claims all that is due.
+    async fn due(&self, endpoint: &str) -> Vec<(ResponseKey, Status, u32)> {
+        let claimed = self.claim(endpoint, 1_000, CLAIM_LEASE).await.events;
+        let one = claimed.iter();
+        one.map(|it| (it.event.key, it.event.status, it.attempt))
+            .collect()
+    }
+
+    async fn settle(&self, key: ResponseKey, attempt: u32, retry_in: Option<Duration>) -> bool {
+        let settlement = Settlement {
+            key,
+            attempt,
+            retry_in,
+        };
+        self.outbox.settle(HOOK, settlement).await.unwrap()
+    }
+}
+
+/// The same check with each kind of store, as two replicas see it.
+async fn on_each(bounds: Bounds, check: impl AsyncFn(&Replica, &Replica)) {
+    eprintln!("in memory");
+    let memory = Memory::new(&Default::default(), &keep(), &Registry::default());
+    let memory = Arc::new(memory);
+    let replica = || Replica::new(memory.clone(), memory.clone(), bounds);
+    check(&replica(), &replica()).await;
+    eprintln!("in Redis");
+    let server = Server::start().await;
+    let replica = || Replica::in_redis(&at(&server), bounds);
+    check(&replica(), &replica()).await;
+    eprintln!("in a cluster");
+    let nodes = redis_server::cluster().await;
+    let settings = Settings {
+        mode: Mode::Cluster,
+        urls: nodes.iter().map(Server::url).collect(),
+        ..at(&nodes[0])
+    };
+    let replica = || Replica::in_redis(&settings, bounds);
+    check(&replica(), &replica()).await;
+}
+
+#[tokio::test]
+async fn one_end_is_one_event_for_each_endpoint_that_is_to_learn_it() {
+    on_each(Bounds::default(), async |a, b| {
+        let (completed, end) = a.end(Status::Completed).await;
+        // The reply to the first write may have been lost.
+        let again = a.store.finalize(completed, FENCE, end.clone()).await;
+        assert_eq!(again, Ok(WriteOutcome::Done));
+        assert_eq!(b.due("hook").await, [(completed, Status::Completed, 1)]);
+        assert_eq!(b.due("all").await, [(completed, Status::Completed, 1)]);
+        assert!(a.due("failures").await.is_empty() && a.due("stranger").await.is_empty());
+        assert!(b.settle(completed, 1, None).await);
+        // Repeated when it is delivered already.
+        let _ = a.store.finalize(completed, FENCE, end).await;
+        let (failed, _) = a.end(Status::Failed).await;
+        assert_eq!(a.due("hook").await, [(failed, Status::Failed, 1)]);
+        assert_eq!(a.due("failures").await, [(failed, Status::Failed, 1)]);
+        // A foreground response is stored with its end, and is no event.
+        a.store.create(new_key(), finished()).await.unwrap();
+        assert!(b.due("hook").await.is_empty());
+        // Two events of three endpoints; the one for all tenants was not asked again.
+        assert_eq!(a.counters.added.get() + b.counters.added.get(), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_cancel_and_an_end_at_once_are_one_event() {
+    on_each(Bounds::default(), async |a, b| {
+        for _ in 0..20 {
+            let (key, cancel) = (a.run().await, cancelling());
+            let ended = a.store.finalize(key, FENCE, ending(Status::Completed));
+            let cancelled = b.store.cancel(key, cancel.clone());
+            let (ended, cancelled) = tokio::join!(ended, cancelled);
+            let won = match ended.unwrap() {
+                WriteOutcome::Done => Status::Completed,
+                _ => Status::Cancelled,
+            };
+            let is_cancelled = matches!(cancelled, Ok(CancelOutcome::Done { .. }));
+            assert_eq!(is_cancelled, won == Status::Cancelled);
+            if is_cancelled {
+                // As after a lost reply.
+                let again = b.store.cancel(key, cancel).await;
+                assert!(matches!(again, Ok(CancelOutcome::Done { .. })));
+            }
+            assert_eq!(b.due("hook").await, [(key, won, 1)]);
+            assert!(b.settle(key, 1, None).await);
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn what_a_lost_replica_claimed_is_claimed_by_another() {
+    on_each(Bounds::default(), async |a, b| {
+        let (key, _) = a.end(Status::Completed).await;
+        let claimed = a.claim(HOOK, 5, Duration::from_millis(300)).await;
+        assert_eq!((claimed.events.len(), claimed.waiting), (1, 1));
+        assert!(
+            claimed
+                .next_due
+                .is_some_and(|due| due <= Duration::from_millis(300))
+        );
+        assert!(b.due("hook").await.is_empty());
+        let mut taken_over = Vec::new();
+        eventually("the lease ends", async || {
+            taken_over = b.due("hook").await;
+            !taken_over.is_empty()
+        })
+        .await;
+        assert_eq!(taken_over, [(key, Status::Completed, 2)]);
+        assert!(!a.settle(key, 1, None).await);
+        assert!(b.settle(key, 2, Some(Duration::from_millis(50))).await);
+        eventually("the pause is over", async || {
+            taken_over = a.due("hook").await;
+            !taken_over.is_empty()
+        })
+        .await;
+        assert_eq!(taken_over, [(key, Status::Completed, 3)]);
+        assert!(a.settle(key, 3, None).await && !a.settle(key, 3, None).await);
+        assert_eq!(b.claim(HOOK, 5, CLAIM_LEASE).await.waiting, 0);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn replicas_that_claim_at_once_share_the_events() {
+    on_each(Bounds::default(), async |a, b| {
+        let mut ends = Vec::new();
+        for _ in 0..30 {
+            ends.push(a.end(Status::Incomplete).await.0);
+        }
+        let mut claimed = Vec::new();
+        while claimed.len() < ends.len() {
+            let (first, second) =
+                tokio::join!(a.claim(HOOK, 3, CLAIM_LEASE), b.claim(HOOK, 2, CLAIM_LEASE));
+            let events = first.events.iter().chain(&second.events);
+            claimed.extend(events.map(|it| it.event.key));
+        }
+        claimed.sort();
+        ends.sort();
+        assert_eq!(claimed, ends);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_full_queue_drops_its_oldest_and_old_events_are_dropped() {
+    let bounds = Bounds {
+        max_events: 2,
+        max_age: Duration::from_millis(700),
+    };
+    on_each(bounds, async |a, b| {
+        let mut ends = Vec::new();
+        for _ in 0..4 {
+            ends.push(a.end(Status::Completed).await.0);
+            // Their order in time, in whole milliseconds.
+            tokio::time::sleep(Duration::from_millis(3)).await;
+        }
+        let dropped = [a, b].map(|it| it.counters.dropped_full.get());
+        assert_eq!(dropped.iter().sum::<u64>(), 2);
+        let mut kept: Vec<_> = b.due("hook").await.iter().map(|it| it.0).collect();
+        kept.sort_by_key(|key| ends.iter().position(|end| end == key));
+        assert_eq!(kept, ends[2..]);
+        let mut expired = 0;
+        eventually("they are old", async || {
+            expired += b.claim(HOOK, 5, CLAIM_LEASE).await.expired;
+            expired == 2
+        })
+        .await;
+        assert!(!b.settle(kept[0], 1, None).await);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_disabled_endpoint_drops_events_until_it_is_enabled_or_moves() {
+    on_each(Bounds::default(), async |a, b| {
+        a.end(Status::Completed).await;
+        assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(1));
+        a.end(Status::Completed).await;
+        let dropped = [a, b].map(|it| it.counters.dropped_disabled.get());
+        assert_eq!(dropped.iter().sum::<u64>(), 1);
+        assert!(b.claim(HOOK, 5, CLAIM_LEASE).await.is_disabled);
+        // At another address it is another endpoint.
+        let moved = Claim {
+            max: 5,
+            lease: CLAIM_LEASE,
+            fingerprint: "g".to_owned(),
+        };
+        let claimed = b.outbox.claim(HOOK, moved).await.unwrap();
+        assert!(!claimed.is_disabled && claimed.events.is_empty());
+        assert_eq!(b.outbox.enable(HOOK).await, Ok(true));
+        assert_eq!(b.outbox.enable(HOOK).await, Ok(false));
+        let (key, _) = a.end(Status::Completed).await;
+        assert_eq!(b.due("hook").await, [(key, Status::Completed, 1)]);
+    })
+    .await;
+}
+
+/// A replica that is lost between the end of a response and its queue leaves the event to a scan.
+#[tokio::test]
+async fn an_end_whose_event_could_not_be_queued_is_found_by_a_scan() {
+    let server = Server::start().await;
+    let replica = || Replica::in_redis(&at(&server), Bounds::default());
+    let (a, b) = (replica(), replica());
+    a.store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+    let prefix = Settings::default().prefix;
+    let queue = format!("{prefix}he:{{{HOOK}}}");
+    let block = || server.cli(&["set", &queue, "no hash"]);
+    let unblock = || server.cli(&["del", &queue]);
+    // Its owner lives, and finds that it is not running.
+    block();
+    let (completed, _) = a.end(Status::Completed).await;
+    unblock();
+    assert!(b.due("hook").await.is_empty());
+    let untracked = a.store.untracked(OWNER, Vec::new(), 10).await;
+    assert_eq!(untracked, Ok(Vec::new()));
+    assert_eq!(b.due("hook").await, [(completed, Status::Completed, 1)]);
+    // Cancelled through another replica.
+    let cancelled = a.run().await;
+    block();
+    b.store.cancel(cancelled, cancelling()).await.unwrap();
+    unblock();
+    a.store.untracked(OWNER, Vec::new(), 10).await.unwrap();
+    assert_eq!(b.due("hook").await, [(cancelled, Status::Cancelled, 1)]);
+    // Its owner is lost.
+    block();
+    let (orphaned, _) = a.end(Status::Completed).await;
+    unblock();
+    a.store.end_lease(OWNER).await.unwrap();
+    eventually("a scan queues it", async || {
+        assert_eq!(b.store.orphans(10).await, Ok(Vec::new()));
+        b.due("hook").await == [(orphaned, Status::Completed, 1)]
+    })
+    .await;
+    // Nothing is left to do.
+    a.store.orphans(10).await.unwrap();
+    assert_eq!(b.claim(HOOK, 10, CLAIM_LEASE).await.waiting, 3);
+    eventually("the sets are empty", async || {
+        b.store.orphans(10).await.unwrap();
+        let sets = server.cli(&["keys", &format!("{prefix}q:*")]);
+        sets.trim().is_empty()
+    })
+    .await;
+}
