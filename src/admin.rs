@@ -15,6 +15,7 @@ mod responses;
 mod role;
 mod settings;
 mod tenants;
+mod webhooks;
 mod worker_metrics;
 
 use std::io;
@@ -48,6 +49,7 @@ use crate::http::tls::ClientNames;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::relay::Relay;
+use crate::webhooks::Webhooks;
 use crate::{http, observe};
 
 /// The admin listener's handler.
@@ -56,6 +58,7 @@ pub struct AdminServer {
     /// What most pages show.
     sources: Arc<Sources>,
     config: ConfigPage,
+    webhooks: Arc<Webhooks>,
     worker_metrics: WorkerMetrics,
     dashboard: Dashboard,
     /// One scrape at a time: each sets the gauges of all workers anew.
@@ -76,6 +79,7 @@ pub struct Pages {
     pub kv: KvPages,
     pub responses: ResponsesPage,
     pub config: ConfigPage,
+    pub webhooks: Arc<Webhooks>,
 }
 
 /// Who may use the pages, and for how large a body.
@@ -121,6 +125,7 @@ impl AdminServer {
             listing: OffloadThread::start("admin-pages")?,
             sources,
             config: pages.config,
+            webhooks: pages.webhooks,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
@@ -213,6 +218,8 @@ impl AdminServer {
                 let relay = self.sources.relay.load();
                 answer(StatusCode::OK, &tenants::page(relay.tenants()))
             }
+            Name::Webhooks => webhooks::page(&self.webhooks),
+            Name::EnableWebhook => webhooks::enable(&self.webhooks, query, client).await,
             Name::KvBlocks => self.blocks(query).await,
             Name::Config => answer(StatusCode::OK, &self.config.running()),
             Name::Reload => {

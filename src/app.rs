@@ -173,6 +173,7 @@ impl App {
         let store = store::open(&config.responses.store, io_threads.count(), &metrics)?;
         let limiter = tenants::limiter(config, &store, io_threads.count(), &metrics)?;
         tenants::start_limiter(&limiter, &peers, &tasks);
+        let webhooks = responses_parts::webhooks(config, &store, fleet.tls(), &tasks, &metrics);
         let store = store.responses;
         let (traces, tracer) = Traces::start(config, &fleet, &metrics)?;
         let relay = Relay::new(
@@ -271,6 +272,7 @@ impl App {
                 kv: KvPages::new(board, indexes, tokenizer_check),
                 responses: responses_page(store, responses.clone(), dry_run.clone()),
                 config: reload.page(),
+                webhooks: webhooks.clone(),
             },
             metrics.clone(),
             readiness.clone(),
@@ -296,6 +298,7 @@ impl App {
             tls: tls.clone(),
             discoveries,
             limiter,
+            webhooks,
         };
         let reloader = Reloader::new(config, parts, &reload, reload_requests, &metrics)?;
         tasks.spawn_until_stopped(reloader.run());

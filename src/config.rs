@@ -19,6 +19,7 @@ mod tls;
 mod token_sources;
 mod tokenizer;
 mod watched;
+mod webhooks;
 mod worker_tls;
 
 use std::path::Path;

@@ -4,6 +4,7 @@ pub mod ids;
 pub mod observe;
 pub mod secret;
 pub mod units;
+pub mod webhooks;
 
 pub mod http;
 

@@ -38,6 +38,8 @@ pub(super) enum Name {
     KvBlocks,
     Responses,
     Tenants,
+    Webhooks,
+    EnableWebhook,
     Config,
     Explain,
     Drain,
@@ -49,7 +51,7 @@ const READ: Option<Role> = Some(Role::Read);
 const OPERATE: Option<Role> = Some(Role::Operate);
 
 /// In the order in which the page at `/` lists them.
-pub(super) static PAGES: [Page; 20] = [
+pub(super) static PAGES: [Page; 22] = [
     // The page has no data: it asks for a token, if one is needed, and sends it with what it reads.
     page(
         Name::Index,
@@ -157,6 +159,14 @@ pub(super) static PAGES: [Page; 20] = [
         "tenants, their limits and what is left of them (JSON)",
     ),
     page(
+        Name::Webhooks,
+        Method::GET,
+        "/webhooks",
+        READ,
+        None,
+        "endpoints of webhooks: their state, and the events that wait for them (JSON)",
+    ),
+    page(
         Name::Config,
         Method::GET,
         "/config",
@@ -198,6 +208,14 @@ pub(super) static PAGES: [Page; 20] = [
         OPERATE,
         Some(&["worker"]),
         "?worker=NAME: send it requests again",
+    ),
+    page(
+        Name::EnableWebhook,
+        Method::POST,
+        "/webhooks/enable",
+        OPERATE,
+        Some(&["endpoint"]),
+        "?endpoint=NAME: deliver events again to an endpoint that answered 410",
     ),
     page(
         Name::Reload,
@@ -298,11 +316,13 @@ mod tests {
             ("GET", "/kv", "read"),
             ("GET", "/responses", "read"),
             ("GET", "/tenants", "read"),
+            ("GET", "/webhooks", "read"),
             ("GET", "/config", "read"),
             ("GET", "/kv/blocks", "operate"),
             ("POST", "/explain", "operate"),
             ("POST", "/drain", "operate"),
             ("POST", "/undrain", "operate"),
+            ("POST", "/webhooks/enable", "operate"),
             ("POST", "/reload", "operate"),
         ];
         let found: Vec<_> = PAGES

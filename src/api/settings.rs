@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{cors, endpoints};
-use crate::http::client_address::TrustedProxies;
+use crate::http::client_address::Networks;
 use crate::units::{DurationText, SizeText};
 
 /// Bodies of clients' requests, and the proxies they come through.
@@ -31,7 +31,7 @@ pub struct Settings {
     pub body_timeout: Duration,
     /// Proxies in front of the router, as addresses or networks such as `10.0.0.0/8`. A request from one of them
     /// has the client address that its `X-Forwarded-For` reports.
-    pub trusted_proxies: TrustedProxies,
+    pub trusted_proxies: Networks,
     pub cors: cors::Settings,
     /// Paths of further endpoints of the engines, which are passed on to a worker of the request's `model`, by load:
     /// `/v1/score`, `/classify`, `/pooling`, `/v1/audio/transcriptions`. A body is JSON or a form (`multipart/form-data`). Only
@@ -60,7 +60,7 @@ impl Default for Settings {
             max_total_body: 1 << 30,
             max_body_wait: Duration::from_secs(5),
             body_timeout: Duration::from_secs(30),
-            trusted_proxies: TrustedProxies::default(),
+            trusted_proxies: Networks::default(),
             cors: cors::Settings::default(),
             extra_endpoints: Vec::new(),
         }

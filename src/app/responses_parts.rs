@@ -11,10 +11,13 @@ use tracing::info;
 use crate::admin::ResponsesPage;
 use crate::api::dry_run::DryRun;
 use crate::config::Config;
+use crate::http::drain::Tasks;
+use crate::http::tls::Clients;
 use crate::observe::metrics::Registry;
 use crate::responses::Responses;
 use crate::state_token::KeyRing;
-use crate::store::ResponseStore;
+use crate::store::{OpenStore, ResponseStore};
+use crate::webhooks::Webhooks;
 
 pub(super) fn responses_page(
     store: Arc<dyn ResponseStore>,
@@ -29,6 +32,20 @@ pub(super) fn responses_page(
             Box::pin(async move { dry_run.engine_body(api, tenant.as_deref(), body).await })
         };
     ResponsesPage::new(store, Box::new(counts), Box::new(dry_run))
+}
+
+/// Reports the end of background responses from now on.
+pub(super) fn webhooks(
+    config: &Config,
+    store: &OpenStore,
+    clients: &Arc<Clients>,
+    tasks: &Tasks,
+    metrics: &Registry,
+) -> Arc<Webhooks> {
+    let (outbox, clients) = (store.outbox.clone(), clients.clone());
+    let webhooks = Webhooks::new(&config.webhooks, outbox, clients, tasks.clone(), metrics);
+    tasks.spawn_until_stopped(webhooks.clone().run());
+    webhooks
 }
 
 /// What signs the state that clients keep.

@@ -10,6 +10,7 @@ use super::settings::Config;
 use super::tls;
 use super::token_sources;
 use super::tokenizer::Tokenizer;
+use super::webhooks;
 use crate::fleet::discovery::kubernetes;
 use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
@@ -63,6 +64,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     }
     check_traces(config, reader);
     check_jwt(config, reader);
+    webhooks::check(config, reader);
     tls::check(config, reader);
     token_sources::check(config, reader);
 }

@@ -10,15 +10,15 @@ use ipnet::IpNet;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
-/// The proxies whose `X-Forwarded-For` is believed.
+/// IP addresses and networks, such as those of proxies whose `X-Forwarded-For` is believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<String>", into = "Vec<String>")]
-pub struct TrustedProxies(Vec<IpNet>);
+pub struct Networks(Vec<IpNet>);
 
 /// The schema's `format` of an address or network.
 pub const NETWORK: &str = "address or network";
 
-impl JsonSchema for TrustedProxies {
+impl JsonSchema for Networks {
     fn schema_name() -> Cow<'static, str> {
         "Networks".into()
     }
@@ -32,7 +32,7 @@ impl JsonSchema for TrustedProxies {
     }
 }
 
-impl TryFrom<Vec<String>> for TrustedProxies {
+impl TryFrom<Vec<String>> for Networks {
     type Error = String;
 
     fn try_from(texts: Vec<String>) -> Result<Self, String> {
@@ -44,8 +44,8 @@ impl TryFrom<Vec<String>> for TrustedProxies {
     }
 }
 
-impl From<TrustedProxies> for Vec<String> {
-    fn from(proxies: TrustedProxies) -> Self {
+impl From<Networks> for Vec<String> {
+    fn from(proxies: Networks) -> Self {
         proxies.0.iter().map(IpNet::to_string).collect()
     }
 }
@@ -58,7 +58,7 @@ pub fn parse(text: &str) -> Result<IpNet, String> {
     })
 }
 
-impl TrustedProxies {
+impl Networks {
     /// The client's address of a request over a connection from `peer`.
     ///
     /// Each proxy appends the address it was connected from, so the list is read from its end: the first
@@ -83,7 +83,7 @@ impl TrustedProxies {
         client
     }
 
-    fn contains(&self, address: IpAddr) -> bool {
+    pub fn contains(&self, address: IpAddr) -> bool {
         self.0.iter().any(|network| network.contains(&address))
     }
 }
@@ -104,7 +104,7 @@ mod tests {
 
     fn check(trusted: &[&str], peer: &str, lines: &[&str], expected: &str) {
         let trusted = trusted.iter().map(ToString::to_string).collect::<Vec<_>>();
-        let trusted = TrustedProxies::try_from(trusted).unwrap();
+        let trusted = Networks::try_from(trusted).unwrap();
         let mut headers = HeaderMap::new();
         for line in lines {
             headers.append("x-forwarded-for", HeaderValue::from_str(line).unwrap());
@@ -169,9 +169,9 @@ mod tests {
     #[test]
     fn a_list_is_written_as_it_is_read() {
         let texts = vec!["10.0.0.0/8".to_owned(), "2001:db8::/32".to_owned()];
-        let proxies = TrustedProxies::try_from(texts.clone()).unwrap();
+        let proxies = Networks::try_from(texts.clone()).unwrap();
         assert_eq!(Vec::from(proxies), texts);
-        let wrong = TrustedProxies::try_from(vec!["10.0.0/8".to_owned()]);
+        let wrong = Networks::try_from(vec!["10.0.0/8".to_owned()]);
         assert!(wrong.unwrap_err().contains("`10.0.0/8`"));
     }
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use warmroute::config::Config;
-use warmroute::http::client_address::TrustedProxies;
+use warmroute::http::client_address::Networks;
 use warmroute::observe::ACCESS_LOG;
 use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
@@ -220,7 +220,7 @@ async fn x_forwarded_for_is_believed_of_trusted_proxies_only() {
     ] {
         let trusted: Vec<String> = trusted.into_iter().map(str::to_owned).collect();
         let cluster = logged(fast(), |config| {
-            config.api.requests.trusted_proxies = TrustedProxies::try_from(trusted).unwrap();
+            config.api.requests.trusted_proxies = Networks::try_from(trusted).unwrap();
         })
         .await;
         let (_, client) = address_of(&cluster, b"", chain).await;

@@ -11,7 +11,7 @@ const LAYERS: &[&[&str]] = &[
     &["http"],
     &["traces"],
     &["fleet", "jwt", "kv", "prompt", "state_token", "store"],
-    &["limits", "queue", "routing"],
+    &["limits", "queue", "routing", "webhooks"],
     &["peers"],
     &["relay"],
     &["openai"],

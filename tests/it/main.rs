@@ -62,4 +62,5 @@ mod traces_settings;
 mod usage;
 mod vocabulary;
 mod warm_start;
+mod webhooks;
 mod websocket;

@@ -18,6 +18,7 @@ use crate::http::io_threads::OffloadThread;
 use crate::limits::Limiter;
 use crate::observe;
 use crate::relay::tokens::Tokens;
+use crate::webhooks::Webhooks;
 
 /// Who may use the operators' pages.
 pub(crate) fn access(config: &Config) -> Access<'_> {
@@ -38,6 +39,7 @@ pub(crate) struct Parts {
     pub(crate) tls: Listeners,
     pub(crate) discoveries: FollowedDiscoveries,
     pub(crate) limiter: Arc<Limiter>,
+    pub(crate) webhooks: Arc<Webhooks>,
 }
 
 impl Parts {
@@ -80,6 +82,7 @@ impl Parts {
         self.dry_run
             .store(Arc::new(DryRun::new(responses, &tenants)));
         self.admin.set(relay, access(config));
+        self.webhooks.replace(&config.webhooks);
         observe::set_log_level(&config.log);
         Ok(())
     }

@@ -1,0 +1,187 @@
+//! The endpoints of one configuration, and what outlives it: how each of them does.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+use tokio::sync::{Notify, Semaphore};
+
+use super::client;
+use super::metrics::Metrics;
+use super::retry;
+use super::settings::{EVERY_TENANT, EndpointSettings, Settings};
+use super::signature::SigningKey;
+use super::target::Target;
+use crate::http::circuit_breaker::CircuitBreaker;
+use crate::http::client_address::Networks;
+use crate::http::tls;
+use crate::ids::Tenant;
+use crate::store::Status;
+use crate::store::outbox::{self, Bounds, Subscriber, Subscriptions};
+
+/// An endpoint as one configuration has it.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) name: Arc<str>,
+    /// As the configuration names it.
+    pub(super) tenant: String,
+    pub(super) target: Target,
+    pub(super) tls: Option<Arc<tls::Client>>,
+    pub(super) allowed_networks: Networks,
+    pub(super) keys: Vec<SigningKey>,
+    pub(super) statuses: Vec<Status>,
+    /// Of its URL: under another one it is no longer disabled.
+    pub(super) fingerprint: Arc<str>,
+    pub(super) state: Arc<EndpointState>,
+}
+
+/// What is known of an endpoint from its attempts.
+#[derive(Debug)]
+pub(super) struct EndpointState {
+    /// An event was added, an attempt has ended, or an operator has enabled the endpoint.
+    pub(super) wake: Arc<Notify>,
+    pub(super) in_flight: AtomicU32,
+    pub(super) breaker: Mutex<CircuitBreaker>,
+    pub(super) seen: Mutex<Seen>,
+}
+
+/// For operators.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    pub(super) is_disabled: bool,
+    pub(super) waiting: u64,
+    pub(super) oldest_age_s: u64,
+    pub(super) delivered_at: Option<i64>,
+    pub(super) failed_at: Option<i64>,
+    pub(super) failure: String,
+}
+
+/// All endpoints of one configuration, with its limits.
+#[derive(Debug)]
+pub(super) struct Table {
+    pub(super) endpoints: BTreeMap<Arc<str>, Arc<Endpoint>>,
+    pub(super) settings: Settings,
+    /// Of all attempts at the same time.
+    pub(super) permits: Arc<Semaphore>,
+}
+
+impl Table {
+    /// Of settings that were checked; an endpoint that the check would refuse is left out.
+    pub(super) fn new(settings: &Settings, clients: &tls::Clients, before: Option<&Self>) -> Self {
+        let advanced = &settings.advanced;
+        let endpoints = settings.endpoints.iter().filter_map(|listed| {
+            let endpoint = Endpoint::new(listed, settings, clients, before)?;
+            Some((endpoint.name.clone(), Arc::new(endpoint)))
+        });
+        let permits =
+            before.filter(|it| it.settings.advanced.max_concurrent == advanced.max_concurrent);
+        let permits = match permits {
+            Some(before) => before.permits.clone(),
+            None => Arc::new(Semaphore::new(advanced.max_concurrent as usize)),
+        };
+        Self {
+            endpoints: endpoints.collect(),
+            permits,
+            settings: settings.clone(),
+        }
+    }
+
+    pub(super) fn subscriptions(&self, metrics: &Metrics) -> Subscriptions {
+        let subscriber = |endpoint: &Arc<Endpoint>| Subscriber {
+            endpoint: outbox::Endpoint {
+                name: endpoint.name.clone(),
+                fingerprint: endpoint.fingerprint.clone(),
+            },
+            tenant: match endpoint.tenant.as_str() {
+                "" => Some(Tenant::default()),
+                EVERY_TENANT => None,
+                name => Some(Tenant::of(name)),
+            },
+            statuses: endpoint.statuses.clone(),
+            added: endpoint.state.wake.clone(),
+            counters: metrics.add_counters(&endpoint.name),
+        };
+        Subscriptions {
+            subscribers: self.endpoints.values().map(subscriber).collect(),
+            bounds: Bounds {
+                max_events: self.settings.max_waiting_events,
+                max_age: self.settings.max_age,
+            },
+        }
+    }
+
+    pub(super) fn attempt_limits(&self) -> client::Limits {
+        client::Limits {
+            attempt: self.settings.attempt_timeout,
+            connect: self.settings.advanced.connect_timeout,
+            answer_bytes: self.settings.advanced.max_answer,
+        }
+    }
+
+    pub(super) fn retry_limits(&self) -> retry::Limits {
+        retry::Limits {
+            max_attempts: self.settings.max_attempts,
+            max_age: self.settings.max_age,
+        }
+    }
+}
+
+impl Endpoint {
+    fn new(
+        listed: &EndpointSettings,
+        settings: &Settings,
+        clients: &tls::Clients,
+        before: Option<&Table>,
+    ) -> Option<Self> {
+        let target = Target::of(&listed.url).ok()?;
+        let keys: Result<_, _> = listed.secrets.iter().map(SigningKey::of).collect();
+        let tls = listed.tls.clone().unwrap_or_default();
+        let fingerprint = fingerprint(&listed.url);
+        let advanced = &settings.advanced;
+        let known = before.and_then(|before| before.endpoints.get(&*listed.name));
+        let known = known.filter(|known| *known.fingerprint == *fingerprint);
+        let state = match known {
+            Some(known) => known.state.clone(),
+            None => Arc::new(EndpointState::new(advanced.failure_threshold)),
+        };
+        state
+            .breaker
+            .lock()
+            .set(advanced.failure_threshold, advanced.open_duration);
+        Some(Self {
+            name: listed.name.as_str().into(),
+            tenant: listed.tenant.clone(),
+            tls: target.is_https.then(|| clients.get(&tls)),
+            target,
+            allowed_networks: listed.allowed_networks.clone(),
+            keys: keys.ok()?,
+            statuses: listed.events.iter().map(|event| event.status()).collect(),
+            fingerprint: fingerprint.into(),
+            state,
+        })
+    }
+}
+
+impl EndpointState {
+    fn new(failure_threshold: u32) -> Self {
+        Self {
+            wake: Arc::default(),
+            in_flight: AtomicU32::new(0),
+            breaker: Mutex::new(CircuitBreaker::new(failure_threshold, Default::default())),
+            seen: Mutex::default(),
+        }
+    }
+}
+
+/// Distinguishes URLs without showing them.
+fn fingerprint(url: &str) -> String {
+    let digest = Sha256::digest(url);
+    digest.iter().take(8).fold(String::new(), |mut hex, byte| {
+        // Writing to a String cannot fail.
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
