@@ -319,7 +319,7 @@ async fn an_end_whose_event_could_not_be_queued_is_found_by_a_scan() {
     // Cancelled through another replica.
     let cancelled = a.run().await;
     block();
-    b.store.cancel(cancelled, cancelling()).await.unwrap();
+    let _ = b.store.cancel(cancelled, cancelling()).await.unwrap();
     unblock();
     a.store.untracked(OWNER, Vec::new(), 10).await.unwrap();
     assert_eq!(b.due("hook").await, [(cancelled, Status::Cancelled, 1)]);
