@@ -399,7 +399,9 @@ async fn what_a_killed_replica_was_delivering_is_delivered_by_another() {
         urls: vec![redis.url()],
         ..Default::default()
     });
-    responses.state_token.keys = vec![Secret::new("00".repeat(32))];
+    responses.state_token.keys = vec![Secret::new(
+        "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff",
+    )];
     quick(&mut config);
     config.webhooks.attempt_timeout = Duration::from_secs(20);
     config.webhooks.endpoints = vec![endpoint("hook", &receiver.url())];
