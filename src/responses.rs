@@ -47,6 +47,7 @@ mod settings;
 mod stored;
 mod stream;
 mod template;
+mod truncation;
 pub mod websocket;
 mod without_output;
 

@@ -22,7 +22,7 @@ use super::request::{self, CreateRequest, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
-use super::{chat, engine_body, engine_error, engine_input, inline_compaction, stream};
+use super::{chat, engine_body, engine_error, inline_compaction, stream, truncation};
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
@@ -237,7 +237,7 @@ impl Responses {
             // Each round drops about half of the items, so there are few rounds.
             let shorter = match create.truncation {
                 Truncation::Disabled => None,
-                Truncation::Auto => engine_input::shortened(&input),
+                Truncation::Auto => truncation::shortened(&input),
             };
             input = shorter.ok_or(error)?;
         }

@@ -4,13 +4,13 @@
 //! engine's prefix cache. Texts and arguments are copied as written.
 
 use std::borrow::Cow;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::input::NewInput;
-use super::item::{Item, Kind, joined_text};
+use super::item::{Item, Kind, call_id, joined_text};
 use super::members::{self, Members, put, put_string, put_text};
 use crate::openai::error::ApiError;
 
@@ -316,57 +316,6 @@ impl EngineInput {
         self.function_call(&id, name, arguments);
         self.function_call_output(&id, output);
     }
-}
-
-/// Drops the older half of a list that is too long for the model; `None` if nothing more may be dropped.
-///
-/// System and developer messages stay, and everything from the last user message on. A call is dropped
-/// together with its output.
-pub(super) fn shortened(list: &[u8]) -> Option<Vec<u8>> {
-    let items = members::list(std::str::from_utf8(list).ok()?)?;
-    let read: Vec<Item<'_>> = items
-        .iter()
-        .map(|raw| Item::read(raw, "input").ok())
-        .collect::<Option<_>>()?;
-    let role = |index: usize| read[index].members.get("role").unwrap_or_default();
-    let last = (0..read.len()).rfind(|index| role(*index) == "\"user\"")?;
-    let is_droppable = |index: &usize| !matches!(role(*index), "\"system\"" | "\"developer\"");
-    let old: Vec<usize> = (0..last).filter(is_droppable).collect();
-    let dropped = &old[..old.len().div_ceil(2)];
-    if dropped.is_empty() {
-        return None;
-    }
-    let calls: HashSet<&str> = dropped
-        .iter()
-        .map(|index| &read[*index])
-        .filter(|item| matches!(item.kind, Kind::FunctionCall | Kind::CustomToolCall))
-        .map(call_id)
-        .collect();
-    let is_output = |item: &Item<'_>| {
-        matches!(
-            item.kind,
-            Kind::FunctionCallOutput | Kind::CustomToolCallOutput
-        )
-    };
-    let mut out = vec![b'['];
-    for (index, item) in read.iter().enumerate() {
-        let is_dropped = dropped.binary_search(&index).is_ok()
-            || (is_output(item) && calls.contains(call_id(item)));
-        if !is_dropped {
-            if out.len() > 1 {
-                out.push(b',');
-            }
-            out.extend_from_slice(items[index].as_bytes());
-        }
-    }
-    out.push(b']');
-    Some(out)
-}
-
-/// The id that a call and its output share, as JSON.
-fn call_id<'a>(item: &Item<'a>) -> &'a str {
-    let id = item.members.get("call_id");
-    id.or_else(|| item.members.get("id")).unwrap_or("\"\"")
 }
 
 /// The arguments of a client's own call, as JSON: what its type has instead.

@@ -189,6 +189,12 @@ pub(super) fn owner(id: &str) -> Option<(ResponseId, bool)> {
     Some((response, index < INPUT_OFFSET))
 }
 
+/// The id that a call and its output share, as JSON.
+pub(super) fn call_id<'a>(item: &Item<'a>) -> &'a str {
+    let id = item.members.get("call_id");
+    id.or_else(|| item.members.get("id")).unwrap_or("\"\"")
+}
+
 /// The text of a list of parts: each part's `text` or `refusal`, joined by `separator`, as a JSON string with
 /// escapes and without quotes. `None` if no part has text.
 pub(super) fn joined_text<'a>(content: &'a str, separator: &str) -> Option<Cow<'a, str>> {

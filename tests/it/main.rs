@@ -45,6 +45,7 @@ mod replica_simulation;
 mod responses;
 mod responses_checks;
 mod responses_compact;
+mod responses_limits;
 mod responses_over_chat;
 mod rolling_restart;
 mod routed_prompts;

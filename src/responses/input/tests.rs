@@ -3,7 +3,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ids::Root;
-use crate::responses::engine_input::{EngineInput, UnsupportedItems, shortened};
+use crate::responses::engine_input::{EngineInput, UnsupportedItems};
+use crate::responses::truncation::shortened;
 
 fn ids() -> Ids {
     Ids::of(ResponseId::new(Root(1), 2))
@@ -381,34 +382,6 @@ fn a_reference_is_replaced_by_its_item() {
     );
     let own = read(&input, &found).unwrap();
     assert_eq!(own.items[0].id, "msg_1");
-}
-
-#[test]
-fn shortening_drops_the_older_half_and_keeps_pairs_together() {
-    let short = |list: &Value| {
-        let short = shortened(list.to_string().as_bytes())?;
-        Some(serde_json::from_slice::<Value>(&short).unwrap())
-    };
-    let system = json!({"type": "message", "role": "system", "content": "s"});
-    let list = json!([
-        system,
-        user("1"),
-        call("a"),
-        user("2"),
-        output("a"),
-        user("3"),
-        call("b"),
-        output("b")
-    ]);
-    let first = short(&list).unwrap();
-    assert_eq!(
-        first,
-        json!([system, user("2"), user("3"), call("b"), output("b")])
-    );
-    let second = short(&first).unwrap();
-    assert_eq!(second, json!([system, user("3"), call("b"), output("b")]));
-    assert_eq!(short(&second), None);
-    assert_eq!(short(&json!([call("a"), output("a")])), None);
 }
 
 /// Any item, valid or not.

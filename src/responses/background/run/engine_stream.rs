@@ -11,7 +11,7 @@ use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::RequestContext;
 use crate::responses::request::{CreateRequest, Truncation};
 use crate::responses::service::Responses;
-use crate::responses::{engine_body, engine_error, engine_input};
+use crate::responses::{engine_body, engine_error, truncation};
 use crate::{http, observe};
 
 /// The first and the longest pause between attempts to find a worker.
@@ -43,7 +43,7 @@ impl Responses {
                 Err(error) => error,
             };
             if error.code == engine_error::TOO_LONG && create.truncation == Truncation::Auto {
-                input = engine_input::shortened(&input).ok_or(error)?;
+                input = truncation::shortened(&input).ok_or(error)?;
                 continue;
             }
             let may_help = matches!(
