@@ -7,6 +7,7 @@
 
 pub mod circuit_breaker;
 pub mod discovery;
+pub mod engine;
 pub mod events;
 pub mod freed;
 mod group;

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Dp ranks of one worker. Real engines have far fewer.
-const MAX_RANKS: u32 = 64;
+pub(super) const MAX_RANKS: u32 = 64;
 
 /// How a worker's KV events are received, as a configuration lists it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -44,7 +44,8 @@ impl Default for EventsSpec {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum From {
-    /// As the engine answers to `/kv_event_sources` (vLLM 0.29 and later); an engine without that page has none.
+    /// As the engine says: vLLM 0.29 and later at `/kv_event_sources`, SGLang at `/server_info`. An engine without such
+    /// a page has none.
     #[default]
     Auto,
     /// Not received; the router predicts what the worker has cached.
@@ -273,7 +274,7 @@ fn listening_port(endpoint: &str) -> Option<String> {
 }
 
 /// True for an address that means all interfaces.
-fn is_wildcard(host: &str) -> bool {
+pub(super) fn is_wildcard(host: &str) -> bool {
     matches!(host, "*" | "0.0.0.0" | "[::]" | "::")
 }
 

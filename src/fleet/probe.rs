@@ -1,12 +1,14 @@
 //! Probes every worker: `/health`, `/v1/models`, `/version`, `/metrics`, `/kv_event_sources`, and the Mooncake
-//! bootstrap server of a prefill worker.
+//! bootstrap server of a prefill worker; of SGLang `/ready`, `/server_info` and `/v1/loads`.
 
 mod engine;
 mod get;
 mod logged_state;
 mod messages_api;
+mod models;
 mod responses_api;
 mod served_api;
+mod sglang;
 mod sleep;
 
 use std::collections::BTreeMap;
@@ -14,13 +16,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde_json::value::RawValue;
 use tracing::{debug, info, warn};
 
-use self::get::{MAX_RESPONSE_BYTES, get};
+use self::engine::EngineMetrics;
+use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
 use self::logged_state::LoggedState;
-use super::events::{self, Endpoint, Events, UnusableSource};
+use super::engine::Engine;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::load::LoadReport;
@@ -29,7 +30,7 @@ use super::{Facts, Role, Worker};
 use crate::http::client;
 use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;
-use crate::ids::{Model, WorkerId};
+use crate::ids::WorkerId;
 use crate::observe;
 
 /// Short, because the probes of the worker itself wait for its bootstrap server.
@@ -87,7 +88,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         let (limit, interval) = (settings.timeout, settings.interval);
         // As it is listed now: its key may have changed.
         worker = registry.worker(worker.id).unwrap_or(worker);
-        let probed = get(&worker, "/health", limit).await;
+        let engine = facts.as_ref().map(|facts| facts.engine);
+        let probed = check_health(&worker, engine, limit).await;
         if let Err(error) = &probed
             && error.is_local
         {
@@ -112,13 +114,13 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         let turned_up = is_good && machine.health() != Health::Up;
         if turned_up || (is_good && (facts.is_none() || round % PROBES_PER_FACTS == 0)) {
             // Before the worker is up: without its models it gets no requests.
-            match fetch_models(&worker, limit).await {
+            match models::fetch(&worker, limit).await {
                 Ok(mut found) => {
                     no_models = found.models.is_empty().then(|| NO_MODELS.to_owned());
-                    found.version = fetch_version(&worker, limit).await;
                     let before = facts.take().unwrap_or_default();
                     found.block_size = before.block_size;
                     found.prefix_caching = before.prefix_caching;
+                    models::complete(&worker, limit, &mut found, &before).await;
                     found.lacks_responses = before.lacks_responses;
                     found.lacks_messages = before.lacks_messages;
                     if turned_up {
@@ -129,11 +131,6 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                         asked_for = Some(worker.responses);
                         found.lacks_responses =
                             responses_api::is_lacking(&worker, &found, limit).await;
-                    }
-                    if worker.events == Events::Auto {
-                        let before = (before.event_endpoints, before.unusable_events);
-                        (found.event_endpoints, found.unusable_events) =
-                            fetch_event_endpoints(&worker, limit, before).await;
                     }
                     registry.set_facts(worker.id, found.clone());
                     facts = Some(found);
@@ -146,9 +143,9 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             }
         }
         if is_good {
-            match get(&worker, "/metrics", limit).await {
-                Ok(body) => {
-                    let seen = engine::metrics(&String::from_utf8_lossy(&body));
+            let engine = facts.as_ref().map(|facts| facts.engine);
+            match fetch_load(&worker, engine.unwrap_or_default(), limit).await {
+                Ok(seen) => {
                     if let (Some(before), Some(now)) = (started, seen.started)
                         && before != now
                     {
@@ -218,9 +215,38 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
     }
 }
 
-async fn fetch_version(worker: &Worker, limit: Duration) -> Option<String> {
-    let page = get(worker, "/version", limit).await.ok()?;
-    engine::version(&page)
+/// One health check. An engine that is not known yet may be an SGLang, whose `/health` can take longer than the limit.
+async fn check_health(
+    worker: &Worker,
+    engine: Option<Engine>,
+    limit: Duration,
+) -> Result<(), ProbeError> {
+    let path = engine.unwrap_or_default().health_path();
+    let failed = match get(worker, path, limit).await {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    if engine.is_none() && !failed.is_local && failed.is_timeout {
+        let ready = get(worker, Engine::Sglang.health_path(), limit).await;
+        return ready.map(|_| ()).map_err(|_| failed);
+    }
+    Err(failed)
+}
+
+/// The engine's load and the size of its cache. SGLang has metrics only if started with `--enable-metrics`.
+async fn fetch_load(
+    worker: &Worker,
+    engine: Engine,
+    limit: Duration,
+) -> Result<EngineMetrics, ProbeError> {
+    if engine == Engine::Sglang
+        && let Ok(page) = get(worker, "/v1/loads?include=core", limit).await
+        && let Some(loads) = sglang::loads(&page)
+    {
+        return Ok(loads);
+    }
+    let page = get(worker, "/metrics", limit).await?;
+    Ok(engine::metrics(&String::from_utf8_lossy(&page)))
 }
 
 /// Asks the bootstrap server with each probe: a restarted engine has other engine ids, and a decode leg with old ids
@@ -278,22 +304,17 @@ pub async fn once(
     bootstrap: BootstrapPort,
 ) -> Result<(), String> {
     let probe = async {
-        get(worker, "/health", limit).await?;
+        check_health(worker, None, limit).await?;
         if sleep::is_sleeping(worker, limit).await == Some(true) {
             return Err(sleep::REASON.to_owned());
         }
-        let mut facts = fetch_models(worker, limit).await?;
-        facts.version = fetch_version(worker, limit).await;
+        let mut facts = models::fetch(worker, limit).await?;
+        models::complete(worker, limit, &mut facts, &Facts::default()).await;
         facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;
         facts.lacks_messages = messages_api::is_lacking(worker, &facts, limit).await;
-        if worker.events == Events::Auto {
-            (facts.event_endpoints, facts.unusable_events) =
-                fetch_event_endpoints(worker, limit, Default::default()).await;
-        }
-        if let Ok(page) = get(worker, "/metrics", limit).await {
-            let seen = engine::metrics(&String::from_utf8_lossy(&page));
-            facts.block_size = seen.block_size;
-            facts.prefix_caching = seen.prefix_caching;
+        if let Ok(seen) = fetch_load(worker, facts.engine, limit).await {
+            facts.block_size = seen.block_size.or(facts.block_size);
+            facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);
         }
         if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
             update_bootstrap_info(worker, registry, port, limit).await;
@@ -311,68 +332,4 @@ pub async fn once(
 pub async fn received_tokens(worker: &Worker, limit: Duration) -> Option<u64> {
     let page = get(worker, "/metrics", limit).await.ok()?;
     engine::metrics(&String::from_utf8_lossy(&page)).received_tokens
-}
-
-async fn fetch_models(worker: &Worker, limit: Duration) -> Result<Facts, String> {
-    #[derive(Deserialize)]
-    struct List {
-        data: Vec<Box<RawValue>>,
-    }
-    #[derive(Deserialize)]
-    struct Entry {
-        id: String,
-        /// The base model's name, in an adapter's entry.
-        #[serde(default)]
-        parent: Option<String>,
-    }
-    let body = get(worker, "/v1/models", limit).await?;
-    let list: List =
-        serde_json::from_slice(&body).map_err(|error| format!("/v1/models: {error}"))?;
-    let mut facts = Facts::default();
-    for card in list.data {
-        let entry: Entry =
-            serde_json::from_str(card.get()).map_err(|error| format!("/v1/models: {error}"))?;
-        let model: Model = entry.id.into();
-        if entry.parent.is_some() {
-            facts.adapters.insert(model.clone());
-        } else if facts.base.is_none() {
-            facts.base = Some(model.clone());
-        }
-        facts.models.insert(model, card);
-    }
-    Ok(facts)
-}
-
-/// The engine's KV event endpoints. If the request fails, they stay as `before`: one lost response is no reason to
-/// unsubscribe. Also returns the publishers that cannot be used; only new ones are logged.
-async fn fetch_event_endpoints(
-    worker: &Worker,
-    limit: Duration,
-    before: (BTreeMap<u32, Endpoint>, Vec<UnusableSource>),
-) -> (BTreeMap<u32, Endpoint>, Vec<UnusableSource>) {
-    let sources = match get(worker, "/kv_event_sources", limit).await {
-        Ok(page) => events::parse_sources(&page),
-        // Other engines, and vLLM before 0.29, have no such page.
-        Err(error) => Err(error.text),
-    };
-    match sources {
-        Ok((endpoints, unusable)) => {
-            let logged = before.1;
-            for source in unusable.iter().filter(|source| !logged.contains(source)) {
-                warn!(
-                    worker = %worker.name,
-                    rank = source.rank,
-                    endpoint = source.endpoint,
-                    reason = source.reason,
-                    fix = source.fix(),
-                    "KV events of this worker cannot be used; routing predicts its cache instead"
-                );
-            }
-            (endpoints, unusable)
-        }
-        Err(error) => {
-            debug!(worker = %worker.name, error, "engine does not list its KV event sources");
-            before
-        }
-    }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
+use super::engine::Engine;
 use super::events::{Endpoint, Events, UnusableSource};
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
@@ -33,6 +34,7 @@ pub struct Facts {
     pub base: Option<Model>,
     /// Those of `models` that are LoRA adapters of another model.
     pub adapters: BTreeSet<Model>,
+    pub engine: Engine,
     pub version: Option<String>,
     /// Tokens per KV block.
     pub block_size: Option<u32>,

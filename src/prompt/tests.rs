@@ -314,3 +314,25 @@ proptest! {
         let _ = peek([Api::Chat, Api::Completions, Api::Responses][api], &body, 16);
     }
 }
+
+#[test]
+fn fields_between_routers_and_engines_are_refused_by_name() {
+    for api in [Api::Chat, Api::Completions, Api::Responses, Api::Messages] {
+        for name in [
+            "bootstrap_host",
+            "bootstrap_port",
+            "bootstrap_room",
+            "routed_dp_rank",
+            "data_parallel_rank",
+            "disagg_prefill_dp_rank",
+            "rid",
+            "extra_key",
+            "input_ids",
+        ] {
+            let body = format!(r#"{{"model":"m","{name}":7}}"#);
+            let error = peek(api, body.as_bytes(), 64).unwrap_err();
+            assert!(matches!(error, Error::Forbidden(found) if found == name), "{api:?} {name}");
+        }
+    }
+    assert!(peek(Api::Embeddings, br#"{"input_ids":[1]}"#, 64).is_ok());
+}

@@ -24,6 +24,9 @@ const OWNED: [HeaderName; 7] = [
     HeaderName::from_static("x-session-id"),
 ];
 
+/// SGLang's headers that replace such fields of a body (`SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES`).
+const OVERRIDES: &str = "x-override-";
+
 /// The headers of a request to an engine. Length and framing are the connection's business.
 pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMap {
     let mut headers = HeaderMap::with_capacity(client.len() + 2);
@@ -31,6 +34,7 @@ pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMa
     for (name, value) in client {
         let stays = HOP_BY_HOP.contains(name)
             || OWNED.contains(name)
+            || name.as_str().starts_with(OVERRIDES)
             || matches!(
                 *name,
                 header::HOST | header::CONTENT_LENGTH | header::EXPECT
@@ -171,6 +175,7 @@ mod tests {
             ("x-data-parallel-rank", "3"),
             ("x-vllm-priority", "-1"),
             ("x-session-id", "s"),
+            ("x-override-bootstrap-host", "2.2.2.2"),
         ]);
         assert_eq!(sent["x-request-id"], "wr-000000000000000000000000");
         assert_eq!(sent["host"], "a.test:8000");

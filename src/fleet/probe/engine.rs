@@ -1,4 +1,4 @@
-//! Parses an engine's `/metrics` and `/version`. Pure. Metric names are those of vLLM 0.32.
+//! Parses an engine's `/metrics` and `/version`. Pure. Metric names are those of vLLM 0.32 and SGLang 0.5.
 
 /// The numbers of an engine's `/metrics` that the router uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -27,13 +27,15 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             continue;
         };
         match name {
-            "vllm:num_requests_running" => {
+            // With tensor parallelism every process of a rank has the same numbers.
+            _ if name.starts_with("sglang:") && !is_first_process(labels) => {}
+            "vllm:num_requests_running" | "sglang:num_running_reqs" => {
                 found.running = found.running.saturating_add(value as u32)
             }
-            "vllm:num_requests_waiting" => {
+            "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
                 found.waiting = found.waiting.saturating_add(value as u32)
             }
-            "vllm:kv_cache_usage_perc" => found.kv_usage = found.kv_usage.max(value),
+            "vllm:kv_cache_usage_perc" | "sglang:token_usage" => found.kv_usage = found.kv_usage.max(value),
             "process_start_time_seconds" => found.started = Some(value),
             "vllm:cache_config_info" => {
                 found.prefix_caching = match label(labels, "enable_prefix_caching") {
@@ -51,6 +53,11 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
                     found.cache_tokens = Some(others.saturating_add(rank));
                 }
             }
+            "sglang:max_total_num_tokens" => {
+                let others = found.cache_tokens.unwrap_or(0);
+                found.cache_tokens = Some(others.saturating_add(value as u64));
+            }
+            "sglang:page_size" if value >= 1.0 => found.block_size = Some(value as u32),
             "vllm:prompt_tokens_by_source_total"
                 if label(labels, "source") == Some("external_kv_transfer") =>
             {
@@ -61,6 +68,13 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
         }
     }
     found
+}
+
+/// Whether a sample is of the first of several processes that compute the same requests.
+fn is_first_process(labels: &str) -> bool {
+    ["tp_rank", "pp_rank"]
+        .into_iter()
+        .all(|name| matches!(label(labels, name), None | Some("0")))
 }
 
 /// The `version` of `{"version":"0.32.0"}`.
@@ -136,6 +150,28 @@ mod tests {
                 block_size: Some(32),
                 prefix_caching: Some(false),
                 received_tokens: Some(825),
+            }
+        );
+    }
+
+    #[test]
+    fn the_metrics_of_sglang_are_read_once_for_each_dp_rank() {
+        let page = "sglang:num_running_reqs{dp_rank=\"0\",model_name=\"m\",pp_rank=\"0\",tp_rank=\"0\"} 2.0\n\
+            sglang:num_running_reqs{dp_rank=\"0\",model_name=\"m\",pp_rank=\"0\",tp_rank=\"1\"} 2.0\n\
+            sglang:num_running_reqs{dp_rank=\"1\",model_name=\"m\",pp_rank=\"0\",tp_rank=\"0\"} 1.0\n\
+            sglang:num_queue_reqs{dp_rank=\"0\",model_name=\"m\",tp_rank=\"0\"} 4.0\n\
+            sglang:token_usage{dp_rank=\"0\",model_name=\"m\",tp_rank=\"0\"} 0.25\n\
+            sglang:max_total_num_tokens{engine_type=\"unified\",model_name=\"tiny\",moe_ep_rank=\"0\",pp_rank=\"0\",tp_rank=\"0\"} 1024.0\n\
+            sglang:page_size{engine_type=\"unified\",model_name=\"tiny\",moe_ep_rank=\"0\",pp_rank=\"0\",tp_rank=\"0\"} 16.0\n";
+        assert_eq!(
+            metrics(page),
+            EngineMetrics {
+                running: 3,
+                waiting: 4,
+                kv_usage: 0.25,
+                cache_tokens: Some(1_024),
+                block_size: Some(16),
+                ..EngineMetrics::default()
             }
         );
     }

@@ -17,6 +17,8 @@ pub(super) struct ProbeError {
     pub(super) text: String,
     /// The router itself had no file descriptor, port or memory.
     pub(super) is_local: bool,
+    /// The worker took longer than the limit.
+    pub(super) is_timeout: bool,
 }
 
 impl fmt::Display for ProbeError {
@@ -36,17 +38,22 @@ pub(super) async fn get(worker: &Worker, path: &str, limit: Duration) -> Result<
     let failed = |text| ProbeError {
         text,
         is_local: false,
+        is_timeout: false,
     };
     let get = worker
         .pool
         .get(path, worker.authorization.as_ref(), MAX_RESPONSE_BYTES);
     match tokio::time::timeout(limit, get).await {
-        Err(_) => Err(failed(format!("no response to {path} within {limit:?}"))),
+        Err(_) => Err(ProbeError {
+            is_timeout: true,
+            ..failed(format!("no response to {path} within {limit:?}"))
+        }),
         Ok(Err(error)) => Err(ProbeError {
             text: error.to_string(),
             is_local: error
                 .downcast_ref::<client::Error>()
                 .is_some_and(client::Error::is_local),
+            is_timeout: false,
         }),
         Ok(Ok((status, _))) if !status.is_success() => {
             Err(failed(format!("{path} answered {status}")))

@@ -62,11 +62,9 @@ impl Key {
             "kv_transfer_params" => Key::Forbidden("kv_transfer_params"),
             "ec_transfer_params" => Key::Forbidden("ec_transfer_params"),
             "request_id" if api == Api::Responses => Key::Forbidden("request_id"),
-            _ if (api.is_messages() || api == Api::Other)
-                && let Some(name) = engine_field(name) =>
-            {
-                Key::Forbidden(name)
-            }
+            // Of embeddings they are the input.
+            "input_ids" if api.generates() => Key::Forbidden("input_ids"),
+            _ if let Some(name) = engine_field(name, api) => Key::Forbidden(name),
             "vllm_xargs" => Key::VllmXargs,
             "stream_options" => Key::StreamOptions,
             _ => Key::Other,
@@ -74,9 +72,9 @@ impl Key {
     }
 }
 
-/// Fields that engines read from the bodies of some APIs and that only a router may set: for disaggregated prefill and decode,
-/// ranks, ids, and names of caches that KV events do not report.
-const ENGINE_FIELDS: [&str; 11] = [
+/// Fields that engines read from bodies and that only a router may set: for disaggregated prefill and decode, ranks, ids,
+/// and names of caches that KV events do not report.
+const ENGINE_FIELDS: [&str; 8] = [
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
@@ -84,14 +82,17 @@ const ENGINE_FIELDS: [&str; 11] = [
     "routed_dp_rank",
     "disagg_prefill_dp_rank",
     "rid",
-    "request_id",
     "extra_key",
-    "mm_payload",
-    "return_mm_kwargs",
 ];
 
-fn engine_field(name: &str) -> Option<&'static str> {
-    ENGINE_FIELDS.into_iter().find(|field| *field == name)
+/// The same, of bodies that no other part of the router looks into.
+const ENGINE_FIELDS_OF_OTHERS: [&str; 3] = ["request_id", "mm_payload", "return_mm_kwargs"];
+
+fn engine_field(name: &str, api: Api) -> Option<&'static str> {
+    let is_other = api.is_messages() || api == Api::Other;
+    let others = if is_other { &ENGINE_FIELDS_OF_OTHERS[..] } else { &[] };
+    let mut fields = ENGINE_FIELDS.iter().chain(others);
+    fields.find(|field| **field == name).copied()
 }
 
 /// Reads a key without copying the key.

@@ -1,0 +1,126 @@
+//! What an engine says about itself, beside its health and its load.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tracing::{debug, warn};
+
+use super::get::get;
+use super::{engine, sglang};
+use crate::fleet::engine::Engine;
+use crate::fleet::events::{self, Endpoint, Events, UnusableSource};
+use crate::fleet::{Facts, Worker};
+use crate::ids::Model;
+
+/// The engine's list of models, and the engine that it names.
+pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, String> {
+    #[derive(Deserialize)]
+    struct List {
+        data: Vec<Box<RawValue>>,
+    }
+    #[derive(Deserialize)]
+    struct Entry {
+        id: String,
+        #[serde(default)]
+        owned_by: Option<String>,
+        /// The base model's name, in an adapter's entry.
+        #[serde(default)]
+        parent: Option<String>,
+    }
+    let body = get(worker, "/v1/models", limit).await?;
+    let list: List =
+        serde_json::from_slice(&body).map_err(|error| format!("/v1/models: {error}"))?;
+    let mut facts = Facts::default();
+    for card in list.data {
+        let entry: Entry =
+            serde_json::from_str(card.get()).map_err(|error| format!("/v1/models: {error}"))?;
+        let model: Model = entry.id.into();
+        if facts.models.is_empty() {
+            facts.engine = Engine::owner(entry.owned_by.as_deref().unwrap_or_default());
+        }
+        if entry.parent.is_some() {
+            facts.adapters.insert(model.clone());
+        } else if facts.base.is_none() {
+            facts.base = Some(model.clone());
+        }
+        facts.models.insert(model, card);
+    }
+    Ok(facts)
+}
+
+/// Adds the engine's version, and where it publishes KV events unless the configuration says so. `before`: the facts
+/// until now, which stay if the engine does not answer.
+pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts, before: &Facts) {
+    let wants_events = worker.events == Events::Auto;
+    let sources = match found.engine {
+        Engine::Vllm => {
+            found.version = fetch_version(worker, limit).await;
+            match wants_events {
+                true => event_sources(worker, limit).await,
+                false => return,
+            }
+        }
+        Engine::Sglang => {
+            let info = fetch_server_info(worker, limit).await;
+            if let Ok(info) = &info {
+                found.version = info.version.clone();
+                found.block_size = info.page_size;
+                found.prefix_caching = info.prefix_caching();
+                sglang::check_role(worker, info, before.version.is_none());
+            }
+            info.map(|info| info.event_sources())
+        }
+    };
+    if !wants_events {
+        return;
+    }
+    match sources {
+        Ok((endpoints, unusable)) => {
+            warn_of_unusable(worker, &unusable, &before.unusable_events);
+            (found.event_endpoints, found.unusable_events) = (endpoints, unusable);
+        }
+        Err(error) => {
+            // One lost response is no reason to unsubscribe.
+            debug!(worker = %worker.name, error, "engine does not list its KV event sources");
+            found.event_endpoints = before.event_endpoints.clone();
+            found.unusable_events = before.unusable_events.clone();
+        }
+    }
+}
+
+async fn fetch_version(worker: &Worker, limit: Duration) -> Option<String> {
+    let page = get(worker, "/version", limit).await.ok()?;
+    engine::version(&page)
+}
+
+async fn fetch_server_info(
+    worker: &Worker,
+    limit: Duration,
+) -> Result<sglang::ServerInfo, String> {
+    let page = get(worker, "/server_info", limit).await?;
+    sglang::ServerInfo::parse(&page)
+}
+
+type Sources = (BTreeMap<u32, Endpoint>, Vec<UnusableSource>);
+
+/// Other engines, and vLLM before 0.29, have no such page.
+async fn event_sources(worker: &Worker, limit: Duration) -> Result<Sources, String> {
+    let page = get(worker, "/kv_event_sources", limit).await?;
+    events::parse_sources(&page)
+}
+
+/// Only new ones are logged.
+fn warn_of_unusable(worker: &Worker, unusable: &[UnusableSource], logged: &[UnusableSource]) {
+    for source in unusable.iter().filter(|source| !logged.contains(source)) {
+        warn!(
+            worker = %worker.name,
+            rank = source.rank,
+            endpoint = source.endpoint,
+            reason = source.reason,
+            fix = source.fix(),
+            "KV events of this worker cannot be used; routing predicts its cache instead"
+        );
+    }
+}

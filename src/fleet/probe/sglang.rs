@@ -1,0 +1,246 @@
+//! Parses the pages of SGLang that say what it is and how busy it is: `/server_info` and `/v1/loads`.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use tracing::warn;
+
+use super::engine::EngineMetrics;
+use crate::fleet::events::{self, Endpoint, UnusableSource};
+use crate::fleet::{Role, Worker};
+
+/// The parts of `/server_info` that the router uses.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+pub(super) struct ServerInfo {
+    #[serde(default)]
+    pub(super) version: Option<String>,
+    #[serde(default)]
+    pub(super) page_size: Option<u32>,
+    #[serde(default)]
+    disable_radix_cache: Option<bool>,
+    /// `null` as a text, `prefill` or `decode`.
+    #[serde(default)]
+    disaggregation_mode: Option<String>,
+    #[serde(default)]
+    disaggregation_decode_enable_radix_cache: Option<bool>,
+    #[serde(default)]
+    kv_events: Option<KvEvents>,
+}
+
+/// Where rank r publishes: at each port plus r.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+struct KvEvents {
+    #[serde(default)]
+    publisher: Option<String>,
+    #[serde(default)]
+    endpoint_host: Option<String>,
+    endpoint_port_base: u16,
+    #[serde(default)]
+    replay_endpoint_port_base: Option<u16>,
+    #[serde(default)]
+    topic: String,
+    #[serde(default)]
+    dp_size: Option<u32>,
+}
+
+impl ServerInfo {
+    pub(super) fn parse(page: &[u8]) -> Result<Self, String> {
+        let info: Self =
+            serde_json::from_slice(page).map_err(|error| format!("/server_info: {error}"))?;
+        Ok(Self {
+            page_size: info.page_size.filter(|size| *size > 0),
+            ..info
+        })
+    }
+
+    /// A decode worker keeps no prefixes unless it was asked to.
+    pub(super) fn prefix_caching(&self) -> Option<bool> {
+        let is_off = self.disable_radix_cache?;
+        let keeps = self.disaggregation_decode_enable_radix_cache == Some(true);
+        Some(!is_off && (self.role() != Some(Role::Decode) || keeps))
+    }
+
+    /// The part of a request that the engine computes; `None` if it does not say.
+    fn role(&self) -> Option<Role> {
+        match self.disaggregation_mode.as_deref()? {
+            "prefill" => Some(Role::Prefill),
+            "decode" => Some(Role::Decode),
+            "null" => Some(Role::Both),
+            _ => None,
+        }
+    }
+
+    /// Where each rank publishes KV events, and the publishers that cannot be followed.
+    pub(super) fn event_sources(&self) -> (BTreeMap<u32, Endpoint>, Vec<UnusableSource>) {
+        let Some(source) = &self.kv_events else {
+            return Default::default();
+        };
+        let host = source.endpoint_host.as_deref().unwrap_or("*");
+        let unusable = |reason: String| {
+            let source = UnusableSource {
+                rank: "0".to_owned(),
+                endpoint: format!("tcp://{host}:{}", source.endpoint_port_base),
+                reason,
+            };
+            (BTreeMap::new(), vec![source])
+        };
+        match source.publisher.as_deref() {
+            Some("zmq") | None => {}
+            Some("null") => return Default::default(),
+            Some(other) => return unusable(format!("its publisher is `{other}`, not zmq")),
+        }
+        if !events::is_wildcard(host) {
+            return unusable(
+                "the engine connects to this endpoint instead of listening on it".to_owned(),
+            );
+        }
+        let ranks = source.dp_size.unwrap_or(1).clamp(1, events::MAX_RANKS);
+        let at = |base: u16, rank: u32| {
+            let port = u16::try_from(u32::from(base) + rank).ok()?;
+            Some(format!("tcp://*:{port}"))
+        };
+        let endpoint = |rank| {
+            let replay = source.replay_endpoint_port_base;
+            let endpoint = Endpoint::Zmq {
+                publisher: at(source.endpoint_port_base, rank)?,
+                replay: replay.and_then(|base| at(base, rank)),
+                topic: source.topic.clone(),
+            };
+            Some((rank, endpoint))
+        };
+        ((0..ranks).filter_map(endpoint).collect(), Vec::new())
+    }
+}
+
+/// A decode worker of SGLang refuses whole requests, and a prefill worker answers none, so a role that differs from the
+/// engine's makes requests fail.
+pub(super) fn check_role(worker: &Worker, info: &ServerInfo, is_new: bool) {
+    if let Some(role) = info.role()
+        && role != worker.role
+        && is_new
+    {
+        warn!(
+            worker = %worker.name,
+            configured = %worker.role,
+            engine = %role,
+            "the worker's role is not that of its engine (--disaggregation-mode); its requests will fail"
+        );
+    }
+}
+
+/// The sums over the ranks of `/v1/loads?include=core`, the fullest rank's cache usage.
+pub(super) fn loads(page: &[u8]) -> Option<EngineMetrics> {
+    #[derive(Deserialize)]
+    struct Page {
+        loads: Vec<Rank>,
+    }
+    #[derive(Deserialize)]
+    struct Rank {
+        num_running_reqs: u32,
+        num_waiting_reqs: u32,
+        #[serde(default)]
+        token_usage: f64,
+        #[serde(default)]
+        max_total_num_tokens: u64,
+    }
+    let page: Page = serde_json::from_slice(page).ok()?;
+    let mut sum = EngineMetrics::default();
+    for rank in &page.loads {
+        sum.running = sum.running.saturating_add(rank.num_running_reqs);
+        sum.waiting = sum.waiting.saturating_add(rank.num_waiting_reqs);
+        sum.kv_usage = sum.kv_usage.max(rank.token_usage);
+        let tokens = sum.cache_tokens.unwrap_or(0);
+        sum.cache_tokens = Some(tokens.saturating_add(rank.max_total_num_tokens));
+    }
+    (!page.loads.is_empty()).then_some(sum)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const RECORDED: &str = include_str!("../../../tests/fixtures/sglang-0.5.23/server_info.json");
+
+    fn zmq(publisher: u16, replay: u16) -> Endpoint {
+        Endpoint::Zmq {
+            publisher: format!("tcp://*:{publisher}"),
+            replay: Some(format!("tcp://*:{replay}")),
+            topic: "kv-events".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_recorded_server_says_where_its_events_are() {
+        let info = ServerInfo::parse(RECORDED.as_bytes()).unwrap();
+        assert_eq!(info.version.as_deref(), Some("0.5.23"));
+        assert_eq!(info.page_size, Some(16));
+        assert_eq!(info.prefix_caching(), Some(true));
+        assert_eq!(info.role(), Some(Role::Both));
+        let expected = BTreeMap::from([(0, zmq(5757, 5758))]);
+        assert_eq!(info.event_sources(), (expected, Vec::new()));
+    }
+
+    #[test]
+    fn each_rank_has_ports_of_its_own() {
+        let ranks = RECORDED
+            .replace("\"dp_size\": 1", "\"dp_size\": 2")
+            .replace("5758", "5858");
+        let info = ServerInfo::parse(ranks.as_bytes()).unwrap();
+        let (endpoints, _) = info.event_sources();
+        let expected = [(0, zmq(5757, 5858)), (1, zmq(5758, 5859))];
+        assert_eq!(endpoints, BTreeMap::from(expected));
+    }
+
+    #[test]
+    fn without_events_or_behind_another_publisher_nothing_is_followed() {
+        for page in ["{}", r#"{"kv_events":null}"#] {
+            let info = ServerInfo::parse(page.as_bytes()).unwrap();
+            assert_eq!(info.event_sources(), Default::default(), "{page}");
+        }
+        let elsewhere = RECORDED.replace("\"*\"", "\"collector\"");
+        let info = ServerInfo::parse(elsewhere.as_bytes()).unwrap();
+        let (endpoints, unusable) = info.event_sources();
+        assert!(endpoints.is_empty());
+        assert_eq!(unusable[0].endpoint, "tcp://collector:5757");
+        assert!(ServerInfo::parse(b"<html>").is_err());
+    }
+
+    #[test]
+    fn a_decode_worker_caches_no_prefixes_unless_it_was_asked_to() {
+        let decode = RECORDED.replace("\"null\"", "\"decode\"");
+        let of = |page: &str| ServerInfo::parse(page.as_bytes()).unwrap();
+        assert_eq!(of(&decode).role(), Some(Role::Decode));
+        assert_eq!(of(&decode).prefix_caching(), Some(false));
+        let keeps = decode.replace(
+            "\"disaggregation_decode_enable_radix_cache\": false",
+            "\"disaggregation_decode_enable_radix_cache\": true",
+        );
+        assert_eq!(of(&keeps).prefix_caching(), Some(true));
+    }
+
+    #[test]
+    fn the_loads_of_all_ranks_are_added_up() {
+        let recorded = include_str!("../../../tests/fixtures/sglang-0.5.23/loads.json");
+        let one = loads(recorded.as_bytes()).unwrap();
+        assert_eq!((one.running, one.cache_tokens), (0, Some(1_024)));
+        let two = br#"{"loads":[{"num_running_reqs":2,"num_waiting_reqs":1,"token_usage":0.5,"max_total_num_tokens":10},
+            {"num_running_reqs":1,"num_waiting_reqs":0,"token_usage":0.25,"max_total_num_tokens":10}]}"#;
+        let two = loads(two).unwrap();
+        assert_eq!((two.running, two.waiting, two.kv_usage), (3, 1, 0.5));
+        assert_eq!(two.cache_tokens, Some(20));
+        assert_eq!(loads(br#"{"loads":[]}"#), None);
+        assert_eq!(loads(b"<html>"), None);
+    }
+
+    proptest! {
+        #[test]
+        fn no_page_makes_it_panic(page in "(\\{|\\}|\"kv_events\"|\"endpoint_port_base\"|\"dp_size\"|:|,|65535|99999999999|null){0,14}") {
+            if let Ok(info) = ServerInfo::parse(page.as_bytes()) {
+                let _ = info.event_sources();
+            }
+            let _ = loads(page.as_bytes());
+        }
+    }
+}
