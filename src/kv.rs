@@ -15,6 +15,8 @@ pub mod grpc;
 pub mod index;
 pub mod indexes;
 pub mod msgpack;
+pub mod page_fold;
+pub mod page_hash;
 pub mod predicted;
 pub mod prefix_owners;
 pub mod protobuf;

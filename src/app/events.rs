@@ -8,6 +8,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::KvEventsAdvanced;
+use crate::fleet::engine::Engine;
 use crate::fleet::events::{Endpoint, Transport};
 use crate::fleet::load::LoadReport;
 use crate::fleet::load::ranks::{RankLoad, RankLoads};
@@ -30,6 +31,7 @@ struct FollowedRank {
     rank: u32,
     model: Model,
     endpoint: Endpoint,
+    engine: Engine,
 }
 
 /// The metrics of all sources.
@@ -87,6 +89,7 @@ pub(super) async fn follow(
                     .map_or_else(|| "".into(), |worker| worker.pool.address().into()),
                 rank: wanted.rank,
                 model: wanted.model.clone(),
+                caches_pages: wanted.engine == Engine::Sglang,
             };
             let restart_signal = restarts.get(&wanted.worker).map(watch::Sender::subscribe);
             let load = loads.get(&wanted.worker);
@@ -119,6 +122,7 @@ pub(super) async fn follow(
 fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
     let of_worker = |status: &crate::fleet::Status| {
         let (worker, base) = (status.worker.id, status.facts.base.clone());
+        let engine = status.facts.engine;
         let endpoints = match base {
             Some(_) => status.event_endpoints(),
             None => Vec::new(),
@@ -129,6 +133,7 @@ fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
             rank,
             model: model.clone(),
             endpoint,
+            engine,
         };
         endpoints.into_iter().map(of_rank)
     };

@@ -11,8 +11,8 @@ use std::num::NonZeroU32;
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub use self::ignored::{Ignored, IgnoredReason, TreeImpact, impact_of_store};
-use self::ignored::{no_impact, tier};
+use self::ignored::no_impact;
+pub use self::ignored::{Ignored, IgnoredReason, TreeImpact, impact_of_store, tier};
 use super::block::{self, BlockShape};
 use super::event::{EngineHash, Event, Location, Removed, Stored, Tier};
 use super::index::{NewBlock, Parent};

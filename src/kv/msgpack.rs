@@ -6,6 +6,7 @@
 
 mod fields;
 mod read;
+mod sglang;
 mod unknown_events;
 
 use self::fields::{CLEARED, REMOVED, STORED};
@@ -42,6 +43,8 @@ struct Fields {
     /// The event is of an unknown type, and may name blocks in a form that is unknown too.
     has_unreadable_hashes: bool,
     token_ids: Option<Vec<u32>>,
+    /// The token after each of `token_ids`, if they came in pairs.
+    next_ids: Vec<u32>,
     block_size: Option<u32>,
     parent: Option<EngineHash>,
     lora_id: Option<i64>,
@@ -190,7 +193,12 @@ impl<'a> Reader<'a> {
         match key {
             "block_hashes" => fields.hashes = Some(self.hashes()?),
             "parent_block_hash" => fields.parent = self.or_nil(Self::hash)?,
-            "token_ids" => fields.token_ids = Some(self.cursor.u32s()?),
+            "token_ids" => {
+                let (ids, next) = self.token_ids()?;
+                (fields.token_ids, fields.next_ids) = (Some(ids), next);
+            }
+            // SGLang's last field, for a while, of events that are arrays.
+            "lora_name" if self.cursor.is_map() => self.named_fields(fields)?,
             "block_size" => fields.block_size = Some(self.cursor.u32()?),
             "lora_id" => fields.lora_id = self.or_nil(Self::i64)?,
             "medium" => fields.location.medium = self.medium()?,
@@ -215,7 +223,10 @@ impl<'a> Reader<'a> {
     }
 
     /// The event, or the name of a required field that is missing.
-    fn build(&self, kind: &str, fields: Fields) -> Result<Event, &'static str> {
+    fn build(&self, kind: &str, mut fields: Fields) -> Result<Event, &'static str> {
+        if let (false, Some(size)) = (fields.next_ids.is_empty(), fields.block_size) {
+            fields.lookahead = sglang::lookahead(&fields.next_ids, size);
+        }
         Ok(match kind {
             "BlockStored" => Event::Stored(Stored {
                 hashes: fields.hashes.ok_or("block_hashes")?,
@@ -312,7 +323,7 @@ impl<'a> Reader<'a> {
         }
         Ok(match self.cursor.text()? {
             "GPU" => Medium::Gpu,
-            "CPU" => Medium::Cpu,
+            "CPU" | "CPU_PINNED" => Medium::Cpu,
             "STORAGE" | "DISK" => Medium::Disk,
             other => Medium::Other(other.into()),
         })

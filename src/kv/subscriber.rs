@@ -10,6 +10,7 @@ pub mod joins;
 mod kept_removals;
 mod log_once;
 mod metrics;
+mod page_events;
 mod peer_trees;
 mod rate;
 mod report;
@@ -146,6 +147,7 @@ impl Task {
             name,
             rank,
             model,
+            caches_pages,
             ..
         } = subject.clone();
         let meters = shared.metrics.of(&name, rank);
@@ -163,7 +165,10 @@ impl Task {
         let task = Self {
             subject,
             stream,
-            tree: RankTree::new(shared.indexes, model, worker, rank),
+            tree: match caches_pages {
+                true => RankTree::new(shared.indexes, model, worker, rank).of_pages(),
+                false => RankTree::new(shared.indexes, model, worker, rank),
+            },
             status,
             meters,
             on_cache_lost: shared.on_cache_lost,

@@ -36,10 +36,12 @@ pub enum IgnoredReason {
     LookaheadChanged,
     /// In a lower tier, of blocks that the tree does not have, without what would show their place.
     UnknownCopy,
+    /// Pages whose names are not those of their tokens: they belong to a name space that is not reported.
+    HashMismatch,
 }
 
 impl IgnoredReason {
-    pub const ALL: [IgnoredReason; 18] = [
+    pub const ALL: [IgnoredReason; 19] = [
         IgnoredReason::NonPrefixAttention,
         IgnoredReason::UnknownAttention,
         IgnoredReason::UnknownGroup,
@@ -58,6 +60,7 @@ impl IgnoredReason {
         IgnoredReason::PartialBlock,
         IgnoredReason::LookaheadChanged,
         IgnoredReason::UnknownCopy,
+        IgnoredReason::HashMismatch,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -80,6 +83,7 @@ impl IgnoredReason {
             IgnoredReason::PartialBlock => "partial_block",
             IgnoredReason::LookaheadChanged => "lookahead_changed",
             IgnoredReason::UnknownCopy => "unknown_copy",
+            IgnoredReason::HashMismatch => "hash_mismatch",
         }
     }
 }
@@ -121,7 +125,8 @@ pub fn impact_of_store(reason: IgnoredReason, stored: &Stored) -> TreeImpact {
         | IgnoredReason::SeparateOwner
         // A prefix is reused in whole blocks; the block is reported again when it is full.
         | IgnoredReason::PartialBlock
-        | IgnoredReason::UnknownCopy => TreeImpact::None,
+        | IgnoredReason::UnknownCopy
+        | IgnoredReason::HashMismatch => TreeImpact::None,
         _ if !is_gpu || stored.hashes.is_empty() => TreeImpact::None,
         IgnoredReason::UnknownAttention
         | IgnoredReason::UnknownGroup
@@ -139,7 +144,7 @@ pub fn impact_of_store(reason: IgnoredReason, stored: &Stored) -> TreeImpact {
 }
 
 /// The tier of a medium; the medium's name if it is unknown.
-pub(super) fn tier(medium: &Medium) -> Result<Tier, &str> {
+pub fn tier(medium: &Medium) -> Result<Tier, &str> {
     match medium {
         Medium::Unspecified | Medium::Gpu => Ok(Tier::Gpu),
         Medium::Cpu => Ok(Tier::Cpu),

@@ -121,6 +121,13 @@ impl<'a> Cursor<'a> {
         )
     }
 
+    pub(super) fn is_map(&self) -> bool {
+        matches!(
+            self.bytes.get(self.at).map(|&byte| Marker::from_u8(byte)),
+            Some(Marker::FixMap(_) | Marker::Map16 | Marker::Map32)
+        )
+    }
+
     pub(super) fn array(&mut self) -> Read<usize> {
         let len = match self.peek("a list")? {
             Marker::FixArray(len) => {

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use super::kept_removals::KeptRemovals;
+use super::page_events::PageEvents;
 use crate::ids::{Model, WorkerId};
 use crate::kv::block::BlockShape;
 use crate::kv::event::{Batch, EngineHash, Event, Tier};
@@ -39,6 +40,8 @@ pub(super) struct RankTree {
     /// The index has no room for this tree, which therefore takes no blocks.
     index_is_full: bool,
     counts_in_routing: bool,
+    /// Of an engine that has each page at most once in a tier.
+    pages: Option<PageEvents>,
 }
 
 impl RankTree {
@@ -58,7 +61,14 @@ impl RankTree {
             tree: None,
             index_is_full: false,
             counts_in_routing: false,
+            pages: None,
         }
+    }
+
+    /// The tree of an engine that caches pages in a radix tree.
+    pub(super) fn of_pages(self) -> Self {
+        let pages = Some(PageEvents::default());
+        Self { pages, ..self }
     }
 
     pub(super) fn tree(&self) -> Option<&(BlockShape, Tree)> {
@@ -69,6 +79,15 @@ impl RankTree {
     /// batch may have removed unknown blocks, the tree is cleared at that point and the effect's impact
     /// is [`TreeImpact::Unknown`].
     pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, effect: &mut BatchEffect) {
+        let folded = self
+            .pages
+            .as_mut()
+            .and_then(|pages| pages.read(batch, effect));
+        let batch = folded.as_ref().unwrap_or(batch);
+        let copies = match self.pages {
+            Some(_) => CopyReport::AtLeastOne,
+            None => copies,
+        };
         self.kept_removals.read(batch);
         for (at, event) in batch.events.iter().enumerate() {
             effect.events += 1;
@@ -131,8 +150,8 @@ impl RankTree {
                 let stored = blocks.len();
                 // A repeated report looks like a new copy, but always begins at a prompt's first block.
                 let copies = match after {
-                    Parent::Root(_) => copies,
-                    Parent::Block(_) => CopyReport::OneMore,
+                    Parent::Block(_) if self.pages.is_none() => CopyReport::OneMore,
+                    Parent::Root(_) | Parent::Block(_) => copies,
                 };
                 if tier != Tier::Gpu {
                     let unplaced = tree.store_lower(after, blocks, tier, copies);
@@ -164,8 +183,12 @@ impl RankTree {
                 TreeImpact::None
             }
             TreeChange::AddCopies { hashes, tier } => {
+                let copies = match self.pages {
+                    Some(_) => CopyReport::AtLeastOne,
+                    None => CopyReport::OneMore,
+                };
                 let unknown = match &mut self.tree {
-                    Some((_, tree)) => tree.add_copies(hashes, tier, CopyReport::OneMore),
+                    Some((_, tree)) => tree.add_copies(hashes, tier, copies),
                     None => hashes.len(),
                 };
                 effect.stored += (hashes.len() - unknown) as u64;
@@ -240,6 +263,9 @@ impl RankTree {
     /// Clears the tree and what the filter learned about the engine's process.
     pub(super) fn clear(&mut self) {
         self.filter.forget();
+        if let Some(pages) = &mut self.pages {
+            pages.clear();
+        }
         if std::mem::take(&mut self.index_is_full) {
             // The index may have room by now; the next store asks again.
             self.tree = None;

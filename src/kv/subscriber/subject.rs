@@ -20,6 +20,8 @@ pub struct Subject {
     pub address: Arc<str>,
     pub rank: u32,
     pub model: Model,
+    /// The engine caches pages in a radix tree, each at most once, and names them by their tokens: SGLang.
+    pub caches_pages: bool,
 }
 
 /// What all subscribers share.

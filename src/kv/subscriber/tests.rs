@@ -1,5 +1,6 @@
 mod joins;
 mod lookahead;
+mod pages;
 mod recorded_offload;
 mod unusual_events;
 
@@ -143,6 +144,7 @@ fn subject() -> Subject {
         address: "a:1".into(),
         rank: 0,
         model: "m".into(),
+        caches_pages: false,
     }
 }
 

@@ -1,0 +1,216 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// The plainest cache: the set of cached prefixes, in whole pages.
+#[derive(Default)]
+struct Cache {
+    page: usize,
+    names: BTreeMap<Vec<u32>, EngineHash>,
+    cached: BTreeSet<Vec<u32>>,
+}
+
+impl Cache {
+    fn name(&mut self, prefix: &[u32]) -> EngineHash {
+        let next = EngineHash(1_000 + self.names.len() as u64);
+        *self.names.entry(prefix.to_vec()).or_insert(next)
+    }
+
+    /// Caches a prompt's whole pages. Nothing is stored twice.
+    fn store(&mut self, prompt: &[u32]) -> Option<Stored> {
+        let mut event = Stored {
+            block_size: self.page as u32,
+            ..Stored::default()
+        };
+        for end in (self.page..=prompt.len()).step_by(self.page) {
+            if !self.cached.insert(prompt[..end].to_vec()) {
+                continue;
+            }
+            if event.hashes.is_empty() && end > self.page {
+                event.parent = Some(self.name(&prompt[..end - self.page]));
+            }
+            event.hashes.push(self.name(&prompt[..end]));
+            event.token_ids.extend(&prompt[end - self.page..end]);
+        }
+        (!event.hashes.is_empty()).then_some(event)
+    }
+
+    /// Evicts pages without any after them, in one event.
+    fn evict(&mut self, seed: usize, count: usize) -> Removed {
+        let mut event = Removed::default();
+        for step in 0..count {
+            let leaves: Vec<Vec<u32>> = self
+                .cached
+                .iter()
+                .filter(|prefix| {
+                    !self
+                        .cached
+                        .iter()
+                        .any(|other| other.len() > prefix.len() && other.starts_with(prefix))
+                })
+                .cloned()
+                .collect();
+            let Some(leaf) = leaves.get((seed + step) % leaves.len().max(1)) else {
+                break;
+            };
+            self.cached.remove(leaf);
+            let name = self.name(leaf);
+            event.hashes.push(name);
+        }
+        // A node of several pages is removed from its first page on.
+        event.hashes.reverse();
+        event
+    }
+
+    /// The cached prefixes that end with a block.
+    fn blocks(&self) -> BTreeSet<Vec<u32>> {
+        let is_block = |prefix: &&Vec<u32>| prefix.len() % BLOCK_TOKENS as usize == 0;
+        self.cached.iter().filter(is_block).cloned().collect()
+    }
+}
+
+/// What a tree of blocks has after the folded events.
+#[derive(Default)]
+struct Blocks(BTreeMap<EngineHash, Vec<u32>>);
+
+impl Blocks {
+    fn apply(&mut self, events: Vec<Event>) {
+        for event in events {
+            match event {
+                Event::Stored(stored) => {
+                    assert_eq!(stored.block_size, BLOCK_TOKENS);
+                    let mut prefix = match stored.parent {
+                        Some(parent) => self.0[&parent].clone(),
+                        None => Vec::new(),
+                    };
+                    let tokens = stored.token_ids.chunks_exact(BLOCK_TOKENS as usize);
+                    for (name, tokens) in stored.hashes.iter().zip(tokens) {
+                        prefix.extend(tokens);
+                        let before = self.0.insert(*name, prefix.clone());
+                        assert_eq!(before, None, "stored twice");
+                    }
+                }
+                Event::Removed(removed) => {
+                    for name in removed.hashes {
+                        assert!(self.0.remove(&name).is_some(), "removed what was not stored");
+                    }
+                }
+                Event::Cleared { .. } | Event::Unknown { .. } => unreachable!(),
+            }
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Store(Vec<u32>),
+    Evict(usize, usize),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    // Few different prompts that share starts of any length.
+    let prompt = (0usize..80, 0usize..80, 0u32..3).prop_map(|(length, fork, tail)| {
+        let token = |at: usize| if at < fork { at as u32 % 5 } else { tail + 10 };
+        (0..length).map(token).collect()
+    });
+    prop_oneof![
+        3 => prompt.prop_map(Op::Store),
+        2 => (any::<usize>(), 0usize..40).prop_map(|(seed, count)| Op::Evict(seed % 1_000, count)),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn the_blocks_are_those_whose_pages_are_all_cached(
+        page in prop_oneof![Just(1usize), Just(2), Just(4), Just(8)],
+        ops in proptest::collection::vec(op(), 1..24),
+    ) {
+        let mut cache = Cache { page, ..Cache::default() };
+        let mut fold = PageFold::for_pages(page as u32).unwrap();
+        let mut blocks = Blocks::default();
+        for op in ops {
+            let events = match op {
+                Op::Store(prompt) => match cache.store(&prompt) {
+                    Some(event) => fold.store(&event, Tier::Gpu),
+                    None => continue,
+                },
+                Op::Evict(seed, count) => fold.remove(&cache.evict(seed, count), Tier::Gpu),
+            };
+            blocks.apply(events.unwrap());
+            let found: BTreeSet<Vec<u32>> = blocks.0.values().cloned().collect();
+            prop_assert_eq!(found, cache.blocks());
+            prop_assert_eq!(fold.pages.len(), cache.cached.len());
+        }
+    }
+}
+
+fn stored(parent: Option<u64>, names: std::ops::Range<u64>) -> Stored {
+    Stored {
+        parent: parent.map(EngineHash),
+        hashes: names.clone().map(EngineHash).collect(),
+        token_ids: names.map(|name| name as u32).collect(),
+        block_size: 1,
+        ..Stored::default()
+    }
+}
+
+#[test]
+fn only_pages_that_fill_a_block_are_folded() {
+    for size in [0, 3, 16, 32, 64, u32::MAX] {
+        assert!(PageFold::for_pages(size).is_none(), "{size}");
+    }
+    assert_eq!(PageFold::for_pages(8).unwrap().page_size(), 8);
+}
+
+#[test]
+fn a_page_that_is_gone_before_the_one_after_it_is_not_understood() {
+    let mut fold = PageFold::for_pages(1).unwrap();
+    fold.store(&stored(None, 0..20), Tier::Gpu).unwrap();
+    let removed = Removed {
+        hashes: vec![EngineHash(3)],
+        ..Removed::default()
+    };
+    assert_eq!(fold.remove(&removed, Tier::Gpu), Err(Unfoldable::Torn));
+}
+
+#[test]
+fn a_block_is_whole_in_each_tier_by_itself() {
+    let mut fold = PageFold::for_pages(1).unwrap();
+    let is_whole = |events: Vec<Event>| !events.is_empty();
+    assert!(is_whole(fold.store(&stored(None, 0..16), Tier::Gpu).unwrap()));
+    assert!(!is_whole(fold.store(&stored(None, 0..10), Tier::Cpu).unwrap()));
+    assert!(is_whole(fold.store(&stored(Some(9), 10..16), Tier::Cpu).unwrap()));
+    let removed = Removed {
+        hashes: (0..16).map(EngineHash).collect(),
+        ..Removed::default()
+    };
+    assert!(is_whole(fold.remove(&removed, Tier::Gpu).unwrap()));
+    assert!(is_whole(fold.remove(&removed, Tier::Cpu).unwrap()));
+    assert!(fold.pages.is_empty());
+}
+
+#[test]
+fn the_pages_after_another_replicas_block_follow_it() {
+    let mut fold = PageFold::for_pages(1).unwrap();
+    let events = fold.store(&stored(Some(99), 100..116), Tier::Gpu).unwrap();
+    let [Event::Stored(block)] = &events[..] else {
+        panic!("{events:?}");
+    };
+    assert_eq!(block.parent, Some(EngineHash(99)));
+    assert_eq!(block.hashes, [EngineHash(115)]);
+}
+
+#[test]
+fn fields_that_contradict_each_other_are_refused() {
+    let mut fold = PageFold::for_pages(1).unwrap();
+    let mut event = stored(None, 0..4);
+    event.token_ids.pop();
+    assert_eq!(fold.store(&event, Tier::Gpu), Err(Unfoldable::Inconsistent));
+    let other = Stored {
+        block_size: 2,
+        ..stored(None, 0..4)
+    };
+    assert_eq!(fold.store(&other, Tier::Gpu), Err(Unfoldable::Inconsistent));
+}
