@@ -135,8 +135,8 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
 /// Probes every worker once. Returns the workers that are down, with the reason.
 async fn ask_all(config: &Config, fleet: &Arc<Registry>) -> Vec<(WorkerId, String)> {
     let settings = &config.prefill_decode;
-    let needs_bootstrap = settings.connector.is_some_and(Connector::needs_bootstrap);
-    let bootstrap = needs_bootstrap.then_some(settings.advanced.bootstrap_port);
+    let connector = settings.connector.filter(|it| it.needs_bootstrap());
+    let bootstrap = connector.map(|it| (it, settings.advanced.bootstrap_port));
     let limit = config.fleet.health.timeout;
     let mut asked = JoinSet::new();
     let mut wrong = Vec::new();

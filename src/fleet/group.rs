@@ -73,6 +73,11 @@ impl Members {
         0..self.workers.len() - self.prefill_only
     }
 
+    /// Indices of the workers without a role of their own.
+    pub fn both(&self) -> Range<usize> {
+        self.decode_only..self.workers.len() - self.prefill_only
+    }
+
     /// Indices of the workers that take prefill legs.
     pub fn prefill(&self) -> Range<usize> {
         self.decode_only..self.workers.len()

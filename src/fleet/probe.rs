@@ -16,14 +16,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tracing::{debug, info, warn};
+use tracing::{debug, info};
 
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
 use self::logged_state::LoggedState;
 use super::engine::Engine;
 use super::health::{self, Health};
-use super::kv_transfer::BootstrapInfo;
+use super::kv_transfer::{BootstrapInfo, Connector};
 use super::load::LoadReport;
 use super::registry::Registry;
 use super::{Facts, Role, Worker};
@@ -38,8 +38,8 @@ const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Models and version change only with a restart or a new adapter, so not every probe asks for them.
 const PROBES_PER_FACTS: u32 = 8;
 
-/// The default port of bootstrap servers, if the connector needs them.
-pub type BootstrapPort = Option<u16>;
+/// The default port of bootstrap servers, if the connector needs them, and the connector.
+pub type BootstrapPort = Option<(Connector, u16)>;
 
 const NO_MODELS: &str = "/v1/models lists none";
 
@@ -180,8 +180,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                 }
             }
             // After the check for a restart, which clears the bootstrap info.
-            if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
-                update_bootstrap_info(&worker, &registry, port, limit).await;
+            if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
+                update_bootstrap_info(&worker, &registry, bootstrap, limit).await;
             }
         } else {
             worker.load.expire_report();
@@ -251,8 +251,13 @@ async fn fetch_load(
 
 /// Asks the bootstrap server with each probe: a restarted engine has other engine ids, and a decode leg with old ids
 /// waits for minutes.
-async fn update_bootstrap_info(worker: &Worker, registry: &Registry, port: u16, limit: Duration) {
-    match fetch_bootstrap_info(worker, port, limit.min(BOOTSTRAP_TIMEOUT)).await {
+async fn update_bootstrap_info(
+    worker: &Worker,
+    registry: &Registry,
+    bootstrap: (Connector, u16),
+    limit: Duration,
+) {
+    match fetch_bootstrap_info(worker, bootstrap, limit.min(BOOTSTRAP_TIMEOUT)).await {
         Ok(info) => {
             if worker.bootstrap_info.load().as_deref() != Some(&info) {
                 let ranks = info.ranks().len();
@@ -267,9 +272,15 @@ async fn update_bootstrap_info(worker: &Worker, registry: &Registry, port: u16, 
 
 async fn fetch_bootstrap_info(
     worker: &Worker,
-    port: u16,
+    (connector, port): (Connector, u16),
     limit: Duration,
 ) -> Result<BootstrapInfo, String> {
+    let (path, parse): (_, fn(&[u8], &str) -> _) = match connector {
+        Connector::Sglang => (sglang::ROUTE, BootstrapInfo::of_route),
+        Connector::Mooncake | Connector::Nixl | Connector::Moriio => {
+            ("/query", BootstrapInfo::parse)
+        }
+    };
     let bootstrap = worker.bootstrap_url(port);
     let (address, tls) = match bootstrap.strip_prefix("https://") {
         Some(address) => (address, worker.pool.tls().cloned()),
@@ -284,15 +295,16 @@ async fn fetch_bootstrap_info(
         },
         tls,
     );
-    let get = pool.get("/query", None, MAX_RESPONSE_BYTES);
+    let get = pool.get(path, None, MAX_RESPONSE_BYTES);
     match tokio::time::timeout(limit, get).await {
         Err(_) => Err(format!("{bootstrap}: no response within {limit:?}")),
         Ok(Err(error)) => Err(format!("{bootstrap}: {error}")),
         Ok(Ok((status, _))) if !status.is_success() => {
-            Err(format!("{bootstrap}/query answered {status}"))
+            Err(format!("{bootstrap}{path} answered {status}"))
         }
-        Ok(Ok((_, page))) => BootstrapInfo::parse(&page, &bootstrap)
-            .ok_or_else(|| format!("{bootstrap}/query lists no engine ids")),
+        Ok(Ok((_, page))) => {
+            parse(&page, &bootstrap).ok_or_else(|| format!("{bootstrap}{path} lists no engine ids"))
+        }
     }
 }
 
@@ -316,8 +328,8 @@ pub async fn once(
             facts.block_size = seen.block_size.or(facts.block_size);
             facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);
         }
-        if let Some(port) = bootstrap.filter(|_| worker.role != Role::Decode) {
-            update_bootstrap_info(worker, registry, port, limit).await;
+        if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
+            update_bootstrap_info(worker, registry, bootstrap, limit).await;
         }
         Ok(facts)
     };

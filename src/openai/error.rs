@@ -288,6 +288,9 @@ impl From<relay::Error> for ApiError {
                     ..error
                 }
             }
+            relay::Error::NotSplit { .. } => {
+                Self::new(StatusCode::BAD_REQUEST, "not_disaggregated", message)
+            }
             relay::Error::Unreachable {
                 may_have_computed, ..
             } => Self {

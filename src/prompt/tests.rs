@@ -331,7 +331,10 @@ fn fields_between_routers_and_engines_are_refused_by_name() {
         ] {
             let body = format!(r#"{{"model":"m","{name}":7}}"#);
             let error = peek(api, body.as_bytes(), 64).unwrap_err();
-            assert!(matches!(error, Error::Forbidden(found) if found == name), "{api:?} {name}");
+            assert!(
+                matches!(error, Error::Forbidden(found) if found == name),
+                "{api:?} {name}"
+            );
         }
     }
     assert!(peek(Api::Embeddings, br#"{"input_ids":[1]}"#, 64).is_ok());

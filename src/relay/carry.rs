@@ -219,6 +219,13 @@ impl Relay {
             count.fail(Outcome::WorkerFailed);
             return Err(Error::NotConvertible(why));
         }
+        if attempts.count() == 0
+            && let Some(reason) = self.not_split(&plan)
+        {
+            count.fail(Outcome::WorkerFailed);
+            let model = plan.group.model.to_string();
+            return Err(Error::NotSplit { model, reason });
+        }
         is_over |= attempts.last() == Some(Failure::Deadline);
         let (error, outcome) = match is_over {
             true => (

@@ -11,8 +11,8 @@ use super::job::Error;
 use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
-use crate::fleet::Worker;
 use crate::fleet::kv_transfer::BootstrapInfo;
+use crate::fleet::{Role, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::WorkerId;
 use crate::routing::pair::{self, LocalReason};
@@ -66,6 +66,12 @@ impl NotDisaggregated {
                 false
             }
         }
+    }
+}
+
+impl From<LocalReason> for NotDisaggregated {
+    fn from(reason: LocalReason) -> Self {
+        Self::Local(reason)
     }
 }
 
@@ -222,10 +228,22 @@ impl Relay {
         let reason = match &plan.legs {
             Some(Err(reason)) => NotDisaggregated::Request(*reason),
             Some(Ok(_)) if !failed.gave_up_transfers => {
-                return choose_pair(plan, held, now, settings, &decode, &failed.prefill);
+                let chosen = choose_pair(plan, held, now, settings, &decode, &failed.prefill);
+                let reason = match chosen {
+                    Some((_, Some(Err(reason)))) => reason,
+                    None => LocalReason::NoPair.into(),
+                    chosen => return chosen,
+                };
+                if settings.connector.decodes_alone() {
+                    return chosen;
+                }
+                return choose_whole(plan, held, now, &failed.decode, reason).or(chosen);
             }
             _ => NotDisaggregated::Failed,
         };
+        if !settings.connector.decodes_alone() {
+            return choose_whole(plan, held, now, &failed.decode, reason);
+        }
         let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
         Some((decision, Some(Err(reason))))
     }
@@ -233,8 +251,24 @@ impl Relay {
     /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
     pub(super) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
         match (&self.prefill_decode, &choice.prefill) {
+            (Some(settings), Some(Err(_))) if !settings.connector.decodes_alone() => {
+                choice.worker.role == Role::Decode
+            }
             (Some(settings), Some(Err(reason))) => !may_compute_locally(settings, *reason),
             _ => false,
+        }
+    }
+
+    /// Why no worker of the model takes a request that cannot be split: its decode workers compute no prompts.
+    pub(super) fn not_split(&self, plan: &Plan) -> Option<SingleWorkerReason> {
+        let settings = self.prefill_decode.as_ref()?;
+        match &plan.legs {
+            Some(Err(reason))
+                if !settings.connector.decodes_alone() && plan.group.both().is_empty() =>
+            {
+                Some(*reason)
+            }
+            _ => None,
         }
     }
 
@@ -245,6 +279,24 @@ impl Relay {
         settings.is_some_and(Disaggregation::is_local_prefill_allowed)
             && !std::mem::replace(&mut failed.gave_up_transfers, true)
     }
+}
+
+/// A worker for the whole request where decode workers take none.
+fn choose_whole(
+    plan: &Plan,
+    held: &CachedPrefixes<'_>,
+    now: Instant,
+    excluded: &[WorkerId],
+    reason: NotDisaggregated,
+) -> Option<Chosen> {
+    let view = FleetView::new(&plan.group, held, Task::Whole, now, excluded);
+    let decision = routing::decide(&plan.model.routing, &plan.request, &view)?;
+    let worker_index = view.in_group(decision.worker_index);
+    let decision = Decision {
+        worker_index,
+        ..decision
+    };
+    Some((decision, Some(Err(reason))))
 }
 
 fn choose_pair(
@@ -260,7 +312,11 @@ fn choose_pair(
     let prefill = FleetView::new(group, held, task, now, excluded);
     let may_pair = |from: usize, to: usize| {
         let (from, to) = (prefill.in_group(from), decode.in_group(to));
-        from != to && group.compatibility_keys[from].is_compatible(&group.compatibility_keys[to])
+        let role = |index: usize| group.workers[index].role;
+        let has_roles = settings.connector.decodes_alone()
+            || role(from) == Role::Prefill && role(to) == Role::Decode;
+        let keys = &group.compatibility_keys;
+        from != to && has_roles && keys[from].is_compatible(&keys[to])
     };
     let pair = pair::decide(
         &settings.pair,

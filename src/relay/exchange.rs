@@ -150,19 +150,7 @@ pub(super) async fn attempt(
 ) -> Result<Answer, Error> {
     let mut was_resent = false;
     let begin = async {
-        let build = || {
-            let mut request = Request::new(Full::new(body.clone()));
-            *request.method_mut() = Method::POST;
-            *request.uri_mut() = job.target.clone();
-            *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-            if let RequestKind::Leg { rank } = sending.kind {
-                headers::of_leg(request.headers_mut(), rank);
-            }
-            if let Some(span) = sending.span {
-                span.put_into(request.headers_mut());
-            }
-            request
-        };
+        let build = || request(job, body, sending, worker);
         let answer = match worker.pool.send(build()).await {
             Err(ref error @ client::Error::Stale { idle, .. })
                 if !error.may_have_been_read() || sending.may_resend && idle >= IDLE_LIMIT_MIN =>
@@ -182,6 +170,51 @@ pub(super) async fn attempt(
         () = &mut timer => Err(ErrorKind::TimedOut),
     };
     let (head, body, first) = result.map_err(|kind| Error { kind, was_resent })?;
+    Ok(Answer {
+        head,
+        body,
+        first,
+        timer,
+    })
+}
+
+/// A request to a worker.
+pub(super) fn request(
+    job: &Job<'_>,
+    body: &Bytes,
+    sending: Sending<'_>,
+    worker: &Worker,
+) -> Request<Full<Bytes>> {
+    let mut request = Request::new(Full::new(body.clone()));
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = job.target.clone();
+    *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
+    if let RequestKind::Leg { rank } = sending.kind {
+        headers::of_leg(request.headers_mut(), rank);
+    }
+    if let Some(span) = sending.span {
+        span.put_into(request.headers_mut());
+    }
+    request
+}
+
+/// Sends a request over a new connection, and waits for the first bytes of the answer's body.
+pub(super) async fn attempt_anew(
+    worker: &Worker,
+    request: Request<Full<Bytes>>,
+    mut timer: Pin<Box<Sleep>>,
+) -> Result<Answer, Error> {
+    let begin = async {
+        let answer = worker.pool.send_anew(request).await;
+        let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
+        let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
+        Ok::<_, ErrorKind>((head, body, first))
+    };
+    let (head, body, first) = tokio::select! {
+        biased;
+        result = begin => result?,
+        () = &mut timer => return Err(ErrorKind::TimedOut.into()),
+    };
     Ok(Answer {
         head,
         body,

@@ -17,6 +17,8 @@ use crate::routing::{Cached, State, View};
 pub enum Task {
     /// A whole request, or a decode leg.
     Decode,
+    /// A whole request, by a worker that takes no legs.
+    Whole,
     /// A prefill leg over this API, with a KV transfer by this connector.
     Prefill(Connector, Api),
 }
@@ -43,6 +45,7 @@ impl<'a> FleetView<'a> {
     ) -> Self {
         let range = match task {
             Task::Decode => group.decode(),
+            Task::Whole => group.both(),
             Task::Prefill(..) => group.prefill(),
         };
         Self {
@@ -82,7 +85,7 @@ impl<'a> FleetView<'a> {
     /// True if the circuit breaker of KV transfers from a prefill worker admits one.
     pub(super) fn may_transfer(&self, index: usize) -> bool {
         match self.task {
-            Task::Decode => true,
+            Task::Decode | Task::Whole => true,
             Task::Prefill(..) => self.worker(index).kv_transfer_breaker.may_admit(self.now),
         }
     }
@@ -99,8 +102,7 @@ impl View for FleetView<'_> {
 
     fn state(&self, index: usize) -> State {
         let worker = self.worker(index);
-        let can =
-            self.task == Task::Decode || self.is_bootstrap_known(index) && self.may_transfer(index);
+        let can = self.is_bootstrap_known(index) && self.may_transfer(index);
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
         State {
             is_usable: can && is_free,

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
+use super::kv_transfer::SingleWorkerReason;
 use super::standing::StandingCell;
 use super::summary::SummaryCell;
 use super::target::TargetReason;
@@ -148,6 +149,11 @@ pub enum Error {
         model: String,
         retry_after: Duration,
     },
+    /// It cannot be split into a prefill and a decode leg, and the model's workers take nothing else.
+    NotSplit {
+        model: String,
+        reason: SingleWorkerReason,
+    },
     /// Every attempt failed before an answer.
     Unreachable {
         attempts: u32,
@@ -187,6 +193,7 @@ impl Error {
             | Error::NoWorker { .. }
             | Error::NoPrefill { .. }
             | Error::NotServed { .. }
+            | Error::NotSplit { .. }
             | Error::Unreachable { .. } => true,
             Error::NoModel { .. }
             | Error::TimedOut { .. }
@@ -222,8 +229,14 @@ impl fmt::Display for Error {
                 write!(f, "no worker can take requests for `{model}` now")
             }
             Error::NoPrefill { model, .. } => {
-                write!(f, "no prefill worker can take requests for `{model}` now")
+                write!(f, "no prefill worker can take requests for `{model}` now, and its decode workers compute no prompts")
             }
+            Error::NotSplit { model, reason } => write!(
+                f,
+                "the workers of `{model}` compute prompts and answers apart, which this request does not allow ({}): {}",
+                reason.as_str(),
+                reason.explanation()
+            ),
             Error::Unreachable { attempts, last, .. } => {
                 write!(f, "no engine answered in {attempts} attempts: {last}")
             }

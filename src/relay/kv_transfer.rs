@@ -7,6 +7,7 @@ mod legs;
 mod mooncake;
 mod moriio;
 mod nixl;
+mod sglang;
 mod transfer;
 mod types;
 
@@ -14,6 +15,7 @@ mod types;
 mod tests;
 
 pub use self::legs::{Legs, SingleWorkerReason};
+pub use self::sglang::Rendezvous;
 #[cfg(test)]
 pub(super) use self::tests::recorded;
 pub use self::types::{ANSWER_BYTES_MAX, PrefillResult, Transfer, TransferError, TransferParams};

@@ -170,8 +170,10 @@ impl Relay {
             }
             _ => None,
         };
-        let legs = self.prefill_decode.is_some();
-        let legs = legs.then(|| Legs::of(api, with_ids.as_ref().unwrap_or(body)));
+        let legs = self.prefill_decode.as_ref().map(|settings| {
+            let body = with_ids.as_ref().unwrap_or(body);
+            Legs::for_connector(settings.connector, api, body)
+        });
         // Workers that report what they have cached are known without the other replicas.
         let is_reported = exact.is_some() && !group.event_ranks.contains(&0);
         // Rounding must not make the prompt shorter than its blocks.

@@ -11,6 +11,7 @@ mod pages;
 mod pinned_blocks;
 mod prefill_leg;
 mod settings;
+mod together;
 
 pub(super) use self::disaggregation::Disaggregation;
 pub(super) use self::metrics::{Families, ModelMetrics};

@@ -1,5 +1,7 @@
 //! What a running request counts for at its worker: load, blocks that will be cached soon, a tokenizer check.
 
+use std::any::Any;
+use std::fmt;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,6 +29,27 @@ pub(super) struct Running {
     asking: Option<RepeatReport>,
     /// Of a request that is traced.
     span: Option<Box<TrySpan>>,
+    /// Of a request whose two legs run at the same time.
+    prefill_leg: Option<OpenLeg>,
+}
+
+/// A prefill leg whose connection stays open until this is dropped. It is not read any more.
+pub(super) struct OpenLeg {
+    _leg: Box<dyn Any + Send>,
+}
+
+impl OpenLeg {
+    pub(super) fn new(leg: impl Send + 'static) -> Self {
+        Self {
+            _leg: Box::new(leg),
+        }
+    }
+}
+
+impl fmt::Debug for OpenLeg {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OpenLeg").finish_non_exhaustive()
+    }
 }
 
 impl Running {
@@ -42,7 +65,13 @@ impl Running {
             check,
             asking,
             span: None,
+            prefill_leg: None,
         }
+    }
+
+    /// Keeps a prefill leg open for as long as the request runs.
+    pub(super) fn hold(&mut self, prefill_leg: OpenLeg) {
+        self.prefill_leg = Some(prefill_leg);
     }
 
     /// The span of the try whose answer has begun.

@@ -17,7 +17,7 @@ use crate::fleet::{Worker, probe};
 use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
-use crate::relay::kv_transfer::{ANSWER_BYTES_MAX, Legs, Transfer};
+use crate::relay::kv_transfer::{ANSWER_BYTES_MAX, Legs, Rendezvous, Transfer};
 use crate::relay::{engine_answer, headers};
 
 const PATH: &str = "/v1/completions";
@@ -64,6 +64,9 @@ pub(super) async fn run(
         )
     })?;
     let bootstrap_info = prefill.bootstrap_info.load_full();
+    if connector == Connector::Sglang {
+        return run_together(prefill, decode, &legs, id, limit).await;
+    }
     let transfer = Transfer::begin(
         connector,
         Api::Completions,
@@ -108,6 +111,35 @@ pub(super) async fn run(
             .prompt_tokens,
         received_tokens,
         took,
+    })
+}
+
+/// Both legs at the same time. Without the prefill worker's blocks the decode worker answers nothing.
+async fn run_together(
+    prefill: &Arc<Worker>,
+    decode: &Arc<Worker>,
+    legs: &Legs,
+    id: RequestId,
+    limit: Duration,
+) -> Result<Transferred, String> {
+    let started = observe::now();
+    let bootstrap_info = prefill.bootstrap_info.load_full();
+    let room = bootstrap_info.and_then(|info| Rendezvous::new(&info, fastrand::u64(..)));
+    let room = room.ok_or_else(|| "its bootstrap server does not answer".to_owned())?;
+    let first = post(prefill, legs.meeting_prefill(&room), id, room.rank(), limit);
+    let second = post(decode, legs.meeting_decode(&room), id, None, limit);
+    let first = async { first.await.map_err(|why| format!("prefill: {why}")) };
+    let second = async { second.await.map_err(|why| format!("decode: {why}")) };
+    // The first to fail ends both.
+    let (_, second) = tokio::try_join!(first, second)?;
+    text(&second).ok_or("decode: the answer is no completion")?;
+    let prompt_tokens = engine_answer::last_usage(&second)
+        .unwrap_or_default()
+        .prompt_tokens;
+    Ok(Transferred {
+        prompt_tokens,
+        received_tokens: None,
+        took: observe::now().saturating_duration_since(started),
     })
 }
 

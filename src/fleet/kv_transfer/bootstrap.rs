@@ -39,6 +39,23 @@ impl BootstrapInfo {
         })
     }
 
+    /// Reads the `GET /route` of SGLang's bootstrap server, which answers once its engine has registered. Its ranks have no
+    /// ids. `None` if the page is malformed.
+    pub fn of_route(page: &[u8], url: &str) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Route {
+            dp_size: u32,
+        }
+        /// More than any engine has.
+        const MAX_RANKS: u32 = 1_024;
+        let route: Route = serde_json::from_slice(page).ok()?;
+        let is_possible = (1..=MAX_RANKS).contains(&route.dp_size);
+        is_possible.then(|| Self {
+            url: url.into(),
+            engine_ids: (0..route.dp_size).map(|rank| (rank, "".into())).collect(),
+        })
+    }
+
     pub fn engine_id(&self, rank: u32) -> Option<&str> {
         self.engine_ids.get(&rank).map(|id| &**id)
     }
@@ -83,6 +100,17 @@ mod tests {
             r#"{"0":{"engine_id":"a"},"-1":{"engine_id":"b"}}"#,
         ] {
             assert_eq!(BootstrapInfo::parse(page.as_bytes(), ""), None, "{page}");
+        }
+    }
+
+    #[test]
+    fn a_route_has_as_many_ranks_as_it_says() {
+        // SGLang 0.5.23.
+        let page = br#"{"attn_tp_size":1,"attn_cp_size":1,"dp_size":2,"pp_size":1,"page_size":16,"kv_cache_dtype":"auto","follow_bootstrap_room":true,"prefill_http_port":31001}"#;
+        let info = BootstrapInfo::of_route(page, "http://p:8998").unwrap();
+        assert_eq!(info.ranks().collect::<Vec<_>>(), [0, 1]);
+        for page in ["{}", r#"{"dp_size":0}"#, r#"{"dp_size":4000000000}"#, ""] {
+            assert_eq!(BootstrapInfo::of_route(page.as_bytes(), ""), None, "{page}");
         }
     }
 

@@ -17,16 +17,25 @@ pub enum Connector {
     /// vLLM's `MoRIIOConnector` with `read_mode`, for AMD GPUs: as with NIXL, the response of the prefill leg says where the
     /// blocks are. One data-parallel rank a worker. Not tried on hardware.
     Moriio,
+    /// SGLang's own, with any of its transfer backends: both legs run at the same time and meet at the prefill worker's
+    /// bootstrap server. Its prefill and decode workers take no whole requests.
+    Sglang,
 }
 
 impl Connector {
-    pub const ALL: [Connector; 3] = [Connector::Nixl, Connector::Mooncake, Connector::Moriio];
+    pub const ALL: [Connector; 4] = [
+        Connector::Nixl,
+        Connector::Mooncake,
+        Connector::Moriio,
+        Connector::Sglang,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Connector::Nixl => "nixl",
             Connector::Mooncake => "mooncake",
             Connector::Moriio => "moriio",
+            Connector::Sglang => "sglang",
         }
     }
 
@@ -34,8 +43,13 @@ impl Connector {
     pub fn needs_bootstrap(self) -> bool {
         match self {
             Connector::Nixl | Connector::Moriio => false,
-            Connector::Mooncake => true,
+            Connector::Mooncake | Connector::Sglang => true,
         }
+    }
+
+    /// True if decode workers also take whole requests, without a prefill leg.
+    pub fn decodes_alone(self) -> bool {
+        self != Connector::Sglang
     }
 }
 

@@ -35,7 +35,9 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
                 found.waiting = found.waiting.saturating_add(value as u32)
             }
-            "vllm:kv_cache_usage_perc" | "sglang:token_usage" => found.kv_usage = found.kv_usage.max(value),
+            "vllm:kv_cache_usage_perc" | "sglang:token_usage" => {
+                found.kv_usage = found.kv_usage.max(value)
+            }
             "process_start_time_seconds" => found.started = Some(value),
             "vllm:cache_config_info" => {
                 found.prefix_caching = match label(labels, "enable_prefix_caching") {

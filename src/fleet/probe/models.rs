@@ -95,10 +95,7 @@ async fn fetch_version(worker: &Worker, limit: Duration) -> Option<String> {
     engine::version(&page)
 }
 
-async fn fetch_server_info(
-    worker: &Worker,
-    limit: Duration,
-) -> Result<sglang::ServerInfo, String> {
+async fn fetch_server_info(worker: &Worker, limit: Duration) -> Result<sglang::ServerInfo, String> {
     let page = get(worker, "/server_info", limit).await?;
     sglang::ServerInfo::parse(&page)
 }

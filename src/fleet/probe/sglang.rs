@@ -9,6 +9,10 @@ use super::engine::EngineMetrics;
 use crate::fleet::events::{self, Endpoint, UnusableSource};
 use crate::fleet::{Role, Worker};
 
+/// What a bootstrap server says of its prefill worker; 503 until the engine has registered.
+pub(super) const ROUTE: &str =
+    "/route?prefill_dp_rank=-1&prefill_cp_rank=-1&target_tp_rank=-1&target_pp_rank=-1";
+
 /// The parts of `/server_info` that the router uses.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub(super) struct ServerInfo {

@@ -15,9 +15,14 @@ impl Reader<'_> {
         self.cursor = ahead;
         let (mut ids, mut next) = (Vec::with_capacity(len), Vec::with_capacity(len));
         for index in 0..len {
-            let pair = self.cursor.u32s().map_err(|fault| fault.under_item(index))?;
+            let pair = self
+                .cursor
+                .u32s()
+                .map_err(|fault| fault.under_item(index))?;
             let [first, second] = pair[..] else {
-                return Err(self.cursor.fault("token ids that are neither numbers nor pairs"));
+                return Err(self
+                    .cursor
+                    .fault("token ids that are neither numbers nor pairs"));
             };
             ids.push(first);
             next.push(second);

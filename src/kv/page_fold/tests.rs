@@ -94,7 +94,10 @@ impl Blocks {
                 }
                 Event::Removed(removed) => {
                     for name in removed.hashes {
-                        assert!(self.0.remove(&name).is_some(), "removed what was not stored");
+                        assert!(
+                            self.0.remove(&name).is_some(),
+                            "removed what was not stored"
+                        );
                     }
                 }
                 Event::Cleared { .. } | Event::Unknown { .. } => unreachable!(),
@@ -179,9 +182,15 @@ fn a_page_that_is_gone_before_the_one_after_it_is_not_understood() {
 fn a_block_is_whole_in_each_tier_by_itself() {
     let mut fold = PageFold::for_pages(1).unwrap();
     let is_whole = |events: Vec<Event>| !events.is_empty();
-    assert!(is_whole(fold.store(&stored(None, 0..16), Tier::Gpu).unwrap()));
-    assert!(!is_whole(fold.store(&stored(None, 0..10), Tier::Cpu).unwrap()));
-    assert!(is_whole(fold.store(&stored(Some(9), 10..16), Tier::Cpu).unwrap()));
+    assert!(is_whole(
+        fold.store(&stored(None, 0..16), Tier::Gpu).unwrap()
+    ));
+    assert!(!is_whole(
+        fold.store(&stored(None, 0..10), Tier::Cpu).unwrap()
+    ));
+    assert!(is_whole(
+        fold.store(&stored(Some(9), 10..16), Tier::Cpu).unwrap()
+    ));
     let removed = Removed {
         hashes: (0..16).map(EngineHash).collect(),
         ..Removed::default()

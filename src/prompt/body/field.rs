@@ -90,7 +90,11 @@ const ENGINE_FIELDS_OF_OTHERS: [&str; 3] = ["request_id", "mm_payload", "return_
 
 fn engine_field(name: &str, api: Api) -> Option<&'static str> {
     let is_other = api.is_messages() || api == Api::Other;
-    let others = if is_other { &ENGINE_FIELDS_OF_OTHERS[..] } else { &[] };
+    let others = if is_other {
+        &ENGINE_FIELDS_OF_OTHERS[..]
+    } else {
+        &[]
+    };
     let mut fields = ENGINE_FIELDS.iter().chain(others);
     fields.find(|field| **field == name).copied()
 }

@@ -10,8 +10,10 @@ use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
+use super::sglang::Rendezvous;
 use super::transfer::dialect;
 use super::types::{Transfer, TransferParams};
+use crate::fleet::kv_transfer::Connector;
 use crate::prompt::Api;
 
 /// Why a request must run on one worker.
@@ -39,6 +41,25 @@ pub enum SingleWorkerReason {
 }
 
 impl SingleWorkerReason {
+    /// What in the request is the reason, for its sender.
+    pub fn explanation(self) -> &'static str {
+        match self {
+            SingleWorkerReason::Api => "the endpoint generates nothing",
+            SingleWorkerReason::Body => "a field has a type that engines refuse",
+            SingleWorkerReason::Several => {
+                "it asks for several answers (n, best_of) or has several prompts"
+            }
+            SingleWorkerReason::PromptOutput => {
+                "it asks for output of the prompt's tokens (echo, prompt_logprobs)"
+            }
+            SingleWorkerReason::OneToken => "its answer has one token",
+            SingleWorkerReason::Truncated => "it has its prompt truncated",
+            SingleWorkerReason::Turns => "it has tools that the engine calls itself",
+            SingleWorkerReason::EngineState => "it refers to state that one engine keeps",
+            SingleWorkerReason::Embeds => "its prompt consists of embeddings",
+        }
+    }
+
     pub fn as_str(self) -> &'static str {
         match self {
             SingleWorkerReason::Api => "api",
@@ -81,12 +102,22 @@ struct Cut {
 impl Legs {
     /// Reads the body that a single worker would get.
     pub fn of(api: Api, body: &Bytes) -> Result<Self, SingleWorkerReason> {
+        Self::for_connector(Connector::Nixl, api, body)
+    }
+
+    /// As [`Legs::of`], for legs of this connector.
+    pub fn for_connector(
+        connector: Connector,
+        api: Api,
+        body: &Bytes,
+    ) -> Result<Self, SingleWorkerReason> {
         if !api.generates() {
             return Err(SingleWorkerReason::Api);
         }
         let mut reader = FieldReader {
             api,
             body,
+            are_legs_alike: connector == Connector::Sglang,
             end: None,
             reason: None,
             tokens_max: [None; 2],
@@ -100,7 +131,8 @@ impl Legs {
         }
         // Of the two names that chats have for it, the newer one counts.
         let [newer, older] = reader.tokens_max;
-        if newer.or(older).is_some_and(|tokens| tokens <= 1.0) {
+        let is_one_token = newer.or(older).is_some_and(|tokens| tokens <= 1.0);
+        if is_one_token && connector.decodes_alone() {
             reader.reason.get_or_insert(SingleWorkerReason::OneToken);
         }
         if let Some(reason) = reader.reason {
@@ -132,6 +164,22 @@ impl Legs {
     /// The decode leg's body: the whole request, and where the prompt's KV blocks are.
     pub fn decode(&self, params: TransferParams) -> Bytes {
         self.spliced(["", "", ""], &params.0, |cut| cut.is_kept_by_decode)
+    }
+
+    /// The prefill leg's body where both legs are the whole request and meet in a room.
+    pub fn meeting_prefill(&self, room: &Rendezvous) -> Bytes {
+        self.with_fields(&room.fields())
+    }
+
+    /// The decode leg's.
+    pub fn meeting_decode(&self, room: &Rendezvous) -> Bytes {
+        self.with_fields(&room.decode_fields())
+    }
+
+    fn with_fields(&self, fields: &str) -> Bytes {
+        let (before, after) = self.body.split_at(self.inside);
+        let comma: &[u8] = if self.is_empty { b"" } else { b"," };
+        [before, fields.as_bytes(), comma, after].concat().into()
     }
 
     fn spliced(&self, first: [&str; 3], params: &str, is_kept: impl Fn(&Cut) -> bool) -> Bytes {
@@ -170,6 +218,8 @@ impl Legs {
 struct FieldReader<'a> {
     api: Api,
     body: &'a [u8],
+    /// Both legs are the whole request.
+    are_legs_alike: bool,
     /// Where the last field that was seen ends.
     end: Option<usize>,
     reason: Option<SingleWorkerReason>,
@@ -279,7 +329,9 @@ impl FieldReader<'_> {
                 self.on_cut(field, value, range)
             }
         };
-        if let Some(reason) = reason {
+        if let Some(reason) = reason
+            && !(self.are_legs_alike && reason == SingleWorkerReason::Truncated)
+        {
             self.reason.get_or_insert(reason);
         }
     }

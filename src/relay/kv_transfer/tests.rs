@@ -44,6 +44,8 @@ pub(in crate::relay) fn recorded(connector: Connector) -> Vec<Exchange> {
         Connector::Mooncake => MOONCAKE,
         // No build of it runs without an AMD GPU.
         Connector::Moriio => "",
+        // Nothing is handed over.
+        Connector::Sglang => "",
     };
     lines
         .lines()

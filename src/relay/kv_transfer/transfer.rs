@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, TransferParams};
-use super::{mooncake, moriio, nixl};
+use super::{mooncake, moriio, nixl, sglang};
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
 use crate::relay::engine_answer;
@@ -13,6 +13,7 @@ pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
         Connector::Nixl => &nixl::Nixl,
         Connector::Mooncake => &mooncake::Mooncake,
         Connector::Moriio => &moriio::MoriioRead,
+        Connector::Sglang => &sglang::Sglang,
     }
 }
 

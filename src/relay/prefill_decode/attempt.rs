@@ -12,6 +12,7 @@ use tracing::{debug, info};
 use super::context::{LegContext, PendingTransfer};
 use super::prefill_leg::PrefillOutcome;
 use crate::fleet::in_flight::InFlight;
+use crate::fleet::kv_transfer::Connector;
 use crate::observe;
 use crate::relay::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
@@ -53,7 +54,10 @@ impl Relay {
             attempts,
             deadline,
         };
-        context.run(legs).await
+        match settings.connector {
+            Connector::Sglang => context.run_together(legs).await,
+            Connector::Nixl | Connector::Mooncake | Connector::Moriio => context.run(legs).await,
+        }
     }
 }
 
@@ -171,7 +175,7 @@ impl LegContext<'_> {
     }
 
     /// The decode worker has the prompt's blocks now.
-    fn on_transferred(&self, now: Instant) {
+    pub(super) fn on_transferred(&self, now: Instant) {
         let Self {
             relay,
             plan,

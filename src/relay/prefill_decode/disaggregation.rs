@@ -48,9 +48,15 @@ impl Disaggregation {
         Self {
             connector,
             pair: pair::Settings {
-                min_remote_tokens: settings.advanced.min_remote_tokens,
+                min_remote_tokens: match connector.decodes_alone() {
+                    true => settings.advanced.min_remote_tokens,
+                    false => 0,
+                },
             },
-            on_prefill_failure: settings.on_prefill_failure,
+            on_prefill_failure: match connector.decodes_alone() {
+                true => settings.on_prefill_failure,
+                false => OnPrefillFailure::Fail,
+            },
             lease: settings.kv_lease(connector),
             transfer_timeout: settings.advanced.transfer_timeout,
             pinned,

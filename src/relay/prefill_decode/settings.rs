@@ -28,7 +28,8 @@ pub struct Settings {
     /// How KV blocks are transferred, as in the engines' `--kv-transfer-config`. Setting it turns disaggregation
     /// on; workers then may have the roles prefill and decode.
     pub connector: Option<Connector>,
-    /// What happens when no prefill worker is left or those that were tried failed.
+    /// What happens when no prefill worker is left or those that were tried failed. With the connector `sglang` always
+    /// `fail`, unless a worker of the role `both` is there: SGLang's decode workers compute no prompts.
     pub on_prefill_failure: OnPrefillFailure,
     /// Name of a worker label, such as `zone`: KV blocks are transferred only between workers with the same value
     /// of it. Workers without it can be paired with each other. Empty: between any two.
@@ -54,20 +55,21 @@ impl Default for Settings {
 #[serde(default)]
 pub struct Advanced {
     /// A decode worker that would compute fewer tokens of the prompt than this computes them itself. 256 tokens
-    /// take about one step of a busy decode worker.
+    /// take about one step of a busy decode worker. sglang does not use it.
     pub min_remote_tokens: u32,
     /// How long engines keep KV blocks that are never fetched, used for metrics: NIXL's `kv_lease_duration`,
     /// Mooncake's `VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT`. `0s`: their defaults, 30 s and 480 s.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub kv_lease: Duration,
-    /// mooncake: a streamed request without its first token for this long after the decode leg was sent is
+    /// mooncake, sglang: a streamed request without its first token for this long after the decode leg was sent is
     /// cancelled and started again, since an engine may wait for minutes for KV blocks that never come. Longer
     /// than requests wait in a decode worker's queue. Other requests are cancelled only if the prefill process is
     /// gone, which is checked for twice as long. nixl does not use it: its engines report failed transfers.
     #[serde(with = "DurationText")]
     pub transfer_timeout: Duration,
-    /// mooncake: the port of the prefill workers' bootstrap server (`VLLM_MOONCAKE_BOOTSTRAP_PORT`).
+    /// mooncake, sglang: the port of the prefill workers' bootstrap server (`VLLM_MOONCAKE_BOOTSTRAP_PORT`,
+    /// `--disaggregation-bootstrap-port`).
     #[schemars(range(min = 1))]
     pub bootstrap_port: u16,
 }
@@ -93,6 +95,7 @@ impl Settings {
             Connector::Mooncake => Duration::from_secs(480),
             // Its engines have no such setting.
             Connector::Moriio => Duration::from_secs(30),
+            Connector::Sglang => Duration::from_secs(300),
         }
     }
 }

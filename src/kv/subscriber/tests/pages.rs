@@ -239,8 +239,11 @@ fn the_arrays_of_earlier_releases_are_read() {
     payload.extend(b"\xaaCPU_PINNED\x83\xaacache_salt\xa1a\xaasession_id\xc0\xa1x\x01");
     payload.extend(b"\x93\xacBlockRemoved\x92\xff\x07\xa3GPU\x91\xb0AllBlocksCleared\x00");
     let decoded = crate::kv::msgpack::decode(&payload).unwrap();
-    let [Event::Stored(stored), Event::Removed(removed), Event::Cleared { .. }] =
-        &decoded.events[..]
+    let [
+        Event::Stored(stored),
+        Event::Removed(removed),
+        Event::Cleared { .. },
+    ] = &decoded.events[..]
     else {
         panic!("{decoded:?}");
     };

@@ -1,0 +1,108 @@
+//! SGLang: both legs are the client's request with the same three fields, at the same time. The engines meet at the prefill
+//! worker's bootstrap server, and nothing passes through the router.
+
+use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, quoted};
+use crate::fleet::kv_transfer::BootstrapInfo;
+
+/// Where the two engines of one attempt meet. A room is used once: of two attempts in one room, one would fail or get the
+/// other's blocks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rendezvous {
+    host: String,
+    port: u16,
+    /// 0 to 2^63 - 1.
+    room: u64,
+    /// The prefill worker's dp rank, if it has several. The engine takes the one that the room stands for.
+    rank: Option<u32>,
+}
+
+impl Rendezvous {
+    /// In a room of this random number. `None` if the address of the bootstrap server cannot be read.
+    pub fn new(bootstrap_info: &BootstrapInfo, random: u64) -> Option<Self> {
+        let (_, address) = bootstrap_info.url.split_once("://")?;
+        let (host, port) = address.trim_end_matches('/').rsplit_once(':')?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let ranks = bootstrap_info.ranks().len() as u64;
+        let room = random >> 1;
+        Some(Self {
+            host: host.to_owned(),
+            port: port.parse().ok()?,
+            room,
+            rank: (ranks > 1).then(|| (room % ranks) as u32),
+        })
+    }
+
+    /// The prefill leg's header `x-data-parallel-rank`.
+    pub fn rank(&self) -> Option<u32> {
+        self.rank
+    }
+
+    /// The fields of both legs, as JSON without braces.
+    pub(super) fn fields(&self) -> String {
+        let Self {
+            host, port, room, ..
+        } = self;
+        let host = quoted(host);
+        format!(r#""bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}"#)
+    }
+
+    /// Those of the decode leg: also the rank from which it fetches.
+    pub(super) fn decode_fields(&self) -> String {
+        let fields = self.fields();
+        match self.rank {
+            Some(rank) => format!(r#"{fields},"disagg_prefill_dp_rank":{rank}"#),
+            None => fields,
+        }
+    }
+}
+
+/// Its legs hand nothing over.
+#[derive(Debug)]
+pub(super) struct Sglang;
+
+impl Dialect for Sglang {
+    fn prefill_params(&self, _: &Transfer) -> String {
+        String::new()
+    }
+
+    fn read(&self, _: &Transfer, _: &Answer<'_>) -> Result<DecodeParams, TransferError> {
+        Err(TransferError::NoParams)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn info(url: &str, ranks: u32) -> BootstrapInfo {
+        let page = format!(r#"{{"dp_size":{ranks}}}"#);
+        BootstrapInfo::of_route(page.as_bytes(), url).unwrap()
+    }
+
+    #[test]
+    fn both_legs_name_the_host_and_the_room_and_the_decode_leg_the_rank() {
+        let one = Rendezvous::new(&info("http://10.0.0.5:8998", 1), u64::MAX).unwrap();
+        let expected = r#""bootstrap_host":"10.0.0.5","bootstrap_port":8998,"bootstrap_room":9223372036854775807"#;
+        assert_eq!(one.fields(), expected);
+        assert_eq!(one.decode_fields(), expected);
+        assert_eq!(one.rank(), None);
+        let two = Rendezvous::new(&info("http://[::1]:1", 2), 6).unwrap();
+        assert_eq!(two.rank(), Some(1));
+        assert_eq!(
+            two.decode_fields(),
+            r#""bootstrap_host":"::1","bootstrap_port":1,"bootstrap_room":3,"disagg_prefill_dp_rank":1"#
+        );
+        assert_eq!(Rendezvous::new(&info("http://p", 1), 0), None);
+    }
+
+    proptest! {
+        #[test]
+        fn a_room_stands_for_its_rank(random in any::<u64>(), ranks in 2u32..64) {
+            let room = Rendezvous::new(&info("http://p:1", ranks), random).unwrap();
+            prop_assert!(room.room <= i64::MAX as u64);
+            prop_assert_eq!(room.rank, Some((room.room % u64::from(ranks)) as u32));
+        }
+    }
+}

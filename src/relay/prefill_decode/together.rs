@@ -1,0 +1,268 @@
+//! One attempt of a disaggregated request at SGLang: a prefill and a decode leg at the same time.
+//!
+//! If one leg fails, the other waits for it in its engine, and holds a place there, for up to 300 s. So whenever the attempt
+//! ends without an answer, also because the client left, both legs are dropped, and with them their connections. The
+//! prefill worker answers once the decode worker has the blocks; its answer is read to know of its failure only.
+
+use std::pin::{Pin, pin};
+use std::time::{Duration, Instant};
+
+use tracing::debug;
+
+use super::context::{LegContext, PendingTransfer};
+use super::leg_answers::{DecodeFailure, read_whole, wait_for_first_token};
+use crate::fleet::in_flight::InFlight;
+use crate::observe;
+use crate::relay::exchange::{self, RequestKind, Sending};
+use crate::relay::failure_owner::FailureOwner;
+use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
+use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use crate::relay::retries::Failure;
+use crate::relay::running::{OpenLeg, OptimisticInsert, Running};
+use crate::relay::traced;
+use crate::traces::{Event, Leg};
+
+/// How often a waiting attempt checks whether the prefill worker's engine process is still the same.
+const CHECK_EVERY: Duration = Duration::from_secs(1);
+/// A request that the prefill engine refuses, the decode engine refuses too, and says why.
+const SAME_REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// How the prefill leg ended.
+enum PrefillEnd {
+    /// The decode worker has the blocks.
+    Taken,
+    /// An error that the decode worker will answer, too.
+    Refused,
+    Failed(FailedAttempt),
+}
+
+/// How the wait for both ended.
+enum Ended {
+    Decode(Result<exchange::Answer, DecodeFailure>),
+    Prefill(FailedAttempt),
+}
+
+impl LegContext<'_> {
+    pub(super) async fn run_together(&self, legs: &Legs) -> AttemptOutcome {
+        let Self {
+            relay,
+            metrics,
+            job,
+            plan,
+            choice,
+            prefill,
+            ..
+        } = *self;
+        let started = observe::now();
+        let tokens = plan.request.prompt_tokens;
+        metrics.disaggregated.inc();
+        plan.model.on_decision(tokens, &prefill.decision);
+        let bootstrap_info = prefill.bootstrap_info.as_deref();
+        let room = bootstrap_info.and_then(|info| Rendezvous::new(info, fastrand::u64(..)));
+        let Some(room) = room else {
+            let error = TransferError::NoBootstrap;
+            metrics.count_transfer(error.as_str());
+            let error = format!("{}: {error}", prefill.worker.name);
+            let failed = FailedAttempt::at_prefill(Failure::KvTransfer, error);
+            return AttemptOutcome::Failed(failed);
+        };
+        debug!(
+            id = %job.id,
+            worker = %choice.worker.name,
+            prefill = %prefill.worker.name,
+            cached_tokens = prefill.decision.cached_tokens,
+            prompt_tokens = tokens,
+            "workers chosen for a prefill and a decode leg"
+        );
+        let insert = OptimisticInsert::new(&relay.caches, started, &prefill.worker, plan);
+        let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
+        let mut computing = Running::new(
+            InFlight::new(prefill.worker.clone(), tokens, cached_tokens),
+            plan.expect(&relay.caches, &prefill.worker),
+            plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
+            None,
+        );
+        let in_flight = InFlight::decoding(choice.worker.clone(), tokens);
+        let mut running = Running::new(in_flight, Default::default(), None, None);
+        let count = self.attempts.count();
+        let chosen = (&choice.worker, &choice.decision);
+        let mut span = traced::begin_try(job, plan, started, chosen, Some(Leg::Decode), count);
+        let transfer = PendingTransfer {
+            metrics,
+            pinned: None,
+        };
+
+        let limit = relay.attempt_deadline(plan, started).min(self.deadline);
+        let mut prefill_leg = self.prefill_leg_together(legs, &room, limit);
+        let ended = {
+            let body = legs.meeting_decode(&room);
+            let timer = Box::pin(tokio::time::sleep_until(limit.into()));
+            let sending = Sending {
+                kind: RequestKind::Leg { rank: None },
+                // The room may be used already.
+                may_resend: false,
+                span: span.as_deref(),
+            };
+            let decode_leg = async {
+                let mut answer = exchange::attempt(job, &body, sending, &choice.worker, timer)
+                    .await
+                    .map_err(DecodeFailure::Exchange)?;
+                wait_for_first_token(job.api, &mut answer).await?;
+                Ok(answer)
+            };
+            self.wait_for_both(decode_leg, &mut prefill_leg).await
+        };
+        let answer = match ended {
+            Ended::Decode(Ok(answer)) => answer,
+            Ended::Decode(Err(failure)) => {
+                let failed = self.decode_failed(failure, transfer);
+                failed.end_try(span.as_deref_mut());
+                return AttemptOutcome::Failed(failed);
+            }
+            Ended::Prefill(failed) => {
+                metrics.count_transfer("prefill_failed");
+                failed.end_try(span.as_deref_mut());
+                return AttemptOutcome::Failed(failed);
+            }
+        };
+        running.set_span(span);
+        let status = answer.head.status;
+        let refusal = relay.refusal(&choice.worker, &answer);
+        let is_failure = answer.is_failure();
+        // What the prefill worker had cached is in the decode worker's own usage.
+        let answer = AttemptAnswer {
+            is_converted: job.is_converted,
+            answer,
+            running,
+            decision: choice.decision,
+            attempts: count,
+            prefill: Some(Ok(self.prefill_leg(None))),
+        };
+        if let Some(failure) = refusal {
+            return AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer));
+        }
+        if is_failure {
+            self.transfer_failed(transfer);
+            return AttemptOutcome::Failed(FailedAttempt {
+                owner: FailureOwner::KvTransfer,
+                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
+            });
+        }
+        if !status.is_success() {
+            metrics.count_transfer("refused");
+            computing.on_refusal();
+            return AttemptOutcome::Answered(answer);
+        }
+        let now = observe::now();
+        insert.confirm();
+        computing.on_first_token(now);
+        plan.model.report_success(&prefill.worker, job.client);
+        self.on_transferred(now);
+        if let Some(trace) = job.trace() {
+            let took = now.saturating_duration_since(started);
+            let worker = choice.worker.name.clone();
+            trace.event(now, Event::KvTransfer { worker, took });
+        }
+        for (phase, end, start) in [
+            (&metrics.queue, started, job.started),
+            (&metrics.decode, now, started),
+        ] {
+            phase.observe(end.saturating_duration_since(start).as_secs_f64());
+        }
+        let mut answer = answer;
+        // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
+        answer.running.hold(OpenLeg::new(prefill_leg));
+        AttemptOutcome::Answered(answer)
+    }
+
+    /// The prefill leg, which nothing but its owner keeps open.
+    fn prefill_leg_together(
+        &self,
+        legs: &Legs,
+        room: &Rendezvous,
+        limit: Instant,
+    ) -> Pin<Box<dyn Future<Output = PrefillEnd> + Send>> {
+        let sending = Sending {
+            kind: RequestKind::Leg { rank: room.rank() },
+            may_resend: false,
+            span: None,
+        };
+        let worker = self.prefill.worker.clone();
+        let body = legs.meeting_prefill(room);
+        let request = exchange::request(self.job, &body, sending, &worker);
+        let retry_statuses = self.relay.settings.advanced.retry_statuses.clone();
+        let deadline = self.deadline;
+        Box::pin(async move {
+            let timer = Box::pin(tokio::time::sleep_until(limit.into()));
+            let failed =
+                |error| FailedAttempt::unanswered(Stage::Prefill, &worker.name, &error, deadline);
+            // Over a connection of its own: an idle one that the engine has closed would leave the decode leg waiting.
+            let mut answer = match exchange::attempt_anew(&worker, request, timer).await {
+                Ok(answer) => answer,
+                Err(error) => return PrefillEnd::Failed(failed(error)),
+            };
+            let status = answer.head.status;
+            if let Err(error) = read_whole(&mut answer).await {
+                return PrefillEnd::Failed(failed(error));
+            }
+            if status.is_success() {
+                return PrefillEnd::Taken;
+            }
+            let owner = FailureOwner::of_status(status);
+            let is_refusal = retry_statuses.contains(&status.as_u16());
+            if !is_refusal && owner == FailureOwner::Unattributed {
+                return PrefillEnd::Refused;
+            }
+            let failure = match is_refusal {
+                true => Failure::Refused,
+                false => Failure::KvTransfer,
+            };
+            let error = format!("{} answered {status}", worker.name);
+            PrefillEnd::Failed(FailedAttempt {
+                owner,
+                ..FailedAttempt::at_prefill(failure, error)
+            })
+        })
+    }
+
+    /// Waits for the decode leg's first token, and for as long for a failure of the prefill leg.
+    async fn wait_for_both(
+        &self,
+        decode_leg: impl Future<Output = Result<exchange::Answer, DecodeFailure>>,
+        prefill_leg: &mut Pin<Box<dyn Future<Output = PrefillEnd> + Send>>,
+    ) -> Ended {
+        let mut decode_leg = pin!(decode_leg);
+        let mut is_prefill_open = true;
+        // Until when the decode worker must have its first token, or its answer.
+        let mut silent_at: Option<Instant> = None;
+        loop {
+            let now = observe::now();
+            if silent_at.is_some_and(|until| now >= until) {
+                return Ended::Decode(Err(DecodeFailure::Silent));
+            }
+            if self.is_prefill_gone() && is_prefill_open {
+                return Ended::Decode(Err(DecodeFailure::PrefillGone));
+            }
+            let next_check = now + CHECK_EVERY;
+            let next_check = silent_at.map_or(next_check, |until| until.min(next_check));
+            tokio::select! {
+                biased;
+                answer = &mut decode_leg => return Ended::Decode(answer),
+                end = &mut *prefill_leg, if is_prefill_open => {
+                    is_prefill_open = false;
+                    let now = observe::now();
+                    match end {
+                        PrefillEnd::Failed(failed) => return Ended::Prefill(failed),
+                        PrefillEnd::Refused => silent_at = Some(now + SAME_REFUSAL_TIMEOUT),
+                        // An answer that is not streamed comes at its end.
+                        PrefillEnd::Taken if self.plan.is_stream => {
+                            silent_at = Some(now + self.settings.transfer_timeout);
+                        }
+                        PrefillEnd::Taken => {}
+                    }
+                }
+                () = tokio::time::sleep_until(next_check.into()) => {}
+            }
+        }
+    }
+}
