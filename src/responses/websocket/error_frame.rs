@@ -36,7 +36,15 @@ pub fn of_answer(status: u16, headers: &HeaderMap, body: &[u8], lane: &Lane) -> 
     let error = error.unwrap_or(
         br#"{"message":"the request failed","type":"server_error","param":null,"code":null}"#,
     );
-    out.extend_from_slice(error.strip_suffix(b"}").unwrap_or(error));
+    let members = error.strip_suffix(b"}").unwrap_or(error);
+    match members.strip_suffix(br#""code":null"#) {
+        // Over a WebSocket an error has a code always; clients wait on if there is none.
+        Some(rest) => {
+            out.extend_from_slice(rest);
+            out.extend_from_slice(format!(r#""code":"{}""#, code_of(status)).as_bytes());
+        }
+        None => out.extend_from_slice(members),
+    }
     let mut before = r#","headers":{"#;
     for name in &HEADERS {
         let Some(value) = headers.get(name).and_then(|value| value.to_str().ok()) else {
@@ -53,6 +61,15 @@ pub fn of_answer(status: u16, headers: &HeaderMap, body: &[u8], lane: &Lane) -> 
     }
     out.extend_from_slice(b"}}");
     out.into()
+}
+
+/// The code of an error that has none over HTTP.
+const fn code_of(status: u16) -> &'static str {
+    if status < 500 {
+        "invalid_request_error"
+    } else {
+        "server_error"
+    }
 }
 
 #[cfg(test)]
@@ -123,6 +140,23 @@ mod tests {
             frame["error"]["headers"],
             json!({"retry-after": "1", "x-should-retry": "1"})
         );
+    }
+
+    #[test]
+    fn every_error_has_a_code() {
+        let body =
+            br#"{"error":{"message":"say \"code\":null","type":"t","param":null,"code":null}}"#;
+        for (status, code) in [
+            (400, "invalid_request_error"),
+            (404, "invalid_request_error"),
+            (502, "server_error"),
+        ] {
+            let frame = json_of(&of_answer(status, &HeaderMap::new(), body, &Lane::DEFAULT));
+            assert_eq!(
+                frame["error"],
+                json!({"message": "say \"code\":null", "type": "t", "param": null, "code": code})
+            );
+        }
     }
 
     #[test]

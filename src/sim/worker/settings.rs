@@ -72,6 +72,11 @@ pub struct Settings {
     #[arg(long, value_name = "FOLDER")]
     pub tokenizer: Option<PathBuf>,
 
+    /// End longer answers of their own accord after this many tokens, with finish reason "stop", unless the request sets
+    /// ignore_eos. Without it an answer ends at its limit.
+    #[arg(long, value_name = "TOKENS")]
+    pub stop_after: Option<NonZeroU32>,
+
     /// Serve no `/v1/responses`, as an engine that speaks chat completions only. Its streamed chats then have reasoning,
     /// tool calls and JSON where the request asks for them.
     #[arg(long)]

@@ -45,10 +45,17 @@ pub(crate) fn start(
             tokenizer::garble(prompt, from);
         }
     }
-    let stops = faults.stop_at_once && !request.ignores_eos;
-    if stops {
-        request.answer_tokens = 1;
-    }
+    let own_end = if faults.stop_at_once {
+        Some(1)
+    } else {
+        shared
+            .settings
+            .stop_after
+            .map(|tokens| tokens.get() as usize)
+    };
+    let own_end = own_end.filter(|&end| !request.ignores_eos && end <= request.answer_tokens);
+    let stops = own_end.is_some();
+    request.answer_tokens = own_end.unwrap_or(request.answer_tokens);
     let rank = match request.api {
         Api::Chat | Api::Completions | Api::Messages => shared.ranks.pinned(&parts.headers)?,
         // vLLM ignores the header here.
