@@ -16,13 +16,14 @@ use hyper::client::conn::http1;
 use hyper::{Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address;
 use super::attempt::Attempt;
 use super::endpoint::Endpoint;
 use super::target::Target;
 use crate::http::tls::{Protocol, Socket};
+use crate::observe;
 
 /// hyper reads the head of an answer into a buffer of up to this size.
 const MAX_HEAD_BYTES: usize = 16 << 10;
@@ -50,11 +51,9 @@ pub(super) struct Message<'a> {
 }
 
 pub(super) async fn post(endpoint: &Endpoint, message: Message<'_>, limits: Limits) -> Attempt {
-    let exchange = timeout(limits.attempt, exchange(endpoint, message, limits));
-    match exchange.await {
-        Ok(Ok(status)) => Attempt::Answered(status),
-        Ok(Err(failed)) => failed,
-        Err(_) => Attempt::TimedOut,
+    match exchange(endpoint, message, limits).await {
+        Ok(status) => Attempt::Answered(status),
+        Err(failed) => failed,
     }
 }
 
@@ -64,8 +63,13 @@ async fn exchange(
     limits: Limits,
 ) -> Result<StatusCode, Attempt> {
     let request = request(&endpoint.target, message).map_err(Attempt::Broken)?;
-    let addresses = resolve(endpoint).await?;
-    let socket = connect(endpoint, &addresses, limits.connect).await?;
+    let deadline = Instant::from_std(observe::now()) + limits.attempt;
+    let late = |_| Attempt::TimedOut;
+    let opened = async {
+        let addresses = resolve(endpoint).await?;
+        connect(endpoint, &addresses, limits.connect).await
+    };
+    let socket = timeout_at(deadline, opened).await.map_err(late)??;
     let broken = |error: hyper::Error| {
         let cause = std::error::Error::source(&error).map(ToString::to_string);
         Attempt::Broken(cause.unwrap_or_else(|| error.to_string()))
@@ -78,15 +82,17 @@ async fn exchange(
         .map_err(broken)?;
     let mut driver = pin!(driver);
     let mut answer = pin!(sender.send_request(request));
-    let answer = tokio::select! {
-        biased;
-        answer = &mut answer => answer,
-        ended = &mut driver => {
-            ended.map_err(broken)?;
-            answer.await
+    let answer = timeout_at(deadline, async {
+        tokio::select! {
+            biased;
+            answer = &mut answer => answer,
+            ended = &mut driver => {
+                ended?;
+                answer.await
+            }
         }
-    };
-    let answer = answer.map_err(broken)?;
+    });
+    let answer = answer.await.map_err(late)?.map_err(broken)?;
     let status = answer.status();
     // A receiver that is cut off while it answers may take that for a failure of its own.
     let rest = read_some(answer.into_body(), limits.answer_bytes);

@@ -117,7 +117,8 @@ impl Redis {
             .arg(fingerprint.to_owned())
             .number(subscriptions.bounds.max_events)
             .number(ttl_ms(&subscriptions.bounds));
-        let mut reply = self.call(Kind::Write, call).await?;
+        // What says that it is left to do may lie on another node, and is removed next.
+        let mut reply = self.call_replicated(Kind::Write, call).await?;
         let (word, dropped) = (reply.word()?, reply.count()?);
         let Some(subscriber) = subscriber else {
             return Ok(());
