@@ -157,6 +157,7 @@ fn measure(load: Load, settings: &joins::Settings) -> Measured {
                 address: format!("engine-{number}:1").into(),
                 rank: 0,
                 model: "m".into(),
+                caches_pages: false,
             };
             let source = Zmq::new(target, zmq::Settings::default(), zmq_metrics.clone());
             let (_, restarts) = watch::channel(0);
