@@ -10,6 +10,7 @@ pub mod kv_tap;
 mod lost_caches;
 mod memory_return;
 pub mod metrics_reference;
+mod prefill_rates;
 pub mod process_setup;
 mod reload;
 mod replicas;
@@ -206,6 +207,7 @@ impl App {
         let connector = pairing.connector.filter(|it| it.needs_bootstrap());
         let bootstrap = connector.map(|it| (it, pairing.advanced.bootstrap_port));
         tasks.spawn_until_stopped(probe::run(fleet.clone(), bootstrap, tasks.clone()));
+        tasks.spawn_until_stopped(prefill_rates::learn(fleet.clone()));
         watch_pairs(config, &fleet, &tasks);
         let start = Start::new(&config.peers, &peers, &fleet, &board, &predicted, &metrics);
         let shared = subscriber::Shared {

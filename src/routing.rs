@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::policy::decide;
 pub use self::prefix_hash::key as prefix_key;
-pub use self::types::{Cached, Decision, Policy, Reason, Request, State, View};
+pub use self::types::{Backlog, Cached, Decision, Policy, Reason, Request, State, View};
 
 /// How requests are spread over the workers of their model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,7 +25,8 @@ pub struct Settings {
     /// How a worker is chosen.
     pub policy: Policy,
     /// cache_aware: a worker costs `queued tokens + prefill_weight x new tokens + decode_weight x decoding
-    /// tokens`, and the cheapest one is chosen. Above 1 a cache hit is worth some waiting, since computing tokens
+    /// tokens`, and the cheapest one is chosen. Queued tokens, and new ones with 1 of their weight, count more at a slow
+    /// worker and less at a fast one (`fleet.learn_prefill_rates`). Above 1 a cache hit is worth some waiting, since computing tokens
     /// delays everyone behind them. In simulations of two public traces TTFT is flat between 3 and 9 and best at 5.
     #[schemars(range(min = 1))]
     pub prefill_weight: f64,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::engine_facts::EngineRow;
 use super::pairs::PairsRow;
 use crate::fleet::health::Health;
-use crate::fleet::{Role, Status, Worker};
+use crate::fleet::{RateSource, Role, Status, Worker};
 use crate::http::circuit_breaker;
 use crate::peers::status::LoadRow;
 use crate::peers::{self, Peers};
@@ -56,6 +56,9 @@ pub(super) struct WorkerRow {
     requests_total: u64,
     queued_tokens: u64,
     decode_tokens: u64,
+    /// How fast it computes prompts, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill_rate: Option<PrefillRateRow>,
     /// The same of other replicas that have any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     peers: Vec<LoadRow>,
@@ -80,6 +83,14 @@ struct KvTransfersRow {
     pending_tokens: u64,
     /// The address of the engine's bootstrap server, which Mooncake needs.
     bootstrap: Option<String>,
+}
+
+#[derive(Debug, Serialize)]
+struct PrefillRateRow {
+    tokens_per_second: u64,
+    source: RateSource,
+    /// What its queued tokens and new ones count; 1 if it counts as one of its model's mean speed.
+    time_weight: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -148,6 +159,11 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
         requests_total: worker.load.total(),
         queued_tokens: worker.load.own_queued_tokens(),
         decode_tokens: worker.load.own_decode_tokens(),
+        prefill_rate: worker.prefill_rate().map(|(rate, source)| PrefillRateRow {
+            tokens_per_second: rate as u64,
+            source,
+            time_weight: worker.load.time_weight(),
+        }),
         peers: peers.loads(worker.pool.address()),
         reported: worker.load.reported().map(|reported| ReportedRow {
             age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,

@@ -13,7 +13,7 @@ use crate::relay::Relay;
 /// Reads a worker's value, if it has one.
 type Read = fn(&Status, &Relay, Instant) -> Option<u64>;
 
-const GAUGES: [(&str, &str, Read); 12] = [
+const GAUGES: [(&str, &str, Read); 13] = [
     (
         "warmroute_worker_up",
         "1 for a worker that answers its health probes, else 0.",
@@ -43,6 +43,11 @@ const GAUGES: [(&str, &str, Read); 12] = [
         "warmroute_worker_decode_tokens",
         "Prompt tokens of this router's requests that a worker decodes, as the router counts them.",
         |status, _, _| Some(status.worker.load.own_decode_tokens()),
+    ),
+    (
+        "warmroute_worker_prefill_tokens_per_second",
+        "Prompt tokens that a worker computes in a second, as learnt or configured. None before enough was seen.",
+        |status, _, _| Some(status.worker.prefill_rate()?.0 as u64),
     ),
     (
         "warmroute_worker_reported_running",

@@ -6,6 +6,7 @@ pub mod kubernetes;
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use hyper::Uri;
@@ -99,6 +100,10 @@ pub struct WorkerSpec {
     /// `prefill_decode.advanced.bootstrap_port`.
     #[serde(default)]
     pub bootstrap: String,
+    /// Prompt tokens that the worker computes in a second, such as 12000. Left out: as the discovery entry says, else
+    /// it is learnt (`fleet.learn_prefill_rates`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill_rate: Option<NonZeroU32>,
 }
 
 /// What a discovery entry says of all its workers.
@@ -119,6 +124,10 @@ pub struct WorkerDefaults {
     pub responses: ResponsesApi,
     /// Labels such as `zone: a`, for `prefill_decode.topology`.
     pub labels: BTreeMap<String, String>,
+    /// Prompt tokens that each of the workers computes in a second, such as 12000. Left out: it is learnt
+    /// (`fleet.learn_prefill_rates`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_rate: Option<NonZeroU32>,
 }
 
 impl WorkerDefaults {
@@ -135,6 +144,7 @@ impl WorkerDefaults {
             responses: self.responses,
             labels: shared_labels(&self.labels),
             bootstrap: None,
+            prefill_rate: self.prefill_rate,
             identity: None,
         })
     }
@@ -177,6 +187,9 @@ impl WorkerSpec {
         }
         if let Some(responses) = self.responses {
             member.responses = responses;
+        }
+        if self.prefill_rate.is_some() {
+            member.prefill_rate = self.prefill_rate;
         }
         member.draining = self.draining;
         member.labels.extend(shared_labels(&self.labels));

@@ -1,6 +1,7 @@
 //! Counts a request in its worker's load for as long as the request runs.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::worker::Worker;
 
@@ -12,6 +13,8 @@ pub struct InFlight {
     prompt_tokens: u32,
     uncached_tokens: u32,
     is_decoding: bool,
+    /// When it was sent, if its first token shows how fast the worker is.
+    sent: Option<Instant>,
 }
 
 impl InFlight {
@@ -24,6 +27,7 @@ impl InFlight {
             prompt_tokens,
             uncached_tokens,
             is_decoding: false,
+            sent: None,
         }
     }
 
@@ -36,6 +40,12 @@ impl InFlight {
         in_flight
     }
 
+    /// The request is sent now.
+    pub fn sent_at(mut self, now: Instant) -> Self {
+        self.sent = Some(now);
+        self
+    }
+
     pub fn worker(&self) -> &Arc<Worker> {
         &self.worker
     }
@@ -43,6 +53,14 @@ impl InFlight {
     /// The first token has arrived: the prompt is computed, and decoding has started.
     pub fn on_first_token(&mut self) {
         self.begin_decoding(u64::from(self.uncached_tokens));
+    }
+
+    /// As [`Self::on_first_token`], and the token came as soon as the prompt was computed.
+    pub fn on_prompt_computed(&mut self, now: Instant) {
+        if let Some(sent) = self.sent.filter(|_| !self.is_decoding) {
+            self.worker.on_first_token(sent, now, self.uncached_tokens);
+        }
+        self.on_first_token();
     }
 
     /// The prompt counts as computed from now on, although no token was seen.

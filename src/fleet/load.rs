@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+use super::prefill_rate::TimeWeight;
+
 /// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
 const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
 
@@ -28,6 +30,7 @@ pub struct Load {
     peers_queued_tokens: AtomicU64,
     peers_decode_tokens: AtomicU64,
     peers_requests: AtomicU32,
+    time_weight: TimeWeight,
     total: AtomicU64,
     /// Uncached prompt tokens of requests that have had their first token.
     computed_tokens: AtomicU64,
@@ -100,6 +103,16 @@ impl Load {
     /// Requests of neither this router nor another replica, as of the engine's last report.
     pub fn foreign_requests(&self) -> u32 {
         self.foreign_requests.load(Relaxed)
+    }
+
+    /// What tokens to wait for and to compute count in its cost, by its speed: 1 for the mean of its model's workers.
+    #[inline]
+    pub fn time_weight(&self) -> f64 {
+        self.time_weight.get()
+    }
+
+    pub(super) fn set_time_weight(&self, time: f64) {
+        self.time_weight.set(time);
     }
 
     /// What all other replicas together have at this worker.
@@ -218,6 +231,7 @@ mod tests {
             offset_of!(Load, peers_requests),
             offset_of!(Load, peers_queued_tokens),
             offset_of!(Load, peers_decode_tokens),
+            offset_of!(Load, time_weight),
         ] {
             assert!(offset < 64, "{offset}");
         }

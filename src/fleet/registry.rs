@@ -14,6 +14,7 @@ use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
 use super::model_set::ModelSet;
+use super::prefill_rate::TimeWeight;
 use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
@@ -29,6 +30,7 @@ pub struct Registry {
     settings: ArcSwap<Settings>,
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
+    min_time_weight: Arc<TimeWeight>,
 }
 
 /// What a reload of the configuration may change.
@@ -39,6 +41,8 @@ pub struct Settings {
     pub max_workers: usize,
     /// The label that the workers of a pair must share; empty for none.
     pub topology: Arc<str>,
+    /// Without it, only prefill rates that are configured count.
+    pub learn_prefill_rates: bool,
 }
 
 #[derive(Debug, Default)]
@@ -72,6 +76,7 @@ impl Default for Settings {
             // A thousand workers are a large fleet; the configuration's default has room for four of them.
             max_workers: 4_096,
             topology: "".into(),
+            learn_prefill_rates: true,
         }
     }
 }
@@ -122,6 +127,7 @@ impl Registry {
             settings: ArcSwap::from_pointee(settings),
             version: watch::Sender::new(0),
             freed: Arc::default(),
+            min_time_weight: Arc::default(),
         })
     }
 
@@ -324,7 +330,11 @@ impl Registry {
         state.next_id += 1;
         let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
         let pool = client::Pool::with_tls(member.address.clone(), self.client.clone(), tls);
-        let shared = WorkerState::new(&self.settings().circuit_breaker, self.freed.clone());
+        let shared = WorkerState::new(
+            &self.settings().circuit_breaker,
+            self.freed.clone(),
+            self.min_time_weight.clone(),
+        );
         let worker = Worker::new(id, &member, pool, shared);
         let draining = member.draining;
         let status = Status {
@@ -372,6 +382,7 @@ pub(crate) mod tests {
             responses: Default::default(),
             labels: BTreeMap::new(),
             bootstrap: None,
+            prefill_rate: None,
             identity: None,
         }
     }

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::time::Instant;
 
 use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
@@ -17,11 +19,13 @@ use super::events::Events;
 use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
+use super::prefill_rate::{FirstToken, Seen, TimeWeight};
 use super::responses_api::ResponsesApi;
 use crate::http::circuit_breaker::SharedBreaker;
 use crate::http::client;
 use crate::http::tls::ClientSettings;
 use crate::ids::WorkerId;
+use crate::observe;
 
 /// Which part of a request a worker computes.
 #[derive(
@@ -69,8 +73,18 @@ pub struct Member {
     /// `http://host:port` (or https) of its Mooncake bootstrap server, unless that is at the worker's own host and the
     /// fleet's default port.
     pub bootstrap: Option<Arc<str>>,
+    /// Prompt tokens that it computes in a second, as configured.
+    pub prefill_rate: Option<NonZeroU32>,
     /// Who it is, if its discovery knows: the uid of a pod. Another one at the same address is another worker.
     pub identity: Option<Arc<str>>,
+}
+
+/// Where a worker's prefill rate is from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RateSource {
+    Configured,
+    Learnt,
 }
 
 /// One worker as it is listed now. Listed with another key or other labels it is another `Worker` with the same
@@ -85,6 +99,7 @@ pub struct Worker {
     pub responses: ResponsesApi,
     pub labels: BTreeMap<String, Arc<str>>,
     pub bootstrap: Option<Arc<str>>,
+    configured_prefill_rate: Option<NonZeroU32>,
     pub pool: Arc<client::Pool>,
     pub(super) state: Arc<WorkerState>,
 }
@@ -99,6 +114,14 @@ pub struct WorkerState {
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
     /// only gets no prefill legs for a while.
     pub kv_transfer_breaker: SharedBreaker,
+    /// What the first tokens of its answers showed of its speed.
+    pub(super) first_tokens: Seen,
+    /// The prompt tokens that it computes in a second, as learnt, as the bits of an `f64`; 0: not known.
+    learnt_prefill_rate: AtomicU64,
+    /// A lower bound of the time weights of all workers of the fleet.
+    pub min_time_weight: Arc<TimeWeight>,
+    /// When it joined.
+    since: Instant,
     /// What its answers reported of their prompts.
     pub usage: PromptUsage,
     /// Capacity of its prefix cache in tokens; 0 if the engine does not report it.
@@ -136,12 +159,20 @@ impl PromptUsage {
 }
 
 impl WorkerState {
-    pub(super) fn new(breakers: &circuit_breaker::Settings, freed: Arc<Freed>) -> Arc<Self> {
+    pub(super) fn new(
+        breakers: &circuit_breaker::Settings,
+        freed: Arc<Freed>,
+        min_time_weight: Arc<TimeWeight>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             load: Load::default(),
             freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
+            first_tokens: Seen::default(),
+            learnt_prefill_rate: AtomicU64::new(0),
+            min_time_weight,
+            since: observe::now(),
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
@@ -175,9 +206,36 @@ impl Worker {
             responses: member.responses,
             labels: member.labels.clone(),
             bootstrap: member.bootstrap.clone(),
+            configured_prefill_rate: member.prefill_rate,
             pool,
             state,
         })
+    }
+
+    /// Prompt tokens that it computes in a second, if that is known.
+    pub fn prefill_rate(&self) -> Option<(f64, RateSource)> {
+        if let Some(rate) = self.configured_prefill_rate {
+            return Some((rate.get().into(), RateSource::Configured));
+        }
+        let learnt = f64::from_bits(self.learnt_prefill_rate.load(Relaxed));
+        (learnt > 0.0).then_some((learnt, RateSource::Learnt))
+    }
+
+    pub(super) fn set_learnt_prefill_rate(&self, rate: Option<f64>) {
+        let bits = rate.unwrap_or(0.0).to_bits();
+        self.learnt_prefill_rate.store(bits, Relaxed);
+    }
+
+    /// The first token of a streamed answer came. Called while the prompt still counts as queued.
+    pub(super) fn on_first_token(&self, sent: Instant, now: Instant, uncached_tokens: u32) {
+        let since = |at: Instant| at.saturating_duration_since(self.since);
+        self.first_tokens.on_first_token(&FirstToken {
+            sent: since(sent),
+            now: since(now),
+            uncached_tokens,
+            queued_tokens: self.load.own_queued_tokens(),
+            peers_queued_tokens: self.load.peers_queued_tokens(),
+        });
     }
 
     /// The host part of its address.

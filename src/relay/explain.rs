@@ -294,6 +294,7 @@ impl Relay {
                 foreign_requests: worker.load.foreign_requests(),
             },
             decode_tokens: state.decode_tokens,
+            time_weight: state.time_weight,
             cached,
             cached_tokens: cached.tokens(),
             known_by,

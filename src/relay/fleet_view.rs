@@ -10,7 +10,7 @@ use crate::fleet::kv_transfer::Connector;
 use crate::fleet::{Group, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
-use crate::routing::{Cached, State, View};
+use crate::routing::{Backlog, Cached, State, View};
 
 /// What the chosen worker is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,11 +109,21 @@ impl View for FleetView<'_> {
             requests: worker.load.requests(),
             queued_tokens: worker.load.queued_tokens(),
             decode_tokens: worker.load.decode_tokens(),
+            time_weight: worker.load.time_weight(),
         }
     }
 
-    fn queued_tokens(&self, index: usize) -> u64 {
-        self.worker(index).load.queued_tokens()
+    fn backlog(&self, index: usize) -> Backlog {
+        let load = &self.worker(index).load;
+        Backlog {
+            queued_tokens: load.queued_tokens(),
+            time_weight: load.time_weight(),
+        }
+    }
+
+    fn min_time_weight(&self) -> f64 {
+        let any = self.group.workers.first();
+        any.map_or(1.0, |worker| worker.min_time_weight.get())
     }
 
     fn identity(&self, index: usize) -> u64 {

@@ -79,7 +79,7 @@ impl Meter {
             self.passed.on_data(data);
         }
         if !self.is_events {
-            self.running.on_first_token(now);
+            self.running.on_whole_answer(now);
             // Usage stands near the end of a whole answer, so the last piece has it, or the last two.
             self.usage = Some(match self.usage.take() {
                 Some(before) if data.len() < USAGE_BYTES => ending(&before, data),

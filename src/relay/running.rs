@@ -90,9 +90,19 @@ impl Running {
         self.asking = None;
     }
 
-    /// The engine has computed the prompt.
+    /// The engine has computed the prompt, and this is its first token.
     pub(super) fn on_first_token(&mut self, now: Instant) {
+        self.in_flight.on_prompt_computed(now);
+        self.on_computed(now);
+    }
+
+    /// The engine has computed the prompt, at any time before now.
+    pub(super) fn on_whole_answer(&mut self, now: Instant) {
         self.in_flight.on_first_token();
+        self.on_computed(now);
+    }
+
+    fn on_computed(&mut self, now: Instant) {
         for coming in self.coming.drain(..) {
             coming.on_first_token(now);
         }

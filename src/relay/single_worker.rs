@@ -58,7 +58,8 @@ impl Relay {
             worker.clone(),
             request.prompt_tokens,
             request.prompt_tokens.saturating_sub(decision.new_tokens),
-        );
+        )
+        .sent_at(now);
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
         let report = plan.asks(&self.caches.board, worker);

@@ -69,6 +69,9 @@ mod tests {
         fn identity(&self, index: usize) -> u64 {
             rendezvous::key(&self.0[index].0.to_le_bytes())
         }
+        fn min_time_weight(&self) -> f64 {
+            1.0
+        }
         fn prefix_owners(&self) -> &[usize] {
             &[]
         }

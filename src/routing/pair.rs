@@ -15,7 +15,7 @@ use std::cmp::Ordering;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::types::{Cached, Decision, Policy, Reason, Request, State, View};
+use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, State, View};
 use super::{cost, policy};
 
 /// When requests are disaggregated.
@@ -271,18 +271,23 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
 
     fn candidate(&self, index: usize, state: &State) -> Candidate {
         let cached = self.decode.cached(index);
-        let share = |cached: &Cached| {
+        let share = |state: &State, cached: &Cached| {
             let new_tokens = cost::new_tokens(self.routing, self.request, cached);
             Share {
                 new_tokens,
                 cost: cost::terms(self.routing, state, new_tokens).sum(),
             }
         };
-        let local = share(&cached);
+        let local = share(state, &cached);
         let lacks = self.request.prompt_tokens.saturating_sub(cached.tokens());
         let received = Cached {
             cpu: cached.cpu + lacks,
             ..cached
+        };
+        // How fast it receives tokens does not depend on how fast it computes them.
+        let receiving = State {
+            time_weight: 1.0,
+            ..*state
         };
         Candidate {
             index,
@@ -290,7 +295,8 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             tie: policy::tie(self.request, index),
             cached_tokens: cached.tokens(),
             local,
-            remote: (local.new_tokens >= self.min_remote_tokens).then(|| share(&received)),
+            remote: (local.new_tokens >= self.min_remote_tokens)
+                .then(|| share(&receiving, &received)),
         }
     }
 }
@@ -315,8 +321,12 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         }
     }
 
-    fn queued_tokens(&self, index: usize) -> u64 {
-        self.prefill.queued_tokens(index)
+    fn backlog(&self, index: usize) -> Backlog {
+        self.prefill.backlog(index)
+    }
+
+    fn min_time_weight(&self) -> f64 {
+        self.prefill.min_time_weight()
     }
 
     fn identity(&self, index: usize) -> u64 {

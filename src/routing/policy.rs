@@ -4,7 +4,7 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::types::{Cached, Decision, Policy, Reason, Request, State, View};
+use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, View};
 use super::{Settings, affinity, cost, prefix_hash};
 
 /// Chooses a worker. `None` if no worker is usable.
@@ -57,12 +57,12 @@ fn cache_aware(
     }
     if !search.can_skip_sample() {
         // All queue lengths are loaded at once, since each is in another cache line.
-        let sampled: SmallVec<[(usize, u64); 16]> =
+        let sampled: SmallVec<[(usize, Backlog); 16]> =
             sample(view, settings.advanced.random_candidates, draw)
-                .map(|index| (index, view.queued_tokens(index)))
+                .map(|index| (index, view.backlog(index)))
                 .collect();
-        for (index, queued_tokens) in sampled {
-            if search.is_competitive(queued_tokens) {
+        for (index, backlog) in sampled {
+            if search.is_competitive(backlog) {
                 search.consider(index);
             }
         }
@@ -127,14 +127,15 @@ struct CandidateSearch<'a, V> {
     request: &'a Request,
     view: &'a V,
     best: Option<Candidate>,
-    /// A worker without the prefix whose queue exceeds this many tokens cannot beat the best candidate. Negative
-    /// once even an idle one would lose.
-    max_competitive_queue: f64,
+    /// A worker without the prefix for which the tokens to wait for and to compute, times its time weight, exceed this
+    /// cannot beat the best candidate.
+    max_competitive_time: f64,
     /// The fewest tokens that any worker considered would compute.
     min_new_tokens: u32,
-    /// A worker that is no prefix owner computes at least this many tokens, and this is their cost.
+    /// A worker that is no prefix owner computes at least this many tokens.
     min_new_tokens_elsewhere: u32,
-    min_cost_elsewhere: f64,
+    /// The part of their cost that is the same on each worker.
+    min_cost_for_others_elsewhere: f64,
 }
 
 impl<'a, V: View> CandidateSearch<'a, V> {
@@ -142,27 +143,31 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         let min_new_tokens_elsewhere = request
             .prompt_tokens
             .saturating_sub(view.max_cached_elsewhere());
-        let idle = State::default();
         Self {
             settings,
             request,
             view,
             best: None,
-            max_competitive_queue: f64::INFINITY,
+            max_competitive_time: f64::INFINITY,
             min_new_tokens: u32::MAX,
             min_new_tokens_elsewhere,
-            min_cost_elsewhere: cost::terms(settings, &idle, min_new_tokens_elsewhere).sum(),
+            min_cost_for_others_elsewhere: cost::weight_for_others(settings)
+                * f64::from(min_new_tokens_elsewhere),
         }
     }
 
     /// True if even an idle worker without the prefix would cost more than the best candidate.
     fn can_skip_sample(&self) -> bool {
-        self.max_competitive_queue < 0.0
+        !self.is_competitive(Backlog {
+            queued_tokens: 0,
+            time_weight: self.view.min_time_weight(),
+        })
     }
 
     #[inline]
-    fn is_competitive(&self, queued_tokens: u64) -> bool {
-        queued_tokens as f64 <= self.max_competitive_queue
+    fn is_competitive(&self, backlog: Backlog) -> bool {
+        let tokens = backlog.queued_tokens as f64 + f64::from(self.min_new_tokens_elsewhere);
+        tokens * backlog.time_weight <= self.max_competitive_time
     }
 
     #[inline]
@@ -185,9 +190,9 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         let is_better = |best: &Candidate| candidate.is_better_than(best);
         if self.best.as_ref().is_none_or(is_better) {
             // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
-            self.max_competitive_queue = match candidate.new_tokens <= self.min_new_tokens_elsewhere
+            self.max_competitive_time = match candidate.new_tokens <= self.min_new_tokens_elsewhere
             {
-                true => candidate.cost - self.min_cost_elsewhere,
+                true => candidate.cost - self.min_cost_for_others_elsewhere,
                 false => f64::INFINITY,
             };
             self.best = Some(candidate);

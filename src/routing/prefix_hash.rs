@@ -45,7 +45,7 @@ pub(super) fn preferred(
         .into_iter()
         .find_map(|index| {
             let state = view.state(index);
-            if !state.is_usable || state.queued_tokens as f64 > limit {
+            if !state.is_usable || state.queued_tokens as f64 * state.time_weight > limit {
                 return None;
             }
             let cached = view.cached(index);

@@ -75,7 +75,7 @@ impl Cached {
 }
 
 /// One worker's load at the moment of a decision.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct State {
     /// False for a worker that must not be chosen.
     pub is_usable: bool,
@@ -85,6 +85,28 @@ pub struct State {
     pub queued_tokens: u64,
     /// Prompt tokens of the requests that the worker is decoding.
     pub decode_tokens: u64,
+    /// What tokens to wait for and to compute count, by how long the worker computes them: 1 for the mean of its model's
+    /// workers, more for a slower one.
+    pub time_weight: f64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self {
+            is_usable: false,
+            requests: 0,
+            queued_tokens: 0,
+            decode_tokens: 0,
+            time_weight: 1.0,
+        }
+    }
+}
+
+/// The parts of a worker's state that most often rule it out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Backlog {
+    pub queued_tokens: u64,
+    pub time_weight: f64,
 }
 
 /// The workers that serve a model, by `worker_index`.
@@ -97,10 +119,17 @@ pub trait View {
 
     fn state(&self, worker_index: usize) -> State;
 
-    /// The part of the state that most often rules a worker out, read without the rest.
-    fn queued_tokens(&self, worker_index: usize) -> u64 {
-        self.state(worker_index).queued_tokens
+    /// Read without the rest of the state.
+    fn backlog(&self, worker_index: usize) -> Backlog {
+        let state = self.state(worker_index);
+        Backlog {
+            queued_tokens: state.queued_tokens,
+            time_weight: state.time_weight,
+        }
     }
+
+    /// A lower bound of the `time_weight` of all workers.
+    fn min_time_weight(&self) -> f64;
 
     /// A number that is the same for a worker of the same name on every replica.
     fn identity(&self, worker_index: usize) -> u64;

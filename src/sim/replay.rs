@@ -25,7 +25,7 @@ use serde_json::json;
 
 use self::policy::ComparedPolicy;
 use self::results::{PolicyResult, Report, TraceSummary};
-use self::router::CacheIndexKind;
+use self::router::{CacheIndexKind, PrefillRates};
 use self::run::Fleet;
 use self::workload::{Job, WorkloadSettings};
 use crate::config::Config;
@@ -68,6 +68,15 @@ pub struct Settings {
     /// Prefill speed of an engine, which computes one prompt after the other.
     #[arg(long, value_name = "TOKENS", default_value_t = 12_000.0, value_parser = positive)]
     prefill_tokens_per_second: f64,
+
+    /// Relative speeds of the engines, in turn: with 1,4 every second one computes prompts four times as fast as the others.
+    /// Their mean is --prefill-tokens-per-second.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_values_t = [1.0], value_parser = positive)]
+    speeds: Vec<f64>,
+
+    /// What the router knows of the engines' prefill speeds.
+    #[arg(long, value_name = "HOW", value_enum, default_value = "learnt")]
+    rates: Rates,
 
     /// Inter-token latency.
     #[arg(long = "decode-time", value_name = "DURATION", default_value = "25ms", value_parser = parse_milliseconds)]
@@ -144,6 +153,18 @@ enum Shared {
     Routed,
 }
 
+/// What a router knows of its workers' speeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[serde(rename_all = "snake_case")]
+enum Rates {
+    /// Nothing: workers count as equal (`fleet.learn_prefill_rates: false`).
+    Ignored,
+    /// They are configured (`prefill_rate`).
+    Configured,
+    /// What first tokens show.
+    Learnt,
+}
+
 /// Replays the trace with each policy, prints the table and writes the requested files.
 pub fn run(settings: &Settings, config: &Config) -> io::Result<()> {
     let entries = read(settings).map_err(|error| with_path(&settings.trace, error))?;
@@ -210,6 +231,7 @@ fn replay(
         cache_tokens: settings.cache_tokens,
         shares_routed: settings.shares_routed(),
         is_alone: settings.is_alone(),
+        rates: settings.rates(),
     };
     let outcome = run::run(jobs, settings.fleet(), &router, started, |computed| {
         if computed.is_multiple_of(PROGRESS_INTERVAL) {
@@ -277,11 +299,28 @@ impl Settings {
             workers: self.workers as usize,
             cache_blocks: self.cache_blocks(),
             block_tokens: self.block_tokens,
-            prefill_tokens_per_second: self.prefill_tokens_per_second,
+            prefill_tokens_per_second: self.prefill_rates(),
             decode: Duration::from_millis(self.decode_ms),
             event_lag: Duration::from_millis(self.event_lag_ms),
             routers: self.routers as usize,
             sync_interval: self.sync_ms.map(Duration::from_millis),
+        }
+    }
+
+    /// By engine.
+    fn prefill_rates(&self) -> Vec<f64> {
+        let speeds = self.speeds.iter().cycle().take(self.workers as usize);
+        let mean = speeds.clone().sum::<f64>() / f64::from(self.workers);
+        speeds
+            .map(|speed| self.prefill_tokens_per_second * speed / mean)
+            .collect()
+    }
+
+    fn rates(&self) -> PrefillRates {
+        match self.rates {
+            Rates::Ignored => PrefillRates::Ignored,
+            Rates::Configured => PrefillRates::Configured(self.prefill_rates()),
+            Rates::Learnt => PrefillRates::Learnt,
         }
     }
 
@@ -301,8 +340,14 @@ impl Settings {
 
     /// The trace and the fleet in a sentence: above the table and below the plot.
     fn caption(&self, trace: &TraceSummary) -> String {
+        let equal = self.speeds.iter().all(|speed| *speed == self.speeds[0]);
+        let speeds: Vec<_> = self.speeds.iter().map(f64::to_string).collect();
+        let speeds = match equal {
+            true => String::new(),
+            false => format!(" on average, speeds {}", speeds.join(":")),
+        };
         format!(
-            "{} requests with {} prompt tokens over {:.0} s; {} modelled engines with a cache of {} tokens, {} prompt tokens/s",
+            "{} requests with {} prompt tokens over {:.0} s; {} modelled engines with a cache of {} tokens, {} prompt tokens/s{speeds}",
             report::grouped(trace.requests as u64),
             report::grouped(trace.prompt_tokens),
             trace.span_seconds,

@@ -50,6 +50,10 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
             of_peers(chosen.load.peers.requests.into())
         ),
     };
+    if chosen.time_weight != 1.0 && matches!(reason, Reason::LowerCost | Reason::Cold) {
+        let weight = chosen.time_weight;
+        text += &format!("; its queued and new tokens count {weight:.2} times, for its speed");
+    }
     if !chosen.is_trusted {
         text += "; its cache is predicted, because its engine's tokens differ from the router's (tokenizer mismatch)";
     }
@@ -102,6 +106,7 @@ mod tests {
             requests: 3,
             queued_tokens,
             decode_tokens: 0,
+            time_weight: 1.0,
             load: LoadShares::default(),
             cached,
             cached_tokens: cached.tokens(),
@@ -173,6 +178,17 @@ mod tests {
         scores[0].is_trusted = false;
         let text = chosen(Reason::LongestPrefix, &scores[0], &scores, 2_048);
         assert!(text.ends_with("(tokenizer mismatch)"));
+    }
+
+    #[test]
+    fn a_fast_worker_is_named_so() {
+        let mut scores = [score("a", Cached::in_gpu(0), 12)];
+        scores[0].time_weight = 0.5;
+        let text = chosen(Reason::Cold, &scores[0], &scores, 2_048);
+        assert!(
+            text.ends_with("; its queued and new tokens count 0.50 times, for its speed"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -113,6 +113,8 @@ pub struct Score {
     pub requests: u32,
     pub queued_tokens: u64,
     pub decode_tokens: u64,
+    /// What its queued tokens and the new ones count, by its speed: 1 for the mean of its model's workers.
+    pub time_weight: f64,
     /// Whose the load is.
     pub load: LoadShares,
     /// The cached prefix by tier.

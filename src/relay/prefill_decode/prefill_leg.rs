@@ -42,7 +42,7 @@ impl LegContext<'_> {
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
-            InFlight::new(worker.clone(), tokens, cached_tokens),
+            InFlight::new(worker.clone(), tokens, cached_tokens).sent_at(now),
             plan.expect(&relay.caches, worker),
             plan.check(&relay.caches.tokenizer_check, now, worker),
             report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),

@@ -154,6 +154,7 @@ fn table(rows: &[Row], bounds: bool) -> Table {
             requests,
             queued_tokens,
             decode_tokens,
+            ..State::default()
         });
         table.cached.push(Cached { gpu, cpu, disk: 0 });
     }

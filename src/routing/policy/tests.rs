@@ -21,7 +21,7 @@ impl Table {
                 is_usable,
                 requests,
                 queued_tokens,
-                decode_tokens: 0,
+                ..State::default()
             });
             table.cached.push(Cached::in_gpu(cached));
             if cached > 0 {
@@ -29,6 +29,15 @@ impl Table {
             }
         }
         table
+    }
+}
+
+impl Table {
+    fn with_times(mut self, times: &[f64]) -> Self {
+        for (state, time) in self.states.iter_mut().zip(times) {
+            state.time_weight = *time;
+        }
+        self
     }
 }
 
@@ -41,6 +50,10 @@ impl View for Table {
     }
     fn identity(&self, index: usize) -> u64 {
         mix(index as u64)
+    }
+    fn min_time_weight(&self) -> f64 {
+        let times = self.states.iter().map(|state| state.time_weight);
+        times.fold(1.0, f64::min)
     }
     fn prefix_owners(&self) -> &[usize] {
         &self.prefix_owners
@@ -309,6 +322,32 @@ fn a_replica_that_hears_of_others_takes_the_lowest_cost() {
     }
 }
 
+/// Workers of one speed, or of several.
+fn time_weights() -> impl Strategy<Value = Vec<f64>> {
+    let speeds = proptest::sample::select(vec![0.125, 0.5, 1.0, 2.5, 8.0]);
+    prop_oneof![Just(vec![1.0; 40]), proptest::collection::vec(speeds, 40)]
+}
+
+#[test]
+fn a_fast_worker_gets_the_longer_queue_and_a_cached_prefix_is_worth_the_same_work() {
+    let settings = with(Policy::CacheAware);
+    let request = Request {
+        prompt_tokens: 1_000,
+        ..Request::default()
+    };
+    let chosen = |queued: u64, cached: u32| {
+        // The second worker is four times as fast, the first has the prefix.
+        let rows = [(true, 1, 0, cached), (true, 1, queued, 0)];
+        let table = Table::new(&rows).with_times(&[2.5, 0.625]);
+        decide(&settings, &request, &table).unwrap().worker_index
+    };
+    // 1,000 tokens at 2.5 against 4,000 at 0.625.
+    assert_eq!((chosen(2_999, 0), chosen(3_001, 0)), (1, 0));
+    // A cached half saves 1,250 there, and 2,000 of recomputation that delays others.
+    assert_eq!(chosen(0, 500), 0);
+    assert_eq!(chosen(0, 100), 1);
+}
+
 proptest! {
     /// Alone, the chosen worker's cost is within the slack of the lowest.
     #[test]
@@ -345,13 +384,14 @@ proptest! {
     /// Workers skipped because of their queue would change neither the decision nor its reason.
     #[test]
     fn the_choice_is_as_if_all_were_looked_at_closely(
-        rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6, seed in any::<u64>(),
+        rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6,
+        times in time_weights(), seed in any::<u64>(),
     ) {
         let rows: Vec<(bool, u32, u64, u32)> = rows
             .into_iter()
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
-        let mut table = Table::new(&rows);
+        let mut table = Table::new(&rows).with_times(&times);
         table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[*index].3));
         table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
@@ -364,9 +404,10 @@ proptest! {
     /// In a fleet of which all workers are compared, the chosen one is the cheapest.
     #[test]
     fn cache_aware_takes_the_least_cost(
-        rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16), seed in any::<u64>(),
+        rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16),
+        times in time_weights(), seed in any::<u64>(),
     ) {
-        let table = Table::new(&rows);
+        let table = Table::new(&rows).with_times(&times);
         let settings = with(Policy::CacheAware);
         let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
         if let Some(decision) = decide(&settings, &request, &table) {

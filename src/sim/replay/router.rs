@@ -2,6 +2,7 @@
 
 mod cached_tokens;
 mod load;
+mod speeds;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +11,12 @@ use rustc_hash::FxHashMap;
 
 use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::load::Load;
+use self::speeds::Speeds;
 use super::formula::Candidate;
 use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
+use crate::fleet::prefill_rate::FirstToken;
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
@@ -46,6 +49,7 @@ pub(super) struct Router {
     shares_routed: bool,
     is_alone: bool,
     in_flight: FxHashMap<usize, InFlight>,
+    speeds: Speeds,
     cache_index: CacheIndex,
     routing: routing::Settings,
     policy: ComparedPolicy,
@@ -67,6 +71,7 @@ enum CacheIndex {
 #[derive(Debug)]
 struct InFlight {
     worker: usize,
+    sent: Duration,
     uncached_tokens: u32,
     coming: Option<UnconfirmedPrompt>,
     is_computed: bool,
@@ -102,6 +107,17 @@ pub(super) struct Settings {
     pub(super) shares_routed: bool,
     /// There are other replicas, and none is connected.
     pub(super) is_alone: bool,
+    pub(super) rates: PrefillRates,
+}
+
+/// What a router knows of the workers' prefill rates.
+#[derive(Clone, Debug)]
+pub(super) enum PrefillRates {
+    /// Nothing.
+    Ignored,
+    /// They are configured, by worker.
+    Configured(Vec<f64>),
+    Learnt,
 }
 
 impl Router {
@@ -129,6 +145,7 @@ impl Router {
             shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
+            speeds: Speeds::new(&settings.rates, settings.workers),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
             policy: settings.policy,
@@ -162,6 +179,7 @@ impl Router {
             ComparedPolicy::Router(_) => {
                 let view = FleetView {
                     loads: &loads,
+                    time_weights: &self.speeds.time_weights,
                     cached: &cached,
                 };
                 routing::decide(&self.routing, &request, &view)?.worker_index
@@ -190,6 +208,7 @@ impl Router {
                 load.active_tokens += u64::from(job.input_tokens);
                 let request = InFlight {
                     worker,
+                    sent: now,
                     uncached_tokens,
                     coming: self.count_cached(now, worker, job),
                     is_computed: false,
@@ -202,6 +221,14 @@ impl Router {
                 };
                 request.is_computed = true;
                 let load = &mut self.own[request.worker];
+                let first = FirstToken {
+                    sent: request.sent,
+                    now,
+                    uncached_tokens: request.uncached_tokens,
+                    queued_tokens: load.queued_tokens,
+                    peers_queued_tokens: self.peers[request.worker].queued_tokens,
+                };
+                self.speeds.on_first_token(request.worker, &first);
                 load.queued_tokens -= u64::from(request.uncached_tokens);
                 load.decode_tokens += u64::from(job.input_tokens);
                 if let Some(coming) = request.coming.take() {
@@ -272,8 +299,9 @@ impl Router {
         }
     }
 
-    /// Frees expired entries of the index.
-    pub(super) fn expire(&self, now: Duration) {
+    /// What a router does each second: learns the workers' speeds, and frees expired entries of the index.
+    pub(super) fn on_second(&mut self, now: Duration) {
+        self.speeds.learn();
         match &self.cache_index {
             CacheIndex::Exact { unconfirmed } => {
                 if let Some(unconfirmed) = unconfirmed {
@@ -329,6 +357,7 @@ fn candidates(loads: &[Load], cached: &CachedTokens<'_>, job: &Job) -> Vec<Candi
 /// The view of the fleet that a routing decision gets.
 struct FleetView<'a> {
     loads: &'a [Load],
+    time_weights: &'a [f64],
     cached: &'a CachedTokens<'a>,
 }
 
@@ -344,7 +373,12 @@ impl View for FleetView<'_> {
             requests: load.requests,
             queued_tokens: load.queued_tokens,
             decode_tokens: load.decode_tokens,
+            time_weight: self.time_weights[worker_index],
         }
+    }
+
+    fn min_time_weight(&self) -> f64 {
+        self.time_weights.iter().copied().fold(1.0, f64::min)
     }
 
     fn identity(&self, worker_index: usize) -> u64 {

@@ -10,16 +10,17 @@ use super::router::{self, RequestEvent, Router};
 use super::workload::{self, Job};
 use crate::sim::world::World;
 
-/// How often the routers expire entries of their indexes, as in production.
-const EXPIRY_INTERVAL: Duration = Duration::from_secs(1);
+/// How often the routers learn the workers' speeds and expire entries of their indexes, as in production.
+const TICK: Duration = Duration::from_secs(1);
 
 /// The engines, the routers and the delays between them.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Fleet {
     pub(super) workers: usize,
     pub(super) cache_blocks: usize,
     pub(super) block_tokens: NonZeroU32,
-    pub(super) prefill_tokens_per_second: f64,
+    /// By worker.
+    pub(super) prefill_tokens_per_second: Vec<f64>,
     pub(super) decode: Duration,
     pub(super) event_lag: Duration,
     pub(super) routers: usize,
@@ -60,7 +61,7 @@ enum Event {
     Report {
         router: usize,
     },
-    Expire,
+    Tick,
 }
 
 struct Run<'a> {
@@ -86,31 +87,32 @@ pub(super) fn run(
     born: Instant,
     mut show: impl FnMut(usize),
 ) -> Outcome {
-    let engine = || EngineModel::new(fleet.cache_blocks, fleet.prefill_tokens_per_second);
+    let rates = fleet.prefill_tokens_per_second.iter();
+    let engine = |rate: &f64| EngineModel::new(fleet.cache_blocks, *rate);
+    let engines = rates.map(engine).collect();
+    let (workers, routers) = (fleet.workers, fleet.routers);
     let mut run = Run {
         jobs,
-        fleet,
         events: World::default(),
-        engines: (0..fleet.workers).map(|_| engine()).collect(),
-        routers: (0..fleet.routers)
-            .map(|_| Router::new(settings, born))
-            .collect(),
-        is_report_due: vec![false; fleet.routers],
-        reported_at: vec![None; fleet.routers],
-        exact_index: ReportedIndex::new(fleet.workers, fleet.block_tokens, workload::root()),
+        engines,
+        routers: (0..routers).map(|_| Router::new(settings, born)).collect(),
+        is_report_due: vec![false; routers],
+        reported_at: vec![None; routers],
+        exact_index: ReportedIndex::new(workers, fleet.block_tokens, workload::root()),
         outcome: Outcome {
             times_to_first_token: vec![Duration::ZERO; jobs.len()],
             cached_tokens: 0,
-            requests_per_worker: vec![0; fleet.workers],
-            computed_per_worker: vec![0; fleet.workers],
+            requests_per_worker: vec![0; workers],
+            computed_per_worker: vec![0; workers],
             elapsed: Duration::ZERO,
         },
         unfinished: jobs.len(),
+        fleet,
     };
     for (request, job) in jobs.iter().enumerate() {
         run.events.set(job.at, Event::Arrives(request));
     }
-    run.events.set(EXPIRY_INTERVAL, Event::Expire);
+    run.events.set(TICK, Event::Tick);
     let mut computed = 0;
     while let Some(event) = run.events.next_event() {
         if matches!(event, Event::Computed { .. }) {
@@ -154,13 +156,13 @@ impl Run<'_> {
                     }
                 }
             }
-            Event::Expire if self.unfinished > 0 => {
-                for router in &self.routers {
-                    router.expire(now);
+            Event::Tick if self.unfinished > 0 => {
+                for router in &mut self.routers {
+                    router.on_second(now);
                 }
-                self.events.set(now + EXPIRY_INTERVAL, Event::Expire);
+                self.events.set(now + TICK, Event::Tick);
             }
-            Event::Expire => {}
+            Event::Tick => {}
         }
     }
 

@@ -6,7 +6,7 @@ use crate::observe;
 use crate::routing::{self, Policy};
 use crate::sim::replay::formula::Formula;
 use crate::sim::replay::policy::ComparedPolicy;
-use crate::sim::replay::router::CacheIndexKind;
+use crate::sim::replay::router::{CacheIndexKind, PrefillRates};
 use crate::sim::replay::workload::WorkloadSettings;
 use crate::sim::replay::workload::tests::{entry, settings as workload_settings};
 
@@ -17,7 +17,7 @@ fn fleet() -> Fleet {
         workers: 3,
         cache_blocks: 12,
         block_tokens: workload_settings().block_tokens,
-        prefill_tokens_per_second: 100.0,
+        prefill_tokens_per_second: vec![100.0; 3],
         decode: Duration::from_millis(50),
         event_lag: Duration::ZERO,
         routers: 1,
@@ -41,6 +41,7 @@ fn settings(
         cache_tokens: fleet.cache_blocks as u64 * 10,
         shares_routed: true,
         is_alone: false,
+        rates: PrefillRates::Ignored,
     }
 }
 
@@ -104,12 +105,67 @@ fn delayed_events_have_no_effect_before_they_arrive() {
     let of_lag = |seconds| {
         let fleet = Fleet {
             workers: 40,
+            prefill_tokens_per_second: vec![100.0; 40],
             event_lag: Duration::from_secs(seconds),
             ..fleet()
         };
         outcome_of(&jobs, fleet, CACHE_AWARE, CacheIndexKind::Exact).cached_tokens
     };
     assert_eq!((of_lag(0), of_lag(10)), (80, 40));
+}
+
+/// One prompt every 100 ms on average, none like another, of up to 2,000 tokens.
+fn distinct_prompts(count: u64, seed: u64) -> Vec<Job> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut times: Vec<u64> = (0..count).map(|_| random.u64(0..count * 100)).collect();
+    times.sort_unstable();
+    let entries: Vec<_> = (0..)
+        .zip(times)
+        .map(|(number, at_ms)| {
+            let blocks = random.u64(40..200);
+            let names: Vec<u64> = (0..blocks)
+                .map(|block| number * 1_000 + block + 1)
+                .collect();
+            entry(at_ms, blocks as u32 * 10, &names)
+        })
+        .collect();
+    workload::jobs(&entries, &workload_settings())
+}
+
+fn mean_ttft(jobs: &[Job], speeds: [f64; 4], rates: &PrefillRates) -> f64 {
+    let fleet = Fleet {
+        workers: 4,
+        cache_blocks: 1_000,
+        // The fleet is busy for three quarters of the time.
+        prefill_tokens_per_second: speeds.map(|speed| speed * 4_000.0).to_vec(),
+        decode: Duration::ZERO,
+        ..fleet()
+    };
+    let settings = router::Settings {
+        rates: rates.clone(),
+        ..settings(CACHE_AWARE, CacheIndexKind::Exact, &fleet)
+    };
+    let times = run(jobs, fleet, &settings, observe::now(), |_| {}).times_to_first_token;
+    times.iter().sum::<Duration>().as_secs_f64() / times.len() as f64
+}
+
+#[test]
+fn learnt_rates_shorten_the_wait_at_workers_of_unequal_speed_and_change_nothing_at_equal_ones() {
+    let unequal = [0.4, 0.4, 1.6, 1.6];
+    let jobs = distinct_prompts(3_000, 7);
+    let of = |speeds, rates| mean_ttft(&jobs, speeds, &rates);
+    let (ignored, learnt) = (
+        of(unequal, PrefillRates::Ignored),
+        of(unequal, PrefillRates::Learnt),
+    );
+    assert!(learnt < 0.9 * ignored, "{learnt} {ignored}");
+    let known = of(unequal, PrefillRates::Configured(unequal.to_vec()));
+    assert!(learnt < 1.1 * known, "{learnt} {known}");
+    let equal = [1.0; 4];
+    assert_eq!(
+        of(equal, PrefillRates::Learnt),
+        of(equal, PrefillRates::Ignored)
+    );
 }
 
 /// Many simultaneous conversations with a common prefix.

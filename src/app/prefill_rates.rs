@@ -1,0 +1,19 @@
+//! Has the workers' prefill rates learnt.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::fleet::prefill_rate::PrefillRates;
+use crate::fleet::registry::Registry;
+
+/// What was seen of a worker within it is one observation.
+const INTERVAL: Duration = Duration::from_secs(1);
+
+pub(super) async fn learn(fleet: Arc<Registry>) {
+    let mut rates = PrefillRates::default();
+    loop {
+        let learns = fleet.settings().learn_prefill_rates;
+        rates.update(&fleet.snapshot(), learns);
+        tokio::time::sleep(INTERVAL).await;
+    }
+}
