@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 
 use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::load::Load;
+pub(super) use self::speeds::PrefillRates;
 use self::speeds::Speeds;
 use super::formula::Candidate;
 use super::policy::ComparedPolicy;
@@ -108,16 +109,6 @@ pub(super) struct Settings {
     /// There are other replicas, and none is connected.
     pub(super) is_alone: bool,
     pub(super) rates: PrefillRates,
-}
-
-/// What a router knows of the workers' prefill rates.
-#[derive(Clone, Debug)]
-pub(super) enum PrefillRates {
-    /// Nothing.
-    Ignored,
-    /// They are configured, by worker.
-    Configured(Vec<f64>),
-    Learnt,
 }
 
 impl Router {

@@ -1,7 +1,16 @@
 //! What a router of a replay knows of the workers' speeds: the router's own learners. Pure.
 
-use super::PrefillRates;
 use crate::fleet::prefill_rate::{FirstToken, Learner, Seen, compare};
+
+/// What a router knows of the workers' prefill rates.
+#[derive(Clone, Debug)]
+pub(in super::super) enum PrefillRates {
+    /// Nothing.
+    Ignored,
+    /// They are configured, by worker.
+    Configured(Vec<f64>),
+    Learnt,
+}
 
 #[derive(Debug)]
 pub(super) struct Speeds {
