@@ -2,13 +2,15 @@
 
 use bytes::Bytes;
 
-use super::members::{put, put_text};
+use super::chat::ALLOWED_TOOLS;
+use super::members::{Members, put, put_text};
 use super::request::CreateRequest;
 use super::template::tool_choice;
 
 /// Members that are not copied. The router writes some of them itself.
-const NOT_COPIED: [&str; 18] = [
+const NOT_COPIED: [&str; 19] = [
     "input",
+    ALLOWED_TOOLS,
     "store",
     "stream",
     "stream_options",
@@ -102,6 +104,19 @@ pub(super) fn summary_body(
     finish(out, input, salt)
 }
 
+/// Engines with the Responses API take `allowed_tools` and do not act on it: a call in a whole answer is then text. They
+/// are sent its mode; the list stays in the body for workers that are sent a chat completion.
+fn put_tool_choice(out: &mut Vec<u8>, raw: &str) {
+    let written = tool_choice(raw);
+    let choice = Members::parse(&written).unwrap_or_default();
+    if choice.get("type") != Some("\"allowed_tools\"") {
+        put(out, "tool_choice", &written);
+        return;
+    }
+    put(out, "tool_choice", choice.get("mode").unwrap_or("\"auto\""));
+    put(out, ALLOWED_TOOLS, &written);
+}
+
 fn write(
     create: &CreateRequest<'_>,
     input: &[u8],
@@ -117,7 +132,7 @@ fn write(
     }
     for (name, value) in create.members.iter() {
         match name {
-            "tool_choice" => put(&mut out, name, &tool_choice(value)),
+            "tool_choice" => put_tool_choice(&mut out, value),
             _ if NOT_COPIED.contains(&name) => {}
             _ => put(&mut out, name, value),
         }
@@ -176,14 +191,18 @@ mod tests {
     }
 
     #[test]
-    fn allowed_tools_always_have_a_mode() {
+    fn engines_are_sent_the_mode_of_allowed_tools() {
         check(
             r#"{"model":"m","input":"x","tool_choice":{"type":"allowed_tools","tools":[]}}"#,
-            r#"{"request_id":"resp_1","model":"m","tool_choice":{"type":"allowed_tools","tools":[],"mode":"auto"},"store":false,"cache_salt":"s","input":[1]}"#,
+            r#"{"request_id":"resp_1","model":"m","tool_choice":"auto","allowed_tools":{"type":"allowed_tools","tools":[],"mode":"auto"},"store":false,"cache_salt":"s","input":[1]}"#,
         );
         check(
-            r#"{"model":"m","input":"x","tool_choice":{"mode":"required","type":"allowed_tools","tools":[]}}"#,
-            r#"{"request_id":"resp_1","model":"m","tool_choice":{"mode":"required","type":"allowed_tools","tools":[]},"store":false,"cache_salt":"s","input":[1]}"#,
+            r#"{"model":"m","input":"x","allowed_tools":1,"tool_choice":{"mode":"required","type":"allowed_tools","tools":[]}}"#,
+            r#"{"request_id":"resp_1","model":"m","tool_choice":"required","allowed_tools":{"mode":"required","type":"allowed_tools","tools":[]},"store":false,"cache_salt":"s","input":[1]}"#,
+        );
+        check(
+            r#"{"model":"m","input":"x","tool_choice":{"type":"function","name":"f"}}"#,
+            r#"{"request_id":"resp_1","model":"m","tool_choice":{"type":"function","name":"f"},"store":false,"cache_salt":"s","input":[1]}"#,
         );
     }
 

@@ -26,6 +26,9 @@ BESIDES_THE_SDK = {
     "ResponseFunctionCallArgumentsDoneEvent": {"name"},
     # OpenAI's examples have it.
     "ResponseCustomToolCall": {"status"},
+    # Of the deltas of a text; its part has them in the SDK's types too.
+    "Logprob": {"bytes"},
+    "LogprobTopLogprob": {"bytes"},
 }
 #: Kinds of items, parts and tools that are OpenAI's alone. What has one is held to the SDK's types only.
 OPENAI_ALONE = {"custom", "custom_tool_call", "custom_tool_call_output", "namespace"}
@@ -138,6 +141,9 @@ def check_event(event):
         raise Mismatch(f"an event of no known type: {event}")
     name = RENAMED.get(event["type"], event["type"])
     if name in DOCUMENT_EVENTS and not is_openai_alone(event):
+        if event.get("logprobs"):
+            # Those of an engine's deltas have no bytes, as in the SDK's types.
+            event = {**event, "logprobs": []}
         if "response" in event:
             event = {**event, "response": without_schemas(event["response"])}
         fits_document(DOCUMENT_EVENTS[name], {**event, "type": name})

@@ -4,12 +4,13 @@ use bytes::Bytes;
 
 use super::messages;
 use super::settings::ChatSettings;
-use super::tools;
+use super::tools::{self, ALLOWED_TOOLS};
 use crate::relay::NotConvertible;
 use crate::responses::members::{Members, put, put_text};
 
 /// Members that are converted, or that a chat completion does not have, or whose name means something else there.
-const NOT_COPIED: [&str; 37] = [
+const NOT_COPIED: [&str; 38] = [
+    ALLOWED_TOOLS,
     "audio",
     "background_options",
     "client_metadata",

@@ -94,6 +94,9 @@ pub(super) fn qualified<'a>(namespace: &str, name: &'a str) -> Cow<'a, str> {
     }
 }
 
+/// The member of a native body with a `tool_choice` of type `allowed_tools`, whose mode alone is its `tool_choice`.
+pub(in crate::responses) const ALLOWED_TOOLS: &str = "allowed_tools";
+
 /// `tool_choice`. Allowed tools are no filter of the list, which would change the prompt; the answer is checked instead.
 pub(super) fn chat_choice(
     choice: &str,
@@ -111,10 +114,6 @@ pub(super) fn chat_choice(
             out.extend_from_slice(b"}}");
             Ok(Cow::Owned(String::from_utf8(out).unwrap_or_default()))
         }
-        Some("allowed_tools") => Ok(match members.text("mode").as_deref() {
-            Some("required") => Cow::Borrowed("\"required\""),
-            _ => Cow::Borrowed("\"auto\""),
-        }),
         _ if unsupported == UnsupportedTools::Ignore => Ok(Cow::Borrowed("\"auto\"")),
         kind => Err(NotConvertible::new(
             "tool_choice",
@@ -182,7 +181,7 @@ impl AnsweredTools {
         Self {
             has_custom: tools.values().any(|tool| *tool == Tool::Custom),
             tools,
-            allowed: native.get("tool_choice").and_then(allowed),
+            allowed: native.get(ALLOWED_TOOLS).and_then(allowed),
             is_streamed: native.get("stream") == Some("true"),
             has_logprobs: asks_for_logprobs(&native),
         }
@@ -221,9 +220,6 @@ pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
 /// The functions that `allowed_tools` lists.
 fn allowed(choice: &str) -> Option<FxHashSet<String>> {
     let choice = Members::parse(choice).ok()?;
-    if choice.get("type") != Some("\"allowed_tools\"") {
-        return None;
-    }
     let tools = choice.get("tools").and_then(members::objects)?;
     let names = tools.iter().map(|tool| {
         let namespace = tool.text("namespace").unwrap_or_default();

@@ -331,7 +331,8 @@ fn log_probabilities_belong_to_the_text_of_their_chunk() {
 #[test]
 fn a_call_that_tool_choice_does_not_allow_fails_the_response() {
     let request = json!({"tools": [{"type": "function", "name": "f"}, {"type": "function", "name": "g"}],
-        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}});
+        "tool_choice": "auto",
+        "allowed_tools": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}});
     let ended = |name: &str| {
         let events = events(
             &request,

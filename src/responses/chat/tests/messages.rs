@@ -423,14 +423,6 @@ fn tools_are_functions_in_the_same_order() {
             json!({"type": "custom", "name": "c"}),
             json!({"type": "function", "function": {"name": "c"}}),
         ),
-        (
-            json!({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}),
-            json!("auto"),
-        ),
-        (
-            json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}),
-            json!("required"),
-        ),
     ];
     for (choice, chat_choice) in choices {
         check_members(
@@ -438,6 +430,11 @@ fn tools_are_functions_in_the_same_order() {
             json!({"tools": expected, "tool_choice": chat_choice, "parallel_tool_calls": false}),
         );
     }
+    let allowed = json!({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]});
+    check_members(
+        json!({"tools": tools, "tool_choice": "required", "allowed_tools": allowed}),
+        json!({"tools": expected, "tool_choice": "required"}),
+    );
     // Without tools there is nothing to choose from.
     check_members(
         json!({"tools": [], "tool_choice": "auto", "parallel_tool_calls": true}),
