@@ -55,6 +55,8 @@ pub(crate) struct GenerationRequest {
     /// `ignore_eos`: the answer always has its maximum length.
     pub(crate) ignores_eos: bool,
     pub(crate) stream: bool,
+    /// `return_token_ids`: the chunks of a stream have the ids of the prompt and of their own tokens.
+    pub(crate) returns_token_ids: bool,
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer echoes.
     pub(crate) echoed: EchoedFields,
@@ -140,6 +142,7 @@ struct Common {
     session_id: Option<String>,
     kv_transfer_params: Option<TransferParams>,
     ignore_eos: Option<bool>,
+    return_token_ids: Option<bool>,
     vllm_xargs: Option<ExtraArguments>,
 }
 
@@ -387,6 +390,7 @@ fn finish(
         prompts,
         answer_tokens,
         stream: common.stream.unwrap_or(false),
+        returns_token_ids: common.return_token_ids == Some(true),
         usage,
         echoed: EchoedFields::default(),
         output: Output::default(),

@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
-use xxhash_rust::xxh3::{Xxh3, xxh3_64, xxh3_64_with_seed};
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const TOKEN_BYTES: usize = 4;
 const VOCABULARY: u64 = 150_000;
@@ -71,17 +71,20 @@ pub(crate) fn encode_turns(turns: &[Turn], add_generation_prompt: bool) -> Vec<u
     segments.iter().flat_map(|text| encode(text)).collect()
 }
 
-/// The answer to a prompt, always the same one.
+/// The answer to a prompt, always the same one. Each token follows from all tokens before it, as with a model that takes
+/// the likeliest one: a prompt that ends with the beginning of its own answer is answered with the rest.
 pub(crate) fn answer(prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut hasher = Xxh3::new();
     for token in prompt {
         hasher.update(&token.to_le_bytes());
     }
-    let seed = hasher.digest();
-    (0..tokens as u64)
-        .map(|index| xxh3_64_with_seed(&index.to_le_bytes(), seed))
-        .map(|random| id(WORDS[(random % WORDS.len() as u64) as usize].as_bytes()))
-        .collect()
+    let mut next = || {
+        let word = WORDS[(hasher.digest() % WORDS.len() as u64) as usize];
+        let token = id(word.as_bytes());
+        hasher.update(&token.to_le_bytes());
+        token
+    };
+    (0..tokens).map(|_| next()).collect()
 }
 
 /// The answer if the transferred blocks were those of another prompt.
@@ -141,6 +144,16 @@ mod tests {
         turns.push(turn("user", "go on"));
         let next = encode_turns(&turns, true);
         assert!(next.starts_with(&[prompt, generated].concat()));
+    }
+
+    #[test]
+    fn an_answer_goes_on_where_its_beginning_ends() {
+        let prompt = encode("once upon a time");
+        let whole = answer(&prompt, 20);
+        for kept in 0..20 {
+            let longer = [&prompt[..], &whole[..kept]].concat();
+            assert_eq!(answer(&longer, 20 - kept), whole[kept..]);
+        }
     }
 
     #[test]

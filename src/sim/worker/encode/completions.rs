@@ -87,7 +87,7 @@ pub(super) fn role_chunk(generation: &Generation) -> String {
             "finish_reason": null,
         }),
     );
-    chunk["prompt_token_ids"] = Value::Null;
+    chunk["prompt_token_ids"] = prompt_token_ids(generation, 0);
     chunk["prompt_text"] = Value::Null;
     event(&chunk)
 }
@@ -104,23 +104,44 @@ pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> S
     if finish_reason.is_some() {
         choice["stop_reason"] = Value::Null;
     }
-    choice["token_ids"] = Value::Null;
+    choice["token_ids"] = last_token_id(generation, index);
     token_chunk(generation, &choice, finish_reason.is_some())
 }
 
 pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str) -> String {
+    let is_first = generation.answers[index].len() == 1;
+    let prompt_token_ids = match is_first {
+        true => prompt_token_ids(generation, index),
+        false => Value::Null,
+    };
     let choice = json!({
         "index": index,
         "text": text,
         "logprobs": null,
         "finish_reason": generation.finish_reason(index),
         "stop_reason": null,
-        "prompt_token_ids": null,
-        "token_ids": null,
+        "prompt_token_ids": prompt_token_ids,
+        "token_ids": last_token_id(generation, index),
     });
     let tokens = generation.request.answer_tokens * generation.answers.len();
     let is_last_token = generation.completion_tokens() == tokens;
     token_chunk(generation, &choice, is_last_token)
+}
+
+/// Null unless the request asks for ids.
+fn prompt_token_ids(generation: &Generation, index: usize) -> Value {
+    let request = &generation.request;
+    let ids = request.prompts.get(index);
+    ids.filter(|_| request.returns_token_ids)
+        .map_or(Value::Null, |ids| json!(ids))
+}
+
+/// The id of the token that was added last, in a list.
+fn last_token_id(generation: &Generation, index: usize) -> Value {
+    match generation.answers[index].last() {
+        Some(id) if generation.request.returns_token_ids => json!([id]),
+        _ => Value::Null,
+    }
 }
 
 fn chat_finish_reason(generation: &Generation) -> &'static str {

@@ -21,6 +21,7 @@ fn request(api: Api, id: &str) -> GenerationRequest {
         has_xargs: false,
         ignores_eos: false,
         stream: true,
+        returns_token_ids: false,
         usage: UsageReport::Never,
         echoed: EchoedFields {
             temperature: Some(0.0),
