@@ -148,6 +148,7 @@ impl Drop for AccessLine {
             duration_ms = milliseconds(ended - self.began),
             bytes = self.bytes,
             retries = summary.attempts.saturating_sub(1),
+            continued = (summary.continued > 0).then_some(summary.continued),
             client = %self.client,
             id = self.id.as_str(),
             client_request_id = self.client_request_id.as_ref().and_then(text).map(shortened),

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::one_or_list::{OneOrList, one_or_list};
 use super::tokenizer::{self, Tokenizer};
+use crate::relay::StreamContinuation;
 use crate::relay::target::{Sticky, Target};
 use crate::routing::{self, Policy, TierCredit};
 
@@ -45,6 +46,9 @@ pub struct ModelOverride {
     /// that the engine does not tokenise again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub send_token_ids: Option<bool>,
+    /// A stream whose worker is lost goes on on another worker. Left out: it ends with an error.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream_continuation: Option<StreamContinuation>,
     /// As in `predicted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.01))]

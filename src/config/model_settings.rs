@@ -13,6 +13,7 @@ impl Config {
             bytes_per_token: self.predicted.bytes_per_token,
             // An engine that does not know the field would refuse it, or tokenise all the same.
             send_tokens: false,
+            stream_continuation: None,
         };
         let own = |model: &ModelOverride| {
             let (default, advanced) = (&common.routing, &model.advanced);
@@ -28,6 +29,7 @@ impl Config {
                 routing,
                 bytes_per_token: model.bytes_per_token.unwrap_or(common.bytes_per_token),
                 send_tokens: model.send_token_ids.unwrap_or(common.send_tokens),
+                stream_continuation: model.stream_continuation,
             };
             (model.name.clone(), settings)
         };

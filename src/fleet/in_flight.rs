@@ -15,6 +15,7 @@ pub struct InFlight {
     is_decoding: bool,
     /// When it was sent, if its first token shows how fast the worker is.
     sent: Option<Instant>,
+    is_over: bool,
 }
 
 impl InFlight {
@@ -28,6 +29,7 @@ impl InFlight {
             uncached_tokens,
             is_decoding: false,
             sent: None,
+            is_over: false,
         }
     }
 
@@ -68,8 +70,21 @@ impl InFlight {
         self.begin_decoding(0);
     }
 
+    /// The request does not run any more, although it is not over for its client.
+    pub fn end(&mut self) {
+        if std::mem::replace(&mut self.is_over, true) {
+            return;
+        }
+        let load = &self.worker.load;
+        match self.is_decoding {
+            false => load.end_queued_request(self.uncached_tokens),
+            true => load.end_decoding_request(self.prompt_tokens),
+        }
+        self.worker.freed.on_freed();
+    }
+
     fn begin_decoding(&mut self, computed: u64) {
-        if !self.is_decoding {
+        if !self.is_decoding && !self.is_over {
             self.is_decoding = true;
             let load = &self.worker.load;
             load.begin_decoding(self.uncached_tokens, self.prompt_tokens, computed);
@@ -80,12 +95,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        let load = &self.worker.load;
-        match self.is_decoding {
-            false => load.end_queued_request(self.uncached_tokens),
-            true => load.end_decoding_request(self.prompt_tokens),
-        }
-        self.worker.freed.on_freed();
+        self.end();
     }
 }
 

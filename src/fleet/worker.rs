@@ -129,6 +129,8 @@ pub struct WorkerState {
     /// The engine rejects requests that ask it to report cached blocks again
     /// (`vllm_xargs.kv_cache_report_mode`).
     pub refuses_reports: AtomicBool,
+    /// The engine refuses streamed requests for token ids.
+    pub refuses_token_ids: AtomicBool,
     /// What its bootstrap server reported last. Cleared when the engine may have restarted.
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
     /// Why the last probe of its `/health` failed; none after one that succeeded.
@@ -176,6 +178,7 @@ impl WorkerState {
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),
             refuses_reports: AtomicBool::new(false),
+            refuses_token_ids: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
             last_probe_error: ArcSwapOption::empty(),
         })

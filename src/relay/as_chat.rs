@@ -1,5 +1,7 @@
 //! Requests of the Responses API for workers that speak chat completions only: which form a worker is sent.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use hyper::Response;
 
@@ -49,7 +51,10 @@ impl Relay {
         }
     }
 
-    pub(super) async fn carry_chat(&self, job: &Job<'_>) -> Result<Response<Body>, Error> {
+    pub(super) async fn carry_chat(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+    ) -> Result<Response<Body>, Error> {
         let peek = body_edit::read_again(Api::Chat, &job.body, self.block_bytes(), "");
         self.carry(job, peek).await
     }

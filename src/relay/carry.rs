@@ -29,7 +29,7 @@ use crate::traces::{Event, RequestTrace};
 impl Relay {
     /// Sends a request to an engine of the model that its body names.
     pub(super) async fn carry(
-        &self,
+        self: &Arc<Self>,
         job: &Job<'_>,
         mut peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
@@ -156,7 +156,7 @@ impl Relay {
                         plan.model.report_success(worker, job.client);
                     }
                     self.quarantine.on_answer(job.original);
-                    return Ok(self.respond(job, &plan, answer, count, deadline));
+                    return Ok(self.respond(job, plan, answer, count, deadline));
                 }
                 AttemptOutcome::Failed(attempt) => attempt,
             };
@@ -211,7 +211,7 @@ impl Relay {
             self.quarantine.on_cuts(observe::now(), job.original, cuts);
         }
         if let Some(refused) = refused {
-            return Ok(self.respond(job, &plan, refused, count, deadline));
+            return Ok(self.respond(job, plan, refused, count, deadline));
         }
         if attempts.count() == 0
             && let Some(why) = not_convertible
@@ -269,7 +269,7 @@ impl Relay {
     }
 
     /// Excludes the workers that failed from further attempts, and reports the failure.
-    fn on_failed_attempt(
+    pub(super) fn on_failed_attempt(
         &self,
         job: &Job<'_>,
         plan: &Plan,
@@ -320,7 +320,7 @@ impl Relay {
     }
 
     /// Takes a retry from the budget.
-    fn may_retry(&self, plan: &Plan, failed: &str, failure: Failure) -> bool {
+    pub(super) fn may_retry(&self, plan: &Plan, failed: &str, failure: Failure) -> bool {
         let may_retry = self.budget.may_retry();
         match may_retry {
             true => plan.model.families.on_retry(failed, failure),

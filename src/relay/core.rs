@@ -30,6 +30,7 @@ pub(super) struct Metrics {
     pub(super) retries_refused: IntCounter,
     pub(super) reports: IntCounterVec,
     pub(super) model_targets: IntCounterVec,
+    pub(super) continuations: IntCounterVec,
 }
 
 /// The relay with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -106,6 +107,12 @@ impl Relay {
                     "warmroute_kv_report_requests_total",
                     "Requests that asked their engine to report again which blocks of their prompt it has cached.",
                     &["model", "outcome"],
+                ),
+                continuations: registry.counters(
+                    "warmroute_stream_continuations_total",
+                    "Streams that broke off, of models with `stream_continuation`: another worker goes on (`continued`), none \
+                     could (`failed`), or the request or its answer did not allow it (`refused`, with the reason).",
+                    &["model", "outcome", "reason"],
                 ),
                 model_targets: registry.counters(
                     "warmroute_model_targets_total",

@@ -15,6 +15,7 @@ use super::summary::SummaryCell;
 use super::traced;
 use super::usage::UsageEntry;
 use super::worker_series::WorkerSeries;
+use crate::fleet::Worker;
 use crate::ids::ClientKey;
 use crate::prompt::Api;
 
@@ -29,6 +30,10 @@ pub(super) struct Meter {
     client: ClientKey,
     is_events: bool,
     has_token: bool,
+    /// The worker was lost and reported, and no other goes on yet.
+    is_lost: bool,
+    /// Another worker goes on, and has sent no token yet.
+    is_next: bool,
     /// When the last piece came.
     last: Instant,
     bytes: u64,
@@ -64,6 +69,8 @@ impl Meter {
             client,
             is_events,
             has_token: false,
+            is_lost: false,
+            is_next: false,
             bytes: 0,
             usage: None,
             first_usage: None,
@@ -91,6 +98,13 @@ impl Meter {
             let gap = now.saturating_duration_since(self.last);
             self.series.inter_token_latency.observe(gap.as_secs_f64());
             self.last = now;
+            if self.is_next {
+                self.is_next = false;
+                self.running.on_first_token(now);
+                if let Some(span) = self.running.span() {
+                    span.on_first_token(now);
+                }
+            }
         } else if is_token(self.count.wire(), data) {
             self.has_token = true;
             self.last = now;
@@ -115,6 +129,35 @@ impl Meter {
         }
     }
 
+    /// The worker is lost, and another one is looked for: the failure counts as that of any stream that breaks off.
+    pub(super) fn on_lost(&mut self, now: Instant, outcome: Outcome) {
+        let owner = FailureOwner::of_outcome(outcome);
+        let worker = self.running.worker();
+        let model = &self.count.model;
+        model.report_failure(worker, self.client, owner, outcome.as_str());
+        if let Some(span) = self.running.span() {
+            let ended = (self.status, outcome);
+            traced::end(span, now, ended, (&self.passed, None), None);
+        }
+        self.running.on_lost();
+        self.is_lost = true;
+    }
+
+    /// Another worker goes on.
+    pub(super) fn on_next(&mut self, running: Running, attempts: u32) {
+        self.series = self.count.model.series().of(running.worker());
+        if let Some(summary) = &self.summary {
+            summary.update(|it| {
+                it.worker = Some(running.worker().name.clone());
+                it.attempts += attempts;
+                it.continued += 1;
+            });
+        }
+        self.running = running;
+        self.is_lost = false;
+        self.is_next = self.has_token;
+    }
+
     pub(super) fn on_end(&mut self, now: Instant, outcome: Outcome) {
         self.count.end(now, &self.series, self.status, outcome);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
@@ -124,6 +167,7 @@ impl Meter {
                 model.report_success(worker, self.client);
             }
             FailureOwner::Unattributed | FailureOwner::Client => {}
+            _ if self.is_lost => {}
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
         let last = self.usage.take();
@@ -157,8 +201,8 @@ impl Meter {
         }
     }
 
-    pub(super) fn worker(&self) -> &str {
-        &self.running.worker().name
+    pub(super) fn worker(&self) -> &Arc<Worker> {
+        self.running.worker()
     }
 }
 

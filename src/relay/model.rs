@@ -11,6 +11,7 @@ use prometheus::{IntCounter, IntGauge};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
+use super::continuation;
 use super::evidence::SharedEvidence;
 use super::failure_owner::FailureOwner;
 use super::metrics::Families;
@@ -41,6 +42,8 @@ pub struct PerModel {
     pub bytes_per_token: f64,
     /// Sends engines the token ids that a chat or Responses request was routed by.
     pub send_tokens: bool,
+    /// `None`: a stream whose worker is lost ends with an error.
+    pub stream_continuation: Option<continuation::Settings>,
 }
 
 impl ModelSettings {
@@ -88,6 +91,7 @@ pub(super) struct ModelState {
     pub(super) routing: routing::Settings,
     pub(super) bytes_per_token: f64,
     pub(super) send_tokens: bool,
+    pub(super) stream_continuation: Option<continuation::Settings>,
     pub(super) name: Model,
     key_sources: Vec<KeySource>,
     counts: Arc<Counts>,
@@ -217,6 +221,7 @@ impl Models {
             routing: settings.routing,
             bytes_per_token: settings.bytes_per_token,
             send_tokens: settings.send_tokens,
+            stream_continuation: settings.stream_continuation,
             disaggregated: self
                 .shared
                 .disaggregation

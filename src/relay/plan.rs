@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::body_edit;
 use super::cached_prefix::{CachedPrefixes, Caches};
+use super::continuation::{self, Refusal};
 use super::core::Relay;
 use super::job::{ChatForm, Error};
 use super::kv_report_request::KvReportRequest;
@@ -49,6 +50,8 @@ pub(super) struct Plan {
     pub(super) queued: Duration,
     /// The client's body with the prompt's token ids, if engines are sent them.
     pub(super) body: Option<Bytes>,
+    /// Whether the stream may go on on another worker, if that is configured.
+    pub(super) continuation: Option<Box<Result<continuation::Request, Refusal>>>,
     /// Asks the engine to report cached blocks, if that is configured.
     pub(super) report: Option<KvReportRequest>,
     /// The prefill and decode legs, or why the request must run on one worker. `None` if requests are not
@@ -106,6 +109,12 @@ impl Plan {
             && !worker.refuses_reports.load(Relaxed)
             && exact.could_tell_more(worker.id, self.event_ranks(worker));
         asks.then_some(report)
+    }
+
+    /// The body that asks a worker for token ids, so that the stream may go on on another one.
+    pub(super) fn asks_token_ids(&self, worker: &Worker) -> Option<&Bytes> {
+        let asked = token_ids_asked(&self.continuation)?;
+        (!worker.refuses_token_ids.load(Relaxed)).then_some(asked)
     }
 
     /// False if the request itself must run on one worker although requests are disaggregated.
@@ -170,9 +179,23 @@ impl Relay {
             }
             _ => None,
         };
-        let legs = self.prefill_decode.as_ref().map(|settings| {
-            let body = with_ids.as_ref().unwrap_or(body);
-            Legs::for_connector(settings.connector, api, body)
+        let connector = self.prefill_decode.as_ref().map(|it| it.connector);
+        let continuation = model.stream_continuation.filter(|_| peek.is_stream);
+        let continuation = continuation.map(|settings| {
+            let sent = with_ids.as_ref().unwrap_or(body);
+            Box::new(match measure.prompt_tokens > settings.max_tokens {
+                true => Err(Refusal::TooLong),
+                // SGLang: no ids of streamed chats, and no decode worker goes on alone.
+                false if connector.is_some_and(|it| !it.decodes_alone()) => {
+                    Err(Refusal::NoTokenIds)
+                }
+                false => continuation::Request::read(api, sent),
+            })
+        });
+        let legs = connector.map(|connector| {
+            let sent = with_ids.as_ref().unwrap_or(body);
+            let sent = token_ids_asked(&continuation).unwrap_or(sent);
+            Legs::for_connector(connector, api, sent)
         });
         // Workers that report what they have cached are known without the other replicas.
         let is_reported = exact.is_some() && !group.event_ranks.contains(&0);
@@ -190,6 +213,7 @@ impl Relay {
             },
             is_stream: peek.is_stream,
             queued: Duration::ZERO,
+            continuation,
             report: None,
             group,
             model,
@@ -289,6 +313,13 @@ fn first_blocks(prompt: &prompt::HashedPrompt) -> usize {
         count if bytes > PREFIX_KEY_BYTES => count,
         count => count + 1,
     }
+}
+
+fn token_ids_asked(
+    continuation: &Option<Box<Result<continuation::Request, Refusal>>>,
+) -> Option<&Bytes> {
+    let request = continuation.as_deref()?.as_ref().ok()?;
+    Some(request.body())
 }
 
 /// Converts bytes of the prompt to tokens.

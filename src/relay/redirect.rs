@@ -2,6 +2,7 @@
 //! that can answer, and usage asked for where it is needed.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -24,7 +25,11 @@ use crate::prompt::PeekedBody;
 
 impl Relay {
     /// Sends a request to an engine and returns the engine's answer, whatever its status.
-    pub async fn run(&self, job: &Job<'_>, peek: PeekedBody<'_>) -> Result<Response<Body>, Error> {
+    pub async fn run(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        peek: PeekedBody<'_>,
+    ) -> Result<Response<Body>, Error> {
         let name = peek.model.as_deref().and_then(|it| self.names.get(it));
         let asking = match self.needs_usage() {
             true => usage_option::asking(job.api, &job.body, &peek),
@@ -90,7 +95,7 @@ impl Relay {
     }
 
     async fn redirect(
-        &self,
+        self: &Arc<Self>,
         job: &Job<'_>,
         peek: PeekedBody<'_>,
         name: &Name,

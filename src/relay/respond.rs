@@ -1,19 +1,23 @@
 //! Makes the client's response of an engine's answer: headers, the decision header, and a body that is metered.
 
 use std::fmt::Write as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::Response;
 use hyper::header::{self, HeaderValue};
 
+use super::continuation::{self, Reader, Refusal};
 use super::core::Relay;
 use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
+use super::next_answer::NextAnswer;
 use super::outcome::AttemptAnswer;
 use super::plan::Plan;
 use super::request_count::RequestCount;
 use super::standing::StandingCell;
+use super::stream::Continuing;
 use super::usage::UsageEntry;
 use super::usage_line::{Tokens, UsageLine};
 use super::usage_rewriter::UsageRewriter;
@@ -23,15 +27,15 @@ use crate::prompt::Api;
 
 impl Relay {
     pub(super) fn respond(
-        &self,
+        self: &Arc<Self>,
         job: &Job<'_>,
-        plan: &Plan,
+        mut plan: Plan,
         answer: AttemptAnswer,
         mut count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
         let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
-        let decision = is_asked.then(|| decision_header(job, plan, &answer));
+        let decision = is_asked.then(|| decision_header(job, &plan, &answer));
         if let Some(summary) = &job.summary {
             summary.update(|summary| {
                 summary.model = Some(plan.group.model.clone());
@@ -46,12 +50,13 @@ impl Relay {
             });
         }
         let status = answer.answer.head.status;
-        let entry = self.usage_entry(job, plan, &answer);
+        let entry = self.usage_entry(job, &plan, &answer);
         let AttemptAnswer {
             answer,
             mut running,
             prefill,
             is_converted,
+            decision: chosen,
             ..
         } = answer;
         let wire = match is_converted {
@@ -101,6 +106,13 @@ impl Relay {
                 _ => UsageRewriter::new(cached_tokens, is_events),
             })
         });
+        let continuation = plan.continuation.take();
+        let continuation = continuation.filter(|_| is_events && status.is_success());
+        let continuing = continuation.map(|request| {
+            response.headers_mut().remove(header::CONTENT_LENGTH);
+            let cached = prompt.map_or(chosen.cached_tokens.into(), |(_, cached)| cached);
+            Box::new(self.continuing(job, plan, *request, wire, cached, deadline))
+        });
         let limits = stream::Limits {
             idle: self.settings.stream_idle_timeout,
             deadline,
@@ -121,6 +133,7 @@ impl Relay {
                 meter,
                 usage,
                 strips_usage,
+                continuing,
                 job.id,
             )
         })
@@ -128,6 +141,30 @@ impl Relay {
 }
 
 impl Relay {
+    /// What goes on with a stream on another worker, if the request allows it.
+    fn continuing(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        plan: Plan,
+        request: Result<continuation::Request, Refusal>,
+        wire: Api,
+        cached_tokens: u64,
+        deadline: Instant,
+    ) -> Continuing {
+        let model = plan.group.model.clone();
+        let settings = plan.model.stream_continuation.unwrap_or_default();
+        let allowed = match request {
+            // Not a form of the request that was made for one worker only.
+            Ok(_) if plan.api != wire || job.api != wire => Err(Refusal::Api),
+            request => request,
+        };
+        let allowed = allowed.map(|request| {
+            let reader = Reader::new(settings, request, cached_tokens);
+            (reader, NextAnswer::new(self.clone(), job, plan, deadline))
+        });
+        Continuing::new(allowed, job.id, model, self.metrics.continuations.clone())
+    }
+
     /// Counts what an answer of success uses; `None` for other answers, and for APIs that compute nothing.
     fn usage_entry(
         &self,

@@ -90,6 +90,14 @@ impl Running {
         self.asking = None;
     }
 
+    /// The answer broke off: the worker has nothing of the request any more.
+    pub(super) fn on_lost(&mut self) {
+        self.on_refusal();
+        self.in_flight.end();
+        self.prefill_leg = None;
+        self.span = None;
+    }
+
     /// The engine has computed the prompt, and this is its first token.
     pub(super) fn on_first_token(&mut self, now: Instant) {
         self.in_flight.on_prompt_computed(now);

@@ -56,6 +56,29 @@ impl Relay {
         Ok(plain)
     }
 
+    /// The same for a request that asks for token ids, so that its stream can go on on another worker.
+    pub(super) async fn send_asking_ids(
+        &self,
+        job: &Job<'_>,
+        (asking, plain): (&Bytes, &Bytes),
+        sending: Sending<'_>,
+        worker: &Arc<Worker>,
+        timer: Pin<Box<Sleep>>,
+    ) -> Result<exchange::Answer, exchange::Error> {
+        let answer = exchange::attempt(job, asking, sending, worker, timer).await?;
+        if !kv_report_request::may_be_refused(answer.head.status) {
+            return Ok(answer);
+        }
+        let plain = exchange::attempt(job, plain, sending, worker, answer.timer).await?;
+        if plain.head.status.is_success() && !worker.refuses_token_ids.swap(true, Relaxed) {
+            warn!(
+                worker = %worker.name,
+                "engine refuses streamed requests for token ids; its streams are not continued on other workers"
+            );
+        }
+        Ok(plain)
+    }
+
     /// When an attempt that begins now times out.
     pub(super) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
         now + match plan.is_stream {

@@ -79,6 +79,7 @@ impl Relay {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
         let body = planned_body.unwrap_or(&job.body);
+        let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
         let sending = Sending {
             kind: RequestKind::Whole,
             may_resend: attempts.cuts() == 0,
@@ -86,9 +87,16 @@ impl Relay {
         };
         let sent = async {
             match report {
-                None => exchange::attempt(job, body, sending, worker, timer).await,
+                None => match asking_ids {
+                    None => exchange::attempt(job, body, sending, worker, timer).await,
+                    Some(asking) => {
+                        let bodies = (asking, body);
+                        self.send_asking_ids(job, bodies, sending, worker, timer)
+                            .await
+                    }
+                },
                 Some(report) => {
-                    let asking = report.put_into(body);
+                    let asking = report.put_into(asking_ids.unwrap_or(body));
                     self.send_asking(job, (&asking, body), sending, plan, worker, timer)
                         .await
                 }

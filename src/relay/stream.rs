@@ -1,22 +1,33 @@
 //! The body of an answer to the client: bytes unchanged, streams in whole SSE events and always terminated.
 
+mod continuing;
+mod limits;
+mod pieces;
+mod source;
 mod terminator;
 
-use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
-use http_body::{Body as _, Frame};
+use bytes::Bytes;
+use http_body::Frame;
 use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::Sleep;
 use tracing::info;
 
+use self::continuing::Break;
+pub(super) use self::continuing::Continuing;
+pub(super) use self::limits::Limits;
+use self::limits::{TOO_LONG, Timer};
+use self::pieces::join;
+use self::source::{Read, Source};
 use self::terminator::StreamTerminator;
+use super::continuation::End;
 use super::meter::Meter;
 use super::metrics::Outcome;
+use super::outcome::AttemptAnswer;
 use super::usage_option;
 use super::usage_rewriter::UsageRewriter;
 use crate::http::client::EngineBody;
@@ -28,16 +39,6 @@ use crate::prompt::Api;
 
 /// An incomplete event is buffered up to this size; a longer one passes in pieces.
 const EVENT_BYTES_MAX: usize = 1 << 20;
-/// Pieces that are available at once are passed on as one, up to about this size.
-const BATCH_BYTES: usize = 8 << 10;
-
-const TOO_LONG: &str = "the request took longer than the router allows";
-
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) idle: Duration,
-    pub(super) deadline: Instant,
-}
 
 /// Turns an engine's body into the client's.
 #[expect(
@@ -55,94 +56,42 @@ pub(super) fn relay(
     meter: Meter,
     usage: Option<Box<UsageRewriter>>,
     strips_usage: bool,
+    continuing: Option<Box<Continuing>>,
     id: RequestId,
 ) -> http::Body {
+    let ids_bytes = continuing.as_ref().map_or(0, |it| it.ids_bytes_max());
     let events = is_events.then(|| Events {
-        aligner: Aligner::new(EVENT_BYTES_MAX),
+        aligner: Aligner::new(EVENT_BYTES_MAX + ids_bytes),
         // An error that an engine answers as a stream is its own business.
         terminator: status.is_success().then(|| StreamTerminator::new(api)),
     });
     let relayed = Relayed {
-        engine: Some(engine),
-        first,
-        timer,
-        is_armed: false,
+        source: Source::new(engine, first),
+        timer: Timer::new(limits, timer),
         last: observe::now(),
-        limits,
         events,
         meter,
         usage,
         strips_usage,
+        continuing,
         id,
     };
     relayed.boxed_unsync()
 }
 
 struct Relayed {
-    /// `None` once the answer has ended.
-    engine: Option<EngineBody>,
-    first: Option<Bytes>,
-    timer: Pin<Box<Sleep>>,
-    /// True once the timer is set to the limits of the stream.
-    is_armed: bool,
+    source: Source,
+    timer: Timer,
     last: Instant,
-    limits: Limits,
     events: Option<Events>,
     meter: Meter,
     /// Corrects the usage of a disaggregated request's answer.
     usage: Option<Box<UsageRewriter>>,
     /// Leaves out the event with the usage, for which the router asked.
     strips_usage: bool,
+    /// Goes on on another worker, if that is configured.
+    continuing: Option<Box<Continuing>>,
     id: RequestId,
-}
-
-/// What was read from the engine's connection.
-enum Read {
-    Data(Bytes),
-    /// The last data.
-    End(Bytes),
-    Broken(Bytes),
-}
-
-/// Joins pieces. A single piece is not copied.
-#[derive(Default)]
-struct Batch {
-    first: Bytes,
-    all: BytesMut,
-}
-
-impl Batch {
-    fn push(&mut self, piece: Bytes) {
-        if self.len() == 0 {
-            self.first = piece;
-            return;
-        }
-        if self.all.is_empty() {
-            self.all.reserve(BATCH_BYTES);
-            self.all.extend_from_slice(&self.first);
-        }
-        self.all.extend_from_slice(&piece);
-    }
-
-    fn len(&self) -> usize {
-        self.first.len().max(self.all.len())
-    }
-
-    fn take(self) -> Bytes {
-        if self.all.is_empty() {
-            self.first
-        } else {
-            self.all.freeze()
-        }
-    }
-}
-
-fn join(first: Bytes, second: Bytes) -> Bytes {
-    match (first.is_empty(), second.is_empty()) {
-        (_, true) => first,
-        (true, false) => second,
-        (false, false) => [first, second].concat().into(),
-    }
 }
 
 struct Events {
@@ -154,8 +103,8 @@ impl Relayed {
     /// Takes data from the engine; returns the whole events in it.
     fn on_data(&mut self, data: Bytes) -> Bytes {
         self.last = observe::now();
-        if self.usage.is_some() {
-            return self.on_disaggregated_data(data);
+        if self.usage.is_some() || self.continuing.is_some() {
+            return self.on_changed_data(data);
         }
         self.meter.on_data(self.last, &data);
         let Some(events) = &mut self.events else {
@@ -178,13 +127,27 @@ impl Relayed {
         }
     }
 
-    /// The same for an answer whose usage is corrected: metrics count what the client reads.
-    fn on_disaggregated_data(&mut self, data: Bytes) -> Bytes {
+    /// The same for an answer that is changed: metrics count what the client reads.
+    fn on_changed_data(&mut self, data: Bytes) -> Bytes {
         let passed = match &mut self.events {
             Some(events) => events.aligner.push(data),
             None => data,
         };
-        let passed = self.correct(passed);
+        let mut passed = self.correct(passed);
+        if let Some(continuing) = &mut self.continuing {
+            let (events, end) = continuing.on_events(passed);
+            passed = match end {
+                None => events,
+                Some(end) => {
+                    let events = self.passed(events);
+                    return join(events, self.on_engine_end(end));
+                }
+            };
+        }
+        self.passed(passed)
+    }
+
+    fn passed(&mut self, passed: Bytes) -> Bytes {
         if passed.is_empty() {
             return passed;
         }
@@ -196,37 +159,84 @@ impl Relayed {
         self.stripped(passed)
     }
 
+    /// The engine's answer is over although its connection is not. Returns what ends the stream, if no other worker is
+    /// asked.
+    fn on_engine_end(&mut self, end: End) -> Bytes {
+        let error = match end {
+            End::EngineError(error) => Some(error),
+            End::Torn => None,
+        };
+        let broken = Break {
+            outcome: Outcome::WorkerFailed,
+            message: ENGINE_ERROR,
+            error,
+        };
+        match self.start_next(broken) {
+            Ok(()) => Bytes::new(),
+            Err(broken) => {
+                self.continuing = None;
+                match broken.error {
+                    // As without continuation: the stream goes on to its end.
+                    Some(error) => self.passed(error),
+                    None => self.lost(broken),
+                }
+            }
+        }
+    }
+
+    /// Asks another worker to go on. An error if that must not be, or if the answer is complete.
+    fn start_next(&mut self, broken: Break) -> Result<(), Break> {
+        let terminator = self.events.as_ref().and_then(|it| it.terminator.as_ref());
+        let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end());
+        let may_go_on = lacks_end && broken.outcome != Outcome::RequestTimeout;
+        let Some(continuing) = self.continuing.as_mut().filter(|_| may_go_on) else {
+            return Err(broken);
+        };
+        let outcome = broken.outcome;
+        continuing.start(self.meter.worker(), broken)?;
+        self.source.close();
+        if let Some(events) = &mut self.events {
+            // An incomplete event is dropped.
+            let _ = events.aligner.finish();
+        }
+        self.meter.on_lost(observe::now(), outcome);
+        Ok(())
+    }
+
+    /// Another worker's answer takes the place of the one that broke off.
+    fn on_next(&mut self, answer: AttemptAnswer) {
+        let AttemptAnswer {
+            answer,
+            running,
+            attempts,
+            ..
+        } = answer;
+        self.meter.on_next(running, attempts);
+        self.source = Source::new(answer.body, answer.first);
+        self.timer.restart(answer.timer);
+        self.last = observe::now();
+    }
+
+    /// What ends a stream that no worker goes on with.
+    fn lost(&mut self, broken: Break) -> Bytes {
+        self.source.close();
+        self.continuing = None;
+        let terminator = self.events.as_mut().and_then(|it| it.terminator.take());
+        let end = terminator.map(|terminator| terminator.error(broken.message));
+        self.meter.on_end(observe::now(), broken.outcome);
+        info!(id = %self.id, worker = %self.meter.worker().name, reason = broken.message, "answer ended early");
+        match broken.error {
+            Some(error) if error.trim_ascii_end().ends_with(b"[DONE]") => error,
+            Some(error) => join(error, Bytes::from_static(b"data: [DONE]\n\n")),
+            None => end.unwrap_or_default(),
+        }
+    }
+
     fn correct(&mut self, data: Bytes) -> Bytes {
         match &mut self.usage {
             Some(usage) if !data.is_empty() => usage.on_data(data),
             _ => data,
         }
-    }
-
-    /// Everything that is available, as one piece: tokens that came together cost one write. Does not wait.
-    fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Read> {
-        let mut batch = Batch::default();
-        if let Some(first) = self.first.take() {
-            batch.push(first);
-        }
-        while batch.len() < BATCH_BYTES {
-            let Some(engine) = &mut self.engine else {
-                return Poll::Ready(Read::End(batch.take()));
-            };
-            // Where the length is known, hyper does not poll for an end that has been reached.
-            if engine.is_end_stream() {
-                return Poll::Ready(Read::End(batch.take()));
-            }
-            match Pin::new(engine).poll_frame(cx) {
-                // Trailers are dropped.
-                Poll::Ready(Some(Ok(frame))) => batch.push(frame.into_data().unwrap_or_default()),
-                Poll::Ready(Some(Err(_))) => return Poll::Ready(Read::Broken(batch.take())),
-                Poll::Ready(None) => return Poll::Ready(Read::End(batch.take())),
-                Poll::Pending if batch.len() == 0 => return Poll::Pending,
-                Poll::Pending => break,
-            }
-        }
-        Poll::Ready(Read::Data(batch.take()))
     }
 
     /// The engine's answer has ended. Returns what is still to be sent.
@@ -236,7 +246,15 @@ impl Relayed {
         } else {
             self.on_data(data)
         };
-        self.engine = None;
+        let broken = Break {
+            outcome: Outcome::WorkerFailed,
+            message: terminator::ENDED_EARLY,
+            error: None,
+        };
+        if self.source.is_closed() || self.start_next(broken).is_ok() {
+            return passed;
+        }
+        self.source.close();
         let mut end = Outcome::Complete;
         if let Some(events) = &mut self.events {
             let held = events.aligner.finish();
@@ -274,7 +292,15 @@ impl Relayed {
         } else {
             self.on_data(data)
         };
-        self.engine = None;
+        let broken = Break {
+            outcome: end,
+            message,
+            error: None,
+        };
+        if self.source.is_closed() || self.start_next(broken).is_ok() {
+            return Ok(passed);
+        }
+        self.source.close();
         let terminator = self
             .events
             .as_mut()
@@ -285,7 +311,7 @@ impl Relayed {
             return Ok(passed);
         }
         self.meter.on_end(observe::now(), end);
-        info!(id = %self.id, worker = self.meter.worker(), reason = message, "answer ended early");
+        info!(id = %self.id, worker = %self.meter.worker().name, reason = message, "answer ended early");
         match terminator {
             Some(terminator) => Ok(join(passed, terminator.error(message))),
             // The client notices by the length or by the missing last chunk.
@@ -293,28 +319,13 @@ impl Relayed {
         }
     }
 
-    fn poll_limits(&mut self, cx: &mut Context<'_>) -> Poll<(Outcome, &'static str)> {
-        loop {
-            if self.is_armed && self.timer.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
-            // Pieces do not reset the timer: when it fires, it looks when the last one came.
-            let now = observe::now();
-            let silent_at = self.last + self.limits.idle;
-            if now >= self.limits.deadline {
-                return Poll::Ready((Outcome::RequestTimeout, TOO_LONG));
-            }
-            if now >= silent_at {
-                return Poll::Ready((Outcome::StreamIdleTimeout, "the engine stopped sending"));
-            }
-            self.timer
-                .as_mut()
-                .reset(silent_at.min(self.limits.deadline).into());
-            self.is_armed = true;
-        }
+    /// Whether another worker is asked to go on.
+    fn has_next(&self) -> bool {
+        self.continuing.as_ref().is_some_and(|it| it.is_waiting())
     }
 }
 
+const ENGINE_ERROR: &str = "the engine failed before the answer's end";
 /// The message of the terminal event of a stream whose engine closed its connection.
 const CLOSED_EARLY: &str = "the engine closed its connection before the answer's end";
 
@@ -333,21 +344,32 @@ impl http_body::Body for Relayed {
     ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let this = self.get_mut();
         loop {
-            if this.engine.is_none() {
-                return Poll::Ready(None);
+            if this.source.is_closed() {
+                let waiting = this.continuing.as_mut().filter(|it| it.is_waiting());
+                let Some(waiting) = waiting else {
+                    return Poll::Ready(None);
+                };
+                match waiting.poll_next(cx) {
+                    Poll::Pending => return Poll::Pending,
+                    Poll::Ready(Ok(answer)) => this.on_next(answer),
+                    Poll::Ready(Err(broken)) => {
+                        let end = this.lost(broken);
+                        return Poll::Ready(Some(Ok(Frame::data(end))));
+                    }
+                }
             }
             // Checked here too: with a client slower than the engine, nothing is ever pending.
-            if this.last >= this.limits.deadline {
+            if this.timer.is_over(this.last) {
                 let end = this.on_broken(Bytes::new(), Outcome::RequestTimeout, TOO_LONG);
                 return Poll::Ready(Some(end.map(Frame::data)));
             }
-            let passed = match this.poll_data(cx) {
+            let passed = match this.source.poll(cx) {
                 Poll::Ready(Read::Data(data)) => Ok(this.on_data(data)),
                 Poll::Ready(Read::End(data)) => Ok(this.on_end(data)),
                 Poll::Ready(Read::Broken(data)) => {
                     this.on_broken(data, Outcome::WorkerFailed, CLOSED_EARLY)
                 }
-                Poll::Pending => match this.poll_limits(cx) {
+                Poll::Pending => match this.timer.poll(cx, this.last) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready((end, message)) => this.on_broken(Bytes::new(), end, message),
                 },
@@ -360,13 +382,13 @@ impl http_body::Body for Relayed {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.engine.is_none()
+        self.source.is_closed() && !self.has_next()
     }
 }
 
 impl Drop for Relayed {
     fn drop(&mut self) {
-        if self.engine.is_some() {
+        if !self.source.is_closed() || self.has_next() {
             self.meter
                 .on_end(observe::now(), Outcome::ClientDisconnected);
         }

@@ -38,6 +38,8 @@ pub struct RequestSummary {
     pub bytes: u64,
     /// Attempts at workers; one less are retries.
     pub attempts: u32,
+    /// How often its stream went on on another worker.
+    pub continued: u32,
 }
 
 /// A summary that the relay fills while its request runs. Complete once the answer's body has ended or was dropped.

@@ -15,6 +15,7 @@ mod client;
 mod client_limits;
 mod cluster;
 mod config;
+mod continuation;
 mod dashboard;
 mod docs;
 mod doctor;

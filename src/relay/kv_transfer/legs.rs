@@ -259,9 +259,8 @@ impl Field {
             "max_tokens" if !is_responses => Field::TokensMax(1),
             "stream" => Field::Stream,
             "stop_sequences" if api == Api::Messages => Field::StreamTerminator,
-            "stream_options" | "stop" | "stop_token_ids" | "min_tokens" | "ignore_eos" => {
-                Field::StreamTerminator
-            }
+            "stream_options" | "stop" | "stop_token_ids" | "min_tokens" | "ignore_eos"
+            | "return_token_ids" => Field::StreamTerminator,
             "store" if is_responses => Field::Store,
             "n" | "best_of" if !is_responses => Field::Only("1", SingleWorkerReason::Several),
             "use_beam_search" => Field::Only("false", SingleWorkerReason::Several),

@@ -1,0 +1,178 @@
+//! One chunk of a stream, as slices of its text. What engines leave out or set to null is `None`.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{IgnoredAny, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+#[derive(Deserialize)]
+pub(super) struct Chunk<'a> {
+    #[serde(borrow, default)]
+    pub(super) id: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) created: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) model: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) choices: Choices<'a>,
+    #[serde(borrow, default)]
+    pub(super) usage: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) error: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+}
+
+/// The first choice of a chunk. A request for several is not continued.
+#[derive(Default)]
+pub(super) struct Choices<'a>(pub(super) Option<Choice<'a>>);
+
+#[derive(Deserialize)]
+pub(super) struct Choice<'a> {
+    #[serde(borrow, default)]
+    pub(super) delta: Option<Delta<'a>>,
+    #[serde(borrow, default)]
+    pub(super) text: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) logprobs: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) finish_reason: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) token_ids: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) prompt_token_ids: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Delta<'a> {
+    #[serde(borrow, default)]
+    pub(super) role: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) content: Option<&'a RawValue>,
+    /// vLLM's name.
+    #[serde(borrow, default)]
+    pub(super) reasoning: Option<&'a RawValue>,
+    /// Its older name, and that of others.
+    #[serde(borrow, default)]
+    pub(super) reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) refusal: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) tool_calls: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    pub(super) function_call: Option<&'a RawValue>,
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Choices<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct V<'a>(PhantomData<&'a ()>);
+        impl<'de: 'a, 'a> Visitor<'de> for V<'a> {
+            type Value = Choices<'a>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of choices")
+            }
+
+            fn visit_unit<E>(self) -> Result<Choices<'a>, E> {
+                Ok(Choices::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Choices<'a>, A::Error> {
+                let first = list.next_element()?;
+                while list.next_element::<IgnoredAny>()?.is_some() {}
+                Ok(Choices(first))
+            }
+        }
+        deserializer.deserialize_any(V(PhantomData))
+    }
+}
+
+impl<'a> Choice<'a> {
+    /// Text of the answer that the client sees, as JSON strings.
+    pub(super) fn content(&self) -> Option<&'a RawValue> {
+        let delta = self.delta.as_ref();
+        let texts = [
+            delta.and_then(|delta| delta.content),
+            delta.and_then(|delta| delta.refusal),
+            self.text,
+        ];
+        texts.into_iter().flatten().find(|text| has_text(text))
+    }
+
+    pub(super) fn reasoning(&self) -> Option<&'a RawValue> {
+        let delta = self.delta.as_ref()?;
+        let texts = [delta.reasoning, delta.reasoning_content];
+        texts.into_iter().flatten().find(|text| has_text(text))
+    }
+
+    pub(super) fn has_call(&self) -> bool {
+        self.delta.as_ref().is_some_and(|delta| {
+            let calls = delta.tool_calls.is_some_and(|calls| calls.get() != "[]");
+            calls || delta.function_call.is_some()
+        })
+    }
+
+    /// A chunk that has nothing for the client, sent only because of the ids that were asked for.
+    pub(super) fn is_empty(&self) -> bool {
+        let is_empty = self.delta.as_ref().is_some_and(|delta| {
+            let members = [
+                delta.role,
+                delta.content,
+                delta.reasoning,
+                delta.reasoning_content,
+                delta.refusal,
+                delta.tool_calls,
+                delta.function_call,
+            ];
+            members.iter().all(Option::is_none)
+        });
+        is_empty && self.finish_reason.is_none() && self.logprobs.is_none()
+    }
+
+    /// The chunk that only names the role.
+    pub(super) fn is_role(&self) -> bool {
+        let has_role = self
+            .delta
+            .as_ref()
+            .is_some_and(|delta| delta.role.is_some());
+        has_role
+            && self.content().is_none()
+            && self.reasoning().is_none()
+            && !self.has_call()
+            && self.finish_reason.is_none()
+    }
+}
+
+/// True for a JSON string that is not empty.
+fn has_text(text: &RawValue) -> bool {
+    text.get().len() > 2
+}
+
+/// Appends the numbers of a JSON list. `None` if it has anything else.
+pub(super) fn push_ids(list: &str, ids: &mut Vec<u32>) -> Option<usize> {
+    let inside = list.strip_prefix('[')?.strip_suffix(']')?;
+    let before = ids.len();
+    let (mut number, mut has_digits) = (0u32, false);
+    for byte in inside.bytes() {
+        match byte {
+            b'0'..=b'9' => {
+                number = number
+                    .checked_mul(10)?
+                    .checked_add(u32::from(byte - b'0'))?;
+                has_digits = true;
+            }
+            b',' if has_digits => {
+                ids.push(number);
+                (number, has_digits) = (0, false);
+            }
+            b' ' | b'\t' => {}
+            _ => return None,
+        }
+    }
+    if has_digits {
+        ids.push(number);
+    }
+    Some(ids.len() - before)
+}

@@ -1,0 +1,353 @@
+//! Reads a stream as it passes: keeps the token ids, takes them out, and joins what several workers write into one stream.
+
+use std::ops::Range;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use memchr::memmem::Finder;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::chunk::{Choice, Chunk, push_ids};
+use super::refusal::Refusal;
+use super::request::Request;
+use super::settings::Settings;
+use super::splice::Splice;
+use super::usage::{self, Earlier};
+
+static BLANK: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\n"));
+static BLANK_CRLF: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\n\r\n"));
+
+const NULL: &str = "null";
+/// More than the text of any token.
+const TOKEN_TEXT_BYTES: usize = 256;
+
+/// One stream, over all workers that write it.
+#[derive(Debug)]
+pub(in crate::relay) struct Reader {
+    settings: Settings,
+    request: Request,
+    /// As the router expected, at the first worker.
+    cached_tokens: u64,
+    /// The ids of the client's prompt; empty until the first chunk.
+    prompt: Vec<u32>,
+    /// Those of the answer, from all workers.
+    answer: Vec<u32>,
+    /// How many of them have all their text in what was passed. The text of the others is held back by the engine: a
+    /// character that is not complete, the beginning of a tool call.
+    settled: usize,
+    /// Settled tokens of reasoning.
+    reasoning: usize,
+    /// How many ids came with the last text.
+    last_ids: usize,
+    has_role: bool,
+    /// Some text was passed.
+    has_text: bool,
+    has_finish: bool,
+    /// What all chunks have in common, from the first one.
+    common: Option<Common>,
+    /// Why the stream cannot be continued.
+    refusal: Option<Refusal>,
+    times: u32,
+    earlier: Earlier,
+    /// The next text is the first of another worker.
+    is_at_seam: bool,
+}
+
+#[derive(Debug)]
+struct Common {
+    id: Box<str>,
+    created: Box<str>,
+    model: Box<str>,
+}
+
+/// What the client gets.
+#[derive(Debug)]
+pub(in crate::relay) struct Passed {
+    pub events: Bytes,
+    /// The stream is over.
+    pub end: Option<End>,
+}
+
+/// How a stream ends whose connection has not.
+#[derive(Debug)]
+pub(in crate::relay) enum End {
+    /// With an error of the engine, and what came after it: to be passed if the stream is not continued.
+    EngineError(Bytes),
+    /// With a text that does not join.
+    Torn,
+}
+
+/// What becomes of an event.
+enum Fate {
+    Pass,
+    Drop,
+    Error,
+    Torn,
+}
+
+impl Reader {
+    pub(in crate::relay) fn new(settings: Settings, request: Request, cached_tokens: u64) -> Self {
+        Self {
+            settings,
+            request,
+            cached_tokens,
+            prompt: Vec::new(),
+            answer: Vec::new(),
+            settled: 0,
+            reasoning: 0,
+            last_ids: 0,
+            has_role: false,
+            has_text: false,
+            has_finish: false,
+            common: None,
+            refusal: None,
+            times: 0,
+            earlier: Earlier {
+                prompt: 0,
+                answer: 0,
+                reasoning: 0,
+                cached: 0,
+            },
+            is_at_seam: false,
+        }
+    }
+
+    /// How often the stream was continued.
+    pub(in crate::relay) fn times(&self) -> u32 {
+        self.times
+    }
+
+    pub(in crate::relay) fn tokens_max(&self) -> usize {
+        self.settings.max_tokens as usize
+    }
+
+    /// Tokens of the answer that the next worker is given.
+    pub(in crate::relay) fn answer_tokens(&self) -> u32 {
+        u32::try_from(self.settled).unwrap_or(u32::MAX)
+    }
+
+    /// Takes whole events.
+    pub(in crate::relay) fn on_events(&mut self, events: Bytes) -> Passed {
+        let mut splice = Splice::new(&events);
+        let mut position = 0;
+        while position < events.len() {
+            let rest = &events[position..];
+            let end = position + event_end(rest);
+            match self.on_event(&events, position..end, &mut splice) {
+                Fate::Pass => splice.apply(),
+                Fate::Drop => splice.drop_event(position..end),
+                fate @ (Fate::Error | Fate::Torn) => {
+                    let passed = splice.finish(position);
+                    let end = match fate {
+                        Fate::Torn => End::Torn,
+                        _ => End::EngineError(events.slice(position..)),
+                    };
+                    return Passed {
+                        events: passed.unwrap_or_default(),
+                        end: Some(end),
+                    };
+                }
+            }
+            position = end;
+        }
+        let passed = splice.finish(position);
+        Passed {
+            events: passed.unwrap_or(events),
+            end: None,
+        }
+    }
+
+    fn on_event<'e>(
+        &mut self,
+        events: &'e [u8],
+        event: Range<usize>,
+        splice: &mut Splice<'e>,
+    ) -> Fate {
+        let Some(data) = data_of(&events[event.clone()]) else {
+            return Fate::Pass;
+        };
+        if data.starts_with(b"[DONE]") {
+            if self.times > 0 {
+                let comment = format!(": x-warmroute-continued: {}\n\n", self.times);
+                splice.put(event.start..event.start, comment.as_bytes());
+            }
+            return Fate::Pass;
+        }
+        match serde_json::from_slice::<Chunk<'e>>(data) {
+            Ok(chunk) => self.on_chunk(&chunk, splice),
+            Err(_) => {
+                self.refuse(Refusal::NoTokenIds);
+                Fate::Pass
+            }
+        }
+    }
+
+    fn on_chunk<'e>(&mut self, chunk: &Chunk<'e>, splice: &mut Splice<'e>) -> Fate {
+        if let Some(error) = chunk.error {
+            return match is_of_client(error) {
+                true => Fate::Pass,
+                false => Fate::Error,
+            };
+        }
+        let choice = chunk.choices.0.as_ref();
+        let prompt_ids = choice.and_then(|choice| choice.prompt_token_ids);
+        for ids in [chunk.prompt_token_ids, prompt_ids].into_iter().flatten() {
+            splice.replace(ids.get(), NULL);
+            if self.prompt.is_empty() && push_ids(ids.get(), &mut self.prompt).is_none() {
+                self.refuse(Refusal::NoTokenIds);
+            }
+            self.earlier.prompt = self.prompt.len() as u64;
+        }
+        self.on_common(chunk, splice);
+        if self.times > 0
+            && let Some(usage) = chunk.usage
+        {
+            usage::correct(usage, self.earlier, splice);
+        }
+        let fate = choice.map_or(Fate::Pass, |choice| self.on_choice(choice, splice));
+        if self.prompt.len() + self.answer.len() > self.settings.max_tokens as usize {
+            self.refuse(Refusal::TooLong);
+        }
+        fate
+    }
+
+    /// Later chunks get the id, the time and the model of the first one.
+    fn on_common<'e>(&mut self, chunk: &Chunk<'e>, splice: &mut Splice<'e>) {
+        let Some(common) = &self.common else {
+            let text = |raw: Option<&RawValue>| raw.map_or(NULL, RawValue::get).into();
+            self.common = Some(Common {
+                id: text(chunk.id),
+                created: text(chunk.created),
+                model: text(chunk.model),
+            });
+            return;
+        };
+        if self.times == 0 {
+            return;
+        }
+        for (raw, text) in [
+            (chunk.id, &common.id),
+            (chunk.created, &common.created),
+            (chunk.model, &common.model),
+        ] {
+            if let Some(raw) = raw {
+                splice.replace(raw.get(), text.to_string());
+            }
+        }
+    }
+
+    fn on_choice<'e>(&mut self, choice: &Choice<'e>, splice: &mut Splice<'e>) -> Fate {
+        let ids = choice.token_ids.map(|ids| {
+            splice.replace(ids.get(), NULL);
+            match self.refusal {
+                None => push_ids(ids.get(), &mut self.answer),
+                Some(_) => None,
+            }
+        });
+        self.has_finish |= choice.finish_reason.is_some();
+        if choice.has_call() {
+            self.refuse(Refusal::ToolCall);
+        }
+        let reasoning = choice.reasoning();
+        let Some(text) = choice.content().or(reasoning) else {
+            let is_role = choice.is_role();
+            let is_second = is_role && std::mem::replace(&mut self.has_role, true);
+            let is_left_out = choice.is_empty() && ids.is_some() || is_second;
+            return if is_left_out { Fate::Drop } else { Fate::Pass };
+        };
+        self.has_text = true;
+        let Some(Some(count)) = ids else {
+            self.refuse(Refusal::NoTokenIds);
+            return Fate::Pass;
+        };
+        if std::mem::take(&mut self.is_at_seam) && self.is_torn(text, count) {
+            self.refuse(Refusal::Seam);
+            return Fate::Torn;
+        }
+        if reasoning.is_some() {
+            self.reasoning += self.answer.len() - self.settled;
+        }
+        self.settled = self.answer.len();
+        self.last_ids = count;
+        Fate::Pass
+    }
+
+    /// Whether the first text of another worker does not join. With several ids in the last chunk, the last of them may
+    /// have been the beginning of a character. Then engines write it as U+FFFD, or their whole prompt as text.
+    fn is_torn(&self, text: &RawValue, count: usize) -> bool {
+        let text = text.get().as_bytes();
+        let starts_broken = [&b"\"\xEF\xBF\xBD"[..], b"\"\\ufffd", b"\"\\uFFFD"];
+        let is_broken = starts_broken.iter().any(|start| text.starts_with(start));
+        let is_long = text.len() > TOKEN_TEXT_BYTES * count.max(1);
+        self.last_ids > 1 && (is_broken || is_long)
+    }
+
+    /// The stream has broken off: the body for the next worker.
+    pub(in crate::relay) fn next_body(&mut self) -> Result<Bytes, Refusal> {
+        if let Some(refusal) = self.refusal {
+            return Err(refusal);
+        }
+        if self.has_finish {
+            return Err(Refusal::Finished);
+        }
+        if self.times >= self.settings.max_per_request {
+            return Err(Refusal::Limit);
+        }
+        // What the engine held back is generated anew.
+        self.answer.truncate(self.settled);
+        let body = match (self.has_text, self.prompt.is_empty()) {
+            // Nothing of the answer was passed.
+            (false, _) => self.request.body().clone(),
+            (true, true) => return Err(Refusal::NoTokenIds),
+            (true, false) => self.request.after(&self.prompt, &self.answer)?,
+        };
+        self.times += 1;
+        self.is_at_seam = self.has_text;
+        self.earlier = Earlier {
+            prompt: self.prompt.len() as u64,
+            answer: self.settled as u64,
+            reasoning: self.reasoning as u64,
+            cached: self.cached_tokens,
+        };
+        Ok(body)
+    }
+
+    /// The first reason counts. What was kept is of no use any more.
+    fn refuse(&mut self, refusal: Refusal) {
+        if self.refusal.is_none() {
+            self.refusal = Some(refusal);
+            self.answer = Vec::new();
+            self.settled = 0;
+        }
+    }
+}
+
+fn event_end(rest: &[u8]) -> usize {
+    let lf = BLANK.find(rest).map(|found| found + 2);
+    // Nearly every event ends in LF.
+    let before = &rest[..lf.unwrap_or(rest.len())];
+    let crlf = match memchr::memchr(b'\r', before) {
+        Some(_) => BLANK_CRLF.find(before).map(|found| found + 3),
+        None => None,
+    };
+    crlf.or(lf).unwrap_or(rest.len())
+}
+
+/// The data of an event of one line.
+fn data_of(event: &[u8]) -> Option<&[u8]> {
+    let mut lines = event.split(|byte| *byte == b'\n');
+    let data = lines.find_map(|line| line.strip_prefix(b"data:"))?;
+    Some(data.trim_ascii())
+}
+
+/// True for an error that another worker would answer, too.
+fn is_of_client(error: &RawValue) -> bool {
+    #[derive(Deserialize)]
+    struct Wire {
+        #[serde(default)]
+        code: Option<u32>,
+    }
+    let wire = serde_json::from_str::<Wire>(error.get());
+    wire.is_ok_and(|wire| wire.code.is_some_and(|code| (400..500).contains(&code)))
+}

@@ -1,0 +1,68 @@
+//! The usage of a stream that several workers wrote: as if one had.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::splice::Splice;
+
+/// What the client's stream has beyond what its last engine counts.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Earlier {
+    /// Tokens of the client's prompt.
+    pub(super) prompt: u64,
+    /// Tokens of the answer that earlier workers wrote; of these, in reasoning.
+    pub(super) answer: u64,
+    pub(super) reasoning: u64,
+    /// Tokens of the prompt that the first worker had cached, as the router expected.
+    pub(super) cached: u64,
+}
+
+#[derive(Deserialize)]
+struct Usage<'a> {
+    #[serde(borrow, default)]
+    prompt_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    completion_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    total_tokens: Option<&'a RawValue>,
+    #[serde(borrow, default)]
+    prompt_tokens_details: Option<PromptDetails<'a>>,
+    #[serde(borrow, default)]
+    completion_tokens_details: Option<CompletionDetails<'a>>,
+}
+
+#[derive(Deserialize)]
+struct PromptDetails<'a> {
+    #[serde(borrow, default)]
+    cached_tokens: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct CompletionDetails<'a> {
+    #[serde(borrow, default)]
+    reasoning_tokens: Option<&'a RawValue>,
+}
+
+/// Corrects the numbers of `usage`.
+pub(super) fn correct(usage: &RawValue, earlier: Earlier, splice: &mut Splice<'_>) {
+    let Ok(wire) = serde_json::from_str::<Usage<'_>>(usage.get()) else {
+        return;
+    };
+    let number = |raw: Option<&RawValue>| raw.and_then(|raw| raw.get().parse::<u64>().ok());
+    let completion = number(wire.completion_tokens).unwrap_or(0) + earlier.answer;
+    let cached = wire.prompt_tokens_details.and_then(|it| it.cached_tokens);
+    let details = wire.completion_tokens_details;
+    let reasoning = details.and_then(|it| it.reasoning_tokens);
+    let of_reasoning = number(reasoning).unwrap_or(0) + earlier.reasoning;
+    for (raw, count) in [
+        (wire.prompt_tokens, earlier.prompt),
+        (wire.completion_tokens, completion),
+        (wire.total_tokens, earlier.prompt + completion),
+        (cached, earlier.cached.min(earlier.prompt)),
+        (reasoning, of_reasoning),
+    ] {
+        if let Some(raw) = raw.filter(|raw| number(Some(raw)).is_some()) {
+            splice.replace(raw.get(), count.to_string());
+        }
+    }
+}
