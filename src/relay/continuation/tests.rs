@@ -186,7 +186,7 @@ proptest! {
             json!({"include_usage": true}),
             json!({"include_usage": true, "continuous_usage_stats": true}),
         ][usage].clone();
-        let engine = Engine { reasons, ..Engine::default() };
+        let engine = Engine { reasons };
         let whole = read(&play(api, &body, engine, &[], 1_000).text);
         let run = play(api, &body, engine, &deaths, piece);
         let found = read(&run.text);
