@@ -13,6 +13,7 @@ mod failover;
 mod faults;
 mod network;
 mod on_time;
+mod outbox;
 mod owner;
 mod readers;
 mod run;

@@ -55,6 +55,7 @@ impl Fleet {
     /// Checks the end state: the faults are over, and every run had time to finish.
     pub(super) fn check_end(&mut self) -> Result<(), Violation> {
         let now = self.now();
+        let events = self.store.outbox_events();
         for key in self.streams.keys().copied().collect::<Vec<_>>() {
             let is_acknowledged = self.acknowledged.contains(&key);
             let Some(record) = self.store.get(now, key) else {
@@ -97,6 +98,11 @@ impl Fleet {
                     let reason = format!("it is {running} at the end, {:?}", record.background);
                     return Err(Violation::new(now, key, reason));
                 }
+            }
+            if events.get(&key) != Some(&record.status) {
+                let (status, event) = (record.status, events.get(&key));
+                let reason = format!("it is {status}, and its event in the outbox says {event:?}");
+                return Err(Violation::new(now, key, reason));
             }
             // The items of one run if it ended well, else none.
             let items = self.store.conversation_items(now, key);

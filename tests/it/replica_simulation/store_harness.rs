@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::store_request::{StoreReply, StoreRequest};
-use super::{NUMBERS, Scenario, Violation, key};
+use super::{NUMBERS, Scenario, Violation, key, outbox};
 use warmroute::ids::ConversationId;
 use warmroute::observe::metrics::Registry;
 use warmroute::responses::background::log;
@@ -262,6 +262,10 @@ impl StoreHarness {
         self.clock.store(now.as_micros() as u64, Ordering::Relaxed);
     }
 
+    pub(super) fn outbox_events(&self) -> BTreeMap<ResponseKey, Status> {
+        outbox::events(&self.memory)
+    }
+
     /// Executes a request and checks the invariants of writes.
     pub(super) fn ask(
         &mut self,
@@ -448,6 +452,7 @@ fn memory(started: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) ->
     let now = move || started + Duration::from_micros(clock.load(Ordering::Relaxed));
     let settings = memory::Settings::default();
     let memory = Memory::with_clock(&settings, keep, &Registry::default(), Arc::new(now));
+    outbox::subscribe(&memory);
     for number in 1..=NUMBERS {
         let (key, token) = (
             conversation_of(key(number)),
@@ -482,7 +487,7 @@ pub(super) fn conversation_token(key: ResponseKey) -> IdempotencyToken {
 const CONVERSATION_LEASE: Duration = Duration::from_secs(1_000);
 
 /// The store in memory waits for nothing.
-fn done<T>(mut asked: StoreFuture<'_, T>) -> Result<T, store::Error> {
+pub(super) fn done<T>(mut asked: StoreFuture<'_, T>) -> Result<T, store::Error> {
     match asked.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(said) => said,
         Poll::Pending => Err(store::Error::Unreadable("it waits".into())),

@@ -1,0 +1,50 @@
+//! An endpoint of webhooks that is to learn of every end, and what it would get.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::IntCounter;
+use warmroute::store::memory::Memory;
+use warmroute::store::outbox::{
+    AddCounters, Bounds, Claim, ClaimedEvent, Endpoint, Outbox, Subscriber, Subscriptions,
+};
+use warmroute::store::{ResponseKey, Status};
+
+use super::store_harness::done;
+
+const NAME: &str = "hook";
+
+pub(super) fn subscribe(memory: &Memory) {
+    let counter = || IntCounter::new("events", "-").unwrap();
+    let subscriber = Subscriber {
+        endpoint: Endpoint {
+            name: NAME.into(),
+            fingerprint: "f".into(),
+        },
+        tenant: None,
+        statuses: Status::ALL.to_vec(),
+        added: Arc::default(),
+        counters: AddCounters {
+            added: counter(),
+            dropped_full: counter(),
+            dropped_disabled: counter(),
+        },
+    };
+    memory.subscribe(Arc::new(Subscriptions {
+        subscribers: vec![subscriber],
+        bounds: Bounds::default(),
+    }));
+}
+
+/// All events so far, by the response whose end they report. To be asked once.
+pub(super) fn events(memory: &Memory) -> BTreeMap<ResponseKey, Status> {
+    let claim = Claim {
+        max: usize::MAX,
+        lease: Duration::from_secs(1),
+        fingerprint: "f".to_owned(),
+    };
+    let claimed = done(memory.claim(NAME, claim)).unwrap();
+    let of = |it: ClaimedEvent| (it.event.key, it.event.status);
+    claimed.events.into_iter().map(of).collect()
+}
