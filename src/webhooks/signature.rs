@@ -76,7 +76,10 @@ mod tests {
         let body = br#"{"test": 2432232314}"#;
         let (id, timestamp) = ("msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330);
         let expected = "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE=";
-        assert_eq!(signatures(&[key.clone()], id, timestamp, body), expected);
+        assert_eq!(
+            signatures(std::slice::from_ref(&key), id, timestamp, body),
+            expected
+        );
         let raw = SigningKey::of(&Secret::new("a text that is the key itself")).unwrap();
         let both = signatures(&[key.clone(), raw.clone()], id, timestamp, body);
         let parts: Vec<&str> = both.split(' ').collect();
