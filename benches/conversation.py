@@ -62,7 +62,7 @@ class Rig:
             "api": {"listen": "127.0.0.1:0"},
             "admin": {"listen": "127.0.0.1:0"},
             "workers": [engine],
-            "fleet": {"health": {"interval": "100ms"}},
+            "fleet": {"health": {"interval": "2s"}},
             "responses": responses,
             "log": {"format": "json"},
         }))

@@ -30,6 +30,7 @@ mod inline_compaction;
 mod input;
 mod input_tokens;
 mod item;
+mod known_json;
 mod member_checks;
 mod members;
 mod metrics;

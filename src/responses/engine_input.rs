@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use super::input::NewInput;
 use super::item::{Item, Kind, call_id, joined_text};
+use super::known_json;
 use super::members::{self, Members, put, put_string, put_text};
 use crate::openai::error::ApiError;
 
@@ -64,7 +65,7 @@ impl EngineInput {
 
     /// Adds a stored list of items.
     pub(super) fn add_list(&mut self, list: &[u8]) -> Result<(), ApiError> {
-        let items = std::str::from_utf8(list).ok().and_then(members::objects);
+        let items = std::str::from_utf8(list).ok().and_then(known_json::objects);
         for item in items.unwrap_or_default() {
             self.add_item(&Item::of(item, &|| "input".to_owned())?)?;
         }
@@ -226,8 +227,13 @@ impl EngineInput {
             // Engines read only the first part, and would continue a message that is not completed.
             put(&mut self.json, "status", "\"completed\"");
             let text = joined_text(content, "").unwrap_or_default();
-            let part = format!(r#"[{{"type":"output_text","text":"{text}","annotations":[]}}]"#);
-            put(&mut self.json, "content", &part);
+            put(
+                &mut self.json,
+                "content",
+                r#"[{"type":"output_text","text":""#,
+            );
+            self.json.extend_from_slice(text.as_bytes());
+            self.json.extend_from_slice(br#"","annotations":[]}]"#);
         } else {
             put(&mut self.json, "content", content);
         }

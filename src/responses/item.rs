@@ -5,6 +5,7 @@
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
+use super::known_json;
 use super::members::{self, Members};
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
@@ -202,7 +203,7 @@ pub(super) fn joined_text<'a>(content: &'a str, separator: &str) -> Option<Cow<'
         return Some(Cow::Borrowed(text));
     }
     let mut joined: Option<Cow<'a, str>> = None;
-    for part in members::objects(content)? {
+    for part in known_json::objects(content)? {
         let text = part.get("text").or_else(|| part.get("refusal"));
         let Some(text) = text.and_then(members::escaped) else {
             continue;

@@ -42,6 +42,15 @@ impl<'a> Members<'a> {
     pub(super) fn len(&self) -> usize {
         self.0.len()
     }
+
+    pub(super) fn push(&mut self, name: Cow<'a, str>, value: &'a str) {
+        // Quadratic in the number of names, of which real bodies have a few dozen.
+        const DEDUPLICATED_MAX: usize = 64;
+        if self.0.len() < DEDUPLICATED_MAX {
+            self.0.retain(|(known, _)| *known != name);
+        }
+        self.0.push((name, value));
+    }
 }
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -59,12 +68,7 @@ impl<'de> Deserialize<'de> for Members<'de> {
                 while let Some((Text(name), value)) =
                     map.next_entry::<Text<'de>, &'de RawValue>()?
                 {
-                    // Quadratic in the number of names, of which real bodies have a few dozen.
-                    const DEDUPLICATED_MAX: usize = 64;
-                    if members.0.len() < DEDUPLICATED_MAX {
-                        members.0.retain(|(known, _)| *known != name);
-                    }
-                    members.0.push((name, value.get()));
+                    members.push(name, value.get());
                 }
                 Ok(members)
             }
