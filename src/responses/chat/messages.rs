@@ -12,7 +12,6 @@ use super::settings::{ChatSettings, InvalidArguments, SystemMessages};
 use super::tools::qualified;
 use crate::relay::NotConvertible;
 use crate::responses::item::joined_text;
-use crate::responses::known_json;
 use crate::responses::members::{self, Members, put, put_string, put_text};
 
 /// Between system texts, and between texts of the assistant that were separate messages.
@@ -40,7 +39,7 @@ pub(super) fn write(
     if input.starts_with('"') {
         messages.message("user", input, "input")?;
     } else {
-        let items = known_json::objects(input);
+        let items = members::objects(input);
         let items = items.ok_or_else(|| NotConvertible::new("input", "is no list of items"))?;
         continues = items.last().is_some_and(is_unfinished);
         messages.collect_outputs(&items);

@@ -1,8 +1,7 @@
 //! The parts of a message's content. Pure.
 
 use crate::relay::NotConvertible;
-use crate::responses::known_json;
-use crate::responses::members::{Members, put};
+use crate::responses::members::{self, Members, put};
 
 /// Writes the content of a message that is not the assistant's: a single text as a string, since some templates take
 /// lists only of models with images.
@@ -15,7 +14,7 @@ pub(super) fn put_content(
         out.extend_from_slice(content.as_bytes());
         return Ok(());
     }
-    let parts = known_json::objects(content).unwrap_or_default();
+    let parts = members::objects(content).unwrap_or_default();
     if let [part] = &*parts
         && let Some("input_text" | "output_text" | "text") = part.text("type").as_deref()
     {
