@@ -3,6 +3,7 @@
 //! The only part that talks to engines for a request. It knows bodies as bytes, with the few fields that
 //! [`crate::prompt`] found in them.
 
+pub mod abort;
 mod as_chat;
 mod body_edit;
 mod budget;
@@ -46,6 +47,7 @@ mod running;
 mod send;
 mod session_key;
 mod settings;
+mod sglang_prompt;
 mod single_worker;
 mod standing;
 mod stream;

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
+use super::engine::Engine;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
@@ -49,6 +50,8 @@ pub struct Members {
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
     pub chat_only: Vec<bool>,
+    /// Those of `workers` that run SGLang.
+    pub sglang: Vec<WorkerId>,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
 }
@@ -66,6 +69,11 @@ impl Members {
     pub fn speaks_chat_only(&self, worker: WorkerId) -> bool {
         let index = self.worker_indices.get(&worker);
         index.is_some_and(|index| self.chat_only[*index])
+    }
+
+    /// Whether every worker runs SGLang.
+    pub fn is_all_sglang(&self) -> bool {
+        !self.sglang.is_empty() && self.sglang.len() == self.workers.len()
     }
 
     /// Indices of the workers that take decode legs and whole requests.
@@ -107,6 +115,9 @@ impl Members {
                 .insert(status.worker.id, worker_index);
             members.event_ranks.push(ranks);
             members.chat_only.push(status.speaks_chat_only());
+            if status.facts.engine == Engine::Sglang {
+                members.sglang.push(status.worker.id);
+            }
             if status.facts.lacks_messages {
                 members.without_messages.push(status.worker.id);
             }

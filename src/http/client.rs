@@ -200,7 +200,8 @@ impl Pool {
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
         let request = Request::get(path);
-        self.small(request, authorization, "", body_bytes_max).await
+        self.small(request, authorization, Bytes::new(), body_bytes_max)
+            .await
     }
 
     /// A small POST of JSON, whose answer is read whole.
@@ -208,11 +209,11 @@ impl Pool {
         self: &Arc<Self>,
         path: &str,
         authorization: Option<&hyper::header::HeaderValue>,
-        json: &'static str,
+        json: impl Into<Bytes>,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
         let request = Request::post(path).header(hyper::header::CONTENT_TYPE, "application/json");
-        self.small(request, authorization, json, body_bytes_max)
+        self.small(request, authorization, json.into(), body_bytes_max)
             .await
     }
 
@@ -220,7 +221,7 @@ impl Pool {
         self: &Arc<Self>,
         request: request::Builder,
         authorization: Option<&hyper::header::HeaderValue>,
-        body: &'static str,
+        body: Bytes,
         body_bytes_max: usize,
     ) -> Result<(hyper::StatusCode, Bytes), BodyError> {
         let (parts, ()) = request
@@ -228,7 +229,7 @@ impl Pool {
             .body(())?
             .into_parts();
         let build = || {
-            let body = Full::new(Bytes::from_static(body.as_bytes()));
+            let body = Full::new(body.clone());
             let mut request = Request::from_parts(parts.clone(), body);
             if let Some(value) = authorization {
                 let value = value.clone();

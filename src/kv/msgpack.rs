@@ -225,7 +225,7 @@ impl<'a> Reader<'a> {
     /// The event, or the name of a required field that is missing.
     fn build(&self, kind: &str, mut fields: Fields) -> Result<Event, &'static str> {
         if let (false, Some(size)) = (fields.next_ids.is_empty(), fields.block_size) {
-            fields.lookahead = sglang::lookahead(&fields.next_ids, size);
+            fields.lookahead = Self::tokens_after(&fields.next_ids, size);
         }
         Ok(match kind {
             "BlockStored" => Event::Stored(Stored {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use prometheus::{IntCounter, IntCounterVec};
 
+use super::abort::Aborts;
 use super::budget::RetryBudget;
 use super::cached_prefix::Caches;
 use super::decision_log::DecisionLog;
@@ -54,6 +55,7 @@ pub struct Relay {
     pub(super) queues: Arc<Queues>,
     pub(super) usage: Arc<Usage>,
     pub(super) metrics: Metrics,
+    pub(super) aborts: Arc<Aborts>,
     tracer: Tracer,
     pub(super) decisions: Arc<DecisionLog>,
 }
@@ -96,6 +98,7 @@ impl Relay {
             queue,
             queues,
             usage,
+            aborts: Aborts::new(registry),
             tracer: Tracer::default(),
             decisions: Arc::default(),
             metrics: Metrics {
@@ -158,6 +161,7 @@ impl Relay {
             queues: self.queues.clone(),
             usage: self.usage.clone(),
             metrics: self.metrics.clone(),
+            aborts: self.aborts.clone(),
             tracer: self.tracer.clone(),
             decisions: self.decisions.clone(),
         }
@@ -184,6 +188,11 @@ impl Relay {
     /// Where requests wait for room at a worker.
     pub fn queues(&self) -> &Arc<Queues> {
         &self.queues
+    }
+
+    /// Requests that engines are asked to abort.
+    pub fn aborts(&self) -> &Arc<Aborts> {
+        &self.aborts
     }
 
     /// A sample of the latest decisions, for operators.

@@ -174,9 +174,10 @@ impl Relay {
         });
         let sends_ids = model.send_tokens && !peek.is_echo;
         let with_ids = match &found {
-            Some(found) if sends_ids && !found.is_partial() => {
-                prompt_token_ids::spliced(api, body, &found.ids)
-            }
+            Some(found) if sends_ids && !found.is_partial() => match group.is_all_sglang() {
+                true => prompt_token_ids::spliced_for_sglang(api, body, &found.ids),
+                false => prompt_token_ids::spliced(api, body, &found.ids),
+            },
             _ => None,
         };
         let connector = self.prefill_decode.as_ref().map(|it| it.connector);

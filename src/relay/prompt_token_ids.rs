@@ -3,36 +3,53 @@
 
 use bytes::Bytes;
 
+use super::sglang_prompt;
 use crate::prompt::Api;
 
 /// The field from which vLLM reads them, in chat and Responses requests.
 const BEFORE: &[u8] = br#""kv_transfer_params":{"prompt_token_ids":["#;
 const AFTER: &[u8] = b"]}}";
+/// The field from which SGLang reads them, in chat requests.
+const BEFORE_IN_SGLANG: &[u8] = br#""input_ids":["#;
+const AFTER_IN_SGLANG: &[u8] = b"]}";
 
 /// The body with one more field at its end and otherwise unchanged. If the body has the field with null, the last
 /// one counts. `None` for an API that takes no ids.
 pub(super) fn spliced(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
-    if !matches!(api, Api::Chat | Api::Responses) {
+    match api {
+        Api::Chat | Api::Responses => with_ids(body, BEFORE, ids, AFTER),
+        _ => None,
+    }
+}
+
+/// As [`spliced`] for SGLang. `None` for a chat that SGLang may render in another way, too: with ids it takes them as they
+/// are.
+pub(super) fn spliced_for_sglang(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
+    if api != Api::Chat || !sglang_prompt::is_same_as_vllms(body) {
         return None;
     }
+    with_ids(body, BEFORE_IN_SGLANG, ids, AFTER_IN_SGLANG)
+}
+
+fn with_ids(body: &[u8], before: &[u8], ids: &[u32], after: &[u8]) -> Option<Bytes> {
     let end = body.iter().rposition(|byte| *byte == b'}')?;
     let fields = body[..end].trim_ascii_end();
     let is_first = fields.last() == Some(&b'{');
     // Six digits and a comma.
-    let room = fields.len() + BEFORE.len() + ids.len() * 7 + AFTER.len() + 1;
+    let room = fields.len() + before.len() + ids.len() * 7 + after.len() + 1;
     let mut whole = Vec::with_capacity(room);
     whole.extend_from_slice(fields);
     if !is_first {
         whole.push(b',');
     }
-    whole.extend_from_slice(BEFORE);
+    whole.extend_from_slice(before);
     for (index, id) in ids.iter().enumerate() {
         if index > 0 {
             whole.push(b',');
         }
         push_number(&mut whole, *id);
     }
-    whole.extend_from_slice(AFTER);
+    whole.extend_from_slice(after);
     Some(Bytes::from(whole))
 }
 
@@ -80,6 +97,18 @@ mod tests {
             &[1],
             r#"{"kv_transfer_params":null,"kv_transfer_params":{"prompt_token_ids":[1]}}"#,
         );
+    }
+
+    #[test]
+    fn sglang_takes_them_for_a_plain_chat() {
+        let chat = br#"{"messages":[{"role":"user","content":"x"}]}"#;
+        let spliced = |api, body: &[u8]| spliced_for_sglang(api, body, &[1, 20]);
+        assert_eq!(
+            spliced(Api::Chat, chat).unwrap(),
+            r#"{"messages":[{"role":"user","content":"x"}],"input_ids":[1,20]}"#
+        );
+        assert_eq!(spliced(Api::Chat, b"{}"), None);
+        assert_eq!(spliced(Api::Responses, chat), None);
     }
 
     #[test]

@@ -80,6 +80,15 @@ impl Relay {
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
         let body = planned_body.unwrap_or(&job.body);
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
+        let aborted = match !plan.is_stream && plan.group.sglang.contains(&worker.id) {
+            true => {
+                let id = format!("{}-{}", job.id, attempts.count());
+                self.aborts.guard(job.api, body, worker, id)
+            }
+            false => None,
+        };
+        let (with_id, abort) = aborted.unzip();
+        let body = with_id.as_ref().unwrap_or(body);
         let sending = Sending {
             kind: RequestKind::Whole,
             may_resend: attempts.cuts() == 0,
@@ -107,7 +116,12 @@ impl Relay {
             Some(after) => Box::pin(running.prefilled_after(after, sent)).await,
         };
         let answer = match sent {
-            Ok(answer) => answer,
+            Ok(answer) => {
+                if let Some(abort) = abort {
+                    abort.disarm();
+                }
+                answer
+            }
             Err(error) => {
                 let failed =
                     FailedAttempt::unanswered(Stage::Worker, &worker.name, &error, deadline);

@@ -51,6 +51,8 @@ mod responses_over_chat;
 mod rolling_restart;
 mod routed_prompts;
 mod routing;
+mod sglang;
+mod sglang_engine;
 mod simulation;
 mod store_contract;
 mod stub;

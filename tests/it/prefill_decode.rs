@@ -3,4 +3,5 @@
 mod failures;
 mod messages;
 mod paths;
+mod sglang;
 mod stored;

@@ -44,11 +44,11 @@ impl Reader<'_> {
         }
         Ok(())
     }
-}
 
-/// The token after each block, if blocks have this many tokens.
-pub(super) fn lookahead(next_ids: &[u32], block_size: u32) -> Vec<Box<[u32]>> {
-    let blocks = next_ids.chunks_exact((block_size as usize).max(1));
-    let last = |block: &[u32]| Box::from(&block[block.len() - 1..]);
-    blocks.map(last).collect()
+    /// The token after each block, if blocks have this many tokens.
+    pub(super) fn tokens_after(next_ids: &[u32], block_size: u32) -> Vec<Box<[u32]>> {
+        let blocks = next_ids.chunks_exact((block_size as usize).max(1));
+        let last = |block: &[u32]| Box::from(&block[block.len() - 1..]);
+        blocks.map(last).collect()
+    }
 }

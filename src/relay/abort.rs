@@ -1,0 +1,124 @@
+//! Stops the engine's work for clients that left before a whole answer. SGLang notices a closed connection after seconds
+//! unless the answer is streamed, so the router names the request to abort.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use parking_lot::Mutex;
+use prometheus::IntCounterVec;
+use tokio::sync::mpsc;
+use tracing::debug;
+
+use super::body_edit::{self, Edit};
+use crate::fleet::Worker;
+use crate::observe::metrics::Registry;
+use crate::prompt::Api;
+
+const PATH: &str = "/abort_request";
+const TIMEOUT: Duration = Duration::from_secs(2);
+const MAX_RESPONSE_BYTES: usize = 64 << 10;
+/// Requests to abort that wait to be sent. With more, engines notice the closed connections themselves.
+const MAX_QUEUED: usize = 1_024;
+
+/// The requests to abort.
+#[derive(Debug)]
+pub struct Aborts {
+    queue: mpsc::Sender<Abort>,
+    queued: Mutex<Option<mpsc::Receiver<Abort>>>,
+    requests: IntCounterVec,
+}
+
+#[derive(Debug)]
+struct Abort {
+    worker: Arc<Worker>,
+    id: Box<str>,
+}
+
+impl Aborts {
+    pub(super) fn new(registry: &Registry) -> Arc<Self> {
+        let (queue, queued) = mpsc::channel(MAX_QUEUED);
+        Arc::new(Self {
+            queue,
+            queued: Mutex::new(Some(queued)),
+            requests: registry.counters(
+                "warmroute_engine_aborts_total",
+                "Requests that an engine was asked to abort, because their clients left before a whole answer: sent; \
+                 failed; dropped (too many waited to be sent).",
+                &["outcome"],
+            ),
+        })
+    }
+
+    /// Sends them, one after the other.
+    pub async fn run(self: Arc<Self>) {
+        let Some(mut queued) = self.queued.lock().take() else {
+            return;
+        };
+        while let Some(Abort { worker, id }) = queued.recv().await {
+            // An id of the router's own needs no escapes.
+            let body = format!(r#"{{"rid":"{id}"}}"#);
+            let authorization = worker.authorization.as_ref();
+            let post = worker
+                .pool
+                .post(PATH, authorization, body, MAX_RESPONSE_BYTES);
+            let outcome = match tokio::time::timeout(TIMEOUT, post).await {
+                Ok(Ok((status, _))) if status.is_success() => "sent",
+                _ => "failed",
+            };
+            debug!(worker = %worker.name, %id, outcome, "engine asked to abort a request");
+            self.count(outcome);
+        }
+    }
+
+    fn count(&self, outcome: &str) {
+        self.requests.with_label_values(&[outcome]).inc();
+    }
+
+    /// The body with an id for the engine, and a guard that aborts it. `None` for an API without ids.
+    pub(super) fn guard(
+        self: &Arc<Self>,
+        api: Api,
+        body: &Bytes,
+        worker: &Arc<Worker>,
+        id: String,
+    ) -> Option<(Bytes, AbortOnDrop)> {
+        if !matches!(api, Api::Chat | Api::Completions) {
+            return None;
+        }
+        let field = Edit::last_field(body, "rid", &format!("\"{id}\""))?;
+        let guard = AbortOnDrop {
+            aborts: self.clone(),
+            abort: Some(Abort {
+                worker: worker.clone(),
+                id: id.into(),
+            }),
+        };
+        Some((body_edit::applied(body, &mut [field]), guard))
+    }
+}
+
+/// Dropped before the engine has answered, it has the request aborted.
+#[must_use = "dropping it aborts the request"]
+#[derive(Debug)]
+pub(super) struct AbortOnDrop {
+    aborts: Arc<Aborts>,
+    abort: Option<Abort>,
+}
+
+impl AbortOnDrop {
+    /// The engine has answered.
+    pub(super) fn disarm(mut self) {
+        self.abort = None;
+    }
+}
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        if let Some(abort) = self.abort.take()
+            && self.aborts.queue.try_send(abort).is_err()
+        {
+            self.aborts.count("dropped");
+        }
+    }
+}

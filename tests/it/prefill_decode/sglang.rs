@@ -1,0 +1,302 @@
+//! SGLang's prefill and decode workers: whatever happens to one leg, the other is closed at once, and the client has an answer or
+//! a clean error soon.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use warmroute::config::Config;
+use warmroute::fleet::Role;
+use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::fleet::kv_transfer::Connector;
+
+use super::failures::said;
+use crate::client::{self, Answer};
+use crate::cluster::{self, Router, eventually, within};
+use crate::sglang_engine::{Fault, Rooms, SglangEngine};
+
+/// What is promised after a leg's death, on a busy machine.
+const SOON: Duration = Duration::from_secs(2);
+const PATH: &str = "/v1/chat/completions";
+
+struct Pairs {
+    prefills: Vec<SglangEngine>,
+    decodes: Vec<SglangEngine>,
+    router: Router,
+    rooms: Arc<Rooms>,
+}
+
+impl Pairs {
+    async fn start(prefills: usize, decodes: usize) -> Self {
+        Self::with(prefills, decodes, &[], |_| {}).await
+    }
+
+    async fn with(
+        prefills: usize,
+        decodes: usize,
+        unified: &[&SglangEngine],
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
+        let rooms = Arc::new(Rooms::default());
+        let mut engines = Vec::new();
+        for (role, count) in [(Role::Prefill, prefills), (Role::Decode, decodes)] {
+            for _ in 0..count {
+                engines.push(SglangEngine::start(role, &rooms).await);
+            }
+        }
+        let decode_engines = engines.split_off(prefills);
+        let spec = |engine: &SglangEngine, role| WorkerSpec {
+            url: format!("http://{}", engine.address),
+            role: Some(role),
+            bootstrap: format!("http://{}", engine.bootstrap),
+            ..WorkerSpec::default()
+        };
+        let mut config = cluster::config();
+        config.prefill_decode.connector = Some(Connector::Sglang);
+        let of_role = |of: &[SglangEngine], role| {
+            let specs = of.iter().map(|engine| spec(engine, role));
+            specs.collect::<Vec<_>>()
+        };
+        config.workers = of_role(&engines, Role::Prefill);
+        config
+            .workers
+            .extend(of_role(&decode_engines, Role::Decode));
+        let whole = unified.iter().map(|engine| WorkerSpec {
+            bootstrap: String::new(),
+            ..spec(engine, Role::Both)
+        });
+        config.workers.extend(whole);
+        change(&mut config);
+        let router = Router::here(&config).await;
+        Self {
+            prefills: engines,
+            decodes: decode_engines,
+            router,
+            rooms,
+        }
+    }
+
+    /// Waits until requests are split.
+    async fn up(self) -> Self {
+        eventually("requests are split", async || {
+            self.ask(&chat("up", false)).await.status == 200
+        })
+        .await;
+        self
+    }
+
+    async fn ask(&self, body: &Value) -> Answer {
+        client::send(self.router.api, "POST", PATH, &[], body.to_string()).await
+    }
+
+    fn open_legs(&self) -> usize {
+        let engines = self.prefills.iter().chain(&self.decodes);
+        engines.map(SglangEngine::open).sum()
+    }
+
+    async fn nothing_stays_open(&self) {
+        within(SOON, "both legs are closed", async || self.open_legs() == 0).await;
+    }
+}
+
+fn chat(text: &str, is_stream: bool) -> Value {
+    json!({"model": "tiny", "messages": [{"role": "user", "content": text}], "stream": is_stream})
+}
+
+#[tokio::test]
+async fn both_legs_are_the_clients_request_in_the_same_new_room() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    let body = chat("hello", true);
+    for is_stream in [false, true] {
+        let answer = pairs.ask(&chat("hello", is_stream)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(said(answer.text()), "together with another");
+    }
+    let (prefill, decode) = (pairs.prefills[0].bodies(), pairs.decodes[0].bodies());
+    let legs = [prefill.last().unwrap(), decode.last().unwrap()];
+    assert_eq!(legs[0], legs[1]);
+    let leg = legs[0].as_object().unwrap();
+    assert_eq!(leg["bootstrap_host"], "127.0.0.1");
+    assert_eq!(leg["bootstrap_port"], pairs.prefills[0].bootstrap.port());
+    assert!(leg["bootstrap_room"].as_u64().unwrap() <= i64::MAX as u64);
+    assert_eq!(leg["messages"], body["messages"]);
+    let used = pairs.rooms.used.lock().clone();
+    let rooms: BTreeSet<u64> = used.iter().copied().collect();
+    assert_eq!(rooms.len(), used.len());
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn a_prefill_worker_that_dies_ends_the_decode_leg_at_once() {
+    for is_stream in [false, true] {
+        let pairs = Pairs::start(1, 1).await.up().await;
+        pairs.prefills[0].fault(Fault::Hang);
+        let body = chat("x", is_stream);
+        let asking = pairs.ask(&body);
+        let killing = async {
+            eventually("both legs wait", async || pairs.open_legs() == 2).await;
+            pairs.prefills[0].kill();
+            Instant::now()
+        };
+        let (answer, killed) = tokio::join!(asking, killing);
+        assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+        assert!((502..=503).contains(&answer.status), "{}", answer.text());
+        pairs.nothing_stays_open().await;
+    }
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_dies_ends_the_prefill_leg_at_once() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    pairs.decodes[0].fault(Fault::Hang);
+    let body = chat("x", true);
+    let asking = pairs.ask(&body);
+    let killing = async {
+        eventually("both legs wait", async || pairs.open_legs() == 2).await;
+        pairs.decodes[0].kill();
+        Instant::now()
+    };
+    let (answer, killed) = tokio::join!(asking, killing);
+    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    assert!((502..=503).contains(&answer.status), "{}", answer.text());
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn another_pair_takes_a_request_in_a_new_room_when_a_leg_dies() {
+    let pairs = Pairs::start(2, 2).await.up().await;
+    for engine in [&pairs.prefills[0], &pairs.decodes[1]] {
+        engine.kill();
+        for round in 0..10 {
+            let started = Instant::now();
+            let answer = pairs
+                .ask(&chat(&format!("round {round}"), round % 2 == 0))
+                .await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            assert_eq!(said(answer.text()), "together with another");
+            assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
+        }
+    }
+    let used = pairs.rooms.used.lock().clone();
+    let rooms: BTreeSet<u64> = used.iter().copied().collect();
+    assert_eq!(rooms.len(), used.len());
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn a_failed_transfer_is_tried_again_before_anything_goes_to_the_client() {
+    let pairs = Pairs::start(1, 2).await.up().await;
+    pairs.decodes[0].fault(Fault::Transfer(Duration::from_millis(20)));
+    for round in 0..10 {
+        let answer = pairs
+            .ask(&chat(&format!("round {round}"), round % 2 == 0))
+            .await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(said(answer.text()), "together with another");
+        assert!(!answer.text().contains("KVTransferError"));
+    }
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn a_leg_that_is_refused_ends_the_other() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    for (status, is_stream) in [(503, false), (503, true), (500, false)] {
+        for engine in [&pairs.prefills[0], &pairs.decodes[0]] {
+            engine.fault(Fault::Status(status));
+            let started = Instant::now();
+            let answer = pairs.ask(&chat("x", is_stream)).await;
+            assert!(answer.status >= 500, "{}", answer.text());
+            assert!(started.elapsed() < 2 * SOON, "{:?}", started.elapsed());
+            pairs.nothing_stays_open().await;
+            engine.fault(Fault::None);
+        }
+        eventually("the pair is used again", async || {
+            pairs.ask(&chat("again", false)).await.status == 200
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_too_long_is_refused_once_by_the_engine() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    let before = pairs.decodes[0].bodies().len();
+    for is_stream in [false, true] {
+        let answer = pairs.ask(&chat(&"long ".repeat(1_000), is_stream)).await;
+        assert_eq!(answer.status, 400, "{}", answer.text());
+        assert!(
+            answer.text().contains("context length"),
+            "{}",
+            answer.text()
+        );
+    }
+    assert_eq!(pairs.decodes[0].bodies().len(), before + 2);
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_closes_both_legs() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    pairs.decodes[0].fault(Fault::Hang);
+    for is_stream in [false, true] {
+        let body = chat("x", is_stream).to_string();
+        let asking = client::try_open(pairs.router.api, "POST", PATH, &[], body);
+        tokio::select! {
+            _ = asking => panic!("the decode worker does not answer"),
+            () = eventually("both legs wait", async || pairs.open_legs() == 2) => {}
+        }
+        pairs.nothing_stays_open().await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_split_is_refused_with_the_reason_or_goes_to_a_whole_worker() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    let mut several = chat("x", false);
+    several["n"] = json!(2);
+    let answer = pairs.ask(&several).await;
+    assert_eq!((answer.status, &*answer.code()), (400, "not_disaggregated"));
+    assert!(
+        answer.text().contains("several answers"),
+        "{}",
+        answer.text()
+    );
+
+    let whole = SglangEngine::start(Role::Both, &Arc::default()).await;
+    let pairs = Pairs::with(1, 1, &[&whole], |_| {}).await.up().await;
+    eventually("the whole worker is up", async || {
+        let answer = pairs.ask(&several).await;
+        answer.status == 200 && said(answer.text()) == "alone"
+    })
+    .await;
+    assert_eq!(whole.bodies()[0]["bootstrap_room"], Value::Null);
+}
+
+#[tokio::test]
+async fn without_a_registered_prefill_worker_nothing_is_sent_and_the_error_says_why() {
+    let pairs = Pairs::start(1, 1).await;
+    pairs.prefills[0].set_registered(false);
+    eventually("the decode worker is up", async || {
+        pairs
+            .ask(&chat("x", false))
+            .await
+            .text()
+            .contains("compute no prompts")
+    })
+    .await;
+    assert_eq!(pairs.decodes[0].bodies().len(), 0);
+    pairs.prefills[0].set_registered(true);
+    let pairs = pairs.up().await;
+    assert!(pairs.prefills[0].asked("/route?prefill_dp_rank=-1") > 0);
+}
+
+#[tokio::test]
+async fn one_token_and_completions_are_split_too() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    let body = json!({"model": "tiny", "prompt": "x", "max_tokens": 1}).to_string();
+    let answer = client::send(pairs.router.api, "POST", "/v1/completions", &[], body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(said(answer.text()), "together with another");
+}
