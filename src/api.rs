@@ -6,6 +6,7 @@ mod body;
 mod body_budget;
 pub mod cors;
 pub mod dry_run;
+pub mod endpoint_picker;
 mod endpoints;
 mod errors;
 mod forward;
@@ -45,8 +46,8 @@ use crate::openai::error::{ApiError, ErrorShape};
 use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
 use crate::prompt;
 use crate::relay::{Relay, StandingCell, SummaryCell};
-use crate::responses::{ClientRequest, Endpoint, Responses};
-use crate::{http, observe};
+use crate::responses::{ClientRequest, Endpoint, Mode, Responses};
+use crate::{http, observe, relay};
 
 /// The API with the settings of one configuration, shared by the requests that started with it. What outlives a
 /// configuration is shared with its [successor](ApiServer::successor).
@@ -279,7 +280,11 @@ impl ApiServer {
         caller: Caller<'_>,
         limits: Option<&TenantLimits>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let mode = self.responses.mode();
+        let mode = match request.extensions().get::<relay::CarriedBy>() {
+            // A gateway sends requests as they are: no state is kept for them here.
+            Some(_) => Mode::PassThrough,
+            None => self.responses.mode(),
+        };
         let further = &self.settings.extra_endpoints;
         match route(request.method(), request.uri().path(), mode, further) {
             Route::Relay(api) => self.forward(api, request, caller).await,

@@ -1,10 +1,12 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+mod bind;
 pub mod check;
 mod connection_settings;
 mod discoveries;
 pub mod doctor;
 mod drain;
+mod endpoint_picker;
 mod events;
 pub mod kv_tap;
 mod lost_caches;
@@ -43,7 +45,6 @@ use crate::fleet::kv_transfer::watch;
 use crate::fleet::{probe, registry};
 use crate::http::drain::Tasks;
 use crate::http::io_threads::{IoThreads, OffloadThread};
-use crate::http::listen_address::listen_address;
 use crate::http::server;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::{self, PredictedIndex};
@@ -73,6 +74,8 @@ pub struct App {
     /// The admin listener's tasks: it answers until the drain is over.
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
+    /// That of the configuration that runs.
+    api_server: Arc<ArcSwap<ApiServer>>,
     admin_server: Arc<AdminServer>,
     /// For the reference of metrics.
     metrics: Registry,
@@ -86,32 +89,12 @@ pub struct App {
     usage: Arc<Usage>,
     traces: Traces,
     /// Connections run there, also while they drain.
-    _io_threads: IoThreads,
+    io_threads: IoThreads,
     /// Reads the workers' KV events.
     _kv_events: OffloadThread,
 }
 
 impl App {
-    /// Starts a router on the addresses that its configuration names.
-    pub async fn bind(config: &Config) -> io::Result<Self> {
-        let listen = async |path: &str, flag: &str, listen: &str| {
-            let named = |error: io::Error| {
-                let hint = format!("give another address with `{path}` or `{flag}`");
-                let message = format!("cannot listen at {listen}: {error}; {hint}");
-                io::Error::new(error.kind(), message)
-            };
-            let address = listen_address(listen).map_err(io::Error::other)?;
-            TcpListener::bind(address).await.map_err(named)
-        };
-        let api = listen("api.listen", "--listen", &config.api.listen).await?;
-        let admin = listen("admin.listen", "--admin-listen", &config.admin.listen).await?;
-        let peers = match config.peers.is_on() {
-            true => Some(listen("peers.listen", "--peers-listen", &config.peers.listen).await?),
-            false => None,
-        };
-        Self::start_with_peers(config, api, admin, peers)
-    }
-
     /// Starts a router on two listeners. Returns at once; workers are found meanwhile.
     pub fn start(config: &Config, api: TcpListener, admin: TcpListener) -> io::Result<Self> {
         Self::start_with_peers(config, api, admin, None)
@@ -308,15 +291,14 @@ impl App {
         connection_settings::warn_of_shared_caches(config);
         let api_metrics = server::Metrics::new(&metrics);
         tasks.spawn_until_stopped(memory_return::run(api_metrics.clone()));
+        let served = api_server.clone();
         tasks.spawn(server::serve(
             api,
             connection_settings::new(config),
             api_metrics,
-            server::Handlers::new(move |request, peer| {
-                api_server.load_full().handle(request, peer)
-            })
-            .on_malformed(on_malformed)
-            .tls(tls.api.clone()),
+            server::Handlers::new(move |request, peer| served.load_full().handle(request, peer))
+                .on_malformed(on_malformed)
+                .tls(tls.api.clone()),
             io_threads.clone(),
             tasks.clone(),
         ));
@@ -349,6 +331,7 @@ impl App {
             tasks,
             admin_tasks,
             fleet,
+            api_server,
             admin_server,
             metrics,
             readiness,
@@ -358,7 +341,7 @@ impl App {
             tls,
             usage,
             traces,
-            _io_threads: io_threads,
+            io_threads,
             _kv_events: kv_events,
         })
     }

@@ -105,6 +105,10 @@ struct Configuration {
     /// Address and port for other replicas of this router, such as :9701; instead of `peers.listen`.
     #[arg(long, value_name = "ADDRESS")]
     peers_listen: Option<String>,
+    /// Address and port for gateways that ask which worker is to get a request (ext_proc), such as :9002; instead of
+    /// `endpoint_picker.listen`.
+    #[arg(long, value_name = "ADDRESS")]
+    endpoint_picker_listen: Option<String>,
     /// Another replica, such as 10.0.0.2:9701; may be repeated. Added to those of the file.
     #[arg(long = "peer", value_name = "ADDRESS")]
     peers: Vec<String>,
@@ -117,6 +121,7 @@ impl Configuration {
             listen: self.listen,
             admin_listen: self.admin_listen,
             peers_listen: self.peers_listen,
+            endpoint_picker_listen: self.endpoint_picker_listen,
             peers: self.peers,
         };
         Config::load_with(self.config.as_deref(), flags)

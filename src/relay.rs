@@ -8,6 +8,7 @@ mod as_chat;
 mod body_edit;
 mod budget;
 pub mod cached_prefix;
+mod carrier;
 mod carry;
 mod charge;
 mod choice;
@@ -64,6 +65,7 @@ mod wait;
 mod worker_series;
 
 pub use self::cached_prefix::{Caches, PrefixSource};
+pub use self::carrier::{CarriedAnswer, CarriedBy, Carrier, Handover};
 pub use self::continuation::Settings as StreamContinuation;
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};

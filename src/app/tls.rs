@@ -15,6 +15,7 @@ pub struct Listeners {
     pub(super) api: Option<Arc<Server>>,
     pub(super) admin: Option<Arc<Server>>,
     pub(super) peers: Option<Arc<Server>>,
+    pub(super) endpoint_picker: Option<Arc<Server>>,
     metrics: Metrics,
 }
 
@@ -36,6 +37,8 @@ impl Listeners {
         };
         let has_peers = config.peers.is_on();
         let of_peers = config.peers.tls.clone().filter(|_| has_peers);
+        let picker = &config.endpoint_picker;
+        let of_picker = picker.tls.clone().filter(|_| picker.is_on());
         let peer_connections = config.peers.advanced.max_peers.saturating_mul(4);
         Ok(Self {
             api: server(
@@ -45,6 +48,11 @@ impl Listeners {
             )?,
             admin: server(Listener::Admin, &config.admin.tls, admin_connections)?,
             peers: server(Listener::Peers, &of_peers, peer_connections)?,
+            endpoint_picker: server(
+                Listener::EndpointPicker,
+                &of_picker,
+                picker.advanced.max_connections,
+            )?,
             metrics,
         })
     }
@@ -53,7 +61,8 @@ impl Listeners {
     pub(super) fn watch(&self, fleet: &Registry, tasks: &Tasks) {
         let clients = fleet.tls().clone();
         clients.set_metrics(self.metrics.clone());
-        let servers = [&self.api, &self.admin, &self.peers].into_iter().flatten();
+        let servers = [&self.api, &self.admin, &self.peers, &self.endpoint_picker];
+        let servers = servers.into_iter().flatten();
         tasks.spawn_until_stopped(tls::watch(servers.cloned().collect(), clients));
     }
 
@@ -64,6 +73,11 @@ impl Listeners {
             ("api.tls", &self.api, &config.api.tls),
             ("admin.tls", &self.admin, &config.admin.tls),
             ("peers.tls", &self.peers, &config.peers.tls),
+            (
+                "endpoint_picker.tls",
+                &self.endpoint_picker,
+                &config.endpoint_picker.tls,
+            ),
         ];
         let mut problems = Vec::new();
         for (path, server, settings) in listeners {

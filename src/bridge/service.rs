@@ -10,7 +10,6 @@ use bytes::Bytes;
 use futures_core::Stream;
 use hyper::header::{self, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
-use prost::Message;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Interval;
 use tonic::Status;
@@ -19,8 +18,9 @@ use tracing::info;
 use super::feed::{Feed, ReadCursor, Subscribed};
 use super::metrics::Metrics;
 use crate::http::drain::Tasks;
+use crate::http::grpc::{self, health};
 use crate::http::server::RequestBody;
-use crate::http::{Body, full, grpc};
+use crate::http::{Body, full};
 use crate::kv::grpc::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use crate::kv::protobuf::{self, Service};
 use crate::observe::metrics::Registry;
@@ -29,9 +29,6 @@ use crate::observe::metrics::Registry;
 const MAX_REQUEST_BYTES: usize = 1_024;
 /// How soon health watchers see a change.
 const HEALTH_INTERVAL: Duration = Duration::from_millis(500);
-
-const CHECK: &str = "/grpc.health.v1.Health/Check";
-const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// Shared by all connections.
 #[derive(Debug)]
@@ -74,8 +71,8 @@ impl BridgeService {
             };
         }
         let answered = match path {
-            CHECK => self.check(request).await,
-            WATCH => self.watch(request).await,
+            health::CHECK => self.check(request).await,
+            health::WATCH => self.watch(request).await,
             path if Service::ALL.iter().any(|service| service.path() == path) => {
                 self.subscribe(request).await
             }
@@ -160,7 +157,7 @@ impl BridgeService {
         if !is_served(&grpc::question(request, MAX_REQUEST_BYTES).await?)? {
             return Err(Status::not_found("no such service"));
         }
-        Ok(grpc::answer(Once(Some(health(self.is_serving())))))
+        Ok(grpc::answer(Once(Some(health::serving(self.is_serving())))))
     }
 
     async fn watch(
@@ -232,30 +229,11 @@ impl Drop for Subscription {
     }
 }
 
-/// `grpc.health.v1.HealthCheckRequest`.
-#[derive(Message)]
-struct HealthCheck {
-    #[prost(string, tag = "1")]
-    service: String,
-}
-
-/// Whether the requested service is one of ours; an empty name is the whole server.
-fn is_served(request: &[u8]) -> Result<bool, Status> {
-    let request = HealthCheck::decode(request)
-        .map_err(|error| Status::invalid_argument(error.to_string()))?;
-    let name = request.service;
+/// Whether the service that a health question is about is one of ours.
+fn is_served(question: &[u8]) -> Result<bool, Status> {
+    let name = health::service(question)?;
     let of = |service: &Service| service.path()[1..].split('/').next() == Some(&name);
     Ok(name.is_empty() || Service::ALL.iter().any(of))
-}
-
-/// `grpc.health.v1.HealthCheckResponse`, framed.
-fn health(is_serving: bool) -> Bytes {
-    grpc::frame(&[0x08, if is_serving { 1 } else { 2 }])
-}
-
-/// The response for a service that is not served here: `SERVICE_UNKNOWN`, framed.
-fn unknown() -> Bytes {
-    grpc::frame(&[0x08, 3])
 }
 
 struct Once(Option<Bytes>);
@@ -291,9 +269,9 @@ impl Stream for Watch {
                 continue;
             }
             let message = if self.is_known {
-                health(now)
+                health::serving(now)
             } else {
-                unknown()
+                health::unknown()
             };
             return Poll::Ready(Some(Ok(message)));
         }

@@ -76,13 +76,22 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
     let api = listen_address(&config.api.listen);
     let admin = listen_address(&config.admin.listen);
     let is_same = api == admin && api.as_ref().is_ok_and(|address| address.port() != 0);
-    let peers = listen_address(&config.peers.listen).ok();
-    let peers = peers.filter(|address| address.port() != 0);
-    if peers.is_some()
-        && (peers == api.as_ref().ok().copied() || peers == admin.as_ref().ok().copied())
+    let taken = [api.as_ref().ok(), admin.as_ref().ok()];
+    let more = [
+        ("peers.listen", &config.peers.listen),
+        ("endpoint_picker.listen", &config.endpoint_picker.listen),
+    ];
+    for (path, listen) in more {
+        let address = listen_address(listen).ok();
+        if address.is_some_and(|it| it.port() != 0) && taken.contains(&address.as_ref()) {
+            let message = "is the address of `api.listen` or `admin.listen`; give it another port";
+            reader.problem(path, message);
+        }
+    }
+    if config.endpoint_picker.is_on()
+        && let Err(error) = listen_address(&config.endpoint_picker.listen)
     {
-        let message = "is the address of `api.listen` or `admin.listen`; give it another port";
-        reader.problem("peers.listen", message);
+        reader.problem("endpoint_picker.listen", error);
     }
     for (path, listen) in [("api.listen", &api), ("admin.listen", &admin)] {
         if let Err(error) = listen {

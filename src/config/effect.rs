@@ -29,6 +29,10 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("api.listen", Effect::Restart),
     ("api.advanced.*", Effect::Restart),
     ("admin.listen", Effect::Restart),
+    ("endpoint_picker.listen", Effect::Restart),
+    ("endpoint_picker.tls.*", Effect::Reload),
+    ("endpoint_picker.tls", Effect::Restart),
+    ("endpoint_picker.advanced.*", Effect::Restart),
     // A listener has TLS or has not; with which files may change.
     ("api.tls.*", Effect::Reload),
     ("api.tls", Effect::Restart),

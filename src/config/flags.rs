@@ -11,6 +11,8 @@ pub struct Flags {
     pub admin_listen: Option<String>,
     /// `--peers-listen`
     pub peers_listen: Option<String>,
+    /// `--endpoint-picker-listen`
+    pub endpoint_picker_listen: Option<String>,
     /// `--peer`: addresses, added to those of the file.
     pub peers: Vec<String>,
 }

@@ -26,6 +26,11 @@ pub(super) fn apply(flags: Flags, config: &mut Config, reader: &mut Reader) {
         reader.set_by_flag("peers.listen".to_owned(), flag);
         config.peers.listen = address;
     }
+    if let Some(address) = flags.endpoint_picker_listen {
+        let flag = format!("--endpoint-picker-listen {address}");
+        reader.set_by_flag("endpoint_picker.listen".to_owned(), flag);
+        config.endpoint_picker.listen = address;
+    }
     if !flags.peers.is_empty() {
         let entry = config.peers.discovery.len();
         for (index, address) in flags.peers.iter().enumerate() {

@@ -27,6 +27,8 @@ use crate::{admin, api, jwt, limits, observe, peers, queue, responses, traces, w
 pub struct Config {
     /// The listener for clients.
     pub api: Api,
+    /// The endpoint picker: gateways ask which worker is to get a request, and send it themselves.
+    pub endpoint_picker: api::endpoint_picker::Settings,
     /// The listener for operators: metrics, health, fleet, explain, drain.
     pub admin: admin::Settings,
     /// The engines: URLs such as `http://10.0.0.11:8000`, or maps. The short form of one `static` entry of

@@ -12,6 +12,7 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
         ("api.tls", &config.api.tls),
         ("admin.tls", &config.admin.tls),
         ("peers.tls", &config.peers.tls),
+        ("endpoint_picker.tls", &config.endpoint_picker.tls),
     ];
     for (path, tls) in listeners {
         for (key, error) in tls.iter().flat_map(problems) {

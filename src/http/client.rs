@@ -4,20 +4,19 @@
 //! saves a wake-up between tasks for every frame, and dropping a response half-way closes the socket at
 //! once, which is what makes an engine stop generating.
 
+mod body;
 mod error;
 mod settings;
 
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use bytes::Bytes;
-use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::http::request;
 use hyper::{Request, Response, Uri};
@@ -25,6 +24,7 @@ use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::net::TcpStream;
 
+pub use self::body::EngineBody;
 pub use self::error::{Error, is_local};
 pub use self::settings::Settings;
 use super::BodyError;
@@ -335,15 +335,7 @@ impl Connection {
         })
         .await?;
         let pool = pool.clone();
-        Ok(answer.map(|incoming| {
-            let mut body = EngineBody {
-                incoming,
-                connection: Some(self),
-                pool,
-            };
-            body.finish_if_ended();
-            body
-        }))
+        Ok(answer.map(|incoming| EngineBody::of_connection(incoming, self, pool)))
     }
 
     /// Drives the connection as far as it goes without waiting.
@@ -360,73 +352,5 @@ impl Connection {
     fn is_usable(&mut self) -> bool {
         self.drive();
         !self.ended && self.sender.is_ready()
-    }
-}
-
-/// A response body together with its connection. When the body has been read to its end, the connection
-/// goes back to the pool; when it is dropped before, the connection closes.
-pub struct EngineBody {
-    incoming: Incoming,
-    connection: Option<Connection>,
-    pool: Arc<Pool>,
-}
-
-impl fmt::Debug for EngineBody {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EngineBody")
-            .field("address", &self.pool.address)
-            .finish_non_exhaustive()
-    }
-}
-
-impl EngineBody {
-    fn finish_if_ended(&mut self) {
-        if self.incoming.is_end_stream() {
-            self.finish();
-        }
-    }
-
-    fn finish(&mut self) {
-        if let Some(mut connection) = self.connection.take()
-            && connection.is_usable()
-        {
-            self.pool.put(connection);
-        }
-    }
-}
-
-impl http_body::Body for EngineBody {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let this = self.get_mut();
-        let mut quiet = Context::from_waker(Waker::noop());
-        let mut frame = Pin::new(&mut this.incoming).poll_frame(&mut quiet);
-        if frame.is_pending()
-            && let Some(connection) = &mut this.connection
-            && !connection.ended
-        {
-            connection.ended = connection.driver.as_mut().poll(cx).is_ready();
-            frame = Pin::new(&mut this.incoming).poll_frame(&mut quiet);
-        }
-        match &frame {
-            Poll::Ready(Some(Ok(_))) => this.finish_if_ended(),
-            Poll::Ready(None) => this.finish(),
-            Poll::Ready(Some(Err(_))) => this.connection = None,
-            Poll::Pending => {}
-        }
-        frame
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
     }
 }

@@ -3,6 +3,8 @@
 //! Not tonic's server, because that encodes each message for each stream. Here a message is framed once,
 //! and the streams of all subscribers send the same bytes.
 
+pub mod health;
+
 use std::pin::Pin;
 use std::task::{Context, Poll};
 

@@ -178,6 +178,17 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "invalid_header", message).param(name)
     }
 
+    /// A gateway that asks for a worker sends bodies in a way in which none can be chosen.
+    pub fn wrong_body_mode() -> Self {
+        let message = "the gateway is not set up for this endpoint picker: its ext_proc filter must send bodies in the mode \
+                       FULL_DUPLEX_STREAMED";
+        Self::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "gateway_misconfigured",
+            message,
+        )
+    }
+
     pub fn no_key() -> Self {
         let message =
             "no API key was given; send it as `Authorization: Bearer KEY` or `x-api-key: KEY`";

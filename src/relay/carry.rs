@@ -45,12 +45,16 @@ impl Relay {
         if let Some((trace, began)) = planning {
             self.on_tokenized(trace, began, &plan);
         }
+        if job.carrier.is_some() {
+            // Another worker could not go on with its answer: the gateway has the connection.
+            plan.continuation = None;
+        }
         plan.request.ticket = plan.model.take_ticket();
         if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
         // Without the workers that fail it.
-        let mut failed = FailedWorkers::unfit_for(&plan)?;
+        let mut failed = FailedWorkers::unfit_for(&plan, job.carrier)?;
         let wanted = WantedOutput::of(&peek);
         drop(peek);
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
@@ -63,6 +67,9 @@ impl Relay {
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
+        if job.carrier.is_some() {
+            attempts = attempts.only_one();
+        }
         // A retryable answer, for the client if no other attempt does better.
         let mut refused = None;
         let mut last_error = String::new();
@@ -102,6 +109,14 @@ impl Relay {
                 continue;
             }
             let Some(choice) = choice else { break };
+            if let Some(carrier) = job.carrier
+                && !carrier.may_reach(&choice.worker)
+            {
+                // It joined after the request was planned.
+                failed.unfit.push(choice.worker.id);
+                failed.decode.push(choice.worker.id);
+                continue;
+            }
             let converted = match self.converted(job, &plan, &choice) {
                 Ok(converted) => converted,
                 Err(why) => {
@@ -123,9 +138,18 @@ impl Relay {
             self.sample_decision(job, &plan, &choice, attempts.count());
             count.on_sent();
             let grant = waits.as_mut().and_then(Waits::take_grant);
+            let carried = job
+                .carrier
+                .map(|carrier| self.carried_to(carrier, &plan, &choice, now, &failed));
+            let carried = carried.as_ref();
+            let prefill = match &choice.prefill {
+                // A gateway gets both workers at once.
+                Some(Ok(prefill)) if carried.is_none() => Some(prefill),
+                _ => None,
+            };
             // Boxed, so that other requests do not carry the state of two legs, or of a grant.
-            let outcome = match (&choice.prefill, grant) {
-                (Some(Ok(prefill)), grant) => {
+            let outcome = match (prefill, grant) {
+                (Some(prefill), grant) => {
                     let attempt = self
                         .attempt_disaggregated(sent, &plan, &choice, prefill, &attempts, deadline);
                     let attempt = Box::pin(attempt);
@@ -134,12 +158,12 @@ impl Relay {
                         None => attempt.await,
                     }
                 }
-                (None | Some(Err(_)), Some(grant)) => {
-                    let attempt = self.attempt(sent, &plan, &choice, &attempts, deadline);
+                (None, Some(grant)) => {
+                    let attempt = self.attempt(sent, &plan, &choice, &attempts, deadline, carried);
                     Box::pin(with_grant(grant, attempt)).await
                 }
-                (None | Some(Err(_)), None) => {
-                    self.attempt(sent, &plan, &choice, &attempts, deadline)
+                (None, None) => {
+                    self.attempt(sent, &plan, &choice, &attempts, deadline, carried)
                         .await
                 }
             };

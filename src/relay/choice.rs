@@ -4,7 +4,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use smallvec::{SmallVec, smallvec};
+
 use super::cached_prefix::CachedPrefixes;
+use super::carrier::{CarriedTo, Carrier, FALLBACKS};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
@@ -79,7 +82,7 @@ impl From<LocalReason> for NotDisaggregated {
 #[derive(Clone, Debug, Default)]
 pub(super) struct FailedWorkers {
     pub(super) decode: Excluded,
-    /// Those that do not serve its API, whatever fails: some of `decode`.
+    /// Those that do not serve its API or that its gateway cannot reach, whatever fails: some of `decode`.
     pub(super) unfit: Excluded,
     pub(super) prefill: Excluded,
     /// True once no more KV transfers are tried for the request.
@@ -88,8 +91,8 @@ pub(super) struct FailedWorkers {
 
 impl FailedWorkers {
     /// Those that do not serve the request's API are as if they had failed it. An error if no worker does.
-    pub(super) fn unfit_for(plan: &Plan) -> Result<Self, Error> {
-        let unfit = match plan.api.is_messages() {
+    pub(super) fn unfit_for(plan: &Plan, carrier: Option<&dyn Carrier>) -> Result<Self, Error> {
+        let mut unfit = match plan.api.is_messages() {
             true => Excluded::from_slice(&plan.group.without_messages),
             false => Excluded::new(),
         };
@@ -97,6 +100,11 @@ impl FailedWorkers {
             return Err(Error::NotServed {
                 model: plan.group.model.to_string(),
             });
+        }
+        if let Some(carrier) = carrier {
+            let workers = plan.group.workers.iter();
+            let unreachable = workers.filter(|worker| !carrier.may_reach(worker));
+            unfit.extend(unreachable.map(|worker| worker.id));
         }
         Ok(Self {
             decode: unfit.clone(),
@@ -180,6 +188,37 @@ impl Relay {
                 worker: worker.clone(),
                 prefill,
             });
+        }
+    }
+
+    /// The workers that a gateway is to try, at the lowest cost first. Changes nothing.
+    pub(super) fn carried_to<'a>(
+        &self,
+        carrier: &'a dyn Carrier,
+        plan: &Plan,
+        choice: &Choice,
+        now: Instant,
+        failed: &FailedWorkers,
+    ) -> CarriedTo<'a> {
+        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
+        let held = self.held(plan, now, candidates);
+        let mut failed = failed.clone();
+        let mut workers: SmallVec<[Arc<Worker>; 1 + FALLBACKS]> = smallvec![choice.worker.clone()];
+        while workers.len() <= FALLBACKS {
+            failed.decode.push(workers[workers.len() - 1].id);
+            let Some((decision, _)) = self.choose_once(plan, &held, now, &failed) else {
+                break;
+            };
+            workers.push(plan.group.workers[decision.worker_index].clone());
+        }
+        let prefill = match &choice.prefill {
+            Some(Ok(prefill)) => Some(prefill.worker.clone()),
+            Some(Err(_)) | None => None,
+        };
+        CarriedTo {
+            carrier,
+            workers,
+            prefill,
         }
     }
 

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use http_body::Body;
 use http_body_util::Full;
 use hyper::http::response;
-use hyper::{Method, Request};
+use hyper::{HeaderMap, Method, Request};
 use tokio::time::Sleep;
 
+use super::carrier::{CarriedAnswer, CarriedTo, Handover};
 use super::failure_owner::FailureOwner;
 use super::headers;
 use super::job::Job;
@@ -28,6 +29,8 @@ pub(super) struct Answer {
     /// The body's first bytes; `None` if the body is empty. The router sends nothing to the client before it has
     /// them, so a request whose engine dies while computing the prompt can still be retried.
     pub(super) first: Option<Bytes>,
+    /// `host:port` of the worker that answered, if a gateway carried the request and says it.
+    pub(super) served: Option<String>,
     /// The attempt's time limit, which also bounds what is still to be read of the body.
     pub(super) timer: Pin<Box<Sleep>>,
 }
@@ -132,6 +135,8 @@ pub(super) struct Sending<'a> {
     /// An idle connection that turns out to be closed is replaced once. Not so for a leg that names a KV transfer that
     /// can take place only once, and for a request that has cut a connection before: the engine may have read it.
     pub(super) may_resend: bool,
+    /// The gateway that sends it, if the router itself does not.
+    pub(super) carried: Option<&'a CarriedTo<'a>>,
     /// The parent of what the engine does, if the request is traced.
     pub(super) span: Option<&'a TrySpan>,
 }
@@ -150,6 +155,11 @@ pub(super) async fn attempt(
 ) -> Result<Answer, Error> {
     let mut was_resent = false;
     let begin = async {
+        if let Some(to) = sending.carried {
+            let request = request(job, body, sending, worker);
+            // Boxed, so that other requests do not carry its state.
+            return Ok(Box::pin(carried(to, request.headers(), body)).await?);
+        }
         let build = || request(job, body, sending, worker);
         let answer = match worker.pool.send(build()).await {
             Err(ref error @ client::Error::Stale { idle, .. })
@@ -162,18 +172,19 @@ pub(super) async fn attempt(
         };
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
-        Ok((head, body, first))
+        Ok((head, body, first, None))
     };
     let result = tokio::select! {
         biased;
         result = begin => result,
         () = &mut timer => Err(ErrorKind::TimedOut),
     };
-    let (head, body, first) = result.map_err(|kind| Error { kind, was_resent })?;
+    let (head, body, first, served) = result.map_err(|kind| Error { kind, was_resent })?;
     Ok(Answer {
         head,
         body,
         first,
+        served,
         timer,
     })
 }
@@ -219,8 +230,32 @@ pub(super) async fn attempt_anew(
         head,
         body,
         first,
+        served: None,
         timer,
     })
+}
+
+type Begun = (response::Parts, EngineBody, Option<Bytes>, Option<String>);
+
+/// Has a gateway send a request.
+async fn carried(
+    to: &CarriedTo<'_>,
+    headers: &HeaderMap,
+    body: &Bytes,
+) -> Result<Begun, ErrorKind> {
+    let handover = Handover {
+        workers: &to.workers,
+        prefill: to.prefill.as_ref(),
+        headers,
+        body,
+    };
+    let CarriedAnswer {
+        head,
+        mut body,
+        served,
+    } = to.carrier.send(handover).await;
+    let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
+    Ok((head, body, first, served))
 }
 
 /// The next non-empty piece of a body.

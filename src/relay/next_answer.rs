@@ -42,7 +42,7 @@ pub(super) struct NextAnswer {
 impl NextAnswer {
     pub(super) fn new(relay: Arc<Relay>, job: &Job<'_>, plan: Plan, deadline: Instant) -> Self {
         // The plan has what its API needs; an error was an error of the first attempt.
-        let mut failed = FailedWorkers::unfit_for(&plan).unwrap_or_default();
+        let mut failed = FailedWorkers::unfit_for(&plan, None).unwrap_or_default();
         // The next worker computes prompt and answer itself.
         failed.gave_up_transfers = true;
         Self {
@@ -105,6 +105,7 @@ impl NextAnswer {
             chat: None,
             is_converted: self.is_converted,
             is_background: false,
+            carrier: None,
             summary: self.summary.clone(),
         };
         let (plan, failed) = (&mut self.plan, &mut self.failed);
@@ -119,7 +120,7 @@ impl NextAnswer {
                 return Err("no other worker can take it now".to_owned());
             };
             attempts.begin();
-            let outcome = relay.attempt(&job, plan, &choice, &attempts, self.deadline);
+            let outcome = relay.attempt(&job, plan, &choice, &attempts, self.deadline, None);
             let attempt = match outcome.await {
                 AttemptOutcome::Failed(attempt) => attempt,
                 AttemptOutcome::Answered(answer) => {

@@ -68,6 +68,7 @@ impl Relay {
             body,
             first,
             timer,
+            ..
         } = answer;
         if !status.is_success() {
             running.on_refusal();

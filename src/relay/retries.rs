@@ -92,6 +92,15 @@ impl Attempts {
         }
     }
 
+    /// No more than one.
+    #[must_use]
+    pub fn only_one(self) -> Self {
+        Self {
+            count_max: 1,
+            ..self
+        }
+    }
+
     pub fn begin(&mut self) {
         self.count += 1;
     }

@@ -27,6 +27,8 @@ pub(super) struct Running {
     coming: SmallVec<[UnconfirmedPrompt; 1]>,
     check: Option<PromptCheck>,
     asking: Option<RepeatReport>,
+    /// At the worker that computes the prompt for another one.
+    prefill: Option<InFlight>,
     /// Of a request that is traced.
     span: Option<Box<TrySpan>>,
     /// Of a request whose two legs run at the same time.
@@ -64,6 +66,7 @@ impl Running {
             coming,
             check,
             asking,
+            prefill: None,
             span: None,
             prefill_leg: None,
         }
@@ -83,6 +86,18 @@ impl Running {
         self.span.as_deref_mut()
     }
 
+    /// Another worker than the chosen one answers.
+    pub(super) fn move_to(&mut self, in_flight: InFlight) {
+        self.in_flight = in_flight;
+        self.coming.clear();
+        self.check = None;
+    }
+
+    /// Counts at the worker of the prefill leg, too, until the first token.
+    pub(super) fn set_prefill(&mut self, prefill: InFlight) {
+        self.prefill = Some(prefill);
+    }
+
     /// The engine refused the request, so it does not compute the prompt.
     pub(super) fn on_refusal(&mut self) {
         self.coming.clear();
@@ -95,6 +110,7 @@ impl Running {
         self.on_refusal();
         self.in_flight.end();
         self.prefill_leg = None;
+        self.prefill = None;
         self.span = None;
     }
 
@@ -111,6 +127,9 @@ impl Running {
     }
 
     fn on_computed(&mut self, now: Instant) {
+        if let Some(mut prefill) = self.prefill.take() {
+            prefill.on_first_token();
+        }
         for coming in self.coming.drain(..) {
             coming.on_first_token(now);
         }

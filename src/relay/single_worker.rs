@@ -5,17 +5,19 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tracing::debug;
 
+use super::carrier::CarriedTo;
 use super::choice::Choice;
 use super::core::Relay;
 use super::exchange::{self, RequestKind, Sending};
 use super::job::Job;
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, PrefillLeg, Stage};
 use super::plan::Plan;
 use super::retries::Attempts;
 use super::running::{OptimisticInsert, Running};
 use super::traced;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
+use crate::routing::Decision;
 
 impl Relay {
     /// The request counts at the worker at once, so that the next decision sees it; a failure undoes that.
@@ -26,6 +28,7 @@ impl Relay {
         choice: &Choice,
         attempts: &Attempts,
         deadline: Instant,
+        carried: Option<&CarriedTo<'_>>,
     ) -> AttemptOutcome {
         let now = observe::now();
         let request = &plan.request;
@@ -54,16 +57,26 @@ impl Relay {
             .queue
             .as_ref()
             .and_then(|_| self.unseen_prefill(plan, worker));
-        let in_flight = InFlight::new(
-            worker.clone(),
-            request.prompt_tokens,
-            request.prompt_tokens.saturating_sub(decision.new_tokens),
-        )
-        .sent_at(now);
+        // Only a gateway has the prompt computed by another worker in the same attempt.
+        let prefill = match &choice.prefill {
+            Some(Ok(prefill)) => Some(prefill),
+            Some(Err(_)) | None => None,
+        };
+        let cached_tokens =
+            |decision: &Decision| request.prompt_tokens.saturating_sub(decision.new_tokens);
+        let in_flight = match prefill {
+            None => InFlight::new(
+                worker.clone(),
+                request.prompt_tokens,
+                cached_tokens(&decision),
+            )
+            .sent_at(now),
+            Some(_) => InFlight::decoding(worker.clone(), request.prompt_tokens),
+        };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
         let report = plan.asks(&self.caches.board, worker);
-        let report = report.filter(|_| is_planned);
+        let report = report.filter(|_| is_planned && carried.is_none());
         let mut running = Running::new(
             in_flight,
             match is_planned {
@@ -75,6 +88,13 @@ impl Relay {
                 .flatten(),
             report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );
+        if let Some(prefill) = prefill {
+            running.set_prefill(InFlight::new(
+                prefill.worker.clone(),
+                request.prompt_tokens,
+                cached_tokens(&prefill.decision),
+            ));
+        }
         let limit = self.attempt_deadline(plan, now).min(deadline);
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
@@ -92,6 +112,7 @@ impl Relay {
         let sending = Sending {
             kind: RequestKind::Whole,
             may_resend: attempts.cuts() == 0,
+            carried,
             span: span.as_deref(),
         };
         let sent = async {
@@ -130,6 +151,19 @@ impl Relay {
             }
         };
         running.set_span(span);
+        let other = answer.served.as_deref().and_then(|served| {
+            let mut workers = plan.group.workers.iter();
+            workers.find(|it| it.pool.authority() == served && it.id != worker.id)
+        });
+        let (insert, worker) = match other {
+            None => (insert, worker),
+            Some(other) => {
+                debug!(id = %job.id, worker = %other.name, "the gateway sent the request to another worker");
+                running.move_to(InFlight::new(other.clone(), request.prompt_tokens, 0));
+                drop(insert);
+                (OptimisticInsert::new(&self.caches, now, other, plan), other)
+            }
+        };
         if answer.head.status.is_success() {
             insert.confirm();
         }
@@ -140,7 +174,14 @@ impl Relay {
             decision,
             is_converted: job.is_converted,
             attempts: attempts.count(),
-            prefill: not_disaggregated.map(Err),
+            prefill: match prefill {
+                Some(prefill) => Some(Ok(PrefillLeg {
+                    worker: prefill.worker.name.clone(),
+                    decision: prefill.decision,
+                    tokens: None,
+                })),
+                None => not_disaggregated.map(Err),
+            },
         };
         match refusal {
             None => AttemptOutcome::Answered(answer),

@@ -9,19 +9,39 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::activity::{Activity, Busy};
+use crate::http::piped::Piped;
 
 /// A request's body. The connection is between two requests only once this has come to its end.
 #[derive(Debug)]
 pub struct RequestBody {
-    incoming: Incoming,
+    source: Source,
     /// None once the end has come.
     unread: Option<Arc<Activity>>,
+}
+
+#[derive(Debug)]
+enum Source {
+    Connection(Incoming),
+    Piped(Piped),
+}
+
+impl From<Piped> for RequestBody {
+    /// The body of a request that came in another way than over a connection of its own.
+    fn from(piped: Piped) -> Self {
+        Self {
+            source: Source::Piped(piped),
+            unread: None,
+        }
+    }
 }
 
 impl RequestBody {
     pub(super) fn new(incoming: Incoming, activity: &Arc<Activity>) -> Self {
         let unread = (!incoming.is_end_stream()).then(|| activity.clone());
-        Self { incoming, unread }
+        Self {
+            source: Source::Connection(incoming),
+            unread,
+        }
     }
 }
 
@@ -41,9 +61,17 @@ impl Body for RequestBody {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let polled = Pin::new(&mut self.incoming).poll_frame(cx);
+        let incoming = match &mut self.source {
+            Source::Connection(incoming) => incoming,
+            Source::Piped(piped) => {
+                return piped
+                    .poll_data(cx)
+                    .map(|data| data.map(Frame::data).map(Ok));
+            }
+        };
+        let polled = Pin::new(&mut *incoming).poll_frame(cx);
         let is_end = match &polled {
-            Poll::Ready(Some(Ok(_))) => self.incoming.is_end_stream(),
+            Poll::Ready(Some(Ok(_))) => incoming.is_end_stream(),
             Poll::Ready(None) => true,
             // After an error hyper closes the connection.
             Poll::Ready(Some(Err(_))) | Poll::Pending => false,
@@ -55,11 +83,17 @@ impl Body for RequestBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        match &self.source {
+            Source::Connection(incoming) => incoming.is_end_stream(),
+            Source::Piped(piped) => piped.is_end(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        match &self.source {
+            Source::Connection(incoming) => incoming.size_hint(),
+            Source::Piped(_) => SizeHint::default(),
+        }
     }
 }
 

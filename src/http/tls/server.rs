@@ -32,6 +32,8 @@ pub enum Listener {
     Admin,
     /// Of other replicas, which speak HTTP/2 only and present their certificates both ways.
     Peers,
+    /// Of gateways that ask for a worker, over HTTP/2 only.
+    EndpointPicker,
     /// Of a `warmroute bridge`.
     Bridge,
 }
@@ -42,6 +44,7 @@ impl Listener {
             Self::Api => "api",
             Self::Admin => "admin",
             Self::Peers => "peers",
+            Self::EndpointPicker => "endpoint_picker",
             Self::Bridge => "bridge",
         }
     }
@@ -49,7 +52,7 @@ impl Listener {
     fn alpn(self) -> &'static [&'static [u8]] {
         match self {
             Self::Api | Self::Admin | Self::Bridge => &[b"h2", b"http/1.1"],
-            Self::Peers => &[b"h2"],
+            Self::Peers | Self::EndpointPicker => &[b"h2"],
         }
     }
 }

@@ -39,6 +39,7 @@ impl LegContext<'_> {
         let sending = Sending {
             kind: RequestKind::Leg { rank: None },
             may_resend: false,
+            carried: None,
             span,
         };
         let mut answer = pin!(async {

@@ -67,6 +67,7 @@ impl LegContext<'_> {
         let sending = Sending {
             kind: RequestKind::Leg { rank },
             may_resend,
+            carried: None,
             span: span.as_deref(),
         };
         // The answer to a prefill leg is one token.

@@ -101,6 +101,7 @@ impl LegContext<'_> {
                 kind: RequestKind::Leg { rank: None },
                 // The room may be used already.
                 may_resend: false,
+                carried: None,
                 span: span.as_deref(),
             };
             let decode_leg = async {
@@ -185,6 +186,7 @@ impl LegContext<'_> {
         let sending = Sending {
             kind: RequestKind::Leg { rank: room.rank() },
             may_resend: false,
+            carried: None,
             span: None,
         };
         let worker = self.prefill.worker.clone();

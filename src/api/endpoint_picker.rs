@@ -1,0 +1,148 @@
+//! The endpoint picker: a gateway such as Envoy asks which worker is to get a request (`ext_proc`, one gRPC stream a
+//! request), and sends it itself. Each request takes the same way as one of the API's listener; only the connection to
+//! the worker is the gateway's.
+
+mod exchange;
+mod gateway;
+mod messages;
+mod metrics;
+mod settings;
+mod wire;
+
+use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use hyper::{Request, Response};
+use tokio::sync::mpsc;
+use tonic::{Status, Streaming};
+
+use self::exchange::Messages;
+use self::metrics::Metrics;
+pub use self::settings::Settings;
+use super::ApiServer;
+use crate::admin::Readiness;
+use crate::http::drain::Tasks;
+use crate::http::grpc::{self, health};
+use crate::http::server::RequestBody;
+use crate::http::{self, server};
+use crate::observe::metrics::Registry;
+
+/// Gateways send pieces of up to 1 MiB by default.
+const MAX_MESSAGE_BYTES: usize = 4 << 20;
+/// A question about health is a service's name.
+const MAX_QUESTION_BYTES: usize = 1_024;
+/// Messages that wait for the gateway.
+const QUEUED_MESSAGES: usize = 16;
+
+/// What a gateway may ask the health of. The last one is what the manifests of the reference picker ask for.
+const SERVICES: [&str; 5] = [
+    "",
+    "liveness",
+    "readiness",
+    "envoy.service.ext_proc.v3.ExternalProcessor",
+    "inference-extension",
+];
+
+/// The listener for gateways.
+#[derive(Debug)]
+pub struct EndpointPicker {
+    readiness: Arc<Readiness>,
+    has_hooks: bool,
+    metrics: Arc<Metrics>,
+    tasks: Tasks,
+}
+
+impl EndpointPicker {
+    pub fn new(
+        settings: &Settings,
+        readiness: Arc<Readiness>,
+        tasks: Tasks,
+        registry: &Registry,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            readiness,
+            has_hooks: settings.advanced.conformance_hooks,
+            metrics: Metrics::new(registry),
+            tasks,
+        })
+    }
+
+    /// The settings of the listener's connections.
+    pub fn connections(settings: &Settings) -> server::Settings {
+        server::Settings {
+            max_connections: settings.advanced.max_connections,
+            max_http2_streams: settings.advanced.max_streams,
+            ..server::Settings::default()
+        }
+    }
+
+    /// Answers a call of a gateway, with the configuration that `api` has.
+    pub async fn answer(
+        self: Arc<Self>,
+        api: Arc<ApiServer>,
+        request: Request<RequestBody>,
+        peer: IpAddr,
+    ) -> Response<http::Body> {
+        if !grpc::is_grpc(&request) {
+            let status = Status::invalid_argument("this port serves gRPC: ext_proc and health");
+            return grpc::refuse(&status);
+        }
+        match request.uri().path() {
+            wire::PROCESS => self.process(api, request, peer),
+            health::CHECK => {
+                let answered = self.check(request).await;
+                answered.unwrap_or_else(|status| grpc::refuse(&status))
+            }
+            path => grpc::refuse(&Status::unimplemented(format!("{path} is not served here"))),
+        }
+    }
+
+    fn process(
+        &self,
+        api: Arc<ApiServer>,
+        request: Request<RequestBody>,
+        peer: IpAddr,
+    ) -> Response<http::Body> {
+        let incoming =
+            Streaming::new_request(Messages, request.into_body(), None, Some(MAX_MESSAGE_BYTES));
+        let (outgoing, messages) = mpsc::channel(QUEUED_MESSAGES);
+        let running = exchange::run(
+            api,
+            peer,
+            incoming,
+            outgoing,
+            self.has_hooks,
+            self.metrics.clone(),
+        );
+        self.tasks.spawn(running);
+        grpc::answer(Queue(messages))
+    }
+
+    async fn check(&self, request: Request<RequestBody>) -> Result<Response<http::Body>, Status> {
+        let question = grpc::question(request, MAX_QUESTION_BYTES).await?;
+        let service = health::service(&question)?;
+        if !SERVICES.contains(&&*service) {
+            return Err(Status::not_found("no such service"));
+        }
+        let is_serving = service == "liveness" || self.readiness.check().await.is_ok();
+        let (sender, messages) = mpsc::channel(1);
+        // There is room for one.
+        let _ = sender.try_send(Ok(health::serving(is_serving)));
+        Ok(grpc::answer(Queue(messages)))
+    }
+}
+
+/// The messages of one stream on their way out.
+struct Queue(mpsc::Receiver<Result<Bytes, Status>>);
+
+impl Stream for Queue {
+    type Item = Result<Bytes, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_recv(cx)
+    }
+}

@@ -1,0 +1,96 @@
+//! The gateway as the carrier of one request: what the relay hands over to it, and the answer that comes back.
+
+use std::net::IpAddr;
+use std::pin::Pin;
+
+use bytes::Bytes;
+use hyper::HeaderMap;
+use tokio::sync::{mpsc, oneshot};
+
+use super::messages::Destination;
+use crate::fleet::Worker;
+use crate::relay::{CarriedAnswer, Carrier, Handover};
+
+/// One request's gateway.
+#[derive(Debug)]
+pub(super) struct Gateway {
+    /// The workers among which the choice must be. `None`: any.
+    subset: Option<Vec<String>>,
+    handovers: mpsc::Sender<HandedOver>,
+}
+
+/// A request on its way to a worker.
+#[derive(Debug)]
+pub(super) struct HandedOver {
+    pub(super) destination: Destination,
+    /// As the worker is to get them.
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    /// Gets the beginning of the worker's answer.
+    pub(super) answer: oneshot::Sender<CarriedAnswer>,
+}
+
+impl Gateway {
+    /// The gateway, and what is handed over to it.
+    pub(super) fn new(subset: Option<Vec<String>>) -> (Self, mpsc::Receiver<HandedOver>) {
+        let (handovers, receiver) = mpsc::channel(1);
+        (Self { subset, handovers }, receiver)
+    }
+
+    async fn carry(&self, handover: Handover<'_>) -> CarriedAnswer {
+        let (answer, answered) = oneshot::channel();
+        let workers: Vec<&str> = handover.workers.iter().map(|it| address(it)).collect();
+        let handed_over = HandedOver {
+            destination: Destination {
+                workers: workers.join(","),
+                prefill: handover.prefill.map(|it| address(it).to_owned()),
+            },
+            headers: handover.headers.clone(),
+            body: handover.body.clone(),
+            answer,
+        };
+        let is_taken = self.handovers.send(handed_over).await.is_ok();
+        match answered.await {
+            Ok(answer) if is_taken => answer,
+            // The exchange is over, and what waits for this with it.
+            _ => std::future::pending().await,
+        }
+    }
+}
+
+impl Carrier for Gateway {
+    /// Gateways take addresses, never names, and know no paths.
+    fn may_reach(&self, worker: &Worker) -> bool {
+        let Some((host, _)) = host_and_port(worker) else {
+            return false;
+        };
+        let Some(subset) = &self.subset else {
+            return true;
+        };
+        let is_in =
+            |entry: &String| entry == address(worker) || entry.trim_matches(['[', ']']) == host;
+        subset.iter().any(is_in)
+    }
+
+    fn send<'a>(
+        &'a self,
+        handover: Handover<'a>,
+    ) -> Pin<Box<dyn Future<Output = CarriedAnswer> + Send + 'a>> {
+        Box::pin(self.carry(handover))
+    }
+}
+
+fn address(worker: &Worker) -> &str {
+    worker.pool.authority()
+}
+
+/// The IP address and the port of a worker that a gateway can send requests to.
+fn host_and_port(worker: &Worker) -> Option<(&str, &str)> {
+    let address = address(worker);
+    if address != worker.pool.address() {
+        return None;
+    }
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_matches(['[', ']']);
+    host.parse::<IpAddr>().is_ok().then_some((host, port))
+}

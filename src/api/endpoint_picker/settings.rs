@@ -1,0 +1,51 @@
+//! The `endpoint_picker` section.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::http::tls;
+
+/// The endpoint picker: gateways such as Envoy ask over gRPC (`ext_proc`) which worker is to get a request, and send it
+/// themselves. Off unless `listen` is set. The API's listener stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Address and port for gateways, such as `:9002` (all addresses). gRPC with health service. Empty: no picker.
+    pub listen: String,
+    /// TLS with a certificate of your own. Left out: HTTP/2 in clear text.
+    pub tls: Option<tls::ServerSettings>,
+    /// Settings for experts.
+    pub advanced: Advanced,
+}
+
+/// Settings of the endpoint picker for experts.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Advanced {
+    /// Connections of gateways; more wait in the kernel's backlog.
+    #[schemars(range(min = 1))]
+    pub max_connections: u32,
+    /// Requests at a time on one connection. Each request of a client is one, for as long as its answer lasts.
+    #[schemars(range(min = 1))]
+    pub max_streams: u32,
+    /// Obeys the header `test-epp-endpoint-selection` and reports who served a request, as the conformance tests of
+    /// gateways need it. Clients could choose their worker with it.
+    pub conformance_hooks: bool,
+}
+
+impl Default for Advanced {
+    fn default() -> Self {
+        Self {
+            // A gateway has one for each of its threads.
+            max_connections: 1_024,
+            max_streams: 16_384,
+            conformance_hooks: false,
+        }
+    }
+}
+
+impl Settings {
+    pub fn is_on(&self) -> bool {
+        !self.listen.is_empty()
+    }
+}

@@ -1,0 +1,125 @@
+//! The body of an engine's answer.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+use hyper::body::Incoming;
+
+use super::{Connection, Pool};
+use crate::http::piped::Piped;
+
+/// A response body together with its connection. When the body has been read to its end, the connection
+/// goes back to the pool; when it is dropped before, the connection closes.
+pub struct EngineBody(Source);
+
+enum Source {
+    Connection {
+        incoming: Incoming,
+        connection: Option<Connection>,
+        pool: Arc<Pool>,
+    },
+    /// A gateway has the connection.
+    Piped(Piped),
+}
+
+impl From<Piped> for EngineBody {
+    fn from(piped: Piped) -> Self {
+        Self(Source::Piped(piped))
+    }
+}
+
+impl fmt::Debug for EngineBody {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let address = match &self.0 {
+            Source::Connection { pool, .. } => pool.address(),
+            Source::Piped(_) => "piped",
+        };
+        f.debug_struct("EngineBody")
+            .field("address", &address)
+            .finish_non_exhaustive()
+    }
+}
+
+impl EngineBody {
+    pub(super) fn of_connection(
+        incoming: Incoming,
+        connection: Connection,
+        pool: Arc<Pool>,
+    ) -> Self {
+        let is_over = incoming.is_end_stream();
+        let mut connection = Some(connection);
+        if is_over {
+            give_back(&mut connection, &pool);
+        }
+        Self(Source::Connection {
+            incoming,
+            connection,
+            pool,
+        })
+    }
+}
+
+fn give_back(connection: &mut Option<Connection>, pool: &Pool) {
+    if let Some(mut connection) = connection.take()
+        && connection.is_usable()
+    {
+        pool.put(connection);
+    }
+}
+
+impl Body for EngineBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let (incoming, connection, pool) = match &mut self.get_mut().0 {
+            Source::Connection {
+                incoming,
+                connection,
+                pool,
+            } => (incoming, connection, pool),
+            Source::Piped(piped) => {
+                return piped
+                    .poll_data(cx)
+                    .map(|data| data.map(Frame::data).map(Ok));
+            }
+        };
+        let mut quiet = Context::from_waker(Waker::noop());
+        let mut frame = Pin::new(&mut *incoming).poll_frame(&mut quiet);
+        if frame.is_pending()
+            && let Some(connection) = connection
+            && !connection.ended
+        {
+            connection.ended = connection.driver.as_mut().poll(cx).is_ready();
+            frame = Pin::new(&mut *incoming).poll_frame(&mut quiet);
+        }
+        match &frame {
+            Poll::Ready(Some(Ok(_))) if incoming.is_end_stream() => give_back(connection, pool),
+            Poll::Ready(None) => give_back(connection, pool),
+            Poll::Ready(Some(Err(_))) => *connection = None,
+            Poll::Ready(Some(Ok(_))) | Poll::Pending => {}
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Source::Connection { incoming, .. } => incoming.is_end_stream(),
+            Source::Piped(piped) => piped.is_end(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            Source::Connection { incoming, .. } => incoming.size_hint(),
+            Source::Piped(_) => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,251 @@
+"""The endpoint picker behind a real Envoy: what clients get through it, and what the router counts."""
+
+import concurrent.futures
+import http.client
+import json
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sdk"))
+
+from cluster import LIMIT_S, Cluster, eventually, get  # noqa: E402
+from gateway import DESTINATION, Envoy  # noqa: E402
+
+CHAT = "/v1/chat/completions"
+
+
+def host_and_port(url):
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    return host, int(port)
+
+
+def chat(text="hello", **more):
+    return {"model": "sim", "messages": [{"role": "user", "content": text}], "max_tokens": 8, **more}
+
+
+class Picker(Cluster):
+    """Engines, and a router that gateways can ask."""
+
+    def __init__(self, engines=2, config=None, **more):
+        config = {"endpoint_picker": {"listen": "127.0.0.1:0"}, **(config or {})}
+        super().__init__(engines=engines, config=config, **more)
+
+    @property
+    def picker(self):
+        def address(line):
+            fields = json.loads(line).get("fields", {}) if line.startswith("{") else {}
+            return fields.get("address") if "endpoint picker listens" in fields.get("message", "") else None
+
+        return self.router.await_line(address)
+
+    def addresses(self):
+        return [host_and_port(engine.url) for engine in self.engines]
+
+    def envoy(self, listed=True, **more):
+        workers = self.addresses() if listed else None
+        return self.keep(Envoy(self.directory.name, self.picker, workers, **more))
+
+    def fleet(self):
+        return json.loads(get(f"{self.router.admin_url}/fleet")[1])["workers"]
+
+    def load(self):
+        """Requests that the router counts at its workers."""
+        return sum(worker["requests"] for worker in self.fleet())
+
+    def total(self, start):
+        text = get(f"{self.router.admin_url}/metrics")[1]
+        lines = [line for line in text.splitlines() if line.startswith(start)]
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
+
+    def last_request(self, engine):
+        seen = json.loads(get(f"{self.engines[engine].url}/sim/requests")[1])
+        return seen["last"][-1]
+
+
+def post(url, body, headers=None, path=CHAT):
+    """Status, headers and text of an answer."""
+    host, port = host_and_port(url)
+    connection = http.client.HTTPConnection(host, port, timeout=LIMIT_S)
+    try:
+        data = body if isinstance(body, (bytes, str)) else json.dumps(body)
+        connection.request("POST", path, data, {"content-type": "application/json", **(headers or {})})
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+class EndpointPicker(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Picker()
+        cls.addClassCleanup(cls.cluster.close)
+        cls.gateways = [cls.cluster.envoy(listed=True), cls.cluster.envoy(listed=False)]
+
+    def setUp(self):
+        eventually("no request is counted", lambda: self.cluster.load() == 0)
+
+    def tearDown(self):
+        eventually("no request is counted any more", lambda: self.cluster.load() == 0)
+
+    def test_an_answer_is_the_one_that_the_proxy_gives(self):
+        body = chat("the same words", temperature=0)
+        expected = json.loads(post(self.cluster.router.url, body)[2])
+        for gateway in self.gateways:
+            status, headers, text = post(gateway.url, body, {"x-request-id": "mine", "x-warmroute-decision": "1"})
+            self.assertEqual(status, 200, text)
+            self.assertEqual(json.loads(text)["choices"], expected["choices"])
+            self.assertEqual(headers["x-request-id"], "mine")
+            self.assertIn("worker=", headers["x-warmroute-decision"])
+
+    def test_a_stream_passes_whole_and_is_measured(self):
+        seen = 'warmroute_time_to_first_token_seconds_count'
+        for gateway in self.gateways:
+            before = self.cluster.total(seen)
+            status, _, text = post(gateway.url, chat("count", stream=True, max_tokens=30))
+            self.assertEqual(status, 200)
+            self.assertTrue(text.endswith("data: [DONE]\n\n"), text[-80:])
+            self.assertGreaterEqual(text.count("data: "), 30)
+            eventually("the first token was measured", lambda: self.cluster.total(seen) == before + 1)
+
+    def test_a_conversation_stays_at_its_worker(self):
+        for gateway in self.gateways:
+            messages, met = [], set()
+            for turn in range(4):
+                messages.append({"role": "user", "content": f"{gateway.port} turn {turn} " + "and so on " * 60})
+                body = {"model": "sim", "messages": messages, "max_tokens": 8}
+                status, headers, text = post(gateway.url, body, {"x-warmroute-decision": "1"})
+                self.assertEqual(status, 200, text)
+                met.add(headers["x-warmroute-decision"].split(";")[0])
+                messages.append(json.loads(text)["choices"][0]["message"])
+            self.assertEqual(len(met), 1, met)
+
+    def test_a_client_does_not_choose_its_worker(self):
+        for gateway in self.gateways:
+            # Nothing listens there.
+            status, _, text = post(gateway.url, chat("x"), {DESTINATION: "127.0.0.1:1", "x-prefiller-host-port": "127.0.0.1:1"})
+            self.assertEqual(status, 200, text)
+            got = [self.cluster.last_request(number)["headers"] for number in range(2)]
+            self.assertFalse([headers for headers in got if "x-prefiller-host-port" in headers])
+
+    def test_errors_are_the_routers(self):
+        for gateway in self.gateways:
+            status, _, text = post(gateway.url, chat("x") | {"model": "nothing"})
+            self.assertEqual((status, json.loads(text)["error"]["code"]), (404, "model_not_found"))
+            status, _, text = post(gateway.url, "{")
+            self.assertEqual(status, 400, text)
+            status, _, text = post(gateway.url, chat("x"), path="/v1/nothing")
+            self.assertEqual((status, json.loads(text)["error"]["code"]), (404, "unknown_url"))
+            status, text = get(f"{gateway.url}/v1/models")
+            self.assertEqual((status, [model["id"] for model in json.loads(text)["data"]]), (200, ["sim"]))
+
+    def test_a_long_body_passes(self):
+        for gateway in self.gateways:
+            status, _, text = post(gateway.url, chat("long " * 220_000))
+            # The engine's own opinion, and not the gateway's.
+            self.assertEqual(status, 400, text)
+            self.assertIn("maximum context length", text)
+
+    def test_a_client_that_leaves_is_counted_no_longer(self):
+        before = self.cluster.total('warmroute_endpoint_picker_exchanges_total{outcome="gateway_left"}')
+        for gateway in self.gateways:
+            for _ in range(10):
+                host, port = host_and_port(gateway.url)
+                connection = http.client.HTTPConnection(host, port, timeout=LIMIT_S)
+                body = json.dumps(chat("slow", stream=True, max_tokens=4000))
+                connection.request("POST", CHAT, body, {"content-type": "application/json"})
+                connection.getresponse().read(100)
+                connection.close()
+        eventually("the load is gone", lambda: self.cluster.load() == 0)
+        left = self.cluster.total('warmroute_endpoint_picker_exchanges_total{outcome="gateway_left"}')
+        self.assertEqual(left - before, 20)
+
+    def test_many_at_once_are_all_answered(self):
+        def one(number):
+            gateway = self.gateways[number % 2]
+            text = f"request {number} " + "word " * (number % 40) * 100
+            return post(gateway.url, chat(text, stream=number % 3 == 0))[0]
+
+        with concurrent.futures.ThreadPoolExecutor(32) as pool:
+            statuses = list(pool.map(one, range(400)))
+        self.assertEqual(set(statuses), {200})
+
+
+class Subset(unittest.TestCase):
+    def test_the_choice_is_among_the_hinted_workers(self):
+        with Picker(engines=3) as cluster:
+            second = "{}:{}".format(*cluster.addresses()[1])
+            hinted = cluster.envoy(subset=[second])
+            for number in range(6):
+                status, headers, text = post(hinted.url, chat(f"number {number}"), {"x-warmroute-decision": "1"})
+                self.assertEqual(status, 200, text)
+                self.assertIn(f"worker={second};", headers["x-warmroute-decision"])
+            for subset in ([], ["10.255.255.1:80"]):
+                empty = cluster.envoy(subset=subset)
+                status, _, text = post(empty.url, chat("x"))
+                self.assertEqual(status, 503, text)
+
+
+class Failures(unittest.TestCase):
+    def test_a_dead_worker_is_passed_over_and_counted_where_it_went(self):
+        # The health checks are not to see it first.
+        config = {"fleet": {"health": {"interval": "100ms", "unhealthy_threshold": 1000}}}
+        with Picker(config=config) as cluster:
+            gateway = cluster.envoy()
+            cluster.engines[0].kill()
+            for number in range(8):
+                status, _, text = post(gateway.url, chat(f"number {number} " * 50))
+                self.assertEqual(status, 200, text)
+            served = json.loads(get(f"{cluster.engines[1].url}/sim/requests")[1])["finished"]
+            self.assertEqual(served, 8)
+            eventually("no request is counted", lambda: cluster.load() == 0)
+
+    def test_a_picker_that_is_gone_fails_as_the_gateway_says(self):
+        with Picker() as cluster:
+            closed, opened = cluster.envoy(), cluster.envoy(fails_open=True)
+            self.assertEqual(post(closed.url, chat())[0], 200)
+            cluster.router.kill()
+            self.assertGreaterEqual(post(closed.url, chat())[0], 500)
+            self.assertEqual(post(opened.url, chat())[0], 200)
+
+    def test_limits_hold_over_the_gateway(self):
+        tenants = [{"name": "few", "keys": ["sk-few"], "limits": {"requests_per_minute": 60, "burst": "2s"}}]
+        with Picker(config={"tenants": tenants}) as cluster:
+            gateway = cluster.envoy()
+            key = {"authorization": "Bearer sk-few"}
+            statuses = [post(gateway.url, chat(), key)[0] for _ in range(6)]
+            self.assertEqual(statuses[:2], [200, 200])
+            self.assertIn(429, statuses)
+            status, headers, text = post(gateway.url, chat())
+            self.assertEqual((status, json.loads(text)["error"]["code"]), (401, "invalid_api_key"))
+            # The key is the router's: engines do not see it.
+            for number in range(2):
+                self.assertNotIn("authorization", cluster.last_request(number)["headers"])
+
+
+class Pairs(unittest.TestCase):
+    def test_the_prefill_worker_is_a_header(self):
+        arguments = ("--decode-time", "2ms", "--kv-connector", "nixl", "--kv-role", "both")
+        with Picker(engine_arguments=arguments) as cluster:
+            first, second = cluster.addresses()
+            config = {
+                "workers": [
+                    {"url": "http://{}:{}".format(*first), "role": "prefill"},
+                    {"url": "http://{}:{}".format(*second), "role": "decode"},
+                ],
+                "prefill_decode": {"connector": "nixl"},
+                "endpoint_picker": {"listen": "127.0.0.1:0"},
+            }
+            cluster.router = cluster.keep(type(cluster.router)(cluster.directory.name, config["workers"], config, "pairs"))
+            eventually("both are up", lambda: all(it["health"] == "up" for it in cluster.fleet()))
+            gateway = cluster.envoy()
+            status, _, text = post(gateway.url, chat("a long prompt " * 300))
+            self.assertEqual(status, 200, text)
+            got = cluster.last_request(1)["headers"]
+            self.assertEqual(got["x-prefiller-host-port"], "{}:{}".format(*first))
+            eventually("no request is counted", lambda: cluster.load() == 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
