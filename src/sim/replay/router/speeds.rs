@@ -4,7 +4,7 @@ use crate::fleet::prefill_rate::{FirstToken, Learner, Seen, compare};
 
 /// What a router knows of the workers' prefill rates.
 #[derive(Clone, Debug)]
-pub(in super::super) enum PrefillRates {
+pub(crate) enum PrefillRates {
     /// Nothing.
     Ignored,
     /// They are configured, by worker.
