@@ -49,7 +49,8 @@ pub enum Unfoldable {
 impl PageFold {
     /// `None` for an engine whose pages are blocks already.
     pub fn for_pages(page_size: u32) -> Option<Self> {
-        let is_part = page_size > 0 && page_size < BLOCK_TOKENS && BLOCK_TOKENS % page_size == 0;
+        let is_part =
+            page_size > 0 && page_size < BLOCK_TOKENS && BLOCK_TOKENS.is_multiple_of(page_size);
         is_part.then(|| Self {
             page_size,
             pages: FxHashMap::default(),

@@ -158,7 +158,7 @@ pub(super) async fn attempt(
         if let Some(to) = sending.carried {
             let request = request(job, body, sending, worker);
             // Boxed, so that other requests do not carry its state.
-            return Ok(Box::pin(carried(to, request.headers(), body)).await?);
+            return Box::pin(carried(to, request.headers(), body)).await;
         }
         let build = || request(job, body, sending, worker);
         let answer = match worker.pool.send(build()).await {

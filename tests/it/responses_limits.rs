@@ -130,7 +130,11 @@ async fn max_tool_calls_is_checked_echoed_and_passed_where_tools_can_run() {
             (answer.status, &answer.json()["max_tool_calls"]),
             (200, &json!(3))
         );
-        let passed = (items == "input").then(|| json!(3)).unwrap_or_default();
+        let passed = if items == "input" {
+            json!(3)
+        } else {
+            Value::Null
+        };
         assert_eq!(sent(&cluster).await["max_tool_calls"], passed);
         let background = json!({"max_tool_calls": 3, "background": true});
         let answer = cluster.post(PATH, body(&json!("x"), background)).await;

@@ -66,7 +66,7 @@ impl Cache {
 
     /// The cached prefixes that end with a block.
     fn blocks(&self) -> BTreeSet<Vec<u32>> {
-        let is_block = |prefix: &&Vec<u32>| prefix.len() % BLOCK_TOKENS as usize == 0;
+        let is_block = |prefix: &&Vec<u32>| prefix.len().is_multiple_of(BLOCK_TOKENS as usize);
         self.cached.iter().filter(is_block).cloned().collect()
     }
 }

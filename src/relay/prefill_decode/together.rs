@@ -33,14 +33,11 @@ enum PrefillEnd {
     Taken,
     /// An error that the decode worker will answer, too.
     Refused,
-    Failed(FailedAttempt),
+    Failed(Box<FailedAttempt>),
 }
 
-/// How the wait for both ended.
-enum Ended {
-    Decode(Result<exchange::Answer, DecodeFailure>),
-    Prefill(FailedAttempt),
-}
+/// How the wait for both ended: with the decode leg, or with a failure of the prefill leg.
+type Ended = Result<Result<exchange::Answer, DecodeFailure>, Box<FailedAttempt>>;
 
 impl LegContext<'_> {
     pub(super) async fn run_together(&self, legs: &Legs) -> AttemptOutcome {
@@ -114,16 +111,16 @@ impl LegContext<'_> {
             self.wait_for_both(decode_leg, &mut prefill_leg).await
         };
         let answer = match ended {
-            Ended::Decode(Ok(answer)) => answer,
-            Ended::Decode(Err(failure)) => {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(failure)) => {
                 let failed = self.decode_failed(failure, transfer);
                 failed.end_try(span.as_deref_mut());
                 return AttemptOutcome::Failed(failed);
             }
-            Ended::Prefill(failed) => {
+            Err(failed) => {
                 metrics.count_transfer("prefill_failed");
                 failed.end_try(span.as_deref_mut());
-                return AttemptOutcome::Failed(failed);
+                return AttemptOutcome::Failed(*failed);
             }
         };
         running.set_span(span);
@@ -201,11 +198,11 @@ impl LegContext<'_> {
             // Over a connection of its own: an idle one that the engine has closed would leave the decode leg waiting.
             let mut answer = match exchange::attempt_anew(&worker, request, timer).await {
                 Ok(answer) => answer,
-                Err(error) => return PrefillEnd::Failed(failed(error)),
+                Err(error) => return PrefillEnd::Failed(Box::new(failed(error))),
             };
             let status = answer.head.status;
             if let Err(error) = read_whole(&mut answer).await {
-                return PrefillEnd::Failed(failed(error));
+                return PrefillEnd::Failed(Box::new(failed(error)));
             }
             if status.is_success() {
                 return PrefillEnd::Taken;
@@ -220,10 +217,10 @@ impl LegContext<'_> {
                 false => Failure::KvTransfer,
             };
             let error = format!("{} answered {status}", worker.name);
-            PrefillEnd::Failed(FailedAttempt {
+            PrefillEnd::Failed(Box::new(FailedAttempt {
                 owner,
                 ..FailedAttempt::at_prefill(failure, error)
-            })
+            }))
         })
     }
 
@@ -240,21 +237,21 @@ impl LegContext<'_> {
         loop {
             let now = observe::now();
             if silent_at.is_some_and(|until| now >= until) {
-                return Ended::Decode(Err(DecodeFailure::Silent));
+                return Ok(Err(DecodeFailure::Silent));
             }
             if self.is_prefill_gone() && is_prefill_open {
-                return Ended::Decode(Err(DecodeFailure::PrefillGone));
+                return Ok(Err(DecodeFailure::PrefillGone));
             }
             let next_check = now + CHECK_EVERY;
             let next_check = silent_at.map_or(next_check, |until| until.min(next_check));
             tokio::select! {
                 biased;
-                answer = &mut decode_leg => return Ended::Decode(answer),
+                answer = &mut decode_leg => return Ok(answer),
                 end = &mut *prefill_leg, if is_prefill_open => {
                     is_prefill_open = false;
                     let now = observe::now();
                     match end {
-                        PrefillEnd::Failed(failed) => return Ended::Prefill(failed),
+                        PrefillEnd::Failed(failed) => return Err(failed),
                         PrefillEnd::Refused => silent_at = Some(now + SAME_REFUSAL_TIMEOUT),
                         // An answer that is not streamed comes at its end.
                         PrefillEnd::Taken if self.plan.is_stream => {
