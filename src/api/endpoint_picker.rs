@@ -20,7 +20,7 @@ use hyper::{Request, Response};
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use self::exchange::Messages;
+use self::exchange::{Messages, Options};
 use self::metrics::Metrics;
 pub use self::settings::Settings;
 use super::ApiServer;
@@ -51,7 +51,7 @@ const SERVICES: [&str; 5] = [
 #[derive(Debug)]
 pub struct EndpointPicker {
     readiness: Arc<Readiness>,
-    has_hooks: bool,
+    options: Options,
     metrics: Arc<Metrics>,
     tasks: Tasks,
 }
@@ -65,7 +65,10 @@ impl EndpointPicker {
     ) -> Arc<Self> {
         Arc::new(Self {
             readiness,
-            has_hooks: settings.advanced.conformance_hooks,
+            options: Options {
+                has_hooks: settings.advanced.conformance_hooks,
+                fallbacks: settings.fallbacks as usize,
+            },
             metrics: Metrics::new(registry),
             tasks,
         })
@@ -115,7 +118,7 @@ impl EndpointPicker {
             peer,
             incoming,
             outgoing,
-            self.has_hooks,
+            self.options,
             self.metrics.clone(),
         );
         self.tasks.spawn(running);

@@ -27,6 +27,7 @@ pub async fn page() -> io::Result<String> {
     config.prefill_decode.connector = Some(Connector::Nixl);
     let listen = async || TcpListener::bind("127.0.0.1:0").await;
     let app = App::start(&config, listen().await?, listen().await?)?;
+    app.serve_gateways(&config, listen().await?)?;
     // A router starts it for models whose tokenizer it has.
     let _pool = Pool::start(&pool::Settings::default(), &app.metrics)?;
     bridge::metrics::Metrics::new(&app.metrics);

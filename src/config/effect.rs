@@ -30,6 +30,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("api.advanced.*", Effect::Restart),
     ("admin.listen", Effect::Restart),
     ("endpoint_picker.listen", Effect::Restart),
+    ("endpoint_picker.fallbacks", Effect::Restart),
     ("endpoint_picker.tls.*", Effect::Reload),
     ("endpoint_picker.tls", Effect::Restart),
     ("endpoint_picker.advanced.*", Effect::Restart),

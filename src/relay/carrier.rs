@@ -15,6 +15,9 @@ use crate::http::client::EngineBody;
 
 /// Who has the connections to the workers, for one request.
 pub trait Carrier: fmt::Debug + Send + Sync {
+    /// How many workers it tries after the chosen one.
+    fn fallbacks(&self) -> usize;
+
     /// Whether the gateway may send the request to this worker.
     fn may_reach(&self, worker: &Worker) -> bool;
 
@@ -50,14 +53,11 @@ pub struct CarriedAnswer {
 #[derive(Clone, Debug)]
 pub struct CarriedBy(pub Arc<dyn Carrier>);
 
-/// Workers that a gateway tries after the chosen one.
-pub(super) const FALLBACKS: usize = 2;
-
 /// Where a gateway is to send a request.
 #[derive(Debug)]
 pub(super) struct CarriedTo<'a> {
     pub(super) carrier: &'a dyn Carrier,
     /// The chosen one first.
-    pub(super) workers: SmallVec<[Arc<Worker>; 1 + FALLBACKS]>,
+    pub(super) workers: SmallVec<[Arc<Worker>; 4]>,
     pub(super) prefill: Option<Arc<Worker>>,
 }

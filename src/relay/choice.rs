@@ -7,7 +7,7 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 
 use super::cached_prefix::CachedPrefixes;
-use super::carrier::{CarriedTo, Carrier, FALLBACKS};
+use super::carrier::{CarriedTo, Carrier};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
@@ -203,8 +203,8 @@ impl Relay {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
         let held = self.held(plan, now, candidates);
         let mut failed = failed.clone();
-        let mut workers: SmallVec<[Arc<Worker>; 1 + FALLBACKS]> = smallvec![choice.worker.clone()];
-        while workers.len() <= FALLBACKS {
+        let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
+        while workers.len() <= carrier.fallbacks() {
             failed.decode.push(workers[workers.len() - 1].id);
             let Some((decision, _)) = self.choose_once(plan, &held, now, &failed) else {
                 break;

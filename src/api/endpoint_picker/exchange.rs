@@ -54,6 +54,14 @@ impl Decoder for Messages {
     }
 }
 
+/// What differs between configurations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    /// Conformance tests of gateways may choose, and see who served.
+    pub(super) has_hooks: bool,
+    pub(super) fallbacks: usize,
+}
+
 /// How an exchange ended before its end.
 enum Failure {
     /// The gateway has ended the stream: its client has left, or the worker's connection broke.
@@ -74,7 +82,7 @@ pub(super) async fn run(
     peer: IpAddr,
     incoming: Incoming,
     outgoing: Outgoing,
-    has_hooks: bool,
+    options: Options,
     metrics: Arc<Metrics>,
 ) {
     let open = metrics.open();
@@ -90,7 +98,7 @@ pub(super) async fn run(
         handed_over: None,
         from_worker: None,
         served: None,
-        has_hooks,
+        options,
         metrics: &metrics,
     };
     let outcome = match Box::pin(exchange.run(api, peer)).await {
@@ -122,7 +130,7 @@ struct Exchange<'a> {
     /// The answer's head as the gateway received it.
     from_worker: Option<response::Parts>,
     served: Option<String>,
-    has_hooks: bool,
+    options: Options,
     metrics: &'a Metrics,
 }
 
@@ -162,8 +170,8 @@ impl Exchange<'_> {
             }
         };
         let client = request.headers().clone();
-        let subset = messages::subset(metadata.as_ref(), &client, self.has_hooks);
-        let (gateway, mut handovers) = Gateway::new(subset);
+        let subset = messages::subset(metadata.as_ref(), &client, self.options.has_hooks);
+        let (gateway, mut handovers) = Gateway::new(subset, self.options.fallbacks);
         let body = self.request.open();
         if !has_body {
             self.end_request();
@@ -291,7 +299,7 @@ impl Exchange<'_> {
         answer: Response<LoggedBody>,
     ) -> Result<(), Failure> {
         let (head, body) = answer.into_parts();
-        let served = self.served.take().filter(|_| self.has_hooks);
+        let served = self.served.take().filter(|_| self.options.has_hooks);
         let headers =
             messages::response_headers(&from_worker.headers, &head.headers, served.as_deref());
         self.send(headers).await?;

@@ -16,6 +16,7 @@ use crate::relay::{CarriedAnswer, Carrier, Handover};
 pub(super) struct Gateway {
     /// The workers among which the choice must be. `None`: any.
     subset: Option<Vec<String>>,
+    fallbacks: usize,
     handovers: mpsc::Sender<HandedOver>,
 }
 
@@ -32,9 +33,17 @@ pub(super) struct HandedOver {
 
 impl Gateway {
     /// The gateway, and what is handed over to it.
-    pub(super) fn new(subset: Option<Vec<String>>) -> (Self, mpsc::Receiver<HandedOver>) {
+    pub(super) fn new(
+        subset: Option<Vec<String>>,
+        fallbacks: usize,
+    ) -> (Self, mpsc::Receiver<HandedOver>) {
         let (handovers, receiver) = mpsc::channel(1);
-        (Self { subset, handovers }, receiver)
+        let gateway = Self {
+            subset,
+            fallbacks,
+            handovers,
+        };
+        (gateway, receiver)
     }
 
     async fn carry(&self, handover: Handover<'_>) -> CarriedAnswer {
@@ -59,6 +68,10 @@ impl Gateway {
 }
 
 impl Carrier for Gateway {
+    fn fallbacks(&self) -> usize {
+        self.fallbacks
+    }
+
     /// Gateways take addresses, never names, and know no paths.
     fn may_reach(&self, worker: &Worker) -> bool {
         let Some((host, _)) = host_and_port(worker) else {
