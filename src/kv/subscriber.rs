@@ -4,6 +4,7 @@
 //! The task ends when its future is dropped; its tree, its status entry and its metrics go with it.
 
 mod apply;
+mod batch_effect;
 mod entry;
 mod join;
 pub mod joins;
@@ -32,7 +33,8 @@ use super::source::{Source, SourceEvent};
 use super::stream::{EventStream, ResyncReason, State, Step, Steps};
 use super::tree_copies::{FetchedTree, TreeSource};
 use crate::observe;
-use apply::{BatchEffect, RankTree};
+use apply::RankTree;
+use batch_effect::BatchEffect;
 pub use entry::RepeatReport;
 use joins::{Joining, Joins, QueuedBytes, WaitingToJoin};
 use log_once::LogOnce;

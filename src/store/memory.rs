@@ -8,6 +8,7 @@ mod capacity;
 mod conversation;
 mod conversations;
 mod outbox;
+mod outbox_queues;
 mod owners;
 mod response;
 mod responses;

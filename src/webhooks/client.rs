@@ -19,7 +19,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::address;
-use super::attempt::Attempt;
+use super::attempt::{Attempt, Limits};
 use super::endpoint::Endpoint;
 use super::target::Target;
 use crate::http::tls::{Protocol, Socket};
@@ -32,14 +32,6 @@ const MAX_ADDRESSES: usize = 4;
 /// A receiver is not waited for to send the rest of an answer whose status is known.
 const REST_TIMEOUT: Duration = Duration::from_secs(1);
 const USER_AGENT: &str = concat!("warmroute/", env!("CARGO_PKG_VERSION"));
-
-/// How long an attempt may take, and how much of the answer is read.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
-    pub(super) attempt: Duration,
-    pub(super) connect: Duration,
-    pub(super) answer_bytes: u64,
-}
 
 /// What is posted.
 #[derive(Debug)]

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use sha2::{Digest, Sha256};
 use tokio::sync::{Notify, Semaphore};
 
-use super::client;
+use super::attempt;
 use super::metrics::Metrics;
 use super::retry;
 use super::settings::{EVERY_TENANT, EndpointSettings, Settings};
@@ -113,8 +113,8 @@ impl Table {
         }
     }
 
-    pub(super) fn attempt_limits(&self) -> client::Limits {
-        client::Limits {
+    pub(super) fn attempt_limits(&self) -> attempt::Limits {
+        attempt::Limits {
             attempt: self.settings.attempt_timeout,
             connect: self.settings.advanced.connect_timeout,
             answer_bytes: self.settings.advanced.max_answer,

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use super::batch_effect::BatchEffect;
 use super::kept_removals::KeptRemovals;
 use super::page_events::PageEvents;
 use crate::ids::{Model, WorkerId};
@@ -13,21 +14,6 @@ use crate::kv::event_filter::{
 };
 use crate::kv::index::{CopyReport, Parent, Tree};
 use crate::kv::indexes::PrefixIndexes;
-
-/// What applying one batch did.
-#[derive(Debug, Default)]
-pub(super) struct BatchEffect {
-    pub(super) events: u64,
-    pub(super) stored: u64,
-    pub(super) removed: u64,
-    /// Removals of blocks that are not in the tree.
-    pub(super) unknown_removals: u64,
-    /// The worker cleared its whole cache.
-    pub(super) cleared: bool,
-    pub(super) ignored: Vec<IgnoredReason>,
-    /// Of the events since the last clear.
-    pub(super) impact: TreeImpact,
-}
 
 pub(super) struct RankTree {
     indexes: Arc<PrefixIndexes>,

@@ -3,7 +3,7 @@
 
 use tracing::warn;
 
-use super::apply::BatchEffect;
+use super::batch_effect::BatchEffect;
 use crate::kv::event::{Batch, Event, Stored, Tier};
 use crate::kv::event_filter::{IgnoredReason, TreeImpact, tier};
 use crate::kv::page_fold::{PageFold, Unfoldable};

@@ -4,7 +4,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use tracing::{info, warn};
 
-use super::apply::BatchEffect;
+use super::batch_effect::BatchEffect;
 use super::{REPORT_INTERVAL, Task};
 use crate::kv::event::{Batch, Tier};
 use crate::kv::source::SourceBatch;

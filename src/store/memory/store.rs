@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::capacity::Capacity;
-use super::outbox::Queues;
+use super::outbox_queues::Queues;
 use super::owners::Owners;
 use super::settings::Settings;
 use super::shard::{Counts, Shard};

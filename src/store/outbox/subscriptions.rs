@@ -74,7 +74,7 @@ impl Subscriptions {
         })
     }
 
-    pub(in crate::store) fn find(&self, endpoint: &str) -> Option<&Subscriber> {
+    pub(crate) fn find(&self, endpoint: &str) -> Option<&Subscriber> {
         let mut found = self.subscribers.iter();
         found.find(|subscriber| *subscriber.endpoint.name == *endpoint)
     }
@@ -82,18 +82,18 @@ impl Subscriptions {
 
 /// Those of the latest configuration.
 #[derive(Debug, Default)]
-pub(in crate::store) struct SharedSubscriptions(ArcSwap<Subscriptions>);
+pub(crate) struct SharedSubscriptions(ArcSwap<Subscriptions>);
 
 impl SharedSubscriptions {
-    pub(in crate::store) fn set(&self, subscriptions: Arc<Subscriptions>) {
+    pub(crate) fn set(&self, subscriptions: Arc<Subscriptions>) {
         self.0.store(subscriptions);
     }
 
-    pub(in crate::store) fn get(&self) -> Arc<Subscriptions> {
+    pub(crate) fn get(&self) -> Arc<Subscriptions> {
         self.0.load_full()
     }
 
-    pub(in crate::store) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.load().subscribers.is_empty()
     }
 }
