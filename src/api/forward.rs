@@ -67,9 +67,9 @@ impl ApiServer {
 }
 
 /// The gateway that carries a request, if one does.
-fn carrier_of(head: &Parts) -> Option<&dyn relay::Carrier> {
-    let relay::CarriedBy(carrier) = head.extensions.get()?;
-    Some(&**carrier)
+fn gateway_of(head: &Parts) -> Option<&dyn relay::Gateway> {
+    let relay::CarriedBy(gateway) = head.extensions.get()?;
+    Some(&**gateway)
 }
 
 /// A request that goes to a worker as the client sent it, but for what was taken out of `original`.
@@ -97,7 +97,7 @@ pub(super) fn job<'a>(
         chat: None,
         is_converted: false,
         is_background: false,
-        carrier: carrier_of(head),
+        gateway: gateway_of(head),
         requested: None,
         strips_usage: false,
         summary: caller.summary.cloned(),

@@ -45,7 +45,7 @@ impl Relay {
         if let Some((trace, began)) = planning {
             self.on_tokenized(trace, began, &plan);
         }
-        if job.carrier.is_some() {
+        if job.gateway.is_some() {
             // Another worker could not go on with its answer: the gateway has the connection.
             plan.continuation = None;
         }
@@ -54,7 +54,7 @@ impl Relay {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
         // Without the workers that fail it.
-        let mut failed = FailedWorkers::unfit_for(&plan, job.carrier)?;
+        let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
         let wanted = WantedOutput::of(&peek);
         drop(peek);
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
@@ -67,7 +67,7 @@ impl Relay {
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
-        if job.carrier.is_some() {
+        if job.gateway.is_some() {
             attempts = attempts.only_one();
         }
         // A retryable answer, for the client if no other attempt does better.
@@ -109,8 +109,8 @@ impl Relay {
                 continue;
             }
             let Some(choice) = choice else { break };
-            if let Some(carrier) = job.carrier
-                && !carrier.may_reach(&choice.worker)
+            if let Some(gateway) = job.gateway
+                && !gateway.may_reach(&choice.worker)
             {
                 // It joined after the request was planned.
                 failed.unfit.push(choice.worker.id);
@@ -139,8 +139,8 @@ impl Relay {
             count.on_sent();
             let grant = waits.as_mut().and_then(Waits::take_grant);
             let carried = job
-                .carrier
-                .map(|carrier| self.carried_to(carrier, &plan, &choice, now, &failed));
+                .gateway
+                .map(|gateway| self.carried_to(gateway, &plan, &choice, now, &failed));
             let carried = carried.as_ref();
             let prefill = match &choice.prefill {
                 // A gateway gets both workers at once.

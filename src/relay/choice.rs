@@ -7,9 +7,9 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 
 use super::cached_prefix::CachedPrefixes;
-use super::carrier::{CarriedTo, Carrier};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
+use super::gateway::{CarriedTo, Gateway};
 use super::job::Error;
 use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
@@ -91,7 +91,7 @@ pub(super) struct FailedWorkers {
 
 impl FailedWorkers {
     /// Those that do not serve the request's API are as if they had failed it. An error if no worker does.
-    pub(super) fn unfit_for(plan: &Plan, carrier: Option<&dyn Carrier>) -> Result<Self, Error> {
+    pub(super) fn unfit_for(plan: &Plan, gateway: Option<&dyn Gateway>) -> Result<Self, Error> {
         let mut unfit = match plan.api.is_messages() {
             true => Excluded::from_slice(&plan.group.without_messages),
             false => Excluded::new(),
@@ -101,9 +101,9 @@ impl FailedWorkers {
                 model: plan.group.model.to_string(),
             });
         }
-        if let Some(carrier) = carrier {
+        if let Some(gateway) = gateway {
             let workers = plan.group.workers.iter();
-            let unreachable = workers.filter(|worker| !carrier.may_reach(worker));
+            let unreachable = workers.filter(|worker| !gateway.may_reach(worker));
             unfit.extend(unreachable.map(|worker| worker.id));
         }
         Ok(Self {
@@ -194,7 +194,7 @@ impl Relay {
     /// The workers that a gateway is to try, at the lowest cost first. Changes nothing.
     pub(super) fn carried_to<'a>(
         &self,
-        carrier: &'a dyn Carrier,
+        gateway: &'a dyn Gateway,
         plan: &Plan,
         choice: &Choice,
         now: Instant,
@@ -204,7 +204,7 @@ impl Relay {
         let held = self.held(plan, now, candidates);
         let mut failed = failed.clone();
         let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
-        while workers.len() <= carrier.fallbacks() {
+        while workers.len() <= gateway.fallbacks() {
             failed.decode.push(workers[workers.len() - 1].id);
             let Some((decision, _)) = self.choose_once(plan, &held, now, &failed) else {
                 break;
@@ -216,7 +216,7 @@ impl Relay {
             Some(Err(_)) | None => None,
         };
         CarriedTo {
-            carrier,
+            gateway,
             workers,
             prefill,
         }

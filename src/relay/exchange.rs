@@ -13,8 +13,8 @@ use hyper::http::response;
 use hyper::{HeaderMap, Method, Request};
 use tokio::time::Sleep;
 
-use super::carrier::{CarriedAnswer, CarriedTo, Handover};
 use super::failure_owner::FailureOwner;
+use super::gateway::{CarriedAnswer, CarriedTo, Handover};
 use super::headers;
 use super::job::Job;
 use super::retries::Failure;
@@ -253,7 +253,7 @@ async fn carried(
         head,
         mut body,
         served,
-    } = to.carrier.send(handover).await;
+    } = to.gateway.send(handover).await;
     let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
     Ok((head, body, first, served))
 }

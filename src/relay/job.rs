@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
-use super::carrier::Carrier;
+use super::gateway::Gateway;
 use super::kv_transfer::SingleWorkerReason;
 use super::standing::StandingCell;
 use super::summary::SummaryCell;
@@ -92,7 +92,7 @@ pub struct Job<'a> {
     /// No client waits for its answer.
     pub is_background: bool,
     /// Has the connections to the workers, if the router itself does not send the request. Such a request has one attempt.
-    pub carrier: Option<&'a dyn Carrier>,
+    pub gateway: Option<&'a dyn Gateway>,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }

@@ -105,7 +105,7 @@ impl NextAnswer {
             chat: None,
             is_converted: self.is_converted,
             is_background: false,
-            carrier: None,
+            gateway: None,
             summary: self.summary.clone(),
         };
         let (plan, failed) = (&mut self.plan, &mut self.failed);

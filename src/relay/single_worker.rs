@@ -5,10 +5,10 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use tracing::debug;
 
-use super::carrier::CarriedTo;
 use super::choice::Choice;
 use super::core::Relay;
 use super::exchange::{self, RequestKind, Sending};
+use super::gateway::CarriedTo;
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, PrefillLeg, Stage};
 use super::plan::Plan;

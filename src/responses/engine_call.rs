@@ -104,7 +104,7 @@ impl Responses {
             response: context.response,
             chat: (api == Api::Responses).then_some(self as &dyn ChatForm),
             is_converted: false,
-            carrier: None,
+            gateway: None,
             is_background: context.is_background,
             requested: None,
             strips_usage: false,

@@ -19,7 +19,7 @@ use tonic::{Status, Streaming};
 use tracing::{debug, warn};
 
 use self::pieces::Pieces;
-use super::gateway::{Gateway, HandedOver};
+use super::gateway::{ExtProcGateway, HandedOver};
 use super::messages;
 use super::metrics::{Metrics, Outcome};
 use super::wire::processing_request::Request as Part;
@@ -171,7 +171,7 @@ impl Exchange<'_> {
         };
         let client = request.headers().clone();
         let subset = messages::subset(metadata.as_ref(), &client, self.options.has_hooks);
-        let (gateway, mut handovers) = Gateway::new(subset, self.options.fallbacks);
+        let (gateway, mut handovers) = ExtProcGateway::new(subset, self.options.fallbacks);
         let body = self.request.open();
         if !has_body {
             self.end_request();

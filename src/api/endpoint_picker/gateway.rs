@@ -1,4 +1,4 @@
-//! The gateway as the carrier of one request: what the relay hands over to it, and the answer that comes back.
+//! The gateway as the gateway of one request: what the relay hands over to it, and the answer that comes back.
 
 use std::net::IpAddr;
 use std::pin::Pin;
@@ -9,11 +9,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::messages::Destination;
 use crate::fleet::Worker;
-use crate::relay::{CarriedAnswer, Carrier, Handover};
+use crate::relay::{CarriedAnswer, Gateway, Handover};
 
 /// One request's gateway.
 #[derive(Debug)]
-pub(super) struct Gateway {
+pub(super) struct ExtProcGateway {
     /// The workers among which the choice must be. `None`: any.
     subset: Option<Vec<String>>,
     fallbacks: usize,
@@ -31,7 +31,7 @@ pub(super) struct HandedOver {
     pub(super) answer: oneshot::Sender<CarriedAnswer>,
 }
 
-impl Gateway {
+impl ExtProcGateway {
     /// The gateway, and what is handed over to it.
     pub(super) fn new(
         subset: Option<Vec<String>>,
@@ -67,7 +67,7 @@ impl Gateway {
     }
 }
 
-impl Carrier for Gateway {
+impl Gateway for ExtProcGateway {
     fn fallbacks(&self) -> usize {
         self.fallbacks
     }

@@ -14,7 +14,7 @@ use crate::fleet::Worker;
 use crate::http::client::EngineBody;
 
 /// Who has the connections to the workers, for one request.
-pub trait Carrier: fmt::Debug + Send + Sync {
+pub trait Gateway: fmt::Debug + Send + Sync {
     /// How many workers it tries after the chosen one.
     fn fallbacks(&self) -> usize;
 
@@ -51,12 +51,12 @@ pub struct CarriedAnswer {
 
 /// An extension of a request that a gateway carries.
 #[derive(Clone, Debug)]
-pub struct CarriedBy(pub Arc<dyn Carrier>);
+pub struct CarriedBy(pub Arc<dyn Gateway>);
 
 /// Where a gateway is to send a request.
 #[derive(Debug)]
 pub(super) struct CarriedTo<'a> {
-    pub(super) carrier: &'a dyn Carrier,
+    pub(super) gateway: &'a dyn Gateway,
     /// The chosen one first.
     pub(super) workers: SmallVec<[Arc<Worker>; 4]>,
     pub(super) prefill: Option<Arc<Worker>>,
