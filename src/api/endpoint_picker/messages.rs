@@ -193,17 +193,19 @@ fn structure(key: &str, value: wire::Value) -> wire::Struct {
     }
 }
 
-/// A body, in pieces that a gateway takes. With `ends` the last one is marked as such; an empty body is one empty piece.
+/// The body of the request for the worker.
 pub(super) fn request_pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = ProcessingResponse> {
+    pieces(body, ends).map(|piece| answer(Answer::RequestBody(piece)))
+}
+
+/// A body, in pieces that a gateway takes. With `ends` the last one is marked as such; an empty body is one empty piece.
+fn pieces(body: &Bytes, ends: bool) -> impl Iterator<Item = wire::BodyResponse> {
     let count = body.len().div_ceil(PIECE_BYTES).max(1);
     let body = body.clone();
     (0..count).map(move |index| {
         let start = index * PIECE_BYTES;
         let piece = body.slice(start..body.len().min(start + PIECE_BYTES));
-        answer(Answer::RequestBody(streamed(
-            piece,
-            ends && index + 1 == count,
-        )))
+        streamed(piece, ends && index + 1 == count)
     })
 }
 
@@ -230,21 +232,12 @@ pub(super) fn response_headers(
     }))
 }
 
-/// The next part of the client's response, in pieces that a gateway takes.
+/// The next part of the client's response.
 pub(super) fn response_pieces(
     data: &Bytes,
     ends: bool,
 ) -> impl Iterator<Item = ProcessingResponse> {
-    let count = data.len().div_ceil(PIECE_BYTES).max(1);
-    let data = data.clone();
-    (0..count).map(move |index| {
-        let start = index * PIECE_BYTES;
-        let piece = data.slice(start..data.len().min(start + PIECE_BYTES));
-        answer(Answer::ResponseBody(streamed(
-            piece,
-            ends && index + 1 == count,
-        )))
-    })
+    pieces(data, ends).map(|piece| answer(Answer::ResponseBody(piece)))
 }
 
 pub(super) fn response_trailers() -> ProcessingResponse {

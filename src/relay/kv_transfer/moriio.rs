@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, quoted};
+use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, has_blocks, quoted};
 
 #[derive(Debug)]
 pub(super) struct MoriioRead;
@@ -47,10 +47,7 @@ impl Dialect for MoriioRead {
             .ok_or(TransferError::NoParams)?
             .get();
         let params: Params<'_> = serde_json::from_str(raw).map_err(|_| TransferError::NoParams)?;
-        let has_blocks = params
-            .remote_block_ids
-            .get()
-            .contains(|c: char| c.is_ascii_digit());
+        let has_blocks = has_blocks(params.remote_block_ids);
         let is_named = !params.remote_engine_id.is_empty() && !params.remote_host.is_empty();
         let has_ports = params.remote_handshake_port != 0 && params.remote_notify_port != 0;
         if !(params.do_remote_prefill && has_blocks && is_named && has_ports) {

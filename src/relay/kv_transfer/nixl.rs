@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, quoted};
+use super::types::{Answer, DecodeParams, Dialect, Transfer, TransferError, has_blocks, quoted};
 
 #[derive(Debug)]
 pub(super) struct Nixl;
@@ -46,15 +46,10 @@ impl Dialect for Nixl {
             .ok_or(TransferError::NoParams)?
             .get();
         let params: Params<'_> = serde_json::from_str(raw).map_err(|_| TransferError::NoParams)?;
-        // A decode engine that is to fetch blocks and gets no block ids crashes.
-        let has_blocks = params
-            .remote_block_ids
-            .get()
-            .contains(|c: char| c.is_ascii_digit());
         let is_named = !params.remote_engine_id.is_empty()
             && !params.remote_request_id.is_empty()
             && params.remote_port != 0;
-        if !params.do_remote_prefill || !has_blocks || !is_named {
+        if !params.do_remote_prefill || !has_blocks(params.remote_block_ids) || !is_named {
             return Err(TransferError::NoParams);
         }
         let host: Cow<'_, str> =

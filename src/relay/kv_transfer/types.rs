@@ -106,6 +106,13 @@ impl Answer<'_> {
     }
 }
 
+/// Whether `remote_block_ids` names any block. A decode engine that is to fetch blocks and gets no block ids crashes.
+pub(super) fn has_blocks(remote_block_ids: &RawValue) -> bool {
+    remote_block_ids
+        .get()
+        .contains(|c: char| c.is_ascii_digit())
+}
+
 /// Why there is no KV transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferError {
