@@ -191,6 +191,7 @@ impl App {
         let connector = pairing.connector.filter(|it| it.needs_bootstrap());
         let bootstrap = connector.map(|it| (it, pairing.advanced.bootstrap_port));
         tasks.spawn_until_stopped(probe::run(fleet.clone(), bootstrap, tasks.clone()));
+        tasks.spawn_until_stopped(probe::lookup::run(fleet.clone()));
         tasks.spawn_until_stopped(prefill_rates::learn(fleet.clone()));
         watch_pairs(config, &fleet, &tasks);
         let start = Start::new(&config.peers, &peers, &fleet, &board, &predicted, &metrics);

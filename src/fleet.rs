@@ -16,6 +16,7 @@ pub mod in_flight;
 pub mod kv_transfer;
 pub mod load;
 mod membership;
+pub mod model_lookup;
 mod model_set;
 pub mod prefill_rate;
 pub mod probe;

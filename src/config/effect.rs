@@ -57,6 +57,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("fleet.health.*", Effect::Reload),
     ("fleet.circuit_breaker.*", Effect::Reload),
     ("fleet.learn_prefill_rates", Effect::Reload),
+    ("fleet.model_lookup.*", Effect::Reload),
     ("fleet.advanced.max_workers", Effect::Reload),
     // Every worker's pool of connections has them.
     ("fleet.advanced.connect_timeout", Effect::Restart),

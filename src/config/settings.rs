@@ -10,7 +10,7 @@ use super::model::ModelOverride;
 use super::source::Source;
 use super::tokenizer::Loaded;
 use crate::fleet::discovery::{UrlOrMap, WorkerDefaults, WorkerSpec, urls_or_maps};
-use crate::fleet::{Member, circuit_breaker, health, registry};
+use crate::fleet::{Member, circuit_breaker, health, model_lookup, registry};
 use crate::http::{client, server, tls};
 use crate::kv::subscriber::joins;
 use crate::kv::{grpc, indexes, predicted, stream, tokenizer_check, unconfirmed, zmq};
@@ -146,6 +146,9 @@ pub struct Fleet {
     /// model get more of them. Workers within 20 % of the mean count as equal. A worker's `prefill_rate` counts before
     /// what is learnt, and also when this is off.
     pub learn_prefill_rates: bool,
+    /// Adapters that are loaded while the router runs: a request for a model that no worker is known to serve has all
+    /// workers asked again, and waits for their answers.
+    pub model_lookup: model_lookup::Settings,
     /// Settings for experts.
     pub advanced: FleetAdvanced,
 }
@@ -158,6 +161,7 @@ impl Default for Fleet {
             // Of no effect with workers of one speed. At 1:4, in simulation over two public traces, the mean TTFT falls by
             // 14 and 28 %.
             learn_prefill_rates: true,
+            model_lookup: model_lookup::Settings::default(),
             advanced: FleetAdvanced::default(),
         }
     }
@@ -270,6 +274,7 @@ impl Config {
             max_workers: self.fleet.advanced.max_workers as usize,
             topology: self.prefill_decode.topology.as_str().into(),
             learn_prefill_rates: self.fleet.learn_prefill_rates,
+            model_lookup: self.fleet.model_lookup.clone(),
         }
     }
 

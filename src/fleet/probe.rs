@@ -4,6 +4,7 @@
 mod engine;
 mod get;
 mod logged_state;
+pub mod lookup;
 mod messages_api;
 mod models;
 mod responses_api;
@@ -158,6 +159,10 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                         && (seen.block_size, seen.prefix_caching)
                             != (facts.block_size, facts.prefix_caching)
                     {
+                        if let Some(known) = registry.facts(worker.id) {
+                            // A request may have found other models since.
+                            *facts = (*known).clone();
+                        }
                         facts.block_size = seen.block_size;
                         facts.prefix_caching = seen.prefix_caching;
                         registry.set_facts(worker.id, facts.clone());

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -13,12 +14,13 @@ use super::freed::Freed;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
+use super::model_lookup::{self, ModelLookup};
 use super::model_set::ModelSet;
 use super::prefill_rate::TimeWeight;
 use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
-use crate::ids::WorkerId;
+use crate::ids::{Model, WorkerId};
 
 /// Owns the fleet's state. Readers take a snapshot with one pointer load.
 #[derive(Debug)]
@@ -31,6 +33,7 @@ pub struct Registry {
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
     min_time_weight: Arc<TimeWeight>,
+    model_lookup: ModelLookup,
 }
 
 /// What a reload of the configuration may change.
@@ -43,6 +46,7 @@ pub struct Settings {
     pub topology: Arc<str>,
     /// Without it, only prefill rates that are configured count.
     pub learn_prefill_rates: bool,
+    pub model_lookup: model_lookup::Settings,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +81,7 @@ impl Default for Settings {
             max_workers: 4_096,
             topology: "".into(),
             learn_prefill_rates: true,
+            model_lookup: model_lookup::Settings::default(),
         }
     }
 }
@@ -128,6 +133,7 @@ impl Registry {
             version: watch::Sender::new(0),
             freed: Arc::default(),
             min_time_weight: Arc::default(),
+            model_lookup: ModelLookup::default(),
         })
     }
 
@@ -168,6 +174,11 @@ impl Registry {
     /// The label that the workers of a pair must share; empty for none.
     pub fn topology(&self) -> Arc<str> {
         self.settings().topology.clone()
+    }
+
+    /// Has the workers asked for models that are not known.
+    pub(super) fn model_lookup(&self) -> &ModelLookup {
+        &self.model_lookup
     }
 
     /// Notifies of workers that have less to compute.
@@ -278,6 +289,38 @@ impl Registry {
             entry.models = models;
             self.publish(&state);
         }
+    }
+
+    /// The models that an engine lists now, and which of them are adapters. False if they are the known ones.
+    pub(super) fn set_models(
+        &self,
+        id: WorkerId,
+        models: BTreeMap<Model, Box<RawValue>>,
+        adapters: BTreeSet<Model>,
+    ) -> bool {
+        let Some(known) = self.facts(id) else {
+            return false;
+        };
+        if known.models.keys().eq(models.keys()) {
+            return false;
+        }
+        self.set_facts(
+            id,
+            Facts {
+                models,
+                adapters,
+                ..(*known).clone()
+            },
+        );
+        true
+    }
+
+    /// What is known of a worker's engine.
+    pub(super) fn facts(&self, id: WorkerId) -> Option<Arc<Facts>> {
+        let snapshot = self.snapshot();
+        let mut workers = snapshot.workers.iter();
+        let status = workers.find(|status| status.worker.id == id)?;
+        Some(status.facts.clone())
     }
 
     /// The engine process restarted, so its cache is empty.

@@ -32,6 +32,7 @@ pub(super) struct Metrics {
     pub(super) reports: IntCounterVec,
     pub(super) model_targets: IntCounterVec,
     pub(super) continuations: IntCounterVec,
+    pub(super) model_lookups: IntCounterVec,
 }
 
 /// The relay with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -116,6 +117,11 @@ impl Relay {
                     "Streams that broke off, of models with `stream_continuation`: another worker goes on (`continued`), none \
                      could (`failed`), or the request or its answer did not allow it (`refused`, with the reason).",
                     &["model", "outcome", "reason"],
+                ),
+                model_lookups: registry.counters(
+                    "warmroute_model_lookups_total",
+                    "Requests for a model that no worker was known to serve, by what asking the workers again came to: `found`, `not_found`, `timeout` (not all workers answered), `full` (too many requests waited).",
+                    &["outcome"],
                 ),
                 model_targets: registry.counters(
                     "warmroute_model_targets_total",

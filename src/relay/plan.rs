@@ -20,6 +20,7 @@ use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
 use super::target::{Name, Names};
 use super::tokens::PromptTokens;
+use crate::fleet::model_lookup::Lookup;
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::kv::subscriber::StatusBoard;
@@ -141,7 +142,7 @@ impl Relay {
         peek: &mut PeekedBody<'_>,
         body: &Bytes,
     ) -> Result<Plan, Error> {
-        let group = self.group(peek.model.as_deref())?;
+        let group = self.group_or_look_up(peek.model.as_deref()).await?;
         let model = self.models.of(&group.model);
         let salt = peek.cache_salt.as_deref();
         let source = match api {
@@ -241,7 +242,7 @@ impl Relay {
             Some((_, candidate, body)) => (Some(&*candidate.model), body),
             None => (model, body),
         };
-        let group = self.group(model)?;
+        let group = self.group_or_look_up(model).await?;
         let chat = chat.filter(|_| self.sends_chat(model));
         let converted = chat.and_then(|chat| chat.chat_body(body).ok());
         let (api, body) = match &converted {
@@ -255,13 +256,30 @@ impl Relay {
     }
 
     /// An error if the model does not exist. Whether a worker can take a request now is not asked.
-    pub fn check_model(&self, model: &str) -> Result<(), Error> {
+    pub async fn check_model(&self, model: &str) -> Result<(), Error> {
         if self.names.get(model).is_some() {
             return Ok(());
         }
-        match self.group(Some(model)) {
+        match self.group_or_look_up(Some(model)).await {
             Err(error @ Error::UnknownModel { .. }) => Err(error),
             Ok(_) | Err(_) => Ok(()),
+        }
+    }
+
+    /// The model's workers. If no worker is known to serve it, they are asked once more: it may be an adapter that was loaded
+    /// just now.
+    async fn group_or_look_up(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
+        match (self.group(model), model) {
+            (Err(Error::UnknownModel { .. }), Some(name)) => {
+                // Boxed, so that other requests do not carry its state.
+                let lookup = Box::pin(self.fleet.look_up(name)).await;
+                if lookup != Lookup::Off {
+                    let outcome = [lookup.as_str()];
+                    self.metrics.model_lookups.with_label_values(&outcome).inc();
+                }
+                self.group(model)
+            }
+            (found, _) => found,
         }
     }
 

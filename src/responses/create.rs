@@ -45,7 +45,7 @@ impl Responses {
         request.salt(&create)?;
         if !generates {
             // No engine will find out.
-            self.relay.check_model(&create.model)?;
+            self.relay.check_model(&create.model).await?;
         }
         let remembered = request.turn.and_then(|turn| turn.continued.as_deref());
         let needs_store = remembered.is_none() && create.parent.is_in_store();

@@ -73,8 +73,13 @@ impl LegContext<'_> {
         );
         let insert = OptimisticInsert::new(&relay.caches, started, &prefill.worker, plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
+        let mut counted = InFlight::new(prefill.worker.clone(), tokens, cached_tokens);
+        if plan.is_stream {
+            // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
+            counted = counted.sent_at(started);
+        }
         let mut computing = Running::new(
-            InFlight::new(prefill.worker.clone(), tokens, cached_tokens),
+            counted,
             plan.expect(&relay.caches, &prefill.worker),
             plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
             None,

@@ -1,0 +1,203 @@
+//! Has the workers asked again for their models when a request names one that none of them is known to serve: an adapter that
+//! was loaded just now. Pure but for the wait.
+
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use super::registry::Registry;
+use crate::units::DurationText;
+
+/// What a request does that names a model of which no worker is known.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Time between the starts of two rounds in which every worker is asked for its models (`GET /v1/models`), however many
+    /// requests name models that are not known.
+    #[serde(with = "DurationText")]
+    pub interval: Duration,
+    /// How long a request waits for its round; then its model does not exist. `0s`: requests do not wait, and an adapter
+    /// that is loaded while the router runs is found by the health checks, within about 16 s.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub timeout: Duration,
+    /// Requests that wait at the same time. For further ones their model does not exist.
+    #[schemars(range(min = 1))]
+    pub max_waiting: u32,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            // A page of a few KB a second costs an engine nothing.
+            interval: Duration::from_secs(1),
+            // The rest of the second, and a second for engines under load.
+            timeout: Duration::from_secs(2),
+            // Far more than clients that wait for one adapter, and little memory if they only have a name wrong.
+            max_waiting: 1_024,
+        }
+    }
+}
+
+/// How a wait for a model ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lookup {
+    Found,
+    /// No worker that answered serves it.
+    NotFound,
+    /// Not all workers answered in time, and none of those that did serves it.
+    Timeout,
+    /// Too many requests wait already.
+    Full,
+    /// Requests do not wait.
+    Off,
+}
+
+impl Lookup {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Lookup::Found => "found",
+            Lookup::NotFound => "not_found",
+            Lookup::Timeout => "timeout",
+            Lookup::Full => "full",
+            Lookup::Off => "off",
+        }
+    }
+}
+
+/// Rounds in which the workers are asked, by their numbers from 1.
+#[derive(Debug, Default)]
+pub struct ModelLookup {
+    /// The last round that a request needs.
+    wanted: watch::Sender<u64>,
+    started: watch::Sender<u64>,
+    finished: watch::Sender<u64>,
+    waiting: AtomicUsize,
+}
+
+/// Counts a request for as long as it waits.
+struct Waiting<'a>(&'a AtomicUsize);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+impl ModelLookup {
+    /// The round that a request needs whose model is not known: one that starts after it. A worker may have answered before
+    /// its adapter was loaded in a round that runs.
+    fn want(&self) -> u64 {
+        let round = *self.started.borrow() + 1;
+        self.wanted
+            .send_if_modified(|wanted| std::mem::replace(wanted, (*wanted).max(round)) < round);
+        round
+    }
+
+    fn enter(&self, max: u32) -> Option<Waiting<'_>> {
+        let before = self.waiting.fetch_add(1, Relaxed);
+        let waiting = Waiting(&self.waiting);
+        (before < max as usize).then_some(waiting)
+    }
+
+    /// Waits until a request needs a round that has not started.
+    pub(super) async fn next(&self) {
+        let mut wanted = self.wanted.subscribe();
+        // `self` has the sender.
+        let _ = wanted
+            .wait_for(|wanted| *wanted > *self.started.borrow())
+            .await;
+    }
+
+    pub(super) fn start(&self) {
+        self.started.send_modify(|round| *round += 1);
+    }
+
+    pub(super) fn finish(&self) {
+        self.finished.send_replace(*self.started.borrow());
+    }
+}
+
+/// When the next round may start.
+pub(super) fn due(last: Option<Instant>, interval: Duration, now: Instant) -> Instant {
+    last.and_then(|last| last.checked_add(interval))
+        .map_or(now, |due| due.max(now))
+}
+
+impl Registry {
+    /// Waits until a worker serves the model, or all were asked.
+    pub async fn look_up(&self, model: &str) -> Lookup {
+        let settings = self.settings().model_lookup.clone();
+        if settings.timeout.is_zero() {
+            return Lookup::Off;
+        }
+        let lookup = self.model_lookup();
+        let Some(_waiting) = lookup.enter(settings.max_waiting) else {
+            return Lookup::Full;
+        };
+        let mut changes = self.changes();
+        let round = lookup.want();
+        let mut finished = lookup.finished.subscribe();
+        let is_known = || self.snapshot().models.contains_key(model);
+        let asked = async {
+            loop {
+                let is_over = *finished.borrow_and_update() >= round;
+                if is_known() {
+                    return Lookup::Found;
+                }
+                if is_over {
+                    return Lookup::NotFound;
+                }
+                // The registry has both senders.
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    _ = finished.changed() => {}
+                }
+            }
+        };
+        let asked = tokio::time::timeout(settings.timeout, asked).await;
+        asked.unwrap_or(Lookup::Timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    #[test]
+    fn a_request_needs_a_round_that_starts_after_it_and_shares_it() {
+        let lookup = ModelLookup::default();
+        assert_eq!([lookup.want(), lookup.want()], [1, 1]);
+        lookup.start();
+        assert_eq!([lookup.want(), lookup.want()], [2, 2]);
+        lookup.finish();
+        assert_eq!(*lookup.finished.borrow(), 1);
+        assert_eq!(*lookup.wanted.borrow(), 2);
+        assert_eq!(lookup.want(), 2);
+    }
+
+    #[test]
+    fn rounds_start_an_interval_apart() {
+        let (now, second) = (observe::now(), Duration::from_secs(1));
+        let after = |millis| now + Duration::from_millis(millis);
+        assert_eq!(due(None, second, now), now);
+        assert_eq!(due(Some(now), second, after(300)), after(1_000));
+        assert_eq!(due(Some(now), second, after(1_500)), after(1_500));
+    }
+
+    #[test]
+    fn only_so_many_requests_wait() {
+        let lookup = ModelLookup::default();
+        let first = lookup.enter(2);
+        let second = lookup.enter(2);
+        assert!(first.is_some() && second.is_some());
+        assert!(lookup.enter(2).is_none());
+        drop(first);
+        assert!(lookup.enter(2).is_some());
+    }
+}
