@@ -5,6 +5,7 @@
 //! publishes a new one. Load counters and circuit breakers change with each request, so they are shared
 //! between snapshots, inside [`Worker`].
 
+pub mod adapter_slots;
 pub mod circuit_breaker;
 pub mod discovery;
 pub mod engine;

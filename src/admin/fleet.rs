@@ -69,6 +69,9 @@ pub(super) struct WorkerRow {
     predicted_tokens: u64,
     /// The size of the worker's KV cache, if the engine reports it.
     cache_tokens: Option<u64>,
+    /// The LoRA adapters that it has in its GPU, as far as known.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    loaded_adapters: Vec<String>,
     /// Only with disaggregated prefill/decode, and not for decode workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_transfers: Option<KvTransfersRow>,
@@ -174,6 +177,7 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
         predicted_blocks,
         predicted_tokens,
         cache_tokens: Some(worker.cache_tokens.load(Relaxed)).filter(|tokens| *tokens > 0),
+        loaded_adapters: worker.adapters.used().iter().map(|it| it.to_string()).collect(),
         kv_transfers: relay
             .pinned(now, worker.id)
             .filter(|_| worker.role != Role::Decode)

@@ -251,7 +251,12 @@ async fn fetch_load(
         return Ok(loads);
     }
     let page = get(worker, "/metrics", limit).await?;
-    Ok(engine::metrics(&String::from_utf8_lossy(&page)))
+    let page = String::from_utf8_lossy(&page);
+    if let Some(adapters) = engine::adapters(&page) {
+        worker.adapters.set_slots(adapters.slots);
+        worker.adapters.on_running(&adapters.running);
+    }
+    Ok(engine::metrics(&page))
 }
 
 /// Asks the bootstrap server with each probe: a restarted engine has other engine ids, and a decode leg with old ids

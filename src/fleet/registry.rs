@@ -119,6 +119,7 @@ impl Entry {
     fn begin_incarnation(&mut self) {
         self.status.incarnation += 1;
         self.status.worker.bootstrap_info.store(None);
+        self.status.worker.adapters.clear();
     }
 }
 

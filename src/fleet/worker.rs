@@ -14,6 +14,7 @@ use hyper::header::HeaderValue;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::adapter_slots::AdapterSlots;
 use super::circuit_breaker;
 use super::events::Events;
 use super::freed::Freed;
@@ -120,6 +121,8 @@ pub struct WorkerState {
     learnt_prefill_rate: AtomicU64,
     /// A lower bound of the time weights of all workers of the fleet.
     pub min_time_weight: Arc<TimeWeight>,
+    /// The adapters that its engine has in its GPU.
+    pub adapters: AdapterSlots,
     /// When it joined.
     since: Instant,
     /// What its answers reported of their prompts.
@@ -174,6 +177,7 @@ impl WorkerState {
             first_tokens: Seen::default(),
             learnt_prefill_rate: AtomicU64::new(0),
             min_time_weight,
+            adapters: AdapterSlots::default(),
             since: observe::now(),
             usage: PromptUsage::default(),
             cache_tokens: AtomicU64::new(0),

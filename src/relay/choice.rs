@@ -183,6 +183,11 @@ impl Relay {
                     worker,
                 })
             });
+            if plan.group.is_adapter {
+                let prefill = prefill.iter().flatten().map(|prefill| &prefill.worker);
+                let chosen = prefill.chain([worker]);
+                chosen.for_each(|worker| worker.adapters.on_used(&plan.group.model));
+            }
             return Some(Choice {
                 decision,
                 worker: worker.clone(),

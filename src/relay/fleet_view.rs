@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::Instant;
 
+use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::cached_prefix::{CachedPrefixes, TopOwners};
@@ -11,6 +12,9 @@ use crate::fleet::{Group, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
 use crate::routing::{Backlog, Cached, State, View};
+
+/// Workers with a request's adapter that are compared beside those with its prefix.
+const MAX_ADAPTER_OWNERS: usize = 8;
 
 /// What the chosen worker is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +37,7 @@ pub struct FleetView<'a> {
     range: Range<usize>,
     now: Instant,
     excluded: &'a [WorkerId],
+    adapter_owners: SmallVec<[usize; MAX_ADAPTER_OWNERS]>,
 }
 
 impl<'a> FleetView<'a> {
@@ -48,7 +53,12 @@ impl<'a> FleetView<'a> {
             Task::Whole => group.both(),
             Task::Prefill(..) => group.prefill(),
         };
+        let adapter_owners = match group.is_adapter {
+            true => adapter_owners(group, range.clone()),
+            false => SmallVec::new(),
+        };
         Self {
+            adapter_owners,
             group,
             holders: held.owners(range.clone()),
             held,
@@ -95,6 +105,18 @@ impl<'a> FleetView<'a> {
     }
 }
 
+/// The least busy of the workers that have the group's adapter in their GPUs.
+fn adapter_owners(group: &Group, range: Range<usize>) -> SmallVec<[usize; MAX_ADAPTER_OWNERS]> {
+    let workers = group.workers[range].iter().enumerate();
+    let owners = workers.filter(|(_, worker)| worker.adapters.has(&group.model));
+    let mut owners: Vec<(u64, usize)> = owners
+        .map(|(index, worker)| (worker.load.queued_tokens(), index))
+        .collect();
+    owners.sort_unstable();
+    owners.truncate(MAX_ADAPTER_OWNERS);
+    owners.into_iter().map(|(_, index)| index).collect()
+}
+
 impl View for FleetView<'_> {
     fn len(&self) -> usize {
         self.range.len()
@@ -110,6 +132,7 @@ impl View for FleetView<'_> {
             queued_tokens: worker.load.queued_tokens(),
             decode_tokens: worker.load.decode_tokens(),
             time_weight: worker.load.time_weight(),
+            lacks_adapter: self.group.is_adapter && !worker.adapters.has(&self.group.model),
         }
     }
 
@@ -132,6 +155,10 @@ impl View for FleetView<'_> {
 
     fn prefix_owners(&self) -> &[usize] {
         self.holders.worker_indexes()
+    }
+
+    fn adapter_owners(&self) -> &[usize] {
+        &self.adapter_owners
     }
 
     fn max_cached_elsewhere(&self) -> u32 {

@@ -14,12 +14,14 @@ pub struct Terms {
     pub new: f64,
     /// Tokens of the requests that the worker is decoding, times their weight.
     pub decode: f64,
+    /// What loading the request's LoRA adapter counts; 0 at a worker that has it in its GPU.
+    pub adapter: f64,
 }
 
 impl Terms {
     #[inline]
     pub fn sum(&self) -> f64 {
-        self.queued + self.new + self.decode
+        self.queued + self.new + self.decode + self.adapter
     }
 }
 
@@ -48,6 +50,10 @@ pub fn terms(settings: &Settings, state: &State, new_tokens: u32) -> Terms {
         queued: state.queued_tokens as f64 * state.time_weight,
         new: (state.time_weight + weight_for_others(settings)) * f64::from(new_tokens),
         decode: settings.decode_weight * state.decode_tokens as f64,
+        adapter: match state.lacks_adapter {
+            true => f64::from(settings.adapter_load_tokens),
+            false => 0.0,
+        },
     }
 }
 
@@ -91,6 +97,25 @@ mod tests {
         };
         assert!(warm(4_499) < idle);
         assert!(warm(4_501) > idle);
+    }
+
+    #[test]
+    fn an_adapter_that_has_to_be_loaded_counts_as_many_tokens_as_configured() {
+        let settings = Settings::default();
+        let request = Request {
+            prompt_tokens: 1_000,
+            ..Request::default()
+        };
+        let of = |lacks_adapter, queued_tokens| {
+            let state = State {
+                lacks_adapter,
+                queued_tokens,
+                ..State::default()
+            };
+            cost(&settings, &request, &state, &Cached::default())
+        };
+        assert!(of(false, 999) < of(true, 0));
+        assert!(of(false, 1_001) > of(true, 0));
     }
 
     #[test]

@@ -337,6 +337,10 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         self.prefill.prefix_owners()
     }
 
+    fn adapter_owners(&self) -> &[usize] {
+        self.prefill.adapter_owners()
+    }
+
     fn max_cached_elsewhere(&self) -> u32 {
         self.prefill.max_cached_elsewhere()
     }

@@ -52,7 +52,7 @@ fn cache_aware(
     draw: &mut Draw,
 ) -> Option<Decision> {
     let mut search = CandidateSearch::new(settings, request, view);
-    for index in view.prefix_owners() {
+    for index in view.prefix_owners().iter().chain(view.adapter_owners()) {
         search.consider(*index);
     }
     if !search.can_skip_sample() {
@@ -116,6 +116,7 @@ pub(super) fn candidates(
     let sampled = sample(view, settings.advanced.random_candidates, &mut draw);
     view.prefix_owners()
         .iter()
+        .chain(view.adapter_owners())
         .copied()
         .chain(sampled)
         .collect()

@@ -85,6 +85,8 @@ pub struct State {
     pub queued_tokens: u64,
     /// Prompt tokens of the requests that the worker is decoding.
     pub decode_tokens: u64,
+    /// True if the request is for a LoRA adapter that the worker does not have in its GPU.
+    pub lacks_adapter: bool,
     /// What tokens to wait for and to compute count, by how long the worker computes them: 1 for the mean of its model's
     /// workers, more for a slower one.
     pub time_weight: f64,
@@ -97,6 +99,7 @@ impl Default for State {
             requests: 0,
             queued_tokens: 0,
             decode_tokens: 0,
+            lacks_adapter: false,
             time_weight: 1.0,
         }
     }
@@ -136,6 +139,11 @@ pub trait View {
 
     /// The workers with the longest cached prefixes of the prompt.
     fn prefix_owners(&self) -> &[usize];
+
+    /// Workers that have the request's LoRA adapter in their GPUs.
+    fn adapter_owners(&self) -> &[usize] {
+        &[]
+    }
 
     /// An upper bound of the cached prefix of all other workers, in GPU tokens. The lower it is, the fewer
     /// of them a decision has to look at.

@@ -108,6 +108,19 @@ impl Engine {
         was_kept
     }
 
+    /// The adapters of running requests, and of waiting ones.
+    pub fn adapters(&self) -> (Vec<String>, Vec<String>) {
+        let name = |sequence: &Sequence| {
+            let (_, name) = sequence.label.as_ref()?.lora.as_ref()?;
+            Some(name.to_string())
+        };
+        let running = self.running.iter().map(|running| &running.sequence);
+        (
+            running.filter_map(name).collect(),
+            self.waiting.iter().filter_map(name).collect(),
+        )
+    }
+
     /// Prompt tokens that are not cached.
     pub fn missing_tokens(&self, prompt: &[u32], salt: u64) -> usize {
         prompt.len() - self.cache.hit_tokens(self.settings.root ^ salt, prompt)

@@ -5,6 +5,7 @@
 //! the Responses API has neither `previous_response_id` nor background mode. With a KV connector, prompts are
 //! transferred between engines.
 
+mod adapters;
 mod body;
 mod clock;
 mod driver;
@@ -101,6 +102,7 @@ pub async fn bind(settings: Settings) -> io::Result<Worker> {
             .map(TcpListener::local_addr)
             .transpose()?,
         own_tokens,
+        models: adapters::Models::new(&settings.models),
         settings,
     });
     let handle = Handle { shared };

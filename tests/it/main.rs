@@ -7,6 +7,7 @@
 )]
 
 mod access_log;
+mod adapters;
 mod admin_roles;
 mod architecture;
 mod background;

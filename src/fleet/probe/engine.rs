@@ -1,5 +1,7 @@
 //! Parses an engine's `/metrics` and `/version`. Pure. Metric names are those of vLLM 0.32 and SGLang 0.5.
 
+use crate::ids::Model;
+
 /// The numbers of an engine's `/metrics` that the router uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct EngineMetrics {
@@ -70,6 +72,29 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
         }
     }
     found
+}
+
+/// The LoRA adapters of an engine.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Adapters {
+    /// How many it has in its GPU at the same time.
+    pub(super) slots: u32,
+    /// Those of the requests that it computes.
+    pub(super) running: Vec<Model>,
+}
+
+/// What the newest `vllm:lora_requests_info` says: its labels are the news, and its value is their time.
+pub(super) fn adapters(text: &str) -> Option<Adapters> {
+    const NAME: &str = "vllm:lora_requests_info";
+    let samples = text.lines().filter(|line| line.starts_with(NAME));
+    let samples = samples.filter_map(sample).filter(|(name, ..)| *name == NAME);
+    let (_, labels, _) = samples.max_by(|(.., one), (.., other)| one.total_cmp(other))?;
+    let running = label(labels, "running_lora_adapters").unwrap_or_default();
+    let running = running.split(',').map(str::trim);
+    Some(Adapters {
+        slots: label(labels, "max_lora")?.parse().ok()?,
+        running: running.filter(|name| !name.is_empty()).map(Model::from).collect(),
+    })
 }
 
 /// Whether a sample is of the first of several processes that compute the same requests.
@@ -176,6 +201,27 @@ mod tests {
                 ..EngineMetrics::default()
             }
         );
+    }
+
+    #[test]
+    fn the_newest_report_of_adapters_counts() {
+        let line = |running: &str, waiting: &str, at: f64| {
+            format!(
+                "vllm:lora_requests_info{{max_lora=\"4\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} {at}\n"
+            )
+        };
+        let page = line("old", "", 1.7e9) + &line("sql,org/chat", "x", 1.79e9) + &line("", "", 1.75e9);
+        let expected = Adapters {
+            slots: 4,
+            running: vec!["sql".into(), "org/chat".into()],
+        };
+        assert_eq!(adapters(&page), Some(expected));
+        let idle = Adapters {
+            slots: 4,
+            running: Vec::new(),
+        };
+        assert_eq!(adapters(&line("", "", 1.0)), Some(idle));
+        assert_eq!(adapters("vllm:num_requests_running 1.0\n"), None);
     }
 
     #[test]

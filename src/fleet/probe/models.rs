@@ -40,6 +40,10 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         if facts.models.is_empty() {
             facts.engine = Engine::owner(entry.owned_by.as_deref().unwrap_or_default());
         }
+        if entry.parent.is_some() && facts.engine == Engine::Sglang {
+            // It answers chats for this name with the base model: its clients have to write `base:adapter`.
+            continue;
+        }
         if entry.parent.is_some() {
             facts.adapters.insert(model.clone());
         } else if facts.base.is_none() {
@@ -66,6 +70,7 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
             let info = fetch_server_info(worker, limit).await;
             if let Ok(info) = &info {
                 found.version = info.version.clone();
+                worker.adapters.set_slots(info.max_loras_per_batch.unwrap_or_default());
                 found.block_size = info.page_size;
                 found.prefix_caching = info.prefix_caching();
                 sglang::check_role(worker, info, before.version.is_none());

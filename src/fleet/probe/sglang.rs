@@ -20,6 +20,9 @@ pub(super) struct ServerInfo {
     pub(super) version: Option<String>,
     #[serde(default)]
     pub(super) page_size: Option<u32>,
+    /// LoRA adapters that are in the GPU at the same time.
+    #[serde(default)]
+    pub(super) max_loras_per_batch: Option<u32>,
     #[serde(default)]
     disable_radix_cache: Option<bool>,
     /// `null` as a text, `prefill` or `decode`.

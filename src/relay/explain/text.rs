@@ -54,6 +54,10 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         let weight = chosen.time_weight;
         text += &format!("; its queued and new tokens count {weight:.2} times, for its speed");
     }
+    let adapter = chosen.cost_terms.adapter;
+    if adapter > 0.0 {
+        text += &format!("; it has to load the adapter, which counts {adapter:.0} tokens");
+    }
     if !chosen.is_trusted {
         text += "; its cache is predicted, because its engine's tokens differ from the router's (tokenizer mismatch)";
     }
@@ -119,6 +123,7 @@ mod tests {
                 queued: 0.0,
                 new: 0.0,
                 decode: 0.0,
+                adapter: 0.0,
             },
         }
     }

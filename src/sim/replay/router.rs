@@ -365,6 +365,7 @@ impl View for FleetView<'_> {
             queued_tokens: load.queued_tokens,
             decode_tokens: load.decode_tokens,
             time_weight: self.time_weights[worker_index],
+            ..State::default()
         }
     }
 

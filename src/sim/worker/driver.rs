@@ -162,6 +162,11 @@ impl Driver {
         self.state.lock().engine.gauges()
     }
 
+    /// The adapters of running requests, and of waiting ones.
+    pub(crate) fn adapters(&self) -> (Vec<String>, Vec<String>) {
+        self.state.lock().engine.adapters()
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.state.lock().engine.counters()
     }

@@ -122,8 +122,9 @@ fn read(
 ) -> std::result::Result<GenerationRequest, ApiError> {
     http_answer::check_content_type(parts)?;
     let header = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok());
+    let models = shared.models.list();
     let context = Context {
-        models: &shared.settings.models,
+        models: &models,
         max_context_tokens: shared.settings.context_tokens(),
         is_chat_only: shared.settings.no_responses,
         now: clock::since_epoch().as_secs(),

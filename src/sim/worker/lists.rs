@@ -11,7 +11,7 @@ use super::settings::Settings;
 pub(crate) const VERSION: &str = r#"{"version":"0.32.0"}"#;
 
 /// The first model is the base model, the others are its adapters.
-pub(crate) fn models(settings: &Settings, created: u64) -> Value {
+pub(crate) fn models(settings: &Settings, models: &[String], created: u64) -> Value {
     let base = settings.first_model();
     let model = |id: &String| {
         let is_base = id == base;
@@ -39,7 +39,7 @@ pub(crate) fn models(settings: &Settings, created: u64) -> Value {
             }],
         })
     };
-    let data: Vec<Value> = settings.models.iter().map(model).collect();
+    let data: Vec<Value> = models.iter().map(model).collect();
     json!({"object": "list", "data": data})
 }
 

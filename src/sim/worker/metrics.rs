@@ -43,6 +43,16 @@ pub(crate) fn render(
     page.text
 }
 
+/// vLLM's sample of adapters: a gauge whose labels are the news, and whose value is their time.
+pub(crate) fn adapters(max: u32, running: &[String], waiting: &[String], now: f64) -> String {
+    let (running, waiting) = (running.join(","), waiting.join(","));
+    format!(
+        "# HELP vllm:lora_requests_info Running stats on lora requests.\n\
+         # TYPE vllm:lora_requests_info gauge\n\
+         vllm:lora_requests_info{{max_lora=\"{max}\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} {now}\n"
+    )
+}
+
 struct Page<'a> {
     text: String,
     model: &'a str,

@@ -103,7 +103,7 @@ fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let input = request
         .input
         .ok_or_else(|| request::missing_field("input", body))?;
-    let model = request::check_model(request.model, &shared.settings.models)?;
+    let model = request::check_model(request.model, &shared.models.list())?;
     let prompts = input.into_tokens();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
     let embedding = |(index, prompt): (usize, &Vec<u32>)| {
@@ -135,7 +135,7 @@ fn rank(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let documents = request
         .documents
         .ok_or_else(|| request::missing_field("documents", body))?;
-    let model = request::check_model(request.model, &shared.settings.models)?;
+    let model = request::check_model(request.model, &shared.models.list())?;
     let prompt = |document: &String| tokenizer::encode(&format!("{query}\n{document}"));
     let prompts: Vec<Vec<u32>> = documents.iter().map(prompt).collect();
     let tokens: usize = prompts.iter().map(Vec::len).sum();

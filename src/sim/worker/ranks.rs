@@ -128,6 +128,21 @@ impl Ranks {
         sum
     }
 
+    /// The adapters of running requests, and of waiting ones.
+    pub(crate) fn adapters(&self) -> (Vec<String>, Vec<String>) {
+        let mut found = (Vec::new(), Vec::new());
+        for rank in &self.ranks {
+            let (running, waiting) = rank.driver.adapters();
+            found.0.extend(running);
+            found.1.extend(waiting);
+        }
+        for names in [&mut found.0, &mut found.1] {
+            names.sort();
+            names.dedup();
+        }
+        found
+    }
+
     pub(crate) fn counters(&self) -> Counters {
         self.iter().map(|(_, counters)| counters).sum()
     }

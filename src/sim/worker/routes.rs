@@ -39,6 +39,8 @@ pub(crate) enum Route {
     CountTokens,
     Detokenize,
     ResetPrefixCache,
+    LoadAdapter,
+    UnloadAdapter,
     KvEventSources,
     SimRequests,
     SimCache,
@@ -59,6 +61,8 @@ impl Route {
             Self::Health
                 | Self::IsSleeping
                 | Self::Metrics
+                | Self::LoadAdapter
+                | Self::UnloadAdapter
                 | Self::KvEventSources
                 | Self::SimRequests
                 | Self::SimCache
@@ -94,6 +98,8 @@ pub(crate) fn route(listener: Listener, path: &str) -> Option<(Method, Route)> {
         "/tokenize" => (Method::POST, Route::Tokenize),
         "/detokenize" => (Method::POST, Route::Detokenize),
         "/reset_prefix_cache" => (Method::POST, Route::ResetPrefixCache),
+        "/v1/load_lora_adapter" => (Method::POST, Route::LoadAdapter),
+        "/v1/unload_lora_adapter" => (Method::POST, Route::UnloadAdapter),
         "/kv_event_sources" => (Method::GET, Route::KvEventSources),
         "/sim/requests" => (Method::GET, Route::SimRequests),
         "/sim/cache" => (Method::GET, Route::SimCache),
@@ -125,7 +131,7 @@ pub(crate) async fn dispatch(
         Route::Render(api) => generate::rendered(shared, api, parts, body, &faults).await,
         Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
         Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,
-        Route::Models => ok_json(&lists::models(&shared.settings, shared.started.as_secs())),
+        Route::Models => ok_json(&lists::models(&shared.settings, &shared.models.list(), shared.started.as_secs())),
         Route::Health if faults.unhealthy || shared.life.is_core_dead() => {
             empty(StatusCode::SERVICE_UNAVAILABLE)
         }
@@ -137,7 +143,7 @@ pub(crate) async fn dispatch(
             delay_tokenization(&faults).await;
             let tokens = match &shared.own_tokens {
                 Some(own) => own.tokenized(body),
-                None => request::read_tokenize(body, &shared.settings.models),
+                None => request::read_tokenize(body, &shared.models.list()),
             };
             match tokens {
                 Ok(tokens) => ok_json(&lists::tokens(&tokens, shared.settings.context_tokens())),
@@ -148,7 +154,7 @@ pub(crate) async fn dispatch(
             let own = shared.own_tokens.as_ref();
             let count = match own {
                 Some(own) => own.count(body),
-                None => request::count_messages(body, &shared.settings.models),
+                None => request::count_messages(body, &shared.models.list()),
             };
             match count {
                 Ok(count) => ok_json(&json!({"input_tokens": count})),
@@ -160,6 +166,8 @@ pub(crate) async fn dispatch(
             Err(found) => error(&found),
         },
         Route::ResetPrefixCache => ok_json(&json!({"success": shared.ranks.reset()})),
+        Route::LoadAdapter => text(shared.models.load(body)),
+        Route::UnloadAdapter => text(shared.models.unload(body)),
         Route::KvEventSources => ok_json(&shared.ranks.sources()),
         Route::SimRequests => ok_json(&shared.recorder.stats()),
         Route::SimCache => ok_json(&shared.ranks.all_cache_contents()),
@@ -187,6 +195,13 @@ pub(crate) async fn dispatch(
     Ok(answer)
 }
 
+fn text(done: std::result::Result<String, ApiError>) -> Answer {
+    match done {
+        Ok(text) => typed(StatusCode::OK, "text/plain; charset=utf-8", body::AnswerBody::whole(text)),
+        Err(found) => error(&found),
+    }
+}
+
 fn metrics_page(shared: &Shared) -> Answer {
     let text = metrics::render(
         shared.settings.first_model(),
@@ -194,6 +209,13 @@ fn metrics_page(shared: &Shared) -> Answer {
         &shared.settings.engine(),
         shared.ranks.iter(),
     );
+    let mut text = text;
+    if shared.models.list().len() > 1 {
+        let (running, waiting) = shared.ranks.adapters();
+        let now = super::clock::since_epoch().as_secs_f64();
+        let max = shared.settings.max_loras.get();
+        text += &metrics::adapters(max, &running, &waiting, now);
+    }
     typed(
         StatusCode::OK,
         metrics::CONTENT_TYPE,

@@ -23,6 +23,10 @@ pub struct Settings {
     #[arg(long = "model", value_name = "NAME", default_value = "sim")]
     pub models: Vec<String>,
 
+    /// LoRA adapters that are in the GPU at the same time.
+    #[arg(long, value_name = "ADAPTERS", default_value_t = number(1))]
+    pub max_loras: NonZeroU32,
+
     /// Tokens per cache block.
     #[arg(long, value_name = "TOKENS", default_value_t = number(16))]
     pub block_tokens: NonZeroU32,

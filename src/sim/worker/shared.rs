@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::adapters::Models;
 use super::life::Life;
 use super::own_tokens::OwnTokens;
 use super::ranks::Ranks;
@@ -17,6 +18,7 @@ use crate::sim::fault::Faults;
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(super) settings: Settings,
+    pub(super) models: Models,
     pub(super) addr: SocketAddr,
     /// The address of the bootstrap server, for a Mooncake prefill engine.
     pub(super) bootstrap: Option<SocketAddr>,
