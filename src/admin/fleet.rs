@@ -177,7 +177,12 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
         predicted_blocks,
         predicted_tokens,
         cache_tokens: Some(worker.cache_tokens.load(Relaxed)).filter(|tokens| *tokens > 0),
-        loaded_adapters: worker.adapters.used().iter().map(|it| it.to_string()).collect(),
+        loaded_adapters: worker
+            .adapters
+            .used()
+            .iter()
+            .map(|it| it.to_string())
+            .collect(),
         kv_transfers: relay
             .pinned(now, worker.id)
             .filter(|_| worker.role != Role::Decode)

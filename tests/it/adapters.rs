@@ -108,7 +108,7 @@ async fn requests_of_an_adapter_gather_where_it_is_in_the_gpu() {
     );
     let explained = cluster.post_admin("/explain", &of("a", "new")).await;
     assert!(
-        explained.text().contains("\"adapter\":1000.0"),
+        explained.text().contains("\"adapter\": 1000.0"),
         "{}",
         explained.text()
     );

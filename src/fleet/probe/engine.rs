@@ -87,13 +87,18 @@ pub(super) struct Adapters {
 pub(super) fn adapters(text: &str) -> Option<Adapters> {
     const NAME: &str = "vllm:lora_requests_info";
     let samples = text.lines().filter(|line| line.starts_with(NAME));
-    let samples = samples.filter_map(sample).filter(|(name, ..)| *name == NAME);
+    let samples = samples
+        .filter_map(sample)
+        .filter(|(name, ..)| *name == NAME);
     let (_, labels, _) = samples.max_by(|(.., one), (.., other)| one.total_cmp(other))?;
     let running = label(labels, "running_lora_adapters").unwrap_or_default();
     let running = running.split(',').map(str::trim);
     Some(Adapters {
         slots: label(labels, "max_lora")?.parse().ok()?,
-        running: running.filter(|name| !name.is_empty()).map(Model::from).collect(),
+        running: running
+            .filter(|name| !name.is_empty())
+            .map(Model::from)
+            .collect(),
     })
 }
 
@@ -210,7 +215,8 @@ mod tests {
                 "vllm:lora_requests_info{{max_lora=\"4\",running_lora_adapters=\"{running}\",waiting_lora_adapters=\"{waiting}\"}} {at}\n"
             )
         };
-        let page = line("old", "", 1.7e9) + &line("sql,org/chat", "x", 1.79e9) + &line("", "", 1.75e9);
+        let page =
+            line("old", "", 1.7e9) + &line("sql,org/chat", "x", 1.79e9) + &line("", "", 1.75e9);
         let expected = Adapters {
             slots: 4,
             running: vec!["sql".into(), "org/chat".into()],

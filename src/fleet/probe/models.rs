@@ -70,7 +70,9 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
             let info = fetch_server_info(worker, limit).await;
             if let Ok(info) = &info {
                 found.version = info.version.clone();
-                worker.adapters.set_slots(info.max_loras_per_batch.unwrap_or_default());
+                worker
+                    .adapters
+                    .set_slots(info.max_loras_per_batch.unwrap_or_default());
                 found.block_size = info.page_size;
                 found.prefix_caching = info.prefix_caching();
                 sglang::check_role(worker, info, before.version.is_none());

@@ -131,7 +131,11 @@ pub(crate) async fn dispatch(
         Route::Render(api) => generate::rendered(shared, api, parts, body, &faults).await,
         Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
         Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,
-        Route::Models => ok_json(&lists::models(&shared.settings, &shared.models.list(), shared.started.as_secs())),
+        Route::Models => ok_json(&lists::models(
+            &shared.settings,
+            &shared.models.list(),
+            shared.started.as_secs(),
+        )),
         Route::Health if faults.unhealthy || shared.life.is_core_dead() => {
             empty(StatusCode::SERVICE_UNAVAILABLE)
         }
@@ -197,7 +201,11 @@ pub(crate) async fn dispatch(
 
 fn text(done: std::result::Result<String, ApiError>) -> Answer {
     match done {
-        Ok(text) => typed(StatusCode::OK, "text/plain; charset=utf-8", body::AnswerBody::whole(text)),
+        Ok(text) => typed(
+            StatusCode::OK,
+            "text/plain; charset=utf-8",
+            body::AnswerBody::whole(text),
+        ),
         Err(found) => error(&found),
     }
 }
