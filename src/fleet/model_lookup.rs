@@ -9,7 +9,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::registry::Registry;
 use crate::units::DurationText;
 
 /// What a request does that names a model of which no worker is known.
@@ -104,6 +103,41 @@ impl ModelLookup {
         (before < max as usize).then_some(waiting)
     }
 
+    /// Waits until the model is known, or all workers were asked. `changes` notifies of new models.
+    pub(super) async fn wait(
+        &self,
+        settings: &Settings,
+        mut changes: watch::Receiver<u64>,
+        is_known: impl Fn() -> bool,
+    ) -> Lookup {
+        if settings.timeout.is_zero() {
+            return Lookup::Off;
+        }
+        let Some(_waiting) = self.enter(settings.max_waiting) else {
+            return Lookup::Full;
+        };
+        let round = self.want();
+        let mut finished = self.finished.subscribe();
+        let asked = async {
+            loop {
+                let is_over = *finished.borrow_and_update() >= round;
+                if is_known() {
+                    return Lookup::Found;
+                }
+                if is_over {
+                    return Lookup::NotFound;
+                }
+                // The registry has both senders.
+                tokio::select! {
+                    _ = changes.changed() => {}
+                    _ = finished.changed() => {}
+                }
+            }
+        };
+        let asked = tokio::time::timeout(settings.timeout, asked).await;
+        asked.unwrap_or(Lookup::Timeout)
+    }
+
     /// Waits until a request needs a round that has not started.
     pub(super) async fn next(&self) {
         let mut wanted = self.wanted.subscribe();
@@ -126,42 +160,6 @@ impl ModelLookup {
 pub(super) fn due(last: Option<Instant>, interval: Duration, now: Instant) -> Instant {
     last.and_then(|last| last.checked_add(interval))
         .map_or(now, |due| due.max(now))
-}
-
-impl Registry {
-    /// Waits until a worker serves the model, or all were asked.
-    pub async fn look_up(&self, model: &str) -> Lookup {
-        let settings = self.settings().model_lookup.clone();
-        if settings.timeout.is_zero() {
-            return Lookup::Off;
-        }
-        let lookup = self.model_lookup();
-        let Some(_waiting) = lookup.enter(settings.max_waiting) else {
-            return Lookup::Full;
-        };
-        let mut changes = self.changes();
-        let round = lookup.want();
-        let mut finished = lookup.finished.subscribe();
-        let is_known = || self.snapshot().models.contains_key(model);
-        let asked = async {
-            loop {
-                let is_over = *finished.borrow_and_update() >= round;
-                if is_known() {
-                    return Lookup::Found;
-                }
-                if is_over {
-                    return Lookup::NotFound;
-                }
-                // The registry has both senders.
-                tokio::select! {
-                    _ = changes.changed() => {}
-                    _ = finished.changed() => {}
-                }
-            }
-        };
-        let asked = tokio::time::timeout(settings.timeout, asked).await;
-        asked.unwrap_or(Lookup::Timeout)
-    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use super::freed::Freed;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
-use super::model_lookup::{self, ModelLookup};
+use super::model_lookup::{self, Lookup, ModelLookup};
 use super::model_set::ModelSet;
 use super::prefill_rate::TimeWeight;
 use super::worker::{Worker, WorkerState};
@@ -290,6 +290,14 @@ impl Registry {
             entry.models = models;
             self.publish(&state);
         }
+    }
+
+    /// Has all workers asked for their models, and waits until one of them serves this one.
+    pub async fn look_up(&self, model: &str) -> Lookup {
+        let settings = self.settings().model_lookup.clone();
+        let is_known = || self.snapshot().models.contains_key(model);
+        let lookup = &self.model_lookup;
+        lookup.wait(&settings, self.changes(), is_known).await
     }
 
     /// The models that an engine lists now, and which of them are adapters. False if they are the known ones.
