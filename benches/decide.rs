@@ -197,7 +197,7 @@ impl Fleet {
         let credit = &self.settings.advanced.tier_credit;
         let holders = self.settings.advanced.prefix_candidates as usize;
         CachedPrefixes::new(
-            &self.group,
+            &*self.group,
             &self.caches,
             prompt,
             credit,
@@ -208,7 +208,7 @@ impl Fleet {
     }
 
     fn view<'a>(&'a self, held: &'a CachedPrefixes<'a>, now: Instant) -> FleetView<'a> {
-        FleetView::new(&self.group, held, Task::Decode, now, &[])
+        FleetView::new(held, Task::Decode, now, &[])
     }
 }
 
@@ -259,7 +259,7 @@ fn decision(criterion: &mut Criterion) {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
                 let held = fleet.held(prompt, now, number);
-                black_box(held.owners(fleet.group.decode()).worker_indexes().len())
+                black_box(held.owners(fleet.group.decode()).places().len())
             });
         });
     }

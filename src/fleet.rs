@@ -19,6 +19,7 @@ pub mod load;
 mod membership;
 pub mod model_lookup;
 mod model_set;
+mod places;
 pub mod prefill_rate;
 pub mod probe;
 pub mod registry;
@@ -28,6 +29,7 @@ mod status;
 mod worker;
 
 pub use self::group::{Group, Members};
+pub use self::places::{PinnedApi, Places};
 pub use self::responses_api::{ChatWorkers, ResponsesApi};
 pub use self::snapshot::Snapshot;
 pub use self::status::{Facts, Status};

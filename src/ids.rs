@@ -13,9 +13,36 @@ use xxhash_rust::xxh3::xxh3_64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkerId(pub u32);
 
+impl WorkerId {
+    /// The lower bits number the worker, the upper ones its dp rank plus one, or 0 for the worker itself.
+    const RANK_SHIFT: u32 = 25;
+
+    /// The cache of one dp rank of the worker, where caches are known by rank. `None` for numbers that do not fit.
+    #[inline]
+    pub fn at_rank(self, rank: u32) -> Option<Self> {
+        let fits = rank < (1 << (32 - Self::RANK_SHIFT)) - 1 && self.0 >> Self::RANK_SHIFT == 0;
+        fits.then(|| Self(self.0 | (rank + 1) << Self::RANK_SHIFT))
+    }
+
+    /// The worker, whichever of its ranks this is.
+    #[inline]
+    pub fn worker(self) -> Self {
+        Self(self.0 & ((1 << Self::RANK_SHIFT) - 1))
+    }
+
+    /// The dp rank, if this is the cache of one.
+    #[inline]
+    pub fn rank(self) -> Option<u32> {
+        (self.0 >> Self::RANK_SHIFT).checked_sub(1)
+    }
+}
+
 impl fmt::Display for WorkerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "w{}", self.0)
+        match self.rank() {
+            None => write!(f, "w{}", self.0),
+            Some(rank) => write!(f, "w{}/{rank}", self.worker().0),
+        }
     }
 }
 

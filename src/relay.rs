@@ -73,7 +73,7 @@ pub use self::job::{AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertib
 pub use self::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::model::{ModelSettings, PerModel};
 pub use self::session_key::KeySource;
-pub use self::settings::Settings;
+pub use self::settings::{PinRanks, Settings};
 pub use self::standing::StandingCell;
 pub use self::stream::is_engine_lost;
 pub use self::summary::{RequestSummary, SummaryCell};

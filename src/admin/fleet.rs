@@ -56,6 +56,9 @@ pub(super) struct WorkerRow {
     requests_total: u64,
     queued_tokens: u64,
     decode_tokens: u64,
+    /// Of the requests that are pinned to a dp rank, the part of each rank.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    ranks: Vec<RankRow>,
     /// How fast it computes prompts, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_rate: Option<PrefillRateRow>,
@@ -75,6 +78,26 @@ pub(super) struct WorkerRow {
     /// Only with disaggregated prefill/decode, and not for decode workers.
     #[serde(skip_serializing_if = "Option::is_none")]
     kv_transfers: Option<KvTransfersRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct RankRow {
+    rank: u32,
+    requests: u32,
+    queued_tokens: u64,
+    decode_tokens: u64,
+}
+
+impl RankRow {
+    fn of(worker: &Worker, rank: u32) -> Self {
+        let own = worker.pinned.own(rank);
+        Self {
+            rank,
+            requests: own.requests,
+            queued_tokens: own.queued_tokens,
+            decode_tokens: own.decode_tokens,
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -160,6 +183,12 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
             .collect(),
         requests: worker.load.own_requests(),
         requests_total: worker.load.total(),
+        ranks: match status.event_endpoints().len() {
+            0 | 1 => Vec::new(),
+            ranks => (0..ranks as u32)
+                .map(|rank| RankRow::of(worker, rank))
+                .collect(),
+        },
         queued_tokens: worker.load.own_queued_tokens(),
         decode_tokens: worker.load.own_decode_tokens(),
         prefill_rate: worker.prefill_rate().map(|(rate, source)| PrefillRateRow {

@@ -135,6 +135,7 @@ impl Drop for AccessLine {
             requested_model = summary.requested_model.as_deref(),
             tenant = self.tenant.as_deref(),
             worker = summary.worker.as_deref(),
+            rank = summary.rank,
             prefill_worker = summary.prefill_worker.as_deref(),
             reason = summary.reason,
             status = self.status.map(|status| status.as_u16()),

@@ -11,6 +11,7 @@ use super::engine::Engine;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
+use super::places::{PinnedApi, RankPlaces, pinnable_ranks};
 use super::responses_api::ChatWorkers;
 use super::status::Status;
 use super::worker::{Role, Worker};
@@ -46,6 +47,9 @@ pub struct Members {
     pub worker_indices: FxHashMap<WorkerId, usize>,
     /// For each of `workers`, how many of its ranks publish KV events.
     pub event_ranks: Vec<u32>,
+    /// The places of requests that can be pinned to a rank, by API; `None` if no worker has several.
+    pub(super) chat_ranks: Option<RankPlaces>,
+    pub(super) responses_ranks: Option<RankPlaces>,
     /// How many of `workers` are sent chat completions in place of requests of the Responses API.
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
@@ -108,6 +112,12 @@ impl Members {
             prefill_only: count(Role::Prefill),
             ..Self::default()
         };
+        let ranks = |api| {
+            let ranks = usable.iter().map(|status| pinnable_ranks(status, api));
+            RankPlaces::new(&ranks.collect::<Vec<u32>>())
+        };
+        members.chat_ranks = ranks(PinnedApi::Chat);
+        members.responses_ranks = ranks(PinnedApi::Responses);
         for (worker_index, status) in usable.into_iter().enumerate() {
             let ranks = status.event_endpoints().len() as u32;
             members

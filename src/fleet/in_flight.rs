@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::load::Load;
 use super::worker::Worker;
 
 /// One request on one worker; it counts until this is dropped, however the request ends.
@@ -10,6 +11,8 @@ use super::worker::Worker;
 #[derive(Debug)]
 pub struct InFlight {
     worker: Arc<Worker>,
+    /// The dp rank that it is pinned to.
+    rank: Option<u32>,
     prompt_tokens: u32,
     uncached_tokens: u32,
     is_decoding: bool,
@@ -25,6 +28,7 @@ impl InFlight {
         worker.load.begin_request(uncached_tokens);
         Self {
             worker,
+            rank: None,
             prompt_tokens,
             uncached_tokens,
             is_decoding: false,
@@ -40,6 +44,21 @@ impl InFlight {
         let mut in_flight = Self::new(worker, prompt_tokens, prompt_tokens);
         in_flight.on_first_token();
         in_flight
+    }
+
+    /// Pinned to a dp rank of the worker. Called before its first token.
+    pub fn at_rank(mut self, rank: Option<u32>) -> Self {
+        if let Some(rank) = rank {
+            self.rank = Some(rank);
+            let uncached_tokens = self.uncached_tokens;
+            let pinned = &self.worker.pinned;
+            pinned.change(rank, |load| load.begin_request(uncached_tokens));
+        }
+        self
+    }
+
+    pub fn rank(&self) -> Option<u32> {
+        self.rank
     }
 
     /// The request is sent now.
@@ -75,19 +94,27 @@ impl InFlight {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
-        let load = &self.worker.load;
-        match self.is_decoding {
+        let end = |load: &Load| match self.is_decoding {
             false => load.end_queued_request(self.uncached_tokens),
             true => load.end_decoding_request(self.prompt_tokens),
-        }
+        };
+        self.change_load(end);
         self.worker.freed.on_freed();
+    }
+
+    fn change_load(&self, change: impl Fn(&Load)) {
+        change(&self.worker.load);
+        if let Some(rank) = self.rank {
+            self.worker.pinned.change(rank, change);
+        }
     }
 
     fn begin_decoding(&mut self, computed: u64) {
         if !self.is_decoding && !self.is_over {
             self.is_decoding = true;
-            let load = &self.worker.load;
-            load.begin_decoding(self.uncached_tokens, self.prompt_tokens, computed);
+            self.change_load(|load| {
+                load.begin_decoding(self.uncached_tokens, self.prompt_tokens, computed);
+            });
             self.worker.freed.on_freed();
         }
     }

@@ -1,5 +1,6 @@
 //! How busy one worker is: the requests of this router, counted immediately, and the engine's last load report.
 
+pub mod pinned;
 pub mod ranks;
 
 use std::sync::atomic::Ordering::Relaxed;

@@ -20,6 +20,7 @@ use super::events::Events;
 use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
+use super::load::pinned::PinnedLoads;
 use super::prefill_rate::{FirstToken, Seen, TimeWeight};
 use super::responses_api::ResponsesApi;
 use crate::http::circuit_breaker::SharedBreaker;
@@ -109,6 +110,10 @@ pub struct Worker {
 #[derive(Debug)]
 pub struct WorkerState {
     pub load: Load,
+    /// Of requests that are pinned to a dp rank.
+    pub pinned: PinnedLoads,
+    /// The engine refuses requests for the rank that they are pinned to.
+    pub refuses_ranks: AtomicBool,
     /// Of the whole fleet.
     pub(super) freed: Arc<Freed>,
     pub breaker: SharedBreaker,
@@ -171,6 +176,8 @@ impl WorkerState {
     ) -> Arc<Self> {
         Arc::new(Self {
             load: Load::default(),
+            pinned: PinnedLoads::default(),
+            refuses_ranks: AtomicBool::new(false),
             freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),

@@ -64,6 +64,8 @@ pub struct Recorded {
 const RESEND_AFTER_S: u32 = 600;
 /// Blocks that are dropped at a time: their entries are asked for together.
 const EVICTED_TOGETHER: usize = 32;
+/// Dp ranks of a worker.
+const RANKS_MAX: u32 = 64;
 /// So long after a worker's restart every replica has noticed it, and has forgotten its blocks.
 const RESTART_NOTICED_S: u32 = 30;
 
@@ -159,12 +161,25 @@ impl PredictedIndex {
         }
     }
 
-    /// Forgets all blocks of a worker: its process was restarted.
+    /// Forgets all blocks of a worker and of its dp ranks: its process was restarted.
     pub fn forget(&self, now: Instant, worker: WorkerId) {
-        let lru = self.lru(worker);
+        self.forget_cache(now, worker, &self.lru(worker));
+        for rank in self.ranks_of(worker) {
+            self.forget_cache(now, rank, &self.lru(rank));
+        }
+    }
+
+    fn forget_cache(&self, now: Instant, owner: WorkerId, lru: &Mutex<WorkerLru>) {
         let lru = &mut *lru.lock();
-        self.clear(lru, worker);
+        self.clear(lru, owner);
         lru.resend_at_s = self.seconds(now).saturating_add(RESTART_NOTICED_S);
+    }
+
+    /// The dp ranks of a worker of which a cache is predicted.
+    fn ranks_of(&self, worker: WorkerId) -> impl Iterator<Item = WorkerId> {
+        // Ranks are numbered from 0, but the first prompt may go to any.
+        let ranks = (0..RANKS_MAX).filter_map(move |rank| worker.at_rank(rank));
+        ranks.filter(|rank| self.lrus.contains_key(rank))
     }
 
     /// Drops workers that left the fleet, and blocks that were not used for long. To be called now and
@@ -177,7 +192,7 @@ impl PredictedIndex {
             .collect();
         for (worker, lru) in lrus {
             let lru = &mut *lru.lock();
-            if is_listed(worker) {
+            if is_listed(worker.worker()) {
                 self.evict(lru, worker, u64::MAX, self.seconds(now));
             } else {
                 self.clear(lru, worker);
@@ -189,12 +204,14 @@ impl PredictedIndex {
         }
     }
 
-    /// Blocks and tokens that a worker is predicted to have cached.
+    /// Blocks and tokens that a worker is predicted to have cached, its dp ranks together.
     pub fn size(&self, worker: WorkerId) -> (usize, u64) {
-        self.lrus.get(&worker).map_or((0, 0), |lru| {
-            let lru = lru.lock();
-            (lru.len(), lru.tokens())
-        })
+        let all = std::iter::once(worker).chain(self.ranks_of(worker));
+        all.filter_map(|owner| self.lrus.get(&owner))
+            .fold((0, 0), |(blocks, tokens), lru| {
+                let lru = lru.lock();
+                (blocks + lru.len(), tokens + lru.tokens())
+            })
     }
 
     /// Adds blocks after a path, and counts all of it as used. The first block of a prompt becomes the most recently

@@ -213,14 +213,15 @@ impl UnconfirmedBlocks {
         depth.checked_sub(1).map_or(0, |last| keys[last].blocks)
     }
 
-    /// Forgets what a worker has computed: its process was restarted. Requests that it was still
+    /// Forgets what a worker and its dp ranks have computed: its process was restarted. Requests that it was still
     /// computing fail, and remove their own prefixes.
     pub fn forget(&self, worker: WorkerId) {
         self.retain(|owner| {
-            if owner.worker == worker {
+            let is_lost = owner.worker.worker() == worker;
+            if is_lost {
                 owner.until_ms = 0;
             }
-            owner.worker != worker || owner.requests > 0
+            !is_lost || owner.requests > 0
         });
     }
 

@@ -86,7 +86,7 @@ impl Workers {
         let message = routed.take_message(|id| {
             *numbers.entry(id).or_insert_with(|| {
                 let mut workers = self.by_address.iter();
-                let (address, _) = workers.find(|(_, worker)| worker.id == id)?;
+                let (address, _) = workers.find(|(_, worker)| worker.id == id.worker())?;
                 known.known(&WorkerKey {
                     address: address.clone(),
                     rank: None,

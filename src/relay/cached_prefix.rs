@@ -1,4 +1,4 @@
-//! The prefix of a prompt that each worker of a group has cached: exactly, if the worker's KV events
+//! The prefix of a prompt that is cached at each place that the request can be sent to, a worker or one of its dp ranks: exactly, if the worker's KV events
 //! reach the router and the prompt's tokens are known; else predicted from what the worker was sent.
 
 mod reported;
@@ -16,7 +16,7 @@ use self::reported::ReportedPrefixes;
 pub(super) use self::reported::cached;
 use self::top::Top;
 use super::prompt_blocks::{Prompt, TokenBlocks};
-use crate::fleet::Group;
+use crate::fleet::Places;
 use crate::ids::Block;
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::PredictedIndex;
@@ -47,7 +47,7 @@ pub struct Caches {
 /// The cached prefixes of one prompt, for workers of every role. The longest ones are looked up at
 /// once, the others when asked for.
 pub struct CachedPrefixes<'a> {
-    group: &'a Group,
+    places: Places<'a>,
     caches: &'a Caches,
     statuses: StatusSnapshot<'a>,
     blocks: &'a [Block],
@@ -55,7 +55,7 @@ pub struct CachedPrefixes<'a> {
     exact: Option<ReportedPrefixes>,
     /// The kind of prompt, while some engines' events show other tokens than the router's.
     suspected: Option<Subject>,
-    /// Predicted tokens of the workers with the longest predicted prefixes, by worker index.
+    /// Predicted tokens of the places with the longest predicted prefixes.
     predicted: SmallVec<[(usize, u32); 8]>,
     /// No other worker is predicted to have more blocks than this: as many as the last owner found, or
     /// none if fewer owners were found than asked for.
@@ -64,20 +64,20 @@ pub struct CachedPrefixes<'a> {
     seed: u64,
 }
 
-/// The workers with the longest cached prefixes among some workers.
+/// The places with the longest cached prefixes among some.
 #[derive(Debug)]
 pub struct TopOwners {
-    /// Counted from the first of those workers.
-    worker_indexes: SmallVec<[usize; 8]>,
+    /// Counted from the first of those.
+    places: SmallVec<[usize; 8]>,
     others_max: u32,
 }
 
 impl TopOwners {
-    pub fn worker_indexes(&self) -> &[usize] {
-        &self.worker_indexes
+    pub fn places(&self) -> &[usize] {
+        &self.places
     }
 
-    /// No other worker has more, in tokens in the GPU.
+    /// No other place has more, in tokens in the GPU.
     pub fn others_max(&self) -> u32 {
         self.others_max
     }
@@ -85,7 +85,7 @@ impl TopOwners {
 
 impl<'a> CachedPrefixes<'a> {
     pub fn new(
-        group: &'a Group,
+        places: impl Into<Places<'a>>,
         caches: &'a Caches,
         prompt: &'a Prompt,
         credit: &TierCredit,
@@ -93,18 +93,20 @@ impl<'a> CachedPrefixes<'a> {
         max_owners: usize,
         seed: u64,
     ) -> Self {
+        let places = places.into();
+        let group = places.group();
         // If workers have roles, each role gets its longest prefixes.
         let has_roles = group.decode_only + group.prefill_only > 0;
         let search_limit = max_owners.saturating_mul(if has_roles { 2 } else { 1 });
         let unconfirmed = &caches.unconfirmed;
         let exact = prompt.exact.as_ref();
         let mut prefixes = Self {
-            group,
+            places,
             caches,
             statuses: caches.board.snapshot(),
             blocks: &prompt.blocks,
             exact: exact.map(|tokens| {
-                ReportedPrefixes::find(tokens, group, unconfirmed, credit, now, search_limit)
+                ReportedPrefixes::find(tokens, places, unconfirmed, credit, now, search_limit)
             }),
             suspected: match exact {
                 Some(tokens) if caches.tokenizer_check.has_mismatches() => {
@@ -139,11 +141,11 @@ impl<'a> CachedPrefixes<'a> {
         }
         for owner in owners {
             // None for a worker that is down or serves another model now.
-            if let Some(worker_index) = self.group.worker_indices.get(&owner.worker)
-                && !self.is_exact(*worker_index)
+            if let Some(place) = self.places.of_cache_owner(owner.worker)
+                && !self.is_exact(place)
             {
                 let tokens = self.tokens_of(owner.blocks);
-                self.predicted.push((*worker_index, tokens));
+                self.predicted.push((place, tokens));
             }
         }
     }
@@ -153,96 +155,98 @@ impl<'a> CachedPrefixes<'a> {
     fn predict_after_image(&mut self, before_image: u32, owners: &[PrefixOwner]) {
         for owner in owners {
             let tokens = self.tokens_of(owner.blocks);
-            let (Some(exact), Some(worker_index)) = (
-                &mut self.exact,
-                self.group.worker_indices.get(&owner.worker),
-            ) else {
+            let place = self.places.of_cache_owner(owner.worker);
+            let (Some(exact), Some(place)) = (&mut self.exact, place) else {
                 continue;
             };
-            let credit = exact.get(*worker_index).map_or(0, |prefix| prefix.credit);
+            let credit = exact.get(place).map_or(0, |prefix| prefix.credit);
             if (before_image..tokens).contains(&credit) {
-                let prefix = exact.entry(*worker_index);
+                let prefix = exact.entry(place);
                 prefix.set_in_gpu(tokens, PrefixSource::Predicted);
             }
         }
     }
 
-    /// The longest cached prefixes among the workers of a range.
+    /// The longest cached prefixes among the places of a range.
     pub fn owners(&self, among: Range<usize>) -> TopOwners {
-        let predicted = self.predicted.iter().map(|(worker_index, _)| *worker_index);
-        let mut worker_indexes: SmallVec<[usize; 8]> = predicted
-            .filter(|worker_index| among.contains(worker_index))
-            .map(|worker_index| worker_index - among.start)
+        let predicted = self.predicted.iter().map(|(place, _)| *place);
+        let mut places: SmallVec<[usize; 8]> = predicted
+            .filter(|place| among.contains(place))
+            .map(|place| place - among.start)
             .collect();
         let mut others_max = self.tokens_of(self.others_max_blocks as u32);
         if let Some(exact) = &self.exact {
             let mut top = Top::new(self.max_owners);
             for prefix in exact.with_credit() {
-                let worker_index = prefix.worker_index as usize;
-                if !among.contains(&worker_index) {
+                let place = prefix.place as usize;
+                if !among.contains(&place) {
                     continue;
                 }
-                let key = (prefix.credit, order_of(self.seed, prefix.worker_index));
+                let key = (prefix.credit, order_of(self.seed, prefix.place));
                 // `is_exact` comes last: most workers fail the cheap check before it.
-                if top.accepts(key) && self.is_exact(worker_index) {
-                    top.add(key, worker_index);
+                if top.accepts(key) && self.is_exact(place) {
+                    top.add(key, place);
                 }
             }
             others_max = others_max.max(top.others_max());
-            let indexes = top.workers().map(|worker_index| worker_index - among.start);
-            worker_indexes.extend(indexes);
+            places.extend(top.places().map(|place| place - among.start));
         }
-        TopOwners {
-            worker_indexes,
-            others_max,
-        }
+        TopOwners { places, others_max }
     }
 
-    /// Whether a worker's KV events decide what counts as cached there, even if they only say that nothing
+    /// All places.
+    pub(super) fn places(&self) -> Places<'a> {
+        self.places
+    }
+
+    /// Whether KV events decide what counts as cached at a place, even if they only say that nothing
     /// can be relied on now.
-    pub(super) fn is_exact(&self, worker_index: usize) -> bool {
-        let ranks = self.group.event_ranks[worker_index];
+    pub(super) fn is_exact(&self, place: usize) -> bool {
+        let ranks = self.places.event_ranks(place);
         let has_events = self.exact.is_some() && ranks > 0;
         has_events
-            && (self.statuses.all_report() || self.reports(worker_index, ranks))
-            && self.is_trusted(worker_index)
+            && (self.statuses.all_report() || self.reports(place, ranks))
+            && self.is_trusted(place)
     }
 
-    fn reports(&self, worker_index: usize, ranks: u32) -> bool {
-        let worker = self.group.workers[worker_index].id;
-        self.statuses.reports(worker, ranks)
+    fn reports(&self, place: usize, ranks: u32) -> bool {
+        let worker = self.places.worker(place).id;
+        match self.places.rank(place) {
+            None => self.statuses.reports(worker, ranks),
+            Some(rank) => self.statuses.rank_reports(worker, rank),
+        }
     }
 
     /// Whether a worker's engine is not known to tokenize differently.
-    pub(super) fn is_trusted(&self, worker_index: usize) -> bool {
-        let worker = self.group.workers[worker_index].id;
+    pub(super) fn is_trusted(&self, place: usize) -> bool {
+        let worker = self.places.worker(place).id;
         let tokenizer_check = &self.caches.tokenizer_check;
         self.suspected
             .as_ref()
             .is_none_or(|subject| tokenizer_check.trusts(subject, worker))
     }
 
-    pub(super) fn source(&self, worker_index: usize) -> PrefixSource {
+    pub(super) fn source(&self, place: usize) -> PrefixSource {
         match &self.exact {
-            Some(exact) if self.is_exact(worker_index) => exact
-                .get(worker_index)
+            Some(exact) if self.is_exact(place) => exact
+                .get(place)
                 .map_or(PrefixSource::Exact, |prefix| prefix.source),
             _ => PrefixSource::Predicted,
         }
     }
 
-    pub fn cached(&self, worker_index: usize) -> Cached {
+    pub fn cached(&self, place: usize) -> Cached {
         match &self.exact {
-            Some(exact) if self.is_exact(worker_index) => exact
-                .get(worker_index)
+            Some(exact) if self.is_exact(place) => exact
+                .get(place)
                 .map_or(Cached::default(), |prefix| prefix.cached),
-            _ => Cached::in_gpu(self.predicted_tokens(worker_index)),
+            _ => Cached::in_gpu(self.predicted_tokens(place)),
         }
     }
 
-    fn predicted_tokens(&self, worker_index: usize) -> u32 {
+    fn predicted_tokens(&self, place: usize) -> u32 {
         let mut predicted = self.predicted.iter();
-        if let Some((_, tokens)) = predicted.find(|(owner, _)| *owner == worker_index) {
+        if let Some((_, tokens)) = predicted.find(|(owner, _)| *owner == place) {
             return *tokens;
         }
         if self.others_max_blocks == 0 {
@@ -250,8 +254,8 @@ impl<'a> CachedPrefixes<'a> {
         }
         // Usually the worker has all of them, which takes one lookup: a system prompt cached everywhere.
         let blocks = &self.blocks[..self.others_max_blocks];
-        let worker = self.group.workers[worker_index].id;
-        self.tokens_of(self.caches.predicted.depth(worker, blocks))
+        let owner = self.places.cache_owner(place);
+        self.tokens_of(self.caches.predicted.depth(owner, blocks))
     }
 
     /// Tokens of the prompt's first text blocks.
@@ -268,7 +272,7 @@ impl fmt::Debug for CachedPrefixes<'_> {
     }
 }
 
-/// Another order of workers for each request, so that ties do not always fall on the same ones.
-fn order_of(seed: u64, worker_index: u32) -> u64 {
-    (seed ^ u64::from(worker_index)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+/// Another order of places for each request, so that ties do not always fall on the same ones.
+fn order_of(seed: u64, place: u32) -> u64 {
+    (seed ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

@@ -48,6 +48,8 @@ impl Relay {
         if job.gateway.is_some() {
             // Another worker could not go on with its answer: the gateway has the connection.
             plan.continuation = None;
+            // Nor to a rank of one worker: it may try others.
+            plan.pinned = None;
         }
         plan.request.ticket = plan.model.take_ticket();
         if plan.model.routing.advanced.request_cache_reports {

@@ -75,8 +75,8 @@ impl Relay {
     /// Tokens of the prompt that some worker has cached.
     fn longest_cached(&self, plan: &Plan) -> u64 {
         let held = self.held(plan, observe::now(), OWNERS_MAX);
-        let owners = held.owners(0..plan.group.workers.len());
-        let cached = owners.worker_indexes().iter().map(|index| {
+        let owners = held.owners(0..held.places().len());
+        let cached = owners.places().iter().map(|index| {
             let cached = held.cached(*index);
             cached.tokens()
         });

@@ -264,10 +264,10 @@ impl Relay {
         now: Instant,
         failed: &FailedWorkers,
     ) -> Option<Chosen> {
-        let decode = FleetView::new(&plan.group, held, Task::Decode, now, &failed.decode);
+        let decode = FleetView::new(held, Task::Decode, now, &failed.decode);
         let Some(settings) = &self.prefill_decode else {
             let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
-            return Some((decision, None));
+            return Some((decode.in_fleet(decision), None));
         };
         let reason = match &plan.legs {
             Some(Err(reason)) => NotDisaggregated::Request(*reason),
@@ -289,7 +289,7 @@ impl Relay {
             return choose_whole(plan, held, now, &failed.decode, reason);
         }
         let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
-        Some((decision, Some(Err(reason))))
+        Some((decode.in_fleet(decision), Some(Err(reason))))
     }
 
     /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
@@ -333,14 +333,9 @@ fn choose_whole(
     excluded: &[WorkerId],
     reason: NotDisaggregated,
 ) -> Option<Chosen> {
-    let view = FleetView::new(&plan.group, held, Task::Whole, now, excluded);
+    let view = FleetView::new(held, Task::Whole, now, excluded);
     let decision = routing::decide(&plan.model.routing, &plan.request, &view)?;
-    let worker_index = view.in_group(decision.worker_index);
-    let decision = Decision {
-        worker_index,
-        ..decision
-    };
-    Some((decision, Some(Err(reason))))
+    Some((view.in_fleet(decision), Some(Err(reason))))
 }
 
 fn choose_pair(
@@ -353,7 +348,7 @@ fn choose_pair(
 ) -> Option<Chosen> {
     let group = &*plan.group;
     let task = Task::Prefill(settings.connector, plan.api);
-    let prefill = FleetView::new(group, held, task, now, excluded);
+    let prefill = FleetView::new(held, task, now, excluded);
     let may_pair = |from: usize, to: usize| {
         let (from, to) = (prefill.in_group(from), decode.in_group(to));
         let role = |index: usize| group.workers[index].role;
@@ -370,13 +365,10 @@ fn choose_pair(
         decode,
         may_pair,
     )?;
-    let in_group = |decision: Decision| Decision {
-        worker_index: prefill.in_group(decision.worker_index),
-        ..decision
-    };
+    let of_prefill = pair.prefill.map(|decision| prefill.in_fleet(decision));
     Some((
-        pair.decode,
-        Some(pair.prefill.map(in_group).map_err(NotDisaggregated::Local)),
+        decode.in_fleet(pair.decode),
+        Some(of_prefill.map_err(NotDisaggregated::Local)),
     ))
 }
 

@@ -143,6 +143,7 @@ mod tests {
                 tokens_known: false,
                 tokens: None,
                 chosen: None,
+                chosen_rank: None,
                 reason: None,
                 explanation: None,
                 candidates: 0,

@@ -55,7 +55,7 @@ impl Relay {
             (Some(settings), Some(Ok(_))) => Task::Prefill(settings.connector, plan.api),
             _ => Task::Decode,
         };
-        let view = FleetView::new(&plan.group, held, task, now, &[]);
+        let view = FleetView::new(held, task, now, &[]);
         let tokens = plan.request.prompt_tokens;
         let count = |index: usize| {
             if view.state(index).is_usable {

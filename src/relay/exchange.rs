@@ -118,20 +118,19 @@ impl fmt::Display for Error {
 }
 
 /// Whether a client's request is sent as it is, or as one leg of a disaggregated request.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RequestKind {
     Whole,
     /// One leg of a disaggregated request. The router itself reads the answer.
-    Leg {
-        /// The dp rank that must process it.
-        rank: Option<u32>,
-    },
+    Leg,
 }
 
 /// How a request is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
     pub(super) kind: RequestKind,
+    /// The dp rank that must process it.
+    pub(super) rank: Option<u32>,
     /// An idle connection that turns out to be closed is replaced once. Not so for a leg that names a KV transfer that
     /// can take place only once, and for a request that has cut a connection before: the engine may have read it.
     pub(super) may_resend: bool,
@@ -200,8 +199,11 @@ pub(super) fn request(
     *request.method_mut() = Method::POST;
     *request.uri_mut() = job.target.clone();
     *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-    if let RequestKind::Leg { rank } = sending.kind {
-        headers::of_leg(request.headers_mut(), rank);
+    if sending.kind == RequestKind::Leg {
+        headers::of_leg(request.headers_mut());
+    }
+    if let Some(rank) = sending.rank {
+        headers::pin(request.headers_mut(), rank);
     }
     if let Some(span) = sending.span {
         span.put_into(request.headers_mut());

@@ -26,6 +26,7 @@ use super::prompt_blocks::TokenBlocks;
 use super::tokens::PromptTokens;
 use super::wait::Standing;
 use crate::fleet::health::Health;
+use crate::fleet::load::pinned::RankShare;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
 use crate::ids::{Model, Tenant};
@@ -129,16 +130,19 @@ impl Relay {
         prefill: Option<Result<Decision, NotDisaggregated>>,
         max_workers: usize,
     ) -> Explanation {
-        let view = FleetView::new(&plan.group, held, Task::Decode, now, &[]);
+        let view = FleetView::new(held, Task::Decode, now, &[]);
         let exact = plan.prompt.exact.as_ref();
         let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
-        let name = |decision: Decision| &*plan.group.workers[decision.worker_index].name;
+        let name = |decision: Decision| {
+            let worker = &plan.group.workers[decision.worker_index];
+            (&*worker.name, decision.rank)
+        };
         let chosen = decision.map(name);
         let workers = self.scores(plan, &view, &depths, max_workers, chosen);
         let disaggregation = match (&self.prefill_decode, prefill) {
             (Some(settings), Some(prefill)) => {
                 let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(&plan.group, held, task, now, &[]);
+                let view = FleetView::new(held, task, now, &[]);
                 let of_prefill = prefill.ok().map(name);
                 let workers = self.scores(plan, &view, &depths, max_workers, of_prefill);
                 explain_disaggregation(plan, settings, prefill, of_prefill, workers)
@@ -161,7 +165,8 @@ impl Relay {
             },
             tokens_known: exact.is_some(),
             tokens: None,
-            chosen: chosen.map(ToOwned::to_owned),
+            chosen: chosen.map(|(worker, _)| worker.to_owned()),
+            chosen_rank: chosen.and_then(|(_, rank)| rank),
             reason: decision.map(|decision| decision.reason),
             explanation,
             candidates: view.len(),
@@ -206,7 +211,7 @@ impl Relay {
         view: &FleetView<'_>,
         depths: &[(RankPrefix, BlockShape)],
         max_workers: usize,
-        chosen: Option<&str>,
+        chosen: Option<PlaceName<'_>>,
     ) -> Vec<Score> {
         let score = |index| self.score(plan, view, depths, index);
         if view.len() <= max_workers {
@@ -223,7 +228,7 @@ impl Relay {
         costs.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let is_chosen = |index: usize| {
             let worker = &plan.group.workers[view.in_group(index)];
-            chosen == Some(&*worker.name)
+            chosen == Some((&*worker.name, view.rank(index)))
         };
         let mut shown: Vec<usize> = costs.iter().map(|(_, _, index)| *index).collect();
         let others = shown.split_off(max_workers);
@@ -239,8 +244,8 @@ impl Relay {
         depths: &[(RankPrefix, BlockShape)],
         index: usize,
     ) -> Score {
-        let in_group = view.in_group(index);
-        let worker = &plan.group.workers[in_group];
+        let (place, rank) = (view.place(index), view.rank(index));
+        let worker = &plan.group.workers[view.in_group(index)];
         let state = view.state(index);
         let cached = view.cached(index);
         let settings = &plan.model.routing;
@@ -267,14 +272,24 @@ impl Relay {
                 state,
             }
         };
+        let trees = trees.filter(|tree| rank.is_none_or(|rank| tree.rank == rank));
         let trees: Vec<Tree> = trees.map(tree).collect();
         let is_cold = !trees.is_empty() && trees.iter().all(|tree| tree.state.state == "cold");
-        let known_by = match view.held().source(in_group) {
+        let known_by = match view.held().source(place) {
             PrefixSource::Exact if is_cold => PrefixSource::Unknown,
             source => source,
         };
+        let own = match rank {
+            Some(rank) => worker.pinned.own(rank),
+            None => RankShare {
+                requests: worker.load.own_requests(),
+                queued_tokens: worker.load.own_queued_tokens(),
+                decode_tokens: worker.load.own_decode_tokens(),
+            },
+        };
         Score {
             worker: worker.name.to_string(),
+            rank,
             is_usable: state.is_usable,
             unusable_reason: (!state.is_usable).then(|| because().to_owned()),
             circuit_breaker: breaker,
@@ -282,9 +297,9 @@ impl Relay {
             queued_tokens: state.queued_tokens,
             load: LoadShares {
                 own: LoadShare {
-                    requests: worker.load.own_requests(),
-                    queued_tokens: worker.load.own_queued_tokens(),
-                    decode_tokens: worker.load.own_decode_tokens(),
+                    requests: own.requests,
+                    queued_tokens: own.queued_tokens,
+                    decode_tokens: own.decode_tokens,
                 },
                 peers: LoadShare {
                     requests: worker.load.peers_requests(),
@@ -299,7 +314,7 @@ impl Relay {
             cached_tokens: cached.tokens(),
             known_by,
             trees,
-            is_trusted: view.held().is_trusted(in_group),
+            is_trusted: view.held().is_trusted(place),
             new_tokens,
             cost: terms.sum(),
             cost_terms: terms,
@@ -331,16 +346,19 @@ impl Relay {
     }
 }
 
-fn find<'a>(workers: &'a [Score], name: Option<&str>) -> Option<&'a Score> {
+/// A worker's name, and the rank that the request is pinned to.
+type PlaceName<'a> = (&'a str, Option<u32>);
+
+fn find<'a>(workers: &'a [Score], name: Option<PlaceName<'_>>) -> Option<&'a Score> {
     let mut workers = workers.iter();
-    workers.find(|score| Some(&*score.worker) == name)
+    workers.find(|score| Some((&*score.worker, score.rank)) == name)
 }
 
 fn explain_disaggregation(
     plan: &Plan,
     settings: &Disaggregation,
     prefill: Result<Decision, NotDisaggregated>,
-    chosen: Option<&str>,
+    chosen: Option<PlaceName<'_>>,
     workers: Vec<Score>,
 ) -> Option<DisaggregationExplained> {
     Some(match prefill {

@@ -4,14 +4,15 @@ use std::ops::Range;
 use std::time::Instant;
 
 use smallvec::SmallVec;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::cached_prefix::{CachedPrefixes, TopOwners};
 use crate::fleet::kv_transfer::Connector;
-use crate::fleet::{Group, Worker};
+use crate::fleet::load::pinned::RankShare;
+use crate::fleet::{Places, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
-use crate::routing::{Backlog, Cached, State, View};
+use crate::routing::{Backlog, Cached, Decision, State, View};
 
 /// Workers with a request's adapter that are compared beside those with its prefix.
 const MAX_ADAPTER_OWNERS: usize = 8;
@@ -27,10 +28,11 @@ pub enum Task {
     Prefill(Connector, Api),
 }
 
-/// Load is read at the time of the call. Index 0 is the first of the group's workers that do the task.
+/// Load is read at the time of the call. Index 0 is the first of the places that do the task: workers, or dp ranks where
+/// the request can be pinned to one.
 #[derive(Debug)]
 pub struct FleetView<'a> {
-    group: &'a Group,
+    places: Places<'a>,
     held: &'a CachedPrefixes<'a>,
     holders: TopOwners,
     task: Task,
@@ -42,24 +44,25 @@ pub struct FleetView<'a> {
 
 impl<'a> FleetView<'a> {
     pub fn new(
-        group: &'a Group,
         held: &'a CachedPrefixes<'a>,
         task: Task,
         now: Instant,
         excluded: &'a [WorkerId],
     ) -> Self {
-        let range = match task {
+        let places = held.places();
+        let group = places.group();
+        let range = places.of_workers(match task {
             Task::Decode => group.decode(),
             Task::Whole => group.both(),
             Task::Prefill(..) => group.prefill(),
-        };
+        });
         let adapter_owners = match group.is_adapter {
-            true => adapter_owners(group, range.clone()),
+            true => adapter_owners(places, range.clone()),
             false => SmallVec::new(),
         };
         Self {
             adapter_owners,
-            group,
+            places,
             holders: held.owners(range.clone()),
             held,
             task,
@@ -75,7 +78,34 @@ impl<'a> FleetView<'a> {
 
     /// The worker's index in the group.
     pub fn in_group(&self, index: usize) -> usize {
+        self.places.worker_index(self.place(index))
+    }
+
+    /// The number of the place.
+    pub(super) fn place(&self, index: usize) -> usize {
         self.range.start + index
+    }
+
+    /// The dp rank to pin the request to.
+    pub(super) fn rank(&self, index: usize) -> Option<u32> {
+        self.places.rank(self.place(index))
+    }
+
+    /// The worker's whole load, or its rank's.
+    #[inline]
+    fn share(&self, index: usize) -> RankShare {
+        let (place, worker) = (self.place(index), self.worker(index));
+        match self.places.rank(place) {
+            None => RankShare {
+                requests: worker.load.requests(),
+                queued_tokens: worker.load.queued_tokens(),
+                decode_tokens: worker.load.decode_tokens(),
+            },
+            Some(rank) => {
+                let ranks = self.places.ranks_beside(place);
+                worker.pinned.share(&worker.load, rank, ranks)
+            }
+        }
     }
 
     /// True if decode workers accept the address from which to fetch KV blocks from a prefill worker.
@@ -100,15 +130,25 @@ impl<'a> FleetView<'a> {
         }
     }
 
-    fn worker(&self, index: usize) -> &Worker {
-        &self.group.workers[self.in_group(index)]
+    /// A decision with the worker's index in the group, and its rank.
+    pub(super) fn in_fleet(&self, decision: Decision) -> Decision {
+        Decision {
+            worker_index: self.in_group(decision.worker_index),
+            rank: self.rank(decision.worker_index),
+            ..decision
+        }
+    }
+
+    fn worker(&self, index: usize) -> &'a Worker {
+        self.places.worker(self.place(index))
     }
 }
 
-/// The least busy of the workers that have the group's adapter in their GPUs.
-fn adapter_owners(group: &Group, range: Range<usize>) -> SmallVec<[usize; MAX_ADAPTER_OWNERS]> {
-    let workers = group.workers[range].iter().enumerate();
-    let owners = workers.filter(|(_, worker)| worker.adapters.has(&group.model));
+/// The least busy of the places whose workers have the group's adapter in their GPUs.
+fn adapter_owners(places: Places<'_>, range: Range<usize>) -> SmallVec<[usize; MAX_ADAPTER_OWNERS]> {
+    let model = &places.group().model;
+    let all = range.map(|place| places.worker(place)).enumerate();
+    let owners = all.filter(|(_, worker)| worker.adapters.has(model));
     let mut owners: Vec<(u64, usize)> = owners
         .map(|(index, worker)| (worker.load.queued_tokens(), index))
         .collect();
@@ -126,35 +166,44 @@ impl View for FleetView<'_> {
         let worker = self.worker(index);
         let can = self.is_bootstrap_known(index) && self.may_transfer(index);
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
+        let share = self.share(index);
+        let group = self.places.group();
         State {
             is_usable: can && is_free,
-            requests: worker.load.requests(),
-            queued_tokens: worker.load.queued_tokens(),
-            decode_tokens: worker.load.decode_tokens(),
+            requests: share.requests,
+            queued_tokens: share.queued_tokens,
+            decode_tokens: share.decode_tokens,
             time_weight: worker.load.time_weight(),
-            lacks_adapter: self.group.is_adapter && !worker.adapters.has(&self.group.model),
+            lacks_adapter: group.is_adapter && !worker.adapters.has(&group.model),
         }
     }
 
     fn backlog(&self, index: usize) -> Backlog {
-        let load = &self.worker(index).load;
+        let worker = self.worker(index);
         Backlog {
-            queued_tokens: load.queued_tokens(),
-            time_weight: load.time_weight(),
+            queued_tokens: match self.rank(index) {
+                None => worker.load.queued_tokens(),
+                Some(_) => self.share(index).queued_tokens,
+            },
+            time_weight: worker.load.time_weight(),
         }
     }
 
     fn min_time_weight(&self) -> f64 {
-        let any = self.group.workers.first();
+        let any = self.places.group().workers.first();
         any.map_or(1.0, |worker| worker.min_time_weight.get())
     }
 
     fn identity(&self, index: usize) -> u64 {
-        xxh3_64(self.worker(index).name.as_bytes())
+        let name = self.worker(index).name.as_bytes();
+        match self.rank(index) {
+            None => xxh3_64(name),
+            Some(rank) => xxh3_64_with_seed(name, u64::from(rank) + 1),
+        }
     }
 
     fn prefix_owners(&self) -> &[usize] {
-        self.holders.worker_indexes()
+        self.holders.places()
     }
 
     fn adapter_owners(&self) -> &[usize] {
@@ -166,6 +215,6 @@ impl View for FleetView<'_> {
     }
 
     fn cached(&self, index: usize) -> Cached {
-        self.held.cached(self.in_group(index))
+        self.held.cached(self.place(index))
     }
 }

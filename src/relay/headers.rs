@@ -61,11 +61,13 @@ pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMa
 
 /// Makes the headers of a request to an engine those of one of its two legs: the answer is read here, so it
 /// must not be compressed.
-pub fn of_leg(headers: &mut HeaderMap, rank: Option<u32>) {
+pub fn of_leg(headers: &mut HeaderMap) {
     headers.remove(header::ACCEPT_ENCODING);
-    if let Some(rank) = rank {
-        headers.insert(RANK, HeaderValue::from(rank));
-    }
+}
+
+/// Names the dp rank that must process the request.
+pub fn pin(headers: &mut HeaderMap, rank: u32) {
+    headers.insert(RANK, HeaderValue::from(rank));
 }
 
 /// The headers of an engine's answer, for the client.
@@ -185,7 +187,8 @@ mod tests {
     #[test]
     fn a_leg_goes_to_its_rank_and_comes_back_as_it_can_be_read() {
         let mut headers = sent(&[("accept-encoding", "gzip"), ("x-custom", "1")]);
-        of_leg(&mut headers, Some(3));
+        of_leg(&mut headers);
+        pin(&mut headers, 3);
         assert_eq!(headers["x-data-parallel-rank"], "3");
         assert_eq!(headers["x-custom"], "1");
         assert!(!headers.contains_key("accept-encoding"));

@@ -18,10 +18,11 @@ use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
+use super::settings::PinRanks;
 use super::target::{Name, Names};
 use super::tokens::PromptTokens;
 use crate::fleet::model_lookup::Lookup;
-use crate::fleet::{Group, Snapshot, Worker};
+use crate::fleet::{Group, PinnedApi, Places, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tokenizer_check::{PromptCheck, PromptSource, TokenizerCheck};
@@ -49,6 +50,8 @@ pub(super) struct Plan {
     pub(super) is_stream: bool,
     /// How long the request has waited for a worker with room.
     pub(super) queued: Duration,
+    /// How engines may be asked for a dp rank, if they may.
+    pub(super) pinned: Option<PinnedApi>,
     /// The client's body with the prompt's token ids, if engines are sent them.
     pub(super) body: Option<Bytes>,
     /// Whether the stream may go on on another worker, if that is configured.
@@ -61,23 +64,26 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Records here and at the other replicas that the prompt's blocks will be cached at the chosen worker. Not for a
-    /// worker with several dp ranks: the router does not know which of them gets the request.
+    /// Records here and at the other replicas that the prompt's blocks will be cached at the chosen worker or dp rank. Not
+    /// for a worker with several ranks and a request that is pinned to none: it may go to any of them.
     pub(super) fn expect(
         &self,
         caches: &Caches,
         worker: &Worker,
+        rank: Option<u32>,
     ) -> SmallVec<[UnconfirmedPrompt; 1]> {
         let Some(exact) = &self.prompt.exact else {
             return SmallVec::new();
         };
         let place = self.group.worker_indices.get(&worker.id);
-        if place.is_none_or(|place| self.group.event_ranks[*place] != 1) {
+        let is_known = |place: &usize| rank.is_some() || self.group.event_ranks[*place] == 1;
+        if !place.is_some_and(is_known) {
             return SmallVec::new();
         }
+        let owner = cache_owner(worker, rank);
         let expect = |keys| {
-            caches.routed.push_unconfirmed(worker.id, keys);
-            caches.unconfirmed.insert(worker.id, keys)
+            caches.routed.push_unconfirmed(owner, keys);
+            caches.unconfirmed.insert(owner, keys)
         };
         exact.prefix_keys().map(expect).collect()
     }
@@ -116,6 +122,11 @@ impl Plan {
     pub(super) fn asks_token_ids(&self, worker: &Worker) -> Option<&Bytes> {
         let asked = token_ids_asked(&self.continuation)?;
         (!worker.refuses_token_ids.load(Relaxed)).then_some(asked)
+    }
+
+    /// Where the request can be sent to.
+    pub(super) fn places(&self) -> Places<'_> {
+        Places::new(&self.group, self.pinned)
     }
 
     /// False if the request itself must run on one worker although requests are disaggregated.
@@ -217,6 +228,7 @@ impl Relay {
             queued: Duration::ZERO,
             continuation,
             report: None,
+            pinned: self.pinned_api(api),
             group,
             model,
             prompt: Prompt { blocks, exact },
@@ -294,6 +306,23 @@ impl Relay {
             .ok_or_else(|| no_group(&snapshot, &self.names, model))
     }
 
+    /// How requests of an API are pinned to a dp rank, if they may be.
+    fn pinned_api(&self, api: Api) -> Option<PinnedApi> {
+        if self.settings.pin_ranks == PinRanks::Never || self.prefill_decode.is_some() {
+            return None;
+        }
+        match api {
+            Api::Chat | Api::Completions | Api::Messages => Some(PinnedApi::Chat),
+            Api::Responses => Some(PinnedApi::Responses),
+            Api::Embeddings
+            | Api::Rerank
+            | Api::Tokenize
+            | Api::Detokenize
+            | Api::CountTokens
+            | Api::Other => None,
+        }
+    }
+
     /// Updates the model's workers to the latest snapshot.
     pub(super) fn renew(&self, plan: &mut Plan) {
         if let Some(group) = self.fleet.snapshot().models.get(&plan.group.model) {
@@ -309,7 +338,7 @@ impl Relay {
         holders_max: usize,
     ) -> CachedPrefixes<'a> {
         CachedPrefixes::new(
-            &plan.group,
+            plan.places(),
             &self.caches,
             &plan.prompt,
             &plan.model.routing.advanced.tier_credit,
@@ -318,6 +347,12 @@ impl Relay {
             plan.request.seed,
         )
     }
+}
+
+/// Whose cache a worker's is in predictions, or that of one of its dp ranks.
+pub(super) fn cache_owner(worker: &Worker, rank: Option<u32>) -> WorkerId {
+    let rank = rank.and_then(|rank| worker.id.at_rank(rank));
+    rank.unwrap_or(worker.id)
 }
 
 /// The number of a prompt's blocks within its first [`PREFIX_KEY_BYTES`]. The same for all prompts that start with

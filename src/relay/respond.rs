@@ -40,6 +40,7 @@ impl Relay {
             summary.update(|summary| {
                 summary.model = Some(plan.group.model.clone());
                 summary.worker = Some(answer.running.worker().name.clone());
+                summary.rank = answer.running.rank();
                 summary.reason = Some(answer.decision.reason.as_str());
                 summary.status = Some(answer.answer.head.status);
                 summary.attempts += answer.attempts;
@@ -207,9 +208,14 @@ impl Relay {
 
 fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String {
     let decision = &answer.decision;
-    let mut text = format!(
-        "worker={}; reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; attempts={}",
-        answer.running.worker().name,
+    let mut text = format!("worker={}; ", answer.running.worker().name);
+    // Writing to memory cannot fail, here and below.
+    if let Some(rank) = answer.running.rank() {
+        let _ = write!(text, "rank={rank}; ");
+    }
+    let _ = write!(
+        text,
+        "reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; attempts={}",
         decision.reason.as_str(),
         plan.request.prompt_tokens,
         decision.cached_tokens,

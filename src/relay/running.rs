@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::cached_prefix::Caches;
-use super::plan::Plan;
+use super::plan::{Plan, cache_owner};
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};
@@ -154,6 +154,11 @@ impl Running {
         answer.await
     }
 
+    /// The dp rank that the request is pinned to.
+    pub(super) fn rank(&self) -> Option<u32> {
+        self.in_flight.rank()
+    }
+
     pub(super) fn worker(&self) -> &Arc<Worker> {
         self.in_flight.worker()
     }
@@ -172,10 +177,16 @@ pub(super) struct OptimisticInsert<'a> {
 }
 
 impl<'a> OptimisticInsert<'a> {
-    pub(super) fn new(caches: &'a Caches, now: Instant, worker: &Worker, plan: &'a Plan) -> Self {
+    pub(super) fn new(
+        caches: &'a Caches,
+        now: Instant,
+        (worker, rank): (&Worker, Option<u32>),
+        plan: &'a Plan,
+    ) -> Self {
+        let owner = cache_owner(worker, rank);
         let mut insert = Self {
             caches,
-            worker: worker.id,
+            worker: owner,
             blocks: &[],
             held_before: 0,
             is_shared: false,
@@ -185,16 +196,14 @@ impl<'a> OptimisticInsert<'a> {
             return insert;
         }
         let capacity_tokens = worker.cache_tokens.load(Relaxed);
-        let recorded = caches
-            .predicted
-            .record(now, worker.id, capacity_tokens, blocks);
+        let recorded = caches.predicted.record(now, owner, capacity_tokens, blocks);
         if let Some(news) = recorded.news {
             insert.blocks = &blocks[..news.end];
             insert.held_before = recorded.cached_blocks;
             // What the worker's KV events report, every replica learns from them.
             insert.is_shared = !plan.is_reported_by(worker);
             if insert.is_shared {
-                caches.routed.push(now, worker.id, blocks, news);
+                caches.routed.push(now, owner, blocks, news);
             }
         }
         insert

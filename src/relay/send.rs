@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use hyper::StatusCode;
 use tokio::time::Sleep;
 use tracing::warn;
 
@@ -21,6 +22,17 @@ use crate::observe;
 
 /// An engine may ask for a pause (Retry-After), but not for a longer one than this.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// Whether an engine may have refused a request because of the dp rank that it was pinned to.
+pub(super) fn may_refuse_rank(answer: &exchange::Answer) -> bool {
+    let names_rank = |first: &Bytes| {
+        let first = first.to_ascii_lowercase();
+        ["data_parallel_rank", "dp_rank", "data-parallel-rank"]
+            .iter()
+            .any(|name| memchr::memmem::find(&first, name.as_bytes()).is_some())
+    };
+    answer.head.status == StatusCode::BAD_REQUEST && answer.first.as_ref().is_some_and(names_rank)
+}
 
 impl Relay {
     /// Sends `asking`, a request that asks the engine to report cached blocks. An engine that refuses it gets
@@ -54,6 +66,26 @@ impl Relay {
             );
         }
         Ok(plain)
+    }
+
+    /// Sends a request once more that an engine refused, without the dp rank that it was pinned to. An engine that then takes
+    /// it has fewer ranks than it reports KV events of, and gets no pinned requests any more.
+    pub(super) async fn send_unpinned(
+        &self,
+        job: &Job<'_>,
+        body: &Bytes,
+        sending: Sending<'_>,
+        worker: &Arc<Worker>,
+        refused: exchange::Answer,
+    ) -> Result<exchange::Answer, exchange::Error> {
+        let answer = exchange::attempt(job, body, sending, worker, refused.timer).await?;
+        if answer.head.status.is_success() && !worker.refuses_ranks.swap(true, Relaxed) {
+            warn!(
+                worker = %worker.name,
+                "engine refuses requests for a data-parallel rank that has KV events; requests are pinned to none of its ranks any more (does events.ranks agree with its --data-parallel-size?)"
+            );
+        }
+        Ok(answer)
     }
 
     /// The same for a request that asks for token ids, so that its stream can go on on another worker.

@@ -35,8 +35,22 @@ pub struct Settings {
     /// Where usage is counted for tenants or written to the usage log, engines are asked for that of each stream
     /// (`stream_options.include_usage`). Clients that did not ask for it do not get it.
     pub stream_usage: bool,
+    /// Whether requests for a worker with several data-parallel ranks are sent to the rank that has most of the prompt
+    /// cached, by the header `x-data-parallel-rank`.
+    pub pin_ranks: PinRanks,
     /// Settings for experts.
     pub advanced: Retries,
+}
+
+/// Whether requests name the data-parallel rank that is to compute them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum PinRanks {
+    /// Where the ranks are known by their KV events, and the engine's version takes the header with the request's API.
+    #[default]
+    Auto,
+    /// The engine chooses: for one whose own balancing must see all requests. Only what every rank has cached counts then.
+    Never,
 }
 
 impl Default for Settings {
@@ -50,6 +64,7 @@ impl Default for Settings {
             request_timeout: Duration::from_secs(1_800),
             decision_header: true,
             stream_usage: true,
+            pin_ranks: PinRanks::Auto,
             advanced: Retries::default(),
         }
     }

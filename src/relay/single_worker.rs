@@ -1,5 +1,6 @@
 //! One attempt at one worker, which computes the prompt and generates the answer.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -14,6 +15,7 @@ use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, PrefillLeg, S
 use super::plan::Plan;
 use super::retries::Attempts;
 use super::running::{OptimisticInsert, Running};
+use super::send::may_refuse_rank;
 use super::traced;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
@@ -44,6 +46,7 @@ impl Relay {
         debug!(
             id = %job.id,
             worker = %worker.name,
+            rank = decision.rank,
             reason = decision.reason.as_str(),
             cost = decision.cost,
             cached_tokens = decision.cached_tokens,
@@ -52,7 +55,9 @@ impl Relay {
         );
         let chosen = (worker, &decision);
         let mut span = traced::begin_try(job, plan, now, chosen, None, attempts.count());
-        let insert = OptimisticInsert::new(&self.caches, now, worker, plan);
+        let is_refused = || worker.refuses_ranks.load(Relaxed);
+        let rank = decision.rank.filter(|_| !is_refused());
+        let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self
             .queue
             .as_ref()
@@ -70,6 +75,7 @@ impl Relay {
                 request.prompt_tokens,
                 cached_tokens(&decision),
             )
+            .at_rank(rank)
             .sent_at(now),
             Some(_) => InFlight::decoding(worker.clone(), request.prompt_tokens),
         };
@@ -80,7 +86,7 @@ impl Relay {
         let mut running = Running::new(
             in_flight,
             match is_planned {
-                true => plan.expect(&self.caches, worker),
+                true => plan.expect(&self.caches, worker, rank),
                 false => SmallVec::new(),
             },
             is_planned
@@ -111,6 +117,7 @@ impl Relay {
         let body = with_id.as_ref().unwrap_or(body);
         let sending = Sending {
             kind: RequestKind::Whole,
+            rank,
             may_resend: attempts.cuts() == 0,
             carried,
             span: span.as_deref(),
@@ -130,6 +137,18 @@ impl Relay {
                     self.send_asking(job, (&asking, body), sending, plan, worker, timer)
                         .await
                 }
+            }
+        };
+        let sent = async {
+            match sent.await {
+                Ok(answer) if rank.is_some() && may_refuse_rank(&answer) => {
+                    let sending = Sending {
+                        rank: None,
+                        ..sending
+                    };
+                    self.send_unpinned(job, body, sending, worker, answer).await
+                }
+                sent => sent,
             }
         };
         let sent = match unseen_prefill {
@@ -161,7 +180,10 @@ impl Relay {
                 debug!(id = %job.id, worker = %other.name, "the gateway sent the request to another worker");
                 running.move_to(InFlight::new(other.clone(), request.prompt_tokens, 0));
                 drop(insert);
-                (OptimisticInsert::new(&self.caches, now, other, plan), other)
+                (
+                    OptimisticInsert::new(&self.caches, now, (other, None), plan),
+                    other,
+                )
             }
         };
         if answer.head.status.is_success() {

@@ -18,6 +18,8 @@ pub struct RequestSummary {
     pub requested_model: Option<Model>,
     /// The worker whose answer was passed on, or the last one that was tried.
     pub worker: Option<Arc<str>>,
+    /// The dp rank of that worker that the request was pinned to.
+    pub rank: Option<u32>,
     /// The worker that computed the prompt of a disaggregated request.
     pub prefill_worker: Option<Arc<str>>,
     /// Why that worker was chosen.

@@ -154,6 +154,7 @@ impl Candidate {
     fn decision(&self, share: &Share, reason: Reason) -> Decision {
         Decision {
             worker_index: self.index,
+            rank: None,
             reason,
             cached_tokens: self.cached_tokens,
             new_tokens: share.new_tokens,

@@ -38,6 +38,7 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
     let new_tokens = cost::new_tokens(settings, request, &cached);
     Some(Decision {
         worker_index,
+        rank: None,
         reason,
         cached_tokens: cached.tokens(),
         new_tokens,
@@ -77,6 +78,7 @@ fn cache_aware(
     {
         return Some(Decision {
             worker_index: preferred.index,
+            rank: None,
             reason: Reason::PrefixHash,
             cached_tokens: preferred.cached.tokens(),
             new_tokens: preferred.new_tokens,
@@ -85,6 +87,7 @@ fn cache_aware(
     }
     Some(Decision {
         worker_index: best.index,
+        rank: None,
         reason: cache_aware_reason(request, best.new_tokens, search.min_new_tokens),
         cached_tokens: best.cached.tokens(),
         new_tokens: best.new_tokens,

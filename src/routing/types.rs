@@ -211,6 +211,9 @@ impl Reason {
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Decision {
     pub worker_index: usize,
+    /// The dp rank of the worker, if the request is pinned to one. Deciders choose among indices of a view and leave it
+    /// to the caller, who knows what an index stands for.
+    pub rank: Option<u32>,
     pub reason: Reason,
     /// Length of its cached prefix, in all tiers.
     pub cached_tokens: u32,

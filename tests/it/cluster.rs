@@ -753,6 +753,8 @@ impl Engine {
 #[derive(Debug)]
 pub(crate) struct Decided {
     pub(crate) worker: String,
+    /// The dp rank that the request was pinned to.
+    pub(crate) rank: Option<usize>,
     pub(crate) reason: String,
     pub(crate) cached_tokens: u64,
     pub(crate) tries: u32,
@@ -760,16 +762,15 @@ pub(crate) struct Decided {
 
 impl Decided {
     fn of(header: &str) -> Self {
-        let field = |name: &str| {
+        let find = |name: &str| {
             let mut pairs = header.split("; ").filter_map(|pair| pair.split_once('='));
             let found = pairs.find(|(key, _)| *key == name);
-            found.map_or_else(
-                || panic!("no {name} in {header:?}"),
-                |(_, value)| value.to_owned(),
-            )
+            found.map(|(_, value)| value.to_owned())
         };
+        let field = |name: &str| find(name).unwrap_or_else(|| panic!("no {name} in {header:?}"));
         Self {
             worker: field("worker"),
+            rank: find("rank").map(|rank| rank.parse().unwrap()),
             reason: field("reason"),
             cached_tokens: field("cached_tokens").parse().unwrap(),
             tries: field("attempts").parse().unwrap(),

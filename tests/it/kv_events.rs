@@ -5,6 +5,7 @@ mod exact;
 mod faults;
 mod followed;
 mod joins;
+mod ranks;
 mod restarts;
 mod routed;
 mod silence;

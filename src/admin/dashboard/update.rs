@@ -123,7 +123,12 @@ fn row(decision: &RecordedDecision) -> Value {
         _ => &it.workers,
     };
     let mut scores = scores.iter();
-    let score = scores.find(|score| Some(&score.worker) == computes);
+    let rank = it.chosen_rank.filter(|_| prefill.is_none());
+    let score = scores.find(|score| Some(&score.worker) == computes && score.rank == rank);
+    let chosen = it.chosen.as_ref().map(|chosen| match it.chosen_rank {
+        Some(rank) => format!("{chosen} rank {rank}"),
+        None => chosen.clone(),
+    });
     json!([
         decision.number,
         decision.at_unix_ms,
@@ -131,7 +136,7 @@ fn row(decision: &RecordedDecision) -> Value {
         decision.api,
         it.policy,
         it.reason,
-        it.chosen,
+        chosen,
         prefill,
         it.prompt_tokens,
         score.map(|score| score.cached_tokens),

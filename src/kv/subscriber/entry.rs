@@ -28,6 +28,7 @@ const MAX_RECORDED_TOKENS: usize = 4_096;
 
 #[derive(Debug)]
 pub(super) struct RankEntry {
+    pub(super) rank: u32,
     /// The tree's state; both are false while it is cold or stale.
     pub(super) is_live: AtomicBool,
     pub(super) is_partial: AtomicBool,
@@ -74,6 +75,7 @@ impl RankEntry {
         tree_requests: mpsc::Sender<TreeRequest>,
     ) -> Self {
         Self {
+            rank: status.rank,
             is_live: AtomicBool::new(false),
             is_partial: AtomicBool::new(false),
             was_connected: AtomicBool::new(false),

@@ -63,14 +63,22 @@ impl StatusSnapshot<'_> {
     /// Whether all `ranks` of a worker have been connected at least once, and are not silent. A worker that advertises
     /// an unreachable endpoint has no usable events.
     pub fn reports(&self, worker: WorkerId, ranks: u32) -> bool {
-        let is_usable = |rank: &Arc<RankEntry>| {
-            rank.was_connected.load(Relaxed) && !rank.is_silent.load(Relaxed)
-        };
         self.board
             .of(worker)
             .get(&worker)
             .is_some_and(|entries| entries.len() >= ranks as usize && entries.iter().all(is_usable))
     }
+
+    /// The same of one rank.
+    pub fn rank_reports(&self, worker: WorkerId, rank: u32) -> bool {
+        let entries = self.board.of(worker);
+        let entries = entries.get(&worker);
+        entries.is_some_and(|entries| entries.iter().any(|it| it.rank == rank && is_usable(it)))
+    }
+}
+
+fn is_usable(rank: &Arc<RankEntry>) -> bool {
+    rank.was_connected.load(Relaxed) && !rank.is_silent.load(Relaxed)
 }
 
 /// What is known of a worker's cache, all of its ranks together.

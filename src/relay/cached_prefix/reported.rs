@@ -1,10 +1,10 @@
-//! What the workers of a group reported of one prompt, and what they are computing of it.
+//! What workers and their dp ranks reported of one prompt, and what they are computing of it.
 
 use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::fleet::Group;
+use crate::fleet::Places;
 use crate::kv::index::RankPrefix;
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::relay::prompt_blocks::TokenBlocks;
@@ -35,11 +35,11 @@ pub(in crate::relay) fn cached(prefix: &RankPrefix, size: u32) -> Cached {
     }
 }
 
-/// What one worker has cached of a prompt.
+/// What is cached of a prompt at one place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerPrefix {
-    pub(super) worker_index: u32,
-    /// How many of its dp ranks reported any block.
+    pub(super) place: u32,
+    /// How many of the dp ranks that may get the request reported any block.
     ranks: u32,
     pub(super) cached: Cached,
     /// Tokens in the GPU that `cached` is worth.
@@ -47,11 +47,11 @@ pub(super) struct WorkerPrefix {
     pub(super) source: PrefixSource,
 }
 
-/// The prefixes of a group's workers. A lookup by worker is one step, since every worker may own a
+/// The prefixes at the places of a request. A lookup by place is one step, since every worker may own a
 /// prompt's first blocks.
 #[derive(Debug)]
 pub(super) struct ReportedPrefixes {
-    /// For each worker one plus its position in `list`, or 0.
+    /// For each place one plus its position in `list`, or 0.
     positions: Vec<u32>,
     list: Vec<WorkerPrefix>,
 }
@@ -60,20 +60,20 @@ impl ReportedPrefixes {
     /// Looks up a prompt: what events reported, or, where it is worth more, what is unconfirmed.
     pub(super) fn find(
         prompt: &TokenBlocks,
-        group: &Group,
+        places: Places<'_>,
         unconfirmed: &UnconfirmedBlocks,
         credit: &TierCredit,
         now: Instant,
         max_owners: usize,
     ) -> Self {
-        let mut found = Self::find_exact(prompt, group, credit);
+        let mut found = Self::find_exact(prompt, places, credit);
         for sized in &prompt.sizes {
             for owner in unconfirmed.overlap(now, &sized.prefix_keys, max_owners) {
-                let Some(worker_index) = group.worker_indices.get(&owner.worker) else {
+                let Some(place) = places.of_cache_owner(owner.worker) else {
                     continue;
                 };
                 let tokens = owner.blocks.saturating_mul(sized.shape.size.get());
-                let prefix = found.entry(*worker_index);
+                let prefix = found.entry(place);
                 if prefix.credit < tokens {
                     prefix.set_in_gpu(tokens, PrefixSource::Unconfirmed);
                 }
@@ -82,11 +82,11 @@ impl ReportedPrefixes {
         found
     }
 
-    /// What events reported. Of a worker with several dp ranks the one with the least counts, since the
-    /// request may go to any of them.
-    fn find_exact(prompt: &TokenBlocks, group: &Group, credit: &TierCredit) -> Self {
+    /// What events reported. Where a request cannot be pinned to one of a worker's dp ranks, the one with the least
+    /// counts, since the request may go to any of them.
+    fn find_exact(prompt: &TokenBlocks, places: Places<'_>, credit: &TierCredit) -> Self {
         let mut reported = Self {
-            positions: vec![0; group.workers.len()],
+            positions: vec![0; places.len()],
             list: Vec::new(),
         };
         let mut found = Vec::new();
@@ -95,12 +95,12 @@ impl ReportedPrefixes {
             sized.index.overlap(prompt.root, &sized.locals, &mut found);
             for rank in &found {
                 // None for a worker that is down or serves another model.
-                let Some(worker_index) = group.worker_indices.get(&rank.worker) else {
+                let Some(place) = places.of_rank(rank.worker, rank.rank) else {
                     continue;
                 };
                 let cached = cached(rank, sized.shape.size.get());
                 let worth = cached.credit(credit);
-                let prefix = reported.entry(*worker_index);
+                let prefix = reported.entry(place);
                 if prefix.ranks == 0 || worth < prefix.credit {
                     prefix.cached = cached;
                     prefix.credit = worth;
@@ -109,7 +109,7 @@ impl ReportedPrefixes {
             }
         }
         for prefix in &mut reported.list {
-            let has_rank_without = prefix.ranks != group.event_ranks[prefix.worker_index as usize];
+            let has_rank_without = prefix.ranks != places.event_ranks(prefix.place as usize);
             if has_rank_without {
                 prefix.cached = Cached::default();
                 prefix.credit = 0;
@@ -118,11 +118,11 @@ impl ReportedPrefixes {
         reported
     }
 
-    pub(super) fn entry(&mut self, worker_index: usize) -> &mut WorkerPrefix {
-        let position = &mut self.positions[worker_index];
+    pub(super) fn entry(&mut self, place: usize) -> &mut WorkerPrefix {
+        let position = &mut self.positions[place];
         if *position == 0 {
             self.list.push(WorkerPrefix {
-                worker_index: worker_index as u32,
+                place: place as u32,
                 ranks: 0,
                 cached: Cached::default(),
                 credit: 0,
@@ -134,12 +134,12 @@ impl ReportedPrefixes {
     }
 
     #[inline]
-    pub(super) fn get(&self, worker_index: usize) -> Option<&WorkerPrefix> {
-        let position = self.positions[worker_index].checked_sub(1)?;
+    pub(super) fn get(&self, place: usize) -> Option<&WorkerPrefix> {
+        let position = self.positions[place].checked_sub(1)?;
         Some(&self.list[position as usize])
     }
 
-    /// The workers that have any of the prompt cached.
+    /// The places with any of the prompt cached.
     pub(super) fn with_credit(&self) -> impl Iterator<Item = &WorkerPrefix> {
         self.list.iter().filter(|prefix| prefix.credit > 0)
     }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-/// Keeps the `max` workers with the greatest keys: credit first, then the request's own order.
+/// Keeps the `max` places with the greatest keys: credit first, then the request's own order.
 pub(super) struct Top {
     max: usize,
     items: SmallVec<[((u32, u64), usize); 8]>,
@@ -29,10 +29,10 @@ impl Top {
                 .is_some_and(|least| key > least.0)
     }
 
-    pub(super) fn add(&mut self, key: (u32, u64), worker_index: usize) {
+    pub(super) fn add(&mut self, key: (u32, u64), place: usize) {
         match self.items.len() < self.max {
-            true => self.items.push((key, worker_index)),
-            false => self.items[self.least] = (key, worker_index),
+            true => self.items.push((key, place)),
+            false => self.items[self.least] = (key, place),
         }
         if self.items.len() == self.max {
             let positions = 0..self.items.len();
@@ -53,7 +53,7 @@ impl Top {
         }
     }
 
-    pub(super) fn workers(&self) -> impl Iterator<Item = usize> {
-        self.items.iter().map(|(_, worker_index)| *worker_index)
+    pub(super) fn places(&self) -> impl Iterator<Item = usize> {
+        self.items.iter().map(|(_, place)| *place)
     }
 }

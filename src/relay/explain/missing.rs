@@ -69,6 +69,7 @@ impl Relay {
             tokens_known: false,
             tokens: None,
             chosen: None,
+            chosen_rank: None,
             reason: None,
             explanation: Some(explanation),
             candidates: 0,

@@ -1,9 +1,21 @@
 //! Explains a decision in one sentence. No I/O.
 
+use std::borrow::Cow;
+
 use super::types::Score;
 use crate::relay::choice::NotDisaggregated;
 use crate::routing::pair::LocalReason;
 use crate::routing::{Cached, Reason};
+
+impl Score {
+    /// The worker's name, with its rank if requests are pinned to it.
+    fn name(&self) -> Cow<'_, str> {
+        match self.rank {
+            None => Cow::Borrowed(&self.worker),
+            Some(rank) => Cow::Owned(format!("{} rank {rank}", self.worker)),
+        }
+    }
+}
 
 /// Why a worker was chosen.
 pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_tokens: u32) -> String {
@@ -23,11 +35,13 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         Reason::LowerCost => {
             let others = all
                 .iter()
-                .filter(|score| score.is_usable && score.worker != chosen.worker);
+                .filter(|score| score.is_usable && score.name() != chosen.name());
             let best_cached = others.min_by_key(|other| other.new_tokens).map(|other| {
                 format!(
                     "; {} has {} cached and {} queued tokens",
-                    other.worker, other.cached_tokens, other.queued_tokens
+                    other.name(),
+                    other.cached_tokens,
+                    other.queued_tokens
                 )
             });
             format!("lowest cost: {prefix}{}", best_cached.unwrap_or_default())
@@ -104,6 +118,7 @@ mod tests {
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {
         Score {
             worker: worker.to_owned(),
+            rank: None,
             is_usable: true,
             unusable_reason: None,
             circuit_breaker: State::Closed,

@@ -26,6 +26,9 @@ pub struct Explanation {
     pub tokens: Option<Tokens>,
     /// The chosen worker.
     pub chosen: Option<String>,
+    /// The dp rank of it that the request would be pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chosen_rank: Option<u32>,
     pub reason: Option<Reason>,
     /// The reason as a sentence.
     pub explanation: Option<String>,
@@ -102,10 +105,15 @@ pub struct Tokens {
     pub unknown_bytes: usize,
 }
 
-/// One worker, as a decision sees it.
+/// One worker or one of its dp ranks, as a decision sees it.
 #[derive(Debug, Serialize)]
 pub struct Score {
     pub worker: String,
+    /// The dp rank, if requests are pinned to it. Then what is cached and the load are its own; of what is pinned to none,
+    /// and of other replicas and clients, it counts as much as each other rank. `load.peers` and `load.foreign_requests`
+    /// are the worker's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
     pub is_usable: bool,
     pub unusable_reason: Option<String>,
     pub circuit_breaker: circuit_breaker::State,

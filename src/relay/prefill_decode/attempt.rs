@@ -188,8 +188,8 @@ impl LegContext<'_> {
             info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
         let worker = &choice.worker;
-        OptimisticInsert::new(&relay.caches, now, worker, plan).confirm();
-        for coming in plan.expect(&relay.caches, worker) {
+        OptimisticInsert::new(&relay.caches, now, (worker, None), plan).confirm();
+        for coming in plan.expect(&relay.caches, worker, None) {
             coming.on_first_token(now);
         }
     }

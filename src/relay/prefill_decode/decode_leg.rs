@@ -37,7 +37,8 @@ impl LegContext<'_> {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
         let sending = Sending {
-            kind: RequestKind::Leg { rank: None },
+            kind: RequestKind::Leg,
+            rank: None,
             may_resend: false,
             carried: None,
             span,

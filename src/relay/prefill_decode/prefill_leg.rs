@@ -37,13 +37,13 @@ impl LegContext<'_> {
         let chosen = (worker, &prefill.decision);
         let leg = Some(Leg::Prefill);
         let mut span = traced::begin_try(job, plan, now, chosen, leg, self.attempts.count());
-        let insert = OptimisticInsert::new(&relay.caches, now, worker, plan);
+        let insert = OptimisticInsert::new(&relay.caches, now, (worker, None), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens).sent_at(now),
-            plan.expect(&relay.caches, worker),
+            plan.expect(&relay.caches, worker, None),
             plan.check(&relay.caches.tokenizer_check, now, worker),
             report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
         );
@@ -65,7 +65,8 @@ impl LegContext<'_> {
         let may_resend = !settings.connector.needs_bootstrap() && self.attempts.cuts() == 0;
         let rank = transfer.rank();
         let sending = Sending {
-            kind: RequestKind::Leg { rank },
+            kind: RequestKind::Leg,
+            rank,
             may_resend,
             carried: None,
             span: span.as_deref(),

@@ -71,7 +71,7 @@ impl LegContext<'_> {
             prompt_tokens = tokens,
             "workers chosen for a prefill and a decode leg"
         );
-        let insert = OptimisticInsert::new(&relay.caches, started, &prefill.worker, plan);
+        let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, None), plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let mut counted = InFlight::new(prefill.worker.clone(), tokens, cached_tokens);
         if plan.is_stream {
@@ -80,7 +80,7 @@ impl LegContext<'_> {
         }
         let mut computing = Running::new(
             counted,
-            plan.expect(&relay.caches, &prefill.worker),
+            plan.expect(&relay.caches, &prefill.worker, None),
             plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
             None,
         );
@@ -100,7 +100,8 @@ impl LegContext<'_> {
             let body = legs.meeting_decode(&room);
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
             let sending = Sending {
-                kind: RequestKind::Leg { rank: None },
+                kind: RequestKind::Leg,
+                rank: None,
                 // The room may be used already.
                 may_resend: false,
                 carried: None,
@@ -186,7 +187,8 @@ impl LegContext<'_> {
         limit: Instant,
     ) -> Pin<Box<dyn Future<Output = PrefillEnd> + Send>> {
         let sending = Sending {
-            kind: RequestKind::Leg { rank: room.rank() },
+            kind: RequestKind::Leg,
+            rank: room.rank(),
             may_resend: false,
             carried: None,
             span: None,

@@ -1,6 +1,8 @@
 //! Without faults, the router knows every engine's cache block by block.
 
 use serde_json::json;
+use warmroute::config::Config;
+use warmroute::relay::PinRanks;
 use warmroute::sim::worker::Settings;
 use warmroute::sim::worker::publisher::{self, Hashes, Layout};
 
@@ -215,7 +217,7 @@ async fn adapters_and_salts_share_nothing_with_each_other() {
 }
 
 /// Consecutive ports for two ranks, and for their replays.
-async fn two_ranks(name: &str) -> Engine {
+pub(super) async fn two_ranks(name: &str) -> Engine {
     loop {
         // Below those that outgoing connections take.
         let port = fastrand::u16(10_000..30_000);
@@ -236,9 +238,10 @@ async fn two_ranks(name: &str) -> Engine {
 }
 
 #[tokio::test]
-async fn every_rank_has_its_tree_and_a_worker_counts_by_the_poorest() {
+async fn every_rank_has_its_tree_and_where_none_is_pinned_to_a_worker_counts_by_the_poorest() {
     for wire in BOTH {
-        let followed = Followed::of(wire, vec![two_ranks("w0").await], |_| {}).await;
+        let unpinned = |config: &mut Config| config.requests.pin_ranks = PinRanks::Never;
+        let followed = Followed::of(wire, vec![two_ranks("w0").await], unpinned).await;
         let engine = followed.engine(0);
         assert_eq!(engine.events.len(), 2);
         Prompt::new(1, 100).to_rank(engine, 0).await;

@@ -8,7 +8,7 @@ const QUEUED = "warmroute_worker_queued_tokens";
 /** `explanation`: the answer of /explain or of /dashboard/decision. */
 export function explained(explanation) {
   const { model, policy, prompt_tokens: tokens, chosen, reason, disaggregation, excluded } = explanation;
-  const head = chosen ? [h("b", {}, chosen), ` by ${words(policy)}: `, h("span", { class: "pill" }, words(reason ?? ""))] : ["No worker can take this request."];
+  const head = chosen ? [h("b", {}, place(chosen, explanation.chosen_rank)), ` by ${words(policy)}: `, h("span", { class: "pill" }, words(reason ?? ""))] : ["No worker can take this request."];
   const facts = h(
     "p",
     { class: "quiet" },
@@ -21,10 +21,10 @@ export function explained(explanation) {
   const parts = [h("p", { class: "choice" }, head), explanation.explanation ? h("p", { class: "why" }, `${explanation.explanation}.`) : null, facts];
   if (disaggregation) {
     parts.push(h("h4", {}, disaggregation.is_disaggregated ? "Prefill worker" : "No prefill worker"), h("p", { class: "why" }, `${disaggregation.explanation}.`));
-    if (disaggregation.is_disaggregated) parts.push(candidates(disaggregation.workers, disaggregation.prefill, tokens, "Prefill workers"));
+    if (disaggregation.is_disaggregated) parts.push(candidates(disaggregation.workers, place(disaggregation.prefill), tokens, "Prefill workers"));
     parts.push(h("h4", {}, "Decode worker"));
   }
-  parts.push(candidates(explanation.workers, chosen, tokens, "Candidates", explanation.candidates));
+  parts.push(candidates(explanation.workers, place(chosen, explanation.chosen_rank), tokens, "Candidates", explanation.candidates));
   if (excluded?.length > 0) {
     const shown = excluded.slice(0, 20).map((it) => h("li", {}, h("b", {}, it.worker), ` ${it.reason}`));
     parts.push(h("h4", {}, "Workers that take no requests"), h("ul", { class: "plainlist" }, shown, excluded.length > 20 ? h("li", { class: "quiet" }, `and ${excluded.length - 20} more`) : null));
@@ -32,17 +32,23 @@ export function explained(explanation) {
   return h("div", { class: "explained" }, parts.filter((part) => part !== null));
 }
 
+/** A worker's name, with the data-parallel rank if requests are pinned to it. */
+function place(worker, rank) {
+  return rank === undefined ? worker : `${worker} rank ${rank}`;
+}
+
 function candidates(workers, chosen, tokens, title, all) {
   if (workers.length === 0) return empty("There are no candidates.");
-  const sorted = [...workers].sort((a, b) => (b.worker === chosen) - (a.worker === chosen) || b.is_usable - a.is_usable || a.cost - b.cost);
+  const sorted = [...workers].sort((a, b) => (place(b.worker, b.rank) === chosen) - (place(a.worker, a.rank) === chosen) || b.is_usable - a.is_usable || a.cost - b.cost);
   const highest = Math.max(1, ...sorted.map((it) => it.cost));
   const rows = sorted.map((it) => {
     const share = tokens > 0 ? it.cached_tokens / tokens : 0;
-    const isChosen = it.worker === chosen;
+    const name = place(it.worker, it.rank);
+    const isChosen = name === chosen;
     return h(
       "tr",
       { class: `${isChosen ? "chosen" : ""}${it.is_usable ? "" : " unusable"}` },
-      h("th", { scope: "row" }, isChosen ? "✓ " : "", it.worker, isChosen ? h("span", { class: "unseen" }, " (chosen)") : null, it.is_usable ? null : h("span", { class: "problem" }, ` ${it.unusable_reason ?? "not usable"}`)),
+      h("th", { scope: "row" }, isChosen ? "✓ " : "", name, isChosen ? h("span", { class: "unseen" }, " (chosen)") : null, it.is_usable ? null : h("span", { class: "problem" }, ` ${it.unusable_reason ?? "not usable"}`)),
       h("td", {}, cachedBar(share, it)),
       metric(h("td", { class: "number" }, count(it.new_tokens)), "tokens to compute; those in CPU memory or on disk count in part"),
       metric(h("td", { class: "number" }, count(it.queued_tokens)), QUEUED),

@@ -1,0 +1,308 @@
+//! The places that a request can be sent to: a group's workers, or, where requests can be pinned, the dp ranks of those
+//! that have several. Pure.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::engine::Engine;
+use super::events::Events;
+use super::group::Group;
+use super::status::Status;
+use super::worker::Worker;
+use crate::ids::WorkerId;
+
+/// What engines take the header `x-data-parallel-rank` with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinnedApi {
+    /// Chat, completions and Messages.
+    Chat,
+    Responses,
+}
+
+/// The first vLLM that pins requests of the Responses API. Earlier ones ignore the header there.
+const RESPONSES_PINNED_SINCE: (u32, u32) = (0, 33);
+
+/// How many dp ranks of a worker requests of an API can be pinned to: all of them, or none.
+pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
+    let facts = &status.facts;
+    let (count, are_all) = match &status.worker.events {
+        Events::Off => (0, true),
+        Events::At(endpoints) => (endpoints.len() as u32, true),
+        Events::Auto => {
+            let count = facts.event_endpoints.len() as u32;
+            // A rank whose publisher cannot be used is a rank too, and then it is not known how many there are.
+            let are_all = facts.unusable_events.is_empty()
+                && facts.event_endpoints.keys().copied().eq(0..count);
+            (count, are_all)
+        }
+    };
+    let fits = || {
+        let last = status.worker.id.at_rank(count - 1);
+        last.is_some()
+    };
+    let takes_rank = || match (facts.engine, api) {
+        (Engine::Sglang, _) => true,
+        (Engine::Vllm, PinnedApi::Chat) => facts.version.is_some(),
+        (Engine::Vllm, PinnedApi::Responses) => {
+            status.speaks_chat_only()
+                || facts.version.as_deref().and_then(release) >= Some(RESPONSES_PINNED_SINCE)
+        }
+    };
+    match count > 1 && are_all && fits() && takes_rank() {
+        true => count,
+        false => 0,
+    }
+}
+
+/// Major and minor number of a version.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.trim_start_matches('v').split('.');
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?;
+    let end = minor.find(|c: char| !c.is_ascii_digit());
+    let minor = minor[..end.unwrap_or(minor.len())].parse().ok()?;
+    Some((major, minor))
+}
+
+/// Each worker's places, where some worker has several.
+#[derive(Debug)]
+pub(super) struct RankPlaces {
+    /// The worker's index and its rank.
+    places: Vec<(usize, Option<u32>)>,
+    /// For each worker its first place; then the number of all places.
+    first: Vec<usize>,
+}
+
+impl RankPlaces {
+    /// `ranks`: for each worker how many ranks can be pinned to. `None` if that is none for all workers.
+    pub(super) fn new(ranks: &[u32]) -> Option<Self> {
+        if ranks.iter().all(|ranks| *ranks == 0) {
+            return None;
+        }
+        let (mut places, mut first) = (Vec::new(), vec![0]);
+        for (worker_index, ranks) in ranks.iter().enumerate() {
+            match ranks {
+                0 => places.push((worker_index, None)),
+                _ => places.extend((0..*ranks).map(|rank| (worker_index, Some(rank)))),
+            }
+            first.push(places.len());
+        }
+        Some(Self { places, first })
+    }
+
+    fn of_worker(&self, worker_index: usize) -> Range<usize> {
+        self.first[worker_index]..self.first[worker_index + 1]
+    }
+}
+
+/// The places for one request, by number. Without ranks to pin to the number is the worker's index.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    group: &'a Group,
+    ranks: Option<&'a RankPlaces>,
+}
+
+impl<'a> From<&'a Group> for Places<'a> {
+    /// The workers.
+    fn from(group: &'a Group) -> Self {
+        Self { group, ranks: None }
+    }
+}
+
+impl<'a> Places<'a> {
+    /// `pinned`: the API of a request that may be pinned to a rank.
+    pub fn new(group: &'a Group, pinned: Option<PinnedApi>) -> Self {
+        let ranks = match pinned {
+            None => None,
+            Some(PinnedApi::Chat) => group.chat_ranks.as_ref(),
+            Some(PinnedApi::Responses) => group.responses_ranks.as_ref(),
+        };
+        Self { group, ranks }
+    }
+
+    pub fn group(self) -> &'a Group {
+        self.group
+    }
+
+    pub fn len(self) -> usize {
+        match self.ranks {
+            None => self.group.workers.len(),
+            Some(ranks) => ranks.places.len(),
+        }
+    }
+
+    pub fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
+    /// The places of some workers.
+    pub fn of_workers(self, workers: Range<usize>) -> Range<usize> {
+        match self.ranks {
+            None => workers,
+            Some(ranks) => ranks.first[workers.start]..ranks.first[workers.end],
+        }
+    }
+
+    #[inline]
+    pub fn worker_index(self, place: usize) -> usize {
+        match self.ranks {
+            None => place,
+            Some(ranks) => ranks.places[place].0,
+        }
+    }
+
+    #[inline]
+    pub fn worker(self, place: usize) -> &'a Arc<Worker> {
+        &self.group.workers[self.worker_index(place)]
+    }
+
+    /// The rank to pin a request to that is sent there.
+    #[inline]
+    pub fn rank(self, place: usize) -> Option<u32> {
+        self.ranks.and_then(|ranks| ranks.places[place].1)
+    }
+
+    /// How many ranks of its worker requests are pinned to.
+    pub fn ranks_beside(self, place: usize) -> u32 {
+        self.ranks.map_or(1, |ranks| {
+            ranks.of_worker(ranks.places[place].0).len() as u32
+        })
+    }
+
+    /// How many ranks may get a request that is sent there, of those that publish KV events.
+    #[inline]
+    pub fn event_ranks(self, place: usize) -> u32 {
+        match self.rank(place) {
+            None => self.group.event_ranks[self.worker_index(place)],
+            Some(_) => 1,
+        }
+    }
+
+    /// Where a request may use what a rank of a worker has cached. `None` for a worker that is down or serves another
+    /// model.
+    #[inline]
+    pub fn of_rank(self, worker: WorkerId, rank: u32) -> Option<usize> {
+        let worker_index = *self.group.worker_indices.get(&worker)?;
+        let Some(ranks) = self.ranks else {
+            return Some(worker_index);
+        };
+        let of_worker = ranks.of_worker(worker_index);
+        let place = match ranks.places[of_worker.start].1 {
+            None => of_worker.start,
+            Some(_) => of_worker.start + rank as usize,
+        };
+        of_worker.contains(&place).then_some(place)
+    }
+
+    /// Whose cache it is in predictions, and of unconfirmed blocks.
+    pub fn cache_owner(self, place: usize) -> WorkerId {
+        let worker = self.worker(place).id;
+        let rank = self.rank(place).and_then(|rank| worker.at_rank(rank));
+        rank.unwrap_or(worker)
+    }
+
+    /// The place of such a cache. `None` where requests cannot be sent to just that: the cache of one of several ranks is
+    /// not that of the worker.
+    #[inline]
+    pub fn of_cache_owner(self, owner: WorkerId) -> Option<usize> {
+        let place = self.of_rank(owner.worker(), owner.rank().unwrap_or(0))?;
+        (self.rank(place) == owner.rank()).then_some(place)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fleet::events::Endpoint;
+    use crate::fleet::health::Health;
+    use crate::fleet::registry::tests::{facts, member, registry};
+    use crate::fleet::{Facts, Snapshot};
+
+    /// A fleet with one worker for each number of ranks, all of one version.
+    fn fleet(ranks: &[u32], version: Option<&str>, engine: Engine) -> Arc<Snapshot> {
+        let fleet = registry(&[]);
+        let members = ranks.iter().enumerate().map(|(number, ranks)| {
+            let mut member = member(&format!("w{number}"));
+            let endpoint = Endpoint::Zmq {
+                publisher: "tcp://*:5557".to_owned(),
+                replay: None,
+                topic: String::new(),
+            };
+            member.events = Events::At(vec![endpoint; *ranks as usize]);
+            member
+        });
+        fleet.set_members("static", members.collect());
+        for status in &fleet.snapshot().workers {
+            let known = Facts {
+                version: version.map(str::to_owned),
+                engine,
+                ..facts(&["m"])
+            };
+            fleet.set_facts(status.worker.id, known);
+            fleet.set_health(status.worker.id, Health::Up);
+        }
+        fleet.snapshot().clone()
+    }
+
+    fn places_of(snapshot: &Snapshot, api: PinnedApi) -> Vec<(usize, Option<u32>)> {
+        let places = Places::new(&snapshot.models["m"], Some(api));
+        let place = |place| (places.worker_index(place), places.rank(place));
+        (0..places.len()).map(place).collect()
+    }
+
+    #[test]
+    fn each_rank_of_a_worker_with_several_is_a_place() {
+        let snapshot = fleet(&[1, 3, 0], Some("0.32.0"), Engine::Vllm);
+        let expected = [
+            (0, None),
+            (1, Some(0)),
+            (1, Some(1)),
+            (1, Some(2)),
+            (2, None),
+        ];
+        assert_eq!(places_of(&snapshot, PinnedApi::Chat), expected);
+        let places = Places::new(&snapshot.models["m"], Some(PinnedApi::Chat));
+        assert_eq!(places.of_workers(1..2), 1..4);
+        assert_eq!([0, 1, 4].map(|place| places.event_ranks(place)), [1, 1, 0]);
+        assert_eq!([0, 1, 4].map(|place| places.ranks_beside(place)), [1, 3, 1]);
+        let worker = places.worker(1).id;
+        let found = [0, 2, 3].map(|rank| places.of_rank(worker, rank));
+        assert_eq!(found, [Some(1), Some(3), None]);
+        for place in 0..places.len() {
+            assert_eq!(
+                places.of_cache_owner(places.cache_owner(place)),
+                Some(place)
+            );
+        }
+        assert_eq!(places.of_cache_owner(worker), None);
+    }
+
+    #[test]
+    fn an_api_that_ignores_the_rank_has_the_workers_as_places() {
+        let check = |version, engine, api, expected: usize| {
+            let snapshot = fleet(&[2], version, engine);
+            assert_eq!(
+                places_of(&snapshot, api).len(),
+                expected,
+                "{version:?} {engine:?} {api:?}"
+            );
+        };
+        check(Some("0.32.1"), Engine::Vllm, PinnedApi::Chat, 2);
+        check(Some("0.32.1"), Engine::Vllm, PinnedApi::Responses, 1);
+        check(Some("0.33.0rc1"), Engine::Vllm, PinnedApi::Responses, 2);
+        check(Some("1.0"), Engine::Vllm, PinnedApi::Responses, 2);
+        check(Some("dev"), Engine::Vllm, PinnedApi::Responses, 1);
+        check(None, Engine::Vllm, PinnedApi::Chat, 1);
+        check(None, Engine::Sglang, PinnedApi::Responses, 2);
+    }
+
+    #[test]
+    fn a_cache_is_a_workers_or_one_of_its_ranks() {
+        let worker = WorkerId(7);
+        assert_eq!((worker.worker(), worker.rank()), (worker, None));
+        let rank = worker.at_rank(3).unwrap();
+        assert_eq!((rank.worker(), rank.rank()), (worker, Some(3)));
+        assert_eq!(rank.at_rank(1), None);
+        assert!(worker.at_rank(126).is_some() && worker.at_rank(127).is_none());
+    }
+}
