@@ -33,6 +33,7 @@ mod model;
 mod next_answer;
 mod outcome;
 mod output_cap;
+mod pinned_rank;
 mod plan;
 pub mod prefill_decode;
 pub mod prompt_blocks;

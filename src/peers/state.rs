@@ -376,6 +376,7 @@ impl State {
             inner
                 .gauges
                 .forget(now, |address| workers.is_listed(address));
+            workers.number_ranks(now, &mut inner.gauges.numbers);
             workers.set_all(now, &inner.table);
         }
     }

@@ -46,6 +46,18 @@ impl Workers {
         self.by_address.contains_key(address)
     }
 
+    /// Gives the dp ranks of workers that have several numbers of their own: routed prompts name them.
+    pub(super) fn number_ranks(&self, now: Instant, numbers: &mut Numbers) {
+        for status in &self.snapshot.workers {
+            let ranks = status.event_endpoints().len() as u32;
+            for rank in (0..ranks).filter(|_| ranks > 1) {
+                let address = status.worker.pool.address().into();
+                let rank = Some(rank);
+                numbers.number(now, &WorkerKey { address, rank });
+            }
+        }
+    }
+
     /// What this replica itself has at each worker.
     pub(super) fn own_loads(&self) -> impl Iterator<Item = (&Arc<str>, WorkerLoad)> {
         self.by_address.iter().map(|(address, worker)| {
@@ -89,7 +101,7 @@ impl Workers {
                 let (address, _) = workers.find(|(_, worker)| worker.id == id.worker())?;
                 known.known(&WorkerKey {
                     address: address.clone(),
-                    rank: None,
+                    rank: id.rank(),
                 })
             })
         })?;
@@ -111,8 +123,9 @@ impl Workers {
                 continue;
             };
             if let Some(worker) = self.by_address.get(&key.address) {
+                let rank = key.rank.and_then(|rank| worker.id.at_rank(rank));
                 workers.entry(number).or_insert(RoutedWorker {
-                    id: worker.id,
+                    id: rank.unwrap_or(worker.id),
                     cache_tokens: worker.cache_tokens.load(Relaxed),
                 });
             }

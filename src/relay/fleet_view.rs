@@ -145,7 +145,10 @@ impl<'a> FleetView<'a> {
 }
 
 /// The least busy of the places whose workers have the group's adapter in their GPUs.
-fn adapter_owners(places: Places<'_>, range: Range<usize>) -> SmallVec<[usize; MAX_ADAPTER_OWNERS]> {
+fn adapter_owners(
+    places: Places<'_>,
+    range: Range<usize>,
+) -> SmallVec<[usize; MAX_ADAPTER_OWNERS]> {
     let model = &places.group().model;
     let all = range.map(|place| places.worker(place)).enumerate();
     let owners = all.filter(|(_, worker)| worker.adapters.has(model));

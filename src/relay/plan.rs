@@ -16,9 +16,9 @@ use super::job::{ChatForm, Error};
 use super::kv_report_request::KvReportRequest;
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
+use super::pinned_rank::{self, cache_owner};
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
-use super::settings::PinRanks;
 use super::target::{Name, Names};
 use super::tokens::PromptTokens;
 use crate::fleet::model_lookup::Lookup;
@@ -228,7 +228,7 @@ impl Relay {
             queued: Duration::ZERO,
             continuation,
             report: None,
-            pinned: self.pinned_api(api),
+            pinned: pinned_rank::api_of(self.settings.pin_ranks, connector, api),
             group,
             model,
             prompt: Prompt { blocks, exact },
@@ -306,23 +306,6 @@ impl Relay {
             .ok_or_else(|| no_group(&snapshot, &self.names, model))
     }
 
-    /// How requests of an API are pinned to a dp rank, if they may be.
-    fn pinned_api(&self, api: Api) -> Option<PinnedApi> {
-        if self.settings.pin_ranks == PinRanks::Never || self.prefill_decode.is_some() {
-            return None;
-        }
-        match api {
-            Api::Chat | Api::Completions | Api::Messages => Some(PinnedApi::Chat),
-            Api::Responses => Some(PinnedApi::Responses),
-            Api::Embeddings
-            | Api::Rerank
-            | Api::Tokenize
-            | Api::Detokenize
-            | Api::CountTokens
-            | Api::Other => None,
-        }
-    }
-
     /// Updates the model's workers to the latest snapshot.
     pub(super) fn renew(&self, plan: &mut Plan) {
         if let Some(group) = self.fleet.snapshot().models.get(&plan.group.model) {
@@ -347,12 +330,6 @@ impl Relay {
             plan.request.seed,
         )
     }
-}
-
-/// Whose cache a worker's is in predictions, or that of one of its dp ranks.
-pub(super) fn cache_owner(worker: &Worker, rank: Option<u32>) -> WorkerId {
-    let rank = rank.and_then(|rank| worker.id.at_rank(rank));
-    rank.unwrap_or(worker.id)
 }
 
 /// The number of a prompt's blocks within its first [`PREFIX_KEY_BYTES`]. The same for all prompts that start with

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::cached_prefix::Caches;
-use super::plan::{Plan, cache_owner};
+use super::pinned_rank::cache_owner;
+use super::plan::Plan;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};

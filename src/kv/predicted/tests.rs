@@ -45,6 +45,26 @@ fn the_longest_prefix_comes_first() {
 }
 
 #[test]
+fn the_ranks_of_a_worker_are_caches_of_their_own_and_are_forgotten_with_it() {
+    let index = index(Settings::default());
+    let worker = WorkerId(1);
+    let [first, second] = [0, 1].map(|rank| worker.at_rank(rank).unwrap());
+    index.record(index.created, first, 0, &prompt(&[1, 2]));
+    index.record(index.created, second, 0, &prompt(&[1]));
+    let prompt = prompt(&[1, 2, 3]);
+    let lengths = [worker, first, second].map(|owner| index.depth(owner, &prompt));
+    assert_eq!(lengths, [0, 2, 1]);
+    assert_eq!(index.size(worker), (3, u64::from(3 * TOKENS)));
+    index.remove_expired(index.created, |listed| listed == worker);
+    assert_eq!(index.size(worker).0, 3);
+    index.forget(index.created, worker);
+    assert_eq!(
+        (index.size(worker), depths(&index, &prompt)),
+        ((0, 0), vec![])
+    );
+}
+
+#[test]
 fn among_owners_of_the_same_prefix_the_seed_picks() {
     let index = index(Settings::default());
     for worker in 0..10 {

@@ -50,6 +50,21 @@ fn a_prompt_counts_until_the_grace_period_after_its_first_token_ends() {
 }
 
 #[test]
+fn the_ranks_of_a_worker_are_forgotten_with_it() {
+    let (blocks, now) = unconfirmed(100);
+    let rank = A.at_rank(3).unwrap();
+    blocks.insert(rank, &prompt("abc")).on_first_token(now);
+    assert_eq!(
+        [rank, A].map(|owner| blocks.depth(now, owner, &prompt("abc"))),
+        [3, 0]
+    );
+    blocks.forget(B);
+    assert_eq!(blocks.depth(now, rank, &prompt("abc")), 3);
+    blocks.forget(A);
+    assert!(is_empty(&blocks));
+}
+
+#[test]
 fn a_request_that_its_worker_did_not_accept_leaves_nothing_behind() {
     let (blocks, now) = unconfirmed(100);
     let first = blocks.insert(A, &prompt("abc"));

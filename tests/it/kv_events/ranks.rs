@@ -6,8 +6,9 @@ use warmroute::sim::worker::Settings;
 
 use super::exact::two_ranks;
 use super::followed::{Followed, Prompt, Wire, over_zmq, quick};
-use crate::client::Answer;
+use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Decided, Engine, Router, chat, eventually, telling, unhurried};
+use crate::peers::{are_connected, replica};
 
 /// Prompt tokens that the engine found in its cache.
 fn cached(answer: &Answer) -> u64 {
@@ -207,5 +208,44 @@ async fn an_engine_with_fewer_ranks_than_configured_answers_all_the_same() {
     for family in 0..12 {
         let (answer, _) = asked(&cluster, &Prompt::new(family, 101)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+}
+
+#[tokio::test]
+async fn another_replica_knows_the_rank_that_a_prompt_was_sent_to() {
+    let engines = [two_ranks("w0").await];
+    let listed = |others: &[&Router]| {
+        let mut config = replica(&engines, others);
+        config.workers = vec![over_zmq(&engines[0])];
+        config
+    };
+    let first = Router::here(&listed(&[])).await;
+    let second = Router::here(&listed(&[&first])).await;
+    are_connected(&[&first, &second]).await;
+    for number in 0..4 {
+        let body = chat(
+            &format!("{number} is where this starts. ").repeat(40),
+            1,
+            false,
+        );
+        let path = "/v1/chat/completions";
+        let mut status = 0;
+        eventually("the worker is up", async || {
+            status = client::post(first.api, path, body.clone()).await.status;
+            status == 200
+        })
+        .await;
+        let explain = async |router: &Router| {
+            let answer = client::post(router.admin, "/explain", body.clone()).await;
+            answer.json()
+        };
+        let own = explain(&first).await;
+        assert_eq!(own["reason"], "longest_prefix", "{own:#}");
+        eventually("the other replica knows of it", async || {
+            let page = explain(&second).await;
+            page["reason"] == "longest_prefix" && page["chosen_rank"] == own["chosen_rank"]
+        })
+        .await;
+        assert!(own["chosen_rank"].is_u64(), "{own:#}");
     }
 }
