@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 /// One worker for as long as the fleet lists it. A worker that leaves and comes back gets a new number, so
 /// that nothing recorded about the old process is applied to the new one.
@@ -153,6 +153,13 @@ pub struct ClientKey(pub u64);
 impl ClientKey {
     pub fn of_tenant(tenant: Tenant) -> Self {
         Self(xxh3_64(&tenant.0))
+    }
+
+    /// Of a name that whoever is in front gives: never the key of a tenant or an address, which are hashed without a
+    /// seed.
+    pub fn of_flow(name: &[u8]) -> Self {
+        const SEED: u64 = 1;
+        Self(xxh3_64_with_seed(name, SEED))
     }
 
     pub fn of_address(address: IpAddr) -> Self {

@@ -20,7 +20,8 @@ use hyper::{Request, Response};
 use tokio::sync::mpsc;
 use tonic::{Status, Streaming};
 
-use self::exchange::{Messages, Options};
+use self::exchange::Messages;
+use self::gateway::Options;
 use self::metrics::Metrics;
 pub use self::settings::Settings;
 use super::ApiServer;

@@ -23,6 +23,16 @@ const HEAD_BYTES: usize = 5;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
+/// Adds a message in its gRPC frame to `buffer`.
+pub fn frame_into(message: &impl prost::Message, buffer: &mut BytesMut) {
+    let bytes = message.encoded_len();
+    let length = u32::try_from(bytes).expect("no message comes near 4 GiB");
+    buffer.reserve(HEAD_BYTES + bytes);
+    buffer.put_u8(0);
+    buffer.put_u32(length);
+    message.encode_raw(buffer);
+}
+
 /// A message in its gRPC frame.
 pub fn frame(message: &[u8]) -> Bytes {
     let length = u32::try_from(message.len()).expect("no message comes near 4 GiB");

@@ -14,6 +14,7 @@ mod names;
 mod peer_config;
 mod problems;
 mod provider;
+mod self_signed;
 mod server;
 mod server_config;
 mod settings;

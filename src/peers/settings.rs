@@ -201,6 +201,10 @@ impl Settings {
             let message = "is needed: the CA by which replicas verify each other's certificates";
             problem("tls.client_ca".to_owned(), message.to_owned());
         }
+        if tls.is_some_and(|tls| tls.self_signed) {
+            let message = "cannot be used: replicas verify each other's certificates";
+            problem("tls.self_signed".to_owned(), message.to_owned());
+        }
         if tls.is_some_and(|tls| tls.client_auth == tls::ClientAuth::Optional) {
             let message = "must be `required`: each replica presents its certificate";
             problem("tls.client_auth".to_owned(), message.to_owned());

@@ -44,6 +44,10 @@ pub struct Settings {
     pub classes: Vec<ClassSettings>,
     /// What the names in the header `x-llm-d-inference-objective` mean: name and priority.
     pub objectives: BTreeMap<String, i32>,
+    /// Requests with the header `x-llm-d-inference-fairness-id` (or `x-gateway-inference-fairness-id`) take turns by its
+    /// value instead of by tenant or address. Only where a gateway sets the header or removes a client's own: who makes
+    /// up values gets more turns.
+    pub trust_fairness_id: bool,
     /// Settings for experts.
     pub advanced: Advanced,
 }
@@ -122,6 +126,7 @@ impl Default for Settings {
                 class("low", i32::MIN, 0.05),
             ],
             objectives: BTreeMap::new(),
+            trust_fairness_id: false,
             advanced: Advanced::default(),
         }
     }

@@ -182,7 +182,7 @@ impl Relay {
         let entered = observe::now();
         let waiting = Waiting {
             standing: waits.standing,
-            client: job.client,
+            client: waits.standing.flow.unwrap_or(job.client),
             tokens,
             bytes: job.body.len() as u64,
             is_background: job.is_background,

@@ -1,5 +1,6 @@
 """Renders what is in deploy/ and reads configurations with the router's own check."""
 
+import json
 import os
 import pathlib
 import re
@@ -7,6 +8,7 @@ import subprocess
 import sysconfig
 import tempfile
 
+import jsonschema
 import kubernetes_validate
 import yaml
 
@@ -17,12 +19,15 @@ except ImportError:
 
 ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
+SCHEMAS = pathlib.Path(__file__).parent / "schemas"
 CHART = DEPLOY / "helm/warmroute"
 WARMROUTE = pathlib.Path(os.environ.get("WARMROUTE", ROOT / "target/debug/warmroute"))
 # The oldest version that is supported upstream, and the newest schema.
 VERSIONS = ("1.34", "1.37")
 # Kinds that the schemas of Kubernetes' own API do not have.
 CUSTOM = {"ServiceMonitor", "PrometheusRule"}
+# Kinds of the Gateway API, whose schemas are in schemas/.
+GATEWAY = {"InferencePool", "HTTPRoute"}
 NAMESPACE = "llm"
 ENVIRONMENT = {
     "ADMIN_TOKEN": "0123456789abcdef" * 4,
@@ -82,8 +87,12 @@ def chart(values=None):
 def problems(objects):
     """What the schemas of Kubernetes' API say against the objects, for each version."""
     found = []
+    for each in (it for it in objects if it["kind"] in GATEWAY):
+        schema = json.loads((SCHEMAS / f"{each['kind']}.json").read_text())
+        errors = jsonschema.Draft7Validator(schema).iter_errors(each)
+        found += [f"{each['kind']} {each['metadata']['name']}: {error.message}" for error in errors]
     for version in VERSIONS:
-        for each in (it for it in objects if it["kind"] not in CUSTOM):
+        for each in (it for it in objects if it["kind"] not in CUSTOM | GATEWAY):
             try:
                 kubernetes_validate.validate(each, version, strict=True)
             except Exception as error:  # noqa: BLE001, the library has several of its own.

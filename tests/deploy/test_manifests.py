@@ -214,6 +214,38 @@ class BaseWithComponents(Objects, Monitored, unittest.TestCase):
         cls.objects = kustomize(*COMPONENTS)
 
 
+class EndpointPicker(Objects, unittest.TestCase):
+    """The base as the picker of an InferencePool."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.objects = kustomize("endpoint-picker")
+
+    def test_the_pool_names_the_service_and_the_port_of_the_picker(self):
+        ref = self.find("InferencePool", "vllm")["spec"]["endpointPickerRef"]
+        ports = {it["port"]: it["targetPort"] for it in self.find("Service", ref["name"])["spec"]["ports"]}
+        containers = {it["name"]: it["containerPort"] for it in self.pod()["containers"][0]["ports"]}
+        listen = self.settings()["endpoint_picker"]["listen"]
+        self.assertEqual(containers[ports[ref["port"]["number"]]], int(listen.rsplit(":", 1)[1]))
+        rules = self.find("NetworkPolicy", "warmroute")["spec"]["ingress"]
+        self.assertIn([{"port": "picker"}], [rule["ports"] for rule in rules])
+
+    def test_the_router_finds_the_engines_of_that_pool_and_the_route_leads_to_it(self):
+        pool = self.find("InferencePool", "vllm")["metadata"]
+        self.assertEqual(pool["namespace"], NAMESPACE)
+        self.assertEqual(self.settings()["discovery"][0]["kubernetes"]["inference_pool"], {"name": pool["name"]})
+        backend = self.find("HTTPRoute", "vllm")["spec"]["rules"][0]["backendRefs"][0]
+        self.assertEqual((backend["kind"], backend["name"]), ("InferencePool", pool["name"]))
+
+    def test_gateways_get_the_tls_that_they_expect(self):
+        self.assertTrue(self.settings()["endpoint_picker"]["tls"]["self_signed"])
+
+    def test_a_pool_that_the_api_would_refuse_is_seen(self):
+        for change in ({"targetPorts": []}, {"targetPorts": [{"number": 0}]}, {"targetPortNumber": 8000}, {"endpointPickerRef": {"name": "warmroute"}}):
+            pool = self.find("InferencePool", "vllm")
+            self.assertTrue(problems([{**pool, "spec": {**pool["spec"], **change}}]), change)
+
+
 @unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
 class Chart(Objects, unittest.TestCase):
     @classmethod

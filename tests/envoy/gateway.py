@@ -68,11 +68,11 @@ def listed(workers):
 class Envoy:
     """An Envoy of its own, on a free port. `workers`: (host, port) of each, or `None` for any address."""
 
-    def __init__(self, directory, picker, workers=None, fails_open=False, subset=None):
+    def __init__(self, directory, picker, workers=None, fails_open=False, subset=None, tls=False):
         self.port = free_port()
         self.admin_port = free_port()
         host, port = picker.rsplit(":", 1)
-        config = self.config((host, int(port)), workers, fails_open, subset)
+        config = self.config((host, int(port)), workers, fails_open, subset, tls)
         path = pathlib.Path(directory) / f"envoy-{self.port}.json"
         path.write_text(json.dumps(config))
         self.log = path.with_suffix(".log")
@@ -102,7 +102,7 @@ class Envoy:
         self.process.kill()
         self.process.wait(LIMIT_S)
 
-    def config(self, picker, workers, fails_open, subset):
+    def config(self, picker, workers, fails_open, subset, tls):
         modes = {
             "request_header_mode": "SEND",
             "response_header_mode": "SEND",
@@ -159,6 +159,10 @@ class Envoy:
             "typed_extension_protocol_options": http2(),
             "load_assignment": {"cluster_name": "picker", "endpoints": [{"lb_endpoints": [address(*picker)]}]},
         }
+        if tls:
+            # As gateways do it: encrypted, and not verified.
+            context = {"@type": f"{TYPE}.transport_sockets.tls.v3.UpstreamTlsContext", "common_tls_context": {"alpn_protocols": ["h2"]}}
+            asked["transport_socket"] = {"name": "envoy.transport_sockets.tls", "typed_config": context}
         return {
             "admin": {"address": {"socket_address": {"address": "127.0.0.1", "port_value": self.admin_port}}},
             "static_resources": {"listeners": [listener], "clusters": [cluster, asked]},

@@ -181,6 +181,69 @@ class AnyAddress(ListedWorkers):
     listed, config = False, {"endpoint_picker": {"listen": "127.0.0.1:0", "fallbacks": 0}}
 
 
+class SelfSigned(unittest.TestCase):
+    def test_a_gateway_asks_over_tls_without_a_certificate_of_yours(self):
+        with Picker(config={"endpoint_picker": {"listen": "127.0.0.1:0", "tls": {"self_signed": True}}}) as cluster:
+            encrypted, clear = cluster.envoy(tls=True), cluster.envoy()
+            status, _, text = post(encrypted.url, chat("x"))
+            self.assertEqual(status, 200, text)
+            self.assertGreaterEqual(post(clear.url, chat("x"))[0], 500)
+
+
+class ConformanceHooks(unittest.TestCase):
+    SELECTION, SERVED = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
+
+    def test_a_test_chooses_and_sees_who_served(self):
+        config = {"endpoint_picker": {"listen": "127.0.0.1:0", "advanced": {"conformance_hooks": True}}}
+        with Picker(engines=3, config=config) as cluster:
+            gateway = cluster.envoy()
+            for host, port in cluster.addresses() * 2:
+                wanted = f"{host}:{port}"
+                status, headers, text = post(gateway.url, chat("x"), {self.SELECTION: wanted})
+                self.assertEqual((status, headers[self.SERVED]), (200, wanted), text)
+            # A bare address is all ports of it.
+            status, headers, _ = post(gateway.url, chat("x"), {self.SELECTION: "10.255.255.1,127.0.0.1"})
+            self.assertEqual(status, 200)
+            self.assertEqual(post(gateway.url, chat("x"), {self.SELECTION: "10.255.255.1"})[0], 503)
+            # It wins over the subset.
+            first, second = (f"{host}:{port}" for host, port in cluster.addresses()[:2])
+            hinted = cluster.envoy(subset=[first])
+            self.assertEqual(post(hinted.url, chat("x"), {self.SELECTION: second})[1][self.SERVED], second)
+
+    def test_without_the_flag_it_is_a_header_like_any_other(self):
+        with Picker() as cluster:
+            status, headers, text = post(cluster.envoy().url, chat("x"), {self.SELECTION: "10.255.255.1"})
+            self.assertEqual(status, 200, text)
+            self.assertNotIn(self.SERVED, headers)
+
+
+class Ranks(unittest.TestCase):
+    def test_each_port_of_an_address_is_a_worker_of_its_own(self):
+        with Picker(engines=3) as cluster:
+            # As the data-parallel ranks of one pod, which have its address and ports of their own.
+            gateway = cluster.envoy(subset="127.0.0.1")
+            with concurrent.futures.ThreadPoolExecutor(12) as pool:
+                requests = [chat(f"{number} " * 200, stream=True, max_tokens=100) for number in range(24)]
+                answers = pool.map(lambda body: post(gateway.url, body, {"x-warmroute-decision": "1"}), requests)
+                met = {headers["x-warmroute-decision"].split(";")[0] for _, headers, _ in answers}
+            self.assertEqual(met, {"worker={}:{}".format(*it) for it in cluster.addresses()})
+
+
+class Queued(unittest.TestCase):
+    def test_objectives_and_targets_are_read_and_go_no_further(self):
+        config = {"queue": {"objectives": {"nightly": -100}, "trust_fairness_id": True}}
+        with Picker(engines=1, config={**config, "endpoint_picker": {"listen": "127.0.0.1:0"}}) as cluster:
+            control = {
+                "x-llm-d-inference-objective": "nightly",
+                "x-llm-d-inference-fairness-id": "team-a",
+                "x-slo-ttft-ms": "2000",
+                "x-data-parallel-host-port": "127.0.0.1:1",
+            }
+            status, _, text = post(cluster.envoy().url, chat("x"), control)
+            self.assertEqual(status, 200, text)
+            self.assertFalse(set(control) & set(cluster.last_request(0)["headers"]))
+
+
 class Subset(unittest.TestCase):
     def test_the_choice_is_among_the_hinted_workers(self):
         with Picker(engines=3) as cluster:

@@ -7,19 +7,19 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::http::response;
 use hyper::{Request, Response};
-use prost::Message;
+use prost::Message as _;
 use tokio::sync::mpsc;
 use tonic::codec::{DecodeBuf, Decoder};
 use tonic::{Status, Streaming};
 use tracing::{debug, warn};
 
 use self::pieces::Pieces;
-use super::gateway::{ExtProcGateway, HandedOver};
+use super::gateway::{ExtProcGateway, HandedOver, Options};
 use super::messages;
 use super::metrics::{Metrics, Outcome};
 use super::wire::processing_request::Request as Part;
@@ -39,6 +39,9 @@ pub(super) type Incoming = Streaming<ProcessingRequest>;
 /// Framed messages on their way to the gateway.
 pub(super) type Outgoing = mpsc::Sender<Result<Bytes, Status>>;
 
+/// Framed messages are sent together until they have so many bytes.
+const TOGETHER_BYTES: usize = 64 << 10;
+
 /// Decodes the gateway's messages.
 #[derive(Debug, Default)]
 pub(super) struct Messages;
@@ -52,14 +55,6 @@ impl Decoder for Messages {
         let malformed = |error: prost::DecodeError| Status::invalid_argument(error.to_string());
         message.map(Some).map_err(malformed)
     }
-}
-
-/// What differs between configurations.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Options {
-    /// Conformance tests of gateways may choose, and see who served.
-    pub(super) has_hooks: bool,
-    pub(super) fallbacks: usize,
 }
 
 /// How an exchange ended before its end.
@@ -89,6 +84,7 @@ pub(super) async fn run(
     let exchange = Exchange {
         incoming,
         outgoing: &outgoing,
+        unsent: BytesMut::new(),
         request: Pieces::default(),
         response: Pieces::default(),
         request_ended: None,
@@ -116,6 +112,8 @@ pub(super) async fn run(
 struct Exchange<'a> {
     incoming: Incoming,
     outgoing: &'a Outgoing,
+    /// Messages that go together with the next ones: each that goes alone wakes the connection.
+    unsent: BytesMut,
     /// The body of the client's request, on its way to the API.
     request: Pieces,
     /// The body of the worker's answer, on its way to the relay.
@@ -170,8 +168,7 @@ impl Exchange<'_> {
             }
         };
         let client = request.headers().clone();
-        let subset = messages::subset(metadata.as_ref(), &client, self.options.has_hooks);
-        let (gateway, mut handovers) = ExtProcGateway::new(subset, self.options.fallbacks);
+        let (gateway, mut handovers) = ExtProcGateway::new(client, metadata.as_ref(), self.options);
         let body = self.request.open();
         if !has_body {
             self.end_request();
@@ -184,7 +181,7 @@ impl Exchange<'_> {
             tokio::select! {
                 biased;
                 answer = &mut handling => break answer,
-                Some(handed_over) = handovers.recv() => self.hand_over(&client, handed_over).await?,
+                Some(handed_over) = handovers.recv() => self.hand_over(handed_over).await?,
                 () = self.outgoing.closed() => return Err(Failure::Left),
                 read = read(&mut self.incoming, &mut self.request, &mut self.response) => {
                     self.on_read(read?)?;
@@ -199,38 +196,33 @@ impl Exchange<'_> {
             _ => {
                 let (head, body) = answer.into_parts();
                 let body = body.collect().await.map_err(|_| Failure::Left)?.to_bytes();
-                let response = messages::immediate(&head, body, "warmroute");
-                self.send(response).await?;
+                self.write(&messages::immediate(&head, body, "warmroute"))
+                    .await?;
+                self.flush().await?;
                 Ok(Outcome::Refused)
             }
         }
     }
 
     /// Sends the choice and the request's body.
-    async fn hand_over(
-        &mut self,
-        client: &hyper::HeaderMap,
-        handed_over: HandedOver,
-    ) -> Result<(), Failure> {
+    async fn hand_over(&mut self, handed_over: HandedOver) -> Result<(), Failure> {
         let HandedOver {
-            destination,
-            headers,
+            chosen,
             body,
             answer,
         } = handed_over;
         self.handed_over = Some(answer);
-        self.send(messages::chosen(client, &headers, &destination))
-            .await?;
+        self.write(&chosen).await?;
         if let Some(ended) = self.request_ended.take() {
             self.metrics.on_decision(ended.elapsed());
         }
         for piece in messages::request_pieces(&body, !self.has_request_trailers) {
-            self.send(piece).await?;
+            self.write(&piece).await?;
         }
         if self.has_request_trailers {
-            self.send(messages::request_trailers()).await?;
+            self.write(&messages::request_trailers()).await?;
         }
-        Ok(())
+        self.flush().await
     }
 
     fn end_request(&mut self) {
@@ -302,12 +294,17 @@ impl Exchange<'_> {
         let served = self.served.take().filter(|_| self.options.has_hooks);
         let headers =
             messages::response_headers(&from_worker.headers, &head.headers, served.as_deref());
-        self.send(headers).await?;
+        self.write(&headers).await?;
         let mut body = std::pin::pin!(body);
         loop {
             let frame = tokio::select! {
                 biased;
                 frame = body.frame() => frame,
+                // Nothing more is ready: what there is goes.
+                sent = flush(self.outgoing, &mut self.unsent), if !self.unsent.is_empty() => {
+                    sent?;
+                    continue;
+                }
                 () = self.outgoing.closed() => return Err(Failure::Left),
                 read = read(&mut self.incoming, &mut self.request, &mut self.response) => {
                     self.on_read(read?)?;
@@ -322,37 +319,52 @@ impl Exchange<'_> {
             };
             if !self.is_response_seen {
                 if body.is_end_stream() || data.is_empty() {
-                    return Ok(());
+                    return self.flush().await;
                 }
                 continue;
             }
             let is_over = body.is_end_stream() || data.is_empty();
             let ends = is_over && !self.has_response_trailers;
             for piece in messages::response_pieces(&data, ends) {
-                self.send(piece).await?;
+                self.write(&piece).await?;
             }
             if is_over {
                 if self.has_response_trailers {
-                    self.send(messages::response_trailers()).await?;
+                    self.write(&messages::response_trailers()).await?;
                 }
-                return Ok(());
+                return self.flush().await;
             }
         }
     }
 
     /// Answers the request with an error.
-    async fn refuse(&self, response: Response<http::Body>) -> Result<(), Failure> {
+    async fn refuse(&mut self, response: Response<http::Body>) -> Result<(), Failure> {
         let (head, body) = response.into_parts();
         let body = body.collect().await.map_err(|_| Failure::Left)?.to_bytes();
-        self.send(messages::immediate(&head, body, "warmroute"))
-            .await
+        self.write(&messages::immediate(&head, body, "warmroute"))
+            .await?;
+        self.flush().await
     }
 
-    async fn send(&self, message: ProcessingResponse) -> Result<(), Failure> {
-        let framed = grpc::frame(&message.encode_to_vec());
-        let sent = self.outgoing.send(Ok(framed)).await;
-        sent.map_err(|_| Failure::Left)
+    /// Sends a message with the next ones.
+    async fn write(&mut self, message: &ProcessingResponse) -> Result<(), Failure> {
+        grpc::frame_into(message, &mut self.unsent);
+        match self.unsent.len() < TOGETHER_BYTES {
+            true => Ok(()),
+            false => self.flush().await,
+        }
     }
+
+    async fn flush(&mut self) -> Result<(), Failure> {
+        flush(self.outgoing, &mut self.unsent).await
+    }
+}
+
+/// Sends what was written. Nothing is lost if this is dropped.
+async fn flush(outgoing: &Outgoing, unsent: &mut BytesMut) -> Result<(), Failure> {
+    let room = outgoing.reserve().await.map_err(|_| Failure::Left)?;
+    room.send(Ok(unsent.split().freeze()));
+    Ok(())
 }
 
 /// The gateway's next message; `None` if a piece that waited for room has been taken instead.

@@ -7,25 +7,35 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 use tokio::sync::{mpsc, oneshot};
 
-use super::messages::Destination;
+use super::messages::{self, Destination};
+use super::wire::{Metadata, ProcessingResponse};
 use crate::fleet::Worker;
 use crate::relay::{CarriedAnswer, Gateway, Handover};
+
+/// What differs between configurations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Options {
+    /// Conformance tests of gateways may choose, and see who served.
+    pub(super) has_hooks: bool,
+    pub(super) fallbacks: usize,
+}
 
 /// One request's gateway.
 #[derive(Debug)]
 pub(super) struct ExtProcGateway {
     /// The workers among which the choice must be. `None`: any.
     subset: Option<Vec<String>>,
-    fallbacks: usize,
+    /// The headers that the gateway has of its client.
+    client: HeaderMap,
+    options: Options,
     handovers: mpsc::Sender<HandedOver>,
 }
 
 /// A request on its way to a worker.
 #[derive(Debug)]
 pub(super) struct HandedOver {
-    pub(super) destination: Destination,
-    /// As the worker is to get them.
-    pub(super) headers: HeaderMap,
+    /// The answer to the request's head.
+    pub(super) chosen: ProcessingResponse,
     pub(super) body: Bytes,
     /// Gets the beginning of the worker's answer.
     pub(super) answer: oneshot::Sender<CarriedAnswer>,
@@ -34,13 +44,15 @@ pub(super) struct HandedOver {
 impl ExtProcGateway {
     /// The gateway, and what is handed over to it.
     pub(super) fn new(
-        subset: Option<Vec<String>>,
-        fallbacks: usize,
+        client: HeaderMap,
+        metadata: Option<&Metadata>,
+        options: Options,
     ) -> (Self, mpsc::Receiver<HandedOver>) {
         let (handovers, receiver) = mpsc::channel(1);
         let gateway = Self {
-            subset,
-            fallbacks,
+            subset: messages::subset(metadata, &client, options.has_hooks),
+            client,
+            options,
             handovers,
         };
         (gateway, receiver)
@@ -49,12 +61,13 @@ impl ExtProcGateway {
     async fn carry(&self, handover: Handover<'_>) -> CarriedAnswer {
         let (answer, answered) = oneshot::channel();
         let workers: Vec<&str> = handover.workers.iter().map(|it| address(it)).collect();
+        let destination = Destination {
+            workers: workers.join(","),
+            prefill: handover.prefill.map(|it| address(it).to_owned()),
+            has_hooks: self.options.has_hooks,
+        };
         let handed_over = HandedOver {
-            destination: Destination {
-                workers: workers.join(","),
-                prefill: handover.prefill.map(|it| address(it).to_owned()),
-            },
-            headers: handover.headers.clone(),
+            chosen: messages::chosen(&self.client, handover.headers, &destination),
             body: handover.body.clone(),
             answer,
         };
@@ -69,7 +82,7 @@ impl ExtProcGateway {
 
 impl Gateway for ExtProcGateway {
     fn fallbacks(&self) -> usize {
-        self.fallbacks
+        self.options.fallbacks
     }
 
     /// Gateways take addresses, never names, and know no paths.

@@ -16,13 +16,25 @@ const SUBSET: &str = "x-gateway-destination-endpoint-subset";
 const SERVED: &str = "x-gateway-destination-endpoint-served";
 /// The address of the worker of the prefill leg, for a sidecar beside the decode worker.
 const PREFILLER: &str = "x-prefiller-host-port";
+/// Headers by which clients could have such a sidecar connect to where they like.
+const SIDECAR: [&str; 4] = [
+    PREFILLER,
+    "x-prefiller-url",
+    "x-data-parallel-host-port",
+    "x-encoder-hosts-ports",
+];
 /// The addresses among which conformance tests of gateways want the choice to be.
 const TEST_SELECTION: &str = "test-epp-endpoint-selection";
 /// The address that served a request, for those tests.
 const TEST_SERVED: &str = "x-conformance-test-served-endpoint";
 
-/// Headers with this prefix pass between gateway and picker; a client's own are removed.
-const CONTROL_PREFIX: &str = "x-gateway-";
+/// What an echoing engine of those tests is to set in its answer.
+const TEST_ECHO: &str = "x-echo-set-header";
+
+/// Headers with these prefixes pass between client, gateway and picker. Workers get none of them.
+const CONTROL_PREFIXES: [&str; 2] = ["x-gateway-", "x-llm-d-"];
+/// Targets under their old names.
+const TARGETS: [&str; 2] = ["x-slo-ttft-ms", "x-slo-tpot-ms"];
 
 /// A gateway keeps a message of this size and its frame within HTTP/2's initial window.
 const PIECE_BYTES: usize = 62_000;
@@ -138,6 +150,17 @@ pub(super) struct Destination {
     /// `ip:port`, in the order in which they are to be tried.
     pub(super) workers: String,
     pub(super) prefill: Option<String>,
+    /// Conformance tests of gateways are to see the choice.
+    pub(super) has_hooks: bool,
+}
+
+/// Whether a header controls a picker or a sidecar, and not an engine.
+fn is_control(name: &str) -> bool {
+    CONTROL_PREFIXES
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
+        || SIDECAR.contains(&name)
+        || TARGETS.contains(&name)
 }
 
 /// The answer to the head of a request: the choice, and the headers that the worker is to get instead of the `client`'s.
@@ -147,7 +170,6 @@ pub(super) fn chosen(
     destination: &Destination,
 ) -> ProcessingResponse {
     let mut mutation = difference(client, to_worker);
-    let is_control = |name: &str| name.starts_with(CONTROL_PREFIX) || name == PREFILLER;
     mutation
         .set_headers
         .retain(|option| !option.header.as_ref().is_some_and(|it| is_control(&it.key)));
@@ -155,9 +177,14 @@ pub(super) fn chosen(
     let removed = controls.filter(|name| is_control(name));
     mutation.remove_headers.extend(removed.map(str::to_owned));
     let prefill = destination.prefill.as_deref();
+    let first = destination.workers.split(',').next().unwrap_or_default();
+    let echo = destination
+        .has_hooks
+        .then(|| format!("{TEST_SERVED}:{first}"));
     let sets = [
         (DESTINATION, Some(destination.workers.as_str())),
         (PREFILLER, prefill),
+        (TEST_ECHO, echo.as_deref()),
     ];
     for (name, value) in sets {
         let Some(value) = value else { continue };

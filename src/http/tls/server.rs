@@ -93,8 +93,8 @@ impl Server {
                 io::Error::other(format!("{name}.tls: {}", problems::text(&found)))
             })?;
         let (current, not_after) = current;
-        metrics.in_use(listener.name(), &settings.certificate, not_after);
-        metrics.is_current(listener.name(), &settings.certificate, true);
+        metrics.in_use(listener.name(), settings.file(), not_after);
+        metrics.is_current(listener.name(), settings.file(), true);
         Ok(Arc::new(Self {
             listener,
             current: ArcSwap::from_pointee(current),
@@ -113,9 +113,8 @@ impl Server {
         let (now_seen, contents) = Seen::first(&settings.files());
         let built = Current::build(self.listener, settings, &contents, observe::wall_clock())?;
         let before = self.current.load();
-        if before.settings.certificate != settings.certificate {
-            self.metrics
-                .forget(self.name(), &before.settings.certificate);
+        if before.settings.file() != settings.file() {
+            self.metrics.forget(self.name(), before.settings.file());
         }
         *seen = now_seen;
         self.swap(built);
@@ -129,7 +128,7 @@ impl Server {
         let Some(contents) = seen.changed(&settings.files()) else {
             return;
         };
-        let file = &settings.certificate;
+        let file = settings.file();
         let built = Current::build(self.listener, &settings, &contents, observe::wall_clock());
         self.metrics.reloaded(self.name(), file, built.is_ok());
         match built {
@@ -149,7 +148,7 @@ impl Server {
     }
 
     fn swap(&self, (current, not_after): (Current, SystemTime)) {
-        let file = &current.settings.certificate;
+        let file = current.settings.file();
         self.metrics.in_use(self.name(), file, not_after);
         self.metrics.is_current(self.name(), file, true);
         self.current.store(Arc::new(current));

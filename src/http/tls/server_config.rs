@@ -17,6 +17,7 @@ use super::certificate::{self, Pair};
 use super::contents::{Contents, Named, Problem};
 use super::names::ClientNames;
 use super::provider::provider;
+use super::self_signed;
 use super::settings::{ClientAuth, MinVersion, ServerSettings};
 
 pub(super) const TLS12_AND_13: &[&SupportedProtocolVersion] = &[&version::TLS13, &version::TLS12];
@@ -49,9 +50,14 @@ impl ServerSettings {
         now: SystemTime,
     ) -> Result<Built, Vec<Problem>> {
         let mut problems = Vec::new();
-        if self.certificate.is_empty() && self.key.is_empty() {
-            let message = "is needed: the path of the listener's certificate in PEM";
+        let names_files = !(self.certificate.is_empty() && self.key.is_empty());
+        if !names_files && !self.self_signed {
+            let message = "is needed: the path of the listener's certificate in PEM (or `self_signed: true`, which clients cannot verify)";
             problems.push(("certificate".to_owned(), message.to_owned()));
+        }
+        if names_files && self.self_signed {
+            let message = "leave it out, or leave out `certificate` and `key`";
+            problems.push(("self_signed".to_owned(), message.to_owned()));
         }
         if self.client_ca.is_empty() {
             let unused = [
@@ -73,7 +79,11 @@ impl ServerSettings {
                 problems.push((format!("client_names[{index}]"), message));
             }
         }
-        let pair = certificate::pair(contents, now).unwrap_or_else(|found| {
+        let pair = match self.self_signed {
+            true => self_signed::pair().map(Some),
+            false => certificate::pair(contents, now),
+        };
+        let pair = pair.unwrap_or_else(|found| {
             problems.extend(found);
             None
         });

@@ -15,6 +15,9 @@ pub struct ServerSettings {
     pub certificate: String,
     /// Path of the certificate's private key, without a passphrase.
     pub key: String,
+    /// A certificate that is made when the router starts, instead of `certificate` and `key`: connections are encrypted,
+    /// and clients cannot verify with whom. For gateways in front of an endpoint picker, which do not try.
+    pub self_signed: bool,
     /// The oldest version of TLS that is accepted.
     pub min_version: MinVersion,
     /// Path of the CA certificates by which clients' certificates are verified. Empty: clients are asked for none.
@@ -27,6 +30,16 @@ pub struct ServerSettings {
     pub client_names: Vec<String>,
     /// Settings for experts.
     pub advanced: Advanced,
+}
+
+impl ServerSettings {
+    /// By which metrics and logs name the certificate.
+    pub(super) fn file(&self) -> &str {
+        match self.self_signed {
+            true => "self-signed",
+            false => &self.certificate,
+        }
+    }
 }
 
 /// Whether each client needs a certificate.

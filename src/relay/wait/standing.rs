@@ -9,6 +9,7 @@ use std::time::Duration;
 use hyper::HeaderMap;
 use hyper::header::HeaderName;
 
+use crate::ids::ClientKey;
 use crate::prompt::PeekedBody;
 use crate::queue::Settings;
 use crate::relay::job::{Error, PRIORITY, TTFT_TARGET};
@@ -26,6 +27,12 @@ const TTFT_MS: [HeaderName; 2] = [
     HeaderName::from_static("x-slo-ttft-ms"),
 ];
 
+/// Names of flows, of the same.
+const FAIRNESS_ID: [HeaderName; 2] = [
+    HeaderName::from_static("x-llm-d-inference-fairness-id"),
+    HeaderName::from_static("x-gateway-inference-fairness-id"),
+];
+
 /// As good as none. Times are added to it, which must not overflow.
 const MAX_TARGET: Duration = Duration::from_secs(86_400);
 
@@ -37,6 +44,8 @@ pub(in crate::relay) struct Standing {
     pub(in crate::relay) priority: i32,
     /// `None`: that of the class.
     pub(in crate::relay) ttft_target: Option<Duration>,
+    /// Whose turn the request takes. `None`: its tenant's, or its address's.
+    pub(in crate::relay) flow: Option<ClientKey>,
 }
 
 impl Standing {
@@ -57,6 +66,7 @@ impl Standing {
         Ok(Self {
             priority: wish.unwrap_or(tenant.priority).min(tenant.max_priority),
             ttft_target: ttft_target(headers)?,
+            flow: settings.trust_fairness_id.then(|| flow(headers)).flatten(),
         })
     }
 }
@@ -85,6 +95,12 @@ fn priority_header(headers: &HeaderMap) -> Result<Option<i32>, Error> {
 fn objective(headers: &HeaderMap, settings: &Settings) -> Option<i32> {
     let name = OBJECTIVE.iter().find_map(|name| text(headers, name))?;
     settings.objectives.get(name).copied()
+}
+
+fn flow(headers: &HeaderMap) -> Option<ClientKey> {
+    let name = FAIRNESS_ID.iter().find_map(|name| headers.get(name))?;
+    let name = name.as_bytes().trim_ascii();
+    (!name.is_empty()).then(|| ClientKey::of_flow(name))
 }
 
 fn ttft_target(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
@@ -171,6 +187,28 @@ mod tests {
         assert_eq!(priority(&[], tier("flex")), -1);
         assert_eq!(priority(&[], tier("priority")), 5);
         assert_eq!(priority(&[], tier("auto")), 1);
+    }
+
+    #[test]
+    fn a_fairness_id_counts_only_where_it_is_trusted() {
+        let flow = |is_trusted, lines: &[_]| {
+            let settings = Settings {
+                trust_fairness_id: is_trusted,
+                ..Settings::default()
+            };
+            let tenant = TenantProfile::default();
+            let standing = standing(lines, PeekedBody::default(), &tenant, &settings);
+            standing.unwrap().flow
+        };
+        let new = [("x-llm-d-inference-fairness-id", "team-a")];
+        let old = [("x-gateway-inference-fairness-id", "team-a")];
+        let other = [("x-llm-d-inference-fairness-id", "team-b")];
+        assert_eq!(flow(false, &new), None);
+        assert!(flow(true, &new).is_some());
+        assert_eq!(flow(true, &new), flow(true, &old));
+        assert_ne!(flow(true, &new), flow(true, &other));
+        assert_eq!(flow(true, &[("x-llm-d-inference-fairness-id", " ")]), None);
+        assert_eq!(flow(true, &[]), None);
     }
 
     #[test]

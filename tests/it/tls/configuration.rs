@@ -105,6 +105,18 @@ fn settings_that_do_not_fit_together_are_reported() {
         "api.tls.certificate: is needed",
     );
     check(
+        format!("endpoint_picker: {{tls: {{{pair}, self_signed: true}}}}\n"),
+        "endpoint_picker.tls.self_signed: leave it out",
+    );
+    assert_eq!(
+        problems("endpoint_picker: {listen: ':9002', tls: {self_signed: true}}\n"),
+        ""
+    );
+    check(
+        format!("peers: {{listen: ':9701', tls: {{self_signed: true, client_ca: {ca_file}}}}}\n"),
+        "peers.tls.self_signed: cannot be used",
+    );
+    check(
         format!("admin: {{tls: {{{pair}, client_names: [a]}}}}\n"),
         "admin.tls.client_names: needs `client_ca`",
     );

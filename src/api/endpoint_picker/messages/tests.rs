@@ -140,6 +140,7 @@ fn the_choice_is_a_header_and_metadata_of_the_same_value() {
     let destination = Destination {
         workers: "10.0.0.1:80,10.0.0.2:80".to_owned(),
         prefill: Some("10.0.0.3:80".to_owned()),
+        has_hooks: false,
     };
     let client = map(&[
         ("x-gateway-destination-endpoint", "10.6.6.6:80"),
@@ -191,10 +192,54 @@ fn the_choice_is_a_header_and_metadata_of_the_same_value() {
 }
 
 #[test]
+fn control_headers_of_clients_reach_no_worker() {
+    let destination = Destination {
+        workers: "10.0.0.1:80".to_owned(),
+        prefill: None,
+        has_hooks: false,
+    };
+    let names = [
+        "x-data-parallel-host-port",
+        "x-encoder-hosts-ports",
+        "x-gateway-inference-objective",
+        "x-llm-d-inference-fairness-id",
+        "x-llm-d-slo-ttft-ms",
+        "x-prefiller-host-port",
+        "x-prefiller-url",
+        "x-slo-tpot-ms",
+    ];
+    let client = map(&names.map(|name| (name, "10.6.6.6:80")));
+    let answer = chosen(&client, &client, &destination);
+    assert_eq!(mutation(&answer).remove_headers, names);
+    assert_eq!(set(mutation(&answer)), [(DESTINATION, "10.0.0.1:80")]);
+}
+
+#[test]
+fn conformance_tests_see_the_choice_only_where_it_is_allowed() {
+    for has_hooks in [false, true] {
+        let destination = Destination {
+            workers: "10.0.0.1:80,10.0.0.2:80".to_owned(),
+            prefill: None,
+            has_hooks,
+        };
+        let answer = chosen(&map(&[]), &map(&[]), &destination);
+        let mut expected = vec![(DESTINATION, "10.0.0.1:80,10.0.0.2:80")];
+        if has_hooks {
+            expected.insert(
+                0,
+                (TEST_ECHO, "x-conformance-test-served-endpoint:10.0.0.1:80"),
+            );
+        }
+        assert_eq!(set(mutation(&answer)), expected);
+    }
+}
+
+#[test]
 fn a_client_names_no_prefill_worker() {
     let destination = Destination {
         workers: "10.0.0.1:80".to_owned(),
         prefill: None,
+        has_hooks: false,
     };
     let client = map(&[("x-prefiller-host-port", "10.6.6.6:80")]);
     let answer = chosen(&client, &client, &destination);
