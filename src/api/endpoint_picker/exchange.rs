@@ -1,6 +1,7 @@
 //! One request over `ext_proc`: reads what the gateway sends, has the API answer the request, and sends the choice, the
 //! body and the response back.
 
+mod decoder;
 mod pieces;
 
 use std::net::IpAddr;
@@ -12,12 +13,11 @@ use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::http::response;
 use hyper::{Request, Response};
-use prost::Message as _;
 use tokio::sync::mpsc;
-use tonic::codec::{DecodeBuf, Decoder};
 use tonic::{Status, Streaming};
 use tracing::{debug, warn};
 
+pub(super) use self::decoder::Messages;
 use self::pieces::Pieces;
 use super::gateway::{ExtProcGateway, HandedOver, Options};
 use super::messages;
@@ -41,21 +41,6 @@ pub(super) type Outgoing = mpsc::Sender<Result<Bytes, Status>>;
 
 /// Framed messages are sent together until they have so many bytes.
 const TOGETHER_BYTES: usize = 64 << 10;
-
-/// Decodes the gateway's messages.
-#[derive(Debug, Default)]
-pub(super) struct Messages;
-
-impl Decoder for Messages {
-    type Item = ProcessingRequest;
-    type Error = Status;
-
-    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
-        let message = ProcessingRequest::decode(buffer);
-        let malformed = |error: prost::DecodeError| Status::invalid_argument(error.to_string());
-        message.map(Some).map_err(malformed)
-    }
-}
 
 /// How an exchange ended before its end.
 enum Failure {
@@ -168,7 +153,7 @@ impl Exchange<'_> {
             }
         };
         let client = request.headers().clone();
-        let (gateway, mut handovers) = ExtProcGateway::new(client, metadata.as_ref(), self.options);
+        let (gateway, mut handover) = ExtProcGateway::new(client, metadata.as_ref(), self.options);
         let body = self.request.open();
         if !has_body {
             self.end_request();
@@ -177,11 +162,17 @@ impl Exchange<'_> {
         let carried = CarriedBy(Arc::new(gateway));
         request.extensions_mut().insert(carried);
         let mut handling = std::pin::pin!(api.handle(request, peer));
+        let mut is_waiting = true;
         let answer = loop {
             tokio::select! {
                 biased;
                 answer = &mut handling => break answer,
-                Some(handed_over) = handovers.recv() => self.hand_over(handed_over).await?,
+                handed_over = &mut handover, if is_waiting => {
+                    is_waiting = false;
+                    if let Ok(handed_over) = handed_over {
+                        self.hand_over(handed_over).await?;
+                    }
+                }
                 () = self.outgoing.closed() => return Err(Failure::Left),
                 read = read(&mut self.incoming, &mut self.request, &mut self.response) => {
                     self.on_read(read?)?;

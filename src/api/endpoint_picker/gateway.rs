@@ -5,7 +5,8 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
-use tokio::sync::{mpsc, oneshot};
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
 
 use super::messages::{self, Destination};
 use super::wire::{Metadata, ProcessingResponse};
@@ -28,7 +29,8 @@ pub(super) struct ExtProcGateway {
     /// The headers that the gateway has of its client.
     client: HeaderMap,
     options: Options,
-    handovers: mpsc::Sender<HandedOver>,
+    /// Once: what was handed over cannot be taken back.
+    handover: Mutex<Option<oneshot::Sender<HandedOver>>>,
 }
 
 /// A request on its way to a worker.
@@ -42,18 +44,18 @@ pub(super) struct HandedOver {
 }
 
 impl ExtProcGateway {
-    /// The gateway, and what is handed over to it.
+    /// The gateway, and what is handed over to it, if anything is.
     pub(super) fn new(
         client: HeaderMap,
         metadata: Option<&Metadata>,
         options: Options,
-    ) -> (Self, mpsc::Receiver<HandedOver>) {
-        let (handovers, receiver) = mpsc::channel(1);
+    ) -> (Self, oneshot::Receiver<HandedOver>) {
+        let (handover, receiver) = oneshot::channel();
         let gateway = Self {
             subset: messages::subset(metadata, &client, options.has_hooks),
             client,
             options,
-            handovers,
+            handover: Mutex::new(Some(handover)),
         };
         (gateway, receiver)
     }
@@ -71,7 +73,8 @@ impl ExtProcGateway {
             body: handover.body.clone(),
             answer,
         };
-        let is_taken = self.handovers.send(handed_over).await.is_ok();
+        let waiting = self.handover.lock().take();
+        let is_taken = waiting.is_some_and(|it| it.send(handed_over).is_ok());
         match answered.await {
             Ok(answer) if is_taken => answer,
             // The exchange is over, and what waits for this with it.

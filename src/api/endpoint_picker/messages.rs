@@ -51,19 +51,18 @@ pub(super) fn request_head(headers: wire::HttpHeaders) -> Result<Request<()>, Ba
     for field in headers.headers.unwrap_or_default().headers {
         let value = value_of(&field);
         match &*field.key {
-            ":method" => {
+            b":method" => {
                 *request.method_mut() =
                     Method::from_bytes(value).map_err(|_| BadHead(":method"))?;
             }
-            ":path" => {
-                let path = Bytes::copy_from_slice(value);
-                let path = uri::PathAndQuery::from_maybe_shared(path);
+            b":path" => {
+                let path = uri::PathAndQuery::from_maybe_shared(value.clone());
                 uri.path_and_query = Some(path.map_err(|_| BadHead(":path"))?);
             }
-            name if name.starts_with(':') => {}
+            name if name.starts_with(b":") => {}
             name => {
-                let name = HeaderName::from_bytes(name.as_bytes());
-                let value = HeaderValue::from_bytes(value);
+                let name = HeaderName::from_bytes(name);
+                let value = HeaderValue::from_maybe_shared(value.clone());
                 let (Ok(name), Ok(value)) = (name, value) else {
                     return Err(BadHead("a header"));
                 };
@@ -80,12 +79,12 @@ pub(super) fn response_head(headers: wire::HttpHeaders) -> Result<response::Part
     let (mut head, ()) = Response::new(()).into_parts();
     for field in headers.headers.unwrap_or_default().headers {
         let value = value_of(&field);
-        if field.key == ":status" {
+        if &*field.key == b":status" {
             head.status = StatusCode::from_bytes(value).map_err(|_| BadHead(":status"))?;
             continue;
         }
-        let name = HeaderName::from_bytes(field.key.as_bytes());
-        let value = HeaderValue::from_bytes(value);
+        let name = HeaderName::from_bytes(&field.key);
+        let value = HeaderValue::from_maybe_shared(value.clone());
         // Another pseudo header, or one that could not be sent on.
         if let (Ok(name), Ok(value)) = (name, value) {
             head.headers.append(name, value);
@@ -95,9 +94,9 @@ pub(super) fn response_head(headers: wire::HttpHeaders) -> Result<response::Part
 }
 
 /// Newer gateways send values as bytes, older ones as text.
-fn value_of(field: &wire::HeaderValue) -> &[u8] {
+fn value_of(field: &wire::HeaderValue) -> &Bytes {
     match field.raw_value.is_empty() {
-        true => field.value.as_bytes(),
+        true => &field.value,
         false => &field.raw_value,
     }
 }
@@ -155,12 +154,10 @@ pub(super) struct Destination {
 }
 
 /// Whether a header controls a picker or a sidecar, and not an engine.
-fn is_control(name: &str) -> bool {
-    CONTROL_PREFIXES
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
-        || SIDECAR.contains(&name)
-        || TARGETS.contains(&name)
+fn is_control(name: &[u8]) -> bool {
+    let is = |known: &str| known.as_bytes() == name;
+    let begins = |prefix: &str| name.starts_with(prefix.as_bytes());
+    CONTROL_PREFIXES.into_iter().any(begins) || SIDECAR.into_iter().chain(TARGETS).any(is)
 }
 
 /// The answer to the head of a request: the choice, and the headers that the worker is to get instead of the `client`'s.
@@ -174,7 +171,7 @@ pub(super) fn chosen(
         .set_headers
         .retain(|option| !option.header.as_ref().is_some_and(|it| is_control(&it.key)));
     let controls = client.keys().map(HeaderName::as_str);
-    let removed = controls.filter(|name| is_control(name));
+    let removed = controls.filter(|name| is_control(name.as_bytes()));
     mutation.remove_headers.extend(removed.map(str::to_owned));
     let prefill = destination.prefill.as_deref();
     let first = destination.workers.split(',').next().unwrap_or_default();
@@ -190,6 +187,7 @@ pub(super) fn chosen(
         let Some(value) = value else { continue };
         // The order of setting and removing is not defined.
         mutation.remove_headers.retain(|removed| removed != name);
+        let name = Bytes::from_static(name.as_bytes());
         mutation.set_headers.push(overwrite(name, value.as_bytes()));
     }
     mutation.remove_headers.sort_unstable();
@@ -248,7 +246,10 @@ pub(super) fn response_headers(
 ) -> ProcessingResponse {
     let mut mutation = difference(from_worker, to_client);
     if let Some(served) = served {
-        let option = overwrite(TEST_SERVED, served.as_bytes());
+        let option = overwrite(
+            Bytes::from_static(TEST_SERVED.as_bytes()),
+            served.as_bytes(),
+        );
         mutation.set_headers.push(option);
     }
     answer(Answer::ResponseHeaders(wire::HeadersResponse {
@@ -275,7 +276,7 @@ pub(super) fn response_trailers() -> ProcessingResponse {
 pub(super) fn immediate(head: &response::Parts, body: Bytes, details: &str) -> ProcessingResponse {
     let headers = head.headers.iter();
     let headers = headers.filter(|(name, _)| **name != header::CONTENT_LENGTH);
-    let set = headers.map(|(name, value)| overwrite(name.as_str(), value.as_bytes()));
+    let set = headers.map(|(name, value)| overwrite(bytes_of(name), value.as_bytes()));
     answer(Answer::ImmediateResponse(wire::ImmediateResponse {
         status: Some(wire::HttpStatus {
             code: i32::from(head.status.as_u16()),
@@ -319,7 +320,7 @@ fn difference(before: &HeaderMap, after: &HeaderMap) -> wire::HeaderMutation {
             continue;
         }
         for (index, value) in values.iter().enumerate() {
-            let mut option = overwrite(name.as_str(), value.as_bytes());
+            let mut option = overwrite(bytes_of(name), value.as_bytes());
             if index > 0 {
                 option.set_append_action(HeaderAppendAction::AppendIfExistsOrAdd);
             }
@@ -343,11 +344,15 @@ fn may_change(name: &HeaderName) -> bool {
         || name.as_str().starts_with("x-envoy"))
 }
 
-fn overwrite(name: &str, value: &[u8]) -> wire::HeaderValueOption {
+fn bytes_of(name: &HeaderName) -> Bytes {
+    Bytes::copy_from_slice(name.as_str().as_bytes())
+}
+
+fn overwrite(name: Bytes, value: &[u8]) -> wire::HeaderValueOption {
     wire::HeaderValueOption {
         header: Some(wire::HeaderValue {
-            key: name.to_owned(),
-            value: String::new(),
+            key: name,
+            value: Bytes::new(),
             raw_value: Bytes::copy_from_slice(value),
         }),
         append_action: HeaderAppendAction::OverwriteIfExistsOrAdd.into(),

@@ -4,8 +4,8 @@ use super::*;
 
 fn field(key: &str, value: &str) -> wire::HeaderValue {
     wire::HeaderValue {
-        key: key.to_owned(),
-        value: String::new(),
+        key: Bytes::copy_from_slice(key.as_bytes()),
+        value: Bytes::new(),
         raw_value: Bytes::copy_from_slice(value.as_bytes()),
     }
 }
@@ -53,7 +53,7 @@ fn set(mutation: &wire::HeaderMutation) -> Vec<(&str, &str)> {
         .map(|option| {
             let header = option.header.as_ref().unwrap();
             (
-                &*header.key,
+                std::str::from_utf8(&header.key).unwrap(),
                 std::str::from_utf8(&header.raw_value).unwrap(),
             )
         })
@@ -65,8 +65,8 @@ fn set(mutation: &wire::HeaderMutation) -> Vec<(&str, &str)> {
 #[test]
 fn a_requests_head_is_read_from_either_form_of_values() {
     let old = wire::HeaderValue {
-        key: "x-old".to_owned(),
-        value: "text".to_owned(),
+        key: Bytes::from_static(b"x-old"),
+        value: Bytes::from_static(b"text"),
         raw_value: Bytes::new(),
     };
     let fields = vec![

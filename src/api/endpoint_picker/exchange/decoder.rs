@@ -1,0 +1,22 @@
+//! The gateway's messages, as tonic reads them.
+
+use prost::Message;
+use tonic::Status;
+use tonic::codec::{DecodeBuf, Decoder};
+
+use crate::api::endpoint_picker::wire::ProcessingRequest;
+
+/// Decodes the gateway's messages.
+#[derive(Debug, Default)]
+pub(in crate::api::endpoint_picker) struct Messages;
+
+impl Decoder for Messages {
+    type Item = ProcessingRequest;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
+        let message = ProcessingRequest::decode(buffer);
+        let malformed = |error: prost::DecodeError| Status::invalid_argument(error.to_string());
+        message.map(Some).map_err(malformed)
+    }
+}
