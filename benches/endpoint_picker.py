@@ -8,7 +8,7 @@
                                               fleet: mean TTFT and the cached share of prompts
 
 Run it with a Python that has tests/envoy/requirements.txt. Environment: WARMROUTE (target/dist/warmroute), RIG
-(benches/rig/target/release), ROUNDS (3), SECS (5 a round), REQUESTS (200 instructions, 20 long, 3000 routing),
+(benches/rig/target/release), ROUNDS (3), SECS (5 a round), REQUESTS (200 instructions, 200 long, 3000 routing),
 SPEEDUP (2, of `routing`). One line of JSON for each round, then the medians with the least and the greatest.
 """
 
@@ -44,7 +44,7 @@ class Rig:
     def __init__(self, fleet, *arguments, workers=4, under=(), config=None):
         self.directory = tempfile.TemporaryDirectory(prefix="warmroute-picker-")
         self.processes = []
-        port = free_port() if fleet == "mockfleet" else 9100
+        self.port = port = free_port()
         self.fleet = subprocess.Popen(
             [RIG / fleet, "--port", str(port), "--workers", str(workers), *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
@@ -173,7 +173,7 @@ def cpu_seconds(pid):
 
 def long():
     """100,000 tokens are 400 KB."""
-    requests = int(os.environ.get("REQUESTS", "20"))
+    requests = int(os.environ.get("REQUESTS", "200"))
     found = {}
     with Rig("mockfleet") as rig:
         for number in range(ROUNDS):
@@ -203,7 +203,7 @@ def routing(trace):
         for name in ("proxy", "picker"):
             with Rig("cachefleet", "--speedup", speedup, workers=8) as rig:
                 command = [RIG / "player", "--trace", trace, "--addr", address(rig.targets()[name]), "--rate", "2"]
-                command += ["--requests", requests, "--speedup", speedup, "--model", rig.model]
+                command += ["--requests", requests, "--speedup", speedup, "--model", rig.model, "--fleet-port", str(rig.port)]
                 run = subprocess.run(command, capture_output=True, text=True, check=True)
                 print(json.dumps({"round": number, "what": name, "player": json.loads(run.stdout)}), flush=True)
 
