@@ -22,6 +22,7 @@ mod model_set;
 mod places;
 pub mod prefill_rate;
 pub mod probe;
+mod rank_places;
 pub mod registry;
 mod responses_api;
 mod snapshot;
@@ -29,7 +30,8 @@ mod status;
 mod worker;
 
 pub use self::group::{Group, Members};
-pub use self::places::{PinnedApi, Places};
+pub use self::places::Places;
+pub use self::rank_places::PinnedApi;
 pub use self::responses_api::{ChatWorkers, ResponsesApi};
 pub use self::snapshot::Snapshot;
 pub use self::status::{Facts, Status};

@@ -11,7 +11,7 @@ use super::engine::Engine;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
-use super::places::{PinnedApi, RankPlaces, pinnable_ranks};
+use super::rank_places::{PinnedApi, RankPlaces, pinnable_ranks};
 use super::responses_api::ChatWorkers;
 use super::status::Status;
 use super::worker::{Role, Worker};

@@ -1,0 +1,91 @@
+//! Which dp ranks requests can be pinned to, by worker and API. Pure.
+
+use std::ops::Range;
+
+use super::engine::Engine;
+use super::events::Events;
+use super::status::Status;
+
+/// What engines take the header `x-data-parallel-rank` with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PinnedApi {
+    /// Chat, completions and Messages.
+    Chat,
+    Responses,
+}
+
+/// The first vLLM that pins requests of the Responses API. Earlier ones ignore the header there.
+const RESPONSES_PINNED_SINCE: (u32, u32) = (0, 33);
+
+/// How many dp ranks of a worker requests of an API can be pinned to: all of them, or none.
+pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
+    let facts = &status.facts;
+    let (count, are_all) = match &status.worker.events {
+        Events::Off => (0, true),
+        Events::At(endpoints) => (endpoints.len() as u32, true),
+        Events::Auto => {
+            let count = facts.event_endpoints.len() as u32;
+            // A rank whose publisher cannot be used is a rank too, and then it is not known how many there are.
+            let are_all = facts.unusable_events.is_empty()
+                && facts.event_endpoints.keys().copied().eq(0..count);
+            (count, are_all)
+        }
+    };
+    let fits = || {
+        let last = status.worker.id.at_rank(count - 1);
+        last.is_some()
+    };
+    let takes_rank = || match (facts.engine, api) {
+        (Engine::Sglang, _) => true,
+        (Engine::Vllm, PinnedApi::Chat) => facts.version.is_some(),
+        (Engine::Vllm, PinnedApi::Responses) => {
+            status.speaks_chat_only()
+                || facts.version.as_deref().and_then(release) >= Some(RESPONSES_PINNED_SINCE)
+        }
+    };
+    match count > 1 && are_all && fits() && takes_rank() {
+        true => count,
+        false => 0,
+    }
+}
+
+/// Major and minor number of a version.
+fn release(version: &str) -> Option<(u32, u32)> {
+    let mut numbers = version.trim_start_matches('v').split('.');
+    let major = numbers.next()?.parse().ok()?;
+    let minor = numbers.next()?;
+    let end = minor.find(|c: char| !c.is_ascii_digit());
+    let minor = minor[..end.unwrap_or(minor.len())].parse().ok()?;
+    Some((major, minor))
+}
+
+/// Each worker's places, where some worker has several.
+#[derive(Debug)]
+pub(super) struct RankPlaces {
+    /// The worker's index and its rank.
+    pub(super) places: Vec<(usize, Option<u32>)>,
+    /// For each worker its first place; then the number of all places.
+    pub(super) first: Vec<usize>,
+}
+
+impl RankPlaces {
+    /// `ranks`: for each worker how many ranks can be pinned to. `None` if that is none for all workers.
+    pub(super) fn new(ranks: &[u32]) -> Option<Self> {
+        if ranks.iter().all(|ranks| *ranks == 0) {
+            return None;
+        }
+        let (mut places, mut first) = (Vec::new(), vec![0]);
+        for (worker_index, ranks) in ranks.iter().enumerate() {
+            match ranks {
+                0 => places.push((worker_index, None)),
+                _ => places.extend((0..*ranks).map(|rank| (worker_index, Some(rank)))),
+            }
+            first.push(places.len());
+        }
+        Some(Self { places, first })
+    }
+
+    pub(super) fn of_worker(&self, worker_index: usize) -> Range<usize> {
+        self.first[worker_index]..self.first[worker_index + 1]
+    }
+}
