@@ -67,6 +67,7 @@ impl SnapshotJob {
                 unknown_before,
             };
             let batch = Batch {
+                joined: 0,
                 timestamp: self.timestamp,
                 rank: Some(self.rank),
                 events,

@@ -14,6 +14,25 @@ pub struct Batch {
     /// The data-parallel rank, if the batch names one.
     pub rank: Option<u32>,
     pub events: Vec<Event>,
+    /// Events that the engine sent beside these: removals that were joined to the removal before them.
+    pub joined: u64,
+}
+
+impl Batch {
+    /// Adds a removal. Engines often send one for each block; those of a row become one event, because a tree removes
+    /// many blocks at once for far less than one after the other.
+    pub fn remove(&mut self, hashes: &[EngineHash], location: Location) {
+        match self.events.last_mut() {
+            Some(Event::Removed(before)) if before.location == location => {
+                before.hashes.extend_from_slice(hashes);
+                self.joined += 1;
+            }
+            _ => self.events.push(Event::Removed(Removed {
+                hashes: hashes.to_vec(),
+                location,
+            })),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]

@@ -11,7 +11,7 @@ mod unknown_events;
 
 use self::fields::{CLEARED, REMOVED, STORED};
 use self::read::{Cursor, Read};
-use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Removed, Stored};
+use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Stored};
 use super::source::DecodeError;
 
 /// Events in one batch: far more than a scheduler step produces. A decoded event takes about 300 bytes.
@@ -24,6 +24,7 @@ pub fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {
     let mut reader = Reader {
         cursor: Cursor::new(payload),
         blocks_left: BLOCKS_MAX,
+        removed: Vec::new(),
     };
     reader
         .batch()
@@ -34,6 +35,8 @@ struct Reader<'a> {
     cursor: Cursor<'a>,
     /// Hashes and extra keys that this batch may still contain.
     blocks_left: usize,
+    /// Buffer for the hashes of a removal, reused to avoid allocations.
+    removed: Vec<EngineHash>,
 }
 
 /// The fields of an event of any type. [`Reader::build`] checks that none is missing.
@@ -72,14 +75,13 @@ impl<'a> Reader<'a> {
         if self.cursor.is_array() {
             let fields = self.cursor.array()?;
             for index in 0..fields {
-                let key = ["ts", "events", "data_parallel_rank"]
-                    .get(index)
-                    .unwrap_or(&"");
+                let order: [&[u8]; 3] = [b"ts", b"events", b"data_parallel_rank"];
+                let key = order.get(index).copied().unwrap_or_default();
                 self.batch_field(key, &mut batch, &mut seen)?;
             }
         } else {
             for _ in 0..self.cursor.map()? {
-                let key = self.cursor.text()?;
+                let key = self.cursor.name()?;
                 self.batch_field(key, &mut batch, &mut seen)?;
             }
         }
@@ -92,19 +94,19 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn batch_field(&mut self, key: &str, batch: &mut Batch, seen: &mut Seen) -> Read<()> {
+    fn batch_field(&mut self, key: &[u8], batch: &mut Batch, seen: &mut Seen) -> Read<()> {
         match key {
-            "ts" => {
-                batch.timestamp = self.cursor.float().map_err(|fault| fault.under(key))?;
+            b"ts" => {
+                batch.timestamp = self.cursor.float().map_err(|fault| fault.under("ts"))?;
                 seen.timestamp = true;
             }
-            "events" => {
-                batch.events = self.events().map_err(|fault| fault.under(key))?;
+            b"events" => {
+                self.events(batch).map_err(|fault| fault.under("events"))?;
                 seen.events = true;
             }
-            "data_parallel_rank" | "attn_dp_rank" => {
+            b"data_parallel_rank" | b"attn_dp_rank" => {
                 let rank = self.or_nil(|reader| reader.cursor.u32());
-                batch.rank = rank.map_err(|fault| fault.under(key))?;
+                batch.rank = rank.map_err(|fault| fault.under_name(key))?;
             }
             _ => {
                 self.cursor.skip()?;
@@ -113,107 +115,155 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn events(&mut self) -> Read<Vec<Event>> {
+    fn events(&mut self, batch: &mut Batch) -> Read<()> {
         let len = self.cursor.array()?;
         if len > EVENTS_MAX {
             return Err(self.cursor.fault(format!("more than {EVENTS_MAX} events")));
         }
-        // `len` may be false, so memory for it is bounded by the bytes that follow. The smallest frequent event,
-        // the removal of one block as a map, has 40 bytes; with 32 the vector rarely has to grow.
-        let mut events = Vec::with_capacity(len.min(1 + self.cursor.left() / 32));
+        batch.events.clear();
+        batch.joined = 0;
         for index in 0..len {
-            events.push(self.event().map_err(|fault| fault.under_item(index))?);
+            self.event(batch).map_err(|fault| fault.under_item(index))?;
         }
-        Ok(events)
+        Ok(())
     }
 
-    fn event(&mut self) -> Read<Event> {
+    fn event(&mut self, batch: &mut Batch) -> Read<()> {
         if self.cursor.is_array() {
             let len = self.cursor.array()?;
             if len == 0 {
                 return Err(self.cursor.fault("an event without a type"));
             }
-            let kind = self.cursor.text().map_err(|fault| fault.under("type"))?;
-            self.fields(kind, len - 1, |_, index, order| {
-                Ok(order.get(index).copied().unwrap_or(""))
+            let kind = self.cursor.name().map_err(|fault| fault.under("type"))?;
+            let order = order_of(kind);
+            self.fields(kind, len - 1, batch, |_, index| {
+                Ok(order.get(index).map_or(&[], |name| name.as_bytes()))
             })
         } else {
             let len = self.cursor.map()?;
             let kind = self.kind_in_map(len)?;
-            self.fields(kind, len, |reader, _, _| reader.cursor.text())
+            self.fields(kind, len, batch, |reader, _| reader.cursor.name())
         }
     }
 
     /// The type of an event that is a map. Engines write it first, but the order of keys is not guaranteed. The
     /// cursor stays at the first key.
-    fn kind_in_map(&mut self, len: usize) -> Read<&'a str> {
+    fn kind_in_map(&mut self, len: usize) -> Read<&'a [u8]> {
         let mut ahead = self.cursor.clone();
         for _ in 0..len {
-            if ahead.text()? == "type" {
-                return ahead.text().map_err(|fault| fault.under("type"));
+            if ahead.name()? == b"type" {
+                return ahead.name().map_err(|fault| fault.under("type"));
             }
             ahead.skip()?;
         }
         Err(self.cursor.fault("an event without a type"))
     }
 
-    /// Reads an event of type `kind` with `len` fields. `key` returns the name of a field: for an array by its
-    /// index, for a map by reading it.
+    /// Reads an event of type `kind` with `len` fields into the batch. `key` returns the name of a field: for an array
+    /// by its index, for a map by reading it.
     fn fields(
         &mut self,
-        kind: &str,
+        kind: &[u8],
         len: usize,
-        key: impl Fn(&mut Self, usize, &[&'static str]) -> Read<&'a str>,
-    ) -> Read<Event> {
-        let order = match kind {
-            "BlockStored" => STORED,
-            "BlockRemoved" => REMOVED,
-            "AllBlocksCleared" => CLEARED,
-            _ => &[],
-        };
+        batch: &mut Batch,
+        mut key: impl FnMut(&mut Self, usize) -> Read<&'a [u8]>,
+    ) -> Read<()> {
+        if kind == b"BlockRemoved" {
+            return self.removal(len, batch, key);
+        }
+        let order = order_of(kind);
         let mut fields = Fields::default();
         for index in 0..len {
-            let key = key(self, index, order)?;
+            let key = key(self, index)?;
             // Skip fields of other event types and of later releases.
-            let is_named_only = matches!(key, "cache_salt" | "lookahead_token_ids");
-            if order.contains(&key) || (is_named_only && kind == "BlockStored") {
+            let is_named_only = matches!(key, b"cache_salt" | b"lookahead_token_ids");
+            if order.iter().any(|name| name.as_bytes() == key)
+                || (is_named_only && kind == b"BlockStored")
+            {
                 self.field(key, &mut fields)
-                    .map_err(|fault| fault.under(key))?;
+                    .map_err(|fault| fault.under_name(key))?;
             } else if order.is_empty() && Self::may_name_blocks(key) {
                 self.hashes_of_unknown(&mut fields)?;
             } else {
                 self.cursor.skip()?;
             }
         }
-        self.build(kind, fields)
-            .map_err(|field| self.cursor.fault(format!("{kind} without {field}")))
+        let event = self.build(kind, fields).map_err(|field| {
+            let kind = String::from_utf8_lossy(kind);
+            self.cursor.fault(format!("{kind} without {field}"))
+        })?;
+        batch.events.push(event);
+        Ok(())
     }
 
-    fn field(&mut self, key: &str, fields: &mut Fields) -> Read<()> {
+    /// Reads a removal. Engines that evict send one for each block, so this is most of what a full cache sends.
+    fn removal(
+        &mut self,
+        len: usize,
+        batch: &mut Batch,
+        mut key: impl FnMut(&mut Self, usize) -> Read<&'a [u8]>,
+    ) -> Read<()> {
+        let mut has_hashes = false;
+        let mut location = Location::default();
+        for index in 0..len {
+            let key = key(self, index)?;
+            has_hashes |= key == b"block_hashes";
+            self.removal_field(key, &mut location)
+                .map_err(|fault| fault.under_name(key))?;
+        }
+        if !has_hashes {
+            return Err(self.cursor.fault("BlockRemoved without block_hashes"));
+        }
+        batch.remove(&self.removed, location);
+        Ok(())
+    }
+
+    /// Reads the hashes into `self.removed`, and all else into `location`.
+    fn removal_field(&mut self, key: &[u8], location: &mut Location) -> Read<()> {
         match key {
-            "block_hashes" => fields.hashes = Some(self.hashes()?),
-            "parent_block_hash" => fields.parent = self.or_nil(Self::hash)?,
-            "token_ids" => {
+            b"block_hashes" => {
+                let mut removed = std::mem::take(&mut self.removed);
+                removed.clear();
+                let read = self.hashes_into(&mut removed);
+                self.removed = removed;
+                read?;
+            }
+            b"medium" => location.medium = self.medium()?,
+            b"group_idx" => location.group = self.or_nil(|reader| reader.cursor.u32())?,
+            b"locality" => location.locality = self.or_nil(Self::text)?,
+            b"ownership" => location.ownership = self.or_nil(Self::text)?,
+            _ => {
+                self.cursor.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn field(&mut self, key: &[u8], fields: &mut Fields) -> Read<()> {
+        match key {
+            b"block_hashes" => fields.hashes = Some(self.hashes()?),
+            b"parent_block_hash" => fields.parent = self.or_nil(Self::hash)?,
+            b"token_ids" => {
                 let (ids, next) = self.token_ids()?;
                 (fields.token_ids, fields.next_ids) = (Some(ids), next);
             }
             // SGLang's last field, for a while, of events that are arrays.
-            "lora_name" if self.cursor.is_map() => self.named_fields(fields)?,
-            "block_size" => fields.block_size = Some(self.cursor.u32()?),
-            "lora_id" => fields.lora_id = self.or_nil(Self::i64)?,
-            "medium" => fields.location.medium = self.medium()?,
-            "lora_name" => fields.lora_name = self.or_nil(Self::text)?,
-            "cache_salt" => fields.cache_salt = self.or_nil(Self::text)?,
-            "extra_keys" => fields.extra_keys = self.extra_keys()?,
-            "lookahead_token_ids" => fields.lookahead = self.lookahead()?,
-            "group_idx" => fields.location.group = self.or_nil(|reader| reader.cursor.u32())?,
-            "kv_cache_spec_kind" => fields.spec_kind = self.or_nil(Self::text)?,
-            "kv_cache_spec_sliding_window" => {
+            b"lora_name" if self.cursor.is_map() => self.named_fields(fields)?,
+            b"block_size" => fields.block_size = Some(self.cursor.u32()?),
+            b"lora_id" => fields.lora_id = self.or_nil(Self::i64)?,
+            b"medium" => fields.location.medium = self.medium()?,
+            b"lora_name" => fields.lora_name = self.or_nil(Self::text)?,
+            b"cache_salt" => fields.cache_salt = self.or_nil(Self::text)?,
+            b"extra_keys" => fields.extra_keys = self.extra_keys()?,
+            b"lookahead_token_ids" => fields.lookahead = self.lookahead()?,
+            b"group_idx" => fields.location.group = self.or_nil(|reader| reader.cursor.u32())?,
+            b"kv_cache_spec_kind" => fields.spec_kind = self.or_nil(Self::text)?,
+            b"kv_cache_spec_sliding_window" => {
                 fields.sliding_window = self.or_nil(|reader| reader.cursor.u32())?;
             }
-            "locality" => fields.location.locality = self.or_nil(Self::text)?,
-            "ownership" => fields.location.ownership = self.or_nil(Self::text)?,
-            "session_id" => fields.session_id = self.or_nil(Self::text)?,
+            b"locality" => fields.location.locality = self.or_nil(Self::text)?,
+            b"ownership" => fields.location.ownership = self.or_nil(Self::text)?,
+            b"session_id" => fields.session_id = self.or_nil(Self::text)?,
             // Cannot happen: every listed field is handled above.
             _ => {
                 self.cursor.skip()?;
@@ -223,12 +273,12 @@ impl<'a> Reader<'a> {
     }
 
     /// The event, or the name of a required field that is missing.
-    fn build(&self, kind: &str, mut fields: Fields) -> Result<Event, &'static str> {
+    fn build(&self, kind: &[u8], mut fields: Fields) -> Result<Event, &'static str> {
         if let (false, Some(size)) = (fields.next_ids.is_empty(), fields.block_size) {
             fields.lookahead = Self::tokens_after(&fields.next_ids, size);
         }
         Ok(match kind {
-            "BlockStored" => Event::Stored(Stored {
+            b"BlockStored" => Event::Stored(Stored {
                 hashes: fields.hashes.ok_or("block_hashes")?,
                 parent: fields.parent,
                 token_ids: fields.token_ids.ok_or("token_ids")?,
@@ -242,15 +292,11 @@ impl<'a> Reader<'a> {
                 sliding_window: fields.sliding_window,
                 session_id: fields.session_id,
             }),
-            "BlockRemoved" => Event::Removed(Removed {
-                hashes: fields.hashes.ok_or("block_hashes")?,
-                location: fields.location,
-            }),
-            "AllBlocksCleared" => Event::Cleared {
+            b"AllBlocksCleared" => Event::Cleared {
                 ownership: fields.location.ownership,
             },
             kind => Event::Unknown {
-                kind: kind.into(),
+                kind: String::from_utf8_lossy(kind).into(),
                 hashes: match fields.has_unreadable_hashes {
                     true => None,
                     false => Some(fields.hashes.unwrap_or_default()),
@@ -290,17 +336,26 @@ impl<'a> Reader<'a> {
     }
 
     fn hashes(&mut self) -> Read<Vec<EngineHash>> {
+        let mut hashes = Vec::new();
+        self.hashes_into(&mut hashes)?;
+        Ok(hashes)
+    }
+
+    fn hashes_into(&mut self, hashes: &mut Vec<EngineHash>) -> Read<()> {
         let len = self.cursor.array()?;
         self.count_blocks(len)?;
-        let mut hashes = Vec::with_capacity(len);
+        hashes.reserve(len);
         for index in 0..len {
             hashes.push(self.hash().map_err(|fault| fault.under_item(index))?);
         }
-        Ok(hashes)
+        Ok(())
     }
 
     /// Reads a hash: an integer, or a digest, of which the last 8 bytes are used (as [`EngineHash`] documents).
     fn hash(&mut self) -> Read<EngineHash> {
+        if let Some(hash) = self.cursor.u64() {
+            return Ok(EngineHash(hash));
+        }
         match self.cursor.blob()? {
             None => {
                 // Older engines send a signed integer; its 64 bits are the hash.
@@ -321,11 +376,15 @@ impl<'a> Reader<'a> {
         if self.cursor.nil() {
             return Ok(Medium::Unspecified);
         }
-        Ok(match self.cursor.text()? {
-            "GPU" => Medium::Gpu,
-            "CPU" | "CPU_PINNED" => Medium::Cpu,
-            "STORAGE" | "DISK" => Medium::Disk,
-            other => Medium::Other(other.into()),
+        let start = self.cursor.clone();
+        Ok(match self.cursor.name()? {
+            b"GPU" => Medium::Gpu,
+            b"CPU" | b"CPU_PINNED" => Medium::Cpu,
+            b"STORAGE" | b"DISK" => Medium::Disk,
+            _ => {
+                self.cursor = start;
+                Medium::Other(self.text()?)
+            }
         })
     }
 
@@ -400,6 +459,16 @@ impl<'a> Reader<'a> {
         };
         self.cursor = typed;
         Ok(key)
+    }
+}
+
+/// The fields of an event that is an array, by its type.
+fn order_of(kind: &[u8]) -> &'static [&'static str] {
+    match kind {
+        b"BlockStored" => STORED,
+        b"BlockRemoved" => REMOVED,
+        b"AllBlocksCleared" => CLEARED,
+        _ => &[],
     }
 }
 

@@ -359,6 +359,7 @@ mod tests {
             digest: 0,
             bytes: 99,
             batch: Ok(Batch {
+                joined: 0,
                 timestamp: 1_795_199_659.308_7,
                 rank: Some(1),
                 events,

@@ -222,6 +222,7 @@ fn chunk(sequence: u64, index: u32, count: u32) -> Item {
 
 fn encoded(sequence: u64, rank: Option<u32>, snapshot: Option<(SnapshotChunk, u64)>) -> Item {
     let batch = Batch {
+        joined: 0,
         timestamp: sequence as f64,
         rank,
         events: vec![Event::Removed(Removed {

@@ -20,6 +20,11 @@ impl Fault {
         self
     }
 
+    /// Names the field that was being read, by the engine's name for it.
+    pub(super) fn under_name(self: Box<Self>, field: &[u8]) -> Box<Self> {
+        self.under(&String::from_utf8_lossy(field))
+    }
+
     pub(super) fn under_item(self: Box<Self>, index: usize) -> Box<Self> {
         self.under(&format!("[{index}]"))
     }
@@ -167,6 +172,22 @@ impl<'a> Cursor<'a> {
     }
 
     pub(super) fn text(&mut self) -> Read<&'a str> {
+        let start = self.clone();
+        std::str::from_utf8(self.name()?).map_err(|_| start.fault("the text is not UTF-8"))
+    }
+
+    /// A text that is only compared with known ones: its bytes, which may not be UTF-8.
+    #[inline]
+    pub(super) fn name(&mut self) -> Read<&'a [u8]> {
+        // Names of fields and types are short.
+        if let Some(&short @ 0xa0..=0xbf) = self.bytes.get(self.at) {
+            let start = self.at + 1;
+            let end = start + usize::from(short & 0x1f);
+            if let Some(name) = self.bytes.get(start..end) {
+                self.at = end;
+                return Ok(name);
+            }
+        }
         let len = match self.peek("a text")? {
             Marker::FixStr(len) => {
                 self.at += 1;
@@ -178,8 +199,18 @@ impl<'a> Cursor<'a> {
             _ => return Err(self.expected("a text")),
         };
         let len = self.followed(len)?;
-        let start = self.clone();
-        std::str::from_utf8(self.take(len)?).map_err(|_| start.fault("the text is not UTF-8"))
+        self.take(len)
+    }
+
+    /// An integer of 8 bytes, as most hashes are, if one is next.
+    #[inline]
+    pub(super) fn u64(&mut self) -> Option<u64> {
+        let [0xcf, bytes @ ..] = &self.bytes[self.at..] else {
+            return None;
+        };
+        let value = u64::from_be_bytes(*bytes.first_chunk()?);
+        self.at += 9;
+        Some(value)
     }
 
     /// A byte string; `None` if another type is next.
@@ -231,18 +262,18 @@ impl<'a> Cursor<'a> {
         // `array` checked the length, so this is at most four times the message.
         let mut numbers = Vec::with_capacity(len);
         for index in 0..len {
-            let number = match self.bytes[self.at..] {
+            let number = match &self.bytes[self.at..] {
                 [small @ 0..=0x7f, ..] => {
                     self.at += 1;
-                    u32::from(small)
+                    u32::from(*small)
                 }
                 [0xcd, high, low, ..] => {
                     self.at += 3;
-                    u32::from(u16::from_be_bytes([high, low]))
+                    u32::from(u16::from_be_bytes([*high, *low]))
                 }
                 [0xce, a, b, c, d, ..] => {
                     self.at += 5;
-                    u32::from_be_bytes([a, b, c, d])
+                    u32::from_be_bytes([*a, *b, *c, *d])
                 }
                 _ => self.u32().map_err(|fault| fault.under_item(index))?,
             };

@@ -33,9 +33,10 @@ impl Reader<'_> {
     /// Reads a map of further fields at the end of an event that is an array.
     pub(super) fn named_fields(&mut self, fields: &mut Fields) -> Read<()> {
         for _ in 0..self.cursor.map()? {
-            match self.cursor.text()? {
-                key @ ("cache_salt" | "session_id" | "lora_name") if !self.cursor.is_map() => {
-                    self.field(key, fields).map_err(|fault| fault.under(key))?;
+            match self.cursor.name()? {
+                key @ (b"cache_salt" | b"session_id" | b"lora_name") if !self.cursor.is_map() => {
+                    self.field(key, fields)
+                        .map_err(|fault| fault.under_name(key))?;
                 }
                 _ => {
                     self.cursor.skip()?;

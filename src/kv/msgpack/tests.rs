@@ -45,6 +45,7 @@ fn why(payload: &[u8]) -> String {
 fn a_recorded_prompt_and_its_continuation_are_read_in_full() {
     let batches = batches(&recorded!("stored"));
     let first = Batch {
+        joined: 0,
         timestamp: batches[0].timestamp,
         rank: Some(0),
         events: vec![Event::Stored(Stored {
@@ -124,7 +125,7 @@ fn recorded_adapters_ranks_and_pulled_blocks_are_read() {
     let again = batches(&recorded!("stored_again"));
     assert_eq!(stored(&again[0]).hashes, stored(&again[2]).hashes);
     let evicted = &batches(&recorded!("evicted"))[0];
-    assert_eq!(evicted.events.len(), 3);
+    assert_eq!((evicted.events.len(), evicted.joined), (2, 1));
     assert_eq!(batches(&recorded!("several_events"))[0].events.len(), 2);
 }
 
@@ -298,4 +299,47 @@ fn counts_are_bounded() {
     let mut payload = b"\x92\x00\x91\x92\xacBlockRemoved\xdd\x00\x10\x00\x01".to_vec();
     payload.extend(vec![0; BLOCKS_MAX + 1]);
     assert!(why(&payload).contains("more than 1048576 hashes"));
+}
+
+#[test]
+fn removals_in_a_row_become_one_event_if_they_are_of_the_same_place() {
+    let removal = |hash: u8, group: u8| {
+        let mut event = b"\x83\xa4type\xacBlockRemoved\xacblock_hashes\x91".to_vec();
+        event.push(hash);
+        event.extend_from_slice(b"\xa9group_idx");
+        event.push(group);
+        event
+    };
+    let clear = b"\x81\xa4type\xb0AllBlocksCleared".to_vec();
+    let events = [
+        removal(1, 0),
+        removal(2, 0),
+        removal(3, 1),
+        removal(4, 1),
+        clear,
+        removal(5, 1),
+    ];
+    let payload = [&b"\x92\x01\x96"[..], &events.concat()].concat();
+    let batch = decode(&payload).unwrap();
+    let removed = |event: &Event| match event {
+        Event::Removed(removed) => removed.hashes.iter().map(|hash| hash.0).collect(),
+        _ => Vec::new(),
+    };
+    let hashes: Vec<Vec<u64>> = batch.events.iter().map(removed).collect();
+    assert_eq!(hashes, [vec![1, 2], vec![3, 4], vec![], vec![5]]);
+    assert_eq!(batch.joined, 2);
+}
+
+#[test]
+fn names_need_not_be_text_and_their_order_does_not_matter() {
+    // {"later\xff": 1, "block_hashes": [7], "type": "BlockRemoved"}
+    let event = b"\x83\xa6later\xff\x01\xacblock_hashes\x91\x07\xa4type\xacBlockRemoved";
+    let payload = [&b"\x92\x01\x91"[..], event].concat();
+    let removed = Event::Removed(crate::kv::event::Removed {
+        hashes: vec![EngineHash(7)],
+        location: Default::default(),
+    });
+    assert_eq!(decode(&payload).unwrap().events, [removed]);
+    let lacking = b"\x92\x01\x91\x81\xa4type\xacBlockRemoved";
+    assert!(why(lacking).contains("BlockRemoved without block_hashes"));
 }

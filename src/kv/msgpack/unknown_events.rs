@@ -24,7 +24,8 @@ impl Reader<'_> {
 
     /// Whether a field of an event of an unknown type may name the blocks that it is about. A field of an array has no
     /// name.
-    pub(super) fn may_name_blocks(key: &str) -> bool {
-        key.is_empty() || key.contains("hash") && key != "parent_block_hash"
+    pub(super) fn may_name_blocks(key: &[u8]) -> bool {
+        let has_hash = key.windows(4).any(|part| part == b"hash");
+        key.is_empty() || has_hash && key != b"parent_block_hash"
     }
 }

@@ -12,16 +12,23 @@ use crate::kv::source::{DecodeError, SnapshotChunk};
 pub(super) fn message(message: message::KvEventBatch) -> Result<Message, DecodeError> {
     let rank = message.dp_rank.map(u32::try_from).transpose();
     let rank = rank.map_err(|_| DecodeError("a negative dp_rank".to_owned()))?;
-    let mut events = Vec::with_capacity(message.events.len());
+    let mut batch = Batch {
+        timestamp: message.timestamp,
+        rank,
+        ..Batch::default()
+    };
     for event in message.events {
         match event.data {
-            Some(Data::Stored(data)) => stored(data, &mut events),
-            Some(Data::Removed(data)) => events.push(Event::Removed(removed(data))),
-            Some(Data::Cleared(data)) => events.push(Event::Cleared {
+            Some(Data::Stored(data)) => stored(data, &mut batch.events),
+            Some(Data::Removed(data)) => {
+                let Removed { hashes, location } = removed(data);
+                batch.remove(&hashes, location);
+            }
+            Some(Data::Cleared(data)) => batch.events.push(Event::Cleared {
                 ownership: text(data.ownership),
             }),
             // Its fields are lost with its type.
-            None => events.push(Event::Unknown {
+            None => batch.events.push(Event::Unknown {
                 kind: "none that is known".into(),
                 hashes: None,
             }),
@@ -29,11 +36,7 @@ pub(super) fn message(message: message::KvEventBatch) -> Result<Message, DecodeE
     }
     Ok(Message {
         sequence: message.sequence_number,
-        batch: Batch {
-            timestamp: message.timestamp,
-            rank,
-            events,
-        },
+        batch,
         snapshot: message.snapshot.map(|chunk| SnapshotChunk {
             index: chunk.index,
             count: chunk.count,

@@ -115,7 +115,7 @@ proptest! {
         chunk in proptest::option::of((0u32..4, 1u32..4, 0u64..9)),
     ) {
         let snapshot = chunk.map(|(index, count, unknown_before)| SnapshotChunk { index, count, unknown_before });
-        let batch = Batch { timestamp, rank, events };
+        let batch = Batch { timestamp, rank, events, joined: 0 };
         let bytes = encode_batch(sequence, &batch, snapshot.map(|chunk| (chunk, 7))).unwrap().message;
         let expected = Message { sequence, batch, snapshot, ..Message::default() };
         prop_assert_eq!(decode_batch(&bytes).unwrap(), expected);

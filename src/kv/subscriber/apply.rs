@@ -75,6 +75,7 @@ impl RankTree {
             None => copies,
         };
         self.kept_removals.read(batch);
+        effect.events += batch.joined;
         for (at, event) in batch.events.iter().enumerate() {
             effect.events += 1;
             if matches!(event, Event::Cleared { .. }) {

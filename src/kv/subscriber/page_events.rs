@@ -47,6 +47,7 @@ impl PageEvents {
             timestamp: batch.timestamp,
             rank: batch.rank,
             events,
+            joined: batch.joined,
         })
     }
 

@@ -166,6 +166,7 @@ fn frame(sequence: u64, events: Vec<Event>) -> SourceBatch {
         digest: u128::from(sequence),
         bytes: 100,
         batch: Ok(Batch {
+            joined: 0,
             timestamp: 0.0,
             rank: None,
             events,
@@ -490,6 +491,7 @@ fn a_rank_for_which_the_index_has_no_place_is_told_as_such() {
     let ignored = |ground: &mut RankTree, events| {
         let mut effect = BatchEffect::default();
         let batch = Batch {
+            joined: 0,
             timestamp: 0.0,
             rank: None,
             events,

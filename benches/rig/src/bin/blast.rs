@@ -119,7 +119,8 @@ async fn main() {
             first_bad.clone(),
         );
         tasks.push(tokio::spawn(async move {
-            let mut i = c;
+            // Each connection has prompts of its own, as long as they last.
+            let mut i = c * a.distinct / a.conns.max(1);
             while Instant::now() < end {
                 let Ok(s) = tokio::net::TcpStream::connect(&a.addr).await else {
                     bad.fetch_add(1, Relaxed);

@@ -39,6 +39,7 @@ pub(super) fn batch(changes: &[Change], block_tokens: u32, rank: u32, timestamp:
         }
     }
     Batch {
+        joined: 0,
         timestamp,
         rank: Some(rank),
         events,
