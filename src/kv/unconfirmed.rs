@@ -138,6 +138,17 @@ struct Owner {
 }
 
 impl Owner {
+    /// A new owner, to which `change` happens at once.
+    fn changed(worker: WorkerId, change: impl Fn(&mut Self)) -> Self {
+        let mut owner = Self {
+            worker,
+            requests: 0,
+            until_ms: 0,
+        };
+        change(&mut owner);
+        owner
+    }
+
     fn counts(&self, now_ms: u64) -> bool {
         self.requests > 0 || now_ms < self.until_ms
     }
@@ -156,16 +167,8 @@ impl UnconfirmedBlocks {
 
     /// Counts a prompt's prefixes as cached by the worker that was chosen for it.
     pub fn insert(self: &Arc<Self>, worker: WorkerId, keys: &PrefixKeys) -> UnconfirmedPrompt {
-        let mut inserted = 0;
-        // Short prefixes first: what finds no room is the end of the prompt.
-        for key in keys.iter() {
-            if !self.add(worker, key.path) {
-                let rejected = keys.len() - inserted;
-                self.metrics.rejected.inc_by(rejected as u64);
-                break;
-            }
-            inserted += 1;
-        }
+        let paths = keys.iter().map(|key| key.path);
+        let inserted = self.update_all(worker, paths, |owner| owner.requests += 1);
         UnconfirmedPrompt {
             blocks: self.clone(),
             worker,
@@ -178,13 +181,10 @@ impl UnconfirmedBlocks {
     /// path hashes of a prompt's [`PrefixKeys`].
     pub fn insert_routed(&self, now: Instant, worker: WorkerId, paths: &[u64]) {
         let until_ms = self.milliseconds(now + self.settings.peer_lifetime);
-        for (inserted, path) in paths.iter().enumerate() {
-            if !self.extend(worker, BlockHash(*path), until_ms) {
-                let rejected = paths.len() - inserted;
-                self.metrics.rejected.inc_by(rejected as u64);
-                break;
-            }
-        }
+        let paths = paths.iter().map(|path| BlockHash(*path));
+        self.update_all(worker, paths, |owner| {
+            owner.until_ms = owner.until_ms.max(until_ms)
+        });
     }
 
     /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
@@ -239,77 +239,102 @@ impl UnconfirmedBlocks {
         })
     }
 
-    /// One request more computes a prefix. False if there is no room.
-    fn add(&self, worker: WorkerId, path: BlockHash) -> bool {
-        self.update(worker, path, |owner| owner.requests += 1)
-    }
-
-    /// A prefix counts at least until then. False if there is no room.
-    fn extend(&self, worker: WorkerId, path: BlockHash, until_ms: u64) -> bool {
-        self.update(worker, path, |owner| {
-            owner.until_ms = owner.until_ms.max(until_ms)
-        })
-    }
-
-    /// Changes an owner of a prefix, which is added if there is room.
-    fn update(&self, worker: WorkerId, path: BlockHash, change: impl Fn(&mut Owner)) -> bool {
-        let mut owners = self.prefixes.entry(path).or_default();
-        let position = match position_of(&owners, worker) {
-            Ok(known) => {
-                change(&mut owners[known]);
-                return true;
+    /// Changes an owner of each prefix, which is added if there is room. Given from the shortest on: what finds no room
+    /// is the end of the prompt. Returns how many were changed.
+    fn update_all(
+        &self,
+        worker: WorkerId,
+        paths: impl ExactSizeIterator<Item = BlockHash>,
+        change: impl Fn(&mut Owner),
+    ) -> usize {
+        // Counted once for all, since all threads share the counters.
+        let prefixes = paths.len();
+        let reserved = self.reserve(prefixes);
+        let mut room = reserved;
+        let mut changed = 0;
+        for path in paths {
+            if !self.update(worker, path, &mut room, &change) {
+                self.metrics.rejected.inc_by((prefixes - changed) as u64);
+                break;
             }
-            Err(position) => position,
-        };
-        let has_room = self.count.fetch_add(1, Relaxed) < self.settings.max_blocks;
-        if has_room {
-            let mut new = Owner {
-                worker,
-                requests: 0,
-                until_ms: 0,
-            };
-            change(&mut new);
-            owners.insert(position, new);
-            self.metrics.prefixes.inc();
-        } else {
-            self.count.fetch_sub(1, Relaxed);
+            changed += 1;
         }
-        let is_empty = owners.is_empty();
-        drop(owners);
-        if is_empty {
-            self.prefixes
-                .remove_if(&path, |_, owners| owners.is_empty());
-        }
-        has_room
+        self.count.fetch_sub(room as u64, Relaxed);
+        self.metrics.prefixes.add((reserved - room) as i64);
+        changed
     }
 
-    /// One request less computes this prefix. `until_ms` is 0 if it was not computed.
-    fn release(&self, worker: WorkerId, path: BlockHash, until_ms: u64) {
+    /// Counts up to so many further prefixes. Returns for how many there is room.
+    fn reserve(&self, prefixes: usize) -> usize {
+        let prefixes = prefixes as u64;
+        let before = self.count.fetch_add(prefixes, Relaxed);
+        let room = self.settings.max_blocks.saturating_sub(before);
+        let reserved = room.min(prefixes);
+        if reserved < prefixes {
+            self.count.fetch_sub(prefixes - reserved, Relaxed);
+        }
+        reserved as usize
+    }
+
+    /// Changes an owner of a prefix, which is added if there is room. False if there is none.
+    fn update(
+        &self,
+        worker: WorkerId,
+        path: BlockHash,
+        room: &mut usize,
+        change: impl Fn(&mut Owner),
+    ) -> bool {
+        match self.prefixes.entry(path) {
+            Entry::Occupied(mut entry) => {
+                let owners = entry.get_mut();
+                match position_of(owners, worker) {
+                    Ok(known) => change(&mut owners[known]),
+                    Err(_) if *room == 0 => return false,
+                    Err(position) => {
+                        *room -= 1;
+                        owners.insert(position, Owner::changed(worker, change));
+                    }
+                }
+            }
+            Entry::Vacant(_) if *room == 0 => return false,
+            Entry::Vacant(entry) => {
+                *room -= 1;
+                entry.insert(SmallVec::from_iter([Owner::changed(worker, change)]));
+            }
+        }
+        true
+    }
+
+    /// One request less computes this prefix. `until_ms` is 0 if it was not computed. Whether the owner was removed.
+    fn release(&self, worker: WorkerId, path: BlockHash, until_ms: u64) -> bool {
         let Entry::Occupied(mut owners) = self.prefixes.entry(path) else {
-            return;
+            return false;
         };
         let Ok(position) = position_of(owners.get(), worker) else {
-            return;
+            return false;
         };
         let owner = &mut owners.get_mut()[position];
         owner.requests = owner.requests.saturating_sub(1);
         owner.until_ms = owner.until_ms.max(until_ms);
-        if owner.requests == 0 && owner.until_ms == 0 {
-            owners.get_mut().remove(position);
-            self.subtract(1);
-            if owners.get().is_empty() {
-                owners.remove();
-            }
+        if owner.requests > 0 || owner.until_ms > 0 {
+            return false;
         }
+        owners.get_mut().remove(position);
+        if owners.get().is_empty() {
+            owners.remove();
+        }
+        true
     }
 
     fn retain(&self, keep: impl Fn(&mut Owner) -> bool) {
+        let mut removed = 0;
         self.prefixes.retain(|_, owners| {
             let before = owners.len();
             owners.retain(&keep);
-            self.subtract(before - owners.len());
+            removed += before - owners.len();
             !owners.is_empty()
         });
+        self.subtract(removed);
     }
 
     fn subtract(&self, prefixes: usize) {
@@ -346,8 +371,13 @@ impl UnconfirmedPrompt {
     }
 
     fn release(&mut self, until_ms: u64) {
+        let mut removed = 0;
         for key in &self.keys[..std::mem::take(&mut self.inserted)] {
-            self.blocks.release(self.worker, key.path, until_ms);
+            let is_removed = self.blocks.release(self.worker, key.path, until_ms);
+            removed += usize::from(is_removed);
+        }
+        if removed > 0 {
+            self.blocks.subtract(removed);
         }
     }
 }

@@ -261,24 +261,25 @@ impl<'a> Cursor<'a> {
         let len = self.array()?;
         // `array` checked the length, so this is at most four times the message.
         let mut numbers = Vec::with_capacity(len);
-        for index in 0..len {
-            let number = match &self.bytes[self.at..] {
-                [small @ 0..=0x7f, ..] => {
-                    self.at += 1;
-                    u32::from(*small)
+        let mut rest = &self.bytes[self.at..];
+        while numbers.len() < len {
+            let number;
+            (number, rest) = match rest {
+                [0xcd, high, low, rest @ ..] => {
+                    (u32::from(u16::from_be_bytes([*high, *low])), rest)
                 }
-                [0xcd, high, low, ..] => {
-                    self.at += 3;
-                    u32::from(u16::from_be_bytes([*high, *low]))
+                [small @ 0..=0x7f, rest @ ..] => (u32::from(*small), rest),
+                [0xce, a, b, c, d, rest @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), rest),
+                _ => {
+                    self.at = self.bytes.len() - rest.len();
+                    let number = self.u32();
+                    let number = number.map_err(|fault| fault.under_item(numbers.len()))?;
+                    (number, &self.bytes[self.at..])
                 }
-                [0xce, a, b, c, d, ..] => {
-                    self.at += 5;
-                    u32::from_be_bytes([*a, *b, *c, *d])
-                }
-                _ => self.u32().map_err(|fault| fault.under_item(index))?,
             };
             numbers.push(number);
         }
+        self.at = self.bytes.len() - rest.len();
         Ok(numbers)
     }
 
