@@ -42,7 +42,7 @@ fn bench(criterion: &mut Criterion) {
             bencher.iter(|| unconfirmed::prefix_keys(root, black_box(&locals)));
         });
         group.bench_function(format!("overlap/{blocks}"), |bencher| {
-            bencher.iter(|| black_box(unconfirmed.overlap(now, black_box(&keys), 8)));
+            bencher.iter(|| black_box(unconfirmed.overlap(now, black_box(&keys), 8, |_| None)));
         });
         group.bench_function(format!("insert/{blocks}"), |bencher| {
             bencher.iter(|| drop(unconfirmed.insert(WorkerId(5), black_box(&keys))));

@@ -7,7 +7,10 @@
 //! [`super::predicted`] counts prompts at once.
 //!
 //! Nothing here waits for a particular event: an early one does no harm, and without one the grace
-//! period ends.
+//! period ends. It ends sooner once the worker's events have gone on after the first token: engines
+//! report in order, so what the tree does not have by then was never kept, or is evicted already.
+
+mod prefix_key;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -21,7 +24,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::block::{ChainRoot, LocalHash, PathHash};
+pub use self::prefix_key::{PrefixKey, PrefixKeys, prefix_keys};
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
@@ -37,6 +40,12 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub grace_period: Duration,
+    /// KV events that come this long after the first token, or later, show what became of the prompt's blocks: what is not
+    /// reported by then does not count any more. As long as events may be behind the answer: SGLang looks for them
+    /// every 100 ms.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s"))]
+    pub event_delay: Duration,
     /// How long blocks count as cached that another replica sent to a worker, whose first token this one does not
     /// see: as long as prompts wait and are computed at busy workers. Longer does no harm but for the room, because
     /// confirmed blocks are looked up as well.
@@ -52,6 +61,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             grace_period: Duration::from_secs(3),
+            event_delay: Duration::from_millis(250),
             // In simulations of 8 replicas 20 s cost nothing, 10 s 3 % and 3 s 8 % of mean time to first token.
             peer_lifetime: Duration::from_secs(20),
             // 60 MB: 5,000 prompts of 200 blocks at a time.
@@ -81,38 +91,6 @@ impl Metrics {
     }
 }
 
-/// The prefixes of a prompt that are counted: those of 1 to 32 blocks, then 32 for each doubling of the
-/// length. A prompt of 8,000 blocks has 280 of them, and what two prompts share is known to 1/32.
-pub type PrefixKeys = Arc<[PrefixKey]>;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PrefixKey {
-    pub path: BlockHash,
-    /// Length of the prefix.
-    pub blocks: u32,
-}
-
-/// The prefix keys of a prompt, given all of its full blocks.
-pub fn prefix_keys(root: ChainRoot, locals: &[LocalHash]) -> PrefixKeys {
-    let mut path = PathHash::start(root);
-    let mut keys = Vec::with_capacity(locals.len().min(64));
-    for (local, depth) in locals.iter().zip(0..) {
-        path = path.step(*local, depth);
-        let blocks = depth + 1;
-        if is_counted(blocks) {
-            let path = BlockHash(path.mixed());
-            keys.push(PrefixKey { path, blocks });
-        }
-    }
-    keys.into()
-}
-
-/// Depends on the length alone: otherwise two prompts with a common prefix would not share its keys.
-fn is_counted(blocks: u32) -> bool {
-    let stride = 1 << blocks.max(1).ilog2().saturating_sub(5);
-    blocks.is_multiple_of(stride)
-}
-
 /// The unconfirmed prefixes of all workers.
 #[derive(Debug)]
 pub struct UnconfirmedBlocks {
@@ -133,8 +111,10 @@ struct Owner {
     worker: WorkerId,
     /// Requests that have not computed the prefix yet.
     requests: u32,
-    /// Milliseconds since `created`: how long the prefix counts without such a request.
+    /// Milliseconds since `created`: how long a prefix counts that another replica routed.
     until_ms: u64,
+    /// When the prefix was computed last, as far as its request's first token shows; 0: never.
+    computed_ms: u64,
 }
 
 impl Owner {
@@ -144,13 +124,37 @@ impl Owner {
             worker,
             requests: 0,
             until_ms: 0,
+            computed_ms: 0,
         };
         change(&mut owner);
         owner
     }
+}
 
-    fn counts(&self, now_ms: u64) -> bool {
-        self.requests > 0 || now_ms < self.until_ms
+/// When prefixes are looked up, and how far the events of their owners are.
+struct Lookup<'a> {
+    now_ms: u64,
+    grace_ms: u64,
+    delay_ms: u64,
+    /// When the last events of a worker were applied to its tree.
+    applied_ms: &'a dyn Fn(WorkerId) -> Option<u64>,
+}
+
+impl Lookup<'_> {
+    fn counts(&self, owner: &Owner) -> bool {
+        owner.requests > 0
+            || self.now_ms < owner.until_ms
+            || (self.is_in_grace(owner) && !self.is_reported(owner))
+    }
+
+    fn is_in_grace(&self, owner: &Owner) -> bool {
+        owner.computed_ms > 0 && self.now_ms < owner.computed_ms.saturating_add(self.grace_ms)
+    }
+
+    /// Whether the worker's tree has the last word.
+    fn is_reported(&self, owner: &Owner) -> bool {
+        let shown_ms = owner.computed_ms.saturating_add(self.delay_ms);
+        (self.applied_ms)(owner.worker).is_some_and(|applied_ms| applied_ms >= shown_ms)
     }
 }
 
@@ -187,16 +191,24 @@ impl UnconfirmedBlocks {
         });
     }
 
-    /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
-    pub fn overlap(&self, now: Instant, keys: &[PrefixKey], limit: usize) -> PrefixOwners {
-        let now_ms = self.milliseconds(now);
+    /// Up to `limit` workers that will have cached the longest prefixes, the longest first. `applied` says when a worker's
+    /// last KV events were applied to its tree, if that counts in routing.
+    pub fn overlap(
+        &self,
+        now: Instant,
+        keys: &[PrefixKey],
+        limit: usize,
+        applied: impl Fn(WorkerId) -> Option<Instant>,
+    ) -> PrefixOwners {
+        let applied_ms = |worker| applied(worker).map(|at| self.milliseconds(at));
+        let lookup = self.lookup(now, &applied_ms);
         let longest = |end: usize, count| {
-            keys[..end].partition_point(|key| self.has_more_owners(now_ms, *key, count))
+            keys[..end].partition_point(|key| self.has_more_owners(&lookup, *key, count))
         };
         prefix_owners::search(keys.len(), limit, longest, |prefix, found| {
             let key = keys[prefix];
             if let Some(owners) = self.prefixes.get(&key.path) {
-                let counting = owners.iter().filter(|owner| owner.counts(now_ms));
+                let counting = owners.iter().filter(|owner| lookup.counts(owner));
                 counting.for_each(|owner| found.add(owner.worker, key.blocks));
             }
         })
@@ -204,10 +216,10 @@ impl UnconfirmedBlocks {
 
     /// How many of a prompt's first blocks one worker will have cached.
     pub fn depth(&self, now: Instant, worker: WorkerId, keys: &[PrefixKey]) -> u32 {
-        let now_ms = self.milliseconds(now);
+        let lookup = self.lookup(now, &|_| None);
         let depth = keys.partition_point(|key| {
             self.prefixes.get(&key.path).is_some_and(|owners| {
-                position_of(&owners, worker).is_ok_and(|position| owners[position].counts(now_ms))
+                position_of(&owners, worker).is_ok_and(|position| lookup.counts(&owners[position]))
             })
         });
         depth.checked_sub(1).map_or(0, |last| keys[last].blocks)
@@ -219,7 +231,7 @@ impl UnconfirmedBlocks {
         self.retain(|owner| {
             let is_lost = owner.worker.worker() == worker;
             if is_lost {
-                owner.until_ms = 0;
+                (owner.until_ms, owner.computed_ms) = (0, 0);
             }
             !is_lost || owner.requests > 0
         });
@@ -227,14 +239,27 @@ impl UnconfirmedBlocks {
 
     /// Frees prefixes whose grace period has ended. To be called now and then.
     pub fn remove_expired(&self, now: Instant) {
-        let now_ms = self.milliseconds(now);
-        self.retain(|owner| owner.counts(now_ms));
+        let lookup = self.lookup(now, &|_| None);
+        self.retain(|owner| lookup.counts(owner));
+    }
+
+    fn lookup<'a>(
+        &self,
+        now: Instant,
+        applied_ms: &'a dyn Fn(WorkerId) -> Option<u64>,
+    ) -> Lookup<'a> {
+        Lookup {
+            now_ms: self.milliseconds(now),
+            grace_ms: self.settings.grace_period.as_millis() as u64,
+            delay_ms: self.settings.event_delay.as_millis() as u64,
+            applied_ms,
+        }
     }
 
     /// Whether more than `count` workers own a prefix.
-    fn has_more_owners(&self, now_ms: u64, key: PrefixKey, count: usize) -> bool {
+    fn has_more_owners(&self, lookup: &Lookup<'_>, key: PrefixKey, count: usize) -> bool {
         self.prefixes.get(&key.path).is_some_and(|owners| {
-            let mut counting = owners.iter().filter(|owner| owner.counts(now_ms));
+            let mut counting = owners.iter().filter(|owner| lookup.counts(owner));
             counting.nth(count).is_some()
         })
     }
@@ -305,8 +330,8 @@ impl UnconfirmedBlocks {
         true
     }
 
-    /// One request less computes this prefix. `until_ms` is 0 if it was not computed. Whether the owner was removed.
-    fn release(&self, worker: WorkerId, path: BlockHash, until_ms: u64) -> bool {
+    /// One request less computes this prefix. `computed_ms` is 0 if it was not computed. Whether the owner was removed.
+    fn release(&self, worker: WorkerId, path: BlockHash, computed_ms: u64) -> bool {
         let Entry::Occupied(mut owners) = self.prefixes.entry(path) else {
             return false;
         };
@@ -315,8 +340,8 @@ impl UnconfirmedBlocks {
         };
         let owner = &mut owners.get_mut()[position];
         owner.requests = owner.requests.saturating_sub(1);
-        owner.until_ms = owner.until_ms.max(until_ms);
-        if owner.requests > 0 || owner.until_ms > 0 {
+        owner.computed_ms = owner.computed_ms.max(computed_ms);
+        if owner.requests > 0 || owner.until_ms > 0 || owner.computed_ms > 0 {
             return false;
         }
         owners.get_mut().remove(position);
@@ -342,8 +367,9 @@ impl UnconfirmedBlocks {
         self.metrics.prefixes.sub(prefixes as i64);
     }
 
+    /// From 1 on: 0 stands for what has not happened.
     fn milliseconds(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.created).as_millis() as u64
+        at.saturating_duration_since(self.created).as_millis() as u64 + 1
     }
 }
 
@@ -366,14 +392,13 @@ pub struct UnconfirmedPrompt {
 impl UnconfirmedPrompt {
     /// The prompt is computed; KV events of its blocks are under way.
     pub fn on_first_token(mut self, now: Instant) {
-        let grace = self.blocks.settings.grace_period;
-        self.release(self.blocks.milliseconds(now + grace));
+        self.release(self.blocks.milliseconds(now));
     }
 
-    fn release(&mut self, until_ms: u64) {
+    fn release(&mut self, computed_ms: u64) {
         let mut removed = 0;
         for key in &self.keys[..std::mem::take(&mut self.inserted)] {
-            let is_removed = self.blocks.release(self.worker, key.path, until_ms);
+            let is_removed = self.blocks.release(self.worker, key.path, computed_ms);
             removed += usize::from(is_removed);
         }
         if removed > 0 {

@@ -106,7 +106,15 @@ impl<'a> CachedPrefixes<'a> {
             statuses: caches.board.snapshot(),
             blocks: &prompt.blocks,
             exact: exact.map(|tokens| {
-                ReportedPrefixes::find(tokens, places, unconfirmed, credit, now, search_limit)
+                ReportedPrefixes::find(
+                    tokens,
+                    places,
+                    unconfirmed,
+                    &caches.board,
+                    credit,
+                    now,
+                    search_limit,
+                )
             }),
             suspected: match exact {
                 Some(tokens) if caches.tokenizer_check.has_mismatches() => {

@@ -31,6 +31,10 @@ pub(super) struct RankEntry {
     pub(super) rank: u32,
     /// The tree's state; both are false while it is cold or stale.
     pub(super) is_live: AtomicBool,
+    pub(super) rank: u32,
+    created: Instant,
+    /// When a batch was last applied to the live tree: one more than the microseconds since `created`; 0 if none was.
+    applied_live_us: AtomicU64,
     pub(super) is_partial: AtomicBool,
     /// Its source has been connected at least once.
     pub(super) was_connected: AtomicBool,
@@ -77,6 +81,9 @@ impl RankEntry {
         Self {
             rank: status.rank,
             is_live: AtomicBool::new(false),
+            rank: status.rank,
+            created: now,
+            applied_live_us: AtomicU64::new(0),
             is_partial: AtomicBool::new(false),
             was_connected: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
@@ -100,6 +107,16 @@ impl RankEntry {
         self.is_live.store(matches!(state, State::Live), Relaxed);
         self.is_partial
             .store(matches!(state, State::Partial), Relaxed);
+    }
+
+    pub(super) fn on_applied_live(&self, now: Instant) {
+        let passed = now.saturating_duration_since(self.created).as_micros() as u64;
+        self.applied_live_us.store(passed + 1, Relaxed);
+    }
+
+    pub(super) fn applied_live(&self) -> Option<Instant> {
+        let passed = self.applied_live_us.load(Relaxed).checked_sub(1)?;
+        Some(self.created + Duration::from_micros(passed))
     }
 
     /// The tree was cleared. Repeats that the previous process was asked for no longer matter.

@@ -29,6 +29,9 @@ impl Task {
         for reason in &effect.ignored {
             meters.ignored(*reason);
         }
+        if is_live {
+            self.status.entry().on_applied_live(now);
+        }
         let lag_s = is_live.then(|| unix_seconds() - batch.timestamp);
         let lag_s = lag_s.filter(|lag_s| lag_s.is_finite());
         if let Some(lag_s) = lag_s {

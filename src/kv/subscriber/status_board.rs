@@ -150,6 +150,21 @@ impl StatusBoard {
         Some(cache)
     }
 
+    /// When a batch was last applied to the tree of a rank, or of a worker's only one, while that tree was live: what was
+    /// missed is replayed before.
+    pub fn applied_at(&self, of: WorkerId) -> Option<Instant> {
+        let entries = self.of(of.worker());
+        let entries = entries.get(&of.worker())?;
+        match of.rank() {
+            Some(rank) => entries
+                .iter()
+                .find(|entry| entry.rank == rank)?
+                .applied_live(),
+            None if entries.len() == 1 => entries[0].applied_live(),
+            None => None,
+        }
+    }
+
     /// The tree state of each of a worker's ranks.
     pub fn trees(&self, now: Instant, worker: WorkerId) -> Vec<TreeState> {
         let tree = |entry: &Arc<RankEntry>| {

@@ -11,6 +11,7 @@ fn unconfirmed(max_blocks: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
     let now = observe::now();
     let settings = Settings {
         grace_period: Duration::from_millis(1_000),
+        event_delay: Duration::from_millis(250),
         peer_lifetime: Duration::from_secs(10),
         max_blocks,
     };
@@ -65,6 +66,44 @@ fn the_ranks_of_a_worker_are_forgotten_with_it() {
 }
 
 #[test]
+fn what_events_after_the_first_token_do_not_report_does_not_count_any_more() {
+    let (blocks, now) = unconfirmed(100);
+    let at = |millis| now + Duration::from_millis(millis);
+    let sent = blocks.insert(A, &prompt("abc"));
+    let count = |millis, applied: Option<u64>| {
+        let found = blocks.overlap(at(millis), &prompt("abc"), 8, |worker| {
+            assert_eq!(worker, A);
+            applied.map(at)
+        });
+        found.first().map_or(0, |owner| owner.blocks)
+    };
+    // However far the events are, the prompt is not computed yet.
+    assert_eq!(count(600, Some(600)), 3);
+    sent.on_first_token(at(1_000));
+    assert_eq!(count(1_300, None), 3);
+    // It may have been published before the prompt's own.
+    assert_eq!(count(1_300, Some(1_249)), 3);
+    assert_eq!(count(1_300, Some(1_250)), 0);
+    assert_eq!(count(1_300, Some(1_300)), 0);
+    // The next request with this prefix computes it again.
+    let again = blocks.insert(A, &prompt("ab"));
+    assert_eq!(count(1_400, Some(1_300)), 2);
+    again.on_first_token(at(1_500));
+    assert_eq!(count(1_600, Some(1_300)), 2);
+    assert_eq!(count(1_800, Some(1_800)), 0);
+}
+
+#[test]
+fn what_another_replica_routed_counts_whatever_was_reported() {
+    let (blocks, now) = unconfirmed(100);
+    let paths: Vec<u64> = prompt("abc").iter().map(|key| key.path.0).collect();
+    blocks.insert_routed(now, A, &paths);
+    let later = now + seconds(5);
+    let found = blocks.overlap(later, &prompt("abc"), 8, |_| Some(later));
+    assert_eq!(found.first().map(|owner| owner.blocks), Some(3));
+}
+
+#[test]
 fn a_request_that_its_worker_did_not_accept_leaves_nothing_behind() {
     let (blocks, now) = unconfirmed(100);
     let first = blocks.insert(A, &prompt("abc"));
@@ -114,7 +153,7 @@ fn the_longest_prefixes_come_first() {
         blocks.insert(A, &prompt("x")),
     ];
     let found = |limit| {
-        let found = blocks.overlap(now, &prompt("abcdef"), limit);
+        let found = blocks.overlap(now, &prompt("abcdef"), limit, |_| None);
         found
             .iter()
             .map(|it| (it.worker, it.blocks))
@@ -242,7 +281,7 @@ proptest! {
                 }
             }
             let now = created + Duration::from_millis(now_ms);
-            let overlap = blocks.overlap(now, &text(&asked), 8);
+            let overlap = blocks.overlap(now, &text(&asked), 8, |_| None);
             for worker in 0..3 {
                 let depth = plain.depth(now_ms, worker, &asked);
                 prop_assert_eq!(blocks.depth(now, WorkerId(worker), &text(&asked)) as usize, depth);

@@ -100,10 +100,19 @@ fn prompts_whose_blocks_are_not_reported_yet_count_at_the_others() {
     let keys = unconfirmed::prefix_keys(block::chain_root(None, None), &locals);
     one.routed.push_unconfirmed(WORKER, &keys);
     other.receive(&one.message().unwrap());
-    let found = other.routed.unconfirmed.overlap(other.now, &keys, 8);
+    let found = other
+        .routed
+        .unconfirmed
+        .overlap(other.now, &keys, 8, |_| None);
     assert_eq!((found[0].worker, found[0].blocks), (WORKER, 40));
     let later = other.now + Duration::from_secs(60);
-    assert!(other.routed.unconfirmed.overlap(later, &keys, 8).is_empty());
+    assert!(
+        other
+            .routed
+            .unconfirmed
+            .overlap(later, &keys, 8, |_| None)
+            .is_empty()
+    );
 }
 
 #[test]

@@ -316,8 +316,12 @@ impl Router {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
-                    let coming =
-                        unconfirmed.overlap(self.epoch + now, &job.prefix_keys, holders_max);
+                    let coming = unconfirmed.overlap(
+                        self.epoch + now,
+                        &job.prefix_keys,
+                        holders_max,
+                        |_| None,
+                    );
                     for holder in coming {
                         let cached = &mut tokens[holder.worker.0 as usize];
                         *cached = (*cached).max(tokens_of(&job.blocks, holder.blocks as usize));
