@@ -12,11 +12,12 @@
 #   REQUESTS=200 RUNS=3 STREAM=1 PROMPT=2000 TOKENS=16     how many, how often, streamed or not, bytes, tokens of an answer
 #   BODY='"temperature":0'                                 more members of the body
 #   HEADER='traceparent: 00-...'                           a header of each request
+#   API=/v1/messages                                       another API than chat completions that takes the same body
 #
 # Needs: valgrind (with callgrind_control), curl, awk.
 set -euo pipefail
 REQUESTS=${REQUESTS:-200} RUNS=${RUNS:-3} STREAM=${STREAM:-1} PROMPT=${PROMPT:-2000} TOKENS=${TOKENS:-16}
-BODY=${BODY:-} HEADER=${HEADER:-x-none: none}
+API=${API:-/v1/chat/completions} BODY=${BODY:-} HEADER=${HEADER:-x-none: none}
 [ $# -gt 0 ] || { sed -n '2,20p' "$0"; exit 2; }
 work=$(mktemp -d)
 pids=()
@@ -38,7 +39,7 @@ printf '{"model":"sim","messages":[{"role":"user","content":"%s"}],"max_tokens":
 
 # One connection, so that a count has nothing of the client's.
 send() {
-    local url="http://127.0.0.1:$1/v1/chat/completions" config="$work/curl"
+    local url="http://127.0.0.1:$1$API" config="$work/curl"
     : > "$config"
     for _ in $(seq "$2"); do printf 'url = "%s"\noutput = "/dev/null"\n' "$url" >> "$config"; done
     curl -sf --data-binary "@$work/body" -H 'content-type: application/json' -H "$HEADER" -K "$config"
