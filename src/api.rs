@@ -13,6 +13,7 @@ mod forward;
 mod head_check;
 mod health;
 mod messages;
+mod messages_error;
 mod models;
 mod request_id;
 mod route;

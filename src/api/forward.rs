@@ -8,6 +8,7 @@ use hyper::http::request::Parts;
 use hyper::{Request, Response};
 use tracing::debug;
 
+use super::messages_error::with_shaped_error;
 use super::{ApiServer, Caller, body};
 use crate::http::client::origin_form;
 use crate::http::server::RequestBody;
@@ -62,7 +63,11 @@ impl ApiServer {
             return Err(ApiError::salted_already());
         }
         let job = job(api, &head, body.clone(), &original, caller, started);
-        Ok(self.relay.run(&job, peek).await?)
+        let answer = self.relay.run(&job, peek).await?;
+        Ok(match api {
+            Api::Messages => with_shaped_error(answer).await,
+            _ => answer,
+        })
     }
 }
 

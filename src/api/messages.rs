@@ -5,6 +5,7 @@ use hyper::{Request, Response, StatusCode};
 use tracing::debug;
 
 use super::forward::job;
+use super::messages_error::with_shaped_error;
 use super::{ApiServer, Caller, body};
 use crate::http::server::RequestBody;
 use crate::openai::error::ApiError;
@@ -55,7 +56,7 @@ impl ApiServer {
                 );
                 match is_unknown {
                     true => Err(ApiError::cannot_count(&name)),
-                    false => Ok(answer),
+                    false => Ok(with_shaped_error(answer).await),
                 }
             }
         }

@@ -14,6 +14,7 @@ use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::{Method, Response, StatusCode};
 use serde_json::json;
 
+pub use self::anthropic::of_engine as anthropic_of_engine;
 pub use self::shape::ErrorShape;
 use crate::observe::shortened;
 use crate::queue::RefusalReason;

@@ -249,10 +249,30 @@ async fn messages_go_to_the_workers_that_serve_them() {
 }
 
 #[tokio::test]
-async fn a_workers_error_passes_with_its_status() {
-    let refusal = "HTTP/1.1 422 Unprocessable Entity\r\ncontent-type: application/json\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
-    let stub = Stub::start(refusal).await;
-    let router = stub.router(|_| {}).await;
-    let answer = client::post(router.api, PATH, ask("hi", false).to_string()).await;
+async fn a_workers_error_has_anthropics_shape_and_its_own_status_and_message() {
+    let answer_to = async |path: &str, head: &str, body: &str| {
+        let head = format!("HTTP/1.1 {head}\r\ncontent-type: application/json\r\nretry-after: 7");
+        let length = body.len();
+        let text = format!("{head}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}");
+        let stub = Stub::start(text).await;
+        let router = stub.router(|_| {}).await;
+        client::post(router.api, path, ask("hi", false).to_string()).await
+    };
+    let of_vllm = r#"{"type":"error","error":{"type":"BadRequestError","message":"too long"}}"#;
+    for path in [PATH, COUNT] {
+        let answer = answer_to(path, "400 Bad Request", of_vllm).await;
+        let found = (answer.status, kind(&answer));
+        assert_eq!(found, (400, "invalid_request_error".to_owned()));
+        assert_eq!(answer.json()["error"]["message"], "too long");
+        assert_eq!(answer.header("retry-after"), "7");
+        let answer = answer_to(path, "422 Unprocessable Entity", "{}").await;
+        let found = (answer.status, kind(&answer));
+        assert_eq!(found, (422, "invalid_request_error".to_owned()));
+    }
+    let right = r#"{"type":"error","error":{"type":"billing_error","message":"pay"},"more":1}"#;
+    let answer = answer_to(PATH, "400 Bad Request", right).await;
+    assert_eq!((answer.status, answer.text()), (400, right));
+    // Other paths are as the engine writes them.
+    let answer = answer_to("/v1/chat/completions", "422 Unprocessable Entity", "{}").await;
     assert_eq!((answer.status, answer.text()), (422, "{}"));
 }

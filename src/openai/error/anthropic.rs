@@ -1,7 +1,7 @@
 //! Errors as clients of Anthropic's Messages see them.
 
 use hyper::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::ApiError;
 use super::shape::ErrorShape;
@@ -17,6 +17,38 @@ impl ApiError {
             json!({"type": "error", "error": {"type": kind(self.status), "message": self.message}});
         self.into_text().map(|_| http::full(body.to_string()))
     }
+}
+
+/// What Anthropic's SDKs know.
+const KINDS: [&str; 11] = [
+    "api_error",
+    "authentication_error",
+    "billing_error",
+    "conflict_error",
+    "invalid_request_error",
+    "not_found_error",
+    "overloaded_error",
+    "permission_error",
+    "rate_limit_error",
+    "request_too_large",
+    "timeout_error",
+];
+
+/// The body of an engine's error in Anthropic's shape, with the type of its status and the engine's message. `None` if it
+/// has that shape and a type that clients know.
+pub fn of_engine(status: StatusCode, body: &[u8]) -> Option<String> {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let error = body.get("error").unwrap_or(&body);
+    let is_known = error["type"].as_str().is_some_and(|it| KINDS.contains(&it));
+    if body["type"] == "error" && is_known && error["message"].is_string() {
+        return None;
+    }
+    // FastAPI's own errors have `detail`; some engines do not wrap the error in `error`.
+    let texts = [&error["message"], &error["detail"], error];
+    let message = texts.into_iter().find_map(Value::as_str);
+    let message = message.map_or_else(|| format!("the engine answered {status}"), str::to_owned);
+    let error = json!({"type": "error", "error": {"type": kind(status), "message": message}});
+    Some(error.to_string())
 }
 
 fn kind(status: StatusCode) -> &'static str {
@@ -38,7 +70,6 @@ mod tests {
     use std::time::Duration;
 
     use http_body_util::BodyExt;
-    use serde_json::Value;
 
     use super::*;
     use crate::relay;
@@ -52,6 +83,51 @@ mod tests {
         assert_eq!(body["error"]["type"], expected);
         assert!(body["error"]["message"].is_string(), "{body}");
         assert_eq!(body["error"].get("code"), None);
+    }
+
+    #[test]
+    fn an_engines_error_gets_the_envelope_and_the_type_of_its_status() {
+        let check = |status: u16, body: &str, kind: &str, message: &str| {
+            let found = of_engine(StatusCode::from_u16(status).unwrap(), body.as_bytes());
+            let found: Value = serde_json::from_str(&found.unwrap()).unwrap();
+            let expected = json!({"type": "error", "error": {"type": kind, "message": message}});
+            assert_eq!(found, expected, "{body}");
+        };
+        let invalid = "invalid_request_error";
+        let vllm = r#"{"type":"error","error":{"type":"BadRequestError","message":"too long"}}"#;
+        check(400, vllm, invalid, "too long");
+        let checked = r#"{"error":{"message":"1 error","type":"Bad Request","param":"body.messages","code":400}}"#;
+        check(400, checked, invalid, "1 error");
+        let flat =
+            r#"{"object":"error","message":"no","type":"BadRequestError","param":null,"code":404}"#;
+        check(404, flat, "not_found_error", "no");
+        check(
+            401,
+            r#"{"error":"Unauthorized"}"#,
+            "authentication_error",
+            "Unauthorized",
+        );
+        check(503, r#"{"detail":"busy"}"#, "overloaded_error", "busy");
+        check(
+            422,
+            "{}",
+            invalid,
+            "the engine answered 422 Unprocessable Entity",
+        );
+        check(
+            500,
+            "Internal Server Error",
+            "api_error",
+            "the engine answered 500 Internal Server Error",
+        );
+        check(
+            500,
+            r#"["x"]"#,
+            "api_error",
+            "the engine answered 500 Internal Server Error",
+        );
+        let right = br#"{"type":"error","error":{"type":"overloaded_error","message":"later"}}"#;
+        assert_eq!(of_engine(StatusCode::from_u16(529).unwrap(), right), None);
     }
 
     #[tokio::test]
