@@ -15,7 +15,12 @@ pub(super) fn new(config: &Config) -> server::Settings {
     let settings = config.api.advanced.clone();
     let limit = process::descriptor_limit();
     let workers = config.members().len();
-    let plan = DescriptorPlan::new(limit, settings.max_connections, workers);
+    let plan = DescriptorPlan::new(
+        limit,
+        settings.max_connections,
+        workers,
+        settings.engine_descriptors,
+    );
     // The default is no wish of the operator, and a few thousand connections are usually enough.
     let is_default = settings.max_connections == server::Settings::default().max_connections;
     if plan.is_short && is_default && plan.max_connections >= FEW_CONNECTIONS {
@@ -30,7 +35,7 @@ pub(super) fn new(config: &Config) -> server::Settings {
             needed = plan.needed,
             max_connections = settings.max_connections,
             accepted = plan.max_connections,
-            fix = "raise the limit of open files (ulimit -n, LimitNOFILE) or lower api.advanced.max_connections",
+            fix = "raise the limit of open files (ulimit -n, LimitNOFILE), lower api.advanced.max_connections, or set api.advanced.engine_descriptors if most connections are idle",
             "too few file descriptors for max_connections; fewer connections are accepted, so that engines can be reached"
         );
     }

@@ -19,10 +19,20 @@ pub struct DescriptorPlan {
 }
 
 impl DescriptorPlan {
-    /// `limit`: descriptors that the process may open; `None` for no limit.
-    pub fn new(limit: Option<u64>, max_connections: u32, workers: usize) -> Self {
-        let other = BASE + PER_WORKER * workers as u64;
-        let needed = other + PER_CONNECTION * u64::from(max_connections);
+    /// `limit`: descriptors that the process may open; `None` for no limit. `for_engines`: descriptors for connections to
+    /// engines; `None` for one with each connection of a client.
+    pub fn new(
+        limit: Option<u64>,
+        max_connections: u32,
+        workers: usize,
+        for_engines: Option<u32>,
+    ) -> Self {
+        let other = BASE + PER_WORKER * workers as u64 + u64::from(for_engines.unwrap_or(0));
+        let per_connection = match for_engines {
+            Some(_) => 1,
+            None => PER_CONNECTION,
+        };
+        let needed = other + per_connection * u64::from(max_connections);
         let limit = limit.unwrap_or(u64::MAX);
         if limit >= needed {
             return Self {
@@ -32,8 +42,9 @@ impl DescriptorPlan {
             };
         }
         // At least a quarter of the descriptors are for clients, whatever the number of workers.
-        let for_connections = limit.saturating_sub(other).max(limit / 2);
-        let fit = (for_connections / PER_CONNECTION).max(1);
+        let least = limit / 4 * per_connection;
+        let for_connections = limit.saturating_sub(other).max(least);
+        let fit = (for_connections / per_connection).max(1);
         Self {
             max_connections: u32::try_from(fit).unwrap_or(u32::MAX).min(max_connections),
             needed,
@@ -50,28 +61,42 @@ mod tests {
 
     #[test]
     fn with_enough_descriptors_the_configured_maximum_is_accepted() {
-        let plan = DescriptorPlan::new(Some(1 << 20), 16_384, 100);
+        let plan = DescriptorPlan::new(Some(1 << 20), 16_384, 100, None);
         assert_eq!((plan.max_connections, plan.is_short), (16_384, false));
         assert_eq!(plan.needed, 64 + 800 + 2 * 16_384);
-        let unlimited = DescriptorPlan::new(None, u32::MAX, 1);
+        let unlimited = DescriptorPlan::new(None, u32::MAX, 1, None);
         assert_eq!(unlimited.max_connections, u32::MAX);
     }
 
     #[test]
     fn with_too_few_engines_get_as_many_as_clients() {
-        let plan = DescriptorPlan::new(Some(1_024), 16_384, 4);
+        let plan = DescriptorPlan::new(Some(1_024), 16_384, 4, None);
         assert_eq!((plan.max_connections, plan.is_short), (464, true));
         assert_eq!(
-            DescriptorPlan::new(Some(128), 16_384, 4).max_connections,
+            DescriptorPlan::new(Some(128), 16_384, 4, None).max_connections,
             32
         );
-        assert_eq!(DescriptorPlan::new(Some(0), 16_384, 4).max_connections, 1);
+        assert_eq!(
+            DescriptorPlan::new(Some(0), 16_384, 4, None).max_connections,
+            1
+        );
+    }
+
+    #[test]
+    fn an_operator_may_leave_engines_fewer_descriptors() {
+        let plan = |limit, for_engines| DescriptorPlan::new(Some(limit), 16_384, 4, for_engines);
+        assert_eq!(plan(20_000, None).max_connections, 9_952);
+        assert_eq!(plan(20_000, Some(4_096)).max_connections, 15_808);
+        let enough = plan(20_000, Some(1_024));
+        assert_eq!((enough.max_connections, enough.is_short), (16_384, false));
+        // Clients are served whatever is left for engines.
+        assert_eq!(plan(1_024, Some(1_000)).max_connections, 256);
     }
 
     proptest! {
         #[test]
         fn clients_never_get_more_than_half_of_what_is_short(limit in 4u64..1 << 20, workers in 0usize..4_096) {
-            let plan = DescriptorPlan::new(Some(limit), u32::MAX, workers);
+            let plan = DescriptorPlan::new(Some(limit), u32::MAX, workers, None);
             prop_assert!(u64::from(plan.max_connections) * 2 <= limit);
         }
     }

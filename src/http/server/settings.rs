@@ -15,6 +15,10 @@ pub struct Settings {
     /// of memory for sockets and tasks.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
+    /// File descriptors that are kept for connections to engines, where the limit of open files does not allow
+    /// `max_connections`. Left out: as many as for clients, since each may wait for an engine. For clients that are idle most
+    /// of the time, such as WebSockets between turns, the number of requests that run at a time is enough.
+    pub engine_descriptors: Option<u32>,
     /// From the first byte of a request to the end of its header; then the connection is closed.
     #[serde(with = "DurationText")]
     pub header_timeout: Duration,
@@ -38,6 +42,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             max_connections: 16_384,
+            engine_descriptors: None,
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
             send_timeout: Duration::from_secs(60),

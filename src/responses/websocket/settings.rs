@@ -14,8 +14,8 @@ use crate::units::{DurationText, SizeText};
 pub struct Settings {
     /// Off: a client that asks for a WebSocket gets 426 and uses HTTP.
     pub enabled: bool,
-    /// WebSockets open at a time; beyond it 503. Each counts in `api.advanced.max_connections` as well, half of which is
-    /// left to HTTP. An idle one takes about 20 KB.
+    /// WebSockets open at a time; beyond it 503. Each counts in `api.advanced.max_connections` as well, which should be
+    /// larger, so that HTTP has connections left. An idle one takes about 20 KB.
     #[schemars(range(min = 1))]
     pub max_connections: u32,
     /// WebSockets of one tenant open at a time, if there are tenants; beyond it 429.
