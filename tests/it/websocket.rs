@@ -1,6 +1,7 @@
 //! WebSocket mode of the Responses API, as a client of another library sees it.
 
 mod bounds;
+mod handshake;
 mod lanes;
 mod replicas;
 mod socket;
