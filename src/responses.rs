@@ -7,6 +7,7 @@
 //! ```
 
 #[doc(hidden)]
+mod allowed_tools;
 pub mod background;
 mod chat;
 mod client_request;
@@ -58,7 +59,8 @@ use hyper::Response;
 
 pub use self::background::Settings as BackgroundSettings;
 pub use self::chat::{
-    ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools, converted as converted_chat,
+    ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
+    converted as converted_chat,
 };
 pub(crate) use self::client_request::ClientRequest;
 pub use self::compact_settings::Settings as CompactSettings;

@@ -69,6 +69,11 @@ impl Renderer {
         self.templates.plain.is_some() || self.templates.with_tools.is_some()
     }
 
+    /// Whether the chat template fails on a system message after the first other message.
+    pub fn refuses_later_system(&self) -> bool {
+        self.has_template() && self.facts().has_system_first
+    }
+
     /// `now_s` is the time in seconds since 1970, for templates that print the date.
     pub fn render(
         &self,

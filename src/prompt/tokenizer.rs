@@ -180,6 +180,10 @@ impl Tokenizer {
     }
 
     /// The text of token ids, for messages about a tokenizer mismatch.
+    pub fn refuses_later_system(&self) -> bool {
+        self.renderer.refuses_later_system()
+    }
+
     pub fn text(&self, ids: &[u32]) -> Option<String> {
         self.vocabulary.decode(ids)
     }

@@ -26,6 +26,12 @@ impl Relay {
         }
     }
 
+    /// Whether the router has the model's template and knows that it fails on a system message after the head.
+    pub fn refuses_later_system(&self, model: Option<&str>) -> bool {
+        let group = self.group(model);
+        group.is_ok_and(|group| self.tokens.refuses_later_system(&group))
+    }
+
     fn chat_workers(&self, model: Option<&str>) -> ChatWorkers {
         let snapshot = self.fleet.snapshot();
         let group = match model {

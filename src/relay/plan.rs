@@ -295,7 +295,7 @@ impl Relay {
         }
     }
 
-    fn group(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
+    pub(super) fn group(&self, model: Option<&str>) -> Result<Arc<Group>, Error> {
         let snapshot = self.fleet.snapshot();
         let group = match model {
             Some(name) => snapshot.models.get(name),

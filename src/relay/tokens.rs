@@ -259,6 +259,12 @@ impl Tokens {
         }
     }
 
+    /// Whether the model's template is known to fail on a system message after the head.
+    pub(super) fn refuses_later_system(&self, group: &Group) -> bool {
+        let found = self.tokenizer(group);
+        matches!(found, Some((_, ModelTokenizer::Local(it))) if it.refuses_later_system())
+    }
+
     /// The text of token ids, if the group's model has a tokenizer in the router.
     pub(super) fn text(&self, group: &Group, ids: &[u32]) -> Option<String> {
         self.text_of(self.tokenizer(group)?.0, ids)

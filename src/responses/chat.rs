@@ -15,9 +15,11 @@ mod settings;
 mod tools;
 mod writer;
 
-pub(super) use self::body::chat_body;
+pub(super) use self::body::{ChatBody, chat_body};
 pub(super) use self::engine_answer::{native_body, native_whole};
-pub use self::settings::{ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools};
+pub use self::settings::{
+    ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
+};
 pub(super) use self::tools::{ALLOWED_TOOLS, AnsweredTools};
 
 /// For the fuzz target: what a chat stream is for a client, however it is cut.

@@ -14,7 +14,7 @@ use super::finish::Finisher;
 use super::history::{Access, History};
 use super::http_response::{mark_degraded, mark_state_left_out, set_body_headers};
 use super::item::Ids;
-use super::members::Members;
+use super::members::{self, Members};
 use super::object::with_output;
 use super::outcome::Outcome;
 use super::prepare::PreparedResponse;
@@ -22,7 +22,7 @@ use super::request::{self, CreateRequest, Truncation};
 use super::service::Responses;
 use super::settings::OnStoreDown;
 use super::template::ResponseTemplate;
-use super::{chat, engine_body, engine_error, inline_compaction, stream, truncation};
+use super::{engine_body, engine_error, inline_compaction, stream, truncation};
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
@@ -211,7 +211,7 @@ impl Responses {
             if !self.relay.sends_chat(Some(model)) {
                 return Ok((Api::Responses, body));
             }
-            let chat = chat::chat_body(&body, &self.settings.chat);
+            let chat = self.as_chat(&body);
             let chat = chat.map_err(relay::Error::NotConvertible)?;
             Ok((Api::Chat, chat.body))
         };
@@ -291,5 +291,13 @@ fn read_whole(
         signer,
     );
     let count = count.ok_or_else(wrong)?;
+    if let Some(allowed) = &template.allowed_tools {
+        let items = members.get("output").and_then(members::list);
+        for item in items.unwrap_or_default() {
+            allowed
+                .check(item)
+                .map_err(ApiError::invalid_engine_response)?;
+        }
+    }
     Ok((template, outcome, count))
 }

@@ -8,7 +8,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Response, Uri};
 use tracing::debug;
 
-use super::chat::{self, AnsweredTools};
+use super::chat::{self, AnsweredTools, ChatBody};
 use super::client_request::RequestContext;
 use super::engine_error;
 use super::service::Responses;
@@ -25,10 +25,21 @@ const CHAT_ATTEMPTS: u32 = 2;
 
 impl ChatForm for Responses {
     fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible> {
-        let chat = chat::chat_body(native, &self.settings.chat);
+        let chat = self.as_chat(native);
         let replaced = chat.as_ref().ok().map(|chat| chat.replaced_arguments);
         self.metrics.on_converted(replaced);
         chat.map(|chat| chat.body)
+    }
+}
+
+impl Responses {
+    /// The request as a chat completion.
+    pub(super) fn as_chat(&self, native: &[u8]) -> Result<ChatBody, NotConvertible> {
+        chat::chat_body(native, &self.settings.chat, &|model| {
+            let model = self.relay.names().canonical(model);
+            self.relay
+                .refuses_later_system(Some(model).filter(|it| !it.is_empty()))
+        })
     }
 }
 
@@ -70,7 +81,8 @@ impl Responses {
                 "the engine answered a streamed chat completion with something else than events",
             ));
         }
-        let tools = AnsweredTools::of(native);
+        let mut tools = AnsweredTools::of(native);
+        tools.marks_phases = self.settings.chat.message_phases;
         let bytes_max = self.event_options().bytes_max;
         let body = match tools.is_streamed {
             true => chat::native_body(engine, tools, bytes_max).await?,

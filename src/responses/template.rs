@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use serde_json::value::RawValue;
 
+use super::allowed_tools::AllowedTools;
 use super::item::Ids;
 use super::members::{Members, put, put_string, put_text};
 use super::object::with_output;
@@ -28,6 +29,7 @@ pub(super) struct ResponseTemplate {
     pub(super) ids: Ids,
     /// What the output begins with, if the history was compacted.
     pub(super) compaction: Option<CompactionItem>,
+    pub(super) allowed_tools: Option<AllowedTools>,
 }
 
 /// Members of a Response object that the router decides.
@@ -156,6 +158,7 @@ impl ResponseTemplate {
             tail,
             ids,
             compaction: None,
+            allowed_tools: AllowedTools::of(of("tool_choice")),
         }
     }
 

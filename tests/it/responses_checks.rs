@@ -1,9 +1,10 @@
 //! What the Responses API refuses before it promises or computes anything, and what it fills in.
 
 use serde_json::{Value, json};
+use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, fast};
 use crate::stub::Stub;
 
 const PATH: &str = "/v1/responses";
@@ -225,6 +226,133 @@ async fn an_answer_that_was_lost_is_not_computed_again_by_the_client() {
             "false",
             "{}",
             answer.text()
+        );
+    }
+}
+
+#[tokio::test]
+async fn items_of_clients_and_hosted_tools_reach_the_engine_as_functions() {
+    let cluster = one().await;
+    let shell = json!({"commands": ["ls"]});
+    let patch = json!({"type": "delete_file", "path": "a"});
+    let ended = json!([{"stdout": "a", "stderr": "", "outcome": {"type": "exit", "exit_code": 0}}]);
+    let found = json!([{"file_id": "f", "text": "t"}]);
+    let input = json!([
+        {"role": "user", "content": "go"},
+        {"type": "local_shell_call", "id": "lsh_1", "call_id": "c1", "status": "completed",
+         "action": {"type": "exec", "command": ["ls"], "env": {}}},
+        {"type": "local_shell_call_output", "id": "c1", "call_id": "c1", "output": "a"},
+        {"type": "shell_call", "call_id": "c2", "status": "completed", "action": shell},
+        {"type": "shell_call_output", "call_id": "c2", "output": ended},
+        {"type": "apply_patch_call", "call_id": "c3", "status": "completed", "operation": patch},
+        {"type": "apply_patch_call_output", "call_id": "c3", "status": "completed", "output": "done"},
+        {"type": "mcp_call", "id": "mcp_1", "name": "n", "server_label": "s", "arguments": "{}",
+         "output": "done"},
+        {"type": "code_interpreter_call", "id": "ci_1", "status": "completed", "container_id": "k",
+         "code": "1+1", "outputs": [{"type": "logs", "logs": "2"}]},
+        {"type": "file_search_call", "id": "fs_1", "status": "completed", "queries": ["q"],
+         "results": found},
+        // Without a result: stored and listed, and not sent.
+        {"type": "code_interpreter_call", "id": "ci_2", "status": "completed",
+         "container_id": "k", "code": "2", "outputs": null},
+        {"type": "file_search_call", "id": "fs_2", "status": "completed", "queries": ["q"]},
+        {"type": "web_search_call", "id": "ws_1", "status": "completed",
+         "action": {"type": "search", "query": "q"}},
+        {"role": "user", "content": "so?"},
+    ]);
+    let kinds = |items: &Value| -> Vec<String> {
+        let items = items.as_array().unwrap().iter();
+        items
+            .map(|it| it["type"].as_str().unwrap_or("message").to_owned())
+            .collect()
+    };
+    let answer = cluster
+        .post(PATH, with(json!({"input": input})).to_string())
+        .await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let sent = cluster.engines[0].last_post().await;
+    let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+    let sent = sent["input"].as_array().unwrap();
+    let call = |id: &str, name: &str, arguments: &Value| {
+        json!({"type": "function_call", "call_id": id, "name": name,
+            "arguments": arguments.to_string()})
+    };
+    let output = |id: &str, output: &str| json!({"type": "function_call_output", "call_id": id, "output": output});
+    let expected = [
+        (
+            "c1",
+            "local_shell_call",
+            json!({"type": "exec", "command": ["ls"], "env": {}}),
+            "a".to_owned(),
+        ),
+        ("c2", "shell_call", shell.clone(), ended.to_string()),
+        ("c3", "apply_patch_call", patch.clone(), "done".to_owned()),
+        ("mcp_1", "n", json!({}), "done".to_owned()),
+        (
+            "ci_1",
+            "code_interpreter",
+            json!({"code": "1+1"}),
+            "2".to_owned(),
+        ),
+        (
+            "fs_1",
+            "file_search",
+            json!({"queries": ["q"]}),
+            found.to_string(),
+        ),
+    ];
+    assert_eq!(sent.len(), 2 + 2 * expected.len());
+    for (index, (id, name, arguments, text)) in expected.iter().enumerate() {
+        assert_eq!(sent[1 + 2 * index], call(id, name, arguments));
+        assert_eq!(sent[2 + 2 * index], output(id, text));
+    }
+    let id = answer.json()["id"].as_str().unwrap().to_owned();
+    let path = format!("{PATH}/{id}/input_items?order=asc&limit=100");
+    let listed = cluster.get(&path).await.json();
+    assert_eq!(kinds(&listed["data"]), kinds(&input));
+}
+
+#[tokio::test]
+async fn a_call_that_allowed_tools_do_not_list_fails_whichever_worker_made_it() {
+    let tool = |name: &str| json!({"type": "function", "name": name, "parameters": {}});
+    let choice = |name: &str| {
+        json!({"tools": [tool("f"), tool("g")], "max_output_tokens": 64, "tool_choice":
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": name}]}})
+    };
+    for no_responses in [false, true] {
+        let engine = Settings {
+            no_responses,
+            ..fast()
+        };
+        let cluster = Cluster::start(vec![engine], |_| {}).await;
+        // Which of the two a simulated engine calls.
+        let called = async |body: Value| {
+            let answer = cluster.post(PATH, with(body).to_string()).await;
+            (answer.status, answer.text().to_owned())
+        };
+        let (status, text) = called(choice("f")).await;
+        let (allowed, other) = match status {
+            200 => ("f", "g"),
+            _ => ("g", "f"),
+        };
+        assert!(status == 200 || status == 502, "{text}");
+        let (status, text) = called(choice(allowed)).await;
+        assert_eq!(status, 200, "{text}");
+        let (status, text) = called(choice(other)).await;
+        assert_eq!(status, 502, "{text}");
+        assert!(
+            text.contains("which `tool_choice` does not allow"),
+            "{text}"
+        );
+        let mut streamed = choice(other);
+        streamed["stream"] = true.into();
+        let (status, text) = called(streamed).await;
+        assert_eq!(status, 200, "{text}");
+        assert!(text.contains("event: response.failed"), "{text}");
+        assert!(!text.contains("function_call_arguments"), "{text}");
+        assert!(
+            text.contains("which `tool_choice` does not allow"),
+            "{text}"
         );
     }
 }

@@ -8,7 +8,7 @@ use super::chunk::{
     CallDelta, Choice, Chunk, Delta, FunctionDelta, entries, message_of, text_of, usage,
 };
 use super::end::End;
-use super::item::{PartKind, TextItem};
+use super::item::{PartKind, Phase, TextItem};
 use super::tools::AnsweredTools;
 
 const TOO_LONG: &str = "the answer is longer than the router allows";
@@ -199,7 +199,7 @@ impl ChatAnswer {
             .as_ref()
             .is_some_and(|item| item.is_reasoning() != is_reasoning)
         {
-            self.close_text(out);
+            self.close_text(None, out);
         }
         let next = &mut self.next;
         let item = self.text.get_or_insert_with(|| {
@@ -283,7 +283,7 @@ impl ChatAnswer {
             ));
         }
         let tool = self.tools.tool(name);
-        self.close_text(out);
+        self.close_text(Some(Phase::Commentary), out);
         let call = &mut self.calls[slot];
         if call.id.is_empty() {
             call.id = format!("call_{:016x}{:016x}", fastrand::u64(..), fastrand::u64(..));
@@ -293,10 +293,10 @@ impl ChatAnswer {
         Ok(())
     }
 
-    fn close_text(&mut self, out: &mut Vec<u8>) {
+    fn close_text(&mut self, phase: Option<Phase>, out: &mut Vec<u8>) {
         if let Some(item) = self.text.take() {
             let index = item.index;
-            let item = item.close(out);
+            let item = item.close(phase.filter(|_| self.tools.marks_phases), out);
             self.keep(index, item);
         }
     }
@@ -318,7 +318,7 @@ impl ChatAnswer {
             return;
         }
         if !matches!(end, End::Failed(_))
-            && let Err(message) = self.close_all(out)
+            && let Err(message) = self.close_all(matches!(end, End::Completed), out)
         {
             end = End::Failed(message);
         }
@@ -330,7 +330,7 @@ impl ChatAnswer {
     }
 
     /// Closes all items in the order of their indices.
-    fn close_all(&mut self, out: &mut Vec<u8>) -> Result<(), String> {
+    fn close_all(&mut self, is_complete: bool, out: &mut Vec<u8>) -> Result<(), String> {
         for slot in 0..self.calls.len() {
             let call = &self.calls[slot];
             if !call.is_open() && !call.name.is_empty() {
@@ -342,13 +342,13 @@ impl ChatAnswer {
         for call in calls {
             let Some(index) = call.index() else { continue };
             if self.text.as_ref().is_some_and(|text| text.index < index) {
-                self.close_text(out);
+                self.close_text(Some(Phase::Commentary), out);
             }
             if let Some(item) = call.close(out) {
                 self.keep(index, item);
             }
         }
-        self.close_text(out);
+        self.close_text(is_complete.then_some(Phase::FinalAnswer), out);
         Ok(())
     }
 

@@ -4,12 +4,30 @@
 use std::io::Write as _;
 
 use super::writer::{begin_in_item, end, item_event, part_event};
+use crate::responses::members::put_string;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartKind {
     Text,
     Refusal,
     Reasoning,
+}
+
+/// What a message of the assistant is in its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// A call follows.
+    Commentary,
+    FinalAnswer,
+}
+
+impl Phase {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Commentary => "commentary",
+            Self::FinalAnswer => "final_answer",
+        }
+    }
 }
 
 /// See the module.
@@ -115,8 +133,8 @@ impl TextItem {
         part_event(out, "content_part.done", index, content_index, &json);
     }
 
-    /// Ends the item, and returns it.
-    pub(super) fn close(mut self, out: &mut Vec<u8>) -> Vec<u8> {
+    /// Ends the item, and returns it. Only messages have a phase.
+    pub(super) fn close(mut self, phase: Option<Phase>, out: &mut Vec<u8>) -> Vec<u8> {
         self.close_part(out);
         let mut item = Vec::with_capacity(256);
         item.extend_from_slice(match self.is_reasoning {
@@ -129,7 +147,11 @@ impl TextItem {
             }
             part.write(&mut item);
         }
-        item.extend_from_slice(b"]}");
+        item.push(b']');
+        if let Some(phase) = phase.filter(|_| !self.is_reasoning) {
+            put_string(&mut item, "phase", phase.name());
+        }
+        item.push(b'}');
         item_event(out, "output_item.done", self.index, &item);
         item
     }

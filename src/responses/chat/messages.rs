@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use rustc_hash::FxHashMap;
 
 use super::parts::put_content;
-use super::settings::{ChatSettings, InvalidArguments, SystemMessages};
+use super::settings::{ChatSettings, InvalidArguments};
 use super::tools::qualified;
 use crate::relay::NotConvertible;
 use crate::responses::item::joined_text;
@@ -24,14 +24,15 @@ pub(super) struct Written {
     pub(super) replaced_arguments: u64,
 }
 
-/// Writes the list of messages.
+/// Writes the list of messages. `merges_later`: whether system messages after the head are appended to it.
 pub(super) fn write(
     out: &mut Vec<u8>,
     instructions: Option<&str>,
     input: &str,
     settings: &ChatSettings,
+    merges_later: &dyn Fn() -> bool,
 ) -> Result<Written, NotConvertible> {
-    let mut messages = Messages::new(settings);
+    let mut messages = Messages::new(settings, merges_later);
     if let Some(text) = instructions.and_then(members::escaped) {
         messages.add_to_head(text);
     }
@@ -61,6 +62,7 @@ fn is_unfinished(item: &Members<'_>) -> bool {
 
 struct Messages<'a> {
     settings: &'a ChatSettings,
+    merges_later: &'a dyn Fn() -> bool,
     /// The system message at the head: a JSON string without quotes.
     head: String,
     /// True until the first message that is not a system message.
@@ -85,9 +87,10 @@ struct Assistant {
 }
 
 impl<'a> Messages<'a> {
-    fn new(settings: &'a ChatSettings) -> Self {
+    fn new(settings: &'a ChatSettings, merges_later: &'a dyn Fn() -> bool) -> Self {
         Self {
             settings,
+            merges_later,
             head: String::new(),
             is_at_head: true,
             json: Vec::new(),
@@ -172,9 +175,8 @@ impl<'a> Messages<'a> {
             "system" | "developer" => {
                 let text = joined_text(content, r"\n").unwrap_or_default();
                 let keeps_role = role == "developer" && self.settings.developer_role;
-                let is_merged = self.is_at_head && self.assistant.is_empty()
-                    || self.settings.system_messages == SystemMessages::MergeIntoFirst;
-                if is_merged && !keeps_role {
+                let is_at_head = self.is_at_head && self.assistant.is_empty();
+                if !keeps_role && (is_at_head || (self.merges_later)()) {
                     self.add_to_head(&text);
                     return Ok(());
                 }

@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 pub struct ChatSettings {
     /// System messages after the first message of a user or assistant. Many templates accept only one, at the head.
     pub system_messages: SystemMessages,
+    /// The member that has `max_output_tokens`. Engines ignore or refuse the one that they do not know.
+    pub output_limit_name: OutputLimit,
     /// Tools that a chat completion cannot have: hosted tools, and custom tools with a grammar.
     pub unsupported_tools: UnsupportedTools,
     /// Arguments of earlier calls that are no JSON object. Some templates fail on them.
@@ -16,18 +18,44 @@ pub struct ChatSettings {
     /// Send developer messages with the role `developer`, for templates that know it (gpt-oss). Otherwise they are
     /// system messages.
     pub developer_role: bool,
+    /// Mark the messages of an answer with `phase`: `commentary` if a call follows, `final_answer` at the end of a
+    /// complete answer. For models that were trained to comment on their calls.
+    pub message_phases: bool,
 }
 
 /// What becomes of a later system message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum SystemMessages {
-    /// It stays where it is.
+    /// It stays where it is, unless the router has the model's tokenizer and its template fails on such a message: then
+    /// it is appended to the one at the head.
     #[default]
+    Auto,
+    /// It stays where it is.
     InPlace,
     /// It is appended to the system message at the head. This changes the start of the prompt, so that nothing of it
     /// is cached.
     MergeIntoFirst,
+}
+
+/// The name of the limit of an answer's tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputLimit {
+    /// vLLM, SGLang and others of this time.
+    #[default]
+    MaxCompletionTokens,
+    /// Engines from before OpenAI renamed it.
+    MaxTokens,
+}
+
+impl OutputLimit {
+    pub(super) fn member(self) -> &'static str {
+        match self {
+            Self::MaxCompletionTokens => "max_completion_tokens",
+            Self::MaxTokens => "max_tokens",
+        }
+    }
 }
 
 /// What becomes of a tool that a chat completion cannot have.

@@ -1,4 +1,5 @@
 mod answers;
 mod calls;
+mod dialects;
 mod messages;
 mod properties;

@@ -147,6 +147,8 @@ pub(in crate::responses) struct AnsweredTools {
     allowed: Option<FxHashSet<String>>,
     /// Whether the answer is to be events.
     pub(in crate::responses) is_streamed: bool,
+    /// Whether messages get a `phase`.
+    pub(in crate::responses) marks_phases: bool,
     /// Whether the client gets the log probabilities of the text.
     pub(super) has_logprobs: bool,
 }
@@ -182,6 +184,7 @@ impl AnsweredTools {
             has_custom: tools.values().any(|tool| *tool == Tool::Custom),
             tools,
             allowed: native.get(ALLOWED_TOOLS).and_then(allowed),
+            marks_phases: false,
             is_streamed: native.get("stream") == Some("true"),
             has_logprobs: asks_for_logprobs(&native),
         }

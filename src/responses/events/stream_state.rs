@@ -181,6 +181,9 @@ impl StreamState {
         let Some(item) = fields.item.map(RawValue::get) else {
             return Some(self.fail(UNREADABLE, out));
         };
+        if let Err(why) = self.check_allowed(item) {
+            return Some(self.fail(&why, out));
+        }
         let index = self.added;
         let mut written = Vec::with_capacity(item.len() + 64);
         let kind = put_item(&mut written, item, &self.template.ids, index, "in_progress");
@@ -200,10 +203,18 @@ impl StreamState {
         None
     }
 
+    fn check_allowed(&self, item: &str) -> Result<(), String> {
+        let allowed = self.template.allowed_tools.as_ref();
+        allowed.map_or(Ok(()), |allowed| allowed.check(item))
+    }
+
     fn on_done(&mut self, fields: &EventFields<'_>, out: &mut Vec<u8>) -> Option<Outcome> {
         let Some(item) = fields.item.map(RawValue::get) else {
             return Some(self.fail(UNREADABLE, out));
         };
+        if let Err(why) = self.check_allowed(item) {
+            return Some(self.fail(&why, out));
+        }
         let engine_index = fields.engine_index();
         let open = self
             .open

@@ -1,6 +1,6 @@
 //! Requests of the Responses API over workers that speak chat completions only: their tokens are those of the chat.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use warmroute::sim::worker::Settings;
 
 use super::{Folder, bodies, cluster_with_events, prompt_tokens};
@@ -90,4 +90,30 @@ async fn workers_of_both_kinds_give_no_false_alarm() {
         )
         .await;
     assert_eq!(all, complete);
+}
+
+#[tokio::test]
+async fn a_template_that_fails_on_a_later_system_message_is_sent_none() {
+    const STRICT: &str = "{% for message in messages %}{% if message['role'] == 'system' and not loop.first %}{{ raise_exception('the system message must be the first') }}{% endif %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+    let roles = async |folder: &Folder| {
+        let engines = vec![chat_only(folder)];
+        let cluster = cluster_with_events(engines, folder.model(), |_| {}).await;
+        let message = |role: &str| json!({"role": role, "content": role});
+        let input = ["user", "developer", "user"].map(message);
+        let body = json!({"model": "sim", "max_output_tokens": 2, "store": false,
+            "input": input});
+        let answer = cluster.post(PATH, body.to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let sent: Value =
+            serde_json::from_slice(&cluster.engines[0].last_post().await.body).unwrap();
+        let messages = sent["messages"].as_array().unwrap().iter();
+        let roles: Vec<String> = messages
+            .map(|it| it["role"].as_str().unwrap().to_owned())
+            .collect();
+        roles.join(" ")
+    };
+    let folder = Folder::new();
+    assert_eq!(roles(&folder).await, "user system user");
+    std::fs::write(folder.0.join("chat_template.jinja"), STRICT).unwrap();
+    assert_eq!(roles(&folder).await, "system user user");
 }

@@ -1,17 +1,26 @@
 use serde_json::{Value, json};
 
 use super::super::body::chat_body;
-use super::super::settings::{ChatSettings, InvalidArguments, SystemMessages, UnsupportedTools};
+use super::super::settings::{
+    ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
+};
 
-const DEFAULT: ChatSettings = ChatSettings {
-    system_messages: SystemMessages::InPlace,
+pub(super) const DEFAULT: ChatSettings = ChatSettings {
+    system_messages: SystemMessages::Auto,
+    output_limit_name: OutputLimit::MaxCompletionTokens,
     unsupported_tools: UnsupportedTools::Refuse,
     invalid_arguments: InvalidArguments::Keep,
     developer_role: false,
+    message_phases: false,
 };
 
+/// A template like most.
+fn accepts(_: &str) -> bool {
+    false
+}
+
 fn convert(native: &Value, settings: &ChatSettings) -> Value {
-    let body = chat_body(native.to_string().as_bytes(), settings).unwrap();
+    let body = chat_body(native.to_string().as_bytes(), settings, &accepts).unwrap();
     serde_json::from_slice(&body.body).unwrap()
 }
 
@@ -48,12 +57,12 @@ fn check_members(members: Value, expected: Value) {
 }
 
 fn check_refused(native: Value, param: &str, message: &str) {
-    let refused = chat_body(native.to_string().as_bytes(), &DEFAULT).unwrap_err();
+    let refused = chat_body(native.to_string().as_bytes(), &DEFAULT, &accepts).unwrap_err();
     assert_eq!(refused.param, param, "{native}");
     assert!(refused.message.contains(message), "{}", refused.message);
 }
 
-fn message(role: &str, text: &str) -> Value {
+pub(super) fn message(role: &str, text: &str) -> Value {
     json!({"type": "message", "role": role, "content": [{"type": "input_text", "text": text}]})
 }
 
@@ -471,7 +480,7 @@ fn an_equal_conversation_is_written_in_the_same_bytes() {
         .push(message("user", "c"));
     let text = |native: &Value| {
         String::from_utf8(
-            chat_body(native.to_string().as_bytes(), &DEFAULT)
+            chat_body(native.to_string().as_bytes(), &DEFAULT, &accepts)
                 .unwrap()
                 .body
                 .to_vec(),
