@@ -127,7 +127,8 @@ impl<'a> Places<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fleet::events::Endpoint;
+    use crate::fleet::engine::Engine;
+    use crate::fleet::events::{Endpoint, Events};
     use crate::fleet::health::Health;
     use crate::fleet::registry::tests::{facts, member, registry};
     use crate::fleet::{Facts, Snapshot};

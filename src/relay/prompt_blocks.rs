@@ -166,12 +166,11 @@ mod tests {
     use crate::observe::metrics::Registry;
 
     fn group(event_ranks: &[u32]) -> Group {
+        let mut members = Members::default();
+        members.event_ranks = event_ranks.to_vec();
         Group {
             model: "m".into(),
-            members: Arc::new(Members {
-                event_ranks: event_ranks.to_vec(),
-                ..Members::default()
-            }),
+            members: Arc::new(members),
             card: RawValue::NULL.to_owned(),
             bases: vec!["m".into()],
             is_adapter: false,

@@ -31,7 +31,6 @@ pub(super) struct RankEntry {
     pub(super) rank: u32,
     /// The tree's state; both are false while it is cold or stale.
     pub(super) is_live: AtomicBool,
-    pub(super) rank: u32,
     created: Instant,
     /// When a batch was last applied to the live tree: one more than the microseconds since `created`; 0 if none was.
     applied_live_us: AtomicU64,
@@ -81,7 +80,6 @@ impl RankEntry {
         Self {
             rank: status.rank,
             is_live: AtomicBool::new(false),
-            rank: status.rank,
             created: now,
             applied_live_us: AtomicU64::new(0),
             is_partial: AtomicBool::new(false),

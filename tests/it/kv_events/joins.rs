@@ -47,6 +47,7 @@ fn payload(sequence: u64) -> Bytes {
         timestamp: 0.0,
         rank: None,
         events: vec![Event::Stored(stored)],
+        joined: 0,
     };
     encode::encode(&batch, Layout::Map, Hashes::Int).into()
 }
