@@ -8,7 +8,7 @@ use crate::api::endpoint_picker::wire::ProcessingRequest;
 
 /// Decodes the gateway's messages.
 #[derive(Debug, Default)]
-pub(in crate::api::endpoint_picker) struct Messages;
+pub(crate) struct Messages;
 
 impl Decoder for Messages {
     type Item = ProcessingRequest;
