@@ -97,6 +97,7 @@ def blast(rig, url, pid, *more):
 
 
 def cpu():
+    found = {}
     with Rig("mockfleet") as rig:
         for number in range(ROUNDS):
             for name, more in (("whole", ()), ("stream", ("--stream",))):
@@ -106,7 +107,10 @@ def cpu():
                     ("picker", rig.envoy.url, router),
                     ("envoy", rig.envoy.url, envoy),
                 ):
-                    print(json.dumps({"round": number, "what": what, "answer": name, "blast": blast(rig, url, pid, *more)}), flush=True)
+                    load = blast(rig, url, pid, *more)
+                    found.setdefault(f"{what} {name}", []).append(load["cpu_us_per_req"])
+                    print(json.dumps({"round": number, "what": what, "answer": name, "blast": load}), flush=True)
+        summary(found)
         decisions = "warmroute_endpoint_picker_decision_seconds"
         print("\n".join(line for line in get(rig.router.admin_url + "/metrics")[1].splitlines() if line.startswith(decisions)))
 
@@ -210,7 +214,7 @@ def routing(trace):
 
 def summary(found):
     for name, values in found.items():
-        print(f"{name:8} median {statistics.median(values):12.2f}   least {min(values):12.2f}   greatest {max(values):12.2f}")
+        print(f"{name:13} median {statistics.median(values):12.2f}   least {min(values):12.2f}   greatest {max(values):12.2f}")
 
 
 if __name__ == "__main__":

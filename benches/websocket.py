@@ -45,7 +45,7 @@ class Rig:
         engine = line.split("listening on ")[1].strip()
         config = pathlib.Path(self.directory.name, "config.yaml")
         config.write_text(json.dumps({
-            "api": {"listen": "127.0.0.1:0"},
+            "api": {"listen": "127.0.0.1:0", "advanced": {"max_connections": SOCKETS + 500, "engine_descriptors": 4096}},
             "admin": {"listen": "127.0.0.1:0"},
             "workers": [engine],
             "fleet": {"health": {"interval": "100ms"}},
