@@ -24,6 +24,12 @@ impl WorkerId {
         fits.then(|| Self(self.0 | (rank + 1) << Self::RANK_SHIFT))
     }
 
+    /// Whose cache it is that a request uses: the rank's that it is pinned to, or the worker's.
+    #[inline]
+    pub fn cache_owner(self, rank: Option<u32>) -> Self {
+        rank.and_then(|rank| self.at_rank(rank)).unwrap_or(self)
+    }
+
     /// The worker, whichever of its ranks this is.
     #[inline]
     pub fn worker(self) -> Self {

@@ -110,9 +110,7 @@ impl<'a> Places<'a> {
 
     /// Whose cache it is in predictions, and of unconfirmed blocks.
     pub fn cache_owner(self, place: usize) -> WorkerId {
-        let worker = self.worker(place).id;
-        let rank = self.rank(place).and_then(|rank| worker.at_rank(rank));
-        rank.unwrap_or(worker)
+        self.worker(place).id.cache_owner(self.rank(place))
     }
 
     /// The place of such a cache. `None` where requests cannot be sent to just that: the cache of one of several ranks is

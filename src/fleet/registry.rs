@@ -300,19 +300,16 @@ impl Registry {
         lookup.wait(&settings, self.changes(), is_known).await
     }
 
-    /// The models that an engine lists now, and which of them are adapters. False if they are the known ones.
+    /// The models that an engine lists now, and which of them are adapters.
     pub(super) fn set_models(
         &self,
         id: WorkerId,
         models: BTreeMap<Model, Box<RawValue>>,
         adapters: BTreeSet<Model>,
-    ) -> bool {
+    ) {
         let Some(known) = self.facts(id) else {
-            return false;
+            return;
         };
-        if known.models.keys().eq(models.keys()) {
-            return false;
-        }
         self.set_facts(
             id,
             Facts {
@@ -321,7 +318,6 @@ impl Registry {
                 ..(*known).clone()
             },
         );
-        true
     }
 
     /// What is known of a worker's engine.

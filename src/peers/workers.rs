@@ -123,9 +123,8 @@ impl Workers {
                 continue;
             };
             if let Some(worker) = self.by_address.get(&key.address) {
-                let rank = key.rank.and_then(|rank| worker.id.at_rank(rank));
                 workers.entry(number).or_insert(RoutedWorker {
-                    id: rank.unwrap_or(worker.id),
+                    id: worker.id.cache_owner(key.rank),
                     cache_tokens: worker.cache_tokens.load(Relaxed),
                 });
             }

@@ -1,9 +1,8 @@
-//! Requests that are pinned to one of a worker's dp ranks: which ones, and whose cache a rank's is. Pure.
+//! Which requests are pinned to one of a worker's dp ranks. Pure.
 
 use super::settings::PinRanks;
+use crate::fleet::PinnedApi;
 use crate::fleet::kv_transfer::Connector;
-use crate::fleet::{PinnedApi, Worker};
-use crate::ids::WorkerId;
 use crate::prompt::Api;
 
 /// How requests of an API are pinned to a rank, if they may be. Not where requests have two legs.
@@ -25,10 +24,4 @@ pub(super) fn api_of(
         | Api::CountTokens
         | Api::Other => None,
     }
-}
-
-/// Whose cache a worker's is in predictions, or that of one of its ranks.
-pub(super) fn cache_owner(worker: &Worker, rank: Option<u32>) -> WorkerId {
-    let rank = rank.and_then(|rank| worker.id.at_rank(rank));
-    rank.unwrap_or(worker.id)
 }

@@ -16,7 +16,7 @@ use super::job::{ChatForm, Error};
 use super::kv_report_request::KvReportRequest;
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
-use super::pinned_rank::{self, cache_owner};
+use super::pinned_rank;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
 use super::target::{Name, Names};
@@ -80,7 +80,7 @@ impl Plan {
         if !place.is_some_and(is_known) {
             return SmallVec::new();
         }
-        let owner = cache_owner(worker, rank);
+        let owner = worker.id.cache_owner(rank);
         let expect = |keys| {
             caches.routed.push_unconfirmed(owner, keys);
             caches.unconfirmed.insert(owner, keys)

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 use super::cached_prefix::Caches;
-use super::pinned_rank::cache_owner;
 use super::plan::Plan;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
@@ -184,7 +183,7 @@ impl<'a> OptimisticInsert<'a> {
         (worker, rank): (&Worker, Option<u32>),
         plan: &'a Plan,
     ) -> Self {
-        let owner = cache_owner(worker, rank);
+        let owner = worker.id.cache_owner(rank);
         let mut insert = Self {
             caches,
             worker: owner,

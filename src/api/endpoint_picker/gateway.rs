@@ -1,4 +1,4 @@
-//! The gateway as the gateway of one request: what the relay hands over to it, and the answer that comes back.
+//! A gateway that asks over `ext_proc`, for one request: what the relay hands over to it, and the answer that comes back.
 
 use std::net::IpAddr;
 use std::pin::Pin;

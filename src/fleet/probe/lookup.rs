@@ -7,7 +7,7 @@ use tokio::task::JoinSet;
 use tracing::{debug, info};
 
 use super::models;
-use crate::fleet::Worker;
+use crate::fleet::Status;
 use crate::fleet::health::Health;
 use crate::fleet::model_lookup;
 use crate::fleet::registry::Registry;
@@ -36,24 +36,26 @@ async fn ask_all(registry: &Arc<Registry>) {
     let limit = settings.health.timeout.min(settings.model_lookup.timeout);
     let snapshot = registry.snapshot().clone();
     let mut asked = JoinSet::new();
-    let is_up = |status: &&crate::fleet::Status| status.health == Health::Up;
+    let is_up = |status: &&Status| status.health == Health::Up;
     for status in snapshot.workers.iter().filter(is_up) {
         if asked.len() >= MAX_CONCURRENT {
             asked.join_next().await;
         }
-        let (worker, registry) = (status.worker.clone(), registry.clone());
-        asked.spawn(async move { ask(&worker, &registry, limit).await });
+        let (status, registry) = (status.clone(), registry.clone());
+        asked.spawn(async move { ask(&status, &registry, limit).await });
     }
     while asked.join_next().await.is_some() {}
 }
 
-async fn ask(worker: &Worker, registry: &Registry, limit: Duration) {
+async fn ask(status: &Status, registry: &Registry, limit: Duration) {
+    let worker = &status.worker;
     match models::fetch(worker, limit).await {
+        // Most workers list what is known: that takes no search for the worker.
+        Ok(found) if status.facts.models.keys().eq(found.models.keys()) => {}
         Ok(found) if !found.models.is_empty() => {
             let (models, adapters) = (found.models, found.adapters);
-            if registry.set_models(worker.id, models, adapters) {
-                info!(worker = %worker.name, "models of the worker have changed");
-            }
+            registry.set_models(worker.id, models, adapters);
+            info!(worker = %worker.name, "models of the worker have changed");
         }
         Ok(_) => {}
         Err(error) => debug!(worker = %worker.name, error, "cannot list models"),

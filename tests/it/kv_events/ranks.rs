@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::sim::worker::Settings;
 
@@ -103,14 +104,7 @@ async fn load_spreads_over_the_ranks_and_fleet_shows_it() {
         },
     )
     .await;
-    let mut config = quick();
-    config.workers.push(with_ranks(&engine, 2));
-    let router = Router::here(&config).await;
-    let cluster = Cluster {
-        engines: vec![engine],
-        router,
-    };
-    cluster.all_up().await;
+    let cluster = followed_at(engine, 2, quick()).await;
     let mut open = Vec::new();
     for number in 0..6 {
         let body = chat(&format!("{number} of them. ").repeat(40), 2_000, true);
@@ -142,6 +136,18 @@ fn with_ranks(engine: &Engine, ranks: u32) -> WorkerSpec {
     listed
 }
 
+/// A router in front of an engine that it was configured to have so many ranks.
+async fn followed_at(engine: Engine, ranks: u32, mut config: Config) -> Cluster {
+    config.workers.push(with_ranks(&engine, ranks));
+    let router = Router::here(&config).await;
+    let cluster = Cluster {
+        engines: vec![engine],
+        router,
+    };
+    cluster.all_up().await;
+    cluster
+}
+
 #[tokio::test]
 async fn a_rank_whose_events_never_come_is_predicted_and_the_other_is_known() {
     let settings = Settings {
@@ -152,13 +158,7 @@ async fn a_rank_whose_events_never_come_is_predicted_and_the_other_is_known() {
     let mut config = quick();
     // The next prompt may come before the events of the one that it continues.
     config.kv_events.advanced.unconfirmed.grace_period = Duration::from_secs(3);
-    config.workers.push(with_ranks(&engine, 2));
-    let router = Router::here(&config).await;
-    let cluster = Cluster {
-        engines: vec![engine],
-        router,
-    };
-    cluster.all_up().await;
+    let cluster = followed_at(engine, 2, config).await;
     // Before its first event the block size of rank 0 is not known.
     for family in 100..200 {
         let prompt = Prompt::new(family, 101);
@@ -216,14 +216,7 @@ async fn without_a_tokenizer_a_conversation_returns_to_its_rank_by_prediction() 
 #[tokio::test]
 async fn an_engine_with_fewer_ranks_than_configured_answers_all_the_same() {
     let engine = Engine::here("w0", telling()).await;
-    let mut config = quick();
-    config.workers.push(with_ranks(&engine, 3));
-    let router = Router::here(&config).await;
-    let cluster = Cluster {
-        engines: vec![engine],
-        router,
-    };
-    cluster.all_up().await;
+    let cluster = followed_at(engine, 3, quick()).await;
     for family in 0..12 {
         let (answer, _) = asked(&cluster, &Prompt::new(family, 101)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());

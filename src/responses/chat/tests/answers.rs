@@ -5,7 +5,11 @@ use super::super::tools::AnsweredTools;
 
 /// The events that the data of these chunks becomes; what follows without `[DONE]` ends the stream.
 pub(super) fn events(request: &Value, chunks: &[Value]) -> Vec<Value> {
-    let tools = AnsweredTools::of(request.to_string().as_bytes());
+    events_with(AnsweredTools::of(request.to_string().as_bytes()), chunks)
+}
+
+/// The same, with settings of the answer's.
+pub(super) fn events_with(tools: AnsweredTools, chunks: &[Value]) -> Vec<Value> {
     let mut answer = ChatAnswer::new(tools, 1 << 20, false);
     let mut out = Vec::new();
     for chunk in chunks {

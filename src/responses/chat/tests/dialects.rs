@@ -2,11 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::super::answer::ChatAnswer;
 use super::super::body::chat_body;
 use super::super::settings::{ChatSettings, OutputLimit, SystemMessages};
 use super::super::tools::AnsweredTools;
-use super::answers::{delta, done, finish, fragment};
+use super::answers::{delta, done, events_with, finish, fragment};
 use super::messages::{DEFAULT, message};
 
 fn convert(native: Value, settings: &ChatSettings, refuses: bool) -> Value {
@@ -99,20 +98,8 @@ fn phases(chunks: &[Value], marks_phases: bool) -> Vec<Value> {
     let request = json!({"tools": [{"type": "function", "name": "f"}]});
     let mut tools = AnsweredTools::of(request.to_string().as_bytes());
     tools.marks_phases = marks_phases;
-    let mut answer = ChatAnswer::new(tools, 1 << 20, false);
-    let mut out = Vec::new();
-    for chunk in chunks {
-        match chunk.as_str() {
-            Some(text) => answer.on_data(text, &mut out),
-            None => answer.on_data(&chunk.to_string(), &mut out),
-        }
-    }
-    answer.on_end(&mut out);
-    let text = String::from_utf8(out).unwrap();
-    let events = text.split_terminator("\n\n");
-    let events = events
-        .map(|event| serde_json::from_str::<Value>(event.strip_prefix("data: ").unwrap()).unwrap());
-    events
+    events_with(tools, chunks)
+        .into_iter()
         .filter(|event| event["type"] == "response.output_item.done")
         .map(|event| event["item"].clone())
         .inspect(|item| {
