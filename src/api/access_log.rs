@@ -137,6 +137,7 @@ impl Drop for AccessLine {
             worker = summary.worker.as_deref(),
             rank = summary.rank,
             prefill_worker = summary.prefill_worker.as_deref(),
+            prefill_rank = summary.prefill_rank,
             reason = summary.reason,
             status = self.status.map(|status| status.as_u16()),
             outcome,

@@ -46,13 +46,18 @@ impl InFlight {
         in_flight
     }
 
-    /// Pinned to a dp rank of the worker. Called before its first token.
+    /// Pinned to a dp rank of the worker.
     pub fn at_rank(mut self, rank: Option<u32>) -> Self {
         if let Some(rank) = rank {
             self.rank = Some(rank);
-            let uncached_tokens = self.uncached_tokens;
-            let pinned = &self.worker.pinned;
-            pinned.change(rank, |load| load.begin_request(uncached_tokens));
+            let (uncached_tokens, prompt_tokens) = (self.uncached_tokens, self.prompt_tokens);
+            let is_decoding = self.is_decoding;
+            self.worker.pinned.change(rank, |load| {
+                load.begin_request(uncached_tokens);
+                if is_decoding {
+                    load.begin_decoding(uncached_tokens, prompt_tokens, 0);
+                }
+            });
         }
         self
     }

@@ -1,6 +1,7 @@
 //! Which dp ranks requests can be pinned to, by worker and API. Pure.
 
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
 use super::engine::Engine;
 use super::events::Events;
@@ -43,7 +44,8 @@ pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
                 || facts.version.as_deref().and_then(release) >= Some(RESPONSES_PINNED_SINCE)
         }
     };
-    match count > 1 && are_all && fits() && takes_rank() {
+    let refuses = status.worker.refuses_ranks.load(Relaxed);
+    match count > 1 && are_all && fits() && takes_rank() && !refuses {
         true => count,
         false => 0,
     }

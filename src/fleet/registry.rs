@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -120,6 +121,7 @@ impl Entry {
         self.status.incarnation += 1;
         self.status.worker.bootstrap_info.store(None);
         self.status.worker.adapters.clear();
+        self.status.worker.refuses_ranks.store(false, Relaxed);
     }
 }
 
@@ -331,6 +333,16 @@ impl Registry {
     /// The engine process restarted, so its cache is empty.
     pub fn restarted(&self, id: WorkerId) {
         self.change(id, Entry::begin_incarnation);
+    }
+
+    /// The engine refuses requests that are pinned to its ranks: until it restarts they are pinned to none. False if that was
+    /// known.
+    pub fn on_ranks_refused(&self, id: WorkerId) -> bool {
+        let mut is_new = false;
+        self.change(id, |entry| {
+            is_new = !entry.status.worker.refuses_ranks.swap(true, Relaxed);
+        });
+        is_new
     }
 
     pub fn set_bootstrap_info(&self, id: WorkerId, info: Option<BootstrapInfo>) {

@@ -112,8 +112,8 @@ pub struct WorkerState {
     pub load: Load,
     /// Of requests that are pinned to a dp rank.
     pub pinned: PinnedLoads,
-    /// The engine refuses requests for the rank that they are pinned to.
-    pub refuses_ranks: AtomicBool,
+    /// The engine refuses requests for the rank that they are pinned to. In the next snapshot it has no ranks to pin to.
+    pub(super) refuses_ranks: AtomicBool,
     /// Of the whole fleet.
     pub(super) freed: Arc<Freed>,
     pub breaker: SharedBreaker,
@@ -205,6 +205,11 @@ impl Deref for Worker {
 }
 
 impl Worker {
+    /// The rank to pin a request to that was planned for it.
+    pub fn pinned_to(&self, planned: Option<u32>) -> Option<u32> {
+        planned.filter(|_| !self.refuses_ranks.load(Relaxed))
+    }
+
     pub(super) fn new(
         id: WorkerId,
         member: &Member,

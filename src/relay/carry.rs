@@ -187,6 +187,10 @@ impl Relay {
                 AttemptOutcome::Failed(attempt) => attempt,
             };
             self.on_failed_attempt(job, &plan, &choice, &attempt, &mut failed);
+            if attempt.is_rank_refused {
+                plan.pinned = None;
+                plan.rank_refused_by = Some(choice.worker.id);
+            }
             let is_stale = attempt.is_stale();
             let step =
                 attempts.on_failure(attempt.failure, attempt.cuts, is_stale, fastrand::f64());

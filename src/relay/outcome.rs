@@ -33,6 +33,8 @@ pub(super) struct AttemptAnswer {
 /// The prefill leg of a disaggregated request.
 pub(super) struct PrefillLeg {
     pub(super) worker: Arc<str>,
+    /// The dp rank that it was pinned to.
+    pub(super) rank: Option<u32>,
     pub(super) decision: Decision,
     /// The prompt's tokens and those that the prefill worker had cached, if the answer is the decode worker's.
     pub(super) tokens: Option<(u64, u64)>,
@@ -49,6 +51,8 @@ pub(super) struct FailedAttempt {
     pub(super) owner: FailureOwner,
     /// Connections that broke after the request was sent over them.
     pub(super) cuts: u32,
+    /// The decode engine may have refused the dp rank that its leg was pinned to.
+    pub(super) is_rank_refused: bool,
 }
 
 impl FailedAttempt {
@@ -85,6 +89,7 @@ impl FailedAttempt {
             answer: None,
             owner: error.owner(now, deadline),
             cuts: error.cuts(),
+            is_rank_refused: false,
         }
     }
 
@@ -103,6 +108,15 @@ impl FailedAttempt {
             owner: answer.answer.owner(),
             answer: Some(answer),
             cuts: 0,
+            is_rank_refused: false,
+        }
+    }
+
+    /// The answer of a decode engine that refuses the rank that its leg was pinned to: the next attempt names none.
+    pub(super) fn refused_rank(answer: AttemptAnswer) -> Self {
+        Self {
+            is_rank_refused: true,
+            ..Self::refused(Stage::Worker, Failure::KvTransfer, answer)
         }
     }
 
@@ -121,6 +135,7 @@ impl FailedAttempt {
             answer: None,
             owner: FailureOwner::Unattributed,
             cuts: 0,
+            is_rank_refused: false,
         }
     }
 }

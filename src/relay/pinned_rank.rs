@@ -5,13 +5,14 @@ use crate::fleet::PinnedApi;
 use crate::fleet::kv_transfer::Connector;
 use crate::prompt::Api;
 
-/// How requests of an API are pinned to a rank, if they may be. Not where requests have two legs.
+/// How requests of an API are pinned to a rank, if they may be. Of a request with two legs, both are. MoRI-IO's workers have
+/// one rank each.
 pub(super) fn api_of(
     pin_ranks: PinRanks,
     connector: Option<Connector>,
     api: Api,
 ) -> Option<PinnedApi> {
-    if pin_ranks == PinRanks::Never || connector.is_some() {
+    if pin_ranks == PinRanks::Never || connector == Some(Connector::Moriio) {
         return None;
     }
     match api {

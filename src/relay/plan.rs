@@ -52,6 +52,8 @@ pub(super) struct Plan {
     pub(super) queued: Duration,
     /// How engines may be asked for a dp rank, if they may.
     pub(super) pinned: Option<PinnedApi>,
+    /// The worker that may have refused this request's decode leg for its rank. Then it is pinned to none.
+    pub(super) rank_refused_by: Option<WorkerId>,
     /// The client's body with the prompt's token ids, if engines are sent them.
     pub(super) body: Option<Bytes>,
     /// Whether the stream may go on on another worker, if that is configured.
@@ -229,6 +231,7 @@ impl Relay {
             continuation,
             report: None,
             pinned: pinned_rank::api_of(self.settings.pin_ranks, connector, api),
+            rank_refused_by: None,
             group,
             model,
             prompt: Prompt { blocks, exact },

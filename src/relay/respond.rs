@@ -48,6 +48,10 @@ impl Relay {
                     Some(Ok(prefill)) => Some(prefill.worker.clone()),
                     _ => None,
                 };
+                summary.prefill_rank = match &answer.prefill {
+                    Some(Ok(prefill)) => prefill.rank,
+                    _ => None,
+                };
             });
         }
         let status = answer.answer.head.status;
@@ -242,17 +246,25 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
     if !plan.queued.is_zero() {
         let _ = write!(text, "; queue_ms={}", plan.queued.as_millis());
     }
-    let _ = match &answer.prefill {
-        None => Ok(()),
-        Some(Err(reason)) => write!(text, "; disaggregated={}", reason.as_str()),
-        Some(Ok(prefill)) => write!(
-            text,
-            "; disaggregated=yes; prefill={}; prefill_reason={}; prefill_cached_tokens={}; prefill_cost={:.0}",
-            prefill.worker,
-            prefill.decision.reason.as_str(),
-            prefill.decision.cached_tokens,
-            prefill.decision.cost,
-        ),
-    };
+    match &answer.prefill {
+        None => {}
+        Some(Err(reason)) => {
+            let _ = write!(text, "; disaggregated={}", reason.as_str());
+        }
+        Some(Ok(prefill)) => {
+            let _ = write!(text, "; disaggregated=yes; prefill={}", prefill.worker);
+            if let Some(rank) = prefill.rank {
+                let _ = write!(text, "; prefill_rank={rank}");
+            }
+            let decision = &prefill.decision;
+            let _ = write!(
+                text,
+                "; prefill_reason={}; prefill_cached_tokens={}; prefill_cost={:.0}",
+                decision.reason.as_str(),
+                decision.cached_tokens,
+                decision.cost,
+            );
+        }
+    }
     text
 }

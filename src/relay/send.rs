@@ -79,13 +79,20 @@ impl Relay {
         refused: exchange::Answer,
     ) -> Result<exchange::Answer, exchange::Error> {
         let answer = exchange::attempt(job, body, sending, worker, refused.timer).await?;
-        if answer.head.status.is_success() && !worker.refuses_ranks.swap(true, Relaxed) {
+        if answer.head.status.is_success() {
+            self.on_rank_refused(worker);
+        }
+        Ok(answer)
+    }
+
+    /// The engine took a request that it had refused for a rank.
+    pub(super) fn on_rank_refused(&self, worker: &Worker) {
+        if self.fleet.on_ranks_refused(worker.id) {
             warn!(
                 worker = %worker.name,
                 "engine refuses requests for a data-parallel rank that has KV events; requests are pinned to none of its ranks any more (does events.ranks agree with its --data-parallel-size?)"
             );
         }
-        Ok(answer)
     }
 
     /// The same for a request that asks for token ids, so that its stream can go on on another worker.

@@ -1,6 +1,5 @@
 //! One attempt at one worker, which computes the prompt and generates the answer.
 
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -55,8 +54,7 @@ impl Relay {
         );
         let chosen = (worker, &decision);
         let mut span = traced::begin_try(job, plan, now, chosen, None, attempts.count());
-        let is_refused = || worker.refuses_ranks.load(Relaxed);
-        let rank = decision.rank.filter(|_| !is_refused());
+        let rank = worker.pinned_to(decision.rank);
         let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self
             .queue
@@ -175,6 +173,14 @@ impl Relay {
             workers.find(|it| it.pool.authority() == served && it.id != worker.id)
         });
         let (insert, worker) = match other {
+            // The engine took it without its rank only.
+            None if worker.pinned_to(rank) != rank => {
+                drop(insert);
+                (
+                    OptimisticInsert::new(&self.caches, now, (worker, None), plan),
+                    worker,
+                )
+            }
             None => (insert, worker),
             Some(other) => {
                 debug!(id = %job.id, worker = %other.name, "the gateway sent the request to another worker");
@@ -199,6 +205,7 @@ impl Relay {
             prefill: match prefill {
                 Some(prefill) => Some(Ok(PrefillLeg {
                     worker: prefill.worker.name.clone(),
+                    rank: prefill.worker.pinned_to(prefill.decision.rank),
                     decision: prefill.decision,
                     tokens: None,
                 })),

@@ -22,6 +22,8 @@ pub struct RequestSummary {
     pub rank: Option<u32>,
     /// The worker that computed the prompt of a disaggregated request.
     pub prefill_worker: Option<Arc<str>>,
+    /// The dp rank of that worker that its leg was pinned to.
+    pub prefill_rank: Option<u32>,
     /// Why that worker was chosen.
     pub reason: Option<&'static str>,
     /// Of the worker's answer.

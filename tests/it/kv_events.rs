@@ -5,6 +5,7 @@ mod exact;
 mod faults;
 mod followed;
 mod joins;
+mod pair_ranks;
 mod ranks;
 mod restarts;
 mod routed;

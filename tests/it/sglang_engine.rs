@@ -55,10 +55,14 @@ struct State {
     rooms: Arc<Rooms>,
     fault: Mutex<Fault>,
     is_registered: Mutex<bool>,
+    /// Data-parallel ranks. With several, the room of a prefill leg stands for one.
+    ranks: u64,
     /// Requests that generate and are not over.
     open: AtomicUsize,
     /// Their bodies.
     bodies: Mutex<Vec<Value>>,
+    /// The ranks that they were pinned to.
+    pinned: Mutex<Vec<Option<u64>>>,
     /// The ids of requests that were to be aborted.
     aborted: Mutex<Vec<String>>,
     /// Paths of all other requests.
@@ -84,11 +88,17 @@ impl Drop for Slot<'_> {
 
 impl SglangEngine {
     pub(crate) async fn start(role: Role, rooms: &Arc<Rooms>) -> Self {
+        Self::with_ranks(role, rooms, 1).await
+    }
+
+    pub(crate) async fn with_ranks(role: Role, rooms: &Arc<Rooms>, ranks: u64) -> Self {
         let state = Arc::new(State {
             role,
             rooms: rooms.clone(),
             fault: Mutex::default(),
             is_registered: Mutex::new(true),
+            ranks,
+            pinned: Mutex::default(),
             open: AtomicUsize::new(0),
             bodies: Mutex::default(),
             aborted: Mutex::default(),
@@ -125,6 +135,10 @@ impl SglangEngine {
 
     pub(crate) fn bodies(&self) -> Vec<Value> {
         self.state.bodies.lock().clone()
+    }
+
+    pub(crate) fn pinned(&self) -> Vec<Option<u64>> {
+        self.state.pinned.lock().clone()
     }
 
     pub(crate) fn aborted(&self) -> Vec<String> {
@@ -196,14 +210,19 @@ async fn connection(mut stream: TcpStream, state: &State) {
         return;
     }
     let _slot = Slot::take(&state.open);
+    let rank = head
+        .lines()
+        .find_map(|line| line.strip_prefix("x-data-parallel-rank: "))
+        .map(|rank| rank.parse().unwrap());
     state.bodies.lock().push(body.clone());
+    state.pinned.lock().push(rank);
     let (mut reader, mut writer) = stream.split();
     let gone = async {
         let mut rest = [0; 16];
         while reader.read(&mut rest).await.unwrap_or(0) > 0 {}
     };
     tokio::select! {
-        () = state.generate(&body, path == "/v1/chat/completions", &mut writer) => {}
+        () = state.generate(&body, rank, path == "/v1/chat/completions", &mut writer) => {}
         // The client closed the connection.
         () = gone => {}
     }
@@ -248,7 +267,7 @@ impl State {
             ),
             "/route" if *self.is_registered.lock() => (
                 200,
-                json!({"attn_tp_size": 1, "dp_size": 1, "pp_size": 1, "page_size": 16, "follow_bootstrap_room": true, "prefill_http_port": 1}),
+                json!({"attn_tp_size": 1, "dp_size": self.ranks, "pp_size": 1, "page_size": 16, "follow_bootstrap_room": true, "prefill_http_port": 1}),
             ),
             "/route" => (503, Value::Null),
             "/abort_request" => (200, Value::Null),
@@ -260,6 +279,7 @@ impl State {
     async fn generate(
         &self,
         body: &Value,
+        rank: Option<u64>,
         is_chat: bool,
         writer: &mut (impl AsyncWriteExt + Unpin),
     ) {
@@ -279,6 +299,14 @@ impl State {
         }
         let is_stream = body["stream"] == json!(true);
         let room = body["bootstrap_room"].as_u64();
+        if let Some(rank) = rank.filter(|rank| *rank >= self.ranks) {
+            let message = format!("data_parallel_rank={rank} is out of range");
+            return answer(error(400, &message)).await;
+        }
+        let of_room = room.map(|room| room % self.ranks);
+        if self.role == Role::Prefill && rank.is_some_and(|rank| Some(rank) != of_room) {
+            return answer(error(400, "follow_bootstrap_room conflict")).await;
+        }
         let said = match (self.role, room) {
             (Role::Both, _) => "alone",
             (_, None) => {

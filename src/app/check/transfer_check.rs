@@ -73,6 +73,7 @@ pub(super) async fn run(
         format!("xfer-{id}"),
         prefill.host(),
         bootstrap_info,
+        None,
         fastrand::u64(..),
     )
     .map_err(|why| why.to_string())?;
@@ -124,7 +125,7 @@ async fn run_together(
 ) -> Result<Transferred, String> {
     let started = observe::now();
     let bootstrap_info = prefill.bootstrap_info.load_full();
-    let room = bootstrap_info.and_then(|info| Rendezvous::new(&info, fastrand::u64(..)));
+    let room = bootstrap_info.and_then(|info| Rendezvous::new(&info, fastrand::u64(..), None));
     let room = room.ok_or_else(|| "its bootstrap server does not answer".to_owned())?;
     let first = post(prefill, legs.meeting_prefill(&room), id, room.rank(), limit);
     let second = post(decode, legs.meeting_decode(&room), id, None, limit);

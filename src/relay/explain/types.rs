@@ -70,6 +70,9 @@ pub struct DisaggregationExplained {
     pub not_disaggregated_reason: Option<&'static str>,
     /// The chosen prefill worker.
     pub prefill: Option<String>,
+    /// The dp rank of it that the prefill leg would be pinned to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill_rank: Option<u32>,
     pub reason: Option<Reason>,
     /// The reason as a sentence.
     pub explanation: String,

@@ -71,7 +71,7 @@ mod tests {
 
     fn begin() -> Transfer {
         let id = "tx-1".to_owned();
-        Transfer::begin(Connector::Moriio, Api::Completions, id, "p0", None, 0).unwrap()
+        Transfer::begin(Connector::Moriio, Api::Completions, id, "p0", None, None, 0).unwrap()
     }
 
     fn answer(finish_reason: &str, params: &Value) -> String {

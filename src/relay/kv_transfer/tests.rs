@@ -94,7 +94,7 @@ fn mooncake_bootstrap_info() -> Arc<BootstrapInfo> {
 
 fn begin(connector: Connector, id: &str, host: &str) -> Transfer {
     let bootstrap_info = (connector == Connector::Mooncake).then(mooncake_bootstrap_info);
-    Transfer::begin(connector, Api::Chat, id.to_owned(), host, bootstrap_info, 0).unwrap()
+    Transfer::begin(connector, Api::Chat, id.to_owned(), host, bootstrap_info, None, 0).unwrap()
 }
 
 fn value(body: &[u8]) -> Value {
@@ -206,7 +206,7 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
     assert_eq!(end(Connector::Mooncake, &stopped), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "{}"), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "<html>"), TransferError::Malformed);
-    let without = Transfer::begin(Connector::Mooncake, Api::Chat, String::new(), "h", None, 0);
+    let without = Transfer::begin(Connector::Mooncake, Api::Chat, String::new(), "h", None, None, 0);
     assert_eq!(without.unwrap_err(), TransferError::NoBootstrap);
 }
 
@@ -234,16 +234,18 @@ fn an_address_that_means_itself_to_everybody_becomes_the_listed_one() {
 fn a_rank_is_chosen_only_where_the_decode_worker_must_be_told_it() {
     let page = br#"{"0":{"engine_id":"a"},"1":{"engine_id":"b"}}"#;
     let bootstrap_info = Arc::new(BootstrapInfo::parse(page, "http://p:8998").unwrap());
-    let begin = |connector, api, seed| {
+    let begin_at = |connector, api, chosen, seed| {
         Transfer::begin(
             connector,
             api,
             "x".to_owned(),
             "p",
             Some(bootstrap_info.clone()),
+            chosen,
             seed,
         )
     };
+    let begin = |connector, api, seed| begin_at(connector, api, None, seed);
     for (seed, engine) in [(0, "\"a\""), (1, "\"b\"")] {
         let transfer = begin(Connector::Mooncake, Api::Chat, seed).unwrap();
         assert_eq!(transfer.rank(), Some(seed as u32));
@@ -262,9 +264,17 @@ fn a_rank_is_chosen_only_where_the_decode_worker_must_be_told_it() {
         "x".to_owned(),
         "p",
         Some(mooncake_bootstrap_info()),
+        None,
         5,
     );
     assert_eq!(alone.unwrap().rank(), None);
+    for connector in [Connector::Nixl, Connector::Mooncake] {
+        let chosen = begin_at(connector, Api::Responses, Some(1), 0);
+        assert_eq!(chosen.unwrap().rank(), Some(1), "{connector}");
+    }
+    // Its bootstrap server knows of no such rank.
+    let unknown = begin_at(Connector::Mooncake, Api::Chat, Some(2), 1).unwrap();
+    assert_eq!(unknown.rank(), Some(1));
 }
 
 proptest! {

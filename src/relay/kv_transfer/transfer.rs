@@ -18,28 +18,35 @@ pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
 }
 
 impl Transfer {
-    /// `host` is the prefill worker's. `seed` chooses one of several dp ranks.
+    /// `host` is the prefill worker's. `chosen` is the dp rank to pin the prefill leg to. Without one, `seed` draws one of several
+    /// where the decode leg must name it.
     pub fn begin(
         connector: Connector,
         api: Api,
         id: String,
         host: &str,
         bootstrap_info: Option<Arc<BootstrapInfo>>,
+        chosen: Option<u32>,
         seed: u64,
     ) -> Result<Self, TransferError> {
-        let mut rank = 0;
+        let mut rank = chosen.unwrap_or(0);
+        let mut is_pinned = chosen.is_some();
         if connector.needs_bootstrap() {
             let bootstrap_info = bootstrap_info.as_ref().ok_or(TransferError::NoBootstrap)?;
             let count = bootstrap_info.ranks().len();
-            // vLLM chooses the rank of a Responses request itself, and does not report it.
-            if api == Api::Responses && count > 1 {
-                return Err(TransferError::NoRank);
+            let is_known = chosen.is_some_and(|rank| bootstrap_info.engine_id(rank).is_some());
+            if !is_known {
+                // vLLM before 0.33 chooses the rank of a Responses request itself, and does not report it.
+                if api == Api::Responses && count > 1 {
+                    return Err(TransferError::NoRank);
+                }
+                let drawn = (seed % count.max(1) as u64) as usize;
+                rank = bootstrap_info
+                    .ranks()
+                    .nth(drawn)
+                    .ok_or(TransferError::NoBootstrap)?;
+                is_pinned = count > 1;
             }
-            let drawn = (seed % count.max(1) as u64) as usize;
-            rank = bootstrap_info
-                .ranks()
-                .nth(drawn)
-                .ok_or(TransferError::NoBootstrap)?;
         }
         Ok(Self {
             connector,
@@ -47,15 +54,14 @@ impl Transfer {
             host: host.to_owned(),
             bootstrap_info,
             rank,
+            is_pinned,
             api,
         })
     }
 
     /// The prefill leg's header `x-data-parallel-rank`.
     pub fn rank(&self) -> Option<u32> {
-        let bootstrap_info = self.bootstrap_info.as_ref()?;
-        let is_chosen = self.connector.needs_bootstrap() && bootstrap_info.ranks().len() > 1;
-        is_chosen.then_some(self.rank)
+        self.is_pinned.then_some(self.rank)
     }
 
     /// Reads the whole answer of the prefill leg, with status 200.

@@ -38,7 +38,10 @@ pub struct Transfer {
     /// The prefill worker's host, as discovery lists it.
     pub(super) host: String,
     pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
+    /// The dp rank that computes the prompt.
     pub(super) rank: u32,
+    /// Its prefill leg must name it.
+    pub(super) is_pinned: bool,
     /// Of whose answers the usage is read.
     pub(super) api: Api,
 }

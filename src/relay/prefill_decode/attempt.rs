@@ -82,12 +82,15 @@ impl LegContext<'_> {
             id = %job.id,
             worker = %choice.worker.name,
             prefill = %prefill.worker.name,
+            prefill_rank = self.prefill_rank(),
+            rank = self.decode_rank(),
             cached_tokens = prefill.decision.cached_tokens,
             prompt_tokens = plan.request.prompt_tokens,
             "workers chosen for a prefill and a decode leg"
         );
         // The request counts at both workers at once.
-        let in_flight = InFlight::decoding(choice.worker.clone(), plan.request.prompt_tokens);
+        let tokens = plan.request.prompt_tokens;
+        let in_flight = InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
         let result = match self.run_prefill_leg(legs, started).await {
             PrefillOutcome::Computed(result) => result,
@@ -138,6 +141,12 @@ impl LegContext<'_> {
             attempts: self.attempts.count(),
             prefill: Some(Ok(self.prefill_leg(status.is_success().then_some(tokens)))),
         };
+        if self.refuses_rank(&answer.answer) {
+            // Its engine has made the prefill engine free the blocks.
+            transfer.release();
+            metrics.count_transfer("refused");
+            return AttemptOutcome::Failed(FailedAttempt::refused_rank(answer));
+        }
         if let Some(failure) = refusal {
             // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
             return AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer));
@@ -187,9 +196,12 @@ impl LegContext<'_> {
         if prefill.worker.kv_transfer_breaker.on_success(now) {
             info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
         }
-        let worker = &choice.worker;
-        OptimisticInsert::new(&relay.caches, now, (worker, None), plan).confirm();
-        for coming in plan.expect(&relay.caches, worker, None) {
+        let (worker, rank) = (&choice.worker, self.decode_rank());
+        if plan.rank_refused_by == Some(worker.id) {
+            relay.on_rank_refused(worker);
+        }
+        OptimisticInsert::new(&relay.caches, now, (worker, rank), plan).confirm();
+        for coming in plan.expect(&relay.caches, worker, rank) {
             coming.on_first_token(now);
         }
     }

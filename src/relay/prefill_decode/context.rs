@@ -26,6 +26,16 @@ pub(super) struct LegContext<'a> {
 }
 
 impl LegContext<'_> {
+    /// The dp rank that the prefill leg is pinned to.
+    pub(super) fn prefill_rank(&self) -> Option<u32> {
+        self.prefill.worker.pinned_to(self.prefill.decision.rank)
+    }
+
+    /// The dp rank that the decode leg is pinned to.
+    pub(super) fn decode_rank(&self) -> Option<u32> {
+        self.choice.worker.pinned_to(self.choice.decision.rank)
+    }
+
     /// True if the engine process that computed the prompt is known to be gone, and its KV blocks with it.
     pub(super) fn is_prefill_gone(&self) -> bool {
         let bootstrap_info = &self.prefill.bootstrap_info;
@@ -36,6 +46,7 @@ impl LegContext<'_> {
     pub(super) fn prefill_leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
         PrefillLeg {
             worker: self.prefill.worker.name.clone(),
+            rank: self.prefill_rank(),
             decision: self.prefill.decision,
             tokens,
         }

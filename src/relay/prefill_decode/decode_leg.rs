@@ -13,6 +13,7 @@ use crate::relay::exchange::{self, RequestKind, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::outcome::{FailedAttempt, Stage};
 use crate::relay::retries::Failure;
+use crate::relay::send::may_refuse_rank;
 use crate::traces::TrySpan;
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
@@ -38,7 +39,7 @@ impl LegContext<'_> {
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
         let sending = Sending {
             kind: RequestKind::Leg,
-            rank: None,
+            rank: self.decode_rank(),
             may_resend: false,
             carried: None,
             span,
@@ -81,6 +82,11 @@ impl LegContext<'_> {
         }
     }
 
+    /// Whether the decode engine may have refused the leg for the rank that it was pinned to.
+    pub(super) fn refuses_rank(&self, answer: &exchange::Answer) -> bool {
+        self.decode_rank().is_some() && may_refuse_rank(answer)
+    }
+
     /// The attempt of a decode leg without a first token.
     pub(super) fn decode_failed(
         &self,
@@ -111,6 +117,7 @@ impl LegContext<'_> {
             answer: None,
             owner,
             cuts: 0,
+            is_rank_refused: false,
         }
     }
 

@@ -12,6 +12,7 @@ use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
 use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
 use crate::relay::retries::Failure;
 use crate::relay::running::{OptimisticInsert, Running};
+use crate::relay::send::may_refuse_rank;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
@@ -37,13 +38,16 @@ impl LegContext<'_> {
         let chosen = (worker, &prefill.decision);
         let leg = Some(Leg::Prefill);
         let mut span = traced::begin_try(job, plan, now, chosen, leg, self.attempts.count());
-        let insert = OptimisticInsert::new(&relay.caches, now, (worker, None), plan);
+        let rank = self.prefill_rank();
+        let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let report = plan.asks(&relay.caches.board, worker);
         let mut running = Running::new(
-            InFlight::new(worker.clone(), tokens, cached_tokens).sent_at(now),
-            plan.expect(&relay.caches, worker, None),
+            InFlight::new(worker.clone(), tokens, cached_tokens)
+                .at_rank(rank)
+                .sent_at(now),
+            plan.expect(&relay.caches, worker, rank),
             plan.check(&relay.caches.tokenizer_check, now, worker),
             report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
         );
@@ -54,6 +58,7 @@ impl LegContext<'_> {
             format!("{}-{}", job.id, self.attempts.count()),
             worker.host(),
             prefill.bootstrap_info.clone(),
+            rank,
             plan.request.seed,
         );
         let transfer = match transfer {
@@ -63,10 +68,9 @@ impl LegContext<'_> {
         let body = legs.prefill(&transfer);
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
         let may_resend = !settings.connector.needs_bootstrap() && self.attempts.cuts() == 0;
-        let rank = transfer.rank();
         let sending = Sending {
             kind: RequestKind::Leg,
-            rank,
+            rank: transfer.rank(),
             may_resend,
             carried: None,
             span: span.as_deref(),
@@ -87,6 +91,19 @@ impl LegContext<'_> {
                     .send_asking(job, (&asking, &body), sending, plan, worker, timer)
                     .await
             }
+        };
+        let sent = match sent {
+            // The decode leg need not name the rank.
+            Ok(answer) if may_resend && sending.rank.is_some() && may_refuse_rank(&answer) => {
+                let sending = Sending {
+                    rank: None,
+                    ..sending
+                };
+                relay
+                    .send_unpinned(job, &body, sending, worker, answer)
+                    .await
+            }
+            sent => sent,
         };
         let mut answer = match sent {
             Ok(answer) => answer,

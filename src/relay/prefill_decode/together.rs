@@ -55,7 +55,9 @@ impl LegContext<'_> {
         metrics.disaggregated.inc();
         plan.model.on_decision(tokens, &prefill.decision);
         let bootstrap_info = prefill.bootstrap_info.as_deref();
-        let room = bootstrap_info.and_then(|info| Rendezvous::new(info, fastrand::u64(..)));
+        let room = bootstrap_info.and_then(|info| {
+            Rendezvous::new(info, fastrand::u64(..), self.prefill_rank())
+        });
         let Some(room) = room else {
             let error = TransferError::NoBootstrap;
             metrics.count_transfer(error.as_str());
@@ -67,24 +69,27 @@ impl LegContext<'_> {
             id = %job.id,
             worker = %choice.worker.name,
             prefill = %prefill.worker.name,
+            prefill_rank = room.rank(),
+            rank = self.decode_rank(),
             cached_tokens = prefill.decision.cached_tokens,
             prompt_tokens = tokens,
             "workers chosen for a prefill and a decode leg"
         );
-        let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, None), plan);
+        let rank = self.prefill_rank();
+        let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, rank), plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
-        let mut counted = InFlight::new(prefill.worker.clone(), tokens, cached_tokens);
+        let mut counted = InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
         if plan.is_stream {
             // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
             counted = counted.sent_at(started);
         }
         let mut computing = Running::new(
             counted,
-            plan.expect(&relay.caches, &prefill.worker, None),
+            plan.expect(&relay.caches, &prefill.worker, rank),
             plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
             None,
         );
-        let in_flight = InFlight::decoding(choice.worker.clone(), tokens);
+        let in_flight = InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
         let count = self.attempts.count();
         let chosen = (&choice.worker, &choice.decision);
@@ -101,7 +106,7 @@ impl LegContext<'_> {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
             let sending = Sending {
                 kind: RequestKind::Leg,
-                rank: None,
+                rank: self.decode_rank(),
                 // The room may be used already.
                 may_resend: false,
                 carried: None,
@@ -142,6 +147,10 @@ impl LegContext<'_> {
             attempts: count,
             prefill: Some(Ok(self.prefill_leg(None))),
         };
+        if self.refuses_rank(&answer.answer) {
+            metrics.count_transfer("refused");
+            return AttemptOutcome::Failed(FailedAttempt::refused_rank(answer));
+        }
         if let Some(failure) = refusal {
             return AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer));
         }

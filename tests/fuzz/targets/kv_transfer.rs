@@ -23,7 +23,7 @@ fuzz_target!(|input: &[u8]| {
     for connector in Connector::ALL {
         let begin = || {
             let bootstrap_info = BootstrapInfo::parse(br#"{"0":{"engine_id":"e"}}"#, "http://p:1").map(Arc::new);
-            Transfer::begin(connector, api, "t".to_owned(), "p", bootstrap_info, 0).expect("all is known")
+            Transfer::begin(connector, api, "t".to_owned(), "p", bootstrap_info, None, 0).expect("all is known")
         };
         if let Ok(handed) = begin().end(bytes) {
             is_json(&own.decode(handed.params));

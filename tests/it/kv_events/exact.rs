@@ -218,6 +218,10 @@ async fn adapters_and_salts_share_nothing_with_each_other() {
 
 /// Consecutive ports for two ranks, and for their replays.
 pub(super) async fn two_ranks(name: &str) -> Engine {
+    two_ranks_of(name, telling()).await
+}
+
+pub(super) async fn two_ranks_of(name: &str, one: Settings) -> Engine {
     loop {
         // Below those that outgoing connections take.
         let port = fastrand::u16(10_000..30_000);
@@ -229,7 +233,7 @@ pub(super) async fn two_ranks(name: &str) -> Engine {
                 replay: at(port + 2),
                 ..publisher::Settings::default()
             },
-            ..telling()
+            ..one.clone()
         };
         if let Some(engine) = Engine::try_here(name, settings).await {
             return engine;

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::Role;
+use warmroute::fleet::events::{EventsSpec, From};
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::kv_transfer::Connector;
 
@@ -38,11 +39,24 @@ impl Pairs {
         unified: &[&SglangEngine],
         change: impl FnOnce(&mut Config),
     ) -> Self {
+        Self::with_ranks((prefills, 1), (decodes, 1), unified, change).await
+    }
+
+    /// So many workers, each with so many ranks.
+    async fn with_ranks(
+        (prefills, prefill_ranks): (usize, u64),
+        (decodes, decode_ranks): (usize, u64),
+        unified: &[&SglangEngine],
+        change: impl FnOnce(&mut Config),
+    ) -> Self {
         let rooms = Arc::new(Rooms::default());
         let mut engines = Vec::new();
-        for (role, count) in [(Role::Prefill, prefills), (Role::Decode, decodes)] {
+        for (role, count, ranks) in [
+            (Role::Prefill, prefills, prefill_ranks),
+            (Role::Decode, decodes, decode_ranks),
+        ] {
             for _ in 0..count {
-                engines.push(SglangEngine::start(role, &rooms).await);
+                engines.push(SglangEngine::with_ranks(role, &rooms, ranks).await);
             }
         }
         let decode_engines = engines.split_off(prefills);
@@ -299,4 +313,81 @@ async fn one_token_and_completions_are_split_too() {
     let answer = client::send(pairs.router.api, "POST", "/v1/completions", &[], body).await;
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(said(answer.text()), "together with another");
+}
+
+/// KV events of so many ranks, of which none ever comes: their caches are predicted.
+fn silent(ranks: u32) -> EventsSpec {
+    EventsSpec {
+        from: From::Zmq,
+        endpoint: "tcp://127.0.0.1:1".to_owned(),
+        ranks,
+        ..EventsSpec::default()
+    }
+}
+
+#[tokio::test]
+async fn a_prompt_returns_to_the_prefill_rank_that_cached_it_by_its_room_and_a_retry_takes_another_room()
+ {
+    let pairs = Pairs::with_ranks((1, 3), (2, 2), &[], |config| {
+        config.workers[0].events = Some(silent(3));
+        config.workers[1].events = Some(silent(2));
+        config.workers[2].events = Some(silent(2));
+    })
+    .await
+    .up()
+    .await;
+    let prefill = &pairs.prefills[0];
+    let mut seen = BTreeSet::new();
+    for family in 0..8 {
+        let prompt = format!("{family} is where it starts. ").repeat(40);
+        let mut first = None;
+        for round in 0..3 {
+            if round == 2 {
+                pairs.decodes[0].fault(Fault::Transfer(Duration::ZERO));
+            }
+            let answer = pairs.ask(&chat(&prompt, round == 1)).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            let body = prefill.bodies().pop().unwrap();
+            let room = body["bootstrap_room"].as_u64().unwrap();
+            let rank = prefill.pinned().pop().unwrap().unwrap();
+            assert_eq!(room % 3, rank);
+            assert_eq!(*first.get_or_insert(rank), rank, "{family}, round {round}");
+            seen.insert(rank);
+        }
+        pairs.decodes[0].fault(Fault::None);
+    }
+    assert!(seen.len() > 1, "{seen:?}");
+    let decodes = || pairs.decodes.iter();
+    for decode in decodes() {
+        for (body, pinned) in decode.bodies().iter().zip(decode.pinned()) {
+            let room = body["bootstrap_room"].as_u64().unwrap();
+            assert_eq!(body["disagg_prefill_dp_rank"], room % 3);
+            assert!(pinned.is_some_and(|rank| rank < 2), "{pinned:?}");
+        }
+    }
+    // Every attempt had a room of its own.
+    let used = pairs.rooms.used.lock().clone();
+    let rooms: BTreeSet<u64> = used.iter().copied().collect();
+    assert_eq!(rooms.len(), used.len());
+    assert!(used.len() > 24, "some transfer failed and was retried: {}", used.len());
+    pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_refuses_its_rank_gets_both_legs_again_without_one() {
+    let pairs = Pairs::with_ranks((1, 2), (1, 1), &[], |config| {
+        config.workers[0].events = Some(silent(2));
+        config.workers[1].events = Some(silent(8));
+    })
+    .await
+    .up()
+    .await;
+    for round in 0..12 {
+        let answer = pairs.ask(&chat(&format!("round {round}"), round % 2 == 0)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(said(answer.text()), "together with another");
+    }
+    assert_eq!(pairs.decodes[0].pinned().pop().unwrap(), None);
+    assert!(pairs.prefills[0].pinned().pop().unwrap().is_some());
+    pairs.nothing_stays_open().await;
 }

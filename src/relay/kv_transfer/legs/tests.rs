@@ -16,6 +16,7 @@ fn transfer(connector: Connector) -> Transfer {
         "xfer-1".to_owned(),
         "p",
         bootstrap_info,
+        None,
         0,
     )
     .unwrap()
