@@ -11,7 +11,7 @@ use super::numbers::{Numbers, WorkerKey};
 use super::wire;
 use super::wire::peer_message::Kind;
 
-/// Load at one worker: this replica's, another one's, or a sum.
+/// Load at one worker, or one of its ranks: this replica's, another one's, or a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkerLoad {
     pub requests: u64,
@@ -76,19 +76,15 @@ impl Gauges {
     }
 
     /// Compares what this replica has at each worker with what was reported, and makes a report if anything changed or
-    /// a heartbeat is due. Workers that are not in `loads` have none.
-    pub fn report<'a>(
+    /// a heartbeat is due. Workers and ranks that are not in `loads` have none.
+    pub fn report(
         &mut self,
         now: Instant,
         condition: Condition,
-        loads: impl Iterator<Item = (&'a Arc<str>, WorkerLoad)>,
+        loads: impl Iterator<Item = (WorkerKey, WorkerLoad)>,
     ) -> Report {
         let mut current = vec![WorkerLoad::default(); self.numbers.len()];
-        for (address, load) in loads {
-            let key = WorkerKey {
-                address: address.clone(),
-                rank: None,
-            };
+        for (key, load) in loads {
             let number = self.numbers.number(now, &key) as usize;
             if number >= current.len() {
                 current.resize(number + 1, WorkerLoad::default());

@@ -25,6 +25,8 @@ const MAX_ADDRESS: usize = 300;
 pub struct LoadTable {
     peers: BTreeMap<InstanceId, PeerLoad>,
     sums: FxHashMap<Arc<str>, WorkerLoad>,
+    /// Of that, what is pinned to single ranks.
+    rank_sums: FxHashMap<Arc<str>, BTreeMap<u32, WorkerLoad>>,
     /// Workers whose sums changed since they were taken.
     changed: FxHashSet<Arc<str>>,
     max_workers: usize,
@@ -81,6 +83,7 @@ impl LoadTable {
         Self {
             peers: BTreeMap::new(),
             sums: FxHashMap::default(),
+            rank_sums: FxHashMap::default(),
             changed: FxHashSet::default(),
             max_workers,
         }
@@ -174,6 +177,12 @@ impl LoadTable {
         let Some(load) = self.peers.remove(&peer) else {
             return;
         };
+        for entry in load.workers.values() {
+            if let Some(rank) = entry.key.rank {
+                let (address, none) = (&entry.key.address, WorkerLoad::default());
+                replace_rank(&mut self.rank_sums, address, rank, entry.load, none);
+            }
+        }
         for (address, at_worker) in &load.by_address {
             replace(
                 &mut self.sums,
@@ -185,19 +194,21 @@ impl LoadTable {
         }
     }
 
-    /// The workers whose sums changed since the last call, with their sums.
-    pub fn take_changed(&mut self) -> impl Iterator<Item = (Arc<str>, WorkerLoad)> + '_ {
-        let sums = &self.sums;
-        let changed = self.changed.drain();
-        changed.map(|address| {
-            let sum = sums.get(&address).copied().unwrap_or_default();
-            (address, sum)
-        })
+    /// The workers whose sums, or those of whose ranks, changed since the last call.
+    pub fn take_changed(&mut self) -> FxHashSet<Arc<str>> {
+        std::mem::take(&mut self.changed)
     }
 
     /// What all other replicas together have at a worker.
     pub fn sum(&self, address: &str) -> WorkerLoad {
         self.sums.get(address).copied().unwrap_or_default()
+    }
+
+    /// What all other replicas together have pinned to a rank of a worker.
+    pub fn rank_sum(&self, address: &str, rank: u32) -> WorkerLoad {
+        let of_ranks = self.rank_sums.get(address);
+        let sum = of_ranks.and_then(|of_ranks| of_ranks.get(&rank));
+        sum.copied().unwrap_or_default()
     }
 
     /// What one replica has at a worker.
@@ -232,7 +243,8 @@ impl LoadTable {
     pub(super) fn entries(&self) -> usize {
         let of_peer = |load: &PeerLoad| load.workers.len() + load.by_address.len();
         let of_peers: usize = self.peers.values().map(of_peer).sum();
-        self.peers.len() + of_peers + self.sums.len() + self.changed.len()
+        let of_ranks: usize = self.rank_sums.values().map(BTreeMap::len).sum();
+        self.peers.len() + of_peers + self.sums.len() + of_ranks + self.changed.len()
     }
 
     /// False if the replica has not named the number.
@@ -252,7 +264,11 @@ impl LoadTable {
         let before = at_worker.load();
         match entry.key.rank {
             None => at_worker.together = new,
-            Some(_) => at_worker.by_rank = exchange(at_worker.by_rank, old, new),
+            Some(rank) => {
+                at_worker.by_rank = exchange(at_worker.by_rank, old, new);
+                replace_rank(&mut self.rank_sums, &address, rank, old, new);
+                self.changed.insert(address.clone());
+            }
         }
         let after = at_worker.load();
         if at_worker.together.is_zero() && at_worker.by_rank.is_zero() {
@@ -269,6 +285,28 @@ fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
         requests: sum.requests - old.requests + new.requests,
         queued_tokens: sum.queued_tokens - old.queued_tokens + new.queued_tokens,
         decode_tokens: sum.decode_tokens - old.decode_tokens + new.decode_tokens,
+    }
+}
+
+/// As [`replace`], for one rank.
+fn replace_rank(
+    sums: &mut FxHashMap<Arc<str>, BTreeMap<u32, WorkerLoad>>,
+    address: &Arc<str>,
+    rank: u32,
+    before: WorkerLoad,
+    after: WorkerLoad,
+) {
+    if before == after {
+        return;
+    }
+    let of_ranks = sums.entry(address.clone()).or_default();
+    let sum = of_ranks.entry(rank).or_default();
+    *sum = exchange(*sum, before, after);
+    if sum.is_zero() {
+        of_ranks.remove(&rank);
+    }
+    if of_ranks.is_empty() {
+        sums.remove(address);
     }
 }
 

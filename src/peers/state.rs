@@ -384,8 +384,8 @@ impl State {
     /// Writes changed sums to where routing reads them. `is_first`: a replica has just connected, whose requests the
     /// engines had reported as foreign.
     fn apply(&self, now: Instant, inner: &mut Inner, is_first: bool) {
-        for (address, sum) in inner.table.take_changed() {
-            inner.workers.set(now, &address, sum, is_first);
+        for address in inner.table.take_changed() {
+            inner.workers.set(now, &address, &inner.table, is_first);
         }
     }
 

@@ -15,6 +15,7 @@ use super::numbers::{Numbers, WorkerKey};
 use super::routed::{RoutedPrompts, RoutedWorker};
 use super::wire;
 use super::wire::peer_message::Kind;
+use crate::fleet::load::pinned::RankShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
@@ -23,7 +24,14 @@ use crate::ids::WorkerId;
 #[derive(Debug, Default)]
 pub(super) struct Workers {
     snapshot: Arc<Snapshot>,
-    by_address: FxHashMap<Arc<str>, Arc<Worker>>,
+    by_address: FxHashMap<Arc<str>, Listed>,
+}
+
+#[derive(Debug)]
+struct Listed {
+    worker: Arc<Worker>,
+    /// Its dp ranks; 0 if it has one.
+    ranks: u32,
 }
 
 impl Workers {
@@ -36,7 +44,12 @@ impl Workers {
         self.snapshot = snapshot.clone();
         let workers = self.snapshot.workers.iter().map(|status| {
             let worker = &status.worker;
-            (Arc::from(worker.pool.address()), worker.clone())
+            let ranks = status.event_endpoints().len() as u32;
+            let listed = Listed {
+                worker: worker.clone(),
+                ranks: if ranks > 1 { ranks } else { 0 },
+            };
+            (Arc::from(worker.pool.address()), listed)
         });
         self.by_address = workers.collect();
         true
@@ -46,46 +59,71 @@ impl Workers {
         self.by_address.contains_key(address)
     }
 
-    /// Gives the dp ranks of workers that have several numbers of their own: routed prompts name them.
+    /// Gives the dp ranks of workers that have several numbers of their own: routed prompts and loads name them.
     pub(super) fn number_ranks(&self, now: Instant, numbers: &mut Numbers) {
-        for status in &self.snapshot.workers {
-            let ranks = status.event_endpoints().len() as u32;
-            for rank in (0..ranks).filter(|_| ranks > 1) {
-                let address = status.worker.pool.address().into();
-                let rank = Some(rank);
-                numbers.number(now, &WorkerKey { address, rank });
+        for (address, listed) in &self.by_address {
+            for rank in 0..listed.ranks {
+                let key = WorkerKey {
+                    address: address.clone(),
+                    rank: Some(rank),
+                };
+                numbers.number(now, &key);
             }
         }
     }
 
-    /// What this replica itself has at each worker.
-    pub(super) fn own_loads(&self) -> impl Iterator<Item = (&Arc<str>, WorkerLoad)> {
-        self.by_address.iter().map(|(address, worker)| {
-            let load = WorkerLoad {
+    /// What this replica itself has at each worker, and of it what is pinned to each of its ranks.
+    pub(super) fn own_loads(&self) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
+        self.by_address.iter().flat_map(|(address, listed)| {
+            let key = |rank| WorkerKey {
+                address: address.clone(),
+                rank,
+            };
+            let worker = &listed.worker;
+            let whole = WorkerLoad {
                 requests: worker.load.own_requests().into(),
                 queued_tokens: worker.load.own_queued_tokens(),
                 decode_tokens: worker.load.own_decode_tokens(),
             };
-            (address, load)
+            let of_rank = move |rank| {
+                let own = worker.pinned.own(rank);
+                let load = WorkerLoad {
+                    requests: own.requests.into(),
+                    queued_tokens: own.queued_tokens,
+                    decode_tokens: own.decode_tokens,
+                };
+                (key(Some(rank)), load)
+            };
+            let ranks = (0..listed.ranks).map(of_rank);
+            let busy = ranks.filter(|(_, load)| !load.is_zero());
+            [(key(None), whole)].into_iter().chain(busy)
         })
     }
 
     /// Writes what the others have at each worker to where routing reads it.
     pub(super) fn set_all(&self, now: Instant, table: &LoadTable) {
         for address in self.by_address.keys() {
-            self.set(now, address, table.sum(address), false);
+            self.set(now, address, table, false);
         }
     }
 
     /// The same for one worker. `is_first`: a replica has just connected, whose requests the engines had reported as
     /// foreign.
-    pub(super) fn set(&self, now: Instant, address: &str, sum: WorkerLoad, is_first: bool) {
-        let Some(worker) = self.by_address.get(address) else {
+    pub(super) fn set(&self, now: Instant, address: &str, table: &LoadTable, is_first: bool) {
+        let Some(Listed { worker, ranks }) = self.by_address.get(address) else {
             return;
         };
-        let requests = u32::try_from(sum.requests).unwrap_or(u32::MAX);
+        let sum = table.sum(address);
         let load = &worker.load;
-        load.set_peers(requests, sum.queued_tokens, sum.decode_tokens);
+        load.set_peers(bounded(sum.requests), sum.queued_tokens, sum.decode_tokens);
+        worker.pinned.set_peers(*ranks, |rank| {
+            let sum = table.rank_sum(address, rank);
+            RankShare {
+                requests: bounded(sum.requests),
+                queued_tokens: sum.queued_tokens,
+                decode_tokens: sum.decode_tokens,
+            }
+        });
         match is_first {
             true => load.recount_foreign(),
             false => load.recount_new_foreign(now),
@@ -98,7 +136,7 @@ impl Workers {
         let message = routed.take_message(|id| {
             *numbers.entry(id).or_insert_with(|| {
                 let mut workers = self.by_address.iter();
-                let (address, _) = workers.find(|(_, worker)| worker.id == id.worker())?;
+                let (address, _) = workers.find(|(_, it)| it.worker.id == id.worker())?;
                 known.known(&WorkerKey {
                     address: address.clone(),
                     rank: id.rank(),
@@ -122,7 +160,7 @@ impl Workers {
             let Some(key) = table.key(peer, number) else {
                 continue;
             };
-            if let Some(worker) = self.by_address.get(&key.address) {
+            if let Some(Listed { worker, .. }) = self.by_address.get(&key.address) {
                 workers.entry(number).or_insert(RoutedWorker {
                     id: worker.id.cache_owner(key.rank),
                     cache_tokens: worker.cache_tokens.load(Relaxed),
@@ -131,4 +169,8 @@ impl Workers {
         }
         workers
     }
+}
+
+fn bounded(requests: u64) -> u32 {
+    u32::try_from(requests).unwrap_or(u32::MAX)
 }

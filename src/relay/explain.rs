@@ -279,13 +279,27 @@ impl Relay {
             PrefixSource::Exact if is_cold => PrefixSource::Unknown,
             source => source,
         };
-        let own = match rank {
-            Some(rank) => worker.pinned.own(rank),
-            None => RankShare {
-                requests: worker.load.own_requests(),
-                queued_tokens: worker.load.own_queued_tokens(),
-                decode_tokens: worker.load.own_decode_tokens(),
-            },
+        let (own, peers) = match rank {
+            Some(rank) => (worker.pinned.own(rank), worker.pinned.peers(rank)),
+            None => {
+                let load = &worker.load;
+                let own = RankShare {
+                    requests: load.own_requests(),
+                    queued_tokens: load.own_queued_tokens(),
+                    decode_tokens: load.own_decode_tokens(),
+                };
+                let peers = RankShare {
+                    requests: load.peers_requests(),
+                    queued_tokens: load.peers_queued_tokens(),
+                    decode_tokens: load.peers_decode_tokens(),
+                };
+                (own, peers)
+            }
+        };
+        let share = |share: RankShare| LoadShare {
+            requests: share.requests,
+            queued_tokens: share.queued_tokens,
+            decode_tokens: share.decode_tokens,
         };
         Score {
             worker: worker.name.to_string(),
@@ -296,16 +310,8 @@ impl Relay {
             requests: state.requests,
             queued_tokens: state.queued_tokens,
             load: LoadShares {
-                own: LoadShare {
-                    requests: own.requests,
-                    queued_tokens: own.queued_tokens,
-                    decode_tokens: own.decode_tokens,
-                },
-                peers: LoadShare {
-                    requests: worker.load.peers_requests(),
-                    queued_tokens: worker.load.peers_queued_tokens(),
-                    decode_tokens: worker.load.peers_decode_tokens(),
-                },
+                own: share(own),
+                peers: share(peers),
                 foreign_requests: worker.load.foreign_requests(),
             },
             decode_tokens: state.decode_tokens,

@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Transfer(Duration),
     /// Requests that generate are read and never answered.
     Hang,
+    /// A prompt takes this time.
+    Slow(Duration),
 }
 
 /// Where the engines of a fleet meet.
@@ -290,6 +292,7 @@ impl State {
         match fault {
             Fault::Status(status) => return answer(error(status, "as the test wants it")).await,
             Fault::Hang => return std::future::pending().await,
+            Fault::Slow(time) => tokio::time::sleep(time).await,
             Fault::None | Fault::Transfer(_) => {}
         }
         let prompt = body["messages"].to_string() + &body["prompt"].to_string();

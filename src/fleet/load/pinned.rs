@@ -1,4 +1,4 @@
-//! The load of single dp ranks: that of the requests that are pinned to them.
+//! The load of single dp ranks: that of the requests that are pinned to them, here or by another replica.
 
 use std::sync::OnceLock;
 
@@ -22,9 +22,7 @@ const ALL: usize = MAX_RANKS as usize;
 
 impl PinnedLoads {
     pub(in crate::fleet) fn change(&self, rank: u32, change: impl Fn(&Load)) {
-        let loads = self
-            .0
-            .get_or_init(|| (0..=ALL).map(|_| Load::default()).collect());
+        let loads = self.loads();
         if let Some(load) = loads[..ALL].get(rank as usize) {
             change(load);
             change(&loads[ALL]);
@@ -33,36 +31,82 @@ impl PinnedLoads {
 
     /// Of the requests that this router has pinned to a rank.
     pub fn own(&self, rank: u32) -> RankShare {
-        self.at(rank as usize)
+        let load = self.at(rank as usize);
+        load.map_or_else(RankShare::default, |load| RankShare {
+            requests: load.own_requests(),
+            queued_tokens: load.own_queued_tokens(),
+            decode_tokens: load.own_decode_tokens(),
+        })
     }
 
-    /// The load of one of `ranks` ranks: its own, and of what is pinned to none as much as each other one. The engine spreads
-    /// that over its ranks, and other replicas and clients do not say which they chose.
+    /// Of the requests that the other replicas have pinned to a rank, as they last reported it.
+    pub fn peers(&self, rank: u32) -> RankShare {
+        let load = self.at(rank as usize);
+        load.map_or_else(RankShare::default, |load| RankShare {
+            requests: load.peers_requests(),
+            queued_tokens: load.peers_queued_tokens(),
+            decode_tokens: load.peers_decode_tokens(),
+        })
+    }
+
+    /// What the other replicas together have at each of the first `ranks` ranks. One thread calls it.
+    pub fn set_peers(&self, ranks: u32, of_rank: impl Fn(u32) -> RankShare) {
+        let ranks = ranks.min(MAX_RANKS);
+        if self.0.get().is_none() && (0..ranks).all(|rank| of_rank(rank) == RankShare::default()) {
+            return;
+        }
+        let loads = self.loads();
+        let mut all = RankShare::default();
+        let set = |load: &Load, share: RankShare| {
+            load.set_peers(share.requests, share.queued_tokens, share.decode_tokens);
+        };
+        for rank in 0..ranks {
+            let share = of_rank(rank);
+            all.requests = all.requests.saturating_add(share.requests);
+            all.queued_tokens = all.queued_tokens.saturating_add(share.queued_tokens);
+            all.decode_tokens = all.decode_tokens.saturating_add(share.decode_tokens);
+            set(&loads[rank as usize], share);
+        }
+        set(&loads[ALL], all);
+    }
+
+    /// The load of one of `ranks` ranks: what is pinned to it, here and by other replicas, and of what is pinned to none as
+    /// much as each other one. The engine spreads that over its ranks, and other clients do not say which they chose.
     pub fn share(&self, worker: &Load, rank: u32, ranks: u32) -> RankShare {
-        let (own, all) = (self.at(rank as usize), self.at(ALL));
+        let (own, all) = (self.pinned(rank as usize), self.pinned(ALL));
         let ranks = ranks.max(1);
         let of_rest = |all: u64, pinned: u64| all.saturating_sub(pinned) / u64::from(ranks);
+        let requests = worker.requests().saturating_sub(all.requests) / ranks;
         RankShare {
-            requests: own.requests + worker.requests().saturating_sub(all.requests) / ranks,
+            requests: own.requests.saturating_add(requests),
             queued_tokens: own.queued_tokens + of_rest(worker.queued_tokens(), all.queued_tokens),
             decode_tokens: own.decode_tokens + of_rest(worker.decode_tokens(), all.decode_tokens),
         }
     }
 
-    fn at(&self, position: usize) -> RankShare {
-        let Some(load) = self.0.get().and_then(|loads| loads.get(position)) else {
-            return RankShare::default();
-        };
-        RankShare {
-            requests: load.own_requests(),
-            queued_tokens: load.own_queued_tokens(),
-            decode_tokens: load.own_decode_tokens(),
-        }
+    /// Of this router and of the other replicas.
+    fn pinned(&self, position: usize) -> RankShare {
+        let load = self.at(position);
+        load.map_or_else(RankShare::default, |load| RankShare {
+            requests: load.own_requests().saturating_add(load.peers_requests()),
+            queued_tokens: load.queued_tokens(),
+            decode_tokens: load.decode_tokens(),
+        })
+    }
+
+    fn at(&self, position: usize) -> Option<&Load> {
+        self.0.get()?.get(position)
+    }
+
+    fn loads(&self) -> &[Load] {
+        self.0
+            .get_or_init(|| (0..=ALL).map(|_| Load::default()).collect())
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::RankShare;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::worker;
 
@@ -93,5 +137,27 @@ mod tests {
         let share = |rank| worker.pinned.share(&worker.load, rank, 2);
         assert_eq!([share(0).queued_tokens, share(1).queued_tokens], [150, 50]);
         assert_eq!([share(0).requests, share(1).requests], [2, 1]);
+    }
+
+    #[test]
+    fn what_other_replicas_have_pinned_counts_at_its_rank_and_the_rest_in_equal_parts() {
+        let worker = worker("a");
+        let _own = InFlight::new(worker.clone(), 100, 0).at_rank(Some(0));
+        // Of another replica's 70 queued tokens 50 are pinned.
+        worker.load.set_peers(2, 70, 0);
+        let of_peers = |rank| RankShare {
+            requests: u32::from(rank == 1),
+            queued_tokens: if rank == 1 { 50 } else { 0 },
+            decode_tokens: 0,
+        };
+        worker.pinned.set_peers(2, of_peers);
+        let share = |rank| worker.pinned.share(&worker.load, rank, 2);
+        assert_eq!([share(0).queued_tokens, share(1).queued_tokens], [110, 60]);
+        assert_eq!([share(0).requests, share(1).requests], [1, 1]);
+        assert_eq!(worker.pinned.own(1), RankShare::default());
+        assert_eq!(worker.pinned.peers(1).queued_tokens, 50);
+        worker.load.set_peers(0, 0, 0);
+        worker.pinned.set_peers(2, |_| RankShare::default());
+        assert_eq!([share(0).queued_tokens, share(1).queued_tokens], [100, 0]);
     }
 }

@@ -73,9 +73,8 @@ fn reports_of_several_replicas_add_up_and_end_with_them() {
         (table.sum("a:1"), table.sum("b:1")),
         (load(0, 0, 0), load(1, 0, 0))
     );
-    let changed: BTreeMap<_, _> = table.take_changed().collect();
-    assert_eq!(changed[&Arc::from("b:1")], load(1, 0, 0));
-    assert_eq!(table.take_changed().count(), 0);
+    assert_eq!(table.take_changed().len(), 2);
+    assert!(table.take_changed().is_empty());
 }
 
 #[test]
@@ -124,9 +123,21 @@ fn ranks_add_up_unless_the_whole_worker_is_reported_too() {
     assert_eq!(table.sum("a:1"), load(3, 0, 0));
     table.on_report(peer, &report(2, false, &[(2, 4)]));
     assert_eq!(table.sum("a:1"), load(4, 0, 0));
-    table.on_report(peer, &report(3, false, &[(0, 0), (1, 0), (2, 0)]));
+    assert_eq!(table.rank_sum("a:1", 1), load(2, 0, 0));
+    // A replica of an earlier release reports workers only.
+    table.on_names(id(2), &names(&[(0, "a:1", None)]));
+    table.on_report(id(2), &report(1, true, &[(0, 5)]));
+    assert_eq!(table.sum("a:1"), load(9, 0, 0));
+    assert_eq!(table.rank_sum("a:1", 1), load(2, 0, 0));
+    table.remove(id(2));
+    assert_eq!(table.take_changed().len(), 1);
+    table.on_report(peer, &report(3, false, &[(1, 3)]));
+    assert_eq!(table.rank_sum("a:1", 1), load(3, 0, 0));
+    assert_eq!(table.take_changed().len(), 1);
+    table.on_report(peer, &report(4, false, &[(0, 0), (1, 0), (2, 0)]));
     assert_eq!(table.sum("a:1"), load(0, 0, 0));
     assert!(table.peers[&peer].by_address.is_empty());
+    assert!(table.rank_sums.is_empty());
 }
 
 #[test]
@@ -162,8 +173,8 @@ fn what_is_beyond_the_limits_is_ignored_and_counted() {
 struct Replica {
     id: InstanceId,
     gauges: Gauges,
-    /// Worker -> what it has there.
-    truth: BTreeMap<Arc<str>, WorkerLoad>,
+    /// Worker or rank -> what it has there.
+    truth: BTreeMap<WorkerKey, WorkerLoad>,
     /// Messages on their way.
     on_the_way: Vec<Bytes>,
 }
@@ -206,12 +217,27 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// A worker and its two ranks.
+fn keys(address: &str) -> [WorkerKey; 3] {
+    [None, Some(0), Some(1)].map(|rank| WorkerKey {
+        address: address.into(),
+        rank,
+    })
+}
+
+fn of_key(table: &LoadTable, key: &WorkerKey) -> WorkerLoad {
+    match key.rank {
+        None => table.sum(&key.address),
+        Some(rank) => table.rank_sum(&key.address, rank),
+    }
+}
+
 struct World {
     now: Instant,
     replicas: Vec<Replica>,
     table: LoadTable,
     /// What routing was last given.
-    written: BTreeMap<Arc<str>, WorkerLoad>,
+    written: BTreeMap<WorkerKey, WorkerLoad>,
     ids: u128,
 }
 
@@ -252,7 +278,7 @@ impl World {
     fn tick(&mut self, ms: u16) {
         self.now += Duration::from_millis(ms.into());
         for replica in &mut self.replicas {
-            let loads = replica.truth.iter().map(|(address, load)| (address, *load));
+            let loads = replica.truth.iter().map(|(key, load)| (key.clone(), *load));
             let report = replica.gauges.report(self.now, Condition::default(), loads);
             replica.on_the_way.extend(report.names);
             replica.on_the_way.extend(report.load);
@@ -269,7 +295,16 @@ impl World {
             }
             other => panic!("{other:?}"),
         }
-        self.written.extend(self.table.take_changed());
+        self.write();
+    }
+
+    fn write(&mut self) {
+        for address in self.table.take_changed() {
+            for key in keys(&address) {
+                let sum = of_key(&self.table, &key);
+                self.written.insert(key, sum);
+            }
+        }
     }
 
     fn apply(&mut self, step: Step) {
@@ -279,9 +314,14 @@ impl World {
                 worker,
                 load: (requests, queued, decode),
             } => {
-                let load = load(requests.into(), queued.into(), decode.into());
-                let address = format!("w{worker}:1").into();
-                self.replicas[replica].truth.insert(address, load);
+                let [requests, queued, decode]: [u64; 3] =
+                    [requests.into(), queued.into(), decode.into()];
+                // Some of it is pinned to the ranks.
+                let of_key =
+                    [1, 2, 5].map(|part| load(requests / part, queued / part, decode / part));
+                let keys = keys(&format!("w{worker}:1"));
+                let truth = &mut self.replicas[replica].truth;
+                truth.extend(keys.into_iter().zip(of_key));
             }
             Step::Tick { ms } => self.tick(ms),
             Step::Arrive {
@@ -308,7 +348,7 @@ impl World {
             Step::Reconnect { replica } => self.connect(replica),
             Step::Restart { replica } => {
                 self.table.remove(self.replicas[replica].id);
-                self.written.extend(self.table.take_changed());
+                self.write();
                 self.replicas[replica] = self.replica();
                 self.connect(replica);
             }
@@ -332,15 +372,16 @@ impl World {
 
     fn check(&self) {
         for worker in 0..5 {
-            let address: Arc<str> = format!("w{worker}:1").into();
-            let mut expected = WorkerLoad::default();
-            for replica in &self.replicas {
-                let truth = replica.truth.get(&address).copied().unwrap_or_default();
-                expected = exchange(expected, WorkerLoad::default(), truth);
+            for key in keys(&format!("w{worker}:1")) {
+                let mut expected = WorkerLoad::default();
+                for replica in &self.replicas {
+                    let truth = replica.truth.get(&key).copied().unwrap_or_default();
+                    expected = exchange(expected, WorkerLoad::default(), truth);
+                }
+                assert_eq!(of_key(&self.table, &key), expected, "{key:?}");
+                let written = self.written.get(&key).copied().unwrap_or_default();
+                assert_eq!(written, expected, "{key:?} as routing sees it");
             }
-            assert_eq!(self.table.sum(&address), expected, "{address}");
-            let written = self.written.get(&address).copied().unwrap_or_default();
-            assert_eq!(written, expected, "{address} as routing sees it");
         }
     }
 }
@@ -445,7 +486,13 @@ fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
         }
         let address = |worker: u32| Arc::<str>::from(format!("10.0.0.{worker}:{second}"));
         let workers: Vec<_> = (0..20).map(address).collect();
-        let loads = workers.iter().map(|address| (address, load(1, 100, 10)));
+        let key = |address: &Arc<str>| WorkerKey {
+            address: address.clone(),
+            rank: None,
+        };
+        let loads = workers
+            .iter()
+            .map(|address| (key(address), load(1, 100, 10)));
         let report = gauges.report(now, Condition::default(), loads);
         for message in report.names.into_iter().chain(report.load) {
             match wire::PeerMessage::decode(message.slice(5..)).unwrap().kind {
@@ -454,7 +501,7 @@ fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
                 other => panic!("{other:?}"),
             }
         }
-        table.take_changed().for_each(drop);
+        table.take_changed();
         gauges.forget(now, |address| workers.iter().any(|it| **it == *address));
         largest = largest.max(table.sums.len() + table.peers[&peer].by_address.len());
         assert!(table.peers[&peer].workers.len() <= 2_000);

@@ -112,9 +112,9 @@ pub struct Tokens {
 #[derive(Debug, Serialize)]
 pub struct Score {
     pub worker: String,
-    /// The dp rank, if requests are pinned to it. Then what is cached and the load are its own; of what is pinned to none,
-    /// and of other replicas and clients, it counts as much as each other rank. `load.peers` and `load.foreign_requests`
-    /// are the worker's.
+    /// The dp rank, if requests are pinned to it. Then what is cached and the load are its own; what is pinned to none, here or
+    /// by other replicas, and requests of other clients count in equal parts at each rank. `load.foreign_requests` is the
+    /// worker's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rank: Option<u32>,
     pub is_usable: bool,

@@ -7,7 +7,7 @@ use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::sim::worker::Settings;
 
-use super::exact::two_ranks;
+use super::exact::{two_ranks, two_ranks_of};
 use super::followed::{Followed, Prompt, Wire, over_zmq, quick};
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Decided, Engine, Router, chat, eventually, telling, unhurried};
@@ -27,6 +27,13 @@ async fn asked(cluster: &Cluster, prompt: &Prompt) -> (Answer, Decided) {
         .await
 }
 
+/// Has each rank of an engine cache something: a rank that has reported nothing does not count.
+pub(super) async fn in_every_rank(engine: &Engine) {
+    for rank in 0..engine.events.len() {
+        Prompt::new(90, 40).to_rank(engine, rank).await;
+    }
+}
+
 /// What `explain` says of the ranks of the only worker, and which it would choose.
 async fn explained(cluster: &Cluster, path: &str, body: &str) -> Value {
     let path = format!("/explain?path={path}");
@@ -36,6 +43,7 @@ async fn explained(cluster: &Cluster, path: &str, body: &str) -> Value {
 #[tokio::test]
 async fn conversations_return_to_their_rank_and_find_there_what_the_router_says() {
     let followed = Followed::of(Wire::Zmq, vec![two_ranks("w0").await], |_| {}).await;
+    in_every_rank(followed.engine(0)).await;
     let mut ranks = [None; 6];
     for turn in 1..4 {
         for family in 0..6 {
@@ -172,7 +180,7 @@ async fn a_rank_whose_events_never_come_is_predicted_and_the_other_is_known() {
         }
     }
     let mut seen = [false; 2];
-    for family in 0..8 {
+    for family in 0..16 {
         let first = asked(&cluster, &Prompt::new(family, 101)).await.1;
         let (answer, again) = asked(&cluster, &Prompt::new(family, 205)).await;
         assert_eq!(
@@ -221,6 +229,61 @@ async fn an_engine_with_fewer_ranks_than_configured_answers_all_the_same() {
         let (answer, _) = asked(&cluster, &Prompt::new(family, 101)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
     }
+}
+
+#[tokio::test]
+async fn another_replica_knows_how_busy_each_rank_is() {
+    let slow = Settings {
+        kv: telling().kv,
+        ..unhurried()
+    };
+    let engines = [two_ranks_of("w0", slow).await];
+    let listed = |others: &[&Router]| {
+        let mut config = replica(&engines, others);
+        config.workers = vec![over_zmq(&engines[0])];
+        config
+    };
+    let first = Router::here(&listed(&[])).await;
+    let second = Router::here(&listed(&[&first])).await;
+    are_connected(&[&first, &second]).await;
+    let path = "/v1/chat/completions";
+    let body = chat(&"a long answer. ".repeat(40), 2_000, true);
+    let mut stream = None;
+    eventually("the worker is up", async || {
+        let answer = client::open(first.api, "POST", path, &[], body.clone()).await;
+        let is_up = answer.status == 200;
+        stream = Some(answer);
+        is_up
+    })
+    .await;
+    // Requests, and tokens that are decoding, by rank.
+    let loads = async |router: &Router, whose: &str| {
+        let page = client::post(router.admin, "/explain", chat("other", 1, false)).await;
+        let page = page.json();
+        let rows = page["workers"].as_array().unwrap().iter();
+        let of_rank = |row: &Value| {
+            let load = &row["load"][whose];
+            ["requests", "decode_tokens"].map(|name| load[name].as_u64().unwrap())
+        };
+        rows.map(of_rank).collect::<Vec<_>>()
+    };
+    eventually(
+        "it decodes, and the other replica knows where",
+        async || {
+            let own = loads(&first, "own").await;
+            let peers = loads(&second, "peers").await;
+            let busy = own
+                .iter()
+                .filter(|[requests, decoding]| *requests == 1 && *decoding > 0);
+            own == peers && own.len() == 2 && busy.count() == 1
+        },
+    )
+    .await;
+    drop(stream);
+    eventually("it has ended", async || {
+        loads(&second, "peers").await == [[0, 0], [0, 0]]
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::Role;
-use warmroute::fleet::events::{EventsSpec, From};
 use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::fleet::events::{EventsSpec, From};
 use warmroute::fleet::kv_transfer::Connector;
 
 use super::failures::said;
+use super::paths::decision;
 use crate::client::{self, Answer};
 use crate::cluster::{self, Router, eventually, within};
 use crate::sglang_engine::{Fault, Rooms, SglangEngine};
@@ -369,7 +370,11 @@ async fn a_prompt_returns_to_the_prefill_rank_that_cached_it_by_its_room_and_a_r
     let used = pairs.rooms.used.lock().clone();
     let rooms: BTreeSet<u64> = used.iter().copied().collect();
     assert_eq!(rooms.len(), used.len());
-    assert!(used.len() > 24, "some transfer failed and was retried: {}", used.len());
+    assert!(
+        used.len() > 24,
+        "some transfer failed and was retried: {}",
+        used.len()
+    );
     pairs.nothing_stays_open().await;
 }
 
@@ -383,11 +388,63 @@ async fn a_decode_worker_that_refuses_its_rank_gets_both_legs_again_without_one(
     .up()
     .await;
     for round in 0..12 {
-        let answer = pairs.ask(&chat(&format!("round {round}"), round % 2 == 0)).await;
+        let answer = pairs
+            .ask(&chat(&format!("round {round}"), round % 2 == 0))
+            .await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(said(answer.text()), "together with another");
     }
     assert_eq!(pairs.decodes[0].pinned().pop().unwrap(), None);
     assert!(pairs.prefills[0].pinned().pop().unwrap().is_some());
     pairs.nothing_stays_open().await;
+}
+
+#[tokio::test]
+async fn how_fast_a_prefill_worker_is_is_learnt_from_the_first_tokens_of_streams() {
+    let pairs = Pairs::start(1, 1).await.up().await;
+    pairs.prefills[0].fault(Fault::Slow(Duration::from_millis(100)));
+    // An answer that is not streamed comes at its end.
+    let whole = chat(&"not streamed ".repeat(200), false);
+    let page = async || {
+        let page = client::get(pairs.router.admin, "/fleet").await.json();
+        let workers = page["workers"].as_array().unwrap().clone();
+        let of_role = |role: &str| {
+            let found = workers.iter().find(|row| row["role"] == role);
+            found.unwrap()["prefill_rate"].clone()
+        };
+        [of_role("prefill"), of_role("decode")]
+    };
+    let mut tokens = 0.0;
+    let mut rates = page().await;
+    assert!(rates[0].is_null(), "{rates:?}");
+    let until = Instant::now() + Duration::from_secs(40);
+    for number in 0.. {
+        // Different from the start, so that nothing is predicted to be cached.
+        let prompt = format!("{number} ").repeat(900);
+        let headers = [("x-warmroute-decision", "1")];
+        let body = chat(&prompt, true).to_string();
+        let answer = client::send(pairs.router.api, "POST", PATH, &headers, body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        let of_prompt = decision(&answer, "prompt_tokens").parse::<f64>().unwrap();
+        tokens = of_prompt.max(tokens);
+        if number % 16 == 0 {
+            assert_eq!(pairs.ask(&whole).await.status, 200);
+        }
+        rates = page().await;
+        if !rates[0].is_null() || Instant::now() > until {
+            break;
+        }
+    }
+    // Nearly all of the time between a request and its first token is the prefill worker's.
+    let rate = rates[0]["tokens_per_second"].as_f64().unwrap();
+    let real = tokens / 0.1;
+    assert!(
+        (real / 3.0..=real * 1.05).contains(&rate),
+        "{rate}, not {real}"
+    );
+    assert_eq!(rates[0]["source"], "learnt");
+    assert!(
+        rates[1].is_null(),
+        "the decode worker computes no prompts: {rates:?}"
+    );
 }
