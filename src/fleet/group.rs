@@ -8,6 +8,7 @@ use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
 use super::engine::Engine;
+use super::events::Events;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
@@ -75,6 +76,16 @@ impl Members {
         index.is_some_and(|index| self.chat_only[*index])
     }
 
+    /// Whether a request may name a dp rank although it is not known which of the workers gets it: each has as many ranks as
+    /// each other one, by its own account.
+    pub fn has_alike_ranks(&self, api: PinnedApi) -> bool {
+        let ranks = match api {
+            PinnedApi::Chat => &self.chat_ranks,
+            PinnedApi::Responses => &self.responses_ranks,
+        };
+        ranks.as_ref().is_some_and(|ranks| ranks.are_alike)
+    }
+
     /// Whether every worker runs SGLang.
     pub fn is_all_sglang(&self) -> bool {
         !self.sglang.is_empty() && self.sglang.len() == self.workers.len()
@@ -112,9 +123,12 @@ impl Members {
             prefill_only: count(Role::Prefill),
             ..Self::default()
         };
+        let are_reported = usable
+            .iter()
+            .all(|status| matches!(status.worker.events, Events::Auto));
         let ranks = |api| {
             let ranks = usable.iter().map(|status| pinnable_ranks(status, api));
-            RankPlaces::new(&ranks.collect::<Vec<u32>>())
+            RankPlaces::new(&ranks.collect::<Vec<u32>>(), are_reported)
         };
         members.chat_ranks = ranks(PinnedApi::Chat);
         members.responses_ranks = ranks(PinnedApi::Responses);

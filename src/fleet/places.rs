@@ -129,19 +129,50 @@ mod tests {
     use crate::fleet::events::{Endpoint, Events};
     use crate::fleet::health::Health;
     use crate::fleet::registry::tests::{facts, member, registry};
-    use crate::fleet::{Facts, Snapshot};
+    use crate::fleet::{Facts, Member, Snapshot};
+
+    fn endpoint() -> Endpoint {
+        Endpoint::Zmq {
+            publisher: "tcp://*:5557".to_owned(),
+            replay: None,
+            topic: String::new(),
+        }
+    }
+
+    /// A worker whose engine is asked for its events.
+    fn reporting(name: &str) -> Member {
+        Member {
+            events: Events::Auto,
+            ..member(name)
+        }
+    }
+
+    /// A fleet whose engines have so many ranks and report them, or do not.
+    fn announced(ranks: &[u32], are_reported: bool) -> Arc<Snapshot> {
+        if !are_reported {
+            return fleet(ranks, Some("0.32.0"), Engine::Vllm);
+        }
+        let fleet = registry(&[]);
+        let members = (0..ranks.len()).map(|number| reporting(&format!("w{number}")));
+        fleet.set_members("static", members.collect());
+        for (status, ranks) in fleet.snapshot().workers.iter().zip(ranks) {
+            let known = Facts {
+                version: Some("0.32.0".to_owned()),
+                event_endpoints: (0..*ranks).map(|rank| (rank, endpoint())).collect(),
+                ..facts(&["m"])
+            };
+            fleet.set_facts(status.worker.id, known);
+            fleet.set_health(status.worker.id, Health::Up);
+        }
+        fleet.snapshot().clone()
+    }
 
     /// A fleet with one worker for each number of ranks, all of one version.
     fn fleet(ranks: &[u32], version: Option<&str>, engine: Engine) -> Arc<Snapshot> {
         let fleet = registry(&[]);
         let members = ranks.iter().enumerate().map(|(number, ranks)| {
             let mut member = member(&format!("w{number}"));
-            let endpoint = Endpoint::Zmq {
-                publisher: "tcp://*:5557".to_owned(),
-                replay: None,
-                topic: String::new(),
-            };
-            member.events = Events::At(vec![endpoint; *ranks as usize]);
+            member.events = Events::At(vec![endpoint(); *ranks as usize]);
             member
         });
         fleet.set_members("static", members.collect());
@@ -188,6 +219,43 @@ mod tests {
             );
         }
         assert_eq!(places.of_cache_owner(worker), None);
+    }
+
+    #[test]
+    fn ranks_are_alike_if_every_engine_reports_as_many() {
+        let check = |ranks: &[u32], are_reported, expected| {
+            let snapshot = announced(ranks, are_reported);
+            let is_alike = snapshot.models["m"].has_alike_ranks(PinnedApi::Chat);
+            assert_eq!(is_alike, expected, "{ranks:?}");
+        };
+        check(&[2, 2], true, true);
+        check(&[2, 3], true, false);
+        check(&[2, 1], true, false);
+        check(&[1, 1], true, false);
+        check(&[2, 2], false, false);
+    }
+
+    #[test]
+    fn an_engine_that_refuses_its_ranks_has_none_until_it_restarts() {
+        let fleet = registry(&[]);
+        fleet.set_members("static", vec![reporting("a")]);
+        let worker = fleet.snapshot().workers[0].worker.id;
+        let events = (0..2).map(|rank| (rank, endpoint())).collect();
+        let known = Facts {
+            version: Some("0.32.0".to_owned()),
+            event_endpoints: events,
+            ..facts(&["m"])
+        };
+        fleet.set_facts(worker, known);
+        fleet.set_health(worker, Health::Up);
+        let places = || places_of(&fleet.snapshot(), PinnedApi::Chat).len();
+        assert_eq!(places(), 2);
+        assert!(fleet.on_ranks_refused(worker));
+        assert!(!fleet.on_ranks_refused(worker));
+        assert_eq!(places(), 1);
+        assert_eq!(fleet.snapshot().workers[0].worker.pinned_to(Some(1)), None);
+        fleet.restarted(worker);
+        assert_eq!(places(), 2);
     }
 
     #[test]

@@ -68,11 +68,14 @@ pub(super) struct RankPlaces {
     pub(super) places: Vec<(usize, Option<u32>)>,
     /// For each worker its first place; then the number of all places.
     pub(super) first: Vec<usize>,
+    /// Every worker has as many ranks as each other one, and says so itself.
+    pub(super) are_alike: bool,
 }
 
 impl RankPlaces {
-    /// `ranks`: for each worker how many ranks can be pinned to. `None` if that is none for all workers.
-    pub(super) fn new(ranks: &[u32]) -> Option<Self> {
+    /// `ranks`: for each worker how many ranks can be pinned to. `None` if that is none for all workers. `are_reported`: the
+    /// engines report their ranks themselves.
+    pub(super) fn new(ranks: &[u32], are_reported: bool) -> Option<Self> {
         if ranks.iter().all(|ranks| *ranks == 0) {
             return None;
         }
@@ -84,7 +87,12 @@ impl RankPlaces {
             }
             first.push(places.len());
         }
-        Some(Self { places, first })
+        let are_alike = are_reported && ranks.windows(2).all(|two| two[0] == two[1]);
+        Some(Self {
+            places,
+            first,
+            are_alike,
+        })
     }
 
     pub(super) fn of_worker(&self, worker_index: usize) -> Range<usize> {

@@ -48,8 +48,9 @@ impl Relay {
         if job.gateway.is_some() {
             // Another worker could not go on with its answer: the gateway has the connection.
             plan.continuation = None;
-            // Nor to a rank of one worker: it may try others.
-            plan.pinned = None;
+            if !self.may_pin_carried(&plan) {
+                plan.pinned = None;
+            }
         }
         plan.request.ticket = plan.model.take_ticket();
         if plan.model.routing.advanced.request_cache_reports {

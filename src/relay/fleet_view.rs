@@ -114,16 +114,18 @@ impl<'a> FleetView<'a> {
             Task::Prefill(connector, api) if connector.needs_bootstrap() => {
                 let bootstrap_info = self.worker(index).bootstrap_info.load();
                 let rank = self.rank(index);
-                bootstrap_info.as_ref().is_some_and(|bootstrap_info| match rank {
-                    Some(rank) => bootstrap_info.engine_id(rank).is_some(),
-                    // The engine chooses the dp rank of a Responses request itself, and does not report it. SGLang's room
-                    // stands for one.
-                    None => {
-                        api != Api::Responses
-                            || connector == Connector::Sglang
-                            || bootstrap_info.ranks().len() == 1
-                    }
-                })
+                bootstrap_info
+                    .as_ref()
+                    .is_some_and(|bootstrap_info| match rank {
+                        Some(rank) => bootstrap_info.engine_id(rank).is_some(),
+                        // The engine chooses the dp rank of a Responses request itself, and does not report it. SGLang's room
+                        // stands for one.
+                        None => {
+                            api != Api::Responses
+                                || connector == Connector::Sglang
+                                || bootstrap_info.ranks().len() == 1
+                        }
+                    })
             }
             _ => true,
         }

@@ -95,6 +95,13 @@ impl Relay {
         }
     }
 
+    /// Whether a request that a gateway carries may be pinned to a rank: the gateway sends what it got for one worker to another
+    /// one, too, and nobody sends it again without the rank. Not with two legs: of both, only one would be meant.
+    pub(super) fn may_pin_carried(&self, plan: &Plan) -> bool {
+        let is_alike = |api| plan.group.has_alike_ranks(api);
+        self.prefill_decode.is_none() && plan.pinned.is_some_and(is_alike)
+    }
+
     /// The same for a request that asks for token ids, so that its stream can go on on another worker.
     pub(super) async fn send_asking_ids(
         &self,

@@ -54,7 +54,8 @@ impl Relay {
         );
         let chosen = (worker, &decision);
         let mut span = traced::begin_try(job, plan, now, chosen, None, attempts.count());
-        let rank = worker.pinned_to(decision.rank);
+        let may_pin = carried.is_none() || self.may_pin_carried(plan);
+        let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self
             .queue
@@ -139,7 +140,7 @@ impl Relay {
         };
         let sent = async {
             match sent.await {
-                Ok(answer) if rank.is_some() && may_refuse_rank(&answer) => {
+                Ok(answer) if rank.is_some() && carried.is_none() && may_refuse_rank(&answer) => {
                     let sending = Sending {
                         rank: None,
                         ..sending
@@ -184,10 +185,12 @@ impl Relay {
             None => (insert, worker),
             Some(other) => {
                 debug!(id = %job.id, worker = %other.name, "the gateway sent the request to another worker");
-                running.move_to(InFlight::new(other.clone(), request.prompt_tokens, 0));
+                // It has the same rank.
+                let in_flight = InFlight::new(other.clone(), request.prompt_tokens, 0);
+                running.move_to(in_flight.at_rank(rank));
                 drop(insert);
                 (
-                    OptimisticInsert::new(&self.caches, now, (other, None), plan),
+                    OptimisticInsert::new(&self.caches, now, (other, rank), plan),
                     other,
                 )
             }

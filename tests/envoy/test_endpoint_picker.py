@@ -229,6 +229,33 @@ class Ranks(unittest.TestCase):
             self.assertEqual(met, {"worker={}:{}".format(*it) for it in cluster.addresses()})
 
 
+    def test_a_rank_behind_one_address_is_a_header(self):
+        arguments = ("--decode-time", "2ms", "--data-parallel-size=2", "--kv-events=tcp://*:0", "--kv-replay=tcp://*:0")
+        header = "x-data-parallel-rank"
+        with Picker(engines=2, engine_arguments=arguments) as cluster:
+            gateway = cluster.envoy()
+            addresses = ["{}:{}".format(*it) for it in cluster.addresses()]
+
+            def ask(text):
+                # What a client says of ranks does not count.
+                headers = {"x-warmroute-decision": "1", header: "7"}
+                status, headers, answer = post(gateway.url, chat(text), headers)
+                self.assertEqual(status, 200, answer)
+                decision = headers["x-warmroute-decision"]
+                fields = dict(field.split("=", 1) for field in decision.split("; "))
+                engine = addresses.index(fields["worker"])
+                self.assertEqual(cluster.last_request(engine)["headers"].get(header), fields["rank"])
+                return engine, fields["rank"]
+
+            met = set()
+            for family in range(6):
+                start = f"{family} is where it starts. " * 60
+                places = {ask(start + "and so on. " * turn * 20) for turn in range(3)}
+                self.assertEqual(len(places), 1, places)
+                met |= places
+            self.assertGreater(len(met), 2, met)
+
+
 class Queued(unittest.TestCase):
     def test_objectives_and_targets_are_read_and_go_no_further(self):
         config = {"queue": {"objectives": {"nightly": -100}, "trust_fairness_id": True}}

@@ -94,7 +94,16 @@ fn mooncake_bootstrap_info() -> Arc<BootstrapInfo> {
 
 fn begin(connector: Connector, id: &str, host: &str) -> Transfer {
     let bootstrap_info = (connector == Connector::Mooncake).then(mooncake_bootstrap_info);
-    Transfer::begin(connector, Api::Chat, id.to_owned(), host, bootstrap_info, None, 0).unwrap()
+    Transfer::begin(
+        connector,
+        Api::Chat,
+        id.to_owned(),
+        host,
+        bootstrap_info,
+        None,
+        0,
+    )
+    .unwrap()
 }
 
 fn value(body: &[u8]) -> Value {
@@ -206,7 +215,15 @@ fn an_answer_that_hands_nothing_over_is_told_apart() {
     assert_eq!(end(Connector::Mooncake, &stopped), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "{}"), TransferError::Stopped);
     assert_eq!(end(Connector::Mooncake, "<html>"), TransferError::Malformed);
-    let without = Transfer::begin(Connector::Mooncake, Api::Chat, String::new(), "h", None, None, 0);
+    let without = Transfer::begin(
+        Connector::Mooncake,
+        Api::Chat,
+        String::new(),
+        "h",
+        None,
+        None,
+        0,
+    );
     assert_eq!(without.unwrap_err(), TransferError::NoBootstrap);
 }
 

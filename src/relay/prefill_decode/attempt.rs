@@ -90,7 +90,8 @@ impl LegContext<'_> {
         );
         // The request counts at both workers at once.
         let tokens = plan.request.prompt_tokens;
-        let in_flight = InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
+        let in_flight =
+            InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
         let result = match self.run_prefill_leg(legs, started).await {
             PrefillOutcome::Computed(result) => result,

@@ -55,9 +55,8 @@ impl LegContext<'_> {
         metrics.disaggregated.inc();
         plan.model.on_decision(tokens, &prefill.decision);
         let bootstrap_info = prefill.bootstrap_info.as_deref();
-        let room = bootstrap_info.and_then(|info| {
-            Rendezvous::new(info, fastrand::u64(..), self.prefill_rank())
-        });
+        let room = bootstrap_info
+            .and_then(|info| Rendezvous::new(info, fastrand::u64(..), self.prefill_rank()));
         let Some(room) = room else {
             let error = TransferError::NoBootstrap;
             metrics.count_transfer(error.as_str());
@@ -78,7 +77,8 @@ impl LegContext<'_> {
         let rank = self.prefill_rank();
         let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, rank), plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
-        let mut counted = InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
+        let mut counted =
+            InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
         if plan.is_stream {
             // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
             counted = counted.sent_at(started);
@@ -89,7 +89,8 @@ impl LegContext<'_> {
             plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
             None,
         );
-        let in_flight = InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
+        let in_flight =
+            InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
         let count = self.attempts.count();
         let chosen = (&choice.worker, &choice.decision);

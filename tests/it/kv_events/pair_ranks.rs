@@ -8,6 +8,7 @@ use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
 use super::exact::two_ranks_of;
 use super::followed::{Followed, Prompt, Wire};
+use super::ranks::in_every_rank;
 use crate::client::Answer;
 use crate::cluster::{Engine, eventually, telling};
 
@@ -92,6 +93,9 @@ async fn pinned_to(engine: &Engine) -> Option<String> {
 async fn both_legs_go_to_the_ranks_that_were_chosen_and_conversations_return_to_them() {
     for connector in [worker::Connector::Nixl, worker::Connector::Mooncake] {
         let followed = two_and_two(connector).await;
+        for engine in &followed.cluster.engines {
+            in_every_rank(engine).await;
+        }
         let mut prefill_ranks = BTreeMap::new();
         let mut decode_ranks = BTreeMap::new();
         for turn in 1..4 {
