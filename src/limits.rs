@@ -5,6 +5,8 @@
 //! neither bodies nor engines, and writes no error bodies.
 
 mod admit;
+mod ask;
+mod batches;
 mod charge;
 pub mod compiled;
 pub mod cost;
@@ -24,7 +26,7 @@ pub use self::compiled::Kind;
 pub use self::cost::Known;
 pub use self::limiter::Limiter;
 pub use self::refusal::Refusal;
-pub use self::report::Report;
+pub use self::report::{LimitRow, Report};
 pub use self::settings::{OnStoreFailure, Settings, Store, TenantLimitsSpec};
 pub use self::standing::Standing;
 pub use self::tenant_limits::{Request, TenantLimits};

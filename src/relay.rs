@@ -79,4 +79,4 @@ pub use self::standing::StandingCell;
 pub use self::stream::is_engine_lost;
 pub use self::summary::{RequestSummary, SummaryCell};
 pub use self::tenants::{TenantProfile, TenantTable};
-pub use self::wait::{QueueStatus, Queues};
+pub use self::wait::{QueueStatus, QueueSummary, Queues};

@@ -1,4 +1,4 @@
-//! `GET /fleet`: workers, models and pairs, read from the snapshot for each request.
+//! `GET /fleet`: workers, models, pairs, what waits and who is near a limit, read for each request.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,12 +8,16 @@ use serde::Serialize;
 
 use super::engine_facts::EngineRow;
 use super::pairs::PairsRow;
+use super::tenants::{self, LimitsSummary};
 use crate::fleet::health::Health;
 use crate::fleet::{RateSource, Role, Status, Worker};
 use crate::http::circuit_breaker;
 use crate::peers::status::LoadRow;
 use crate::peers::{self, Peers};
-use crate::relay::Relay;
+use crate::relay::{QueueSummary, Relay};
+
+/// Models whose queue is shown; all are on `GET /queue`.
+const BUSIEST: usize = 100;
 
 #[derive(Debug, Serialize)]
 pub(super) struct Page {
@@ -22,6 +26,11 @@ pub(super) struct Page {
     workers: Vec<WorkerRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pairs: Option<PairsRow>,
+    /// More is on `GET /queue`.
+    queue: QueueSummary,
+    /// More is on `GET /tenants`. Absent if no tenant has limits.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limits: Option<LimitsSummary>,
     /// This replica and the others, if there may be any.
     #[serde(skip_serializing_if = "Option::is_none", flatten)]
     replicas: Option<peers::status::Status>,
@@ -150,6 +159,8 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
         pairs: relay
             .pairs()
             .map(|(connector, pairs)| PairsRow::new(connector, pairs)),
+        queue: relay.queues().status().summary(BUSIEST),
+        limits: tenants::summary(relay.tenants()),
         replicas: peers.status(now),
     }
 }

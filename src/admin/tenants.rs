@@ -1,9 +1,9 @@
-//! `GET /tenants`: the tenants, what they may use, and what they use.
+//! `GET /tenants`: the tenants, what they may use, and what they use; in short also on `GET /fleet`.
 
 use serde::Serialize;
 
 use crate::ids::Tenant;
-use crate::limits::Report;
+use crate::limits::{LimitRow, Report};
 use crate::relay::{Explanation, TenantProfile, TenantTable};
 
 #[derive(Debug, Serialize)]
@@ -26,6 +26,55 @@ pub(super) struct Explained {
     explanation: Explanation,
     #[serde(skip_serializing_if = "Option::is_none")]
     tenant_limits: Option<Report>,
+}
+
+/// The tenants with limits, in short.
+#[derive(Debug, Serialize)]
+pub(super) struct LimitsSummary {
+    /// How many there are.
+    tenants: usize,
+    /// Whether this replica counts alone, because there is no Redis or it does not answer.
+    is_alone: bool,
+    /// Those with the smallest part of a limit left.
+    closest: Vec<SummaryRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct SummaryRow {
+    name: String,
+    running_requests: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tightest: Option<LimitRow>,
+}
+
+/// Tenants on `GET /fleet`; all are on `GET /tenants`.
+const CLOSEST: usize = 20;
+
+/// `None` if no tenant has limits.
+pub(super) fn summary(table: &TenantTable) -> Option<LimitsSummary> {
+    let limited = table.listed().filter_map(|profile| {
+        let limits = profile.limits.as_ref()?;
+        Some((profile.name.to_string(), limits.report()))
+    });
+    let mut limited: Vec<(String, Report)> = limited.collect();
+    let left = |report: &Report| report.tightest().map_or(1.0, LimitRow::left);
+    limited.sort_by(|(a, one), (b, other)| {
+        let by_left = left(one).total_cmp(&left(other));
+        by_left.then_with(|| a.cmp(b))
+    });
+    if limited.is_empty() {
+        return None;
+    }
+    let row = |(name, report): &(String, Report)| SummaryRow {
+        name: name.clone(),
+        running_requests: report.running_requests,
+        tightest: report.tightest().cloned(),
+    };
+    Some(LimitsSummary {
+        tenants: limited.len(),
+        is_alone: limited.iter().any(|(_, report)| report.is_alone),
+        closest: limited.iter().take(CLOSEST).map(row).collect(),
+    })
 }
 
 pub(super) fn explained(

@@ -9,14 +9,13 @@ use super::charge::Charge;
 use super::compiled::{Applied, Limit};
 use super::cost::Amount;
 use super::gcra;
-use super::limiter::{ChargeStore, Charged};
+use super::limiter::Charged;
 use super::refusal::Refusal;
 use super::settings::OnStoreFailure;
 use super::standing::Standing;
 use super::tenant_limits::{Request, TenantLimits};
 use crate::observe;
-use crate::store::Error as StoreError;
-use crate::store::charges::{self, ChargeId, LimitCharge, Settlement};
+use crate::store::charges::ChargeId;
 
 /// How soon a client retries while the store cannot be asked.
 const STORE_RETRY: Duration = Duration::from_secs(1);
@@ -90,9 +89,9 @@ impl TenantLimits {
     /// `None` if the store cannot be asked and nothing is granted without it.
     async fn decide(self: &Arc<Self>, id: ChargeId, costs: &Costs<'_>) -> Option<Decision> {
         let limiter = &self.limiter;
-        let shared = match &self.store {
-            Some(store) if self.limits.counts() => self.ask(store, id, costs).await,
-            _ => None,
+        let shared = match self.store.is_some() && self.limits.counts() {
+            true => self.ask(id, costs).await,
+            false => None,
         };
         if let Some(reply) = shared {
             return Some(Decision {
@@ -116,56 +115,6 @@ impl TenantLimits {
             used: decision.used,
             charged: Charged::Alone(replicas),
         })
-    }
-
-    /// Charges in Redis. `None` if it does not answer.
-    async fn ask(
-        self: &Arc<Self>,
-        store: &ChargeStore,
-        id: ChargeId,
-        costs: &Costs<'_>,
-    ) -> Option<charges::ChargeReply> {
-        let (limiter, started) = (&self.limiter, observe::now());
-        let (was_apart, (charges, settlements)) = {
-            let mut usage = self.usage.lock();
-            (usage.is_apart(), usage.begin(costs, limiter.now()))
-        };
-        let mut asking = Asking {
-            limits: self,
-            id,
-            charges,
-            settlements,
-            outcome: Outcome::Unknown,
-        };
-        let charge = charges::Charge {
-            id,
-            limits: &asking.charges,
-            max_concurrent: self.limits.max_concurrent,
-            lease: limiter.advanced.lease,
-            charge_once: limiter.advanced.charge_once,
-            was_apart,
-            settlements: &asking.settlements,
-        };
-        let timeout = limiter.advanced.timeout;
-        let reply = store.redis.charge(&store.keys, &charge, timeout).await;
-        let took = observe::now().saturating_duration_since(started);
-        limiter.metrics.store_seconds.observe(took.as_secs_f64());
-        match reply {
-            Ok(reply) => {
-                limiter.metrics.without_store.set(0);
-                asking.outcome = Outcome::Applied;
-                let mut usage = self.usage.lock();
-                usage.on_reply(id, &asking.charges, &reply, limiter.now());
-                Some(reply)
-            }
-            Err(error) => {
-                if !matches!(error, StoreError::Unknown { .. }) {
-                    asking.outcome = Outcome::NotApplied;
-                }
-                limiter.on_store_failure("charge");
-                None
-            }
-        }
     }
 }
 
@@ -195,42 +144,4 @@ fn refusal(
         requested: limit.kind.of(reserved),
         retry_after: Duration::from_micros(wait),
     })
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Outcome {
-    Applied,
-    NotApplied,
-    /// The store may have applied it.
-    Unknown,
-}
-
-/// A charge that the store is asked for. Dropped without a reply, it is withdrawn if it may have been applied.
-struct Asking<'a> {
-    limits: &'a TenantLimits,
-    id: ChargeId,
-    charges: Vec<LimitCharge>,
-    settlements: Vec<Settlement>,
-    outcome: Outcome,
-}
-
-impl Drop for Asking<'_> {
-    fn drop(&mut self) {
-        if self.outcome == Outcome::Applied {
-            return;
-        }
-        let back = |charge: &LimitCharge| {
-            let cost = i64::try_from(charge.cost).unwrap_or(i64::MAX);
-            (charge.limit.clone(), -cost)
-        };
-        let withdrawn = (self.outcome == Outcome::Unknown).then(|| Settlement {
-            id: self.id,
-            is_refund: true,
-            corrections: self.charges.iter().map(back).collect(),
-        });
-        let settlements = std::mem::take(&mut self.settlements);
-        let limits = self.limits;
-        let limiter = &limits.limiter;
-        limiter.on_no_reply(limits.tenant, &limits.usage, settlements, withdrawn);
-    }
 }

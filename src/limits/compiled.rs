@@ -107,9 +107,13 @@ impl Limits {
             return None;
         }
         let own = model.map_or(&[][..], |model| &model.limits);
+        let mut limits = SmallVec::new();
+        for limit in self.all.iter().chain(own) {
+            limits.push(limit);
+        }
         let max_tokens = [self.max_tokens, model.and_then(|model| model.max_tokens)];
         Some(Applied {
-            limits: self.all.iter().chain(own).collect(),
+            limits,
             max_tokens: max_tokens.into_iter().flatten().min(),
         })
     }

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
+use super::batches::Batches;
 use super::metrics::Metrics;
 use super::settings::{Advanced, Settings};
 use super::state::Use;
@@ -34,6 +35,7 @@ pub struct Limiter {
     /// Tenants whose requests have ended since the last settlement.
     pub(super) ended: Mutex<Vec<(Tenant, SharedUse)>>,
     pub(super) has_ended: Notify,
+    pub(super) batches: Batches,
     pub(super) metrics: Metrics,
 }
 
@@ -62,6 +64,7 @@ impl Limiter {
             uses: Mutex::default(),
             ended: Mutex::default(),
             has_ended: Notify::new(),
+            batches: Batches::default(),
             metrics: Metrics::new(registry),
         })
     }
@@ -133,9 +136,9 @@ impl Limiter {
             let mut usage = usage.lock();
             usage.end(settlement, factor, for_store, self.now());
             self.bound(&mut usage);
-            usage.unsettled() == 1
+            usage.note_unsettled()
         };
-        if for_store && is_first {
+        if is_first {
             self.note_ended(tenant, usage);
         }
     }
@@ -152,12 +155,15 @@ impl Limiter {
         if settlements.is_empty() && withdrawn.is_none() {
             return;
         }
-        {
+        let is_first = {
             let mut usage = usage.lock();
             usage.on_no_reply(settlements, withdrawn);
             self.bound(&mut usage);
+            usage.note_unsettled()
+        };
+        if is_first {
+            self.note_ended(tenant, usage);
         }
-        self.note_ended(tenant, usage);
     }
 
     fn bound(&self, usage: &mut Use) {

@@ -1,7 +1,6 @@
 //! Why a request is refused by the limits of its tenant. Pure.
 
 use std::fmt;
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use super::compiled::Kind;
@@ -145,23 +144,56 @@ impl fmt::Display for Refusal {
 }
 
 /// A duration as Go and OpenAI write it: `12ms`, `1s`, `6m0s`, `1h0m0s`. Rounded up.
-pub(super) fn go_duration(duration: Duration) -> String {
-    let millis = duration.as_nanos().div_ceil(1_000_000);
-    let (seconds, rest) = (millis / 1_000, millis % 1_000);
+fn go_duration(duration: Duration) -> String {
     let mut text = String::with_capacity(16);
-    // Writing to memory cannot fail.
-    let _ = match (seconds / 3_600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, 0) => return format!("{rest}ms"),
-        (0, 0, second) => write!(text, "{second}"),
-        (0, minutes, second) => write!(text, "{minutes}m{second}"),
-        (hours, minutes, second) => write!(text, "{hours}h{minutes}m{second}"),
-    };
+    push_go_duration(&mut text, duration);
+    text
+}
+
+/// Appends what [`go_duration`] returns. On each answer, so without the formatter.
+pub(super) fn push_go_duration(text: &mut String, duration: Duration) {
+    let millis = u64::from(duration.subsec_nanos().div_ceil(1_000_000));
+    // A thousand of them are a second.
+    let (seconds, rest) = (duration.as_secs() + millis / 1_000, millis % 1_000);
+    if seconds == 0 {
+        push_number(text, rest);
+        text.push_str("ms");
+        return;
+    }
+    let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
+    if hours > 0 {
+        push_number(text, hours);
+        text.push('h');
+    }
+    if hours > 0 || minutes > 0 {
+        push_number(text, minutes);
+        text.push('m');
+    }
+    push_number(text, seconds % 60);
     if rest != 0 {
-        let _ = write!(text, ".{rest:03}");
-        text.truncate(text.trim_end_matches('0').len());
+        text.push('.');
+        let digits = [rest / 100, rest / 10 % 10, rest % 10];
+        let count = 3 - digits.iter().rev().take_while(|digit| **digit == 0).count();
+        for digit in &digits[..count] {
+            push_number(text, *digit);
+        }
     }
     text.push('s');
-    text
+}
+
+pub(super) fn push_number(text: &mut String, mut number: u64) {
+    let mut digits = [0; 20];
+    let mut start = digits.len();
+    loop {
+        start -= 1;
+        digits[start] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    // Digits are ASCII.
+    text.push_str(std::str::from_utf8(&digits[start..]).unwrap_or_default());
 }
 
 #[cfg(test)]
@@ -178,6 +210,9 @@ mod tests {
             (360_000, "6m0s"),
             (3_600_000, "1h0m0s"),
             (61_005, "1m1.005s"),
+            (1_500, "1.5s"),
+            (1_020, "1.02s"),
+            (36_000_000, "10h0m0s"),
         ] {
             assert_eq!(go_duration(Duration::from_millis(millis)), text);
         }

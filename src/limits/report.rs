@@ -20,7 +20,7 @@ pub struct Report {
     pub is_alone: bool,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct LimitRow {
     pub limit: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -30,6 +30,21 @@ pub struct LimitRow {
     pub remaining: u64,
     /// Time until all of it may be used again.
     pub reset_ms: u64,
+}
+
+impl LimitRow {
+    /// The part of it that may be used now.
+    pub fn left(&self) -> f64 {
+        self.remaining as f64 / self.burst.max(1) as f64
+    }
+}
+
+impl Report {
+    /// The limit of which the smallest part is left.
+    pub fn tightest(&self) -> Option<&LimitRow> {
+        let rows = self.limits.iter();
+        rows.min_by(|a, b| a.left().total_cmp(&b.left()))
+    }
 }
 
 impl TenantLimits {

@@ -40,7 +40,7 @@ impl Limiter {
                 // Most go along with a charge meanwhile.
                 sleep(PAUSE).await;
             }
-            let is_done = self.settle(&redis).await;
+            let is_done = self.settle(&redis, is_stopping).await;
             if is_stopping {
                 break;
             }
@@ -51,7 +51,7 @@ impl Limiter {
         // The next charge of another replica must see requests that end during the drain.
         let mut give_up_at = None;
         while !tasks.is_aborted() {
-            let is_settled = self.settle(&redis).await;
+            let is_settled = self.settle(&redis, true).await;
             let runs = !self.running().is_empty();
             let now = Instant::now();
             let is_over = now >= *give_up_at.get_or_insert(now + LAST_TRIES);
@@ -68,12 +68,16 @@ impl Limiter {
         }
     }
 
-    /// Sends what waits. False if Redis did not take it.
-    async fn settle(&self, redis: &Redis) -> bool {
+    /// Sends what waits and does not go along with charges; the last time, everything. False if Redis did not take it.
+    async fn settle(&self, redis: &Redis, is_last: bool) -> bool {
         let ended = std::mem::take(&mut *self.ended.lock());
         let mut is_done = true;
         for (tenant, usage) in ended {
-            is_done &= self.settle_tenant(redis, tenant, &usage).await;
+            let goes_along = usage.lock().goes_along(is_last);
+            match goes_along {
+                true => self.note_ended(tenant, &usage),
+                false => is_done &= self.settle_tenant(redis, tenant, &usage).await,
+            }
         }
         is_done
     }

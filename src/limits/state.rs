@@ -8,10 +8,10 @@ use smallvec::SmallVec;
 
 use super::compiled::Limit;
 use super::gcra;
-use crate::store::charges::{ChargeId, ChargeReply, LimitCharge, Settlement};
+use crate::store::charges::{Charge, ChargeId, ChargeReply, Settlement};
 
-/// Settlements that go along with one charge.
-const WITH_CHARGE: usize = 64;
+/// Settlements that go along with charges: less than a millisecond of Redis' time.
+const WITH_CHARGES: usize = 256;
 /// Background responses that this replica remembers as charged when it counts alone.
 const ONCE_MAX: usize = 1_024;
 
@@ -27,6 +27,10 @@ pub struct Use {
     /// Whether this replica has counted alone since the store last answered.
     is_apart: bool,
     unsettled: Vec<Settlement>,
+    /// Whether it is known that something is unsettled, to whom settles what no charge takes along.
+    is_noted: bool,
+    /// Whether charges have taken settlements along since that was last asked.
+    went_along: bool,
     /// Background responses that were charged here while the replica counted alone.
     charged_once: FxHashSet<ChargeId>,
 }
@@ -80,38 +84,25 @@ impl Use {
         self.set(limit, gcra::charged(full_at, now, micros));
     }
 
-    /// What the store is to be asked: the limits with what is believed of them, and what it has yet to be sent.
-    pub fn begin(
-        &mut self,
-        limits: &[(&Limit, u64)],
-        now: u64,
-    ) -> (Vec<LimitCharge>, Vec<Settlement>) {
-        let charges = limits.iter().map(|(limit, cost)| LimitCharge {
-            limit: limit.name.clone(),
-            burst: limit.rate.burst_micros,
-            cost: *cost,
-            believed: self.of(&limit.name, now),
-        });
-        let charges = charges.collect();
-        let count = self.unsettled.len().min(WITH_CHARGE);
-        (charges, self.unsettled.drain(..count).collect())
+    /// Charges that the store is to be asked for: says what is believed of their limits, and returns what it has yet to
+    /// be sent.
+    pub fn begin(&mut self, charges: &mut [Charge], now: u64) -> Vec<Settlement> {
+        for limit in charges.iter_mut().flat_map(|charge| &mut charge.limits) {
+            limit.believed = self.of(&limit.limit, now);
+        }
+        self.went_along |= !self.unsettled.is_empty();
+        self.take_unsettled(WITH_CHARGES)
     }
 
     /// The store has answered.
-    pub fn on_reply(
-        &mut self,
-        id: ChargeId,
-        charges: &[LimitCharge],
-        reply: &ChargeReply,
-        now: u64,
-    ) {
-        for (charge, used) in charges.iter().zip(&reply.used) {
-            self.set(&charge.limit, now.saturating_add(*used));
+    pub fn on_reply(&mut self, charge: &Charge, reply: &ChargeReply, now: u64) {
+        for (limit, used) in charge.limits.iter().zip(&reply.used) {
+            self.set(&limit.limit, now.saturating_add(*used));
         }
         self.running_everywhere = reply.running;
         self.is_apart = false;
         if reply.is_granted {
-            self.running.insert(id);
+            self.running.insert(charge.id);
         }
     }
 
@@ -194,8 +185,25 @@ impl Use {
 
     /// What the store has yet to be sent, at most so many.
     pub fn take_unsettled(&mut self, max: usize) -> Vec<Settlement> {
-        let count = self.unsettled.len().min(max);
-        self.unsettled.drain(..count).collect()
+        if self.unsettled.len() <= max {
+            return std::mem::take(&mut self.unsettled);
+        }
+        self.unsettled.drain(..max).collect()
+    }
+
+    /// True if something is unsettled and that was not known.
+    pub fn note_unsettled(&mut self) -> bool {
+        !self.unsettled.is_empty() && !std::mem::replace(&mut self.is_noted, true)
+    }
+
+    /// Whether what is unsettled goes along with the next charges: some have taken what there was since this was last
+    /// asked. If not, or if this is the last time, it is to be settled now.
+    pub fn goes_along(&mut self, is_last: bool) -> bool {
+        let went_along = std::mem::take(&mut self.went_along) && !is_last;
+        let count = self.unsettled.len();
+        let goes_along = went_along && (1..=WITH_CHARGES).contains(&count);
+        self.is_noted = goes_along;
+        goes_along
     }
 }
 
@@ -207,6 +215,7 @@ mod tests {
     use crate::ids::RequestId;
     use crate::limits::compiled::Kind;
     use crate::limits::gcra::Rate;
+    use crate::store::charges::LimitCharge;
 
     fn id(number: u128) -> ChargeId {
         ChargeId::Request(RequestId::new(number))
@@ -218,6 +227,15 @@ mod tests {
             rate: Rate::new(per_minute, Duration::from_secs(60)),
             name: "r".into(),
             model: None,
+        }
+    }
+
+    fn charge_of(limit: &Limit, cost: u64) -> LimitCharge {
+        LimitCharge {
+            limit: limit.name.clone(),
+            burst: limit.rate.burst_micros,
+            cost,
+            believed: 0,
         }
     }
 
@@ -252,7 +270,7 @@ mod tests {
         let settlement = Settlement {
             id: id(1),
             is_refund: false,
-            corrections: Vec::new(),
+            corrections: SmallVec::new(),
         };
         usage.end(settlement, 1, false, 0);
         assert!(decide(&mut usage, 3));
@@ -276,7 +294,7 @@ mod tests {
         let settlement = |number| Settlement {
             id: id(number),
             is_refund: false,
-            corrections: Vec::new(),
+            corrections: SmallVec::new(),
         };
         for number in 0..5 {
             usage.end(settlement(number), 1, true, 0);
@@ -287,19 +305,57 @@ mod tests {
     }
 
     #[test]
+    fn what_charges_take_along_need_not_be_settled() {
+        let mut usage = Use::default();
+        let settlement = |number| Settlement {
+            id: id(number),
+            is_refund: false,
+            corrections: SmallVec::new(),
+        };
+        let end = |usage: &mut Use, number| {
+            usage.end(settlement(number), 1, true, 0);
+            usage.note_unsettled()
+        };
+        assert!(end(&mut usage, 1));
+        assert!(!end(&mut usage, 2));
+        assert_eq!(usage.begin(&mut [], 0).len(), 2);
+        assert!(!end(&mut usage, 3));
+        // Charges come: the next one takes it along.
+        assert!(usage.goes_along(false));
+        assert!(!end(&mut usage, 4));
+        // No more come.
+        assert!(!usage.goes_along(false));
+        assert_eq!(usage.take_unsettled(10).len(), 2);
+        assert!(end(&mut usage, 5));
+        assert!(!usage.goes_along(true));
+        // Too much for the next one.
+        usage.begin(&mut [], 0);
+        for number in 0..=WITH_CHARGES as u128 {
+            end(&mut usage, number);
+        }
+        assert!(!usage.goes_along(false));
+        assert_eq!(usage.begin(&mut [], 0).len(), WITH_CHARGES);
+    }
+
+    #[test]
     fn what_the_store_says_replaces_what_was_believed() {
         let limit = limit(60);
         let mut usage = Use::default();
         usage.decide_alone(id(1), &[(&limit, 5_000_000)], 0, 1, 0);
         assert!(usage.is_apart());
-        let (charges, _) = usage.begin(&[(&limit, 1_000_000)], 1_000_000);
-        assert_eq!(charges[0].believed, 4_000_000);
+        let mut charges = [Charge {
+            id: id(2),
+            limits: [charge_of(&limit, 1_000_000)].into_iter().collect(),
+            max_concurrent: 0,
+        }];
+        assert!(usage.begin(&mut charges, 1_000_000).is_empty());
+        assert_eq!(charges[0].limits[0].believed, 4_000_000);
         let reply = ChargeReply {
             is_granted: true,
             running: 7,
             used: [9_000_000].as_slice().into(),
         };
-        usage.on_reply(id(2), &charges, &reply, 1_000_000);
+        usage.on_reply(&charges[0], &reply, 1_000_000);
         assert_eq!(usage.of("r", 2_000_000), 8_000_000);
         assert_eq!(usage.running_everywhere(), 7);
         assert!(!usage.is_apart());

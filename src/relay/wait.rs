@@ -25,7 +25,7 @@ use self::metrics::Metrics;
 pub(super) use self::model_queue::{Grant, ModelQueue};
 use self::room::Stalled;
 pub(super) use self::standing::Standing;
-pub use self::status::QueueStatus;
+pub use self::status::{QueueStatus, QueueSummary};
 use crate::fleet::registry::Registry;
 use crate::fleet::{Group, Snapshot};
 use crate::ids::{ClientKey, Model};

@@ -60,22 +60,28 @@ pub struct Settlement {
     pub id: ChargeId,
     /// Whether everything is given back, so that the same id may be charged again.
     pub is_refund: bool,
-    pub corrections: Vec<(Arc<str>, i64)>,
+    pub corrections: SmallVec<[(Arc<str>, i64); 2]>,
 }
 
 /// A charge to all of some limits, or to none of them.
 #[derive(Clone, Debug)]
-pub struct Charge<'a> {
+pub struct Charge {
     pub id: ChargeId,
-    pub limits: &'a [LimitCharge],
+    pub limits: SmallVec<[LimitCharge; 2]>,
     /// 0: any number of requests may run.
     pub max_concurrent: u32,
+}
+
+/// Charges of one tenant that are made together, one after the other.
+#[derive(Clone, Copy, Debug)]
+pub struct Charges<'a> {
+    pub charges: &'a [Charge],
+    /// Applied before.
+    pub settlements: &'a [Settlement],
     pub lease: Duration,
     pub charge_once: Duration,
     /// Whether this replica has counted alone since the store last answered: what it believes counts then.
     pub was_apart: bool,
-    /// Applied before.
-    pub settlements: &'a [Settlement],
 }
 
 /// What the store says of a charge.

@@ -3,6 +3,7 @@
 //! A worker is kept busy by a request that its engine never answers, so that nothing depends on time.
 
 mod ends;
+mod limited;
 mod order;
 mod pairs;
 mod placing;

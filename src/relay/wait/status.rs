@@ -42,13 +42,52 @@ struct ClassRow {
     oldest_ms: u64,
 }
 
+/// What waits, in short.
+#[derive(Debug, Serialize)]
+pub struct QueueSummary {
+    is_on: bool,
+    is_draining: bool,
+    /// Requests that wait here.
+    waiting: u64,
+    models: Vec<SummaryRow>,
+}
+
+#[derive(Debug, Serialize)]
+struct SummaryRow {
+    model: String,
+    waiting: u32,
+    /// 1: all workers are busy.
+    saturation: f64,
+}
+
 impl QueueStatus {
+    /// What waits, in short, and the models whose workers have the most to do, at most `max` of them.
+    pub fn summary(self, max: usize) -> QueueSummary {
+        let waiting = self.models.iter().map(|row| u64::from(row.waiting)).sum();
+        let (is_on, is_draining) = (self.is_on, self.is_draining);
+        let models = self.into_busiest(max).into_iter().map(|row| SummaryRow {
+            model: row.model,
+            waiting: row.waiting,
+            saturation: row.saturation,
+        });
+        QueueSummary {
+            is_on,
+            is_draining,
+            waiting,
+            models: models.collect(),
+        }
+    }
+
     pub fn is_on(&self) -> bool {
         self.is_on
     }
 
     /// The models whose workers have the most to do, at most `max` of them.
     pub fn busiest(self, max: usize) -> Vec<impl Serialize> {
+        self.into_busiest(max)
+    }
+
+    fn into_busiest(self, max: usize) -> Vec<ModelRow> {
         let mut models = self.models;
         models.sort_by(|a, b| b.saturation.total_cmp(&a.saturation));
         models.truncate(max);

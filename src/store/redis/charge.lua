@@ -1,12 +1,13 @@
--- Settles requests of one tenant that have ended, and charges another one to all of its limits or to none.
+-- Settles requests of one tenant that have ended, and charges others, each to all of its limits or to none.
 -- Times are microseconds of this server's clock. A limit is a field of `limits`: the time at which all of it may be
 -- used again. `running` has the requests that are charged and not settled, by the end of their lease; `charged` the
 -- background responses that were charged (`c:`) or settled (`s:`), by when that is forgotten.
 -- KEYS limits, running, charged
--- ARGV an array in MessagePack:
---      number of settlements, for each: id, 1 if it is charged once (2: and given back), number of corrections, for each:
---      limit, micros; then nothing more, or: id, 1 if it is charged once, concurrent requests or 0, lease, time of
---      charges once, 1 if what the replica believes counts, and for each limit: its name, burst, cost, believed
+-- ARGV two arrays in MessagePack, the second of which may be left out:
+--      settlements: id, 1 if it is charged once (2: and given back), number of corrections, for each: limit, micros
+--      charges: lease, time of charges once, and for each: id, 1 if it is charged once, concurrent requests or 0,
+--      1 if what the replica believes counts, number of limits, for each: its name, burst, cost, believed
+-- Returns for each charge what became of it, separated by commas, in one text.
 local MAX_DEBT = 3600000000
 local KEEP_MS = 7200000
 
@@ -14,20 +15,33 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local limits, running, charged = KEYS[1], KEYS[2], KEYS[3]
 
-local values = cmsgpack.unpack(ARGV[1])
-local at = 0
+local function format(micros)
+  return string.format('%.0f', micros)
+end
+
+local values, at
 local function next_value()
   at = at + 1
   return values[at]
 end
 
-local function format(micros)
-  return string.format('%.0f', micros)
+-- Each limit is read once, and written once if it has changed. `false`: Redis has none.
+local known, changed = {}, {}
+local function full_at(limit)
+  local micros = known[limit]
+  if micros == nil then
+    micros = tonumber(redis.call('HGET', limits, limit) or '') or false
+    known[limit] = micros
+  end
+  return micros
 end
 
-local is_changed = false
+local function set_full_at(limit, micros)
+  known[limit], changed[limit] = micros, true
+end
 
-for _ = 1, next_value() do
+values, at = cmsgpack.unpack(ARGV[1]), 0
+while at < #values do
   local id, once, count = next_value(), next_value(), next_value()
   local applies = redis.call('ZREM', running, id) == 1
   if applies and once == 2 then
@@ -43,82 +57,91 @@ for _ = 1, next_value() do
   for _ = 1, count do
     local limit, micros = next_value(), next_value()
     if applies then
-      local full_at = math.max(tonumber(redis.call('HGET', limits, limit) or '0'), now) + micros
-      redis.call('HSET', limits, limit, format(math.min(full_at, now + MAX_DEBT)))
-      is_changed = true
+      micros = math.max(full_at(limit) or 0, now) + micros
+      set_full_at(limit, math.min(micros, now + MAX_DEBT))
     end
   end
 end
 
-if at == #values then
-  if is_changed then
-    redis.call('PEXPIRE', limits, KEEP_MS)
-  end
-  return {'settled'}
-end
+local replies, lease = {}, nil
+-- Granted ones, once each, and as arguments of ZADD.
+local granted, members = {}, {}
 
-local id, is_once, max_concurrent = next_value(), next_value() == 1, next_value()
-local lease, once, was_apart = next_value(), next_value(), next_value() == 1
-local count = (#values - at) / 4
-
--- Of replicas that are gone.
-redis.call('ZREMRANGEBYSCORE', running, '-inf', format(now))
-local runs = redis.call('ZSCORE', running, id)
-local is_charged = runs
-if is_once and not runs then
-  redis.call('ZREMRANGEBYSCORE', charged, '-inf', format(now))
-  is_charged = redis.call('ZSCORE', charged, 'c:' .. id)
-end
-local others = redis.call('ZCARD', running)
-if runs then
-  others = others - 1
-end
-
-local names, bursts, costs, believed = {}, {}, {}, {}
-for i = 1, count do
-  names[i], bursts[i], costs[i], believed[i] = next_value(), next_value(), next_value(), next_value()
-end
-local found = count > 0 and redis.call('HMGET', limits, unpack(names)) or {}
-local is_granted = max_concurrent == 0 or others < max_concurrent or runs
-local full_at = {}
-for i = 1, count do
-  local stored = found[i] and tonumber(found[i])
-  local micros = math.max(stored or 0, now)
-  if was_apart or not stored then
-    micros = math.max(micros, now + believed[i])
-  end
-  full_at[i] = micros
-  if not is_charged and micros + costs[i] - now > bursts[i] then
-    is_granted = false
-  end
-end
-
-if is_granted then
-  local fields = {}
-  for i = 1, count do
-    if not is_charged then
-      full_at[i] = full_at[i] + costs[i]
+if ARGV[2] then
+  values, at = cmsgpack.unpack(ARGV[2]), 0
+  lease = next_value()
+  local once = next_value()
+  local ends = format(now + lease)
+  -- Of replicas that are gone.
+  redis.call('ZREMRANGEBYSCORE', running, '-inf', format(now))
+  local running_count = redis.call('ZCARD', running)
+  while at < #values do
+    local id, is_once, max_concurrent = next_value(), next_value() == 1, next_value()
+    local was_apart, count = next_value() == 1, next_value()
+    local runs = granted[id] or redis.call('ZSCORE', running, id)
+    local is_charged = runs
+    if is_once and not runs then
+      redis.call('ZREMRANGEBYSCORE', charged, '-inf', format(now))
+      is_charged = redis.call('ZSCORE', charged, 'c:' .. id)
     end
-    fields[2 * i - 1], fields[2 * i] = names[i], format(full_at[i])
+    local others = running_count
+    if runs then
+      others = others - 1
+    end
+    local is_granted = max_concurrent == 0 or others < max_concurrent or runs
+    local names, used, costs = {}, {}, {}
+    for i = 1, count do
+      local name, burst, cost, believed = next_value(), next_value(), next_value(), next_value()
+      local stored = full_at(name)
+      local micros = math.max(stored or 0, now)
+      if was_apart or not stored then
+        micros = math.max(micros, now + believed)
+      end
+      if not is_charged and micros + cost - now > burst then
+        is_granted = false
+      end
+      names[i], used[i], costs[i] = name, micros, cost
+    end
+    if is_granted then
+      for i = 1, count do
+        if not is_charged then
+          used[i] = used[i] + costs[i]
+        end
+        set_full_at(names[i], used[i])
+      end
+      if not granted[id] then
+        granted[id] = true
+        members[#members + 1] = ends
+        members[#members + 1] = id
+      end
+      if is_once and not is_charged then
+        redis.call('ZADD', charged, format(now + once), 'c:' .. id)
+        redis.call('PEXPIRE', charged, format(once / 500))
+      end
+      if not runs then
+        running_count = running_count + 1
+      end
+      others = others + 1
+    end
+    local reply = {is_granted and 'granted' or 'refused', others}
+    for i = 1, count do
+      reply[i + 2] = format(used[i] - now)
+    end
+    replies[#replies + 1] = table.concat(reply, ' ')
   end
-  if count > 0 then
-    redis.call('HSET', limits, unpack(fields))
-    is_changed = true
-  end
-  redis.call('ZADD', running, format(now + lease), id)
-  redis.call('PEXPIRE', running, format(lease / 500))
-  if is_once and not is_charged then
-    redis.call('ZADD', charged, format(now + once), 'c:' .. id)
-    redis.call('PEXPIRE', charged, format(once / 500))
-  end
-  others = others + 1
 end
-if is_changed then
+
+local fields = {}
+for limit in pairs(changed) do
+  fields[#fields + 1] = limit
+  fields[#fields + 1] = format(known[limit])
+end
+if #fields > 0 then
+  redis.call('HSET', limits, unpack(fields))
   redis.call('PEXPIRE', limits, KEEP_MS)
 end
-
-local reply = {is_granted and 'granted' or 'refused', others}
-for i = 1, count do
-  reply[i + 2] = format(full_at[i] - now)
+if #members > 0 then
+  redis.call('ZADD', running, unpack(members))
+  redis.call('PEXPIRE', running, format(lease / 500))
 end
-return {table.concat(reply, ' ')}
+return {table.concat(replies, ',')}

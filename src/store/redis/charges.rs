@@ -1,6 +1,5 @@
-//! Charges of requests to the limits of their tenants: one script, one round trip.
+//! Charges of requests to the limits of their tenants: one script, one round trip for those that come together.
 
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,12 +12,10 @@ use super::request::Kind;
 use super::scripts::{Call, Name};
 use crate::ids::Tenant;
 use crate::store::Error;
-use crate::store::charges::{Charge, ChargeId, ChargeReply, Settlement};
+use crate::store::charges::{Charge, ChargeId, ChargeReply, Charges, Settlement};
 
-/// Bytes of a usual charge.
-const ENCODED: usize = 256;
-/// Bytes of an id.
-const ID: usize = 64;
+/// Bytes of a usual charge, or settlement.
+const ENCODED: usize = 128;
 
 /// The keys of a tenant's charges.
 #[derive(Clone, Debug)]
@@ -29,18 +26,20 @@ impl Redis {
         ChargeKeys(self.keys.limits(tenant).map(Arc::from))
     }
 
-    /// Charges a request to all of its limits, or to none. A reply is not waited for longer than `timeout`.
+    /// Charges requests one after the other, each to all of its limits, or to none: a reply for each. It is not waited
+    /// for longer than `timeout`.
     pub async fn charge(
         &self,
         keys: &ChargeKeys,
-        charge: &Charge<'_>,
+        charges: Charges<'_>,
         timeout: Duration,
-    ) -> Result<ChargeReply, Error> {
+    ) -> Result<Vec<ChargeReply>, Error> {
         let call = Call::new(Name::CHARGE).shared_keys(&keys.0);
-        let call = call.arg(encode(charge.settlements, Some(charge)));
+        let call = call.arg(encode_settlements(charges.settlements));
+        let call = call.arg(encode_charges(&charges)).within(timeout);
         // Charging twice under one id is charging once.
-        let mut reply = self.call(Kind::Write, call.within(timeout)).await?;
-        charge_reply(&reply.word()?, charge.limits.len())
+        let mut reply = self.call(Kind::Write, call).await?;
+        charge_replies(&reply.word()?, charges.charges)
             .ok_or_else(|| malformed("an unexpected outcome of a charge from Redis"))
     }
 
@@ -51,7 +50,7 @@ impl Redis {
         settlements: &[Settlement],
     ) -> Result<(), Error> {
         let call = Call::new(Name::CHARGE).keys(self.keys.limits(tenant));
-        let call = call.arg(encode(settlements, None));
+        let call = call.arg(encode_settlements(settlements));
         self.call(Kind::Write, call).await.map(drop)
     }
 
@@ -71,60 +70,101 @@ impl Redis {
     }
 }
 
-/// What `charge.lua` reads, as one array of numbers and texts in MessagePack, since arguments of their own would cost more.
-fn encode(settlements: &[Settlement], charge: Option<&Charge<'_>>) -> Vec<u8> {
-    let mut out = ByteBuf::with_capacity(ENCODED);
-    let mut id_text = String::with_capacity(ID);
-    let corrections = settlements.iter().map(|it| 3 + 2 * it.corrections.len());
-    let values = 1 + corrections.sum::<usize>() + charge.map_or(0, |it| 6 + 4 * it.limits.len());
-    let Ok(_) = encode::write_array_len(&mut out, values as u32);
-    encode_number(&mut out, settlements.len() as u64);
-    for settlement in settlements {
-        encode_id(&mut out, &mut id_text, settlement.id);
-        encode_number(
-            &mut out,
-            match (settlement.id.is_once(), settlement.is_refund) {
-                (false, _) => 0,
-                (true, false) => 1,
-                (true, true) => 2,
-            },
-        );
-        encode_number(&mut out, settlement.corrections.len() as u64);
-        for (limit, micros) in &settlement.corrections {
-            encode_text(&mut out, limit);
-            let Ok(_) = encode::write_sint(&mut out, *micros);
-        }
-    }
-    if let Some(charge) = charge {
-        encode_id(&mut out, &mut id_text, charge.id);
-        encode_number(&mut out, u64::from(charge.id.is_once()));
-        encode_number(&mut out, u64::from(charge.max_concurrent));
-        encode_number(&mut out, micros(charge.lease));
-        encode_number(&mut out, micros(charge.charge_once));
-        encode_number(&mut out, u64::from(charge.was_apart));
-        for limit in charge.limits {
-            encode_text(&mut out, &limit.limit);
-            encode_number(&mut out, limit.burst);
-            encode_number(&mut out, limit.cost);
-            encode_number(&mut out, limit.believed);
-        }
-    }
-    out.into_vec()
+/// Numbers and texts for `charge.lua`, as one array in MessagePack, since arguments of their own would cost more.
+struct Values {
+    bytes: ByteBuf,
+    count: u32,
 }
 
-fn encode_id(out: &mut ByteBuf, text: &mut String, id: ChargeId) {
-    text.clear();
-    let _ = write!(text, "{id}");
-    encode_text(out, text);
-}
+/// The head of an array with 32 bits for its length.
+const ARRAY_HEAD: [u8; 5] = [0xdd, 0, 0, 0, 0];
 
 // Writing to memory cannot fail.
-fn encode_text(out: &mut ByteBuf, text: &str) {
-    let Ok(()) = encode::write_str(out, text);
+impl Values {
+    fn with_capacity(bytes: usize) -> Self {
+        let mut vec = Vec::with_capacity(ARRAY_HEAD.len() + bytes);
+        vec.extend_from_slice(&ARRAY_HEAD);
+        Self {
+            bytes: ByteBuf::from_vec(vec),
+            count: 0,
+        }
+    }
+
+    fn number(&mut self, number: u64) {
+        self.count += 1;
+        let Ok(_) = encode::write_uint(&mut self.bytes, number);
+    }
+
+    fn signed(&mut self, number: i64) {
+        self.count += 1;
+        let Ok(_) = encode::write_sint(&mut self.bytes, number);
+    }
+
+    fn text(&mut self, text: &str) {
+        self.count += 1;
+        let Ok(()) = encode::write_str(&mut self.bytes, text);
+    }
+
+    fn id(&mut self, id: ChargeId) {
+        match id {
+            ChargeId::Request(id) => self.text(id.as_str()),
+            ChargeId::Response(id) => self.text(&id.to_string()),
+        }
+    }
+
+    fn into_bytes(self) -> Vec<u8> {
+        let mut bytes = self.bytes.into_vec();
+        bytes[1..ARRAY_HEAD.len()].copy_from_slice(&self.count.to_be_bytes());
+        bytes
+    }
 }
 
-fn encode_number(out: &mut ByteBuf, number: u64) {
-    let Ok(_) = encode::write_uint(out, number);
+fn encode_settlements(settlements: &[Settlement]) -> Vec<u8> {
+    let mut out = Values::with_capacity(ENCODED * settlements.len());
+    for settlement in settlements {
+        out.id(settlement.id);
+        out.number(match (settlement.id.is_once(), settlement.is_refund) {
+            (false, _) => 0,
+            (true, false) => 1,
+            (true, true) => 2,
+        });
+        out.number(settlement.corrections.len() as u64);
+        for (limit, micros) in &settlement.corrections {
+            out.text(limit);
+            out.signed(*micros);
+        }
+    }
+    out.into_bytes()
+}
+
+fn encode_charges(charges: &Charges<'_>) -> Vec<u8> {
+    let mut out = Values::with_capacity(ENCODED * (1 + charges.charges.len()));
+    out.number(micros(charges.lease));
+    out.number(micros(charges.charge_once));
+    for charge in charges.charges {
+        out.id(charge.id);
+        out.number(u64::from(charge.id.is_once()));
+        out.number(u64::from(charge.max_concurrent));
+        out.number(u64::from(charges.was_apart));
+        out.number(charge.limits.len() as u64);
+        for limit in &charge.limits {
+            out.text(&limit.limit);
+            out.number(limit.burst);
+            out.number(limit.cost);
+            out.number(limit.believed);
+        }
+    }
+    out.into_bytes()
+}
+
+/// A reply for each charge, separated by commas.
+fn charge_replies(text: &str, charges: &[Charge]) -> Option<Vec<ChargeReply>> {
+    let mut replies = Vec::with_capacity(charges.len());
+    let mut texts = text.split(',');
+    for charge in charges {
+        replies.push(charge_reply(texts.next()?, charge.limits.len())?);
+    }
+    texts.next().is_none().then_some(replies)
 }
 
 /// `granted` or `refused`, the running requests, and what is used of each limit.
