@@ -214,12 +214,8 @@ class BaseWithComponents(Objects, Monitored, unittest.TestCase):
         cls.objects = kustomize(*COMPONENTS)
 
 
-class EndpointPicker(Objects, unittest.TestCase):
-    """The base as the picker of an InferencePool."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.objects = kustomize("endpoint-picker")
+class Picks:
+    """What holds for the picker of an InferencePool."""
 
     def test_the_pool_names_the_service_and_the_port_of_the_picker(self):
         ref = self.find("InferencePool", "vllm")["spec"]["endpointPickerRef"]
@@ -232,7 +228,6 @@ class EndpointPicker(Objects, unittest.TestCase):
 
     def test_the_router_finds_the_engines_of_that_pool_and_the_route_leads_to_it(self):
         pool = self.find("InferencePool", "vllm")["metadata"]
-        self.assertEqual(pool["namespace"], NAMESPACE)
         self.assertEqual(self.settings()["discovery"][0]["kubernetes"]["inference_pool"], {"name": pool["name"]})
         backend = self.find("HTTPRoute", "vllm")["spec"]["rules"][0]["backendRefs"][0]
         self.assertEqual((backend["kind"], backend["name"]), ("InferencePool", pool["name"]))
@@ -244,6 +239,42 @@ class EndpointPicker(Objects, unittest.TestCase):
         for change in ({"targetPorts": []}, {"targetPorts": [{"number": 0}]}, {"targetPortNumber": 8000}, {"endpointPickerRef": {"name": "warmroute"}}):
             pool = self.find("InferencePool", "vllm")
             self.assertTrue(problems([{**pool, "spec": {**pool["spec"], **change}}]), change)
+
+
+class EndpointPicker(Objects, Picks, unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.objects = kustomize("endpoint-picker")
+
+
+@unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
+class ChartAsEndpointPicker(Objects, Picks, unittest.TestCase):
+    values = {
+        "config": {"discovery": [{"kubernetes": {"inference_pool": {"name": "vllm"}}}]},
+        "kubernetesDiscovery": {"enabled": True},
+        "endpointPicker": {"enabled": True, "route": {"gateway": "inference-gateway"}},
+        "ports": {"picker": 9102},
+    }
+
+    @classmethod
+    def setUpClass(cls):
+        cls.objects, _ = chart(cls.values)
+
+    def test_the_pool_and_the_route_are_made_only_where_they_are_asked_for(self):
+        enabled = {"enabled": True, "inferencePool": {"create": False}}
+        objects, _ = chart({**self.values, "endpointPicker": enabled})
+        self.assertFalse({"InferencePool", "HTTPRoute"} & {it["kind"] for it in objects})
+
+    def test_a_certificate_of_ones_own_is_kept(self):
+        tls = {"certificate": "/etc/warmroute-tls/tls.crt", "key": "/etc/warmroute-tls/tls.key"}
+        config = {**self.values["config"], "endpoint_picker": {"tls": tls}}
+        objects, _ = chart({**self.values, "config": config})
+        text = next(it for it in objects if it["kind"] == "ConfigMap")["data"]["config.yaml"]
+        self.assertEqual(yaml.safe_load(text)["endpoint_picker"], {"listen": ":9102", "tls": tls})
+
+    def test_a_picker_without_the_engines_of_its_pool_is_refused(self):
+        with self.assertRaisesRegex(helm.HelmRenderError, "set config.discovery to .*inference_pool: {name: vllm}"):
+            chart({**self.values, "config": {}})
 
 
 @unittest.skipUnless(helm, "helm-python-sdk needs Python 3.10")
@@ -273,7 +304,7 @@ class Chart(Objects, unittest.TestCase):
             self.assertIn(f"--from-literal={name}=", self.notes)
 
     def test_what_the_chart_writes_itself_is_refused(self):
-        for key, value in {"api": "drain_delay", "admin": "listen", "peers": "listen"}.items():
+        for key, value in {"api": "drain_delay", "admin": "listen", "peers": "listen", "endpoint_picker": "listen"}.items():
             with self.assertRaisesRegex(helm.HelmRenderError, f"config.{key}.{value} is written by the chart"):
                 chart({"config": {key: {value: "1s"}}})
 

@@ -53,7 +53,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* What the chart writes into the configuration, over what the values have. */}}
 {{- define "warmroute.config" -}}
-{{- range $key, $value := dict "api.listen" "ports.http" "api.drain_delay" "drain.delaySeconds" "api.drain_timeout" "drain.timeoutSeconds" "admin.listen" "ports.admin" "peers.listen" "ports.peers" -}}
+{{- range $key, $value := dict "api.listen" "ports.http" "api.drain_delay" "drain.delaySeconds" "api.drain_timeout" "drain.timeoutSeconds" "admin.listen" "ports.admin" "peers.listen" "ports.peers" "endpoint_picker.listen" "ports.picker" -}}
 {{- $path := splitList "." $key -}}
 {{- if hasKey (dig (first $path) (dict) $.Values.config) (last $path) -}}
 {{- fail (printf "config.%s is written by the chart: set the value %s instead" $key $value) -}}
@@ -74,6 +74,22 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- $picker := dict -}}
+{{- if .Values.endpointPicker.enabled -}}
+{{- $pool := .Values.endpointPicker.inferencePool.name -}}
+{{- $isDiscovered := false -}}
+{{- range .Values.config.discovery -}}
+{{- if eq (dig "kubernetes" "inference_pool" "name" "" .) $pool -}}{{- $isDiscovered = true -}}{{- end -}}
+{{- end -}}
+{{- if not $isDiscovered -}}
+{{- fail (printf "endpointPicker answers for the engines of its pool: set config.discovery to [{kubernetes: {inference_pool: {name: %s}}}]" $pool) -}}
+{{- end -}}
+{{- $listen := dict "listen" (printf ":%d" (int .Values.ports.picker)) -}}
+{{- if not (dig "endpoint_picker" "tls" "" .Values.config) -}}
+{{- $listen = merge $listen (dict "tls" (dict "self_signed" true)) -}}
+{{- end -}}
+{{- $picker = dict "endpoint_picker" $listen -}}
+{{- end -}}
 {{- $peersName := printf "%s-peers.%s.svc.%s." (include "warmroute.fullname" .) .Release.Namespace .Values.clusterDomain -}}
 {{- $peers := dict "listen" (printf ":%d" (int .Values.ports.peers)) "discovery" (list (dict "dns" (dict "name" $peersName "port" (int .Values.ports.peers)))) -}}
 {{- if not (dig "peers" "tls" "" .Values.config) -}}
@@ -86,5 +102,5 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
     "drain_timeout" (printf "%ds" (int .Values.drain.timeoutSeconds)))
   "admin" (dict "listen" (printf ":%d" (int .Values.ports.admin)))
   "peers" $peers -}}
-{{- mergeOverwrite (deepCopy .Values.config) $own | toYaml -}}
+{{- mergeOverwrite (deepCopy .Values.config) $own $picker | toYaml -}}
 {{- end -}}
