@@ -26,7 +26,6 @@ use self::metrics::Metrics;
 pub use self::settings::Settings;
 use super::ApiServer;
 use crate::admin::Readiness;
-use crate::http::drain::Tasks;
 use crate::http::grpc::{self, health};
 use crate::http::server::RequestBody;
 use crate::http::{self, server};
@@ -54,16 +53,10 @@ pub struct EndpointPicker {
     readiness: Arc<Readiness>,
     options: Options,
     metrics: Arc<Metrics>,
-    tasks: Tasks,
 }
 
 impl EndpointPicker {
-    pub fn new(
-        settings: &Settings,
-        readiness: Arc<Readiness>,
-        tasks: Tasks,
-        registry: &Registry,
-    ) -> Arc<Self> {
+    pub fn new(settings: &Settings, readiness: Arc<Readiness>, registry: &Registry) -> Arc<Self> {
         Arc::new(Self {
             readiness,
             options: Options {
@@ -71,7 +64,6 @@ impl EndpointPicker {
                 fallbacks: settings.fallbacks as usize,
             },
             metrics: Metrics::new(registry),
-            tasks,
         })
     }
 
@@ -122,8 +114,10 @@ impl EndpointPicker {
             self.options,
             self.metrics.clone(),
         );
-        self.tasks.spawn(running);
-        grpc::answer(Queue(messages))
+        grpc::answer(Running {
+            exchange: Some(Box::pin(running)),
+            messages,
+        })
     }
 
     async fn check(&self, request: Request<RequestBody>) -> Result<Response<http::Body>, Status> {
@@ -133,20 +127,35 @@ impl EndpointPicker {
             return Err(Status::not_found("no such service"));
         }
         let is_serving = service == "liveness" || self.readiness.check().await.is_ok();
-        let (sender, messages) = mpsc::channel(1);
-        // There is room for one.
-        let _ = sender.try_send(Ok(health::serving(is_serving)));
-        Ok(grpc::answer(Queue(messages)))
+        Ok(grpc::answer_once(health::serving(is_serving)))
     }
 }
 
-/// The messages of one stream on their way out.
-struct Queue(mpsc::Receiver<Result<Bytes, Status>>);
+/// The messages of an exchange on their way out. The stream's own task runs the exchange, so that no other one has to be
+/// woken for each message.
+struct Running {
+    /// `None`: it is over.
+    exchange: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    messages: mpsc::Receiver<Result<Bytes, Status>>,
+}
 
-impl Stream for Queue {
+impl Stream for Running {
     type Item = Result<Bytes, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        self.0.poll_recv(cx)
+        // Not `poll_recv`: the exchange would wake the task that it runs in.
+        if let Ok(message) = self.messages.try_recv() {
+            return Poll::Ready(Some(message));
+        }
+        if let Some(exchange) = &mut self.exchange
+            && exchange.as_mut().poll(cx).is_ready()
+        {
+            self.exchange = None;
+        }
+        match self.messages.try_recv() {
+            Ok(message) => Poll::Ready(Some(message)),
+            Err(_) if self.exchange.is_some() => Poll::Pending,
+            Err(_) => Poll::Ready(None),
+        }
     }
 }

@@ -17,7 +17,7 @@ impl App {
         let settings = &config.endpoint_picker;
         let address = listener.local_addr()?;
         let (readiness, tasks) = (self.readiness.clone(), self.tasks.clone());
-        let picker = EndpointPicker::new(settings, readiness, tasks.clone(), &self.metrics);
+        let picker = EndpointPicker::new(settings, readiness, &self.metrics);
         let api = self.api_server.clone();
         let handlers = server::Handlers::new(move |request, peer| {
             picker.clone().answer(api.load_full(), request, peer)

@@ -157,7 +157,7 @@ impl BridgeService {
         if !is_served(&grpc::question(request, MAX_REQUEST_BYTES).await?)? {
             return Err(Status::not_found("no such service"));
         }
-        Ok(grpc::answer(Once(Some(health::serving(self.is_serving())))))
+        Ok(grpc::answer_once(health::serving(self.is_serving())))
     }
 
     async fn watch(
@@ -234,16 +234,6 @@ fn is_served(question: &[u8]) -> Result<bool, Status> {
     let name = health::service(question)?;
     let of = |service: &Service| service.path()[1..].split('/').next() == Some(&name);
     Ok(name.is_empty() || Service::ALL.iter().any(of))
-}
-
-struct Once(Option<Bytes>);
-
-impl Stream for Once {
-    type Item = Result<Bytes, Status>;
-
-    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Poll::Ready(self.0.take().map(Ok))
-    }
 }
 
 /// Sends the health, and each change of it.

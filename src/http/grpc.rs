@@ -95,6 +95,21 @@ pub fn answer(
     response
 }
 
+/// A response of one framed message.
+pub fn answer_once(message: Bytes) -> Response<Body> {
+    answer(Once(Some(message)))
+}
+
+struct Once(Option<Bytes>);
+
+impl Stream for Once {
+    type Item = Result<Bytes, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Poll::Ready(self.0.take().map(Ok))
+    }
+}
+
 /// The body of a request that sends framed messages as the stream yields them. An error breaks it off.
 pub fn request_body(messages: impl Stream<Item = Result<Bytes, Status>> + Send + 'static) -> Body {
     body(messages, Ending::Nothing)

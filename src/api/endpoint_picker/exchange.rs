@@ -56,7 +56,7 @@ impl From<Status> for Failure {
     }
 }
 
-/// Runs an exchange to its end.
+/// Runs an exchange to its end. Dropped before that, the gateway has left.
 pub(super) async fn run(
     api: Arc<ApiServer>,
     peer: IpAddr,
@@ -82,7 +82,7 @@ pub(super) async fn run(
         options,
         metrics: &metrics,
     };
-    let outcome = match Box::pin(exchange.run(api, peer)).await {
+    let outcome = match exchange.run(api, peer).await {
         Ok(outcome) => outcome,
         Err(Failure::Left) => Outcome::GatewayLeft,
         Err(Failure::Status(status)) => {
@@ -153,7 +153,7 @@ impl Exchange<'_> {
             }
         };
         let client = request.headers().clone();
-        let (gateway, mut handover) = ExtProcGateway::new(client, metadata.as_ref(), self.options);
+        let (gateway, mut handover) = ExtProcGateway::new(client, &metadata, self.options);
         let body = self.request.open();
         if !has_body {
             self.end_request();
@@ -173,7 +173,6 @@ impl Exchange<'_> {
                         self.hand_over(handed_over).await?;
                     }
                 }
-                () = self.outgoing.closed() => return Err(Failure::Left),
                 read = read(&mut self.incoming, &mut self.request, &mut self.response) => {
                     self.on_read(read?)?;
                 }
@@ -245,7 +244,7 @@ impl Exchange<'_> {
                 let Ok(head) = messages::response_head(head) else {
                     return Err(out_of_order("a response whose head cannot be read").into());
                 };
-                self.served = messages::served(message.metadata_context.as_ref());
+                self.served = messages::served(&message.metadata_context);
                 let body = self.response.open();
                 if is_over {
                     self.is_response_seen = false;
@@ -296,7 +295,6 @@ impl Exchange<'_> {
                     sent?;
                     continue;
                 }
-                () = self.outgoing.closed() => return Err(Failure::Left),
                 read = read(&mut self.incoming, &mut self.request, &mut self.response) => {
                     self.on_read(read?)?;
                     continue;

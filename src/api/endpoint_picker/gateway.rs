@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::messages::{self, Destination};
-use super::wire::{Metadata, ProcessingResponse};
+use super::wire::ProcessingResponse;
 use crate::fleet::Worker;
 use crate::relay::{CarriedAnswer, Gateway, Handover};
 
@@ -47,7 +47,7 @@ impl ExtProcGateway {
     /// The gateway, and what is handed over to it, if anything is.
     pub(super) fn new(
         client: HeaderMap,
-        metadata: Option<&Metadata>,
+        metadata: &Bytes,
         options: Options,
     ) -> (Self, oneshot::Receiver<HandedOver>) {
         let (handover, receiver) = oneshot::channel();

@@ -4,6 +4,7 @@ use bytes::Bytes;
 use hyper::header::{self, HeaderName, HeaderValue};
 use hyper::http::{response, uri};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri, Version};
+use prost::{DecodeError, Message};
 
 use super::wire::processing_response::Response as Answer;
 use super::wire::value::Kind;
@@ -103,17 +104,16 @@ fn value_of(field: &wire::HeaderValue) -> &Bytes {
 
 /// The workers among which the choice must be: `ip:port` or bare `ip`. `None`: any. The header of conformance tests wins.
 pub(super) fn subset(
-    metadata: Option<&wire::Metadata>,
+    metadata: &Bytes,
     headers: &HeaderMap,
     has_hooks: bool,
 ) -> Option<Vec<String>> {
     if has_hooks && let Some(selection) = headers.get(TEST_SELECTION) {
         return Some(split(selection.to_str().unwrap_or_default()));
     }
-    let hint = metadata?.filter_metadata.get("envoy.lb.subset_hint")?;
-    let kind = hint.fields.get(SUBSET)?.kind.as_ref();
-    Some(match kind {
-        Some(Kind::StringValue(text)) => split(text),
+    let hint = metadata_value(metadata, "envoy.lb.subset_hint", SUBSET).transpose()?;
+    Some(match hint.ok().and_then(|hint| hint.kind) {
+        Some(Kind::StringValue(text)) => split(&text),
         Some(Kind::ListValue(list)) => {
             let texts = list.values.iter().filter_map(|value| match &value.kind {
                 Some(Kind::StringValue(text)) => Some(text.as_str()),
@@ -126,6 +126,23 @@ pub(super) fn subset(
     })
 }
 
+/// What a filter of the gateway has set under a key of its namespace. Of equal names the last one counts, as in a map.
+fn metadata_value(
+    metadata: &Bytes,
+    namespace: &str,
+    key: &str,
+) -> Result<Option<wire::Value>, DecodeError> {
+    let mut metadata = wire::Metadata::decode(metadata.clone())?;
+    metadata.filter_metadata.retain(|it| it.name == namespace);
+    let Some(namespace) = metadata.filter_metadata.pop() else {
+        return Ok(None);
+    };
+    let mut fields = wire::Struct::decode(namespace.fields)?.fields;
+    fields.retain(|field| field.key == key);
+    let field = fields.pop();
+    Ok(field.map(|field| field.value.unwrap_or_default()))
+}
+
 fn split(list: &str) -> Vec<String> {
     let names = list.split(',').map(str::trim);
     names
@@ -135,10 +152,9 @@ fn split(list: &str) -> Vec<String> {
 }
 
 /// The address of the worker that answered.
-pub(super) fn served(metadata: Option<&wire::Metadata>) -> Option<String> {
-    let lb = metadata?.filter_metadata.get("envoy.lb")?;
-    match lb.fields.get(SERVED)?.kind.as_ref()? {
-        Kind::StringValue(address) => Some(address.clone()),
+pub(super) fn served(metadata: &Bytes) -> Option<String> {
+    match metadata_value(metadata, "envoy.lb", SERVED).ok()??.kind? {
+        Kind::StringValue(address) => Some(address),
         _ => None,
     }
 }
@@ -212,9 +228,12 @@ pub(super) fn chosen(
     }
 }
 
-fn structure(key: &str, value: wire::Value) -> wire::Struct {
+fn structure(key: &'static str, value: wire::Value) -> wire::Struct {
     wire::Struct {
-        fields: [(key.to_owned(), value)].into(),
+        fields: vec![wire::Field {
+            key: Bytes::from_static(key.as_bytes()),
+            value: Some(value),
+        }],
     }
 }
 

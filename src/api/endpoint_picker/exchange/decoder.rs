@@ -1,5 +1,6 @@
 //! The gateway's messages, as tonic reads them.
 
+use bytes::Buf;
 use prost::Message;
 use tonic::Status;
 use tonic::codec::{DecodeBuf, Decoder};
@@ -15,7 +16,9 @@ impl Decoder for Messages {
     type Error = Status;
 
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
-        let message = ProcessingRequest::decode(buffer);
+        // Bytes are read faster than a buffer that could grow, and parts of them are kept without a copy.
+        let message = buffer.copy_to_bytes(buffer.remaining());
+        let message = ProcessingRequest::decode(message);
         let malformed = |error: prost::DecodeError| Status::invalid_argument(error.to_string());
         message.map(Some).map_err(malformed)
     }

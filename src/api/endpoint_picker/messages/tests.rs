@@ -31,10 +31,20 @@ fn text(value: &str) -> wire::Value {
     }
 }
 
-fn hint(value: wire::Value) -> wire::Metadata {
-    wire::Metadata {
-        filter_metadata: [("envoy.lb.subset_hint".to_owned(), structure(SUBSET, value))].into(),
-    }
+/// The metadata as it is sent, with one value of a filter.
+fn metadata(namespace: &'static str, key: &'static str, value: wire::Value) -> Bytes {
+    let namespace = wire::Namespace {
+        name: Bytes::from_static(namespace.as_bytes()),
+        fields: structure(key, value).encode_to_vec().into(),
+    };
+    let metadata = wire::Metadata {
+        filter_metadata: vec![namespace],
+    };
+    metadata.encode_to_vec().into()
+}
+
+fn hint(value: wire::Value) -> Bytes {
+    metadata("envoy.lb.subset_hint", SUBSET, value)
 }
 
 fn mutation(answer: &ProcessingResponse) -> &wire::HeaderMutation {
@@ -104,12 +114,14 @@ fn an_answers_head_is_read() {
 #[test]
 fn a_subset_is_a_list_or_a_text_and_an_empty_one_is_not_all() {
     let none = HeaderMap::new();
-    let of = |metadata: Option<&wire::Metadata>| subset(metadata, &none, false);
-    assert_eq!(of(None), None);
-    assert_eq!(of(Some(&wire::Metadata::default())), None);
+    let of = |metadata: &Bytes| subset(metadata, &none, false);
+    assert_eq!(of(&Bytes::new()), None);
+    assert_eq!(of(&metadata("envoy.lb", SUBSET, text("10.0.0.1"))), None);
+    let other_key = metadata("envoy.lb.subset_hint", SERVED, text("10.0.0.1"));
+    assert_eq!(of(&other_key), None);
     let texts = |list: &[&str]| Some(list.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>());
     assert_eq!(
-        of(Some(&hint(text("10.0.0.1:80, 10.0.0.2")))),
+        of(&hint(text("10.0.0.1:80, 10.0.0.2"))),
         texts(&["10.0.0.1:80", "10.0.0.2"])
     );
     let list = wire::Value {
@@ -117,21 +129,33 @@ fn a_subset_is_a_list_or_a_text_and_an_empty_one_is_not_all() {
             values: vec![text("10.0.0.1:80"), text("10.0.0.2")],
         })),
     };
-    assert_eq!(of(Some(&hint(list))), texts(&["10.0.0.1:80", "10.0.0.2"]));
-    assert_eq!(of(Some(&hint(text("")))), texts(&[]));
+    assert_eq!(of(&hint(list)), texts(&["10.0.0.1:80", "10.0.0.2"]));
+    assert_eq!(of(&hint(text(""))), texts(&[]));
     let number = wire::Value {
         kind: Some(Kind::NumberValue(1.0)),
     };
-    assert_eq!(of(Some(&hint(number))), texts(&[]));
+    assert_eq!(of(&hint(number)), texts(&[]));
+    assert_eq!(of(&hint(wire::Value::default())), texts(&[]));
+    let cut = hint(text("10.0.0.1")).slice(..30);
+    assert_eq!(of(&cut), texts(&[]), "what cannot be read");
+}
+
+#[test]
+fn the_worker_that_answered_is_read_from_the_metadata() {
+    let of = |value| served(&metadata("envoy.lb", SERVED, value));
+    assert_eq!(of(text("10.0.0.1:80")).as_deref(), Some("10.0.0.1:80"));
+    assert_eq!(of(wire::Value::default()), None);
+    assert_eq!(served(&Bytes::new()), None);
+    assert_eq!(served(&Bytes::from_static(b"\xff")), None);
 }
 
 #[test]
 fn the_header_of_conformance_tests_counts_only_where_it_is_allowed() {
     let headers = map(&[(TEST_SELECTION, "10.0.0.9")]);
     let hint = hint(text("10.0.0.1"));
-    let selected = subset(Some(&hint), &headers, true);
+    let selected = subset(&hint, &headers, true);
     assert_eq!(selected, Some(vec!["10.0.0.9".to_owned()]));
-    let hinted = subset(Some(&hint), &headers, false);
+    let hinted = subset(&hint, &headers, false);
     assert_eq!(hinted, Some(vec!["10.0.0.1".to_owned()]));
 }
 
@@ -185,10 +209,11 @@ fn the_choice_is_a_header_and_metadata_of_the_same_value() {
             .all(|it| it.append_action == overwrites)
     );
     let metadata = answer.dynamic_metadata.unwrap();
-    let Some(Kind::StructValue(lb)) = &metadata.fields["envoy.lb"].kind else {
-        panic!("{metadata:?}");
+    let workers = structure(DESTINATION, text("10.0.0.1:80,10.0.0.2:80"));
+    let lb = wire::Value {
+        kind: Some(Kind::StructValue(workers)),
     };
-    assert_eq!(lb.fields[DESTINATION], text("10.0.0.1:80,10.0.0.2:80"));
+    assert_eq!(metadata, structure("envoy.lb", lb));
 }
 
 #[test]
