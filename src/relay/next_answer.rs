@@ -16,6 +16,7 @@ use super::outcome::{AttemptAnswer, AttemptOutcome};
 use super::plan::Plan;
 use super::retries::{Attempts, Step};
 use super::summary::SummaryCell;
+use super::traced;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, RequestId, Tenant};
@@ -81,12 +82,17 @@ impl NextAnswer {
         self.plan.body = Some(body.clone());
         let prompt_tokens = self.plan.request.prompt_tokens;
         self.plan.request.prompt_tokens = prompt_tokens.saturating_add(answer_tokens);
-        let answer = self.attempts(&relay, body).await;
+        let answer = self.attempts(&relay, body, (&lost, answer_tokens)).await;
         self.plan.request.prompt_tokens = prompt_tokens;
         answer
     }
 
-    async fn attempts(&mut self, relay: &Relay, body: Bytes) -> Result<AttemptAnswer, String> {
+    async fn attempts(
+        &mut self,
+        relay: &Relay,
+        body: Bytes,
+        (lost, answer_tokens): (&Worker, u32),
+    ) -> Result<AttemptAnswer, String> {
         let job = Job {
             api: self.plan.api,
             target: self.target.clone(),
@@ -108,6 +114,7 @@ impl NextAnswer {
             gateway: None,
             summary: self.summary.clone(),
         };
+        traced::continued(&job, observe::now(), lost, answer_tokens);
         let (plan, failed) = (&mut self.plan, &mut self.failed);
         let mut attempts = Attempts::new(&relay.settings, 0);
         loop {

@@ -53,9 +53,9 @@ impl Relay {
             "worker chosen"
         );
         let chosen = (worker, &decision);
-        let mut span = traced::begin_try(job, plan, now, chosen, None, attempts.count());
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
+        let mut span = traced::begin_try(job, plan, now, chosen, rank, None, attempts.count());
         let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
         let unseen_prefill = self
             .queue
@@ -168,6 +168,9 @@ impl Relay {
                 return AttemptOutcome::Failed(failed);
             }
         };
+        if let Some(span) = &mut span {
+            span.update(|tried| tried.rank = worker.pinned_to(rank));
+        }
         running.set_span(span);
         let other = answer.served.as_deref().and_then(|served| {
             let mut workers = plan.group.workers.iter();
@@ -188,6 +191,9 @@ impl Relay {
                 // It has the same rank.
                 let in_flight = InFlight::new(other.clone(), request.prompt_tokens, 0);
                 running.move_to(in_flight.at_rank(rank));
+                if let Some(span) = running.span() {
+                    traced::answered_by(span, other);
+                }
                 drop(insert);
                 (
                     OptimisticInsert::new(&self.caches, now, (other, rank), plan),

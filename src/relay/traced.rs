@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::StatusCode;
-use memchr::memmem::Finder;
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 
 use super::engine_answer;
@@ -18,6 +18,7 @@ use crate::prompt::Api;
 use crate::routing;
 use crate::traces::{Decision, Event, Leg, RequestFields, ResponseFields, Try, TrySpan, Usage};
 
+const USAGE: &[u8] = b"\"usage\":";
 static FINISH: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"finish_reason\":\""));
 
 /// The span of a try that begins now, if the request is traced.
@@ -26,6 +27,7 @@ pub(super) fn begin_try(
     plan: &Plan,
     now: Instant,
     (worker, decision): (&Arc<Worker>, &routing::Decision),
+    rank: Option<u32>,
     leg: Option<Leg>,
     attempt: u32,
 ) -> Option<Box<TrySpan>> {
@@ -40,6 +42,7 @@ pub(super) fn begin_try(
     };
     let decided = Event::Decided {
         worker: worker.name.clone(),
+        rank,
         decision,
         leg,
     };
@@ -53,6 +56,7 @@ pub(super) fn begin_try(
         model: plan.group.model.clone(),
         requested_model: job.requested.as_ref().map(|it| it.name.clone()),
         worker: worker.name.clone(),
+        rank,
         authority: worker.pool.authority().to_owned(),
         leg,
         attempt,
@@ -146,6 +150,7 @@ pub(super) fn end(
         prompt_tokens: usage.prompt_tokens,
         cached_tokens: usage.cached_tokens,
         output_tokens: usage.output_tokens,
+        reasoning_tokens: last.and_then(|last| reasoning_tokens(last)),
     });
     span.update(|tried| {
         tried.status = Some(status.as_u16());
@@ -173,6 +178,45 @@ pub(super) fn end_prefill(span: &mut TrySpan, now: Instant, status: StatusCode, 
         (&passed, last),
         usage.as_ref(),
     );
+}
+
+/// The answer is another worker's than the chosen one's: a gateway may send a request elsewhere.
+pub(super) fn answered_by(span: &mut TrySpan, worker: &Worker) {
+    span.update(|tried| {
+        tried.worker = worker.name.clone();
+        tried.authority = worker.pool.authority().to_owned();
+    });
+}
+
+/// The stream of a request is to go on on another worker than `lost`.
+pub(super) fn continued(job: &Job<'_>, now: Instant, lost: &Worker, answer_tokens: u32) {
+    if let Some(trace) = job.trace() {
+        let lost = lost.name.clone();
+        let answer_tokens = u64::from(answer_tokens);
+        trace.event(
+            now,
+            Event::Continued {
+                lost,
+                answer_tokens,
+            },
+        );
+    }
+}
+
+/// The tokens of reasoning in the last usage of a piece of an answer, if it says how many they are.
+fn reasoning_tokens(piece: &[u8]) -> Option<u64> {
+    #[derive(Deserialize)]
+    struct Wire {
+        #[serde(alias = "completion_tokens_details")]
+        output_tokens_details: Option<Details>,
+    }
+    #[derive(Deserialize)]
+    struct Details {
+        reasoning_tokens: Option<u64>,
+    }
+    let at = memmem::rfind(piece, USAGE)? + USAGE.len();
+    let mut wires = serde_json::Deserializer::from_slice(&piece[at..]).into_iter::<Wire>();
+    wires.next()?.ok()?.output_tokens_details?.reasoning_tokens
 }
 
 fn error_of(status: StatusCode) -> &'static str {
@@ -262,6 +306,24 @@ mod tests {
         );
         check(r#"{"temperature":"warm"}"#, None, None);
         check("not JSON", None, None);
+    }
+
+    #[test]
+    fn reasoning_is_counted_where_the_engine_counts_it() {
+        let check = |piece: &str, expected| {
+            assert_eq!(reasoning_tokens(piece.as_bytes()), expected, "{piece}");
+        };
+        check(
+            r#"{"usage":{"completion_tokens":9,"completion_tokens_details":{"reasoning_tokens":5}}}"#,
+            Some(5),
+        );
+        check(
+            "data: {\"response\":{\"usage\":{\"output_tokens\":9,\"output_tokens_details\":{\"reasoning_tokens\":0}}}}\n\n",
+            Some(0),
+        );
+        check(r#"{"usage":{"completion_tokens":9}}"#, None);
+        check(r#"{"usage":{"completion_tokens_details":null}}"#, None);
+        check("data: [DONE]", None);
     }
 
     #[test]

@@ -83,6 +83,7 @@ impl Responses {
             .prepare(create, history, reader, is_stored, is_stored)
             .await?;
         let mut template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
+        prepared.name_conversation(request.summary);
         let compacted = self
             .compact_in_line(request, create, &prepared, reader)
             .await?;

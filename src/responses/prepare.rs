@@ -13,6 +13,7 @@ use super::template::ResponseMeta;
 use crate::ids::{ResponseId, Tenant};
 use crate::observe;
 use crate::openai::error::ApiError;
+use crate::relay::SummaryCell;
 use crate::store::Item;
 
 /// The client includes this to get its state, and the model's reasoning, as state tokens.
@@ -49,6 +50,14 @@ impl PreparedResponse {
             previous: self.previous.as_deref(),
             conversation: self.conversation.as_deref(),
             store: self.store,
+        }
+    }
+
+    /// Names the conversation in the request's trace, if there are both.
+    pub(super) fn name_conversation(&self, summary: Option<&SummaryCell>) {
+        let trace = summary.and_then(SummaryCell::trace);
+        if let (Some(trace), Some(id)) = (trace, &self.conversation) {
+            trace.set_conversation(id);
         }
     }
 

@@ -31,6 +31,8 @@ pub(super) const TIME_TO_FIRST_CHUNK: &str = "gen_ai.response.time_to_first_chun
 pub(super) const INPUT_TOKENS: &str = "gen_ai.usage.input_tokens";
 pub(super) const CACHED_TOKENS: &str = "gen_ai.usage.cache_read.input_tokens";
 pub(super) const OUTPUT_TOKENS: &str = "gen_ai.usage.output_tokens";
+pub(super) const REASONING_TOKENS: &str = "gen_ai.usage.reasoning.output_tokens";
+pub(super) const CONVERSATION_ID: &str = "gen_ai.conversation.id";
 pub(super) const OPENAI_API_TYPE: &str = "openai.api.type";
 /// The wire protocol of all workers; which engine speaks it does not matter to a client.
 pub(super) const PROVIDER: &str = "openai";
@@ -42,6 +44,8 @@ pub(super) const BACKGROUND_RESPONSE: &str = "warmroute.response.id";
 /// The alias that the client asked for.
 pub(super) const REQUESTED_MODEL: &str = "warmroute.requested_model";
 pub(super) const WORKER: &str = "warmroute.worker";
+/// The data-parallel rank of the worker that the request is pinned to.
+pub(super) const RANK: &str = "warmroute.dp_rank";
 pub(super) const LEG: &str = "warmroute.leg";
 pub(super) const ATTEMPT: &str = "warmroute.attempt";
 pub(super) const DECISION_REASON: &str = "warmroute.decision.reason";
@@ -52,6 +56,8 @@ pub(super) const DECISION_QUEUED_TOKENS: &str = "warmroute.decision.queued_token
 pub(super) const DECISION_COST: &str = "warmroute.decision.cost";
 /// Of an event: how long what it ends has taken, in seconds.
 pub(super) const DURATION: &str = "warmroute.duration";
+/// Of an event: tokens of the answer that the client has.
+pub(super) const ANSWER_TOKENS: &str = "warmroute.answer_tokens";
 pub(super) const PROMPT_TOKENS: &str = "warmroute.prompt_tokens";
 
 // Events.
@@ -60,6 +66,7 @@ pub(super) const TOKENIZE: &str = "warmroute.tokenize";
 pub(super) const DECIDE: &str = "warmroute.decide";
 pub(super) const PREFILL_LEG: &str = "warmroute.prefill_leg";
 pub(super) const KV_TRANSFER: &str = "warmroute.kv_transfer";
+pub(super) const CONTINUE: &str = "warmroute.continue";
 pub(super) const FIRST_TOKEN: &str = "warmroute.first_token";
 
 // Names of spans without a route or a model.

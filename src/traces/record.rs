@@ -24,6 +24,8 @@ pub struct Record {
     pub state: Option<HeaderValue>,
     /// The create of a background response, which has a trace of its own.
     pub link: Option<TraceContext>,
+    /// The conversation of a response, if it is in one.
+    pub conversation: Option<Arc<str>>,
     pub started: Instant,
     /// The time of day at `started`.
     pub started_at: SystemTime,
@@ -67,6 +69,8 @@ pub enum Event {
     },
     Decided {
         worker: Arc<str>,
+        /// The dp rank of it that the request is pinned to.
+        rank: Option<u32>,
         decision: Decision,
         leg: Option<Leg>,
     },
@@ -79,6 +83,11 @@ pub enum Event {
     KvTransfer {
         worker: Arc<str>,
         took: Duration,
+    },
+    /// The stream's worker is lost after so many tokens of the answer, and another one is looked for.
+    Continued {
+        lost: Arc<str>,
+        answer_tokens: u64,
     },
     FirstToken,
 }
@@ -116,6 +125,8 @@ pub struct Try {
     /// The name that the client asked for, if the configuration leads it to the model.
     pub requested_model: Option<Arc<str>>,
     pub worker: Arc<str>,
+    /// The dp rank of it that the request is pinned to.
+    pub rank: Option<u32>,
     /// `host:port`.
     pub authority: String,
     pub leg: Option<Leg>,
@@ -145,6 +156,8 @@ pub struct Usage {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
+    /// Those of the output that are reasoning, if the engine says so.
+    pub reasoning_tokens: Option<u64>,
 }
 
 /// What an answer says of itself.
@@ -162,6 +175,7 @@ impl Record {
             parent: None,
             state: None,
             link: None,
+            conversation: None,
             started,
             started_at,
             ended: None,

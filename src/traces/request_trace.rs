@@ -39,6 +39,11 @@ impl RequestTrace {
         self.update(|record| record.push_event(at, event));
     }
 
+    /// The response that the request generates belongs to this conversation.
+    pub fn set_conversation(&self, id: &str) {
+        self.update(|record| record.conversation = Some(id.into()));
+    }
+
     /// Sets what is known of the request at its end.
     pub fn end(&self, at: Instant, end: RequestEnd) {
         self.update(|record| {

@@ -75,7 +75,7 @@ impl<'a> Builder<'a> {
             name,
             start_time: record.started_at,
             end_time: self.time(ended),
-            attributes: request_attributes(end),
+            attributes: request_attributes(record),
             dropped_attributes_count: 0,
             events,
             links,
@@ -104,7 +104,7 @@ impl<'a> Builder<'a> {
             name: format!("{} {}", tried.operation, tried.model).into(),
             start_time: self.time(tried.started),
             end_time: self.time(tried.ended.unwrap_or(tried.started)),
-            attributes: try_attributes(tried),
+            attributes: try_attributes(self.record, tried),
             dropped_attributes_count: 0,
             events,
             links: SpanLinks::default(),
@@ -129,10 +129,12 @@ impl<'a> Builder<'a> {
             }
             Event::Decided {
                 worker,
+                rank,
                 decision,
                 leg,
             } => {
                 let mut attributes = vec![KeyValue::new(names::WORKER, worker.clone())];
+                attributes.extend(rank.map(rank_attribute));
                 attributes.extend(leg.map(leg_attribute));
                 attributes.extend(decision_attributes(decision));
                 (names::DECIDE, attributes)
@@ -149,6 +151,16 @@ impl<'a> Builder<'a> {
                 vec![
                     KeyValue::new(names::WORKER, worker.clone()),
                     KeyValue::new(names::DURATION, took.as_secs_f64()),
+                ],
+            ),
+            Event::Continued {
+                lost,
+                answer_tokens,
+            } => (
+                names::CONTINUE,
+                vec![
+                    KeyValue::new(names::WORKER, lost.clone()),
+                    count(names::ANSWER_TOKENS, *answer_tokens),
                 ],
             ),
             Event::FirstToken => (names::FIRST_TOKEN, Vec::new()),
@@ -189,7 +201,8 @@ fn known_method(method: &hyper::Method) -> (&'static str, bool) {
     }
 }
 
-fn request_attributes(end: &RequestEnd) -> Vec<KeyValue> {
+fn request_attributes(record: &Record) -> Vec<KeyValue> {
+    let end = &record.end;
     let mut attributes = Vec::with_capacity(10);
     let mut put = |name: &'static str, value: Option<Value>| {
         attributes.extend(value.map(|value| KeyValue::new(name, value)));
@@ -216,10 +229,16 @@ fn request_attributes(end: &RequestEnd) -> Vec<KeyValue> {
         names::BACKGROUND_RESPONSE,
         end.response.clone().map(Value::from),
     );
+    attributes.extend(conversation_attribute(record));
     attributes
 }
 
-fn try_attributes(tried: &Try) -> Vec<KeyValue> {
+fn conversation_attribute(record: &Record) -> Option<KeyValue> {
+    let id = record.conversation.clone()?;
+    Some(KeyValue::new(names::CONVERSATION_ID, id))
+}
+
+fn try_attributes(record: &Record, tried: &Try) -> Vec<KeyValue> {
     let mut attributes = vec![
         KeyValue::new(names::OPERATION_NAME, tried.operation),
         KeyValue::new(names::PROVIDER_NAME, names::PROVIDER),
@@ -266,14 +285,21 @@ fn try_attributes(tried: &Try) -> Vec<KeyValue> {
         put(names::INPUT_TOKENS, Some(number(usage.prompt_tokens)));
         put(names::CACHED_TOKENS, Some(number(usage.cached_tokens)));
         put(names::OUTPUT_TOKENS, Some(number(usage.output_tokens)));
+        put(names::REASONING_TOKENS, usage.reasoning_tokens.map(number));
     }
     put(
         names::ERROR_TYPE,
         tried.error.as_ref().map(|(kind, _)| Value::from(*kind)),
     );
+    attributes.extend(conversation_attribute(record));
+    attributes.extend(tried.rank.map(rank_attribute));
     attributes.extend(tried.leg.map(leg_attribute));
     attributes.extend(decision_attributes(&tried.decision));
     attributes
+}
+
+fn rank_attribute(rank: u32) -> KeyValue {
+    KeyValue::new(names::RANK, i64::from(rank))
 }
 
 fn leg_attribute(leg: Leg) -> KeyValue {

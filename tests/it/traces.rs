@@ -3,6 +3,7 @@
 mod collector;
 mod export;
 mod legs;
+mod places;
 mod propagation;
 mod requests;
 

@@ -121,7 +121,7 @@ impl LegContext<'_> {
         let sent = observe::now();
         let (chosen, leg) = ((&choice.worker, &choice.decision), Some(Leg::Decode));
         let count = self.attempts.count();
-        let mut span = traced::begin_try(job, plan, sent, chosen, leg, count);
+        let mut span = traced::begin_try(job, plan, sent, chosen, self.decode_rank(), leg, count);
         let answer = match self.run_decode_leg(body, sent, span.as_deref()).await {
             Ok(answer) => answer,
             Err(failure) => {

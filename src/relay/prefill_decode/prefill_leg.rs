@@ -37,8 +37,9 @@ impl LegContext<'_> {
         // Before the request counts at the worker.
         let chosen = (worker, &prefill.decision);
         let leg = Some(Leg::Prefill);
-        let mut span = traced::begin_try(job, plan, now, chosen, leg, self.attempts.count());
         let rank = self.prefill_rank();
+        let count = self.attempts.count();
+        let mut span = traced::begin_try(job, plan, now, chosen, rank, leg, count);
         let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
@@ -68,6 +69,9 @@ impl LegContext<'_> {
         let body = legs.prefill(&transfer);
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
         let may_resend = !settings.connector.needs_bootstrap() && self.attempts.cuts() == 0;
+        if let Some(span) = &mut span {
+            span.update(|tried| tried.rank = transfer.rank());
+        }
         let sending = Sending {
             kind: RequestKind::Leg,
             rank: transfer.rank(),
@@ -109,6 +113,9 @@ impl LegContext<'_> {
             Ok(answer) => answer,
             Err(error) => return self.exchange_failed(&error, span.as_deref_mut()),
         };
+        if let Some(span) = &mut span {
+            span.update(|tried| tried.rank = worker.pinned_to(tried.rank));
+        }
         if !answer.head.status.is_success() {
             let refusal = relay.refusal(worker, &answer);
             let is_failure = answer.is_failure();

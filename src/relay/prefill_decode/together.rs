@@ -20,7 +20,7 @@ use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage}
 use crate::relay::retries::Failure;
 use crate::relay::running::{OpenLeg, OptimisticInsert, Running};
 use crate::relay::traced;
-use crate::traces::{Event, Leg};
+use crate::traces::{Event, Leg, TrySpan};
 
 /// How often a waiting attempt checks whether the prefill worker's engine process is still the same.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -93,15 +93,21 @@ impl LegContext<'_> {
             InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
         let count = self.attempts.count();
+        let (chosen, leg) = ((&prefill.worker, &prefill.decision), Some(Leg::Prefill));
+        let rank = room.rank();
+        let mut prefill_span = traced::begin_try(job, plan, started, chosen, rank, leg, count);
         let chosen = (&choice.worker, &choice.decision);
-        let mut span = traced::begin_try(job, plan, started, chosen, Some(Leg::Decode), count);
+        let leg = Some(Leg::Decode);
+        let rank = self.decode_rank();
+        let mut span = traced::begin_try(job, plan, started, chosen, rank, leg, count);
         let transfer = PendingTransfer {
             metrics,
             pinned: None,
         };
 
         let limit = relay.attempt_deadline(plan, started).min(self.deadline);
-        let mut prefill_leg = self.prefill_leg_together(legs, &room, limit);
+        let mut prefill_leg =
+            self.prefill_leg_together(legs, &room, limit, prefill_span.as_deref());
         let ended = {
             let body = legs.meeting_decode(&room);
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
@@ -120,7 +126,8 @@ impl LegContext<'_> {
                 wait_for_first_token(job.api, &mut answer).await?;
                 Ok(answer)
             };
-            self.wait_for_both(decode_leg, &mut prefill_leg).await
+            self.wait_for_both(decode_leg, (&mut prefill_leg, prefill_span.as_deref_mut()))
+                .await
         };
         let answer = match ended {
             Ok(Ok(answer)) => answer,
@@ -168,6 +175,10 @@ impl LegContext<'_> {
             return AttemptOutcome::Answered(answer);
         }
         let now = observe::now();
+        if let Some(span) = &mut prefill_span {
+            // Unless its answer was there first.
+            span.end(now);
+        }
         insert.confirm();
         computing.on_first_token(now);
         plan.model.report_success(&prefill.worker, job.client);
@@ -195,13 +206,14 @@ impl LegContext<'_> {
         legs: &Legs,
         room: &Rendezvous,
         limit: Instant,
+        span: Option<&TrySpan>,
     ) -> Pin<Box<dyn Future<Output = PrefillEnd> + Send>> {
         let sending = Sending {
             kind: RequestKind::Leg,
             rank: room.rank(),
             may_resend: false,
             carried: None,
-            span: None,
+            span,
         };
         let worker = self.prefill.worker.clone();
         let body = legs.meeting_prefill(room);
@@ -241,11 +253,24 @@ impl LegContext<'_> {
         })
     }
 
+    fn end_prefill_span(&self, span: &mut TrySpan, now: Instant, end: &PrefillEnd) {
+        match end {
+            PrefillEnd::Taken => span.end(now),
+            PrefillEnd::Refused => {
+                span.fail(now, "client_error", "the engine refused it".to_owned());
+            }
+            PrefillEnd::Failed(failed) => failed.end_try(Some(span)),
+        }
+    }
+
     /// Waits for the decode leg's first token, and for as long for a failure of the prefill leg.
     async fn wait_for_both(
         &self,
         decode_leg: impl Future<Output = Result<exchange::Answer, DecodeFailure>>,
-        prefill_leg: &mut Pin<Box<dyn Future<Output = PrefillEnd> + Send>>,
+        (prefill_leg, mut span): (
+            &mut Pin<Box<dyn Future<Output = PrefillEnd> + Send>>,
+            Option<&mut TrySpan>,
+        ),
     ) -> Ended {
         let mut decode_leg = pin!(decode_leg);
         let mut is_prefill_open = true;
@@ -267,6 +292,9 @@ impl LegContext<'_> {
                 end = &mut *prefill_leg, if is_prefill_open => {
                     is_prefill_open = false;
                     let now = observe::now();
+                    if let Some(span) = span.take() {
+                        self.end_prefill_span(span, now, &end);
+                    }
                     match end {
                         PrefillEnd::Failed(failed) => return Err(failed),
                         PrefillEnd::Refused => silent_at = Some(now + SAME_REFUSAL_TIMEOUT),

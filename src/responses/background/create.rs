@@ -123,6 +123,7 @@ impl Responses {
         };
         let input = prepared.new_input.json();
         let new_items = prepared.take_new_items();
+        prepared.name_conversation(request.summary);
         if let Some(trace) = request.summary.and_then(SummaryCell::trace) {
             stored.link_to(trace.context());
         }

@@ -105,6 +105,9 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     };
     let tracer = responses.relay.tracer();
     let trace = tracer.begin_background(request.create_span());
+    if let (Some(trace), Some(id)) = (&trace, request.conversation_id()) {
+        trace.set_conversation(id);
+    }
     let summary = trace.map(|trace| SummaryCell::traced(Some(trace)));
     let context = RequestContext {
         headers: &job.headers,

@@ -82,6 +82,10 @@ impl StoredRequest {
         TraceContext::parse(self.trace.as_ref()?.as_bytes())
     }
 
+    pub(super) fn conversation_id(&self) -> Option<&str> {
+        self.conversation.as_deref()
+    }
+
     /// The response runs in a conversation that is locked with this token, and that gets these items.
     pub(super) fn in_conversation(&mut self, token: IdempotencyToken, items: &[Item]) {
         let raw = |item: &Item| {

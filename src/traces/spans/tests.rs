@@ -14,6 +14,7 @@ fn tried(record: &Record) -> Try {
         model: "tiny".into(),
         requested_model: Some("alias".into()),
         worker: "gpu-0".into(),
+        rank: Some(3),
         authority: "10.0.0.1:8000".to_owned(),
         leg: None,
         attempt: 1,
@@ -37,6 +38,7 @@ fn tried(record: &Record) -> Try {
             prompt_tokens: 100,
             cached_tokens: 96,
             output_tokens: 7,
+            reasoning_tokens: Some(5),
         }),
         response: ResponseFields {
             id: Some("chatcmpl-1".to_owned()),
@@ -126,6 +128,7 @@ fn a_request_is_a_server_span_with_a_client_span_of_its_try_below() {
             "gen_ai.usage.cache_read.input_tokens=96",
             "gen_ai.usage.input_tokens=100",
             "gen_ai.usage.output_tokens=7",
+            "gen_ai.usage.reasoning.output_tokens=5",
             "http.response.status_code=200",
             "openai.api.type=chat_completions",
             "server.address=10.0.0.1",
@@ -137,6 +140,7 @@ fn a_request_is_a_server_span_with_a_client_span_of_its_try_below() {
             "warmroute.decision.prompt_tokens=100",
             "warmroute.decision.queued_tokens=50",
             "warmroute.decision.reason=longest_prefix",
+            "warmroute.dp_rank=3",
             "warmroute.requested_model=alias",
             "warmroute.worker=gpu-0",
         ]
@@ -210,11 +214,12 @@ fn events_stand_in_the_span_of_the_request_with_their_times() {
         (
             Event::Decided {
                 worker: worker.clone(),
+                rank: Some(1),
                 decision,
                 leg: Some(Leg::Decode),
             },
             "warmroute.decide",
-            8,
+            9,
         ),
         (
             Event::PrefillLeg {
@@ -227,6 +232,14 @@ fn events_stand_in_the_span_of_the_request_with_their_times() {
         (
             Event::KvTransfer { worker, took },
             "warmroute.kv_transfer",
+            2,
+        ),
+        (
+            Event::Continued {
+                lost: "d".into(),
+                answer_tokens: 12,
+            },
+            "warmroute.continue",
             2,
         ),
         (Event::FirstToken, "warmroute.first_token", 0),
@@ -270,6 +283,7 @@ fn a_background_response_has_a_trace_of_its_own_with_a_link_to_its_create() {
     };
     record.link = Some(create);
     record.end.response = Some("resp_1".to_owned());
+    record.conversation = Some("conv_1".into());
     let span = &spans(&record)[0];
     assert_eq!(
         (&*span.name, &span.span_kind),
@@ -280,7 +294,12 @@ fn a_background_response_has_a_trace_of_its_own_with_a_link_to_its_create() {
         span.links[0].span_context,
         span_context(create, true, TraceState::default())
     );
-    assert!(lines(span).contains(&"warmroute.response.id=resp_1".to_owned()));
+    for line in [
+        "warmroute.response.id=resp_1",
+        "gen_ai.conversation.id=conv_1",
+    ] {
+        assert!(lines(span).contains(&line.to_owned()), "{line}");
+    }
 }
 
 #[test]
