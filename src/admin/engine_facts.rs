@@ -2,11 +2,14 @@
 
 use serde::Serialize;
 
+use crate::fleet::engine::Engine;
 use crate::fleet::events::Endpoint;
 use crate::fleet::{ResponsesApi, Status};
 
 #[derive(Debug, Serialize)]
 pub(super) struct EngineRow {
+    /// An engine that says nothing of itself is treated as vLLM.
+    engine: Engine,
     block_size: Option<u32>,
     /// Whether its prefix cache is on, if it says so.
     prefix_caching: Option<bool>,
@@ -42,6 +45,7 @@ impl EngineRow {
         };
         let unusable = status.facts.unusable_events.iter();
         Self {
+            engine: status.facts.engine,
             block_size: status.facts.block_size,
             prefix_caching: status.facts.prefix_caching,
             responses: match status.speaks_chat_only() {

@@ -4,6 +4,8 @@ mod engines;
 mod finding;
 mod observed;
 mod settings;
+mod versions;
+mod workers;
 
 use std::fmt::Write as _;
 

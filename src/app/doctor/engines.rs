@@ -1,12 +1,29 @@
 //! Rules about engines: what they were started with, and what of them the router can reach. Pure.
 
-use std::collections::BTreeMap;
-
 use super::finding::{Finding, listed};
 use super::observed::{Observed, Worker};
+use super::versions;
+use super::workers::{by_model, different, names, up};
 
 /// The line that turns KV events on, with replay.
 const EVENTS_ON: &str = r#"engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"#;
+/// The same for SGLang.
+const SGLANG_EVENTS_ON: &str = r#"engine: --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","topic":"kv-events"}'"#;
+
+/// The line that turns KV events on for these workers.
+fn events_on(workers: &[&Worker]) -> String {
+    by_engine(workers, EVENTS_ON, SGLANG_EVENTS_ON)
+}
+
+/// A line for each kind of engine that these workers run.
+fn by_engine(workers: &[&Worker], vllm: &str, sglang: &str) -> String {
+    let is_sglang = |worker: &&Worker| worker.is_sglang();
+    match (workers.iter().all(is_sglang), workers.iter().any(is_sglang)) {
+        (true, true) => sglang.to_owned(),
+        (_, false) => vllm.to_owned(),
+        (false, true) => format!("{vllm}\nof SGLang: {sglang}"),
+    }
+}
 
 pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -18,17 +35,9 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     findings.extend(no_replay(observed));
     findings.extend(cached_tokens_unreported(observed));
     findings.extend(block_sizes_differ(observed));
-    findings.extend(versions_differ(observed));
+    findings.extend(versions::examine(observed));
     findings.extend(pairs(observed));
     findings
-}
-
-fn names(workers: &[&Worker]) -> String {
-    listed(workers.iter().map(|worker| &worker.name))
-}
-
-fn up(observed: &Observed) -> impl Iterator<Item = &Worker> {
-    observed.fleet.workers.iter().filter(|it| it.is_up())
 }
 
 fn uses_events(observed: &Observed) -> bool {
@@ -69,8 +78,11 @@ fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
         cost: 0.9 * observed.share(off.iter().copied()),
         problem: format!("engines without a prefix cache: {}", names(&off)),
         effect: "every prompt is computed from its first token",
-        change: "engine: --enable-prefix-caching (or take out --no-enable-prefix-caching)"
-            .to_owned(),
+        change: by_engine(
+            &off,
+            "engine: --enable-prefix-caching (or take out --no-enable-prefix-caching)",
+            "engine: take out --disable-radix-cache",
+        ),
     })
 }
 
@@ -86,7 +98,8 @@ fn no_events(observed: &Observed) -> Option<Finding> {
         problem: format!("no KV events of {}", names(&silent)),
         effect: "the caches of these workers are predicted, and evictions go unnoticed",
         change: format!(
-            "{EVENTS_ON}\nif it does so already, give the worker its endpoints: events: {{endpoint: \"tcp://*:5557\", replay: \"tcp://*:5558\"}}"
+            "{}\nif it does so already, give the worker its endpoints: events: {{endpoint: \"tcp://*:5557\", replay: \"tcp://*:5558\"}}",
+            events_on(&silent)
         ),
     })
 }
@@ -135,7 +148,8 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
         ),
         effect: "the caches of these workers are predicted, and evictions go unnoticed",
         change: format!(
-            "let the router reach the port (NetworkPolicy, firewall), and have the engine listen on all addresses:\n{EVENTS_ON}"
+            "let the router reach the port (NetworkPolicy, firewall), and have the engine listen on all addresses:\n{}",
+            events_on(&workers)
         ),
     })
 }
@@ -168,7 +182,7 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
         cost: 0.1 * observed.share(without.iter().copied()),
         problem: format!("KV events without a replay endpoint: {}", names(&without)),
         effect: "a gap or a lost connection clears what is known of their caches",
-        change: EVENTS_ON.to_owned(),
+        change: events_on(&without),
     })
 }
 
@@ -187,33 +201,12 @@ fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
         cost: 0.05,
         problem: format!("engines report no cached tokens, of {prompt:.0} prompt tokens"),
         effect: "usage, metrics and bills show no cache hits",
-        change: "engine: --enable-prompt-tokens-details".to_owned(),
+        change: by_engine(
+            &up(observed).collect::<Vec<_>>(),
+            "engine: --enable-prompt-tokens-details",
+            "engine: --enable-cache-report",
+        ),
     })
-}
-
-/// The workers of each model that are up.
-fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&Worker>> {
-    let mut models: BTreeMap<&str, Vec<&Worker>> = BTreeMap::new();
-    for worker in up(observed) {
-        for model in &worker.models {
-            models.entry(model).or_default().push(worker);
-        }
-    }
-    models
-}
-
-/// The values of a model's workers, with the workers, if there is more than one value.
-fn different<K: Ord>(
-    workers: &[&Worker],
-    value: impl Fn(&Worker) -> Option<K>,
-) -> Option<BTreeMap<K, Vec<String>>> {
-    let mut values: BTreeMap<K, Vec<String>> = BTreeMap::new();
-    for worker in workers {
-        if let Some(value) = value(worker) {
-            values.entry(value).or_default().push(worker.name.clone());
-        }
-    }
-    (values.len() > 1).then_some(values)
 }
 
 fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
@@ -233,60 +226,14 @@ fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
                 parts.collect::<Vec<_>>().join("; ")
             ),
             effect: "each size has an index of its own, and KV blocks cannot be transferred between them",
-            change: format!("engine, at {}: --block-size {most}", listed(others)),
+            change: by_engine(
+                &workers,
+                &format!("engine, at {}: --block-size {most}", listed(&others)),
+                &format!("engine, at {}: --page-size {most}", listed(&others)),
+            ),
         })
     };
     by_model(observed).into_iter().filter_map(finding).collect()
-}
-
-/// The first release that takes the router's token ids.
-const TOKEN_IDS_SINCE: (u32, u32) = (0, 32);
-
-fn versions_differ(observed: &Observed) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    for (model, workers) in by_model(observed) {
-        let share = observed.share(workers.iter().copied());
-        if let Some(versions) = different(&workers, |worker| worker.version.clone()) {
-            let parts = versions
-                .iter()
-                .map(|(version, workers)| format!("{version} at {}", listed(workers)));
-            findings.push(Finding {
-                rule: "versions_differ",
-                cost: 0.02 * share,
-                problem: format!("engines of {model} differ: {}", parts.collect::<Vec<_>>().join("; ")),
-                effect: "answers, tokens and KV transfers may differ between them; normal during a rollout",
-                change: "engine: one release for all workers of a model".to_owned(),
-            });
-        }
-        let sends =
-            |entry: &&serde_json::Value| entry["name"] == model && entry["send_token_ids"] == true;
-        let is_old = |worker: &&&Worker| {
-            let version = worker.version.as_deref().and_then(release);
-            version.is_some_and(|release| release < TOKEN_IDS_SINCE)
-        };
-        let old: Vec<&Worker> = workers.iter().filter(is_old).copied().collect();
-        if !old.is_empty() && observed.models().iter().any(|entry| sends(&entry)) {
-            findings.push(Finding {
-                rule: "version_too_old",
-                cost: 0.5 * observed.share(old.iter().copied()),
-                problem: format!(
-                    "{} do not take token ids (vLLM 0.32 and later does)",
-                    names(&old)
-                ),
-                effect: "these engines refuse requests, or tokenize them again",
-                change: format!(
-                    "models: [{{name: {model}, send_token_ids: false}}], or a newer engine"
-                ),
-            });
-        }
-    }
-    findings
-}
-
-/// `0.32.1rc1` -> (0, 32)
-fn release(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.trim_start_matches('v').split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 fn pairs(observed: &Observed) -> Vec<Finding> {

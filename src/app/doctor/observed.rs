@@ -35,6 +35,9 @@ pub(super) struct Worker {
     pub(super) health: String,
     pub(super) last_error: Option<String>,
     pub(super) version: Option<String>,
+    pub(super) engine: String,
+    /// How it is sent requests of the Responses API.
+    pub(super) responses: String,
     pub(super) models: Vec<String>,
     pub(super) requests_total: u64,
     pub(super) block_size: Option<u32>,
@@ -184,6 +187,10 @@ impl Observed {
 impl Worker {
     pub(super) fn is_up(&self) -> bool {
         self.health == "up"
+    }
+
+    pub(super) fn is_sglang(&self) -> bool {
+        self.engine == "sglang"
     }
 }
 

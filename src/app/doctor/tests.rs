@@ -129,6 +129,22 @@ fn each_lack_is_found_with_the_line_to_change() {
         "send_token_ids: false",
     );
     check(
+        "version_not_supported",
+        |fleet, _, _| {
+            for index in 0..2 {
+                fleet["workers"][index]["version"] = "0.28.0".into();
+            }
+        },
+        "",
+        "w0, w1 run a vLLM before 0.29 (0.28.0)",
+    );
+    check(
+        "ranks_ignored",
+        |fleet, _, _| fleet["workers"][0]["events"]["ranks"] = 2.into(),
+        "warmroute_requests_total{worker=\"w0\",api=\"responses\"} 30\nwarmroute_requests_total{worker=\"w1\",api=\"chat\"} 70\n",
+        "30 % of all requests) workers: [{url: ..., responses: chat}]",
+    );
+    check(
         "unpaired_workers",
         |fleet, _, _| {
             fleet["pairs"] = json!({"connector": "nixl", "count": 0, "unpaired": ["w0"],
@@ -198,6 +214,58 @@ fn each_lack_is_found_with_the_line_to_change() {
         "",
         "workers serve old",
     );
+}
+
+/// SGLang has other flags, and counts its releases otherwise.
+#[test]
+fn each_engine_is_told_its_own_flags() {
+    let sglang = |fleet: &mut Value, index: usize| {
+        fleet["workers"][index]["engine"] = "sglang".into();
+        fleet["workers"][index]["version"] = "0.5.23".into();
+    };
+    let change_of = |change: &dyn Fn(&mut Value, &mut Value)| {
+        let observed = observed(
+            |fleet, _, config| {
+                sglang(fleet, 0);
+                sglang(fleet, 1);
+                change(fleet, config);
+            },
+            "",
+        );
+        let found = examine(&observed);
+        assert!(found.len() <= 1, "{found:?}");
+        found.into_iter().next().map(|it| it.change)
+    };
+    let send_ids = |_: &mut Value, config: &mut Value| {
+        config["models"][0]["send_token_ids"] = true.into();
+    };
+    assert_eq!(change_of(&send_ids), None);
+    let no_cache = |fleet: &mut Value, _: &mut Value| {
+        fleet["workers"][0]["prefix_caching"] = false.into();
+    };
+    let change = change_of(&no_cache).unwrap();
+    assert_eq!(change, "engine: take out --disable-radix-cache");
+    let pages = |fleet: &mut Value, _: &mut Value| fleet["workers"][1]["block_size"] = 32.into();
+    assert!(change_of(&pages).unwrap().contains("--page-size"));
+    let no_events = |fleet: &mut Value, _: &mut Value| {
+        fleet["workers"][1]["events"]["ranks"] = 0.into();
+    };
+    let change = change_of(&no_events).unwrap();
+    assert!(change.contains("\"topic\":\"kv-events\""), "{change}");
+    assert!(!change.contains("enable_kv_cache_events"), "{change}");
+    // A fleet of both is told both.
+    let both = observed(
+        |fleet, _, _| {
+            sglang(fleet, 0);
+            for index in 0..2 {
+                fleet["workers"][index]["events"]["ranks"] = 0.into();
+            }
+            fleet["workers"][0]["version"] = Value::Null;
+        },
+        "",
+    );
+    let change = &examine(&both)[0].change;
+    assert!(change.contains("\nof SGLang: engine: "), "{change}");
 }
 
 #[test]

@@ -1,0 +1,39 @@
+//! Workers, as the rules look at them. Pure.
+
+use std::collections::BTreeMap;
+
+use super::finding::listed;
+use super::observed::{Observed, Worker};
+
+pub(super) fn names(workers: &[&Worker]) -> String {
+    listed(workers.iter().map(|worker| &worker.name))
+}
+
+pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &Worker> {
+    observed.fleet.workers.iter().filter(|it| it.is_up())
+}
+
+/// The workers of each model that are up.
+pub(super) fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&Worker>> {
+    let mut models: BTreeMap<&str, Vec<&Worker>> = BTreeMap::new();
+    for worker in up(observed) {
+        for model in &worker.models {
+            models.entry(model).or_default().push(worker);
+        }
+    }
+    models
+}
+
+/// The values of a model's workers, with the workers, if there is more than one value.
+pub(super) fn different<K: Ord>(
+    workers: &[&Worker],
+    value: impl Fn(&Worker) -> Option<K>,
+) -> Option<BTreeMap<K, Vec<String>>> {
+    let mut values: BTreeMap<K, Vec<String>> = BTreeMap::new();
+    for worker in workers {
+        if let Some(value) = value(worker) {
+            values.entry(value).or_default().push(worker.name.clone());
+        }
+    }
+    (values.len() > 1).then_some(values)
+}
