@@ -29,6 +29,7 @@ DASHBOARDS = [
             ("Requests by outcome", "reqps", [(rate("warmroute_requests_total", "outcome", MODEL), "{{outcome}}")]),
             ("Errors by the router itself", "reqps", [(rate("warmroute_request_errors_total", "status, code"), "{{status}} {{code}}")]),
             ("Requests in flight", "short", [(f"sum by (model) (warmroute_requests_in_flight{{{MODEL}}})", "{{model}}")]),
+            ("Streams whose worker was lost", "reqps", [(rate("warmroute_stream_continuations_total", "outcome, reason", MODEL), "{{outcome}} ({{reason}})")]),
             ("Requests by configured name", "reqps", [(rate("warmroute_model_targets_total", "requested, target, reason"), "{{requested}} -> {{target}} ({{reason}})")]),
         ]),
         ("Latency", [
@@ -43,6 +44,7 @@ DASHBOARDS = [
             ("Queued prompt tokens", "short", [(f"sum by (worker) (warmroute_worker_queued_tokens{{{WORKER}}})", "{{worker}}")]),
             ("Running requests, as engines report them", "short", [(f"max by (worker) (warmroute_worker_reported_running{{{WORKER}}})", "{{worker}}")]),
             ("Waiting requests, as engines report them", "short", [(f"max by (worker) (warmroute_worker_reported_waiting{{{WORKER}}})", "{{worker}}")]),
+            ("Prompt tokens that a worker computes a second", "short", [(f"max by (worker) (warmroute_worker_prefill_tokens_per_second{{{WORKER}}})", "{{worker}}")]),
             ("Failures by who is to blame", "reqps", [(rate("warmroute_worker_failures_total", "owner", WORKER), "{{owner}}")]),
             ("Retries", "reqps", [(rate("warmroute_retries_total", "reason", WORKER), "{{reason}}"), (total("warmroute_retry_budget_exhausted_total"), "refused by the budget")]),
         ]),
@@ -66,11 +68,17 @@ DASHBOARDS = [
             ("Replicas that count alone", "short", [("sum by (instance) (warmroute_limits_without_store)", "{{instance}}")]),
             ("Charges that Redis does not confirm", "ops", [(rate("warmroute_limit_store_failures_total", "operation"), "{{operation}}"), (total("warmroute_limit_settlements_dropped_total"), "settlements dropped")]),
         ]),
+        ("Gateways (endpoint picker)", [
+            ("Requests of gateways", "reqps", [(rate("warmroute_endpoint_picker_exchanges_total", "outcome"), "{{outcome}}")]),
+            ("Open requests", "short", [("sum by (instance) (warmroute_endpoint_picker_exchanges)", "{{instance}}")]),
+            ("Time to a decision", "s", [(quantile(q, "warmroute_endpoint_picker_decision_seconds"), f"p{round(q * 100)}") for q in (0.5, 0.99)]),
+        ]),
         ("Router", [
             ("CPU", "short", [("rate(process_cpu_seconds_total[$__rate_interval]) and on (instance) warmroute_build_info", "{{instance}}")]),
             ("Memory", "bytes", [("process_resident_memory_bytes and on (instance) warmroute_build_info", "{{instance}}")]),
             ("Connections", "short", [("sum by (instance) (warmroute_connections)", "{{instance}}")]),
             ("Other replicas", "short", [("sum by (state) (warmroute_peers)", "{{state}}")]),
+            ("Spans of traces", "short", [(rate("warmroute_trace_spans_total", "outcome"), "{{outcome}}")]),
         ]),
     ]),
     ("warmroute-routing", "warmroute: routing quality", "How much of the prompts is found in caches, and what is known of them.", [
@@ -116,6 +124,19 @@ DASHBOARDS = [
             ("Orphans", "short", [(rate("warmroute_background_orphans_total", "action"), "{{action}}")]),
             ("Stopped", "short", [(rate("warmroute_background_stopped_total", "reason"), "{{reason}}")]),
             ("Leases that expired", "short", [("sum by (instance) (increase(warmroute_background_leases_expired_total[$__rate_interval]))", "{{instance}}")]),
+        ]),
+        ("Webhooks", [
+            ("Events by what became of them", "ops", [(rate("warmroute_webhook_events_total", "endpoint, outcome"), "{{endpoint}} {{outcome}}")]),
+            ("Attempts", "ops", [(rate("warmroute_webhook_attempts_total", "endpoint, outcome"), "{{endpoint}} {{outcome}}")]),
+            ("Events that wait", "short", [("max by (endpoint) (warmroute_webhook_waiting_events)", "{{endpoint}}")]),
+            ("Age of the oldest event", "s", [("max by (endpoint) (warmroute_webhook_oldest_event_age_seconds)", "{{endpoint}}")]),
+            ("From the end of a response to the delivery, p99", "s", [(quantile(0.99, "warmroute_webhook_delivery_delay_seconds", "endpoint"), "{{endpoint}}")]),
+            ("Endpoints (0 ok, 1 failing, 2 disabled)", "short", [("max by (endpoint) (warmroute_webhook_endpoint_state)", "{{endpoint}}")]),
+        ]),
+        ("WebSockets", [
+            ("Open", "short", [("sum by (instance) (warmroute_websocket_connections)", "{{instance}}")]),
+            ("Closed and refused", "ops", [(rate("warmroute_websocket_connections_closed_total", "reason"), "closed: {{reason}}"), (rate("warmroute_websocket_connections_refused_total", "reason"), "refused: {{reason}}")]),
+            ("Memory", "bytes", [("sum by (instance) (warmroute_websocket_memory_bytes)", "{{instance}}")]),
         ]),
         ("Store", [
             ("Operations by outcome", "ops", [(rate("warmroute_store_operations_total", "outcome"), "{{outcome}}")]),
