@@ -58,7 +58,6 @@ pub struct AdminServer {
     /// What most pages show.
     sources: Arc<Sources>,
     config: ConfigPage,
-    webhooks: Arc<Webhooks>,
     worker_metrics: WorkerMetrics,
     dashboard: Dashboard,
     /// One scrape at a time: each sets the gauges of all workers anew.
@@ -109,6 +108,7 @@ impl AdminServer {
             peers,
             kv: Arc::new(pages.kv),
             responses: pages.responses,
+            webhooks: pages.webhooks,
             registry: registry.clone(),
         });
         Ok(Arc::new(Self {
@@ -125,7 +125,6 @@ impl AdminServer {
             listing: OffloadThread::start("admin-pages")?,
             sources,
             config: pages.config,
-            webhooks: pages.webhooks,
             readiness,
             is_drain_requested: AtomicBool::new(false),
             drain_requested: tokio::sync::Notify::new(),
@@ -218,8 +217,8 @@ impl AdminServer {
                 let relay = self.sources.relay.load();
                 answer(StatusCode::OK, &tenants::page(relay.tenants()))
             }
-            Name::Webhooks => webhooks::page(&self.webhooks),
-            Name::EnableWebhook => webhooks::enable(&self.webhooks, query, client).await,
+            Name::Webhooks => webhooks::page(&self.sources.webhooks),
+            Name::EnableWebhook => webhooks::enable(&self.sources.webhooks, query, client).await,
             Name::KvBlocks => self.blocks(query).await,
             Name::Config => answer(StatusCode::OK, &self.config.running()),
             Name::Reload => {

@@ -9,6 +9,7 @@ mod limits;
 mod panels;
 mod rows;
 pub(super) mod settings;
+mod side_panels;
 mod tables;
 mod update;
 mod viewers;
@@ -39,6 +40,7 @@ use super::responses::ResponsesPage;
 use crate::observe::metrics::Registry;
 use crate::peers::Peers;
 use crate::relay::Relay;
+use crate::webhooks::Webhooks;
 use crate::{http, observe};
 
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -60,6 +62,7 @@ pub(super) struct Sources {
     pub(super) peers: Peers,
     pub(super) kv: Arc<KvPages>,
     pub(super) responses: ResponsesPage,
+    pub(super) webhooks: Arc<Webhooks>,
     pub(super) registry: Registry,
 }
 
@@ -268,6 +271,10 @@ impl Watch {
             view.ranks = Arc::new(tables::ranks(sources.kv.board(), now));
             let check = sources.kv.tokenizer_check();
             let mut panels = panels::read(&relay, &sources.peers, check, &sources.registry, now);
+            panels.extend(side_panels::read(
+                &sources.registry,
+                &sources.webhooks.report(),
+            ));
             panels.insert("responses", self.responses(is_due).await);
             view.panels = Arc::new(panels);
         } else {

@@ -72,6 +72,15 @@ impl Status {
         }
     }
 
+    /// How many of them there are.
+    pub fn event_ranks(&self) -> usize {
+        match &self.worker.events {
+            Events::Off => 0,
+            Events::At(endpoints) => endpoints.len(),
+            Events::Auto => self.facts.event_endpoints.len(),
+        }
+    }
+
     /// `topology` is the label that the workers of a pair must share; empty for none.
     pub fn compatibility_key(&self, topology: &str) -> CompatibilityKey {
         let label = self.worker.labels.get(topology);

@@ -7,6 +7,8 @@ use serde::Serialize;
 use super::endpoint::Endpoint;
 use super::settings::EventType;
 
+const OK: &str = "ok";
+
 /// One endpoint, as this replica sees it.
 #[derive(Clone, Debug, Serialize)]
 pub struct EndpointReport {
@@ -30,6 +32,15 @@ pub struct EndpointReport {
 }
 
 impl EndpointReport {
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it takes events.
+    pub fn is_ok(&self) -> bool {
+        self.state == OK
+    }
+
     pub(super) fn new(endpoint: &Endpoint) -> Self {
         let seen = endpoint.state.seen.lock().clone();
         let breaker = endpoint.state.breaker.lock().state();
@@ -44,7 +55,7 @@ impl EndpointReport {
                 .collect(),
             state: match (seen.is_disabled, breaker.number()) {
                 (true, _) => "disabled",
-                (false, 0) => "ok",
+                (false, 0) => OK,
                 (false, _) => "failing",
             },
             in_flight: endpoint.state.in_flight.load(Relaxed),

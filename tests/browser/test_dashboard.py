@@ -183,8 +183,8 @@ class Dashboard(BrowserTest):
             expect(table.locator("tbody tr")).to_have_count(1)
             expect(table.locator("tbody td").first).to_have_text("100")
             # Requests are counted for it, so that it is the page's own number and no empty row.
-            self.assertEqual(table.locator("tbody td").nth(4).get_attribute("title"), "warmroute_routed_prompt_tokens_total")
-            expect(table.locator("tbody td").nth(4)).not_to_have_text("0", timeout=15_000)
+            self.assertEqual(table.locator("tbody td").nth(5).get_attribute("title"), "warmroute_routed_prompt_tokens_total")
+            expect(table.locator("tbody td").nth(5)).not_to_have_text("0", timeout=15_000)
             table.get_by_role("searchbox").fill("")
             passed = time.monotonic() - started
             busy = self.busy_share(page, 3)

@@ -95,7 +95,7 @@ fn tokenizer(check: &TokenizerCheck, now: Instant) -> Value {
 }
 
 /// A counter's values, added up by one label.
-fn by_label(registry: &Registry, name: &str, by: &str) -> BTreeMap<String, u64> {
+pub(super) fn by_label(registry: &Registry, name: &str, by: &str) -> BTreeMap<String, u64> {
     let mut sums = BTreeMap::new();
     for metric in series(registry, name) {
         let value = metric.get_counter().get_value() as u64;
@@ -105,7 +105,11 @@ fn by_label(registry: &Registry, name: &str, by: &str) -> BTreeMap<String, u64> 
 }
 
 /// Number and sum of a histogram's values, added up by one label.
-fn histograms(registry: &Registry, name: &str, by: &str) -> BTreeMap<String, (u64, f64)> {
+pub(super) fn histograms(
+    registry: &Registry,
+    name: &str,
+    by: &str,
+) -> BTreeMap<String, (u64, f64)> {
     let mut sums: BTreeMap<String, (u64, f64)> = BTreeMap::new();
     for metric in series(registry, name) {
         let histogram = metric.get_histogram();

@@ -10,12 +10,16 @@ use super::counts::{ITL, REQUESTS, TTFT, label, series};
 use super::rows::Rows;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
+use crate::ids::Model;
 use crate::kv::subscriber::{self, StatusBoard};
 use crate::observe::metrics::Registry;
 use crate::relay::Relay;
 
+/// Ranks of one worker that are sent with its row. A click on it shows all.
+const MAX_RANKS: usize = 64;
+
 /// The columns of a row, in order.
-pub(super) const WORKER_COLUMNS: [&str; 22] = [
+pub(super) const WORKER_COLUMNS: [&str; 24] = [
     "name",
     "role",
     "health",
@@ -38,9 +42,11 @@ pub(super) const WORKER_COLUMNS: [&str; 22] = [
     "ttft_ms",
     "itl_count",
     "itl_ms",
+    "prefill_rate",
+    "rank_load",
 ];
 
-pub(super) const MODEL_COLUMNS: [&str; 12] = [
+pub(super) const MODEL_COLUMNS: [&str; 13] = [
     "name",
     "workers",
     "prefill",
@@ -53,9 +59,10 @@ pub(super) const MODEL_COLUMNS: [&str; 12] = [
     "requests",
     "ttft_count",
     "ttft_ms",
+    "adapter_in_gpu",
 ];
 
-/// The metrics of the six before the last three.
+/// The metrics of the six before the last four.
 const MODEL_METRICS: [&str; 6] = [
     "warmroute_requests_in_flight",
     "warmroute_routed_prompt_tokens_total",
@@ -116,6 +123,8 @@ struct WorkerRow<'a>(
     u64,
     u64,
     u64,
+    Option<u64>,
+    Option<Vec<[u64; 3]>>,
 );
 
 /// Of one worker or one model since the router's start: streamed answers and the sum of their times to the first token,
@@ -194,10 +203,44 @@ pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
             latency.first.1.round() as u64,
             latency.gaps.0,
             latency.gaps.1.round() as u64,
+            worker.prefill_rate().map(|(rate, _)| rounded(rate)),
+            rank_load(status),
         );
         rows.add(&worker.name, &row);
     }
     rows
+}
+
+/// To two digits: a learnt rate changes a little with each prompt, and a row that changes is sent.
+fn rounded(rate: f64) -> u64 {
+    let unit = 10_f64.powi((rate.max(1.0).log10() as i32 - 1).max(0));
+    ((rate / unit).round() * unit) as u64
+}
+
+/// Requests, queued and decoding tokens of each dp rank, of requests that are pinned to it. `None` for a worker without
+/// several ranks.
+fn rank_load(status: &Status) -> Option<Vec<[u64; 3]>> {
+    let ranks = status.event_ranks();
+    let own = |rank| {
+        let own = status.worker.pinned.own(rank);
+        [
+            u64::from(own.requests),
+            own.queued_tokens,
+            own.decode_tokens,
+        ]
+    };
+    (ranks > 1).then(|| (0..ranks.min(MAX_RANKS) as u32).map(own).collect())
+}
+
+/// At how many workers each LoRA adapter is in the GPU, as far as known.
+fn adapters_in_gpu(relay: &Relay) -> FxHashMap<Model, usize> {
+    let mut counts: FxHashMap<Model, usize> = FxHashMap::default();
+    for status in &relay.fleet().snapshot().workers {
+        for adapter in status.worker.adapters.used().iter() {
+            *counts.entry(adapter.clone()).or_default() += 1;
+        }
+    }
+    counts
 }
 
 pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) -> Rows {
@@ -222,6 +265,7 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
             }
         }
     }
+    let in_gpu = adapters_in_gpu(relay);
     let mut rows = Rows::default();
     for (name, group) in &relay.fleet().snapshot().models {
         let of_model = counts.get(&**name).copied().unwrap_or_default();
@@ -246,12 +290,16 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
             requests.get(&**name).copied().unwrap_or(0),
             latency.first.0,
             latency.first.1.round() as u64,
+            group
+                .is_adapter
+                .then(|| in_gpu.get(name).copied().unwrap_or(0)),
         );
         rows.add(name, &row);
     }
     rows
 }
 
+/// The KV events of each rank.
 pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
     let mut rows = Rows::default();
     for status in board.statuses(now) {
@@ -295,4 +343,20 @@ pub(super) fn ranks(board: &StatusBoard, now: Instant) -> Rows {
         rows.add(&key, &row);
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rate_is_rounded_to_two_digits() {
+        let check = |rate, expected| assert_eq!(rounded(rate), expected, "{rate}");
+        check(0.0, 0);
+        check(7.4, 7);
+        check(99.7, 100);
+        check(1_249.0, 1_200);
+        check(12_512.0, 13_000);
+        check(987_654.0, 990_000);
+    }
 }

@@ -139,10 +139,11 @@ export class Chart {
     );
   }
 
-  /** From the first sample on, but no less than a minute. */
+  /** From the first sample on, but no less than a minute; by the router's clock, which may differ from the browser's. */
   #range() {
-    const now = Date.now() / 1000;
-    const first = this.#data?.[0][0] ?? now;
+    const times = this.#data?.[0] ?? [];
+    const now = times.at(-1) ?? Date.now() / 1000;
+    const first = times[0] ?? now;
     return [Math.max(Math.min(first, now - MIN_RANGE_MS / 1000), now - RANGE_MS / 1000), now];
   }
 

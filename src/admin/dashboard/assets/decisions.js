@@ -42,13 +42,13 @@ export class Decisions {
       controls: [this.pause],
       columns: [
         { key: "number", title: "Time", value: (row) => row.number, number: true, text: (row) => clock(row.at) },
-        { key: "chosen", title: "Worker", text: (row) => (row.prefill ? `${row.prefill} → ${row.chosen}` : (row.chosen ?? "none")) },
+        { key: "chosen", title: "Worker", metric: "chosen of /explain", text: (row) => (row.prefill ? `${row.prefill} → ${row.chosen}` : (row.chosen ?? "none")) },
         { key: "reason", title: "Reason", metric: "warmroute_routing_decisions_total", text: (row) => words(row.reason ?? "") },
         { ...tokens("prompt_tokens", "Prompt"), metric: "warmroute_routed_prompt_tokens_total" },
         { key: "cached_tokens", title: "Cached", metric: "warmroute_expected_cached_prompt_tokens_total", number: true, value: (row) => row.cached_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, (row.cached_tokens ?? 0) / row.prompt_tokens)) : "–") },
-        { key: "longest_tokens", title: "Best cached", number: true, value: (row) => row.longest_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, row.longest_tokens / row.prompt_tokens)) : "–") },
-        { ...tokens("cost", "Cost") },
-        { ...tokens("candidates", "Candidates") },
+        { key: "longest_tokens", title: "Best cached", metric: "longest_cached_tokens of /dashboard/decision: the longest cached prefix of any candidate", number: true, value: (row) => row.longest_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, row.longest_tokens / row.prompt_tokens)) : "–") },
+        { ...tokens("cost", "Cost"), metric: "cost of /explain: tokens to wait for and to compute, weighted" },
+        { ...tokens("candidates", "Candidates"), metric: "candidates of /explain" },
         { key: "model", title: "Model", text: (row) => row.model },
       ],
     });

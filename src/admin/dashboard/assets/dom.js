@@ -40,6 +40,17 @@ export function metric(element, ...names) {
   return element;
 }
 
+/** What may be wider than the page. What lies beyond the edge is faded, so that no number looks whole that is cut. */
+export function scroller(label, ...children) {
+  const element = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, ...children);
+  const mark = () => element.classList.toggle("cut", element.scrollWidth - element.clientWidth - element.scrollLeft > 1);
+  element.addEventListener("scroll", mark, { passive: true });
+  const sizes = new ResizeObserver(mark);
+  sizes.observe(element);
+  for (const child of element.children) sizes.observe(child);
+  return element;
+}
+
 export function card(id, title, ...children) {
   const heading = h("h3", { id: `${id}-title` }, title);
   return h("section", { class: "card", id, "aria-labelledby": `${id}-title` }, heading, ...children);

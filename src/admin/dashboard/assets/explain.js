@@ -1,7 +1,7 @@
 // An explanation of one decision: the choice in a sentence, then every candidate with its cost.
 
-import { empty, h, metric, setWidth } from "./dom.js";
-import { count, percent, whole, words } from "./format.js";
+import { empty, h, metric, scroller, setWidth } from "./dom.js";
+import { count, percent, seconds, whole, words } from "./format.js";
 
 const QUEUED = "warmroute_worker_queued_tokens";
 
@@ -15,6 +15,9 @@ export function explained(explanation) {
     metric(h("span", {}, `${whole(tokens)} prompt tokens`), "warmroute_routed_prompt_tokens_total"),
     ` of ${model}; `,
     explanation.tokens_known ? "the router knows their ids" : "estimated, looked up by text",
+    explanation.name ? `, asked for as ${explanation.name.requested} (${words(explanation.name.reason)})` : "",
+    explanation.queue_ms > 0 ? `; it waited ${seconds(explanation.queue_ms / 1000)} for a worker with room` : "",
+    explanation.queue?.would_wait ? `; it would wait: ${whole(explanation.queue.waiting)} wait before it` : "",
     explanation.attempt > 1 ? `; attempt ${explanation.attempt}` : "",
     explanation.request_id ? `; request ${explanation.request_id}` : "",
   );
@@ -41,6 +44,7 @@ function candidates(workers, chosen, tokens, title, all) {
   if (workers.length === 0) return empty("There are no candidates.");
   const sorted = [...workers].sort((a, b) => (place(b.worker, b.rank) === chosen) - (place(a.worker, a.rank) === chosen) || b.is_usable - a.is_usable || a.cost - b.cost);
   const highest = Math.max(1, ...sorted.map((it) => it.cost));
+  const hasSpeeds = sorted.some((it) => Math.abs(it.time_weight - 1) > 0.005);
   const rows = sorted.map((it) => {
     const share = tokens > 0 ? it.cached_tokens / tokens : 0;
     const name = place(it.worker, it.rank);
@@ -51,9 +55,10 @@ function candidates(workers, chosen, tokens, title, all) {
       h("th", { scope: "row" }, isChosen ? "✓ " : "", name, isChosen ? h("span", { class: "unseen" }, " (chosen)") : null, it.is_usable ? null : h("span", { class: "problem" }, ` ${it.unusable_reason ?? "not usable"}`)),
       h("td", {}, cachedBar(share, it)),
       metric(h("td", { class: "number" }, count(it.new_tokens)), "tokens to compute; those in CPU memory or on disk count in part"),
-      metric(h("td", { class: "number" }, count(it.queued_tokens)), QUEUED),
+      metric(h("td", { class: "number" }, count(it.queued_tokens)), `${QUEUED}${others(it.load)}`),
       metric(h("td", { class: "number" }, count(it.decode_tokens)), "warmroute_worker_decode_tokens"),
       metric(h("td", { class: "number" }, whole(it.requests)), "warmroute_worker_requests"),
+      hasSpeeds ? metric(h("td", { class: "number" }, `× ${it.time_weight.toFixed(2)}`), "time_weight of /explain: what its queued and new tokens count; 1 is the mean speed of the model’s workers") : null,
       h("td", {}, costBar(it, highest)),
     );
   });
@@ -64,14 +69,20 @@ function candidates(workers, chosen, tokens, title, all) {
     ["Queued", "number"],
     ["Decoding", "number"],
     ["In flight", "number"],
+    ...(hasSpeeds ? [["Time weight", "number"]] : []),
     ["Cost", ""],
   ];
   const caption = all > workers.length ? `${title}: the cheapest ${workers.length} of ${all}` : title;
-  return h(
-    "div",
-    { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+  return scroller(
+    caption,
     h("table", { class: "candidates" }, h("caption", { class: all > workers.length ? "note" : "unseen" }, caption), h("thead", {}, h("tr", {}, titles.map(([text, kind]) => h("th", { scope: "col", class: kind }, text)))), h("tbody", {}, rows)),
   );
+}
+
+/** Whose load it is, besides this router's. */
+function others(load) {
+  const peers = load?.peers?.queued_tokens ? `; of other replicas ${whole(load.peers.queued_tokens)}` : "";
+  return load?.foreign_requests ? `${peers}; requests of others ${whole(load.foreign_requests)}` : peers;
 }
 
 function cachedBar(share, it) {
@@ -81,18 +92,20 @@ function cachedBar(share, it) {
   return h("span", { class: "meter", title: `${whole(it.cached_tokens)} tokens${tiers}, ${it.known_by}` }, h("span", { class: "track cached" }, fill), h("span", { class: "value" }, `${count(it.cached_tokens)} · ${percent(share)}`), it.known_by === "exact" ? null : h("span", { class: "quiet" }, it.known_by));
 }
 
-/** The cost's terms side by side: what waits, what is to be computed, what decodes. */
+/** The cost's terms side by side: what waits, what is to be computed, what decodes, a LoRA adapter to load. */
 function costBar(it, highest) {
-  const { queued, new: fresh, decode } = it.cost_terms;
+  const { queued, new: fresh, decode, adapter } = it.cost_terms;
   const parts = [
     ["queued", queued],
     ["new", fresh],
     ["decode", decode],
+    ["adapter", adapter],
   ].map(([name, value]) => {
     const part = h("i", { class: name });
     setWidth(part, value / highest);
     return part;
   });
-  const text = `queued ${whole(queued)} + new ${whole(fresh)} + decode ${whole(decode)}`;
+  const load = adapter > 0 ? ` + adapter to load ${whole(adapter)}` : "";
+  const text = `queued ${whole(queued)} + new ${whole(fresh)} + decode ${whole(decode)}${load}`;
   return h("span", { class: "meter", title: text }, h("span", { class: "track cost" }, parts), h("span", { class: "value" }, count(it.cost)));
 }

@@ -1,6 +1,6 @@
 // The workers: a map with a cell for each, a table, and the details of one.
 
-import { card, empty, h, metric, setAttribute, setText, setWidth } from "./dom.js";
+import { card, empty, h, metric, scroller, setAttribute, setText, setWidth } from "./dom.js";
 import { bytes, count, percent, rate, seconds, whole, words } from "./format.js";
 import { ask } from "./stream.js";
 import { Table } from "./table.js";
@@ -20,6 +20,25 @@ export function stateOf(worker) {
 
 const STATES = { up: "up", down: "down", breaker: "circuit breaker not closed", draining: "draining", unknown: "not probed yet" };
 
+/** The state of one worker in words: a half-open circuit breaker lets a request try. */
+function stateText(worker) {
+  const state = stateOf(worker);
+  return state === "breaker" ? `breaker ${words(worker.breaker).replace("half open", "half-open")}` : STATES[state];
+}
+
+/** The requests pinned to each dp rank, of a worker that has several. */
+function rankText(worker) {
+  if (!worker.rank_load) return "";
+  return `${worker.rank_load.length} ranks: ${worker.rank_load.map(([requests]) => whole(requests)).join(" · ")}`;
+}
+
+function runningText(worker) {
+  return worker.running === null ? "–" : `${whole(worker.running)} / ${whole(worker.waiting)}`;
+}
+
+/** Details of the chosen worker are read again after this long. */
+const DETAIL_MS = 2_000;
+
 export class Fleet {
   #model = null;
   #cells = new Map();
@@ -27,12 +46,14 @@ export class Fleet {
   #filter = "all";
   #shade = "cached";
   #slow = [];
+  #shown = "";
+  #timer = 0;
 
   constructor() {
     this.slowNotice = h("p", { id: "slow-workers", class: "problem", role: "status" });
     this.counts = h("div", { class: "chips", role: "group", "aria-label": "Show workers by state" });
     this.map = h("div", { class: "map" });
-    const shades = { cached: "cached share", queued: "queued tokens", kv_usage: "KV cache used", requests: "requests", ttft: "time to first token", itl: "time between tokens" };
+    const shades = { cached: "cached share", queued: "queued tokens", kv_usage: "KV cache used", requests: "requests", ttft: "time to first token", itl: "time between tokens", prefill_rate: "prompt tokens computed a second" };
     const choice = h(
       "select",
       { "aria-label": "Colour of the map", on: { change: (event) => this.#setShade(event.target.value) } },
@@ -45,21 +66,22 @@ export class Fleet {
       alwaysSearch: true,
       sort: "name",
       key: (row) => row.name,
-      search: (row) => `${row.name} ${row.role} ${row.model ?? ""} ${stateOf(row)} ${STATES[stateOf(row)]}`,
+      search: (row) => `${row.name} ${row.role} ${row.model ?? ""} ${stateOf(row)} ${STATES[stateOf(row)]} ${stateText(row)}`,
       state: (row) => `${stateOf(row)}${row.name === this.#selected ? " selected" : ""}`,
       onSelect: (row) => this.select(row.name),
       columns: [
         { key: "name", title: "Worker", text: (row) => row.name },
-        { key: "state", title: "State", metric: "warmroute_worker_up / warmroute_circuit_breaker_state / warmroute_worker_draining", value: stateOf, text: (row) => STATES[stateOf(row)], cell: (row, cell) => this.#stateCell(row, cell) },
-        { key: "role", title: "Role", text: (row) => row.role },
+        { key: "state", title: "State", metric: "warmroute_worker_up / warmroute_circuit_breaker_state / warmroute_worker_draining", value: stateOf, text: stateText, cell: (row, cell) => this.#stateCell(row, cell) },
+        { key: "role", title: "Role", metric: "role and ranks of /fleet: a worker with several data-parallel ranks is as many candidates", text: (row) => (row.rank_load ? `${row.role}, ${row.rank_load.length} ranks` : row.role) },
         number("rate", "Req/s", "warmroute_requests_total", (row) => this.#model.workerRates(row).rate, rate),
         number("requests", "In flight", "warmroute_worker_requests", (row) => row.requests + row.peer_requests, whole),
-        number("queued", "Queued tokens", "warmroute_worker_queued_tokens", (row) => row.queued + row.peer_queued, count),
-        number("decode", "Decoding tokens", "warmroute_worker_decode_tokens", (row) => row.decode, count),
-        number("waiting", "Engine run / wait", "warmroute_worker_reported_running / warmroute_worker_reported_waiting", (row) => row.waiting, (value) => whole(value)),
-        number("kv_usage", "KV cache used", "vllm:kv_cache_usage_perc (of the engine)", (row) => (row.kv_usage === null ? null : row.kv_usage / 1000), percent),
+        number("queued", "Queued", "warmroute_worker_queued_tokens", (row) => row.queued + row.peer_queued, count),
+        number("decode", "Decoding", "warmroute_worker_decode_tokens", (row) => row.decode, count),
+        { ...number("waiting", "Engine run / wait", "warmroute_worker_reported_running / warmroute_worker_reported_waiting", (row) => row.waiting), text: runningText },
+        number("kv_usage", "KV used", "vllm:kv_cache_usage_perc (of the engine)", (row) => (row.kv_usage === null ? null : row.kv_usage / 1000), percent),
         { ...number("ttft", "First token", "warmroute_time_to_first_token_seconds (mean of 30 s)", (row) => this.#model.workerRates(row).ttft, seconds), cell: (row, cell) => this.#latencyCell(row, cell, "ttft") },
         { ...number("itl", "Between tokens", "warmroute_inter_token_latency_seconds (mean of 30 s)", (row) => this.#model.workerRates(row).itl, seconds), cell: (row, cell) => this.#latencyCell(row, cell, "itl") },
+        number("prefill_rate", "Computes/s", "warmroute_worker_prefill_tokens_per_second (prompt tokens, as learnt or configured)", (row) => row.prefill_rate, count),
         number("cached", "From cache", "warmroute_worker_cached_prompt_tokens_total / warmroute_worker_prompt_tokens_total", (row) => this.#model.workerRates(row).recent, percent),
       ],
     });
@@ -101,7 +123,7 @@ export class Fleet {
     const pill = cell.firstChild;
     const state = stateOf(row);
     setAttribute(pill, "class", `pill ${state}`);
-    setText(pill, STATES[state]);
+    setText(pill, stateText(row));
   }
 
   render(model) {
@@ -129,6 +151,7 @@ export class Fleet {
         {
           type: "button",
           class: `chip ${state}`,
+          title: "health, circuit_breaker and is_draining of /fleet",
           "data-state": state,
           "aria-pressed": String(state === this.#filter),
           on: {
@@ -153,6 +176,7 @@ export class Fleet {
 
   #amount(worker) {
     if (this.#shade === "ttft" || this.#shade === "itl") return this.#model.workerRates(worker)[this.#shade] ?? 0;
+    if (this.#shade === "prefill_rate") return worker.prefill_rate ?? 0;
     return this.#shade === "queued" ? worker.queued + worker.peer_queued : worker.requests + worker.peer_requests;
   }
 
@@ -184,13 +208,15 @@ export class Fleet {
     const value = (...names) => metric(h("span", { class: "quiet" }), ...names);
     const cell = {
       element,
-      title: h("span", { class: "name" }, name),
+      title: metric(h("span", { class: "name" }, name), name),
       pill: h("span", { class: "pill" }),
       cached: value("warmroute_worker_cached_prompt_tokens_total", "warmroute_worker_prompt_tokens_total"),
       load: value("warmroute_worker_requests"),
       queued: value("warmroute_worker_queued_tokens"),
+      decode: value("warmroute_worker_decode_tokens"),
       fill: h("i"),
       kv: h("i"),
+      ranks: value("ranks of /fleet: requests pinned to each data-parallel rank", "warmroute_worker_prefill_tokens_per_second"),
     };
     const bar = (label, fill, text, name) => h("span", { class: "meter" }, h("span", { class: "quiet" }, label), metric(h("span", { class: `track ${label}` }, fill), name), text);
     cell.kvText = value("vllm:kv_cache_usage_perc (of the engine)");
@@ -198,7 +224,8 @@ export class Fleet {
       h("span", { class: "line" }, cell.title, cell.pill),
       bar("cached", cell.fill, cell.cached, "warmroute_worker_cached_prompt_tokens_total / warmroute_worker_prompt_tokens_total"),
       bar("kv", cell.kv, cell.kvText, "vllm:kv_cache_usage_perc (of the engine)"),
-      h("span", { class: "line" }, cell.load, cell.queued),
+      h("span", { class: "line" }, cell.load, cell.decode),
+      h("span", { class: "line" }, cell.ranks, cell.queued),
     );
     return cell;
   }
@@ -211,7 +238,8 @@ export class Fleet {
     const kv = worker.kv_usage === null ? null : worker.kv_usage / 1000;
     const queued = worker.queued + worker.peer_queued;
     const requests = worker.requests + worker.peer_requests;
-    const text = `${worker.name}: ${STATES[state]}, ${worker.role}, ${whole(requests)} in flight, ${count(queued)} queued tokens, ${percent(recent)} from cache, KV cache ${percent(kv)}`;
+    const ranks = rankText(worker);
+    const text = `${worker.name}: ${stateText(worker)}, ${worker.role}, ${whole(requests)} in flight, ${count(queued)} queued tokens, ${count(worker.decode)} decoding, ${percent(recent)} from cache, KV cache ${percent(kv)}${ranks && `, in flight at its ${ranks}`}`;
     setAttribute(cell.element, "aria-label", text);
     if (!cell.title) {
       setAttribute(cell.element, "title", text);
@@ -219,13 +247,15 @@ export class Fleet {
       return;
     }
     setAttribute(cell.pill, "class", `pill ${state}`);
-    setText(cell.pill, state === "up" ? worker.role : STATES[state]);
+    setText(cell.pill, state === "up" ? worker.role : stateText(worker));
     setText(cell.cached, percent(recent));
     setWidth(cell.fill, recent ?? 0);
     setText(cell.kvText, percent(kv));
     setWidth(cell.kv, kv ?? 0);
     setText(cell.load, `${whole(requests)} in flight`);
     setText(cell.queued, `${count(queued)} queued`);
+    setText(cell.decode, `${count(worker.decode)} decoding`);
+    setText(cell.ranks, ranks || (worker.prefill_rate ? `${count(worker.prefill_rate)} computed/s` : ""));
   }
 
   #move(event) {
@@ -242,13 +272,39 @@ export class Fleet {
 
   async select(name) {
     this.#selected = name;
+    this.#shown = "";
+    // Said once to screen readers, and not each time that a number changes.
+    this.detail.setAttribute("aria-live", "polite");
     this.render(this.#model);
+    await this.#read(name);
+    this.detail.setAttribute("aria-live", "off");
+  }
+
+  async #read(name) {
+    clearTimeout(this.#timer);
     try {
       const { worker, ranks } = await ask(`dashboard/worker?name=${encodeURIComponent(name)}`);
-      if (this.#selected === name) this.#show(worker, ranks);
+      if (this.#selected !== name) return;
+      const key = JSON.stringify([worker, ranks]);
+      // What somebody is in is left as it is.
+      if (key !== this.#shown && !this.detail.contains(document.activeElement)) {
+        this.#shown = key;
+        this.#show(worker, ranks);
+      }
     } catch (error) {
-      this.detail.replaceChildren(h("p", { class: "problem" }, error.message));
+      if (this.#selected !== name) return;
+      this.#shown = "";
+      this.detail.replaceChildren(h("h4", {}, name), h("p", { class: "problem" }, error.message));
     }
+    this.#timer = setTimeout(() => this.#readAgain(name), DETAIL_MS);
+  }
+
+  /** Only while it can be seen: each costs the router an answer. */
+  #readAgain(name) {
+    if (this.#selected !== name) return;
+    const { top, bottom } = this.detail.getBoundingClientRect();
+    if (!document.hidden && bottom > 0 && top < window.innerHeight) this.#read(name);
+    else this.#timer = setTimeout(() => this.#readAgain(name), DETAIL_MS);
   }
 
   #show(worker, ranks) {
@@ -257,6 +313,9 @@ export class Fleet {
     const models = worker.models.length > 6 ? `${worker.models.slice(0, 6).join(", ")} and ${worker.models.length - 6} more` : worker.models.join(", ");
     const peers = (worker.peers ?? []).map((peer) => `${peer.replica}: ${whole(peer.requests)} requests`).join(", ");
     const transfers = worker.kv_transfers;
+    const speed = worker.prefill_rate;
+    const weight = speed && Math.abs(speed.time_weight - 1) > 0.005 ? `; its tokens to compute count ${speed.time_weight.toFixed(2)} times` : "";
+    const adapters = (worker.loaded_adapters ?? []).slice(0, 6).join(", ");
     this.detail.replaceChildren(
       h("h4", {}, worker.name),
       h(
@@ -271,15 +330,20 @@ export class Fleet {
         line("This router", `${whole(worker.requests)} in flight, ${count(worker.queued_tokens)} queued tokens, ${count(worker.decode_tokens)} decoding, ${whole(worker.requests_total)} in all`, "warmroute_worker_requests", "warmroute_worker_queued_tokens"),
         line("Other replicas", peers),
         line("Engine reports", reported ? `${whole(reported.running)} running, ${whole(reported.waiting)} waiting, KV cache ${percent(reported.kv_usage)}` : "nothing", "warmroute_worker_reported_running", "warmroute_worker_reported_waiting"),
-        line("KV cache size", worker.cache_tokens ? `${count(worker.cache_tokens)} tokens` : null),
+        line("Computes", speed ? `${count(speed.tokens_per_second)} prompt tokens/s (${speed.source})${weight}` : null, "warmroute_worker_prefill_tokens_per_second"),
+        line("Adapters in GPU", adapters, "loaded_adapters of /fleet"),
+        line("KV cache size", worker.cache_tokens ? `${count(worker.cache_tokens)} tokens` : null, "cache_tokens of /fleet"),
         line("Predicted cache", `${count(worker.predicted_tokens)} tokens`, "warmroute_worker_predicted_tokens"),
         line("KV transfers", transfers ? `${whole(transfers.pending)} pending (${count(transfers.pending_tokens)} tokens), circuit breaker ${transfers.circuit_breaker}` : null, "warmroute_worker_kv_transfers_pending"),
       ),
-      ranks.length === 0 ? empty("No KV events: routing predicts this worker’s cache.") : this.#ranks(ranks),
+      ranks.length === 0 ? empty("No KV events: routing predicts this worker’s cache.") : this.#ranks(ranks, new Map((worker.ranks ?? []).map((rank) => [rank.rank, rank]))),
     );
   }
 
-  #ranks(ranks) {
+  /** The KV events of each rank, and, of a worker with several, the requests that are pinned to it. */
+  #ranks(ranks, loads) {
+    const isPinned = loads.size > 0;
+    const load = (rank) => loads.get(rank.rank) ?? { requests: 0, queued_tokens: 0, decode_tokens: 0 };
     const cell = (text, name) => metric(h("td", { class: "number" }, text), name);
     const rows = ranks.map((rank) =>
       h(
@@ -287,6 +351,9 @@ export class Fleet {
         {},
         h("th", { scope: "row" }, `rank ${rank.rank}`),
         metric(h("td", {}, h("span", { class: `pill tree ${rank.state}` }, rank.state)), "warmroute_kv_state"),
+        isPinned ? cell(whole(load(rank).requests), "requests of its rank in /fleet") : null,
+        isPinned ? cell(count(load(rank).queued_tokens), "queued_tokens of its rank in /fleet") : null,
+        isPinned ? cell(count(load(rank).decode_tokens), "decode_tokens of its rank in /fleet") : null,
         cell(count(Object.values(rank.blocks).reduce((sum, value) => sum + value, 0)), "warmroute_kv_blocks"),
         cell(rank.lag_ms === null ? "–" : `${rank.lag_ms.toFixed(1)} ms`, "warmroute_kv_last_lag_seconds"),
         cell(rate(rank.events_per_second), "warmroute_kv_events_total"),
@@ -294,7 +361,7 @@ export class Fleet {
         cell(bytes(rank.memory_bytes), "warmroute_kv_memory_bytes"),
       ),
     );
-    const titles = ["Rank", "Tree", "Blocks", "Lag", "Events/s", "Resyncs", "Memory"];
-    return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Ranks" }, h("table", {}, h("caption", { class: "unseen" }, "Ranks"), h("thead", {}, h("tr", {}, titles.map((title, index) => h("th", { scope: "col", class: index > 1 ? "number" : "" }, title)))), h("tbody", {}, rows)));
+    const titles = ["Rank", "Tree", ...(isPinned ? ["In flight", "Queued", "Decoding"] : []), "Blocks", "Lag", "Events/s", "Resyncs", "Memory"];
+    return scroller("Ranks", h("table", {}, h("caption", { class: "unseen" }, "Ranks"), h("thead", {}, h("tr", {}, titles.map((title, index) => h("th", { scope: "col", class: index > 1 ? "number" : "" }, title)))), h("tbody", {}, rows)));
   }
 }

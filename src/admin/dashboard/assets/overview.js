@@ -146,7 +146,9 @@ export class Overview {
     tiles.itl.set(seconds(latest(series.itl.p50)), `p99 ${seconds(latest(series.itl.p99))}`);
     const failing = lastOf(failures);
     const retries = model.total("sums", "retries");
-    tiles.failed.set(failing === null ? "–" : `${rate(failing)} /s`, `${count(retries)} retries since the start`, failing > 0 ? "alarm" : "");
+    const continued = model.panels.continuations?.outcomes.continued ?? 0;
+    const saved = continued > 0 ? `${count(retries)} retries, ${count(continued)} streams went on` : `${count(retries)} retries since the start`;
+    tiles.failed.set(failing === null ? "–" : `${rate(failing)} /s`, saved, failing > 0 ? "alarm" : "");
     const [workers, usable] = [model.gauge("workers"), model.gauge("usable_workers")];
     const missing = workers - usable;
     tiles.workers.set(`${count(usable)} of ${count(workers)}`, missing > 0 ? `${count(missing)} get no requests` : "all can get requests", missing > 0 ? "alarm" : "");

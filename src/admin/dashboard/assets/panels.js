@@ -1,33 +1,13 @@
 // KV events, models, pairs, Responses, replicas, queue and tenants. What is not configured is not shown.
 
-import { card, empty, h, metric, setText } from "./dom.js";
+import { card, empty, h, metric, scroller, setText } from "./dom.js";
 import { count, percent, rate, seconds, whole, words } from "./format.js";
+import { byLabel, facts, line, means } from "./lists.js";
+import * as side from "./side_panels.js";
 import { Table } from "./table.js";
 
-function facts(...lines) {
-  return h("dl", { class: "facts" }, lines.flat());
-}
-
-function line(title, value, ...names) {
-  const text = h("dd", {}, value);
-  return [h("dt", {}, title), names.length > 0 ? metric(text, ...names) : text];
-}
-
-/** Counts by a label's value, the largest first. */
-function byLabel(values, name) {
-  const entries = Object.entries(values ?? {}).filter(([, value]) => value > 0);
-  if (entries.length === 0) return [h("p", { class: "empty" }, "None yet.")];
-  const rows = entries.sort((a, b) => b[1] - a[1]).map(([label, value]) => h("li", { title: name }, h("span", {}, words(label)), h("b", { class: "value" }, count(value))));
-  return [h("ul", { class: "tally" }, rows)];
-}
-
-/** Means of a histogram by a label: {label: [count, sum]}. */
-function means(values, name) {
-  const entries = Object.entries(values ?? {}).filter(([, [number]]) => number > 0);
-  if (entries.length === 0) return [h("p", { class: "empty" }, "None yet.")];
-  const rows = entries.map(([label, [number, sum]]) => h("li", { title: name }, h("span", {}, words(label)), h("span", { class: "quiet" }, count(number)), h("b", { class: "value" }, seconds(sum / number))));
-  return [h("ul", { class: "tally" }, rows)];
-}
+/** The boxes of the last section, besides those of side_panels.js. */
+const OF_RESPONSES = ["responses", "store", "peers", "queue", "waits"];
 
 export class Panels {
   #shown = new Map();
@@ -60,10 +40,11 @@ export class Panels {
       search: (row) => row.name,
       columns: [
         { key: "name", title: "Model", text: (row) => row.name },
-        { key: "workers", title: "Workers", number: true, value: (row) => row.workers + row.prefill, text: (row) => (row.prefill > 0 ? `${row.prefill} + ${row.workers}` : whole(row.workers)) },
+        { key: "workers", title: "Workers", metric: "models of /fleet", number: true, value: (row) => row.workers + row.prefill, text: (row) => (row.prefill > 0 ? `${row.prefill} + ${row.workers}` : whole(row.workers)) },
         { key: "rate", title: "Req/s", metric: "warmroute_requests_total", number: true, value: (row) => this.#model.modelRates(row).rate, text: (row) => rate(this.#model.modelRates(row).rate) },
         number("in_flight", "In flight", "warmroute_requests_in_flight"),
         { key: "ttft", title: "First token", metric: "warmroute_time_to_first_token_seconds (mean of 30 s)", number: true, value: (row) => this.#model.modelRates(row).ttft, text: (row) => seconds(this.#model.modelRates(row).ttft) },
+        { key: "adapter_in_gpu", title: "In GPU at", metric: "loaded_adapters of /fleet: workers that have the LoRA adapter in their GPU, as far as known", number: true, value: (row) => row.adapter_in_gpu, text: (row) => whole(row.adapter_in_gpu) },
         number("routed", "Prompt tokens", "warmroute_routed_prompt_tokens_total"),
         number("generated", "Generated", "warmroute_generation_tokens_total"),
         { key: "cached", title: "From cache", metric: "warmroute_cached_prompt_tokens_total / warmroute_prompt_tokens_total", number: true, value: (row) => (row.prompt > 0 ? row.cached / row.prompt : null), text: (row) => percent(row.prompt > 0 ? row.cached / row.prompt : null) },
@@ -83,13 +64,13 @@ export class Panels {
         perSecond("refused", "Refused/s", "warmroute_limit_refusals_total"),
         perSecond("uncached", "Uncached prompt tokens/s", "warmroute_usage_prompt_tokens_total - warmroute_usage_cached_prompt_tokens_total", count),
         perSecond("generated", "Generated/s", "warmroute_usage_generation_tokens_total", count),
-        { key: "running", title: "Running", number: true, value: (row) => row.limits?.running_requests ?? null, text: (row) => running(row) },
+        { key: "running", title: "Running", metric: "running_requests of /tenants", number: true, value: (row) => row.limits?.running_requests ?? null, text: (row) => running(row) },
         { key: "left", title: "Least left of its limits", metric: "warmroute_limit_admitted_total / warmroute_limit_refusals_total", number: true, value: (row) => tightest(row)?.share ?? null, text: (row) => left(row) },
         { key: "reasons", title: "Refused because of", text: (row) => reasons(row) },
       ],
     });
     this.limitsNote = h("p", { class: "note" });
-    this.rankCount = h("p", { class: "note" });
+    this.rankCount = metric(h("p", { class: "note" }), "warmroute_kv_state");
     this.boxes = {};
     const box = (id, title) => {
       const content = h("div", {});
@@ -109,8 +90,21 @@ export class Panels {
     this.rest = h(
       "section",
       { id: "parts", class: "part", "aria-labelledby": "parts-title" },
-      h("h2", { id: "parts-title" }, "Responses, replicas, queue, tenants"),
-      h("div", { class: "grid three" }, box("responses", "Responses"), box("store", "Response store"), box("peers", "Replicas"), box("queue", "Queue"), box("waits", "Waits and refusals")),
+      h("h2", { id: "parts-title" }, "Responses, gateways, replicas, queue, tenants"),
+      h(
+        "div",
+        { class: "grid three" },
+        box("responses", "Responses"),
+        box("store", "Response store"),
+        box("webhooks", "Webhooks"),
+        box("websockets", "WebSockets"),
+        box("continuations", "Streams whose worker was lost"),
+        box("gateways", "Gateways (endpoint picker)"),
+        box("peers", "Replicas"),
+        box("queue", "Queue"),
+        box("waits", "Waits and refusals"),
+        box("traces", "Traces"),
+      ),
       this.tenantCard = card("tenants", "Tenants and limits", this.limitsNote, this.tenants.element),
     );
     this.elements = [this.kv, this.modelPart, this.rest];
@@ -136,7 +130,7 @@ export class Panels {
     const isTokenized = tokenization && Object.values({ ...tokenization.prompts, ...tokenization.fallbacks }).some((value) => value > 0);
     this.#box("tokenization", isTokenized && tokenization, (it) => [h("h4", {}, "Prompts"), ...byLabel(it.prompts, "warmroute_tokenizer_prompts_total"), h("h4", {}, "Without token ids"), ...byLabel(it.fallbacks, "warmroute_tokenization_fallbacks_total")]);
     this.#box("pairs", panels.pairs, pairs);
-    this.#box("transfers", panels.pairs, (it) => [h("h4", {}, "Phases, mean"), ...means(it.phases, "warmroute_disaggregated_phase_seconds"), h("h4", {}, "Transfers"), ...byLabel(it.transfers, "warmroute_kv_transfers_total"), h("h4", {}, "Requests with two legs"), ...byLabel(it.requests, "warmroute_disaggregated_requests_total")]);
+    this.#box("transfers", panels.pairs, (it) => [h("h4", {}, "Phases, mean"), ...means(inOrder(it.phases), "warmroute_disaggregated_phase_seconds"), h("h4", {}, "Transfers"), ...byLabel(it.transfers, "warmroute_kv_transfers_total"), h("h4", {}, "Requests with two legs"), ...byLabel(it.requests, "warmroute_disaggregated_requests_total")]);
     const responses = panels.responses;
     const isStateful = responses?.page?.responses?.mode === "stateful";
     this.#box("responses", isStateful && responses, responsesOf);
@@ -145,7 +139,8 @@ export class Panels {
     this.#box("queue", panels.queue, queue);
     this.#box("waits", panels.queue?.metrics.length > 0 && panels.queue.metrics, metrics);
     this.#tenants(panels.tenants);
-    this.rest.hidden = this.tenantCard.hidden && ["responses", "store", "peers", "queue", "waits"].every((id) => this.boxes[id].element.hidden);
+    for (const [id, build] of Object.entries(side)) this.#box(id, panels[id], build);
+    this.rest.hidden = this.tenantCard.hidden && [...OF_RESPONSES, ...Object.keys(side)].every((id) => this.boxes[id].element.hidden);
   }
 
   #tenants(panel) {
@@ -178,7 +173,7 @@ function tokenizer(row) {
     "div",
     { class: `notice ${row.mismatch ? "bad" : ""}` },
     h("p", {}, h("b", {}, row.model), ` ${words(row.prompts)}: `, metric(h("span", { class: `pill ${row.mismatch ? "down" : "up"}` }, row.mismatch ? "mismatch" : "tokens agree"), "warmroute_tokenizer_mismatch")),
-    facts(line("Confirmed", percent(row.confirmed_ratio), "warmroute_tokenizer_check_confirmed_ratio"), line("Checks", whole(Object.values(row.checks).reduce((sum, value) => sum + value, 0)), "warmroute_tokenizer_checks_total"), row.untrusted > 0 ? line("Workers not trusted", whole(row.untrusted)) : []),
+    facts(line("Confirmed", percent(row.confirmed_ratio), "warmroute_tokenizer_check_confirmed_ratio"), line("Checks", whole(Object.values(row.checks).reduce((sum, value) => sum + value, 0)), "warmroute_tokenizer_checks_total"), row.untrusted > 0 ? line("Workers not trusted", whole(row.untrusted), "tokenizer_check of /kv") : []),
   );
 }
 
@@ -213,16 +208,22 @@ function queue({ models }) {
     return h(
       "div",
       { class: "notice" },
-      h("p", {}, h("b", {}, it.model), " ", metric(h("span", { class: `pill ${it.saturation >= 1 ? "down" : "up"}` }, `saturation ${it.saturation.toFixed(2)}`), "warmroute_saturation_ratio"), ` ${whole(it.waiting)} waiting, ${count(it.queued_tokens)} tokens at ${whole(it.workers)} workers`),
+      h("p", {}, h("b", {}, it.model), " ", metric(h("span", { class: `pill ${it.saturation >= 1 ? "down" : "up"}` }, `saturation ${it.saturation.toFixed(2)}`), "warmroute_saturation_ratio"), " ", metric(h("span", {}, `${whole(it.waiting)} waiting, ${count(it.queued_tokens)} tokens at ${whole(it.workers)} workers`), "warmroute_queue_requests", "warmroute_worker_queued_tokens")),
       classes.length > 0 ? h("ul", { class: "tally" }, classes) : null,
     );
   });
 }
 
+/** The phases as they follow each other. */
+function inOrder(phases) {
+  const order = ["queue", "prefill", "dispatch", "decode"];
+  return Object.fromEntries(Object.entries(phases).sort(([one], [other]) => order.indexOf(one) - order.indexOf(other)));
+}
+
 function pairs({ pairs: it }) {
-  const broken = it.incompatible.map((reason) => h("li", {}, h("b", {}, whole(reason.count)), ` ${reason.message}: `, h("span", { class: "quiet" }, reason.examples.map((pair) => pair.join(" → ")).join(", "))));
+  const broken = it.incompatible.map((reason) => h("li", { title: "pairs.incompatible of /fleet" }, h("b", {}, whole(reason.count)), ` ${reason.message}: `, h("span", { class: "quiet" }, reason.examples.map((pair) => pair.join(" → ")).join(", "))));
   return [
-    facts(line("Connector", it.connector), line("Pairs that are up", whole(it.count)), line("Nothing speaks against", whole(it.unverified))),
+    facts(line("Connector", it.connector), line("Pairs that are up", whole(it.count), "pairs.count of /fleet"), line("Can transfer, as far as known", whole(it.unverified), "pairs.unverified of /fleet: check --live --transfer tries them")),
     broken.length > 0 ? h("ul", { class: "plainlist" }, broken) : null,
     it.unpaired.length > 0 ? h("p", { class: "problem" }, `Without a partner: ${it.unpaired.slice(0, 10).join(", ")}${it.unpaired.length > 10 ? " …" : ""}`) : null,
   ].filter((part) => part !== null);
@@ -237,8 +238,8 @@ function responsesOf({ page }) {
       line("In progress", whole(responses.in_flight), "warmroute_responses_in_flight"),
       line("Background runs", `${whole(background.running)} running, ${whole(background.queued)} of them queued`, "warmroute_background_running"),
       line("Orphans", whole(page.store?.details?.orphans ?? 0), "warmroute_background_orphans_total"),
-      line("This owner", `${background.owner}${background.lease_held ? "" : ", lease lost"}`),
-      line("Owners", Array.isArray(owners) ? whole(owners.length) : "–"),
+      line("This owner", `${background.owner}${background.lease_held ? "" : ", lease lost"}`, "background.owner of /responses"),
+      line("Owners", Array.isArray(owners) ? whole(owners.length) : "–", "store.details.owners of /responses"),
     ),
     h("h4", {}, "Finished"),
     ...byLabel(responses.finished, "warmroute_responses_finished_total"),
@@ -271,5 +272,5 @@ function metrics(rows) {
     const title = row.metric.replace(/^warmroute_/, "").replace(/_total$/, "");
     return h("tr", { title: row.metric, "data-metric": row.metric }, h("th", { scope: "row" }, words(title)), h("td", {}, row.labels), h("td", { class: "number" }, value));
   });
-  return [h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Metrics" }, h("table", {}, h("caption", { class: "unseen" }, "Metrics"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "What"), h("th", { scope: "col" }, "Of"), h("th", { scope: "col", class: "number" }, "Value"))), h("tbody", {}, body)))];
+  return [scroller("Metrics", h("table", {}, h("caption", { class: "unseen" }, "Metrics"), h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "What"), h("th", { scope: "col" }, "Of"), h("th", { scope: "col", class: "number" }, "Value"))), h("tbody", {}, body)))];
 }

@@ -1,6 +1,6 @@
 // A table with search, sorting and pages: a thousand rows cost as much as one page of them.
 
-import { h, setText } from "./dom.js";
+import { h, scroller, setText } from "./dom.js";
 import { whole } from "./format.js";
 
 const PAGE = 12;
@@ -46,7 +46,7 @@ export class Table {
     this.previous = h("button", { type: "button", class: "plain", "aria-label": "Previous page", on: { click: turn(-1) } }, "‹");
     this.next = h("button", { type: "button", class: "plain", "aria-label": "Next page", on: { click: turn(1) } }, "›");
     const table = h("table", {}, h("caption", { class: "unseen" }, options.label), h("thead", {}, head), this.#body);
-    this.scroll = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": options.label }, table);
+    this.scroll = scroller(options.label, table);
     this.bar = h("div", { class: "bar" }, input, ...(options.controls ?? []), h("span", { class: "space" }), this.#info, this.previous, this.next);
     this.element = h("div", { class: "table" }, this.bar, this.scroll);
     this.#mark();
