@@ -9,6 +9,7 @@ mod drain;
 mod endpoint_picker;
 mod events;
 pub mod kv_tap;
+mod load_sockets;
 mod lost_caches;
 mod memory_return;
 pub mod metrics_reference;
@@ -223,6 +224,12 @@ impl App {
             tasks.clone(),
         );
         tasks.spawn_until_stopped_on(kv_events.runtime(), following);
+        let loads = load_sockets::follow(
+            fleet.clone(),
+            config.kv_events.advanced.zmq.clone(),
+            tasks.clone(),
+        );
+        tasks.spawn_until_stopped_on(kv_events.runtime(), loads);
         let watching = watcher.run(indexes.clone(), board.clone());
         tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
         tasks.spawn_until_stopped(lost_caches::forget(

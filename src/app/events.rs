@@ -197,7 +197,7 @@ async fn subscribe(
     }
 }
 
-fn reported(now: Instant, load: &event::Load) -> LoadReport {
+pub(super) fn reported(now: Instant, load: &event::Load) -> LoadReport {
     let age = Duration::from_millis(load.age_ms.into());
     LoadReport {
         at: now.checked_sub(age).unwrap_or(now),

@@ -278,6 +278,7 @@ impl Registry {
                     || stored.lacks_messages != facts.lacks_messages
                     || stored.event_endpoints != facts.event_endpoints
                     || stored.unusable_events != facts.unusable_events
+                    || stored.load_endpoints != facts.load_endpoints
                     || !stored.models.keys().eq(facts.models.keys()))
         });
         if !has_changed {

@@ -46,6 +46,8 @@ pub struct Facts {
     pub lacks_messages: bool,
     /// Dp rank -> where it publishes KV events, according to the engine; hosts may be `*`.
     pub event_endpoints: BTreeMap<u32, Endpoint>,
+    /// Dp rank -> where it publishes its load, according to the engine; hosts may be `*`.
+    pub load_endpoints: BTreeMap<u32, Endpoint>,
     /// Publishers that the engine lists and that cannot be followed.
     pub unusable_events: Vec<UnusableSource>,
 }
@@ -79,6 +81,15 @@ impl Status {
             Events::At(endpoints) => endpoints.len(),
             Events::Auto => self.facts.event_endpoints.len(),
         }
+    }
+
+    /// Where each rank publishes its load, in order of ranks; empty if the engine says nothing of it.
+    pub fn load_endpoints(&self) -> Vec<(u32, Endpoint)> {
+        let host = self.worker.host();
+        let reported = self.facts.load_endpoints.iter();
+        reported
+            .map(|(rank, endpoint)| (*rank, endpoint.with_host(host)))
+            .collect()
     }
 
     /// `topology` is the label that the workers of a pair must share; empty for none.

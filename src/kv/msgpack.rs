@@ -5,6 +5,7 @@
 //! one batch are bounded, so decoding uses a small multiple of the payload's size in memory.
 
 mod fields;
+pub mod load_stat;
 mod read;
 mod sglang;
 mod unknown_events;

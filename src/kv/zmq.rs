@@ -29,6 +29,7 @@
 mod connection;
 mod endpoint;
 pub mod frame;
+mod load_socket;
 mod metrics;
 mod settings;
 pub mod zmtp;
@@ -42,6 +43,7 @@ use tokio::time::{Instant, sleep_until};
 use self::connection::{CloseReason, Connection};
 pub use self::endpoint::Endpoint;
 use self::frame::ReplayMessage;
+pub use self::load_socket::LoadSocket;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 use self::zmtp::{Parts, ProtocolError, Role};

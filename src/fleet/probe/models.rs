@@ -77,6 +77,12 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
                 found.prefix_caching = info.prefix_caching();
                 sglang::check_role(worker, info, before.version.is_none());
             }
+            found.load_endpoints = match &info {
+                Ok(info) if worker.events != Events::Off => info.load_sources(),
+                Ok(_) => BTreeMap::new(),
+                // One lost response is no reason to unsubscribe.
+                Err(_) => before.load_endpoints.clone(),
+            };
             info.map(|info| info.event_sources())
         }
     };

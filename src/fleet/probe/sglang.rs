@@ -48,6 +48,23 @@ struct KvEvents {
     topic: String,
     #[serde(default)]
     dp_size: Option<u32>,
+    /// With `--load-publish-endpoint`.
+    #[serde(default)]
+    load_endpoint_port_base: Option<u16>,
+    #[serde(default)]
+    load_topic: Option<String>,
+}
+
+impl KvEvents {
+    fn ranks(&self) -> u32 {
+        self.dp_size.unwrap_or(1).clamp(1, events::MAX_RANKS)
+    }
+
+    /// On whatever address the worker has.
+    fn at(base: u16, rank: u32) -> Option<String> {
+        let port = u16::try_from(u32::from(base) + rank).ok()?;
+        Some(format!("tcp://*:{port}"))
+    }
 }
 
 impl ServerInfo {
@@ -101,21 +118,36 @@ impl ServerInfo {
                 "the engine connects to this endpoint instead of listening on it".to_owned(),
             );
         }
-        let ranks = source.dp_size.unwrap_or(1).clamp(1, events::MAX_RANKS);
-        let at = |base: u16, rank: u32| {
-            let port = u16::try_from(u32::from(base) + rank).ok()?;
-            Some(format!("tcp://*:{port}"))
-        };
         let endpoint = |rank| {
             let replay = source.replay_endpoint_port_base;
             let endpoint = Endpoint::Zmq {
-                publisher: at(source.endpoint_port_base, rank)?,
-                replay: replay.and_then(|base| at(base, rank)),
+                publisher: KvEvents::at(source.endpoint_port_base, rank)?,
+                replay: replay.and_then(|base| KvEvents::at(base, rank)),
                 topic: source.topic.clone(),
             };
             Some((rank, endpoint))
         };
-        ((0..ranks).filter_map(endpoint).collect(), Vec::new())
+        let ranks = 0..source.ranks();
+        (ranks.filter_map(endpoint).collect(), Vec::new())
+    }
+
+    /// Where each rank publishes its load, if it does.
+    pub(super) fn load_sources(&self) -> BTreeMap<u32, Endpoint> {
+        let Some(source) = &self.kv_events else {
+            return BTreeMap::new();
+        };
+        let host = source.endpoint_host.as_deref().unwrap_or("*");
+        let base = source.load_endpoint_port_base;
+        let base = base.filter(|_| events::is_wildcard(host));
+        let endpoint = |rank| {
+            let endpoint = Endpoint::Zmq {
+                publisher: KvEvents::at(base?, rank)?,
+                replay: None,
+                topic: source.load_topic.clone().unwrap_or_default(),
+            };
+            Some((rank, endpoint))
+        };
+        (0..source.ranks()).filter_map(endpoint).collect()
     }
 }
 
@@ -187,6 +219,12 @@ mod tests {
         assert_eq!(info.role(), Some(Role::Both));
         let expected = BTreeMap::from([(0, zmq(5757, 5758))]);
         assert_eq!(info.event_sources(), (expected, Vec::new()));
+        let load = Endpoint::Zmq {
+            publisher: "tcp://*:5759".to_owned(),
+            replay: None,
+            topic: "load".to_owned(),
+        };
+        assert_eq!(info.load_sources(), BTreeMap::from([(0, load)]));
     }
 
     #[test]
@@ -205,6 +243,7 @@ mod tests {
         for page in ["{}", r#"{"kv_events":null}"#] {
             let info = ServerInfo::parse(page.as_bytes()).unwrap();
             assert_eq!(info.event_sources(), Default::default(), "{page}");
+            assert_eq!(info.load_sources(), BTreeMap::new());
         }
         let elsewhere = RECORDED.replace("\"*\"", "\"collector\"");
         let info = ServerInfo::parse(elsewhere.as_bytes()).unwrap();
@@ -245,7 +284,7 @@ mod tests {
         #[test]
         fn no_page_makes_it_panic(page in "(\\{|\\}|\"kv_events\"|\"endpoint_port_base\"|\"dp_size\"|:|,|65535|99999999999|null){0,14}") {
             if let Ok(info) = ServerInfo::parse(page.as_bytes()) {
-                let _ = info.event_sources();
+                let _ = (info.event_sources(), info.load_sources());
             }
             let _ = loads(page.as_bytes());
         }

@@ -1,0 +1,118 @@
+//! The load that an engine publishes beside its KV events (SGLang's `--load-publish-endpoint`): `topic | number | payload`,
+//! on each change and about every second. No report depends on another one, so a lost one is not asked for.
+
+use bytes::Bytes;
+use tokio::time::sleep;
+
+use super::connection::{CloseReason, Connection};
+use super::endpoint::Endpoint;
+use super::settings::Settings;
+use super::zmtp::{Parts, Role};
+use crate::kv::event::Load;
+use crate::kv::msgpack::load_stat;
+
+/// A subscription, which connects again by itself.
+#[derive(Debug)]
+pub struct LoadSocket {
+    endpoint: Endpoint,
+    topic: Bytes,
+    settings: Settings,
+    connection: Option<Box<Connection>>,
+    /// Failed attempts and connections without a report in a row.
+    failures: u32,
+}
+
+impl LoadSocket {
+    pub fn new(endpoint: Endpoint, topic: &str, settings: Settings) -> Self {
+        Self {
+            endpoint,
+            topic: Bytes::copy_from_slice(topic.as_bytes()),
+            settings,
+            connection: None,
+            failures: 0,
+        }
+    }
+
+    /// The next report, or why there is none: for the log.
+    pub async fn next(&mut self) -> Result<Load, String> {
+        match self.parts().await {
+            Ok(parts) => {
+                let payload = parts.last().map(AsRef::as_ref).unwrap_or_default();
+                let load = load_stat::decode(payload).map_err(|error| error.to_string())?;
+                self.failures = 0;
+                Ok(load)
+            }
+            Err(closed) => {
+                self.connection = None;
+                self.failures = self.failures.saturating_add(1);
+                Err(closed.to_string())
+            }
+        }
+    }
+
+    async fn parts(&mut self) -> Result<Parts, CloseReason> {
+        if let Some(connection) = &mut self.connection {
+            return connection.message().await;
+        }
+        if let Some(doublings) = self.failures.checked_sub(1) {
+            let settings = &self.settings;
+            let wait = settings.backoff.saturating_mul(1 << doublings.min(30));
+            let wait = wait.min(settings.max_backoff);
+            sleep(wait.mul_f64(0.5 + fastrand::f64() / 2.0)).await;
+        }
+        let topic = self.topic.clone();
+        let role = Role::Subscriber { topic };
+        let (connection, early) = Connection::open(&self.endpoint, role, &self.settings).await?;
+        let connection = self.connection.insert(Box::new(connection));
+        match early {
+            Some(parts) => Ok(parts),
+            None => connection.message().await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use zeromq::{PubSocket, Socket, SocketSend, ZmqMessage};
+
+    use super::*;
+
+    /// Publishes the same report again and again. Until somebody has subscribed, it is dropped.
+    async fn publish(socket: &mut PubSocket, running: u8) {
+        let payload = [b"\x95\xa8LoadStat".as_slice(), &[running, 0, 1, 4]].concat();
+        let frames = ["load".into(), vec![0; 8].into(), Bytes::from(payload)];
+        let message = ZmqMessage::try_from(frames.to_vec()).unwrap();
+        loop {
+            socket.send(message.clone()).await.unwrap();
+            sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test]
+    async fn reports_are_read_once_somebody_publishes_them() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = format!("tcp://{}", free.local_addr().unwrap());
+        drop(free);
+        let mut load = LoadSocket::new(at.parse().unwrap(), "load", Settings::default());
+        assert!(load.next().await.unwrap_err().contains("cannot connect"));
+        let mut socket = PubSocket::new();
+        socket.bind(&at).await.unwrap();
+        let reported = async {
+            loop {
+                if let Ok(load) = load.next().await {
+                    return load;
+                }
+            }
+        };
+        let limit = Duration::from_secs(20);
+        tokio::select! {
+            () = publish(&mut socket, 3) => unreachable!("it never ends"),
+            reported = tokio::time::timeout(limit, reported) => {
+                let load = reported.unwrap();
+                assert_eq!((load.running_requests, load.token_usage), (3, 0.25));
+            }
+        }
+    }
+}
