@@ -102,20 +102,39 @@ impl Limits {
     /// What requests for a model count in. `None`: the tenant may not use it. `names`: how the client calls the model
     /// and what it stands for; either may be the one that the tenant may use.
     pub fn of(&self, names: &[&str]) -> Option<Applied<'_>> {
-        let model = self.model(names);
-        if model.is_none() && !self.models.is_empty() {
-            return None;
-        }
-        let own = model.map_or(&[][..], |model| &model.limits);
+        let model = self.applied(names)?;
         let mut limits = SmallVec::new();
-        for limit in self.all.iter().chain(own) {
+        for limit in self
+            .all
+            .iter()
+            .chain(model.map_or(&[][..], |it| &it.limits))
+        {
             limits.push(limit);
         }
-        let max_tokens = [self.max_tokens, model.and_then(|model| model.max_tokens)];
         Some(Applied {
             limits,
-            max_tokens: max_tokens.into_iter().flatten().min(),
+            max_tokens: self.max_tokens_with(model),
         })
+    }
+
+    /// The most output tokens that a request may ask for. `names` as for [`Limits::of`].
+    pub fn max_tokens(&self, names: &[&str]) -> Option<u64> {
+        self.max_tokens_with(self.applied(names)?)
+    }
+
+    fn max_tokens_with(&self, model: Option<&Model>) -> Option<u64> {
+        match (self.max_tokens, model.and_then(|model| model.max_tokens)) {
+            (Some(all), Some(own)) => Some(all.min(own)),
+            (all, own) => all.or(own),
+        }
+    }
+
+    /// What holds for a model besides what holds for all. `None`: the tenant may not use it.
+    fn applied(&self, names: &[&str]) -> Option<Option<&Model>> {
+        if self.models.is_empty() {
+            return Some(None);
+        }
+        self.model(names).map(Some)
     }
 
     pub fn allows(&self, model: &str) -> bool {

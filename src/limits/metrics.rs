@@ -24,7 +24,7 @@ impl Metrics {
     pub(super) fn new(registry: &Registry) -> Self {
         let store_seconds = registry.histograms(
             "warmroute_limit_store_duration_seconds",
-            "Duration of the round trips to Redis that charge a request to its tenant's limits.",
+            "Duration of the round trips to Redis that charge requests to their tenant's limits.",
             STORE_SECONDS,
             &[],
         );

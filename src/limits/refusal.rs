@@ -145,43 +145,44 @@ impl fmt::Display for Refusal {
 
 /// A duration as Go and OpenAI write it: `12ms`, `1s`, `6m0s`, `1h0m0s`. Rounded up.
 fn go_duration(duration: Duration) -> String {
-    let mut text = String::with_capacity(16);
+    let mut text = Vec::with_capacity(16);
     push_go_duration(&mut text, duration);
-    text
+    // It is ASCII.
+    String::from_utf8(text).unwrap_or_default()
 }
 
 /// Appends what [`go_duration`] returns. On each answer, so without the formatter.
-pub(super) fn push_go_duration(text: &mut String, duration: Duration) {
+pub(super) fn push_go_duration(text: &mut Vec<u8>, duration: Duration) {
     let millis = u64::from(duration.subsec_nanos().div_ceil(1_000_000));
     // A thousand of them are a second.
     let (seconds, rest) = (duration.as_secs() + millis / 1_000, millis % 1_000);
     if seconds == 0 {
         push_number(text, rest);
-        text.push_str("ms");
+        text.extend_from_slice(b"ms");
         return;
     }
     let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
     if hours > 0 {
         push_number(text, hours);
-        text.push('h');
+        text.push(b'h');
     }
     if hours > 0 || minutes > 0 {
         push_number(text, minutes);
-        text.push('m');
+        text.push(b'm');
     }
     push_number(text, seconds % 60);
     if rest != 0 {
-        text.push('.');
+        text.push(b'.');
         let digits = [rest / 100, rest / 10 % 10, rest % 10];
         let count = 3 - digits.iter().rev().take_while(|digit| **digit == 0).count();
         for digit in &digits[..count] {
             push_number(text, *digit);
         }
     }
-    text.push('s');
+    text.push(b's');
 }
 
-pub(super) fn push_number(text: &mut String, mut number: u64) {
+pub(super) fn push_number(text: &mut Vec<u8>, mut number: u64) {
     let mut digits = [0; 20];
     let mut start = digits.len();
     loop {
@@ -192,8 +193,7 @@ pub(super) fn push_number(text: &mut String, mut number: u64) {
             break;
         }
     }
-    // Digits are ASCII.
-    text.push_str(std::str::from_utf8(&digits[start..]).unwrap_or_default());
+    text.extend_from_slice(&digits[start..]);
 }
 
 #[cfg(test)]
@@ -217,6 +217,7 @@ mod tests {
             assert_eq!(go_duration(Duration::from_millis(millis)), text);
         }
         assert_eq!(go_duration(Duration::from_micros(1)), "1ms");
+        assert_eq!(go_duration(Duration::from_micros(999_001)), "1s");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::compiled::{Kind, Limit};
 use super::refusal::{push_go_duration, push_number};
 
 /// Bytes of six usual values.
-const TEXT: usize = 64;
+const TEXT: usize = 96;
 
 /// One limit, and what is left of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Standing {
 
     pub fn write(&self, headers: &mut HeaderMap) {
         // One text for all, since each of its own would be allocated.
-        let mut text = String::with_capacity(TEXT);
+        let mut text = Vec::with_capacity(TEXT);
         let mut ends = SmallVec::<[(HeaderName, usize); 6]>::new();
         for (names, left) in [(REQUESTS, self.requests), (TOKENS, self.tokens)] {
             let Some(left) = left else { continue };

@@ -186,7 +186,9 @@ impl Use {
     /// What the store has yet to be sent, at most so many.
     pub fn take_unsettled(&mut self, max: usize) -> Vec<Settlement> {
         if self.unsettled.len() <= max {
-            return std::mem::take(&mut self.unsettled);
+            // As many come until the next time.
+            let next = Vec::with_capacity(self.unsettled.len());
+            return std::mem::replace(&mut self.unsettled, next);
         }
         self.unsettled.drain(..max).collect()
     }

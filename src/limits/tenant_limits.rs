@@ -67,7 +67,7 @@ impl TenantLimits {
     /// The most output tokens that a request may ask for, by the name that it asks for and what that stands for.
     pub fn max_tokens(&self, model: &str, target: Option<&str>) -> Option<u64> {
         let names = [model, target.unwrap_or(model)];
-        self.limits.of(&names)?.max_tokens
+        self.limits.max_tokens(&names)
     }
 
     /// Whether it matters how much of a prompt is cached.

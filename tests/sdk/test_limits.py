@@ -14,6 +14,8 @@ CALL_LIMIT_S = 30
 TENANTS = [
     # Room for two, and another one each second.
     {"name": "few", "keys": ["sk-few"], "limits": {"requests_per_minute": 60, "burst": "2s"}},
+    # Room for one, and another one after three seconds: longer than the SDK waits by itself before its first retries.
+    {"name": "slow", "keys": ["sk-slow"], "limits": {"requests_per_minute": 20, "burst": "3s"}},
     {"name": "small", "keys": ["sk-small"], "limits": {"tokens_per_minute": 600, "models": [{"name": MODEL, "max_tokens": 100}]}},
     {"name": "elsewhere", "keys": ["sk-other"], "limits": {"models": ["another"]}},
     {"name": "many", "keys": ["sk-many"], "limits": {"requests_per_minute": 6000, "tokens_per_minute": 1000000}},
@@ -58,6 +60,17 @@ class Limits(unittest.TestCase):
         patient = self.client("few", max_retries=5, replica=1)
         patient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
         self.assertLess(time.monotonic() - started, CALL_LIMIT_S)
+
+    def test_the_sdk_waits_as_long_as_it_is_told_and_retries_once(self):
+        self.client("slow").chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
+        started = time.monotonic()
+        # By itself the SDK would be back after half a second, and fail.
+        patient = self.client("slow", max_retries=1, replica=1)
+        raw = patient.chat.completions.with_raw_response.create(model=MODEL, messages=HELLO, max_tokens=1)
+        waited = time.monotonic() - started
+        self.assertEqual(raw.retries_taken, 1)
+        self.assertGreater(waited, 1.5)
+        self.assertLess(waited, CALL_LIMIT_S)
 
     def test_a_request_that_never_fits_is_not_retried(self):
         client = self.client("small", max_retries=5)

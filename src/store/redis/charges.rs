@@ -39,7 +39,7 @@ impl Redis {
         let call = call.arg(encode_charges(&charges)).within(timeout);
         // Charging twice under one id is charging once.
         let mut reply = self.call(Kind::Write, call).await?;
-        charge_replies(&reply.word()?, charges.charges)
+        charge_replies(&reply.whole("the outcome")?, charges.charges)
             .ok_or_else(|| malformed("an unexpected outcome of a charge from Redis"))
     }
 
@@ -158,31 +158,54 @@ fn encode_charges(charges: &Charges<'_>) -> Vec<u8> {
 }
 
 /// A reply for each charge, separated by commas.
-fn charge_replies(text: &str, charges: &[Charge]) -> Option<Vec<ChargeReply>> {
+fn charge_replies(text: &[u8], charges: &[Charge]) -> Option<Vec<ChargeReply>> {
     let mut replies = Vec::with_capacity(charges.len());
-    let mut texts = text.split(',');
+    let mut rest = text;
     for charge in charges {
-        replies.push(charge_reply(texts.next()?, charge.limits.len())?);
+        let end = memchr::memchr(b',', rest).unwrap_or(rest.len());
+        replies.push(charge_reply(&rest[..end], charge.limits.len())?);
+        rest = &rest[(end + 1).min(rest.len())..];
     }
-    texts.next().is_none().then_some(replies)
+    rest.is_empty().then_some(replies)
 }
 
 /// `granted` or `refused`, the running requests, and what is used of each limit.
-fn charge_reply(text: &str, limits: usize) -> Option<ChargeReply> {
-    let mut words = text.split(' ');
-    let is_granted = match words.next()? {
-        "granted" => true,
-        "refused" => false,
+fn charge_reply(text: &[u8], limits: usize) -> Option<ChargeReply> {
+    let (word, numbers) = text.split_at_checked(GRANTED.len())?;
+    let is_granted = match word {
+        GRANTED => true,
+        REFUSED => false,
         _ => return None,
     };
-    let running = words.next()?.parse().ok()?;
-    let used: Result<SmallVec<[u64; 4]>, _> = words.map(str::parse).collect();
-    let used = used.ok().filter(|used| used.len() == limits)?;
-    Some(ChargeReply {
+    let mut numbers = numbers.split(|byte| *byte == b' ').map(parse_number);
+    // Before the first space.
+    if numbers.next() != Some(None) {
+        return None;
+    }
+    let running = numbers.next()??;
+    let mut used = SmallVec::new();
+    for _ in 0..limits {
+        used.push(numbers.next()??);
+    }
+    numbers.next().is_none().then_some(ChargeReply {
         is_granted,
         running,
         used,
     })
+}
+
+const GRANTED: &[u8] = b"granted";
+const REFUSED: &[u8] = b"refused";
+
+/// `None` for what is no number, or too large.
+fn parse_number(digits: &[u8]) -> Option<u64> {
+    let (first, rest) = digits.split_first()?;
+    let mut number = u64::from(first.is_ascii_digit().then(|| first - b'0')?);
+    for digit in rest {
+        let digit = u64::from(digit.is_ascii_digit().then(|| digit - b'0')?);
+        number = number.checked_mul(10)?.checked_add(digit)?;
+    }
+    Some(number)
 }
 
 fn micros(duration: Duration) -> u64 {
@@ -192,24 +215,59 @@ fn micros(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::RequestId;
+    use crate::store::charges::LimitCharge;
 
     #[test]
     fn a_reply_has_an_outcome_and_as_many_numbers_as_limits() {
-        let reply = charge_reply("granted 3 1500000 0", 2).unwrap();
+        let reply = charge_reply(b"granted 3 1500000 0", 2).unwrap();
         assert_eq!((reply.is_granted, reply.running), (true, 3));
         assert_eq!(reply.used[..], [1_500_000, 0]);
-        let reply = charge_reply("refused 0", 0).unwrap();
+        let reply = charge_reply(b"refused 0", 0).unwrap();
         assert_eq!((reply.is_granted, reply.used.len()), (false, 0));
         for wrong in [
             "",
             "granted",
             "granted x",
+            "granted1 2 3 4",
             "other 1",
             "granted 1 2",
             "granted 1 2 3 4",
             "granted 1 -2 3",
+            "granted  1 2 3",
+            "granted 1 2 18446744073709551616",
         ] {
-            assert_eq!(charge_reply(wrong, 2), None, "{wrong}");
+            assert_eq!(charge_reply(wrong.as_bytes(), 2), None, "{wrong}");
+        }
+    }
+
+    #[test]
+    fn there_is_a_reply_for_each_charge() {
+        let charges = [0, 1].map(|limits| Charge {
+            id: ChargeId::Request(RequestId::new(1)),
+            limits: (0..limits)
+                .map(|_| LimitCharge {
+                    limit: "r".into(),
+                    burst: 1,
+                    cost: 1,
+                    believed: 0,
+                })
+                .collect(),
+            max_concurrent: 0,
+        });
+        let replies = charge_replies(b"granted 1,refused 2 33", &charges).unwrap();
+        let granted: Vec<bool> = replies.iter().map(|it| it.is_granted).collect();
+        assert_eq!(granted, [true, false]);
+        assert_eq!(replies[1].used[..], [33]);
+        for wrong in [
+            "granted 1",
+            "granted 1,",
+            "granted 1,refused 2 33,granted 1",
+            ",",
+            "",
+        ] {
+            let replies = charge_replies(wrong.as_bytes(), &charges);
+            assert_eq!(replies, None, "{wrong}");
         }
     }
 }

@@ -117,6 +117,36 @@ async fn tokens_are_reserved_and_corrected_by_what_was_used() {
     );
 }
 
+#[tokio::test]
+async fn cached_prompt_tokens_count_their_weight_from_admission_on() {
+    // It gives back less than two a second.
+    let limits = r#"{"tokens_per_minute": 100, "burst": "1h"}"#;
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.limits.cached_weight = 0.1;
+        config.tenants = vec![tenant("a", limits)];
+    })
+    .await;
+    let body = completion(1_000, 1);
+    let mut left = Vec::new();
+    for _ in 0..2 {
+        let answer = post_as(&cluster.router, "a", "/v1/completions", &body).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        left.push(number(&answer, "x-ratelimit-remaining-tokens"));
+    }
+    assert!((4_999..5_050).contains(&left[0]), "{left:?}");
+    // Nearly all of it is cached: 100 of its tokens, the last block and the output.
+    let charged = left[0] - left[1];
+    assert!((60..200).contains(&charged), "{left:?}");
+    // The engine reports as much.
+    eventually("the request has ended", async || {
+        tenant_row(&cluster, "a").await["running_requests"] == 0
+    })
+    .await;
+    let row = tenant_row(&cluster, "a").await;
+    let remaining = row["limits"][0]["remaining"].as_u64().unwrap();
+    assert!((left[1]..left[1] + 60).contains(&remaining), "{row}");
+}
+
 async fn tenant_row(cluster: &Cluster, name: &str) -> serde_json::Value {
     let page = cluster.admin("/tenants").await.json();
     let mut rows = page["tenants"].as_array().unwrap().iter();

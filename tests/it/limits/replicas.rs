@@ -8,6 +8,7 @@ use warmroute::limits::OnStoreFailure;
 
 use super::*;
 use crate::cluster::{fast, unhurried};
+use crate::peers;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_over_three_replicas_gets_its_limit_once() {
@@ -89,6 +90,32 @@ async fn without_redis_limits_are_open_with_a_share_or_closed() {
             replicas.metric("warmroute_limits_without_store", &[]).await == 0.0
         })
         .await;
+    }
+}
+
+/// How many replicas there are is what `peers` says, not a setting.
+#[tokio::test]
+async fn without_redis_each_connected_replica_grants_its_share() {
+    let engines = [Engine::here("w0", fast()).await];
+    let config = |others: &[&Router]| {
+        let mut config = peers::replica(&engines, others);
+        config.tenants = vec![tenant("a", r#"{"requests_per_minute": 30}"#)];
+        config
+    };
+    let a = Router::here(&config(&[])).await;
+    let b = Router::here(&config(&[&a])).await;
+    let c = Router::here(&config(&[&a, &b])).await;
+    peers::are_connected(&[&a, &b, &c]).await;
+    // They are counted once a second.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for router in [&a, &b, &c] {
+        let mut granted = 0;
+        for _ in 0..20 {
+            let answer = chat_as(router, "a").await;
+            assert!([200, 429].contains(&answer.status), "{}", answer.text());
+            granted += u32::from(answer.status == 200);
+        }
+        assert!((10..=12).contains(&granted), "{granted}");
     }
 }
 
