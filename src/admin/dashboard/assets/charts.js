@@ -109,7 +109,8 @@ export class Chart {
       {
         width,
         height: HEIGHT,
-        padding: [10, 6, 0, 0],
+        // Room for half of the last label of time.
+        padding: [10, 26, 0, 0],
         legend: { show: false },
         cursor: { sync: { key: sync().key }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
         scales: {

@@ -47,7 +47,7 @@ export function webhooks({ endpoints, all }) {
         h("li", {}, metric(h("span", { class: isLate ? "problem" : "" }, waiting), "warmroute_webhook_waiting_events", "warmroute_webhook_oldest_event_age_seconds")),
         h("li", {}, h("span", {}, "delivered"), metric(h("b", { class: "value" }, count(events?.delivered ?? 0)), EVENTS)),
         lost.map((it) => h("li", {}, it)),
-        isFailing && it.last_failure ? h("li", {}, h("span", { class: "problem" }, `last attempt: ${it.last_failure}`)) : null,
+        isFailing && it.last_failure ? h("li", {}, metric(h("span", { class: "problem" }, `last attempt: ${it.last_failure}`), "last_failure of /webhooks")) : null,
       ),
     );
   });
