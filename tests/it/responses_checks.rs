@@ -341,9 +341,13 @@ async fn a_call_that_allowed_tools_do_not_list_fails_whichever_worker_made_it() 
         );
         let mut streamed = choice(other);
         streamed["stream"] = true.into();
+        // The call may be seen with the engine's first event, when nothing was sent to the client yet, or after it.
         let (status, text) = called(streamed).await;
-        assert_eq!(status, 200, "{text}");
-        assert!(text.contains("event: response.failed"), "{text}");
+        match status {
+            502 => assert!(text.contains("invalid_engine_response"), "{text}"),
+            200 => assert!(text.contains("event: response.failed"), "{text}"),
+            _ => panic!("{status}: {text}"),
+        }
         assert!(!text.contains("function_call_arguments"), "{text}");
         assert!(
             text.contains("which `tool_choice` does not allow"),
