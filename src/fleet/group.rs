@@ -30,6 +30,8 @@ pub struct Group {
     pub bases: Vec<Model>,
     /// True for a LoRA adapter: its cached blocks are not shared with the base model.
     pub is_adapter: bool,
+    /// True for an adapter that some workers of its base model do not list: they may have loaded it since they were asked.
+    pub is_partial: bool,
 }
 
 /// The workers of a group, in their order.
@@ -189,6 +191,15 @@ pub(super) fn group(
             all[position].usable.push(worker);
         }
     }
+    let is_usable = |servers: &&Servers<'_>| !servers.usable.is_empty();
+    let mut sets_of_base: FxHashMap<&Model, usize> = FxHashMap::default();
+    for base in all
+        .iter()
+        .filter(is_usable)
+        .filter_map(|servers| servers.set.base.as_ref())
+    {
+        *sets_of_base.entry(base).or_default() += 1;
+    }
     let mut models: BTreeMap<&Model, Found<'_>> = BTreeMap::new();
     for (position, servers) in all.iter().enumerate() {
         for (model, is_adapter) in &servers.set.models {
@@ -212,6 +223,9 @@ pub(super) fn group(
                 bases.push(base.clone());
             }
         }
+        let usable = found.sets.iter().map(|at| &all[*at]).filter(is_usable);
+        let with_base = usable.filter(|servers| servers.set.base.is_some()).count();
+        let of_bases: usize = bases.iter().filter_map(|base| sets_of_base.get(base)).sum();
         let members = match members_of.get(&found.sets) {
             Some(members) => members.clone(),
             None => {
@@ -230,6 +244,7 @@ pub(super) fn group(
             card: found.first.facts.models[model].clone(),
             bases,
             is_adapter: found.is_adapter,
+            is_partial: found.is_adapter && with_base < of_bases,
         };
         (model.clone(), Arc::new(group))
     });

@@ -1,17 +1,18 @@
-//! Has the workers asked again for their models when a request names one that none of them is known to serve: an adapter that
-//! was loaded just now. Pure but for the wait.
+//! Has the workers asked again for their models when a request names an adapter that may have been loaded just now: none of
+//! them is known to serve it, and the request waits; or some are, and it does not. Pure but for the wait.
 
-use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use crate::units::DurationText;
 
-/// What a request does that names a model of which no worker is known.
+/// What a request does that names a model of which no worker is known, or an adapter that not all workers of its base model
+/// are known to serve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
@@ -27,6 +28,10 @@ pub struct Settings {
     /// Requests that wait at the same time. For further ones their model does not exist.
     #[schemars(range(min = 1))]
     pub max_waiting: u32,
+    /// Workers that are asked in a round for which no request waits: an adapter is requested that some workers of its base
+    /// model serve, and others may serve by now. The next round asks the next workers.
+    #[schemars(range(min = 1))]
+    pub workers_per_round: u32,
 }
 
 impl Default for Settings {
@@ -38,6 +43,8 @@ impl Default for Settings {
             timeout: Duration::from_secs(2),
             // Far more than clients that wait for one adapter, and little memory if they only have a name wrong.
             max_waiting: 1_024,
+            // Under 1 % of a core of the router while adapters are requested that some workers do not serve.
+            workers_per_round: 64,
         }
     }
 }
@@ -76,6 +83,18 @@ pub struct ModelLookup {
     started: watch::Sender<u64>,
     finished: watch::Sender<u64>,
     waiting: AtomicUsize,
+    /// An adapter was requested that some workers do not serve.
+    has_hint: AtomicBool,
+    hinted: Notify,
+}
+
+/// Which workers the next round asks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Round {
+    /// Requests wait for what they answer.
+    All,
+    /// `workers_per_round` of them.
+    Some,
 }
 
 /// Counts a request for as long as it waits.
@@ -138,17 +157,36 @@ impl ModelLookup {
         asked.unwrap_or(Lookup::Timeout)
     }
 
-    /// Waits until a request needs a round that has not started.
+    /// An adapter is requested that some workers of its base model are not known to serve.
+    pub(super) fn hint(&self) {
+        // Nearly always it is set already, and then nothing is written.
+        if !self.has_hint.load(Relaxed) && !self.has_hint.swap(true, Relaxed) {
+            self.hinted.notify_one();
+        }
+    }
+
+    fn is_wanted(&self) -> bool {
+        *self.wanted.borrow() > *self.started.borrow()
+    }
+
+    /// Waits until there is a reason to ask workers.
     pub(super) async fn next(&self) {
         let mut wanted = self.wanted.subscribe();
         // `self` has the sender.
-        let _ = wanted
-            .wait_for(|wanted| *wanted > *self.started.borrow())
-            .await;
+        tokio::select! {
+            _ = wanted.wait_for(|wanted| *wanted > *self.started.borrow()) => {}
+            () = self.hinted.notified() => {}
+        }
     }
 
-    pub(super) fn start(&self) {
+    /// Starts a round.
+    pub(super) fn start(&self) -> Round {
+        self.has_hint.store(false, Relaxed);
+        if !self.is_wanted() {
+            return Round::Some;
+        }
         self.started.send_modify(|round| *round += 1);
+        Round::All
     }
 
     pub(super) fn finish(&self) {
@@ -177,6 +215,23 @@ mod tests {
         assert_eq!(*lookup.finished.borrow(), 1);
         assert_eq!(*lookup.wanted.borrow(), 2);
         assert_eq!(lookup.want(), 2);
+    }
+
+    #[tokio::test]
+    async fn a_hint_is_a_round_that_asks_some_unless_a_request_waits() {
+        let lookup = ModelLookup::default();
+        lookup.hint();
+        lookup.hint();
+        lookup.next().await;
+        assert_eq!(lookup.start(), Round::Some);
+        lookup.hint();
+        lookup.next().await;
+        let round = lookup.want();
+        assert_eq!(lookup.start(), Round::All);
+        lookup.finish();
+        assert_eq!(*lookup.finished.borrow(), round);
+        let next = tokio::time::timeout(Duration::from_millis(10), lookup.next());
+        assert!(next.await.is_err());
     }
 
     #[test]

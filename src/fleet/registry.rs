@@ -303,6 +303,13 @@ impl Registry {
         lookup.wait(&settings, self.changes(), is_known).await
     }
 
+    /// Has workers asked whether they have loaded an adapter that other workers of its base model serve. It is not waited for.
+    pub fn look_for_adapters(&self) {
+        if !self.settings().model_lookup.timeout.is_zero() {
+            self.model_lookup.hint();
+        }
+    }
+
     /// The models that an engine lists now, and which of them are adapters.
     pub(super) fn set_models(
         &self,

@@ -294,6 +294,10 @@ impl Relay {
                 }
                 self.group(model)
             }
+            (Ok(group), _) if group.is_partial => {
+                self.fleet.look_for_adapters();
+                Ok(group)
+            }
             (found, _) => found,
         }
     }

@@ -174,6 +174,7 @@ mod tests {
             card: RawValue::NULL.to_owned(),
             bases: vec!["m".into()],
             is_adapter: false,
+            is_partial: false,
         }
     }
 

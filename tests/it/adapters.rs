@@ -46,6 +46,51 @@ async fn an_adapter_that_was_loaded_just_now_is_found_by_its_first_request() {
 }
 
 #[tokio::test]
+async fn a_second_worker_that_loads_an_adapter_is_found_while_it_is_requested() {
+    let cluster = Cluster::start(vec![fast(); 3], |config| {
+        config.fleet.health.interval = Duration::from_secs(600);
+        // Fewer than there are: the rounds take turns.
+        config.fleet.model_lookup.workers_per_round = 1;
+        config.fleet.model_lookup.interval = Duration::from_millis(100);
+        // Requests do not gather at the first one.
+        config.routing.adapter_load_tokens = 0;
+    })
+    .await;
+    load(&cluster.engines[0], "new").await;
+    let answer = cluster.post(CHAT, of("new", "x")).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    load(&cluster.engines[2], "new").await;
+    let mut used = BTreeSet::new();
+    let began = Instant::now();
+    while used.len() < 2 {
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_secs(60), "only {used:?}");
+        let text = |number: u32| {
+            of(
+                "new",
+                &format!("{number} of {waited:?}: {}", "new ".repeat(500)),
+            )
+        };
+        let (first, second) = (text(1), text(2));
+        let (first, second) = tokio::join!(
+            cluster.post_decided(CHAT, &first),
+            cluster.post_decided(CHAT, &second)
+        );
+        for (answer, decided) in [first, second] {
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            used.insert(decided.worker);
+        }
+    }
+    assert_eq!(used, BTreeSet::from(["w0", "w2"].map(str::to_owned)));
+    // The worker that does not have it is asked as long as it is requested, and not longer.
+    let asked = async || cluster.engines[1].stats().await.requests;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let before = asked().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(asked().await, before);
+}
+
+#[tokio::test]
 async fn a_name_that_no_engine_serves_is_refused_and_has_them_asked_once_a_second() {
     let cluster = Cluster::start(vec![fast()], |config| {
         config.fleet.health.interval = Duration::from_secs(600);

@@ -1,4 +1,4 @@
-//! Asks all workers for their models while requests wait for one that is not known.
+//! Asks workers for their models while adapters are requested that they may have loaded by now.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use tracing::{debug, info};
 use super::models;
 use crate::fleet::Status;
 use crate::fleet::health::Health;
-use crate::fleet::model_lookup;
+use crate::fleet::model_lookup::{self, Round};
 use crate::fleet::registry::Registry;
 use crate::observe;
 
@@ -19,35 +19,53 @@ const MAX_CONCURRENT: usize = 64;
 pub async fn run(registry: Arc<Registry>) {
     let lookup = registry.model_lookup();
     let mut last: Option<Instant> = None;
+    // How many workers were asked in rounds that ask some.
+    let mut asked = 0;
     loop {
         lookup.next().await;
-        let interval = registry.settings().model_lookup.interval;
-        let due = model_lookup::due(last, interval, observe::now());
+        let settings = registry.settings().model_lookup.clone();
+        let due = model_lookup::due(last, settings.interval, observe::now());
         tokio::time::sleep_until(due.into()).await;
-        lookup.start();
+        let round = lookup.start();
         last = Some(observe::now());
-        ask_all(&registry).await;
-        lookup.finish();
+        let up = up(&registry);
+        match round {
+            Round::All => {
+                ask(up.iter(), &registry).await;
+                lookup.finish();
+            }
+            Round::Some => {
+                let count = up.len().min(settings.workers_per_round as usize);
+                let from = asked % up.len().max(1);
+                ask(up.iter().cycle().skip(from).take(count), &registry).await;
+                asked = from + count;
+            }
+        }
     }
 }
 
-async fn ask_all(registry: &Arc<Registry>) {
+fn up(registry: &Registry) -> Vec<Status> {
+    let snapshot = registry.snapshot();
+    let workers = snapshot.workers.iter();
+    let up = workers.filter(|status| status.health == Health::Up);
+    up.cloned().collect()
+}
+
+async fn ask(workers: impl Iterator<Item = &Status>, registry: &Arc<Registry>) {
     let settings = registry.settings().clone();
     let limit = settings.health.timeout.min(settings.model_lookup.timeout);
-    let snapshot = registry.snapshot().clone();
     let mut asked = JoinSet::new();
-    let is_up = |status: &&Status| status.health == Health::Up;
-    for status in snapshot.workers.iter().filter(is_up) {
+    for status in workers {
         if asked.len() >= MAX_CONCURRENT {
             asked.join_next().await;
         }
         let (status, registry) = (status.clone(), registry.clone());
-        asked.spawn(async move { ask(&status, &registry, limit).await });
+        asked.spawn(async move { ask_one(&status, &registry, limit).await });
     }
     while asked.join_next().await.is_some() {}
 }
 
-async fn ask(status: &Status, registry: &Registry, limit: Duration) {
+async fn ask_one(status: &Status, registry: &Registry, limit: Duration) {
     let worker = &status.worker;
     match models::fetch(worker, limit).await {
         // Most workers list what is known: that takes no search for the worker.
