@@ -7,8 +7,11 @@
 mod fields;
 pub mod load_stat;
 mod read;
+mod repeated;
 mod sglang;
 mod unknown_events;
+
+use std::ops::Range;
 
 use self::fields::{CLEARED, REMOVED, STORED};
 use self::read::{Cursor, Read};
@@ -26,6 +29,7 @@ pub fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {
         cursor: Cursor::new(payload),
         blocks_left: BLOCKS_MAX,
         removed: Vec::new(),
+        removed_one: None,
     };
     reader
         .batch()
@@ -38,6 +42,8 @@ struct Reader<'a> {
     blocks_left: usize,
     /// Buffer for the hashes of a removal, reused to avoid allocations.
     removed: Vec<EngineHash>,
+    /// Where the hash is of a removal of one block.
+    removed_one: Option<Range<usize>>,
 }
 
 /// The fields of an event of any type. [`Reader::build`] checks that none is missing.
@@ -123,8 +129,14 @@ impl<'a> Reader<'a> {
         }
         batch.events.clear();
         batch.joined = 0;
-        for index in 0..len {
+        let mut index = 0;
+        while index < len {
+            let start = self.cursor.clone();
             self.event(batch).map_err(|fault| fault.under_item(index))?;
+            index += 1;
+            if let Some(hash) = self.removed_one.take() {
+                index += self.removals_like(start, hash, len - index, batch);
+            }
         }
         Ok(())
     }
@@ -225,9 +237,12 @@ impl<'a> Reader<'a> {
             b"block_hashes" => {
                 let mut removed = std::mem::take(&mut self.removed);
                 removed.clear();
+                let mut list = self.cursor.clone();
                 let read = self.hashes_into(&mut removed);
                 self.removed = removed;
                 read?;
+                let is_one = list.array().is_ok_and(|len| len == 1);
+                self.removed_one = is_one.then(|| list.at()..self.cursor.at());
             }
             b"medium" => location.medium = self.medium()?,
             b"group_idx" => location.group = self.or_nil(|reader| reader.cursor.u32())?,

@@ -60,6 +60,29 @@ impl<'a> Cursor<'a> {
         self.bytes.len() - self.at
     }
 
+    pub(super) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// The bytes from here to a later position of the same cursor.
+    pub(super) fn until(&self, later: &Self) -> &'a [u8] {
+        self.bytes.get(self.at..later.at).unwrap_or_default()
+    }
+
+    /// Takes as many bytes, if these agree with a test.
+    #[inline]
+    pub(super) fn take_if(
+        &mut self,
+        count: usize,
+        agrees: impl FnOnce(&'a [u8]) -> bool,
+    ) -> Option<&'a [u8]> {
+        let taken = self.bytes[self.at..].get(..count)?;
+        agrees(taken).then(|| {
+            self.at += count;
+            taken
+        })
+    }
+
     /// An error at the current position.
     pub(super) fn fault(&self, what: impl Into<String>) -> Box<Fault> {
         Box::new(Fault {
@@ -260,24 +283,35 @@ impl<'a> Cursor<'a> {
     pub(super) fn u32s(&mut self) -> Read<Vec<u32>> {
         let len = self.array()?;
         // `array` checked the length, so this is at most four times the message.
-        let mut numbers = Vec::with_capacity(len);
+        let mut numbers = vec![0; len];
+        let mut read = 0;
         let mut rest = &self.bytes[self.at..];
-        while numbers.len() < len {
-            let number;
-            (number, rest) = match rest {
-                [0xcd, high, low, rest @ ..] => {
-                    (u32::from(u16::from_be_bytes([*high, *low])), rest)
+        while read < len {
+            // Most are of two bytes, many in a row.
+            let (row, _) = rest.as_chunks::<3>();
+            let mut of_two_bytes = 0;
+            for (number, [marker, high, low]) in numbers[read..].iter_mut().zip(row) {
+                if *marker != 0xcd {
+                    break;
                 }
+                *number = u32::from(u16::from_be_bytes([*high, *low]));
+                of_two_bytes += 1;
+            }
+            read += of_two_bytes;
+            rest = &rest[3 * of_two_bytes..];
+            let Some(number) = numbers.get_mut(read) else {
+                break;
+            };
+            (*number, rest) = match rest {
                 [small @ 0..=0x7f, rest @ ..] => (u32::from(*small), rest),
                 [0xce, a, b, c, d, rest @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), rest),
                 _ => {
                     self.at = self.bytes.len() - rest.len();
-                    let number = self.u32();
-                    let number = number.map_err(|fault| fault.under_item(numbers.len()))?;
+                    let number = self.u32().map_err(|fault| fault.under_item(read))?;
                     (number, &self.bytes[self.at..])
                 }
             };
-            numbers.push(number);
+            read += 1;
         }
         self.at = self.bytes.len() - rest.len();
         Ok(numbers)

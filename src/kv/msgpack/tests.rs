@@ -1,3 +1,5 @@
+use proptest::prelude::*;
+
 use super::*;
 
 /// The payloads of a recording: each message's last frame.
@@ -328,6 +330,66 @@ fn removals_in_a_row_become_one_event_if_they_are_of_the_same_place() {
     let hashes: Vec<Vec<u64>> = batch.events.iter().map(removed).collect();
     assert_eq!(hashes, [vec![1, 2], vec![3, 4], vec![], vec![5]]);
     assert_eq!(batch.joined, 2);
+}
+
+/// A removal of one block by its hash's bytes, or a clear.
+fn some_event() -> impl Strategy<Value = Vec<u8>> {
+    let hash = prop_oneof![
+        6 => any::<u64>().prop_map(|hash| [&b"\xcf"[..], &hash.to_be_bytes()].concat()),
+        2 => any::<[u8; 32]>().prop_map(|digest| [&b"\xc4\x20"[..], &digest].concat()),
+        1 => any::<[u8; 5]>().prop_map(|digest| [&b"\xc4\x05"[..], &digest].concat()),
+        1 => any::<u32>().prop_map(|hash| [&b"\xce"[..], &hash.to_be_bytes()].concat()),
+        1 => (0u8..128).prop_map(|hash| vec![hash]),
+    ];
+    let kind = &b"\xa4type\xacBlockRemoved"[..];
+    let removal = (hash, 0u8..12).prop_map(move |(hash, form)| {
+        let hashes = [&b"\xacblock_hashes\x91"[..], &hash].concat();
+        let twice = [&hashes[..], &hashes].concat();
+        let array = [&b"\x93\xacBlockRemoved\x91"[..], &hash, b"\xa3CPU"].concat();
+        match form {
+            0 => array,
+            1 => [b"\x82", &hashes[..], kind].concat(),
+            2 => [b"\x83", kind, &twice].concat(),
+            3 => [b"\x83", kind, &hashes, b"\xa9group_idx\x01"].concat(),
+            _ => [b"\x83", kind, &hashes, b"\xa6medium\xa3GPU"].concat(),
+        }
+    });
+    prop_oneof![
+        20 => removal,
+        1 => Just(b"\x81\xa4type\xb0AllBlocksCleared".to_vec()),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn events_in_a_row_are_read_as_each_is_alone(events in proptest::collection::vec(some_event(), 0..15)) {
+        let header = [0x92, 0x01, 0x90 | events.len() as u8];
+        let read = decode(&[&header[..], &events.concat()].concat()).unwrap();
+        let mut expected = Batch { timestamp: 1.0, ..Batch::default() };
+        for event in &events {
+            let alone = decode(&[&b"\x92\x01\x91"[..], event].concat()).unwrap();
+            match &alone.events[..] {
+                [Event::Removed(removed)] => {
+                    expected.remove(&removed.hashes, removed.location.clone());
+                }
+                others => expected.events.extend_from_slice(others),
+            }
+        }
+        prop_assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn token_ids_are_read_whatever_their_lengths(ids in proptest::collection::vec(prop_oneof![0u32..128, 128u32..65_536, any::<u32>()], 0..200)) {
+        let mut payload = b"\x92\x01\x91\x85\xa4type\xabBlockStored\xacblock_hashes\x91\x01\xb1parent_block_hash\xc0\xaablock_size\x10\xa9token_ids".to_vec();
+        rmp::encode::write_array_len(&mut payload, ids.len() as u32).unwrap();
+        for id in &ids {
+            rmp::encode::write_uint(&mut payload, u64::from(*id)).unwrap();
+        }
+        let batch = decode(&payload).unwrap();
+        prop_assert_eq!(&stored(&batch).token_ids, &ids);
+        let cut = payload.len() - 1;
+        prop_assert!(ids.is_empty() || decode(&payload[..cut]).is_err());
+    }
 }
 
 #[test]
