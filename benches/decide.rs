@@ -155,7 +155,6 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     let unconfirmed = UnconfirmedBlocks::new(
         unconfirmed::Settings::default(),
         unconfirmed::Metrics::new(&registry),
-        now,
     );
     let predicted = Arc::new(PredictedIndex::new(
         predicted::Settings::default(),
@@ -193,18 +192,10 @@ impl Fleet {
         }
     }
 
-    fn held<'a>(&'a self, prompt: &'a Prompt, now: Instant, seed: u64) -> CachedPrefixes<'a> {
+    fn held<'a>(&'a self, prompt: &'a Prompt, seed: u64) -> CachedPrefixes<'a> {
         let credit = &self.settings.advanced.tier_credit;
         let holders = self.settings.advanced.prefix_candidates as usize;
-        CachedPrefixes::new(
-            &*self.group,
-            &self.caches,
-            prompt,
-            credit,
-            now,
-            holders,
-            seed,
-        )
+        CachedPrefixes::new(&*self.group, &self.caches, prompt, credit, holders, seed)
     }
 
     fn view<'a>(&'a self, held: &'a CachedPrefixes<'a>, now: Instant) -> FleetView<'a> {
@@ -241,7 +232,7 @@ fn decision(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     number += 1;
                     let at = (number % 64) as usize;
-                    let held = fleet.held(&asked[at], now, number);
+                    let held = fleet.held(&asked[at], number);
                     let view = fleet.view(&held, now);
                     let started = Instant::now();
                     for draw in 0..DECISIONS {
@@ -258,7 +249,7 @@ fn decision(criterion: &mut Criterion) {
             bencher.iter(|| {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
-                let held = fleet.held(prompt, now, number);
+                let held = fleet.held(prompt, number);
                 black_box(held.owners(fleet.group.decode()).places().len())
             });
         });
@@ -303,7 +294,7 @@ fn spend(fleets: &[Fleet; 3], prompts: &[Vec<Vec<u32>>; 3], rounds: u64) -> [Vec
         for (place, fleet) in fleets.iter().enumerate() {
             let tokens = &prompts[place][(round % 64) as usize];
             let prompt = fleet.prompt(tokens);
-            let held = fleet.held(&prompt, now, round);
+            let held = fleet.held(&prompt, round);
             let view = fleet.view(&held, now);
             let started = Instant::now();
             for draw in 0..DECISIONS {
@@ -332,7 +323,7 @@ fn whole(criterion: &mut Criterion) {
                 number += 1;
                 let tokens = &prompts[(number % 64) as usize];
                 let prompt = fleet.prompt(tokens);
-                let held = fleet.held(&prompt, now, number);
+                let held = fleet.held(&prompt, number);
                 let view = fleet.view(&held, now);
                 black_box(routing::decide(
                     &fleet.settings,

@@ -74,7 +74,6 @@ impl Replica {
         let unconfirmed = UnconfirmedBlocks::new(
             unconfirmed::Settings::default(),
             unconfirmed::Metrics::new(&registry),
-            now,
         );
         let routed = RoutedPrompts::new(1_000, Arc::new(predicted), unconfirmed, &registry);
         let peers =

@@ -59,7 +59,7 @@ fn full(
     let metrics = predicted::Metrics::new(&registry);
     let predicted = PredictedIndex::new(predicted::Settings::default(), metrics, now);
     let metrics = unconfirmed::Metrics::new(&registry);
-    let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, now);
+    let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics);
     let routed = RoutedPrompts::new(1 << 20, Arc::new(predicted), unconfirmed.clone(), &registry);
     for number in 0..blocks as u32 / 20 {
         let prompts = vec![prompt(number % WORKERS, None, hashes(random, 160))];
@@ -132,7 +132,7 @@ fn bench(criterion: &mut Criterion) {
         let message = || {
             received += 1;
             if received % 50 == 0 {
-                unconfirmed.remove_expired(now + Duration::from_secs(3_600));
+                unconfirmed.remove_ended(now + Duration::from_secs(3_600), |_| None);
             }
             wire::RoutedPrompts {
                 prompts: Vec::new(),

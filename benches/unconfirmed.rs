@@ -4,7 +4,6 @@
 //! and 50 µs to insert and remove it, with 50 other unconfirmed prompts at each of 1,000 workers.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use warmroute::ids::WorkerId;
@@ -19,14 +18,12 @@ fn prompt(user: u32, system: u32, blocks: u32) -> Vec<LocalHash> {
     shared.chain(own).collect()
 }
 
-#[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
 fn bench(criterion: &mut Criterion) {
-    let now = Instant::now();
     let settings = Settings {
         max_blocks: 10_000_000,
         ..Settings::default()
     };
-    let unconfirmed = UnconfirmedBlocks::new(settings, Metrics::new(&Registry::default()), now);
+    let unconfirmed = UnconfirmedBlocks::new(settings, Metrics::new(&Registry::default()));
     let root = block::chain_root(None, None);
     let prompts: Vec<_> = (0..50_000u32)
         .map(|user| {
@@ -42,7 +39,7 @@ fn bench(criterion: &mut Criterion) {
             bencher.iter(|| unconfirmed::prefix_keys(root, black_box(&locals)));
         });
         group.bench_function(format!("overlap/{blocks}"), |bencher| {
-            bencher.iter(|| black_box(unconfirmed.overlap(now, black_box(&keys), 8, |_| None)));
+            bencher.iter(|| black_box(unconfirmed.overlap(black_box(&keys), 8)));
         });
         group.bench_function(format!("insert/{blocks}"), |bencher| {
             bencher.iter(|| drop(unconfirmed.insert(WorkerId(5), black_box(&keys))));

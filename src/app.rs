@@ -126,7 +126,6 @@ impl App {
         let unconfirmed = UnconfirmedBlocks::new(
             config.kv_events.advanced.unconfirmed.clone(),
             unconfirmed::Metrics::new(&metrics),
-            observe::now(),
         );
         let routed = Arc::new(RoutedPrompts::new(
             config.peers.advanced.max_queued_blocks as usize,
@@ -232,6 +231,8 @@ impl App {
         tasks.spawn_until_stopped_on(kv_events.runtime(), loads);
         let watching = watcher.run(indexes.clone(), board.clone());
         tasks.spawn_until_stopped_on(kv_events.runtime(), watching);
+        let confirming = lost_caches::confirm(unconfirmed.clone(), board.clone());
+        tasks.spawn_until_stopped(confirming);
         tasks.spawn_until_stopped(lost_caches::forget(
             fleet.clone(),
             relay.clone(),

@@ -7,12 +7,15 @@ use std::time::Duration;
 use crate::fleet::registry;
 use crate::ids::WorkerId;
 use crate::kv::predicted::PredictedIndex;
+use crate::kv::subscriber::StatusBoard;
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::observe;
 use crate::relay::Relay;
 
 /// How often expired predictions are removed while the fleet does not change.
 const EXPIRY_INTERVAL: Duration = Duration::from_secs(5);
+/// How often unconfirmed blocks are compared with what workers have reported: often, so that there are few.
+const CONFIRM_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Removes what is recorded about a worker's cache when the worker has left the fleet or its engine has
 /// restarted.
@@ -42,7 +45,6 @@ pub(super) async fn forget(
             }
         }
         predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
-        unconfirmed.remove_expired(observe::now());
         relay.forget_departed_workers(&snapshot);
         incarnations = current;
         // Also without a change: a request that was running when its worker left may have recorded the
@@ -50,5 +52,13 @@ pub(super) async fn forget(
         if let Ok(Err(_)) = tokio::time::timeout(EXPIRY_INTERVAL, changes.changed()).await {
             return;
         }
+    }
+}
+
+/// Removes unconfirmed blocks that their workers have reported, or should have.
+pub(super) async fn confirm(unconfirmed: Arc<UnconfirmedBlocks>, board: Arc<StatusBoard>) {
+    loop {
+        tokio::time::sleep(CONFIRM_INTERVAL).await;
+        unconfirmed.remove_ended(observe::now(), |worker| board.applied_at(worker));
     }
 }

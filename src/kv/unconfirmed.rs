@@ -9,17 +9,22 @@
 //! Nothing here waits for a particular event: an early one does no harm, and without one the grace
 //! period ends. It ends sooner once the worker's events have gone on after the first token: engines
 //! report in order, so what the tree does not have by then was never kept, or is evicted already.
+//!
+//! A prompt is touched twice as a whole, when it is inserted and when it is removed; in between it stands in a
+//! queue, so that nothing is looked through for what has expired.
 
 mod prefix_key;
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use dashmap::{DashMap, Entry};
+use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
-use rustc_hash::FxBuildHasher;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -52,7 +57,7 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub peer_lifetime: Duration,
-    /// Unconfirmed blocks of all workers, about 60 bytes each; what exceeds this does not count as cached.
+    /// Unconfirmed blocks of all prompts, up to 60 bytes each; what exceeds this does not count as cached.
     #[schemars(range(min = 1))]
     pub max_blocks: u64,
 }
@@ -64,7 +69,7 @@ impl Default for Settings {
             event_delay: Duration::from_millis(250),
             // In simulations of 8 replicas 20 s cost nothing, 10 s 3 % and 3 s 8 % of mean time to first token.
             peer_lifetime: Duration::from_secs(20),
-            // 60 MB: 5,000 prompts of 200 blocks at a time.
+            // 60 MB: 20,000 prompts of 200 blocks at a time.
             max_blocks: 1_000_000,
         }
     }
@@ -95,11 +100,12 @@ impl Metrics {
 #[derive(Debug)]
 pub struct UnconfirmedBlocks {
     prefixes: DashMap<BlockHash, Owners, FxBuildHasher>,
-    /// Entries of all owners.
+    /// Prefixes of all prompts.
     count: AtomicU64,
+    /// Prompts that are not being computed by a request of this replica, by worker.
+    ending: Mutex<FxHashMap<WorkerId, Ending>>,
     settings: Settings,
     metrics: Metrics,
-    created: Instant,
 }
 
 /// Sorted by worker.
@@ -109,187 +115,142 @@ type Owners = SmallVec<[Owner; 2]>;
 #[derive(Clone, Copy, Debug)]
 struct Owner {
     worker: WorkerId,
-    /// Requests that have not computed the prefix yet.
-    requests: u32,
-    /// Milliseconds since `created`: how long a prefix counts that another replica routed.
-    until_ms: u64,
-    /// When the prefix was computed last, as far as its request's first token shows; 0: never.
-    computed_ms: u64,
+    /// How many prompts with the prefix count.
+    prompts: u32,
 }
 
-impl Owner {
-    /// A new owner, to which `change` happens at once.
-    fn changed(worker: WorkerId, change: impl Fn(&mut Self)) -> Self {
-        let mut owner = Self {
-            worker,
-            requests: 0,
-            until_ms: 0,
-            computed_ms: 0,
-        };
-        change(&mut owner);
-        owner
-    }
+/// A worker's prompts that will not count any more by themselves, oldest first.
+#[derive(Debug, Default)]
+struct Ending {
+    /// With the time of their first token.
+    computed: VecDeque<(Instant, Prefixes)>,
+    /// With the time at which another replica's choice became known.
+    routed: VecDeque<(Instant, Prefixes)>,
 }
 
-/// When prefixes are looked up, and how far the events of their owners are.
-struct Lookup<'a> {
-    now_ms: u64,
-    grace_ms: u64,
-    delay_ms: u64,
-    /// When the last events of a worker were applied to its tree.
-    applied_ms: &'a dyn Fn(WorkerId) -> Option<u64>,
-}
-
-impl Lookup<'_> {
-    fn counts(&self, owner: &Owner) -> bool {
-        owner.requests > 0
-            || self.now_ms < owner.until_ms
-            || (self.is_in_grace(owner) && !self.is_reported(owner))
-    }
-
-    fn is_in_grace(&self, owner: &Owner) -> bool {
-        owner.computed_ms > 0 && self.now_ms < owner.computed_ms.saturating_add(self.grace_ms)
-    }
-
-    /// Whether the worker's tree has the last word.
-    fn is_reported(&self, owner: &Owner) -> bool {
-        let shown_ms = owner.computed_ms.saturating_add(self.delay_ms);
-        (self.applied_ms)(owner.worker).is_some_and(|applied_ms| applied_ms >= shown_ms)
-    }
-}
+/// The prefixes of one prompt that were inserted.
+type Prefixes = Box<[BlockHash]>;
 
 impl UnconfirmedBlocks {
-    pub fn new(settings: Settings, metrics: Metrics, now: Instant) -> Arc<Self> {
+    pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
             prefixes: DashMap::default(),
             count: AtomicU64::new(0),
+            ending: Mutex::default(),
             settings,
             metrics,
-            created: now,
         })
     }
 
     /// Counts a prompt's prefixes as cached by the worker that was chosen for it.
     pub fn insert(self: &Arc<Self>, worker: WorkerId, keys: &PrefixKeys) -> UnconfirmedPrompt {
         let paths = keys.iter().map(|key| key.path);
-        let inserted = self.update_all(worker, paths, |owner| owner.requests += 1);
         UnconfirmedPrompt {
             blocks: self.clone(),
             worker,
-            keys: keys.clone(),
-            inserted,
+            prefixes: self.insert_all(worker, paths),
         }
     }
 
     /// Counts prefixes as cached by a worker that another replica chose for them: given from the shortest on, as the
     /// path hashes of a prompt's [`PrefixKeys`].
     pub fn insert_routed(&self, now: Instant, worker: WorkerId, paths: &[u64]) {
-        let until_ms = self.milliseconds(now + self.settings.peer_lifetime);
         let paths = paths.iter().map(|path| BlockHash(*path));
-        self.update_all(worker, paths, |owner| {
-            owner.until_ms = owner.until_ms.max(until_ms)
-        });
+        let prefixes = self.insert_all(worker, paths);
+        if prefixes.is_empty() {
+            return;
+        }
+        let mut ending = self.ending.lock();
+        let routed = &mut ending.entry(worker).or_default().routed;
+        routed.push_back((now, prefixes));
     }
 
-    /// Up to `limit` workers that will have cached the longest prefixes, the longest first. `applied` says when a worker's
-    /// last KV events were applied to its tree, if that counts in routing.
-    pub fn overlap(
-        &self,
-        now: Instant,
-        keys: &[PrefixKey],
-        limit: usize,
-        applied: impl Fn(WorkerId) -> Option<Instant>,
-    ) -> PrefixOwners {
-        let applied_ms = |worker| applied(worker).map(|at| self.milliseconds(at));
-        let lookup = self.lookup(now, &applied_ms);
+    /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
+    pub fn overlap(&self, keys: &[PrefixKey], limit: usize) -> PrefixOwners {
         let longest = |end: usize, count| {
-            keys[..end].partition_point(|key| self.has_more_owners(&lookup, *key, count))
+            keys[..end].partition_point(|key| self.has_more_owners(*key, count))
         };
         prefix_owners::search(keys.len(), limit, longest, |prefix, found| {
             let key = keys[prefix];
             if let Some(owners) = self.prefixes.get(&key.path) {
-                let counting = owners.iter().filter(|owner| lookup.counts(owner));
-                counting.for_each(|owner| found.add(owner.worker, key.blocks));
+                owners
+                    .iter()
+                    .for_each(|owner| found.add(owner.worker, key.blocks));
             }
         })
-    }
-
-    /// How many of a prompt's first blocks one worker will have cached.
-    pub fn depth(&self, now: Instant, worker: WorkerId, keys: &[PrefixKey]) -> u32 {
-        let lookup = self.lookup(now, &|_| None);
-        let depth = keys.partition_point(|key| {
-            self.prefixes.get(&key.path).is_some_and(|owners| {
-                position_of(&owners, worker).is_ok_and(|position| lookup.counts(&owners[position]))
-            })
-        });
-        depth.checked_sub(1).map_or(0, |last| keys[last].blocks)
     }
 
     /// Forgets what a worker and its dp ranks have computed: its process was restarted. Requests that it was still
     /// computing fail, and remove their own prefixes.
     pub fn forget(&self, worker: WorkerId) {
-        self.retain(|owner| {
-            let is_lost = owner.worker.worker() == worker;
-            if is_lost {
-                (owner.until_ms, owner.computed_ms) = (0, 0);
+        let lost: Vec<_> = self
+            .ending
+            .lock()
+            .extract_if(|owner, _| owner.worker() == worker)
+            .collect();
+        for (owner, Ending { computed, routed }) in lost {
+            for (_, prefixes) in computed.into_iter().chain(routed) {
+                self.remove_all(owner, &prefixes);
             }
-            !is_lost || owner.requests > 0
+        }
+    }
+
+    /// Removes prompts whose grace period has ended and those that the events of their workers have passed. `applied` says
+    /// when a worker's last KV events were applied to its tree, if that counts in routing. To be called often.
+    pub fn remove_ended(&self, now: Instant, applied: impl Fn(WorkerId) -> Option<Instant>) {
+        let Settings {
+            grace_period,
+            event_delay,
+            peer_lifetime,
+            ..
+        } = self.settings;
+        let mut ended = Vec::new();
+        self.ending.lock().retain(|worker, ending| {
+            let applied = applied(*worker);
+            let is_reported = |since| applied.is_some_and(|applied| applied >= since + event_delay);
+            while let Some((_, prefixes)) = ending
+                .computed
+                .pop_front_if(|(since, _)| now >= *since + grace_period || is_reported(*since))
+            {
+                ended.push((*worker, prefixes));
+            }
+            while let Some((_, prefixes)) = ending
+                .routed
+                .pop_front_if(|(since, _)| now >= *since + peer_lifetime)
+            {
+                ended.push((*worker, prefixes));
+            }
+            !(ending.computed.is_empty() && ending.routed.is_empty())
         });
-    }
-
-    /// Frees prefixes whose grace period has ended. To be called now and then.
-    pub fn remove_expired(&self, now: Instant) {
-        let lookup = self.lookup(now, &|_| None);
-        self.retain(|owner| lookup.counts(owner));
-    }
-
-    fn lookup<'a>(
-        &self,
-        now: Instant,
-        applied_ms: &'a dyn Fn(WorkerId) -> Option<u64>,
-    ) -> Lookup<'a> {
-        Lookup {
-            now_ms: self.milliseconds(now),
-            grace_ms: self.settings.grace_period.as_millis() as u64,
-            delay_ms: self.settings.event_delay.as_millis() as u64,
-            applied_ms,
+        for (worker, prefixes) in ended {
+            self.remove_all(worker, &prefixes);
         }
     }
 
     /// Whether more than `count` workers own a prefix.
-    fn has_more_owners(&self, lookup: &Lookup<'_>, key: PrefixKey, count: usize) -> bool {
-        self.prefixes.get(&key.path).is_some_and(|owners| {
-            let mut counting = owners.iter().filter(|owner| lookup.counts(owner));
-            counting.nth(count).is_some()
-        })
+    fn has_more_owners(&self, key: PrefixKey, count: usize) -> bool {
+        let owners = self.prefixes.get(&key.path);
+        owners.is_some_and(|owners| owners.len() > count)
     }
 
-    /// Changes an owner of each prefix, which is added if there is room. Given from the shortest on: what finds no room
-    /// is the end of the prompt. Returns how many were changed.
-    fn update_all(
+    /// Inserts as many of a prompt's prefixes as there is room for, from the shortest on. Returns these.
+    fn insert_all(
         &self,
         worker: WorkerId,
         paths: impl ExactSizeIterator<Item = BlockHash>,
-        change: impl Fn(&mut Owner),
-    ) -> usize {
-        // Counted once for all, since all threads share the counters.
+    ) -> Prefixes {
         let prefixes = paths.len();
-        let reserved = self.reserve(prefixes);
-        let mut room = reserved;
-        let mut changed = 0;
-        for path in paths {
-            if !self.update(worker, path, &mut room, &change) {
-                self.metrics.rejected.inc_by((prefixes - changed) as u64);
-                break;
-            }
-            changed += 1;
+        let room = self.reserve(prefixes);
+        if room < prefixes {
+            self.metrics.rejected.inc_by((prefixes - room) as u64);
         }
-        self.count.fetch_sub(room as u64, Relaxed);
-        self.metrics.prefixes.add((reserved - room) as i64);
-        changed
+        self.metrics.prefixes.add(room as i64);
+        let inserted = paths.take(room);
+        inserted.inspect(|path| self.add(worker, *path)).collect()
     }
 
-    /// Counts up to so many further prefixes. Returns for how many there is room.
+    /// Counts up to so many further prefixes, at once because all threads share the count. Returns for how many there is
+    /// room.
     fn reserve(&self, prefixes: usize) -> usize {
         let prefixes = prefixes as u64;
         let before = self.count.fetch_add(prefixes, Relaxed);
@@ -301,75 +262,37 @@ impl UnconfirmedBlocks {
         reserved as usize
     }
 
-    /// Changes an owner of a prefix, which is added if there is room. False if there is none.
-    fn update(
-        &self,
-        worker: WorkerId,
-        path: BlockHash,
-        room: &mut usize,
-        change: impl Fn(&mut Owner),
-    ) -> bool {
-        match self.prefixes.entry(path) {
-            Entry::Occupied(mut entry) => {
-                let owners = entry.get_mut();
-                match position_of(owners, worker) {
-                    Ok(known) => change(&mut owners[known]),
-                    Err(_) if *room == 0 => return false,
-                    Err(position) => {
-                        *room -= 1;
-                        owners.insert(position, Owner::changed(worker, change));
-                    }
-                }
-            }
-            Entry::Vacant(_) if *room == 0 => return false,
-            Entry::Vacant(entry) => {
-                *room -= 1;
-                entry.insert(SmallVec::from_iter([Owner::changed(worker, change)]));
-            }
+    fn add(&self, worker: WorkerId, path: BlockHash) {
+        let mut owners = self.prefixes.entry(path).or_default();
+        match position_of(&owners, worker) {
+            Ok(known) => owners[known].prompts += 1,
+            Err(position) => owners.insert(position, Owner { worker, prompts: 1 }),
         }
-        true
     }
 
-    /// One request less computes this prefix. `computed_ms` is 0 if it was not computed. Whether the owner was removed.
-    fn release(&self, worker: WorkerId, path: BlockHash, computed_ms: u64) -> bool {
+    fn remove_all(&self, worker: WorkerId, prefixes: &[BlockHash]) {
+        for path in prefixes {
+            self.remove(worker, *path);
+        }
+        self.count.fetch_sub(prefixes.len() as u64, Relaxed);
+        self.metrics.prefixes.sub(prefixes.len() as i64);
+    }
+
+    fn remove(&self, worker: WorkerId, path: BlockHash) {
         let Entry::Occupied(mut owners) = self.prefixes.entry(path) else {
-            return false;
+            return;
         };
         let Ok(position) = position_of(owners.get(), worker) else {
-            return false;
+            return;
         };
         let owner = &mut owners.get_mut()[position];
-        owner.requests = owner.requests.saturating_sub(1);
-        owner.computed_ms = owner.computed_ms.max(computed_ms);
-        if owner.requests > 0 || owner.until_ms > 0 || owner.computed_ms > 0 {
-            return false;
+        owner.prompts -= 1;
+        if owner.prompts == 0 {
+            owners.get_mut().remove(position);
         }
-        owners.get_mut().remove(position);
         if owners.get().is_empty() {
             owners.remove();
         }
-        true
-    }
-
-    fn retain(&self, keep: impl Fn(&mut Owner) -> bool) {
-        let mut removed = 0;
-        self.prefixes.retain(|_, owners| {
-            let before = owners.len();
-            owners.retain(&keep);
-            removed += before - owners.len();
-            !owners.is_empty()
-        });
-        self.subtract(removed);
-    }
-
-    fn subtract(&self, prefixes: usize) {
-        self.count.fetch_sub(prefixes as u64, Relaxed);
-        self.metrics.prefixes.sub(prefixes as i64);
-    }
-
-    /// From 1 on: 0 stands for what has not happened.
-    fn milliseconds(&self, at: Instant) -> u64 {
-        at.saturating_duration_since(self.created).as_millis() as u64 + 1
     }
 }
 
@@ -384,32 +307,24 @@ fn position_of(owners: &Owners, worker: WorkerId) -> Result<usize, usize> {
 pub struct UnconfirmedPrompt {
     blocks: Arc<UnconfirmedBlocks>,
     worker: WorkerId,
-    keys: PrefixKeys,
-    /// How many of the keys were inserted and are not released yet.
-    inserted: usize,
+    prefixes: Prefixes,
 }
 
 impl UnconfirmedPrompt {
     /// The prompt is computed; KV events of its blocks are under way.
     pub fn on_first_token(mut self, now: Instant) {
-        self.release(self.blocks.milliseconds(now));
-    }
-
-    fn release(&mut self, computed_ms: u64) {
-        let mut removed = 0;
-        for key in &self.keys[..std::mem::take(&mut self.inserted)] {
-            let is_removed = self.blocks.release(self.worker, key.path, computed_ms);
-            removed += usize::from(is_removed);
-        }
-        if removed > 0 {
-            self.blocks.subtract(removed);
-        }
+        let prefixes = std::mem::take(&mut self.prefixes);
+        let mut ending = self.blocks.ending.lock();
+        let computed = &mut ending.entry(self.worker).or_default().computed;
+        computed.push_back((now, prefixes));
     }
 }
 
 impl Drop for UnconfirmedPrompt {
     fn drop(&mut self) {
-        self.release(0);
+        if !self.prefixes.is_empty() {
+            self.blocks.remove_all(self.worker, &self.prefixes);
+        }
     }
 }
 

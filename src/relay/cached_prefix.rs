@@ -7,7 +7,6 @@ mod top;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Instant;
 
 use smallvec::SmallVec;
 
@@ -89,7 +88,6 @@ impl<'a> CachedPrefixes<'a> {
         caches: &'a Caches,
         prompt: &'a Prompt,
         credit: &TierCredit,
-        now: Instant,
         max_owners: usize,
         seed: u64,
     ) -> Self {
@@ -106,15 +104,7 @@ impl<'a> CachedPrefixes<'a> {
             statuses: caches.board.snapshot(),
             blocks: &prompt.blocks,
             exact: exact.map(|tokens| {
-                ReportedPrefixes::find(
-                    tokens,
-                    places,
-                    unconfirmed,
-                    &caches.board,
-                    credit,
-                    now,
-                    search_limit,
-                )
+                ReportedPrefixes::find(tokens, places, unconfirmed, credit, search_limit)
             }),
             suspected: match exact {
                 Some(tokens) if caches.tokenizer_check.has_mismatches() => {

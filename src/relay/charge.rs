@@ -4,7 +4,6 @@ use super::core::Relay;
 use super::job::{Error, Job};
 use super::plan::Plan;
 use crate::limits::{Charge, Known, Request};
-use crate::observe;
 use crate::prompt::{Api, PeekedBody};
 
 /// Workers whose caches are looked at for the longest cached prefix.
@@ -74,7 +73,7 @@ impl Relay {
 
     /// Tokens of the prompt that some worker has cached.
     fn longest_cached(&self, plan: &Plan) -> u64 {
-        let held = self.held(plan, observe::now(), OWNERS_MAX);
+        let held = self.held(plan, OWNERS_MAX);
         let owners = held.owners(0..held.places().len());
         let cached = owners.places().iter().map(|index| {
             let cached = held.cached(*index);

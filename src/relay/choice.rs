@@ -130,11 +130,7 @@ impl Relay {
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let held = self.held(
-                plan,
-                now,
-                plan.model.routing.advanced.prefix_candidates as usize,
-            );
+            let held = self.held(plan, plan.model.routing.advanced.prefix_candidates as usize);
             let chosen = self.choose_once(plan, &held, now, &failed).or_else(|| {
                 let again = FailedWorkers {
                     decode: failed.unfit.clone(),
@@ -206,7 +202,7 @@ impl Relay {
         failed: &FailedWorkers,
     ) -> CarriedTo<'a> {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, now, candidates);
+        let held = self.held(plan, candidates);
         let mut failed = failed.clone();
         let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
         while workers.len() <= gateway.fallbacks() {
@@ -236,7 +232,7 @@ impl Relay {
         may_repeat: bool,
     ) -> bool {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, now, candidates);
+        let held = self.held(plan, candidates);
         let again = || FailedWorkers {
             decode: failed.unfit.clone(),
             ..failed.clone()

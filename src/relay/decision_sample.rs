@@ -40,7 +40,7 @@ impl Relay {
         }
         let now = observe::now();
         let owners_max = if is_recorded { usize::MAX } else { 1 };
-        let held = self.held(plan, now, owners_max);
+        let held = self.held(plan, owners_max);
         if is_compared {
             self.compare(plan, choice, &held, now);
         }

@@ -99,7 +99,7 @@ impl Relay {
             }
         };
         let now = observe::now();
-        let held = self.held(&plan, now, usize::MAX);
+        let held = self.held(&plan, usize::MAX);
         let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default());
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);

@@ -321,18 +321,12 @@ impl Relay {
     }
 
     /// The workers' cached prefixes of the prompt.
-    pub(super) fn held<'a>(
-        &'a self,
-        plan: &'a Plan,
-        now: Instant,
-        holders_max: usize,
-    ) -> CachedPrefixes<'a> {
+    pub(super) fn held<'a>(&'a self, plan: &'a Plan, holders_max: usize) -> CachedPrefixes<'a> {
         CachedPrefixes::new(
             plan.places(),
             &self.caches,
             &plan.prompt,
             &plan.model.routing.advanced.tier_credit,
-            now,
             holders_max,
             plan.request.seed,
         )

@@ -207,7 +207,7 @@ impl Relay {
     fn tokens_to_compute(&self, plan: &Plan) -> u64 {
         let now = observe::now();
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, now, candidates);
+        let held = self.held(plan, candidates);
         let chosen = self.choose_once(plan, &held, now, &FailedWorkers::default());
         let tokens = chosen.map(|(decode, prefill)| match prefill {
             Some(Ok(prefill)) => prefill.new_tokens,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::ids::BlockHash;
 use crate::kv::block::{ChainRoot, LocalHash, PathHash};
 
-/// The prefixes of a prompt that are counted: those of 1 to 32 blocks, then 32 for each doubling of the
-/// length. A prompt of 8,000 blocks has 280 of them, and what two prompts share is known to 1/32.
+/// The prefixes of a prompt that are counted: those of 1 to 15 blocks, then 8 for each doubling of the
+/// length. A prompt of 8,000 blocks has 87 of them, and what two prompts share is known to an eighth.
 pub type PrefixKeys = Arc<[PrefixKey]>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,6 +33,6 @@ pub fn prefix_keys(root: ChainRoot, locals: &[LocalHash]) -> PrefixKeys {
 
 /// Depends on the length alone: otherwise two prompts with a common prefix would not share its keys.
 fn is_counted(blocks: u32) -> bool {
-    let stride = 1 << blocks.max(1).ilog2().saturating_sub(5);
+    let stride = 1 << blocks.max(1).ilog2().saturating_sub(3);
     blocks.is_multiple_of(stride)
 }

@@ -16,7 +16,7 @@ fn unconfirmed(max_blocks: u64) -> (Arc<UnconfirmedBlocks>, Instant) {
         max_blocks,
     };
     let metrics = Metrics::new(&Registry::default());
-    (UnconfirmedBlocks::new(settings, metrics, now), now)
+    (UnconfirmedBlocks::new(settings, metrics), now)
 }
 
 /// A prompt with one letter for each block.
@@ -28,7 +28,15 @@ fn prompt(letters: &str) -> PrefixKeys {
 }
 
 fn is_empty(blocks: &UnconfirmedBlocks) -> bool {
-    blocks.count.load(Relaxed) == 0 && blocks.prefixes.is_empty()
+    let ending = blocks.ending.lock();
+    blocks.count.load(Relaxed) == 0 && blocks.prefixes.is_empty() && ending.is_empty()
+}
+
+/// How many of a prompt's first blocks one worker will have cached.
+fn depth(blocks: &UnconfirmedBlocks, worker: WorkerId, keys: &[PrefixKey]) -> u32 {
+    let found = blocks.overlap(keys, 8);
+    let owner = found.iter().find(|owner| owner.worker == worker);
+    owner.map_or(0, |owner| owner.blocks)
 }
 
 fn seconds(count: u64) -> Duration {
@@ -40,14 +48,18 @@ fn a_prompt_counts_until_the_grace_period_after_its_first_token_ends() {
     let (blocks, now) = unconfirmed(100);
     let prompt_sent = blocks.insert(A, &prompt("system one"));
     let other = prompt("system two");
-    let depth = |now| blocks.depth(now, A, &other);
-    assert_eq!(depth(now), 7);
+    let depth_at = |at| {
+        blocks.remove_ended(at, |_| None);
+        depth(&blocks, A, &other)
+    };
+    assert_eq!(depth_at(now), 7);
+    assert_eq!(depth(&blocks, B, &other), 0);
     // However long computing it takes.
-    assert_eq!(depth(now + seconds(500)), 7);
+    assert_eq!(depth_at(now + seconds(500)), 7);
     prompt_sent.on_first_token(now + seconds(500));
-    assert_eq!(depth(now + seconds(500)), 7);
-    assert_eq!(depth(now + seconds(501)), 0);
-    assert_eq!(blocks.depth(now, B, &other), 0);
+    assert_eq!(depth_at(now + seconds(500)), 7);
+    assert_eq!(depth_at(now + seconds(501)), 0);
+    assert!(is_empty(&blocks));
 }
 
 #[test]
@@ -56,11 +68,11 @@ fn the_ranks_of_a_worker_are_forgotten_with_it() {
     let rank = A.at_rank(3).unwrap();
     blocks.insert(rank, &prompt("abc")).on_first_token(now);
     assert_eq!(
-        [rank, A].map(|owner| blocks.depth(now, owner, &prompt("abc"))),
+        [rank, A].map(|owner| depth(&blocks, owner, &prompt("abc"))),
         [3, 0]
     );
     blocks.forget(B);
-    assert_eq!(blocks.depth(now, rank, &prompt("abc")), 3);
+    assert_eq!(depth(&blocks, rank, &prompt("abc")), 3);
     blocks.forget(A);
     assert!(is_empty(&blocks));
 }
@@ -71,11 +83,11 @@ fn what_events_after_the_first_token_do_not_report_does_not_count_any_more() {
     let at = |millis| now + Duration::from_millis(millis);
     let sent = blocks.insert(A, &prompt("abc"));
     let count = |millis, applied: Option<u64>| {
-        let found = blocks.overlap(at(millis), &prompt("abc"), 8, |worker| {
+        blocks.remove_ended(at(millis), |worker| {
             assert_eq!(worker, A);
             applied.map(at)
         });
-        found.first().map_or(0, |owner| owner.blocks)
+        depth(&blocks, A, &prompt("abc"))
     };
     // However far the events are, the prompt is not computed yet.
     assert_eq!(count(600, Some(600)), 3);
@@ -99,17 +111,17 @@ fn what_another_replica_routed_counts_whatever_was_reported() {
     let paths: Vec<u64> = prompt("abc").iter().map(|key| key.path.0).collect();
     blocks.insert_routed(now, A, &paths);
     let later = now + seconds(5);
-    let found = blocks.overlap(later, &prompt("abc"), 8, |_| Some(later));
-    assert_eq!(found.first().map(|owner| owner.blocks), Some(3));
+    blocks.remove_ended(later, |_| Some(later));
+    assert_eq!(depth(&blocks, A, &prompt("abc")), 3);
 }
 
 #[test]
 fn a_request_that_its_worker_did_not_accept_leaves_nothing_behind() {
-    let (blocks, now) = unconfirmed(100);
+    let (blocks, _) = unconfirmed(100);
     let first = blocks.insert(A, &prompt("abc"));
     let second = blocks.insert(A, &prompt("abd"));
     drop(first);
-    assert_eq!(blocks.depth(now, A, &prompt("abc")), 2);
+    assert_eq!(depth(&blocks, A, &prompt("abc")), 2);
     drop(second);
     assert!(is_empty(&blocks));
 }
@@ -120,15 +132,18 @@ fn a_prompt_that_another_replica_routed_counts_for_a_while() {
     let paths: Vec<u64> = prompt("system one").iter().map(|key| key.path.0).collect();
     blocks.insert_routed(now, A, &paths);
     let other = prompt("system two");
-    let depth = |now| blocks.depth(now, A, &other);
-    assert_eq!(depth(now), 7);
-    assert_eq!(depth(now + seconds(9)), 7);
-    assert_eq!(depth(now + seconds(10)), 0);
+    let depth_at = |at| {
+        blocks.remove_ended(at, |_| None);
+        depth(&blocks, A, &other)
+    };
+    assert_eq!(depth_at(now), 7);
+    assert_eq!(depth_at(now + seconds(9)), 7);
+    blocks.insert_routed(now + seconds(9), A, &paths);
+    assert_eq!(depth_at(now + seconds(10)), 7);
     // An own request that was not accepted leaves what another replica's counts for.
-    blocks.insert_routed(now + seconds(5), A, &paths);
     drop(blocks.insert(A, &other));
-    assert_eq!(depth(now + seconds(14)), 7);
-    blocks.remove_expired(now + seconds(15));
+    assert_eq!(depth_at(now + seconds(18)), 7);
+    assert_eq!(depth_at(now + seconds(19)), 0);
     assert!(is_empty(&blocks));
     blocks.insert_routed(now, A, &paths);
     blocks.forget(A);
@@ -140,20 +155,20 @@ fn what_other_replicas_routed_finds_no_more_room_than_own_prompts() {
     let (blocks, now) = unconfirmed(4);
     let paths: Vec<u64> = prompt("abcdef").iter().map(|key| key.path.0).collect();
     blocks.insert_routed(now, A, &paths);
-    assert_eq!(blocks.depth(now, A, &prompt("abcdef")), 4);
+    assert_eq!(depth(&blocks, A, &prompt("abcdef")), 4);
     assert_eq!(blocks.metrics.rejected.get(), 2);
 }
 
 #[test]
 fn the_longest_prefixes_come_first() {
-    let (blocks, now) = unconfirmed(100);
+    let (blocks, _) = unconfirmed(100);
     let _requests = [
         blocks.insert(A, &prompt("ab")),
         blocks.insert(B, &prompt("abcd")),
         blocks.insert(A, &prompt("x")),
     ];
     let found = |limit| {
-        let found = blocks.overlap(now, &prompt("abcdef"), limit, |_| None);
+        let found = blocks.overlap(&prompt("abcdef"), limit);
         found
             .iter()
             .map(|it| (it.worker, it.blocks))
@@ -170,33 +185,33 @@ fn a_restarted_worker_has_computed_nothing() {
     blocks.insert(A, &prompt("ab")).on_first_token(now);
     let running = blocks.insert(A, &prompt("xy"));
     blocks.forget(A);
-    assert_eq!(blocks.depth(now, A, &prompt("ab")), 0);
-    assert_eq!(blocks.depth(now, A, &prompt("xy")), 2);
+    assert_eq!(depth(&blocks, A, &prompt("ab")), 0);
+    assert_eq!(depth(&blocks, A, &prompt("xy")), 2);
     drop(running);
     assert!(is_empty(&blocks));
 }
 
 #[test]
 fn at_the_limit_the_end_of_a_prompt_is_rejected() {
-    let (blocks, now) = unconfirmed(3);
+    let (blocks, _) = unconfirmed(3);
     let prompt_sent = blocks.insert(A, &prompt("abcde"));
-    assert_eq!(blocks.depth(now, A, &prompt("abcde")), 3);
+    assert_eq!(depth(&blocks, A, &prompt("abcde")), 3);
     assert_eq!(blocks.metrics.rejected.get(), 2);
     drop(prompt_sent);
     assert!(is_empty(&blocks));
 }
 
 #[test]
-fn long_prompts_have_few_keys_and_their_common_prefix_is_known_to_a_32nd() {
+fn long_prompts_have_few_keys_and_their_common_prefix_is_known_to_an_eighth() {
     let of = |blocks: u32| {
         let locals = (0..blocks).map(|block| block::hash_block(&[block]));
         prefix_keys(block::chain_root(None, None), &locals.collect::<Vec<_>>())
     };
-    assert_eq!(of(63).len(), 63);
-    assert!((250..300).contains(&of(8_000).len()));
+    assert_eq!([15, 64].map(|blocks| of(blocks).len()), [15, 32]);
+    assert!((80..90).contains(&of(8_000).len()));
     for blocks in [64, 100, 1_000, 5_555] {
         let known = of(blocks).last().unwrap().blocks;
-        assert!(known * 33 >= blocks * 32, "{known} of {blocks}");
+        assert!(known * 9 > blocks * 8, "{known} of {blocks}");
     }
 }
 
@@ -206,7 +221,6 @@ enum Step {
     Computed(usize),
     Failed(usize),
     Wait(u64),
-    RemoveExpired,
     Forget(u32),
 }
 
@@ -220,7 +234,6 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0usize..8).prop_map(Step::Computed),
         1 => (0usize..8).prop_map(Step::Failed),
         2 => (0u64..700).prop_map(Step::Wait),
-        1 => Just(Step::RemoveExpired),
         1 => (0u32..3).prop_map(Step::Forget),
     ]
 }
@@ -274,24 +287,23 @@ proptest! {
                 }
                 Step::Computed(_) | Step::Failed(_) => {}
                 Step::Wait(ms) => now_ms += ms,
-                Step::RemoveExpired => blocks.remove_expired(now),
                 Step::Forget(worker) => {
                     blocks.forget(WorkerId(worker));
                     plain.computed.retain(|it| it.0 != worker);
                 }
             }
             let now = created + Duration::from_millis(now_ms);
-            let overlap = blocks.overlap(now, &text(&asked), 8, |_| None);
+            blocks.remove_ended(now, |_| None);
+            let overlap = blocks.overlap(&text(&asked), 8);
             for worker in 0..3 {
                 let depth = plain.depth(now_ms, worker, &asked);
-                prop_assert_eq!(blocks.depth(now, WorkerId(worker), &text(&asked)) as usize, depth);
                 let found = overlap.iter().find(|it| it.worker == WorkerId(worker));
                 prop_assert_eq!(found.map_or(0, |it| it.blocks as usize), depth);
             }
             prop_assert!(overlap.is_sorted_by(|a, b| a.blocks >= b.blocks));
         }
         drop(requests);
-        blocks.remove_expired(created + Duration::from_millis(now_ms + 1_000));
+        blocks.remove_ended(created + Duration::from_millis(now_ms + 1_000), |_| None);
         prop_assert!(is_empty(&blocks));
     }
 }

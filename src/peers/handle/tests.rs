@@ -57,7 +57,6 @@ fn routed() -> Arc<RoutedPrompts> {
     let unconfirmed = UnconfirmedBlocks::new(
         unconfirmed::Settings::default(),
         unconfirmed::Metrics::new(&metrics),
-        now,
     );
     let routed = RoutedPrompts::new(100, Arc::new(predicted), unconfirmed, &metrics);
     Arc::new(routed)

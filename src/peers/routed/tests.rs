@@ -20,7 +20,7 @@ impl Replica {
         let metrics = predicted::Metrics::new(&registry);
         let predicted = PredictedIndex::new(predicted::Settings::default(), metrics, now);
         let metrics = unconfirmed::Metrics::new(&registry);
-        let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, now);
+        let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics);
         let routed = RoutedPrompts::new(max_queued, Arc::new(predicted), unconfirmed, &registry);
         routed.set_connected(true);
         Self { routed, now }
@@ -100,19 +100,11 @@ fn prompts_whose_blocks_are_not_reported_yet_count_at_the_others() {
     let keys = unconfirmed::prefix_keys(block::chain_root(None, None), &locals);
     one.routed.push_unconfirmed(WORKER, &keys);
     other.receive(&one.message().unwrap());
-    let found = other
-        .routed
-        .unconfirmed
-        .overlap(other.now, &keys, 8, |_| None);
+    let found = other.routed.unconfirmed.overlap(&keys, 8);
     assert_eq!((found[0].worker, found[0].blocks), (WORKER, 40));
     let later = other.now + Duration::from_secs(60);
-    assert!(
-        other
-            .routed
-            .unconfirmed
-            .overlap(later, &keys, 8, |_| None)
-            .is_empty()
-    );
+    other.routed.unconfirmed.remove_ended(later, |_| None);
+    assert!(other.routed.unconfirmed.overlap(&keys, 8).is_empty());
 }
 
 #[test]

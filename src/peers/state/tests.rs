@@ -45,7 +45,7 @@ impl World {
         let predicted = PredictedIndex::new(predicted::Settings::default(), metrics, now);
         let predicted = Arc::new(predicted);
         let metrics = unconfirmed::Metrics::new(&registered);
-        let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics, now);
+        let unconfirmed = UnconfirmedBlocks::new(unconfirmed::Settings::default(), metrics);
         let routed = RoutedPrompts::new(1_000, predicted.clone(), unconfirmed.clone(), &registered);
         let identity = Identity {
             id: InstanceId::new(1),
@@ -172,7 +172,7 @@ impl World {
         }
         if number.is_multiple_of(100) {
             self.predicted.remove_expired(now, |_| true);
-            self.unconfirmed.remove_expired(now);
+            self.unconfirmed.remove_ended(now, |_| None);
         }
     }
 

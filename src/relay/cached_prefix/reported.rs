@@ -1,12 +1,9 @@
 //! What workers and their dp ranks reported of one prompt, and what they are computing of it.
 
-use std::time::Instant;
-
 use serde::Serialize;
 
 use crate::fleet::Places;
 use crate::kv::index::RankPrefix;
-use crate::kv::subscriber::StatusBoard;
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::relay::prompt_blocks::TokenBlocks;
 use crate::routing::{Cached, TierCredit};
@@ -63,15 +60,12 @@ impl ReportedPrefixes {
         prompt: &TokenBlocks,
         places: Places<'_>,
         unconfirmed: &UnconfirmedBlocks,
-        board: &StatusBoard,
         credit: &TierCredit,
-        now: Instant,
         max_owners: usize,
     ) -> Self {
         let mut found = Self::find_exact(prompt, places, credit);
         for sized in &prompt.sizes {
-            let applied = |worker| board.applied_at(worker);
-            for owner in unconfirmed.overlap(now, &sized.prefix_keys, max_owners, applied) {
+            for owner in unconfirmed.overlap(&sized.prefix_keys, max_owners) {
                 let Some(place) = places.of_cache_owner(owner.worker) else {
                     continue;
                 };

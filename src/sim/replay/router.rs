@@ -124,7 +124,7 @@ impl Router {
             CacheIndexKind::Exact => CacheIndex::Exact {
                 unconfirmed: settings.predicts_on_route.then(|| {
                     let metrics = unconfirmed::Metrics::new(&registry);
-                    UnconfirmedBlocks::new(settings.unconfirmed.clone(), metrics, epoch)
+                    UnconfirmedBlocks::new(settings.unconfirmed.clone(), metrics)
                 }),
             },
         };
@@ -293,15 +293,8 @@ impl Router {
     /// What a router does each second: learns the workers' speeds, and frees expired entries of the index.
     pub(super) fn on_second(&mut self, now: Duration) {
         self.speeds.learn();
-        match &self.cache_index {
-            CacheIndex::Exact { unconfirmed } => {
-                if let Some(unconfirmed) = unconfirmed {
-                    unconfirmed.remove_expired(self.epoch + now);
-                }
-            }
-            CacheIndex::Predicted(predicted) => {
-                predicted.remove_expired(self.epoch + now, |_| true)
-            }
+        if let CacheIndex::Predicted(predicted) = &self.cache_index {
+            predicted.remove_expired(self.epoch + now, |_| true);
         }
     }
 
@@ -316,12 +309,8 @@ impl Router {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
-                    let coming = unconfirmed.overlap(
-                        self.epoch + now,
-                        &job.prefix_keys,
-                        holders_max,
-                        |_| None,
-                    );
+                    unconfirmed.remove_ended(self.epoch + now, |_| None);
+                    let coming = unconfirmed.overlap(&job.prefix_keys, holders_max);
                     for holder in coming {
                         let cached = &mut tokens[holder.worker.0 as usize];
                         *cached = (*cached).max(tokens_of(&job.blocks, holder.blocks as usize));
