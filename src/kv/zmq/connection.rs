@@ -19,6 +19,9 @@ use super::zmtp::{Bounds, Parts, PeerMessage, ProtocolError, Role, Session};
 
 /// Read buffer; a batch of a busy engine is smaller.
 const READ_BYTES: usize = 64 * 1_024;
+/// A peer that sends several times within this time is read once, so that one wake-up of the thread takes what came
+/// meanwhile. An engine's steps take longer; many requests that end at once do not.
+const GATHER_TIME: Duration = Duration::from_millis(1);
 /// A message has at most identity, delimiter, topic, sequence number and payload. Some proxies add one.
 const PARTS_MAX: usize = 6;
 /// Our messages are small; a peer that leaves more than this unread has stopped reading.
@@ -95,6 +98,8 @@ pub(super) struct Connection {
     heartbeat: Duration,
     silence_max: Duration,
     last_read_at: Instant,
+    /// Since when the next bytes may be read.
+    read_from: Instant,
     /// When a ping was sent, if nothing was received since.
     pinged_at: Option<Instant>,
 }
@@ -134,6 +139,7 @@ impl Connection {
             .with_interval(seconds(heartbeat / 2))
             .with_retries(3);
         SockRef::from(&stream).set_tcp_keepalive(&probes)?;
+        let now = Instant::now();
         let mut outbox = BytesMut::new();
         let bounds = Bounds {
             message_bytes_max: settings.max_message,
@@ -146,7 +152,8 @@ impl Connection {
             outbox,
             heartbeat,
             silence_max: settings.heartbeat_timeout,
-            last_read_at: Instant::now(),
+            last_read_at: now,
+            read_from: now,
             pinged_at: None,
         })
     }
@@ -191,6 +198,7 @@ impl Connection {
                 return Ok(received);
             }
             let deadline = self.deadline();
+            let read_from = (self.read_from > self.last_read_at).then_some(self.read_from);
             self.inbox.reserve(READ_BYTES);
             let (mut reader, mut writer) = self.stream.split();
             let progress = tokio::select! {
@@ -199,7 +207,12 @@ impl Connection {
                 sent = writer.write_buf(&mut self.outbox), if !self.outbox.is_empty() => {
                     Progress::Sent(sent)
                 }
-                read = reader.read_buf(&mut self.inbox) => Progress::Read(read),
+                read = async {
+                    if let Some(at) = read_from {
+                        sleep_until(at).await;
+                    }
+                    reader.read_buf(&mut self.inbox).await
+                } => Progress::Read(read),
                 () = sleep_until(deadline) => Progress::Silence,
             };
             match progress {
@@ -222,7 +235,10 @@ impl Connection {
         match read {
             Ok(0) => Err(CloseReason::Closed),
             Ok(_) => {
-                self.last_read_at = Instant::now();
+                let now = Instant::now();
+                let is_busy = now < self.last_read_at + 2 * GATHER_TIME;
+                self.read_from = if is_busy { now + GATHER_TIME } else { now };
+                self.last_read_at = now;
                 self.pinged_at = None;
                 Ok(())
             }
