@@ -35,8 +35,8 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             grace_period: Duration::from_secs(5),
-            // Confirmed within a tenth of a second as a rule, so 2,500 a second at 2 us each; 16 MB.
-            max_checks: 256,
+            // Confirmed within a tenth of a second as a rule, so a sample of 600 a second at 4 us each.
+            max_checks: 64,
             max_tokens: 4_000_000,
             // If every second prompt were evicted before it is looked for, one run in a million of checks would
             // be as long.
