@@ -12,7 +12,7 @@ use crate::fleet::engine::Engine;
 use crate::fleet::events::{Endpoint, Transport};
 use crate::fleet::load::LoadReport;
 use crate::fleet::load::ranks::{RankLoad, RankLoads};
-use crate::fleet::registry::Registry;
+use crate::fleet::registry::{CHANGES_APART, Registry};
 use crate::fleet::{Snapshot, Worker};
 use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;
@@ -107,6 +107,7 @@ pub(super) async fn follow(
                 restart_signal.zip(load),
             )
         });
+        tokio::time::sleep(CHANGES_APART).await;
         tokio::select! {
             changed = changes.changed() => {
                 if changed.is_err() {

@@ -9,7 +9,7 @@ use super::events::reported;
 use crate::fleet::Worker;
 use crate::fleet::events::Endpoint;
 use crate::fleet::load::ranks::{RankLoad, RankLoads};
-use crate::fleet::registry::Registry;
+use crate::fleet::registry::{CHANGES_APART, Registry};
 use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::WorkerId;
@@ -59,6 +59,7 @@ pub(super) async fn follow(fleet: Arc<Registry>, settings: zmq::Settings, tasks:
             let load = load.map(|ranks| ranks.rank(wanted.rank));
             subscribe(name, wanted.endpoint.clone(), settings.clone(), load)
         });
+        tokio::time::sleep(CHANGES_APART).await;
         tokio::select! {
             changed = changes.changed() => {
                 if changed.is_err() {

@@ -47,6 +47,7 @@ pub(super) async fn forget(
         predicted.remove_expired(observe::now(), |worker| current.contains_key(&worker));
         relay.forget_departed_workers(&snapshot);
         incarnations = current;
+        tokio::time::sleep(registry::CHANGES_APART).await;
         // Also without a change: a request that was running when its worker left may have recorded the
         // worker again, and expired predictions must go even if no request comes.
         if let Ok(Err(_)) = tokio::time::timeout(EXPIRY_INTERVAL, changes.changed()).await {

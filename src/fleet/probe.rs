@@ -26,7 +26,7 @@ use super::engine::Engine;
 use super::health::{self, Health};
 use super::kv_transfer::{BootstrapInfo, Connector};
 use super::load::LoadReport;
-use super::registry::Registry;
+use super::registry::{CHANGES_APART, Registry};
 use super::{Facts, Role, Worker};
 use crate::http::client;
 use crate::http::drain::Tasks;
@@ -59,6 +59,7 @@ pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks
             let registry = registry.clone();
             probe(listed[id].clone(), registry, bootstrap)
         });
+        tokio::time::sleep(CHANGES_APART).await;
         tokio::select! {
             changed = changes.changed() => {
                 if changed.is_err() {

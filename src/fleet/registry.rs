@@ -1,8 +1,13 @@
-//! Applies changes of membership, health and engine facts, and publishes a new immutable [`Snapshot`] for each.
+//! Applies changes of membership, health and engine facts, and publishes a new immutable [`Snapshot`] of them.
+//!
+//! A snapshot is made when it is asked for, once for all changes until then: when a router starts, a thousand workers
+//! become known one after the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -23,10 +28,15 @@ use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
 use crate::ids::{Model, WorkerId};
 
-/// Owns the fleet's state. Readers take a snapshot with one pointer load.
+/// Who looks through the whole fleet after a change waits so long before doing it again.
+pub const CHANGES_APART: Duration = Duration::from_millis(10);
+
+/// Owns the fleet's state. Readers take a snapshot with one pointer load, unless they are the first after a change.
 #[derive(Debug)]
 pub struct Registry {
     snapshot: ArcSwap<Snapshot>,
+    /// Something has changed since the snapshot was made.
+    is_stale: AtomicBool,
     state: Mutex<State>,
     client: client::Settings,
     tls: Arc<tls::Clients>,
@@ -87,6 +97,14 @@ impl Default for Settings {
     }
 }
 
+impl State {
+    fn status(&self, id: WorkerId) -> Option<&Status> {
+        let mut entries = self.entries.iter();
+        let entry = entries.find(|entry| entry.status.worker.id == id)?;
+        Some(&entry.status)
+    }
+}
+
 impl Entry {
     /// Takes over what an engine does not have to be restarted for: its load, its circuit breakers and its cached
     /// blocks stay. False if its name, role or TLS differs, or if another pod has its address: then it is another worker,
@@ -129,6 +147,7 @@ impl Registry {
     pub fn new(client: client::Settings, settings: Settings) -> Arc<Self> {
         Arc::new(Self {
             snapshot: ArcSwap::default(),
+            is_stale: AtomicBool::new(false),
             state: Mutex::default(),
             client,
             tls: Arc::default(),
@@ -155,10 +174,13 @@ impl Registry {
             }
         }
         self.settings.store(Arc::new(settings));
-        self.publish(&state);
+        self.on_change();
     }
 
     pub fn snapshot(&self) -> arc_swap::Guard<Arc<Snapshot>> {
+        if self.is_stale.load(Acquire) {
+            self.renew();
+        }
         self.snapshot.load()
     }
 
@@ -169,9 +191,9 @@ impl Registry {
 
     /// A worker as it is listed now.
     pub fn worker(&self, id: WorkerId) -> Option<Arc<Worker>> {
-        let snapshot = self.snapshot();
-        let mut workers = snapshot.workers.iter().map(|status| &status.worker);
-        workers.find(|worker| worker.id == id).cloned()
+        let state = self.state.lock();
+        let status = state.status(id)?;
+        Some(status.worker.clone())
     }
 
     /// The label that the workers of a pair must share; empty for none.
@@ -251,7 +273,7 @@ impl Registry {
                 state.entries.push(entry);
             }
         }
-        self.publish(&state);
+        self.on_change();
     }
 
     pub fn set_health(&self, id: WorkerId, health: Health) {
@@ -267,31 +289,30 @@ impl Registry {
     /// Stores what an engine reports about itself. The entries of its models contain the time, so they differ in every
     /// response; only other changes publish a new snapshot.
     pub fn set_facts(&self, id: WorkerId, facts: Facts) {
-        let has_changed = self.snapshot().workers.iter().any(|status| {
+        let mut state = self.state.lock();
+        let has_changed = state.status(id).is_some_and(|status| {
             let stored = &status.facts;
-            status.worker.id == id
-                && (stored.version != facts.version
-                    || stored.base != facts.base
-                    || stored.block_size != facts.block_size
-                    || stored.prefix_caching != facts.prefix_caching
-                    || stored.lacks_responses != facts.lacks_responses
-                    || stored.lacks_messages != facts.lacks_messages
-                    || stored.event_endpoints != facts.event_endpoints
-                    || stored.unusable_events != facts.unusable_events
-                    || stored.load_endpoints != facts.load_endpoints
-                    || !stored.models.keys().eq(facts.models.keys()))
+            stored.version != facts.version
+                || stored.base != facts.base
+                || stored.block_size != facts.block_size
+                || stored.prefix_caching != facts.prefix_caching
+                || stored.lacks_responses != facts.lacks_responses
+                || stored.lacks_messages != facts.lacks_messages
+                || stored.event_endpoints != facts.event_endpoints
+                || stored.unusable_events != facts.unusable_events
+                || stored.load_endpoints != facts.load_endpoints
+                || !stored.models.keys().eq(facts.models.keys())
         });
         if !has_changed {
             return;
         }
-        let mut state = self.state.lock();
         let models = ModelSet::of(&facts, state.entries.iter().map(|entry| &entry.models));
         let mut entries = state.entries.iter_mut();
         // The worker may have left in the meantime.
         if let Some(entry) = entries.find(|entry| entry.status.worker.id == id) {
             entry.status.facts = Arc::new(facts);
             entry.models = models;
-            self.publish(&state);
+            self.on_change();
         }
     }
 
@@ -332,10 +353,8 @@ impl Registry {
 
     /// What is known of a worker's engine.
     pub(super) fn facts(&self, id: WorkerId) -> Option<Arc<Facts>> {
-        let snapshot = self.snapshot();
-        let mut workers = snapshot.workers.iter();
-        let status = workers.find(|status| status.worker.id == id)?;
-        Some(status.facts.clone())
+        let state = self.state.lock();
+        Some(state.status(id)?.facts.clone())
     }
 
     /// The engine process restarted, so its cache is empty.
@@ -376,7 +395,7 @@ impl Registry {
             worker = name,
             drained, "worker drain changed by an operator"
         );
-        self.publish(&state);
+        self.on_change();
         true
     }
 
@@ -389,7 +408,7 @@ impl Registry {
             .find(|entry| entry.status.worker.id == id)
         {
             change(entry);
-            self.publish(&state);
+            self.on_change();
         }
     }
 
@@ -420,13 +439,25 @@ impl Registry {
         }
     }
 
-    fn publish(&self, state: &State) {
+    /// To be called before the state is unlocked.
+    fn on_change(&self) {
+        self.is_stale.store(true, Release);
+        self.version.send_modify(|version| *version += 1);
+        self.freed.on_freed();
+    }
+
+    fn renew(&self) {
+        let state = self.state.lock();
+        // Another thread may have done it meanwhile.
+        if !self.is_stale.load(Relaxed) {
+            return;
+        }
         let workers = state.entries.iter();
         let workers = workers.map(|entry| (entry.status.clone(), entry.models.clone()));
         let snapshot = Snapshot::new(workers.collect(), &self.topology());
         self.snapshot.store(Arc::new(snapshot));
-        self.version.send_modify(|version| *version += 1);
-        self.freed.on_freed();
+        // After the snapshot, so that who sees this sees that.
+        self.is_stale.store(false, Release);
     }
 }
 
