@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
-# CPU of warmroute with exact KV events and a tokenizer, beside nginx in front of the same engines and warmroute without
-# either: four simulated engines that publish every block they store and evict, 16 connections, prompts of 2 KB that are
+# CPU of warmroute with exact KV events and a tokenizer, beside other proxies in front of the same engines and warmroute
+# without either: four simulated engines that publish every block they store and evict, 16 connections, prompts of 2 KB that are
 # new to the fleet, answers of two tokens, plain and streamed.
 #
 #   MODEL=FOLDER benches/exact.sh
 #
 # MODEL is a folder with a tokenizer.json and a chat template, such as the one that
 # `hf download Qwen/Qwen3-0.6B --include "*.json" "*.jinja"` prints. Environment: WARMROUTE (target/dist/warmroute), RIG
-# (the programs of benches/rig), MODES ("plain stream"), ROUNDS (5), SECS (4) and what else benches/rig/compare.sh takes.
+# (the programs of benches/rig), MODES ("plain stream"), ROUNDS (5), SECS (4), OTHERS ("nginx"; also "haproxy" and "envoy", as
+# benches/rig/others.sh starts them) and what else benches/rig/compare.sh takes.
 #
-# Needs: nginx, the programs of benches/rig, free ports 9100 to 9103, 9200 to 9207 and 8090 to 8094.
+# Needs: OTHERS, the programs of benches/rig, free ports 9100 to 9103, 9200 to 9207 and 8091 to 8098.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 warmroute=${WARMROUTE:-$here/../target/dist/warmroute}
@@ -41,12 +42,17 @@ start() { # NAME PORT WORKERS MODELS
     until_up "http://127.0.0.1:$(($2 + 1))/readyz"
 }
 
-nginx=$(STATE="$work" "$here/rig/others.sh" nginx 8090)
-pids+=("$nginx")
+others=() port=8095
+for other in ${OTHERS:-nginx}; do
+    pid=$(STATE="$work" "$here/rig/others.sh" "$other" "$port")
+    pids+=("$pid")
+    others+=("$other=$port:$pid")
+    port=$((port + 1))
+done
 start predicted 8091 "$workers" ''
 predicted=${pids[-1]}
 start exact 8093 "$workers_with_events" "{name: mock, tokenizer: {from: folder, path: $model}}"
 exact=${pids[-1]}
 sleep 2
 
-DISTINCT=${DISTINCT:-100000} "$here/rig/compare.sh" nginx=8090:"$nginx" predicted=8091:"$predicted" exact=8093:"$exact"
+DISTINCT=${DISTINCT:-100000} "$here/rig/compare.sh" "${others[@]}" predicted=8091:"$predicted" exact=8093:"$exact"
