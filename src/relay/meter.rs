@@ -1,10 +1,11 @@
 //! Measures an answer while it passes: first token, gaps between pieces, usage at the end. Changes no byte.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::StatusCode;
+use prometheus::local::LocalHistogram;
 
 use super::engine_answer::{count_tokens, has_usage, is_token, last_usage, messages_usage};
 use super::failure_owner::FailureOwner;
@@ -18,6 +19,16 @@ use super::worker_series::WorkerSeries;
 use crate::fleet::Worker;
 use crate::ids::ClientKey;
 use crate::prompt::Api;
+
+/// The histogram of gaps is shared by all streams of a worker, so a stream adds to it this often and not with each piece.
+const GAPS_TIME: Duration = Duration::from_secs(1);
+
+/// The gaps between a stream's pieces that the histogram does not have yet; it gets them when this is dropped.
+#[derive(Debug)]
+struct Gaps {
+    counted: LocalHistogram,
+    since: Instant,
+}
 
 /// One answer's meter.
 #[derive(Debug)]
@@ -36,6 +47,7 @@ pub(super) struct Meter {
     is_next: bool,
     /// When the last piece came.
     last: Instant,
+    gaps: Option<Gaps>,
     bytes: u64,
     /// The last piece with usage in it.
     usage: Option<Bytes>,
@@ -62,6 +74,7 @@ impl Meter {
         Self {
             series: count.model.series().of(running.worker()),
             last: count.started,
+            gaps: None,
             count,
             status,
             running,
@@ -95,9 +108,7 @@ impl Meter {
             return;
         }
         if self.has_token {
-            let gap = now.saturating_duration_since(self.last);
-            self.series.inter_token_latency.observe(gap.as_secs_f64());
-            self.last = now;
+            self.on_gap(now);
             if self.is_next {
                 self.is_next = false;
                 self.running.on_first_token(now);
@@ -129,6 +140,21 @@ impl Meter {
         }
     }
 
+    fn on_gap(&mut self, now: Instant) {
+        let gap = now.saturating_duration_since(self.last);
+        self.last = now;
+        let series = &self.series;
+        let gaps = self.gaps.get_or_insert_with(|| Gaps {
+            counted: series.inter_token_latency.local(),
+            since: now,
+        });
+        gaps.counted.observe(gap.as_secs_f64());
+        if gaps.since + GAPS_TIME <= now {
+            gaps.counted.flush();
+            gaps.since = now;
+        }
+    }
+
     /// The worker is lost, and another one is looked for: the failure counts as that of any stream that breaks off.
     pub(super) fn on_lost(&mut self, now: Instant, outcome: Outcome) {
         let owner = FailureOwner::of_outcome(outcome);
@@ -145,6 +171,7 @@ impl Meter {
 
     /// Another worker goes on.
     pub(super) fn on_next(&mut self, running: Running, attempts: u32) {
+        self.gaps = None;
         self.series = self.count.model.series().of(running.worker());
         if let Some(summary) = &self.summary {
             summary.update(|it| {
@@ -159,6 +186,7 @@ impl Meter {
     }
 
     pub(super) fn on_end(&mut self, now: Instant, outcome: Outcome) {
+        self.gaps = None;
         self.count.end(now, &self.series, self.status, outcome);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
         match FailureOwner::of_outcome(outcome) {
