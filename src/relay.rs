@@ -44,6 +44,7 @@ mod redirect;
 mod request_count;
 mod request_outcome;
 mod respond;
+mod resumed;
 pub mod retries;
 mod running;
 mod send;
@@ -66,7 +67,9 @@ mod wait;
 mod worker_series;
 
 pub use self::cached_prefix::{Caches, PrefixSource};
-pub use self::continuation::Settings as StreamContinuation;
+pub use self::continuation::{
+    Progress, Resume, Settings as StreamContinuation, refusal_named as continuation_refusal,
+};
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};
 pub use self::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};

@@ -105,6 +105,8 @@ pub(super) fn job<'a>(
         gateway: gateway_of(head),
         requested: None,
         strips_usage: false,
+        progress: None,
+        resume: None,
         summary: caller.summary.cloned(),
     }
 }

@@ -343,6 +343,9 @@ impl From<relay::Error> for ApiError {
                 Self::new(StatusCode::NOT_FOUND, "endpoint_not_served", message).param("model")
             }
             relay::Error::NotConvertible(what) => Self::unsupported(&what.param, what.message),
+            relay::Error::NotContinued { reason } => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, reason, message)
+            }
             relay::Error::BadHeader { name, .. } => Self::bad_header(name.as_str(), &message),
             relay::Error::Limited(refusal) => Self::limited(&refusal),
             relay::Error::CutsConnections => Self {

@@ -56,7 +56,7 @@ impl Relay {
         if plan.model.routing.advanced.request_cache_reports {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
-        // Without the workers that fail it.
+        plan.go_on(job)?;
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
         let wanted = WantedOutput::of(&peek);
         drop(peek);

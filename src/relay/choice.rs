@@ -110,7 +110,8 @@ impl FailedWorkers {
             decode: unfit.clone(),
             prefill: unfit.clone(),
             unfit,
-            ..Self::default()
+            // A decode worker computes prompt and answer so far itself.
+            gave_up_transfers: plan.resumed.is_some(),
         })
     }
 }

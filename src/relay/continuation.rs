@@ -4,8 +4,11 @@
 //! client gets. When the stream breaks, the next worker is sent the same request with prompt and answer so far as its
 //! prompt, and its chunks become the rest of the one stream that the client reads. Where that would not be exact, the
 //! stream ends as it would without.
+//!
+//! Of a background response another router process may be the one that goes on: `progress` is what it needs.
 
 mod chunk;
+mod progress;
 mod reader;
 mod refusal;
 mod request;
@@ -13,10 +16,16 @@ mod settings;
 mod splice;
 mod usage;
 
+pub use self::progress::{Progress, Resume};
 pub(super) use self::reader::{End, Reader};
 pub(super) use self::refusal::Refusal;
 pub(super) use self::request::Request;
 pub use self::settings::Settings;
+
+/// The reason for which streams are not continued that is written so.
+pub fn refusal_named(text: &str) -> Option<&'static str> {
+    Refusal::named(text)
+}
 
 #[cfg(test)]
 mod tests;

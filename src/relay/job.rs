@@ -8,6 +8,7 @@ use bytes::Bytes;
 use hyper::header::HeaderName;
 use hyper::{HeaderMap, Uri};
 
+use super::continuation::{Progress, Resume};
 use super::gateway::Gateway;
 use super::kv_transfer::SingleWorkerReason;
 use super::standing::StandingCell;
@@ -93,6 +94,10 @@ pub struct Job<'a> {
     pub is_background: bool,
     /// Has the connections to the workers, if the router itself does not send the request. Such a request has one attempt.
     pub gateway: Option<&'a dyn Gateway>,
+    /// Learns how far the answer's stream has come, if another process may go on with it.
+    pub progress: Option<&'a Arc<Progress>>,
+    /// Where a stream is that another process began: only its rest is asked for.
+    pub resume: Option<&'a Resume>,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }
@@ -185,6 +190,8 @@ pub enum Error {
     NotServed { model: String },
     /// Only workers that speak chat completions could take the request, and it cannot be one.
     NotConvertible(NotConvertible),
+    /// No worker can go on with the stream that another process began.
+    NotContinued { reason: &'static str },
 }
 
 impl Error {
@@ -205,6 +212,7 @@ impl Error {
             | Error::BadHeader { .. }
             | Error::Limited(_)
             | Error::NotConvertible(_)
+            | Error::NotContinued { .. }
             | Error::CutsConnections => false,
             // A full queue is a lack of workers, too.
             Error::NotQueued(refusal) => refusal.reason != RefusalReason::Draining,
@@ -263,6 +271,9 @@ impl fmt::Display for Error {
             ),
             Error::Limited(refusal) => refusal.fmt(f),
             Error::NotConvertible(what) => f.write_str(&what.message),
+            Error::NotContinued { reason } => {
+                write!(f, "no worker can go on with the answer ({reason})")
+            }
             Error::CutsConnections => f.write_str(
                 "engines closed the connection without an answer each time they got this request; it is not sent again",
             ),

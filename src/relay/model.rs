@@ -144,6 +144,12 @@ impl Models {
         self.settings.common.routing.policy
     }
 
+    pub(super) fn continues_streams(&self) -> bool {
+        let named = self.settings.named.values();
+        let mut all = named.chain([&self.settings.common]);
+        all.any(|model| model.stream_continuation.is_some())
+    }
+
     pub(super) fn of(&self, name: &Model) -> Arc<ModelState> {
         if let Some(state) = self.states.load().get(name) {
             return state.clone();

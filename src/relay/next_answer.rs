@@ -62,6 +62,7 @@ impl NextAnswer {
             plan: Plan {
                 body: None,
                 continuation: None,
+                resumed: None,
                 // Its place in the body is another one now.
                 report: None,
                 ..plan
@@ -108,6 +109,8 @@ impl NextAnswer {
             response: None,
             requested: None,
             strips_usage: false,
+            progress: None,
+            resume: None,
             chat: None,
             is_converted: self.is_converted,
             is_background: false,

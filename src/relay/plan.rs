@@ -58,6 +58,8 @@ pub(super) struct Plan {
     pub(super) body: Option<Bytes>,
     /// Whether the stream may go on on another worker, if that is configured.
     pub(super) continuation: Option<Box<Result<continuation::Request, Refusal>>>,
+    /// Reads the rest of a stream that another process began.
+    pub(super) resumed: Option<Box<continuation::Reader>>,
     /// Asks the engine to report cached blocks, if that is configured.
     pub(super) report: Option<KvReportRequest>,
     /// The prefill and decode legs, or why the request must run on one worker. `None` if requests are not
@@ -229,6 +231,7 @@ impl Relay {
             is_stream: peek.is_stream,
             queued: Duration::ZERO,
             continuation,
+            resumed: None,
             report: None,
             pinned: pinned_rank::api_of(self.settings.pin_ranks, connector, api),
             rank_refused_by: None,

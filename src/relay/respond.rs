@@ -25,6 +25,14 @@ use super::{exchange, headers, stream};
 use crate::http::Body;
 use crate::prompt::Api;
 
+/// How a stream begins that may be continued.
+enum Begun {
+    /// With the answer to a request that may allow it.
+    Asked(Result<continuation::Request, Refusal>),
+    /// With the rest of what another process began.
+    Resumed(Box<Reader>),
+}
+
 impl Relay {
     pub(super) fn respond(
         self: &Arc<Self>,
@@ -112,12 +120,16 @@ impl Relay {
                 _ => UsageRewriter::new(cached_tokens, is_events),
             })
         });
-        let continuation = plan.continuation.take();
-        let continuation = continuation.filter(|_| is_events && status.is_success());
-        let continuing = continuation.map(|request| {
+        let (continuation, resumed) = (plan.continuation.take(), plan.resumed.take());
+        let begun = match (resumed, continuation) {
+            (Some(reader), _) => Some(Begun::Resumed(reader)),
+            (None, request) => request.map(|request| Begun::Asked(*request)),
+        };
+        let begun = begun.filter(|_| is_events && status.is_success());
+        let continuing = begun.map(|begun| {
             response.headers_mut().remove(header::CONTENT_LENGTH);
             let cached = prompt.map_or(chosen.cached_tokens.into(), |(_, cached)| cached);
-            Box::new(self.continuing(job, plan, *request, wire, cached, deadline))
+            Box::new(self.continuing(job, plan, begun, wire, cached, deadline))
         });
         let limits = stream::Limits {
             idle: self.settings.stream_idle_timeout,
@@ -152,20 +164,28 @@ impl Relay {
         self: &Arc<Self>,
         job: &Job<'_>,
         plan: Plan,
-        request: Result<continuation::Request, Refusal>,
+        begun: Begun,
         wire: Api,
         cached_tokens: u64,
         deadline: Instant,
     ) -> Continuing {
         let model = plan.group.model.clone();
         let settings = plan.model.stream_continuation.unwrap_or_default();
-        let allowed = match request {
+        let reader = match begun {
             // Not a form of the request that was made for one worker only.
-            Ok(_) if plan.api != wire || job.api != wire => Err(Refusal::Api),
-            request => request,
+            Begun::Asked(Ok(_)) if plan.api != wire || job.api != wire => Err(Refusal::Api),
+            Begun::Asked(request) => {
+                request.map(|request| Reader::new(settings, request, cached_tokens))
+            }
+            Begun::Resumed(reader) => Ok(*reader),
         };
-        let allowed = allowed.map(|request| {
-            let reader = Reader::new(settings, request, cached_tokens);
+        if let (Some(progress), Err(refusal)) = (job.progress, &reader) {
+            progress.refuse(*refusal);
+        }
+        let allowed = reader.map(|mut reader| {
+            if let Some(progress) = job.progress {
+                reader.report_to(progress.clone(), &model);
+            }
             (reader, NextAnswer::new(self.clone(), job, plan, deadline))
         });
         Continuing::new(allowed, job.id, model, self.metrics.continuations.clone())

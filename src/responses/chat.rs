@@ -14,6 +14,7 @@ mod parts;
 mod settings;
 mod tools;
 mod writer;
+mod written;
 
 pub(super) use self::body::{ChatBody, chat_body};
 pub(super) use self::engine_answer::{native_body, native_whole};
@@ -21,6 +22,7 @@ pub use self::settings::{
     ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
 };
 pub(super) use self::tools::{ALLOWED_TOOLS, AnsweredTools};
+pub(super) use self::written::Written;
 
 /// For the fuzz target: what a chat stream is for a client, however it is cut.
 #[must_use]

@@ -1,17 +1,19 @@
 //! One request of a client, and the part of it that goes along to an engine.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 
+use super::chat::Written;
 use super::request::CreateRequest;
 use super::websocket::memory::TurnContext;
 use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
 use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
-use crate::relay::{StandingCell, SummaryCell};
+use crate::relay::{Progress, Resume, StandingCell, SummaryCell};
 
 /// A client's request with its whole body.
 #[derive(Debug)]
@@ -49,6 +51,17 @@ pub(super) struct RequestContext<'a> {
     pub(super) is_background: bool,
     pub(super) summary: Option<&'a SummaryCell>,
     pub(super) standing: Option<&'a StandingCell>,
+    /// Of a background response: learns how far the answer has come.
+    pub(super) progress: Option<&'a Arc<Progress>>,
+    /// Of a background response of which another replica wrote the beginning.
+    pub(super) resumed: Option<&'a Resumed>,
+}
+
+/// What another replica wrote of an answer.
+#[derive(Debug)]
+pub(super) struct Resumed {
+    pub(super) tokens: Resume,
+    pub(super) written: Written,
 }
 
 impl ClientRequest<'_> {
@@ -65,6 +78,8 @@ impl ClientRequest<'_> {
             is_background: false,
             summary: self.summary,
             standing: self.standing,
+            progress: None,
+            resumed: None,
         }
     }
 

@@ -8,7 +8,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Response, Uri};
 use tracing::debug;
 
-use super::chat::{self, AnsweredTools, ChatBody};
+use super::chat::{self, AnsweredTools, ChatBody, Written};
 use super::client_request::RequestContext;
 use super::engine_error;
 use super::service::Responses;
@@ -57,7 +57,8 @@ impl Responses {
             if answer.extensions().get::<AnsweredAsChat>().is_none() {
                 return Ok(answer);
             }
-            match self.native_answer(answer, &body).await {
+            let written = context.resumed.map(|resumed| &resumed.written);
+            match self.native_answer(answer, &body, written).await {
                 // The client has nothing of it. The relay itself tries again only before an answer begins, and that of a
                 // chat completion begins before it is computed.
                 Err(error) if attempts < CHAT_ATTEMPTS && relay::is_engine_lost(&error.message) => {
@@ -74,6 +75,7 @@ impl Responses {
         &self,
         answer: Response<http::Body>,
         native: &[u8],
+        written: Option<&Written>,
     ) -> Result<Response<http::Body>, ApiError> {
         let (head, engine) = answer.into_parts();
         if !is_events(&head.headers) {
@@ -85,7 +87,7 @@ impl Responses {
         tools.marks_phases = self.settings.chat.message_phases;
         let bytes_max = self.event_options().bytes_max;
         let body = match tools.is_streamed {
-            true => chat::native_body(engine, tools, bytes_max).await?,
+            true => chat::native_body(engine, tools, bytes_max, written).await?,
             false => http::full(chat::native_whole(engine, tools, bytes_max).await?),
         };
         Ok(Response::from_parts(head, body))
@@ -120,6 +122,8 @@ impl Responses {
             is_background: context.is_background,
             requested: None,
             strips_usage: false,
+            progress: context.progress,
+            resume: context.resumed.map(|resumed| &resumed.tokens),
             summary: context.summary.cloned(),
         };
         let answer = self.relay.run(&job, peek).await?;

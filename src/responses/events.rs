@@ -79,6 +79,16 @@ impl EventRewriter {
         self.stream.writer.next = number;
     }
 
+    /// Goes on after the text of `count` stored events. False if it is not what this writer would have written.
+    pub(super) fn go_on_after(&mut self, stored: &[u8], count: u64) -> bool {
+        let mut written = Vec::with_capacity(stored.len());
+        if self.push(stored, &mut written).is_some() {
+            return false;
+        }
+        self.stream.settle(&mut written);
+        self.stream.writer.next == count
+    }
+
     /// The outcome of a cancelled response: the output so far.
     pub(super) fn cancel(mut self) -> Outcome {
         let outcome = self.stream.fail("", &mut Vec::new());

@@ -53,6 +53,8 @@ impl Responses {
                 is_background: true,
                 summary: None,
                 standing: None,
+                progress: None,
+                resumed: None,
             };
             let answer = responses.send_ahead(&context, body).await;
             if let Err(error) = &answer {

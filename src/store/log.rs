@@ -13,6 +13,16 @@ pub struct EventBatch {
     pub first: u64,
     pub last: u64,
     pub bytes: Bytes,
+    /// Token ids of the text in these events, for a replica that goes on with the response. No reader gets them. Empty
+    /// if the caller keeps none.
+    pub tokens: Bytes,
+}
+
+impl EventBatch {
+    /// What it counts in the bound of a log.
+    pub fn size(&self) -> u64 {
+        (self.bytes.len() + self.tokens.len()) as u64
+    }
 }
 
 /// The outcome of reading a log.
@@ -24,6 +34,17 @@ pub struct LoggedEvents {
     /// The number of the last event of the log, which may lie after these batches.
     pub last: Option<u64>,
     pub log: LogState,
+}
+
+impl LoggedEvents {
+    /// What readers get.
+    #[must_use]
+    pub fn without_tokens(mut self) -> Self {
+        for batch in &mut self.batches {
+            batch.tokens = Bytes::new();
+        }
+        self
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,12 +89,12 @@ impl Log {
             };
         }
         self.last = Some(batch.last);
-        self.bytes += batch.bytes.len() as u64;
+        self.bytes += batch.size();
         self.batches.push_back(batch.clone());
         while self.bytes > bytes_max
             && let Some(dropped) = self.batches.pop_front()
         {
-            self.bytes -= dropped.bytes.len() as u64;
+            self.bytes -= dropped.size();
             self.overflowed = true;
         }
         match self.overflowed {
@@ -98,7 +119,7 @@ impl Log {
         let mut bytes = 0;
         let fits = |batch: &&EventBatch| {
             let begins = bytes == 0;
-            bytes += (batch.bytes.len() as u64).max(1);
+            bytes += batch.size().max(1);
             begins || bytes <= bytes_max
         };
         self.batches
@@ -145,6 +166,7 @@ mod tests {
             first,
             last,
             bytes: vec![b'x'; bytes].into(),
+            tokens: Bytes::new(),
         }
     }
 

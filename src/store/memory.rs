@@ -198,6 +198,18 @@ impl ResponseStore for Memory {
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
         self.on_response(Op::Events, key, move |shard, now| {
+            let read = shard.events(now, key, after, bytes_max);
+            Ok(read.map(LoggedEvents::without_tokens))
+        })
+    }
+
+    fn events_with_tokens(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>> {
+        self.on_response(Op::Events, key, move |shard, now| {
             Ok(shard.events(now, key, after, bytes_max))
         })
     }

@@ -142,7 +142,16 @@ impl ResponseStore for Redis {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
-        self.meter(Op::Events, self.read_events(key, after, bytes_max))
+        self.meter(Op::Events, self.read_events(key, after, bytes_max, false))
+    }
+
+    fn events_with_tokens(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>> {
+        self.meter(Op::Events, self.read_events(key, after, bytes_max, true))
     }
 
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {

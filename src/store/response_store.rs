@@ -130,9 +130,17 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Returns events after the number `after` (all if `None`), about `bytes_max` at most. `None` if there is no
-    /// such background response.
+    /// Returns events after the number `after` (all if `None`), about `bytes_max` at most, without the batches'
+    /// tokens. `None` if there is no such background response.
     fn events(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>>;
+
+    /// As `events`, with the batches' tokens, for a replica that has taken the response over.
+    fn events_with_tokens(
         &self,
         key: ResponseKey,
         after: Option<u64>,

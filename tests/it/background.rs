@@ -1,6 +1,7 @@
 //! Background responses with two routers and one Redis.
 
 mod chaos;
+mod continued;
 mod ends;
 mod faults;
 mod fleet;
@@ -189,9 +190,13 @@ fn part(text: &str, first: u64) -> Vec<(String, Value)> {
     let mut number = first;
     let blocks = text
         .split_inclusive("\n\n")
-        .filter(|it| it.ends_with("\n\n") && !it.starts_with(':'));
+        .filter(|it| it.ends_with("\n\n") && it.contains("data: "));
     let read = blocks.map(|block| {
-        let (name, data) = block.trim_end().split_once('\n').unwrap();
+        let lines = block.trim_end().lines();
+        let lines: Vec<&str> = lines.filter(|line| !line.starts_with(':')).collect();
+        let [name, data] = lines[..] else {
+            panic!("{block}")
+        };
         let data: Value = serde_json::from_str(data.strip_prefix("data: ").unwrap()).unwrap();
         assert_eq!(data["sequence_number"], number, "{text}");
         number += 1;

@@ -52,6 +52,10 @@ const END: Duration = Duration::from_secs(150);
 /// Delay before a request without a reply is retried.
 const PAUSE: Duration = Duration::from_millis(200);
 
+/// How the reasons of violations begin, or what they contain, that are about a text.
+const TEXT: &str = "its text is";
+const IN_PLACE_OF: &str = "was received in place of";
+
 /// What is simulated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scenario {
@@ -83,6 +87,11 @@ impl Violation {
             reason: reason.into(),
         }
     }
+
+    /// Whether a text is not that of an unbroken run.
+    pub(crate) fn is_of_text(&self) -> bool {
+        self.reason.starts_with(TEXT) || self.reason.contains(IN_PLACE_OF)
+    }
 }
 
 impl fmt::Display for Violation {
@@ -95,6 +104,17 @@ impl fmt::Display for Violation {
 /// Runs the simulation of this seed, with clocks that start at `started`.
 pub(crate) fn run(scenario: Scenario, seed: u64, started: Instant) -> Result<Counts, Violation> {
     Fleet::new(scenario, seed, started).run()
+}
+
+/// As [`run`], with replicas that go on with the streams of lost ones, token for token.
+pub(crate) fn run_continued(
+    scenario: Scenario,
+    seed: u64,
+    started: Instant,
+) -> Result<Counts, Violation> {
+    let mut fleet = Fleet::new(scenario, seed, started);
+    fleet.is_continued = true;
+    fleet.run()
 }
 
 #[derive(Debug)]
@@ -182,6 +202,8 @@ struct Replica {
 
 struct Fleet {
     scenario: Scenario,
+    /// Whether replicas go on with the streams of others.
+    is_continued: bool,
     /// No faults happen after this time.
     quiet_from: Duration,
     world: World<Event>,
@@ -234,6 +256,7 @@ impl Fleet {
         }
         let mut fleet = Self {
             scenario,
+            is_continued: false,
             quiet_from: CALM,
             promised: BTreeMap::new(),
             rolled_back: BTreeSet::new(),

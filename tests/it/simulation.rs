@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use crate::replica_simulation::{self, Counts, Scenario};
+use crate::replica_simulation::{self, Counts, Scenario, Violation};
 use warmroute::observe;
 
 const SEEDS: u64 = 3_000;
@@ -17,7 +17,20 @@ fn check(seed: u64) -> Counts {
 }
 
 fn check_in(scenario: Scenario, seed: u64) -> Counts {
-    match replica_simulation::run(scenario, seed, observe::now()) {
+    counted(
+        scenario,
+        seed,
+        replica_simulation::run(scenario, seed, observe::now()),
+    )
+}
+
+fn check_continued(scenario: Scenario, seed: u64) -> Counts {
+    let result = replica_simulation::run_continued(scenario, seed, observe::now());
+    counted(scenario, seed, result)
+}
+
+fn counted(scenario: Scenario, seed: u64, result: Result<Counts, Violation>) -> Counts {
+    match result {
         Ok(counts) => counts,
         Err(broken) => panic!("{scenario:?}, seed {seed}: {broken}"),
     }
@@ -25,6 +38,10 @@ fn check_in(scenario: Scenario, seed: u64) -> Counts {
 
 /// What happened in all seeds up to `seeds`.
 fn check_all(scenario: Scenario, seeds: u64) -> Counts {
+    check_each(seeds, |seed| check_in(scenario, seed))
+}
+
+fn check_each(seeds: u64, check: impl Fn(u64) -> Counts + Sync) -> Counts {
     let next = AtomicU64::new(0);
     let threads = thread::available_parallelism().map_or(2, usize::from);
     thread::scope(|scope| {
@@ -35,7 +52,7 @@ fn check_all(scenario: Scenario, seeds: u64) -> Counts {
                 if seed >= seeds {
                     return counts;
                 }
-                counts.add(&check_in(scenario, seed));
+                counts.add(&check(seed));
             }
         };
         let running: Vec<_> = (0..threads).map(|_| scope.spawn(some)).collect();
@@ -74,6 +91,42 @@ fn whatever_fails_a_background_response_has_one_owner_one_end_and_each_event_onc
         ("streams compared with outputs", counts.outputs_compared),
     ];
     occurred(&situations, SEEDS);
+}
+
+#[test]
+fn whatever_fails_a_continued_response_has_one_text_whoever_wrote_which_part() {
+    for (scenario, seeds) in [
+        (Scenario::Faults, SEEDS),
+        (Scenario::OnTime, SCENARIO_SEEDS),
+        (Scenario::Nodes, SCENARIO_SEEDS),
+    ] {
+        let counts = check_each(seeds, |seed| check_continued(scenario, seed));
+        let situations = [
+            ("completed", counts.completed),
+            ("gone on", counts.continued),
+            ("whole answers of several replicas", counts.joined),
+            ("streams compared with outputs", counts.outputs_compared),
+        ];
+        occurred(&situations, seeds);
+    }
+}
+
+/// What else a failover may lose of a response is not promised.
+#[test]
+fn a_failover_of_the_store_tears_no_continued_text() {
+    let counts = check_each(
+        SCENARIO_SEEDS,
+        |seed| match replica_simulation::run_continued(Scenario::Failover, seed, observe::now()) {
+            Err(broken) if broken.is_of_text() => panic!("seed {seed}: {broken}"),
+            Err(_) => Counts::default(),
+            Ok(counts) => counts,
+        },
+    );
+    let situations = [
+        ("responses with lost writes", counts.lost_writes),
+        ("whole answers of several replicas", counts.joined),
+    ];
+    occurred(&situations, SCENARIO_SEEDS);
 }
 
 #[test]

@@ -217,5 +217,6 @@ fn batch(first: u64, last: u64) -> EventBatch {
         first,
         last,
         bytes: format!("{first}..={last}").into(),
+        tokens: Bytes::new(),
     }
 }

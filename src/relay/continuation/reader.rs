@@ -1,7 +1,9 @@
 //! Reads a stream as it passes: keeps the token ids, takes them out, and joins what several workers write into one stream.
 
+mod shared;
+
 use std::ops::Range;
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use bytes::Bytes;
 use memchr::memmem::Finder;
@@ -9,6 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::chunk::{Choice, Chunk, push_ids};
+use super::progress::Progress;
 use super::refusal::Refusal;
 use super::request::Request;
 use super::settings::Settings;
@@ -52,6 +55,8 @@ pub(in crate::relay) struct Reader {
     earlier: Earlier,
     /// The next text is the first of another worker.
     is_at_seam: bool,
+    /// Learns what was passed, if another process may go on with it.
+    progress: Option<Arc<Progress>>,
 }
 
 #[derive(Debug)]
@@ -110,6 +115,7 @@ impl Reader {
                 cached: 0,
             },
             is_at_seam: false,
+            progress: None,
         }
     }
 
@@ -129,6 +135,12 @@ impl Reader {
 
     /// Takes whole events.
     pub(in crate::relay) fn on_events(&mut self, events: Bytes) -> Passed {
+        let passed = self.pass(events);
+        self.report();
+        passed
+    }
+
+    fn pass(&mut self, events: Bytes) -> Passed {
         let mut splice = Splice::new(&events);
         let mut position = 0;
         while position < events.len() {

@@ -43,9 +43,51 @@ pub(in crate::relay) enum Refusal {
     Limit,
     /// The next worker's text does not join.
     Seam,
+    /// Of a background response, what is stored does not have the token ids of all its text.
+    NotStored,
+    /// The name leads to another model than before.
+    OtherModel,
 }
 
 impl Refusal {
+    const ALL: [Self; 22] = [
+        Self::Api,
+        Self::Body,
+        Self::Grammar,
+        Self::ToolChoice,
+        Self::Seed,
+        Self::Penalty,
+        Self::Several,
+        Self::PromptOutput,
+        Self::Media,
+        Self::StopStrings,
+        Self::Truncated,
+        Self::Logprobs,
+        Self::TokenIds,
+        Self::HiddenTokens,
+        Self::NoTokenIds,
+        Self::TooLong,
+        Self::ToolCall,
+        Self::Finished,
+        Self::Limit,
+        Self::Seam,
+        Self::NotStored,
+        Self::OtherModel,
+    ];
+
+    /// What [`Refusal::as_str`] wrote; a reason that this release does not know counts as one that is not stored.
+    pub(super) fn read(text: &[u8]) -> Self {
+        let mut all = Self::ALL.into_iter();
+        let found = all.find(|refusal| refusal.as_str().as_bytes() == text);
+        found.unwrap_or(Self::NotStored)
+    }
+
+    /// The reason that is written so.
+    pub(super) fn named(text: &str) -> Option<&'static str> {
+        let mut all = Self::ALL.into_iter().map(Self::as_str);
+        all.find(|name| *name == text)
+    }
+
     pub(in crate::relay) fn as_str(self) -> &'static str {
         match self {
             Self::Api => "api",
@@ -68,6 +110,8 @@ impl Refusal {
             Self::Finished => "finished",
             Self::Limit => "limit",
             Self::Seam => "seam",
+            Self::NotStored => "not_stored",
+            Self::OtherModel => "other_model",
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The client's stream against the plainest model: an engine that always gives the same answer, and dies.
 
 mod engine;
+mod replicas;
 
 use bytes::Bytes;
 use proptest::prelude::*;

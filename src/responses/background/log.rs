@@ -7,6 +7,7 @@ use std::io::Read as _;
 
 use bytes::Bytes;
 
+use super::run_step::FIRST_EVENTS;
 use crate::store::EventBatch;
 
 /// Stored instead of the final event of a cancelled response: the canceller knows neither its number nor the
@@ -37,6 +38,24 @@ pub struct Log {
     /// The size of `text` above which its oldest events are dropped; `None` while the store keeps all events.
     bytes_max: Option<usize>,
     dropped: Dropped,
+    tokens: Tokens,
+}
+
+/// The token ids of the text, for a replica that goes on with the response.
+#[derive(Debug, Default)]
+struct Tokens {
+    /// Each with the number of events up to the end of its text.
+    parts: Vec<(usize, Bytes)>,
+    bytes: usize,
+    /// Some text has none.
+    is_lost: bool,
+}
+
+impl Tokens {
+    fn push(&mut self, made: usize, part: Bytes) {
+        self.bytes += part.len();
+        self.parts.push((made, part));
+    }
 }
 
 /// The events before the first in memory.
@@ -89,6 +108,52 @@ impl Log {
         self.drop_oldest();
     }
 
+    /// The token ids of the events that were pushed since the last ones.
+    pub fn push_tokens(&mut self, part: Bytes) {
+        if !part.is_empty() && !self.is_cut() {
+            // What comes without an event belongs to the next one.
+            let made = (self.first + self.ends.len()).max(self.stored + 1);
+            self.tokens.push(made, part);
+        }
+    }
+
+    /// Events of another replica, as it stored them.
+    pub fn push_stored(&mut self, batch: &EventBatch) {
+        let after = self.made().checked_sub(1);
+        self.push(beyond(&batch.bytes, batch.first, after).0);
+        self.tokens.is_lost |= batch.tokens.is_empty() && batch.last >= FIRST_EVENTS;
+        if !batch.tokens.is_empty() && !self.is_cut() {
+            let made = self.first + self.ends.len();
+            self.tokens.push(made, batch.tokens.clone());
+        }
+    }
+
+    /// The parts of the token ids, in order; `None` unless all events are here, and the ids of all their text.
+    pub fn tokens(&self) -> Option<impl Iterator<Item = &[u8]>> {
+        let is_whole = self.stored_text().is_some() && !self.tokens.is_lost;
+        let parts = self.tokens.parts.iter();
+        is_whole.then(|| parts.map(|(_, part)| &**part))
+    }
+
+    /// Bytes of all parts.
+    pub fn token_bytes(&self) -> usize {
+        self.tokens.bytes
+    }
+
+    /// Those of the events from number `first` on.
+    fn tokens_from(&self, first: usize) -> Bytes {
+        let parts = &self.tokens.parts;
+        let from = parts.partition_point(|(made, _)| *made <= first);
+        match &parts[from..] {
+            [] => Bytes::new(),
+            [(_, one)] => one.clone(),
+            many => {
+                let many: Vec<&[u8]> = many.iter().map(|(_, part)| &**part).collect();
+                many.concat().into()
+            }
+        }
+    }
+
     /// Drops stored events beyond the bound, many at a time.
     fn drop_oldest(&mut self) {
         let Some(bytes_max) = self.bytes_max else {
@@ -123,12 +188,14 @@ impl Log {
                 first: self.stored(),
                 last: self.first as u64 - 1,
                 bytes: Bytes::from_static(END),
+                tokens: Bytes::new(),
             });
         }
         Some(EventBatch {
             first: self.stored(),
             last,
             bytes: Bytes::copy_from_slice(&self.text[self.end_of(self.stored)..]),
+            tokens: self.tokens_from(self.stored),
         })
     }
 
@@ -148,12 +215,15 @@ impl Log {
     /// The store drops its oldest events from now on: as many are kept here as it had.
     pub fn on_overflow(&mut self) {
         self.bytes_max.get_or_insert(self.text.len());
+        // Nobody can go on with what is not whole.
+        self.tokens = Tokens::default();
     }
 
     /// The first `count` events are not here.
     pub fn on_overflow_at(&mut self, count: u64) {
         self.first = usize::try_from(count).unwrap_or(usize::MAX);
         (self.text, self.ends) = (Vec::new(), Vec::new());
+        self.tokens = Tokens::default();
         self.dropped.lose();
     }
 
@@ -208,7 +278,7 @@ impl Log {
 
     /// Memory that the stored events take.
     pub fn stored_bytes(&self) -> usize {
-        self.end_of(self.stored) + self.dropped.frames.len()
+        self.end_of(self.stored) + self.dropped.frames.len() + self.tokens.bytes
     }
 
     /// Whether the store drops events.

@@ -12,6 +12,7 @@ pub(super) struct Metrics {
     pub(super) running: IntGauge,
     pub(super) refused: IntCounterVec,
     pub(super) orphans: IntCounterVec,
+    pub(super) continuations: IntCounterVec,
     pub(super) stopped: IntCounterVec,
     pub(super) readers: IntCounterVec,
     pub(super) cancel_seconds: Histogram,
@@ -25,6 +26,19 @@ pub(super) struct Metrics {
 }
 
 impl Metrics {
+    pub(super) fn on_orphan(&self, action: &str) {
+        self.orphans.with_label_values(&[action]).inc();
+    }
+
+    pub(super) fn on_continuation(&self, outcome: &str, reason: &str) {
+        let labels = [outcome, reason];
+        self.continuations.with_label_values(&labels).inc();
+        self.on_orphan(match outcome {
+            "continued" => "continued",
+            _ => "failed",
+        });
+    }
+
     pub(super) fn new(registry: &Registry) -> Self {
         let none: &[&str] = &[];
         Self {
@@ -42,8 +56,13 @@ impl Metrics {
             ),
             orphans: registry.counters(
                 "warmroute_background_orphans_total",
-                "Responses taken over from lost or stopping replicas, by action: rerun, failed, or cancelled (its output was still to be stored).",
+                "Responses taken over from lost or stopping replicas, by action: rerun, continued (after the events that were stored), failed, or cancelled (its output was still to be stored).",
                 &["action"],
+            ),
+            continuations: registry.counters(
+                "warmroute_background_continuations_total",
+                "Streamed background responses with output that were taken over, while `stream_continuation` is on: a worker goes on after the stored events (`continued`), none could (`failed`), or the request or what is stored did not allow it (`refused`, with the reason).",
+                &["outcome", "reason"],
             ),
             stopped: registry.counters(
                 "warmroute_background_stopped_total",

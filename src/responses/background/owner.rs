@@ -274,11 +274,16 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
         stored: adopted.last_event.map_or(0, |last| last + 1),
         attempts: adopted.attempts,
         lost_owners: adopted.lost_owners,
+        may_continue: responses.relay.continues_streams(),
     };
     let (action, state) = match orphan_state.decide(background.settings.max_attempts) {
         TakeOver::Rerun => (
             "rerun",
             RunState::new(orphan_state.streams, orphan_state.stored),
+        ),
+        TakeOver::Continue => (
+            "continue",
+            RunState::continuing(orphan_state.streams, orphan_state.stored),
         ),
         TakeOver::Fail(reason) => (
             "failed",
@@ -301,11 +306,10 @@ async fn take_over(responses: &Arc<Responses>, orphan: Orphan) -> bool {
     };
     background.table.lock().on_stored(orphan.key);
     info!(response_id = %orphan.key.id, action, attempts = adopted.attempts, "took over an orphaned background response");
-    background
-        .metrics
-        .orphans
-        .with_label_values(&[action])
-        .inc();
+    // A run that may go on counts once it knows.
+    if action != "continue" {
+        background.metrics.on_orphan(action);
+    }
     match request {
         Some(request) => run::spawn_taken_over(responses.clone(), Job::taken_over(request), guard),
         None if adopted.status.is_terminal() => {}

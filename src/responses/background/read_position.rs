@@ -139,6 +139,8 @@ impl ReadPosition {
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+
     use super::*;
     use crate::observe;
     use crate::store::record::{Background, Content, Retention};
@@ -157,6 +159,7 @@ mod tests {
             first,
             last,
             bytes: text(first, last).into(),
+            tokens: Bytes::new(),
         };
         LoggedEvents {
             status,
@@ -257,6 +260,7 @@ mod tests {
             first: 3,
             last: 3,
             bytes: log::CANCELLED.into(),
+            tokens: Bytes::new(),
         });
         check(None, &cancelled, &text(0, 2), Next::End);
         let sealed = LogState::Expired(log::compressed(&text(0, 2)));

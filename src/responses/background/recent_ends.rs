@@ -156,6 +156,7 @@ pub fn events_after(end: &Finalization, last: Option<u64>) -> Option<EventBatch>
         first: last.map_or(0, |last| last + 1),
         last: batch.last,
         bytes: Bytes::from([kept, final_event].concat()),
+        tokens: Bytes::new(),
     })
 }
 
@@ -198,6 +199,7 @@ mod tests {
                     first: 3,
                     last: 4,
                     bytes: (event(3) + &event(4)).into(),
+                    tokens: Bytes::new(),
                 }),
                 delta_table: log::compressed(text.as_bytes()),
                 commit: None,

@@ -2,6 +2,7 @@
 
 mod encoder;
 mod engine_stream;
+mod going_on;
 mod in_conversation;
 mod job;
 mod stopping;
@@ -27,8 +28,8 @@ use super::unreadable;
 use crate::ids::ClientKey;
 use crate::limits::ChargeId;
 use crate::observe;
-use crate::relay::{ServedBy, SummaryCell};
-use crate::responses::client_request::RequestContext;
+use crate::relay::{Progress, ServedBy, SummaryCell};
+use crate::responses::client_request::{RequestContext, Resumed};
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
 use crate::responses::object::with_member;
@@ -67,6 +68,8 @@ struct Runner<'a> {
     end: Option<EndOfRun>,
     /// What the conversation gets, once the end is known.
     commit: Option<Commit>,
+    /// The token ids of the answer, for a replica that goes on with it. `None` if no model continues streams.
+    progress: Option<Arc<Progress>>,
 }
 
 async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
@@ -95,6 +98,9 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         in_flight: responses.metrics.begin_background(),
         memory: None,
     };
+    // A response whose events are not stored is run again.
+    let keeps_tokens = create.stream && responses.relay.continues_streams();
+    let progress = keeps_tokens.then(Arc::<Progress>::default);
     let mut runner = Runner {
         responses: &responses,
         guard: &guard,
@@ -102,6 +108,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         finisher,
         end: None,
         commit: None,
+        progress: progress.clone(),
     };
     let tracer = responses.relay.tracer();
     let trace = tracer.begin_background(request.create_span());
@@ -121,6 +128,8 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         summary: summary.as_ref(),
         is_background: true,
         standing: None,
+        progress: progress.as_ref(),
+        resumed: None,
     };
     tokio::select! {
         biased;
@@ -200,6 +209,8 @@ impl Runner<'_> {
         let flush = self.responses.background.settings.flush_interval;
         let attempts_max = self.responses.background.settings.max_attempts;
         let mut engine: Option<EngineStream> = None;
+        // What another replica wrote.
+        let mut resumed: Option<Resumed> = None;
         let mut attempts = 1;
         loop {
             let then = match self.next() {
@@ -209,8 +220,18 @@ impl Runner<'_> {
                 }
                 Step::ReadEngine => {
                     let Some(stream) = &mut engine else {
-                        let answer = self.responses.wait_for_engine(create, request, id, context);
-                        match answer.await {
+                        let context = RequestContext {
+                            resumed: resumed.as_ref(),
+                            ..*context
+                        };
+                        let answer = self
+                            .responses
+                            .wait_for_engine(create, request, id, &context);
+                        let answer = answer.await;
+                        if let Some(resumed) = &resumed {
+                            self.on_resumed(resumed, answer.as_ref().err());
+                        }
+                        match answer {
                             Ok(answer) => {
                                 let served_by = answer.extensions().get::<ServedBy>();
                                 self.finisher.worker = served_by.map(|it| it.0.clone());
@@ -233,6 +254,9 @@ impl Runner<'_> {
                         self.responses.background.metrics.restarted.inc();
                         attempts += 1;
                         self.encoder.restart();
+                        if let Some(progress) = &self.progress {
+                            progress.restart();
+                        }
                         engine = None;
                         sleep(STORE_PAUSE).await;
                         continue;
@@ -240,7 +264,7 @@ impl Runner<'_> {
                     let (events, outcome) = match outcome {
                         Some(outcome) => (events, outcome),
                         None if !is_over => {
-                            state.lock().on_events(&events);
+                            self.on_output(&events);
                             continue;
                         }
                         None => self.encoder.finish(events),
@@ -275,8 +299,13 @@ impl Runner<'_> {
                     then
                 }
                 Step::ReadStored { after } => {
-                    let result = store.events(key, after, READ_BYTES).await;
+                    let result = store.events_with_tokens(key, after, READ_BYTES).await;
                     state.lock().on_stored_events(&result)
+                }
+                Step::GoOn => {
+                    resumed = self.go_on();
+                    state.lock().on_set_up(resumed.is_some());
+                    Then::Continue
                 }
                 _ => return,
             };
@@ -386,7 +415,7 @@ impl Runner<'_> {
                     let result = store.events(key, after, READ_BYTES).await;
                     state.lock().on_stored_events(&result)
                 }
-                Step::ReadEngine | Step::Append(_) => return,
+                Step::ReadEngine | Step::Append(_) | Step::GoOn => return,
             };
             if then == Then::RetryLater {
                 sleep(STORE_PAUSE).await;

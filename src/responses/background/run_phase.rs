@@ -2,6 +2,7 @@
 
 // Error messages of failed responses, for clients.
 pub(super) const STOPPED: &str = "The router that ran this response was stopped.";
+pub(super) const LOST: &str = "The replica that ran this response was lost.";
 pub(super) const TOO_LONG: &str = "The response took too long.";
 pub(super) const CONVERSATION_LOST: &str = "The replica that ran this response was lost, and its conversation was continued by another response.";
 pub(super) const REFUSED: &str = "The response could not be stored.";
@@ -13,6 +14,10 @@ pub(super) enum Phase {
     /// The events that another replica stored are read, because they become part of the output. `reason`: the error
     /// message with which the response will fail; `None` if it was cancelled.
     ReadingStored { reason: Option<&'static str> },
+    /// The events and token ids that another replica stored are read, because this one goes on after them.
+    ReadingToGoOn,
+    /// They are read: the run is to be set up as if it had written them itself.
+    SettingUp,
     /// The events of the failure are to be written.
     Failing { reason: &'static str },
     /// The final event is written to the log; the final record is to be stored.

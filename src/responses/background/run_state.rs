@@ -7,6 +7,8 @@
 //!   │ ├───────▶ Releasing ──▶ Over        draining before any output: any replica may start it again
 //!   │ └───────▶ Over                      another replica has taken it over
 //! ReadingStored ─▶ Failing                taken over after output was read: those events become the output
+//! ReadingToGoOn ─▶ SettingUp ─▶ Generating  taken over, and the engine's tokens are stored: it goes on after them
+//!                  └──────────▶ Failing   some of that is missing
 //! ```
 //!
 //! Cancelling decides in the record first; the owner hears of it later. It then *finalises after the cancel*:
@@ -15,10 +17,10 @@
 
 use bytes::Bytes;
 
-use super::log::{self, Log};
+use super::log::Log;
 use super::run_phase::{CONVERSATION_LOST, Phase, REFUSED, STOPPED, TOO_LONG};
 use super::run_step::{FIRST_EVENTS, Step, StopReason, Tail, Then};
-use crate::store::{self, EventBatch, LoggedEvents, Status, WriteOutcome};
+use crate::store::{self, EventBatch, Status, WriteOutcome};
 
 /// See the module.
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub struct RunState {
     /// Whether events of another replica become part of the output.
     has_stored_output: bool,
     log: Log,
+    /// Whether another replica could go on after the stored events.
+    may_go_on: bool,
     /// The final event of a response that fails without output.
     short: Option<EventBatch>,
     stop_reason: Option<StopReason>,
@@ -49,6 +53,7 @@ impl RunState {
             is_started: false,
             has_stored_output: false,
             log: Log::after(stored),
+            may_go_on: false,
             short: None,
             stop_reason: None,
             is_given_up: false,
@@ -71,6 +76,15 @@ impl RunState {
         }
     }
 
+    /// A response taken over from another replica, which may have stored all that is needed to go on after its events.
+    pub fn continuing(streams: bool, stored: u64) -> Self {
+        Self {
+            phase: Phase::ReadingToGoOn,
+            has_stored_output: true,
+            ..Self::new(streams, stored)
+        }
+    }
+
     /// A cancelled response taken over from another replica, which did not store the output.
     pub fn cancelled(streams: bool, stored: u64) -> Self {
         Self {
@@ -87,9 +101,10 @@ impl RunState {
                 Step::MarkStarted
             }
             Phase::Generating => self.batch().map_or(Step::ReadEngine, Step::Append),
-            Phase::ReadingStored { .. } => Step::ReadStored {
+            Phase::ReadingStored { .. } | Phase::ReadingToGoOn => Step::ReadStored {
                 after: self.log.made().checked_sub(1),
             },
+            Phase::SettingUp => Step::GoOn,
             Phase::Failing { reason } => Step::Fail {
                 reason,
                 has_stored_output: self.has_stored_output,
@@ -126,6 +141,7 @@ impl RunState {
         let may_restart = self.phase == Phase::Generating && self.is_unseen();
         if may_restart {
             self.log = Log::after(self.log.stored());
+            self.may_go_on = false;
             self.has_engine_started = false;
         }
         may_restart
@@ -135,6 +151,14 @@ impl RunState {
     pub fn on_events(&mut self, text: &[u8]) {
         if self.streams {
             self.log.push(text);
+        }
+    }
+
+    /// The token ids of these events: a part, or empty, and whether a replica could go on after them.
+    pub fn on_tokens(&mut self, part: Vec<u8>, may_go_on: bool) {
+        if self.streams {
+            self.may_go_on = may_go_on;
+            self.log.push_tokens(part.into());
         }
     }
 
@@ -151,6 +175,7 @@ impl RunState {
                     first: number,
                     last: number,
                     bytes: Bytes::copy_from_slice(text),
+                    tokens: Bytes::new(),
                 });
                 self.phase = Phase::FinalizingWithoutOutput;
             }
@@ -168,12 +193,23 @@ impl RunState {
                 Phase::Over { is_complete: false }
             }
             (
-                Phase::Generating | Phase::ReadingStored { reason: Some(_) },
+                Phase::Generating
+                | Phase::ReadingStored { reason: Some(_) }
+                | Phase::ReadingToGoOn
+                | Phase::SettingUp,
                 StopReason::Cancelled,
             ) => Phase::ReadingCancelled,
-            // The replica that takes it over can fail it just as well.
-            (Phase::ReadingStored { reason: Some(_) }, StopReason::Draining) => Phase::Releasing,
-            (Phase::Generating, StopReason::Draining) if self.is_unseen() => Phase::Releasing,
+            // The replica that takes it over can fail it, or go on with it, just as well.
+            (
+                Phase::ReadingStored { reason: Some(_) } | Phase::ReadingToGoOn | Phase::SettingUp,
+                StopReason::Draining,
+            ) => Phase::Releasing,
+            (Phase::ReadingToGoOn | Phase::SettingUp, StopReason::TimeLimit) => {
+                Phase::ReadingStored {
+                    reason: Some(TOO_LONG),
+                }
+            }
+            (Phase::Generating, StopReason::Draining) if self.may_move() => Phase::Releasing,
             (Phase::Generating, StopReason::Draining) => Phase::Failing { reason: STOPPED },
             (Phase::Generating, StopReason::TimeLimit) => Phase::Failing { reason: TOO_LONG },
             (Phase::Generating, StopReason::StoreRefused) => Phase::Failing { reason: REFUSED },
@@ -181,6 +217,11 @@ impl RunState {
             _ => return,
         };
         self.stop_reason = Some(reason);
+    }
+
+    /// Whether another replica may go on with it, or begin again.
+    fn may_move(&self) -> bool {
+        self.is_unseen() || self.may_go_on && !self.log.is_cut()
     }
 
     /// Whether readers have received nothing that another replica would not write again.
@@ -218,49 +259,6 @@ impl RunState {
             Err(_) => self.on_stop(StopReason::StoreRefused),
         }
         Then::Continue
-    }
-
-    /// LoggedEvents that another replica stored; `None`: the response is gone.
-    pub fn on_stored_events(
-        &mut self,
-        result: &Result<Option<LoggedEvents>, store::Error>,
-    ) -> Then {
-        let Phase::ReadingStored { reason } = self.phase else {
-            return Then::Continue;
-        };
-        let read = match result {
-            Ok(Some(read)) => read,
-            Ok(None) => {
-                self.leave();
-                return Then::Continue;
-            }
-            Err(error) if error.retry_after().is_some() => return Then::RetryLater,
-            Err(_) => {
-                // LoggedEvents that cannot be read are left out of the output.
-                self.on_all_stored_read(reason);
-                return Then::Continue;
-            }
-        };
-        let batches = read.batches.iter();
-        for batch in batches.filter(|batch| &*batch.bytes != log::CANCELLED) {
-            let after = self.log.made().checked_sub(1);
-            self.log
-                .push(log::beyond(&batch.bytes, batch.first, after).0);
-        }
-        if read.batches.is_empty() || self.log.made() >= self.log.stored() {
-            self.on_all_stored_read(reason);
-        }
-        Then::Continue
-    }
-
-    fn on_all_stored_read(&mut self, reason: Option<&'static str>) {
-        if self.log.stored_text().is_none() {
-            self.log.on_overflow_at(self.log.stored());
-        }
-        self.phase = match reason {
-            Some(reason) => Phase::Failing { reason },
-            None => Phase::StoringPartial,
-        };
     }
 
     /// The store answered the write of the end.
@@ -356,7 +354,10 @@ impl RunState {
 
     /// Whether an engine works on it, or one is to be found.
     pub fn is_generating(&self) -> bool {
-        self.phase == Phase::Generating
+        matches!(
+            self.phase,
+            Phase::Generating | Phase::ReadingToGoOn | Phase::SettingUp
+        )
     }
 
     pub fn streams(&self) -> bool {
@@ -370,11 +371,14 @@ impl RunState {
 
     /// Its conversation was continued by another response, so this one cannot run.
     pub fn on_conversation_lost(&mut self) {
-        if self.phase == Phase::Generating {
-            self.phase = Phase::Failing {
-                reason: CONVERSATION_LOST,
-            };
-        }
+        let reason = CONVERSATION_LOST;
+        self.phase = match self.phase {
+            Phase::Generating => Phase::Failing { reason },
+            Phase::ReadingToGoOn => Phase::ReadingStored {
+                reason: Some(reason),
+            },
+            other => other,
+        };
     }
 
     /// Why the run stopped early, if it did.
@@ -393,5 +397,6 @@ impl RunState {
 }
 
 mod after_cancel;
+mod taken_over;
 #[cfg(test)]
 mod tests;

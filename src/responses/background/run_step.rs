@@ -46,6 +46,8 @@ pub enum Step {
     ReadStored {
         after: Option<u64>,
     },
+    /// Go on after the stored events, as if this replica had written them: or find out that it cannot.
+    GoOn,
     /// Build the final event of a failed response. `has_stored_output`: its output is what another
     /// replica stored, which was read before.
     Fail {

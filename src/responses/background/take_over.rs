@@ -2,11 +2,14 @@
 
 use crate::store::Status;
 
+use super::run_phase::LOST;
 use super::run_step::FIRST_EVENTS;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeOver {
     Rerun,
+    /// Go on after the stored events, or fail if what is stored does not allow it.
+    Continue,
     /// End it as failed, with the output that is stored.
     Fail(&'static str),
     /// It was cancelled: store the output that readers had received.
@@ -30,6 +33,8 @@ pub struct OrphanState {
     pub attempts: u32,
     /// How many of its owners were lost.
     pub lost_owners: u32,
+    /// Whether this replica continues streams.
+    pub may_continue: bool,
 }
 
 impl OrphanState {
@@ -38,14 +43,17 @@ impl OrphanState {
             return TakeOver::StoreCancelled;
         }
         let was_read = self.streams && self.stored > FIRST_EVENTS;
-        if !self.is_portable || was_read {
-            return TakeOver::Fail("The replica that ran this response was lost.");
+        if !self.is_portable || was_read && !self.may_continue {
+            return TakeOver::Fail(LOST);
         }
         let lost_max = attempts_max.saturating_mul(LOST_OWNERS_FACTOR);
         if self.attempts > attempts_max || self.lost_owners > lost_max {
             return TakeOver::Fail("Every replica that ran this response was lost.");
         }
-        TakeOver::Rerun
+        match was_read {
+            true => TakeOver::Continue,
+            false => TakeOver::Rerun,
+        }
     }
 }
 
@@ -76,6 +84,7 @@ mod tests {
                 streams,
                 stored,
                 attempts,
+                may_continue: false,
             };
             assert_eq!(
                 orphan_state.decide(3) == TakeOver::Rerun,
@@ -96,6 +105,7 @@ mod tests {
             stored: 0,
             attempts: 1,
             lost_owners: 10,
+            may_continue: true,
         };
         assert!(matches!(orphan_state.decide(3), TakeOver::Fail(_)));
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::sleep;
 use tracing::warn;
 
@@ -80,6 +81,7 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
             first: number,
             last: number,
             bytes: reader::response_event("response.failed", number, &object).into(),
+            tokens: Bytes::new(),
         }
     });
     Finalization {

@@ -10,6 +10,7 @@ use super::chunk::{
 use super::end::End;
 use super::item::{PartKind, Phase, TextItem};
 use super::tools::AnsweredTools;
+use super::written::Written;
 
 const TOO_LONG: &str = "the answer is longer than the router allows";
 const UNREADABLE: &str = "the engine sent a chunk that the router cannot read";
@@ -62,6 +63,14 @@ impl ChatAnswer {
             done: keeps_items.then(Vec::new),
             whole: Vec::new(),
         }
+    }
+
+    /// Goes on with an answer whose beginning another replica wrote.
+    pub(super) fn go_on_after(&mut self, written: &Written) {
+        self.has_started = true;
+        self.text = written.open.clone();
+        self.next = written.next;
+        self.bytes = written.bytes;
     }
 
     /// True after the terminal event.

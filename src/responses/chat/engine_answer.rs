@@ -10,6 +10,7 @@ use hyper::StatusCode;
 
 use super::answer::ChatAnswer;
 use super::tools::AnsweredTools;
+use super::written::Written;
 use crate::http::{self, BodyError};
 use crate::openai::error::ApiError;
 use crate::relay;
@@ -81,13 +82,17 @@ struct NativeBody {
     trailer_bytes: usize,
 }
 
-/// The stream as native events. An error that an engine sends before anything else is an HTTP error.
+/// The stream as native events; of an answer that has `written` already, the events after those. An error that an engine sends before anything else is an HTTP error.
 pub(in crate::responses) async fn native_body(
     mut engine: http::Body,
     tools: AnsweredTools,
     bytes_max: usize,
+    written: Option<&Written>,
 ) -> Result<http::Body, ApiError> {
     let mut converter = Converter::new(tools, bytes_max, false);
+    if let Some(written) = written {
+        converter.answer.go_on_after(written);
+    }
     let mut first = Vec::new();
     // The relay answers only once the engine has sent something.
     match engine.frame().await {

@@ -31,14 +31,14 @@ impl Phase {
 }
 
 /// See the module.
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TextItem {
     pub(super) index: usize,
     is_reasoning: bool,
     parts: Vec<Part>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     kind: PartKind,
     text: String,
@@ -64,11 +64,33 @@ impl TextItem {
             false => br#"{"type":"message","role":"assistant","content":[]}"#,
         };
         item_event(out, "output_item.added", index, item);
+        Self::opened(index, is_reasoning)
+    }
+
+    /// One that was added before.
+    pub(super) fn opened(index: usize, is_reasoning: bool) -> Self {
         Self {
             index,
             is_reasoning,
             parts: Vec::new(),
         }
+    }
+
+    /// One of its parts was begun before.
+    pub(super) fn on_part(&mut self, kind: PartKind) {
+        self.parts.push(Part {
+            kind,
+            text: String::new(),
+            logprobs: String::new(),
+        });
+    }
+
+    /// Text of its last part was written before. `None` if it has no part.
+    pub(super) fn on_text(&mut self, text: &str, logprobs: &str) -> Option<()> {
+        let part = self.parts.last_mut()?;
+        part.text.push_str(text);
+        part.add_logprobs(logprobs);
+        Some(())
     }
 
     pub(super) fn is_reasoning(&self) -> bool {
@@ -100,12 +122,7 @@ impl TextItem {
         out.push(b'"');
         if kind == PartKind::Text {
             let _ = write!(out, r#","logprobs":[{logprobs}]"#);
-            if !logprobs.is_empty() {
-                if !part.logprobs.is_empty() {
-                    part.logprobs.push(',');
-                }
-                part.logprobs.push_str(logprobs);
-            }
+            part.add_logprobs(logprobs);
         }
         end(out);
     }
@@ -176,6 +193,15 @@ impl PartKind {
 }
 
 impl Part {
+    fn add_logprobs(&mut self, logprobs: &str) {
+        if !logprobs.is_empty() {
+            if !self.logprobs.is_empty() {
+                self.logprobs.push(',');
+            }
+            self.logprobs.push_str(logprobs);
+        }
+    }
+
     fn write(&self, out: &mut Vec<u8>) {
         let (kind, text) = (self.kind.name(), &self.text);
         // Writing to memory cannot fail.

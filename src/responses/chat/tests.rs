@@ -1,5 +1,6 @@
 mod answers;
 mod calls;
 mod dialects;
+mod going_on;
 mod messages;
 mod properties;

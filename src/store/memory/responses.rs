@@ -149,7 +149,7 @@ impl Shard {
         batch: &EventBatch,
     ) -> WriteOutcome {
         // If running responses use their half of the capacity, events are no longer kept.
-        let bytes_max = match self.capacity.is_full_of_running(batch.bytes.len() as u64) {
+        let bytes_max = match self.capacity.is_full_of_running(batch.size()) {
             true => 0,
             false => self.keep.max_event_log,
         };

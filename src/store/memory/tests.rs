@@ -170,6 +170,7 @@ fn running_work_that_fills_its_half_goes_on_without_its_events() {
         first,
         last: first,
         bytes: vec![b'x'; 100 << 10].into(),
+        tokens: Bytes::new(),
     };
     assert_eq!(
         now(store.memory.append(key(0), FENCE, batch(0))),
@@ -193,6 +194,7 @@ fn a_record_expires_after_its_time_and_a_log_before_it() {
         first: 0,
         last: 0,
         bytes: Bytes::from_static(b"x"),
+        tokens: Bytes::new(),
     };
     assert_eq!(
         now(store.memory.append(key(1), FENCE, batch)),
@@ -301,7 +303,7 @@ proptest! {
                     let got = now(store.memory.get(key(number))).unwrap();
                     let last = got.and_then(|got| got.background?.last_event);
                     let first = last.map_or(0, |last| last + 1);
-                    let batch = EventBatch { first, last: first, bytes: vec![0; 3_000].into() };
+                    let batch = EventBatch { first, last: first, bytes: vec![0; 3_000].into(), tokens: Bytes::new() };
                     let _ = now(store.memory.append(key(number), FENCE, batch)).unwrap();
                 }
                 Step::Finalize(number) => {

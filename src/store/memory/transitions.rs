@@ -111,6 +111,7 @@ impl Response {
             first: number,
             last: number,
             bytes: Bytes::copy_from_slice(&cancel.event),
+            tokens: Bytes::new(),
         };
         let _ = run.log.append(&batch, keep.max_event_log);
         let content = Content {
@@ -224,6 +225,7 @@ impl Response {
 fn owned(batch: &EventBatch) -> EventBatch {
     EventBatch {
         bytes: Bytes::copy_from_slice(&batch.bytes),
+        tokens: Bytes::copy_from_slice(&batch.tokens),
         ..*batch
     }
 }

@@ -1,5 +1,6 @@
 //! The operations on running background responses: start, append, finalize, cancel, and reading their events.
 
+use bytes::Bytes;
 use tracing::warn;
 
 use super::client::Redis;
@@ -44,7 +45,8 @@ impl Redis {
             .number(batch.first)
             .number(batch.last)
             .arg(batch.bytes)
-            .number(self.keep.max_event_log);
+            .number(self.keep.max_event_log)
+            .arg(batch.tokens);
         self.call(Kind::Write, call).await?.write_outcome()
     }
 
@@ -212,12 +214,14 @@ impl Redis {
         key: ResponseKey,
         after: Option<u64>,
         bytes_max: u64,
+        with_tokens: bool,
     ) -> Result<Option<LoggedEvents>, Error> {
         let call = Call::new(Name::EVENTS)
             .key(self.keys.record(key))
             .key(self.keys.log(key))
             .arg(after.map_or(String::new(), |after| after.to_string()))
-            .number(bytes_max);
+            .number(bytes_max)
+            .arg(if with_tokens { "1" } else { "" });
         let mut reply = self.call(Kind::Read, call).await?;
         let word = reply.word()?;
         if word == "gone" {
@@ -239,6 +243,10 @@ impl Redis {
                 first: reply.count()?,
                 last: reply.count()?,
                 bytes: reply.whole("batch")?.into(),
+                tokens: match with_tokens {
+                    true => reply.bytes()?.unwrap_or_default().into(),
+                    false => Bytes::new(),
+                },
             });
         }
         Ok(Some(LoggedEvents {

@@ -15,7 +15,7 @@
 -- A running record has no expiry: it lives for as long as it runs.
 -- A value too large for one field is the text `c<nonce>:<count>`, and its pieces are in the fields
 -- `<name>:<nonce>:<n>`, which are written first. The log is a stream: entry <last + 1>-0 contains the
--- events `f` to last, encoded as `b`.
+-- events `f` to last, encoded as `b`; behind those, releases that know them have the tokens `t`.
 --
 -- The version is raised when an older release would damage a record. A script changes no record of a newer
 -- version.
@@ -116,11 +116,16 @@ local function sequence_mismatch(v, first, last)
   return {'gap', tostring(v.sq)}
 end
 
--- Appends events to the log, and drops its oldest ones if it becomes too large.
-local function log(v, rec, events, first, last, batch, bytes_max)
+-- Appends events to the log, and drops its oldest ones if it becomes too large. `tokens` may be nil.
+local function log(v, rec, events, first, last, batch, bytes_max, tokens)
   v.sq = last
   v.lb = v.lb + #batch
-  redis.call('XADD', events, string.format('%.0f-0', last + 1), 'f', string.format('%.0f', first), 'b', batch)
+  local entry = {'f', string.format('%.0f', first), 'b', batch}
+  if tokens and tokens ~= '' then
+    entry[5], entry[6] = 't', tokens
+    v.lb = v.lb + #tokens
+  end
+  redis.call('XADD', events, string.format('%.0f-0', last + 1), unpack(entry))
   while v.lb > bytes_max do
     v.lx = '1'
     local oldest = redis.call('XRANGE', events, '-', '+', 'COUNT', 1)[1]
@@ -129,7 +134,7 @@ local function log(v, rec, events, first, last, batch, bytes_max)
       v.lb = 0
     else
       redis.call('XDEL', events, oldest[1])
-      v.lb = v.lb - #oldest[2][4]
+      v.lb = v.lb - #oldest[2][4] - #(oldest[2][6] or '')
     end
   end
   redis.call('HSET', rec, 'sq', string.format('%.0f', last), 'lb', v.lb)

@@ -1,7 +1,8 @@
 -- Reads the events after a number, and the status at that moment.
--- KEYS record, log; ARGV number or '', maximum bytes
+-- KEYS record, log; ARGV number or '', maximum bytes, '1' for tokens
 -- Returns whole, overflowed (events after the number were dropped) or sealed (dropped or expired, and the response has
--- ended); status; last number; delta table; then first, last and batch of each entry
+-- ended); status; last number; delta table; then first, last and batch of each entry, and its
+-- tokens if they were asked for
 local v = load(KEYS[1])
 if not v.st or v.bg ~= '1' then
   return {'gone'}
@@ -37,13 +38,18 @@ while bytes < tonumber(ARGV[2]) or #found == 4 do
   local entries = redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', 32)
   for _, entry in ipairs(entries) do
     local fields = entry[2]
-    if bytes > 0 and bytes + #fields[4] > tonumber(ARGV[2]) then
+    local tokens = ARGV[3] == '1' and (fields[6] or '')
+    local size = #fields[4] + #(tokens or '')
+    if bytes > 0 and bytes + size > tonumber(ARGV[2]) then
       return found
     end
-    bytes = bytes + math.max(#fields[4], 1)
+    bytes = bytes + math.max(size, 1)
     found[#found + 1] = fields[2]
     found[#found + 1] = string.format('%.0f', tonumber(string.match(entry[1], '^%d+')) - 1)
     found[#found + 1] = fields[4]
+    if tokens then
+      found[#found + 1] = tokens
+    end
     from = '(' .. entry[1]
   end
   if #entries < 32 then

@@ -14,6 +14,10 @@ pub(crate) struct Counts {
     /// Taken over and run again.
     pub rerun: u64,
     pub given_up: u64,
+    /// Taken over to go on after the stored events.
+    pub continued: u64,
+    /// Answers that several replicas wrote, whole.
+    pub joined: u64,
     /// Cancelled responses whose output another replica stored.
     pub outputs_kept: u64,
     /// Released by a draining replica.
@@ -54,6 +58,8 @@ impl Counts {
         self.lost += other.lost;
         self.rerun += other.rerun;
         self.given_up += other.given_up;
+        self.continued += other.continued;
+        self.joined += other.joined;
         self.outputs_kept += other.outputs_kept;
         self.released += other.released;
         self.received += other.received;

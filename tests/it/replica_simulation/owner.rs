@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::encoder::Answer;
 use super::run::{Act, Run, Word};
 use super::store_request::{StoreReply, StoreRequest};
 use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
@@ -12,6 +13,11 @@ use warmroute::responses::background::run_table::RunRefusal;
 use warmroute::responses::background::take_over::{OrphanState, TakeOver};
 use warmroute::store::lease::Step;
 use warmroute::store::{self, FencingToken, NoticeCursor, Orphan, Owner, ResponseKey, Status};
+
+/// What every engine answers to the request of this response.
+pub(super) fn answer_to(key: ResponseKey) -> Answer {
+    Answer::new(key.id.own() as u64)
+}
 
 impl Fleet {
     pub(super) fn on_replica(&mut self, at: usize, what: ReplicaEvent) -> Result<(), Violation> {
@@ -199,17 +205,19 @@ impl Fleet {
             streams: adopted.streams,
             stored: adopted.last_event.map_or(0, |last| last + 1),
             attempts: adopted.attempts,
+            may_continue: self.is_continued,
         };
-        let state = match orphan_state.decide(ATTEMPTS_MAX) {
+        let take_over = orphan_state.decide(ATTEMPTS_MAX);
+        let state = match take_over {
             TakeOver::Rerun => RunState::new(orphan_state.streams, orphan_state.stored),
             TakeOver::Fail(reason) => {
                 RunState::failing(orphan_state.streams, orphan_state.stored, reason)
             }
+            TakeOver::Continue => RunState::continuing(orphan_state.streams, orphan_state.stored),
             TakeOver::StoreCancelled => {
                 RunState::cancelled(orphan_state.streams, orphan_state.stored)
             }
         };
-        let is_rerun = state.is_generating();
         let admitted = self.sit(at, key, adopted.fence, state);
         if admitted == Err(RunRefusal::AlreadyRunning) {
             return Ok(());
@@ -218,10 +226,11 @@ impl Fleet {
             self.hand_back(at, key, adopted.fence);
             return Ok(());
         }
-        match is_rerun {
-            true => self.counts.rerun += 1,
-            false if adopted.status == Status::Cancelled => self.counts.outputs_kept += 1,
-            false => {
+        match take_over {
+            TakeOver::Rerun => self.counts.rerun += 1,
+            TakeOver::Continue => self.counts.continued += 1,
+            TakeOver::StoreCancelled => self.counts.outputs_kept += 1,
+            TakeOver::Fail(_) => {
                 self.counts.given_up += 1;
                 // It never ran, and others could run it.
                 if orphan_state.is_portable && !self.store.was_started(key) {
@@ -264,7 +273,8 @@ impl Fleet {
         state: RunState,
     ) -> Result<(), RunRefusal> {
         self.names += 1;
-        let run = Run::new(self.names, key, fence, state);
+        let answer = self.is_continued.then(|| answer_to(key));
+        let run = Run::new(self.names, key, fence, state, answer);
         let now = self.instant();
         let replica = &mut self.replicas[at];
         if replica.is_draining {
@@ -334,8 +344,15 @@ impl Fleet {
         let longest = if self.random.u8(..8) == 0 { 8_000 } else { 800 };
         let mut when = self.now() + self.ms(5..longest);
         let incarnation = self.replicas[at].incarnation;
-        for _ in 0..self.random.u8(0..5) {
-            let word = Word::Some(self.random.u64(0..4));
+        let mut left = self.find(at, key, serial).and_then(|run| run.left());
+        let pieces = self.random.u8(0..5);
+        let mut piece = 0;
+        // Of an answer that is continued, as many as it has tokens.
+        while left.map_or(piece < pieces, |left| left > 0) {
+            piece += 1;
+            let count = self.random.u64(0..4);
+            left = left.map(|left| left.saturating_sub(count));
+            let word = Word::Some(count);
             self.world.set(
                 when,
                 Event::At(at, incarnation, ReplicaEvent::Word(key, serial, word)),
@@ -344,7 +361,7 @@ impl Fleet {
         }
         let status = match self.random.u8(..6) {
             0 => Status::Failed,
-            1 => Status::Incomplete,
+            1 if !self.is_continued => Status::Incomplete,
             _ => Status::Completed,
         };
         let last = ReplicaEvent::Word(key, serial, Word::Last(status));

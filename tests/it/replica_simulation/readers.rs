@@ -1,10 +1,12 @@
 //! Readers of event streams, and the record of what they received, on which all must agree.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use super::encoder::{self, END, SimulatedEvent};
+use super::owner::answer_to;
 use super::store_request::{StoreReply, StoreRequest};
-use super::{Event, Fleet, REPLICAS, ReplyTo, Violation};
+use super::{Event, Fleet, IN_PLACE_OF, REPLICAS, ReplyTo, TEXT, Violation};
 use warmroute::responses::background::read_position::{Next, ReadPosition};
 use warmroute::responses::background::run_step::{FIRST_EVENTS, Tail};
 use warmroute::store::log::LogState;
@@ -59,6 +61,14 @@ struct ReceivedStream {
     is_cancelled: bool,
 }
 
+/// Whose words readers may receive of one response.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Words {
+    OfOneRun,
+    /// Of any run that wrote them, in the order of the answer.
+    OfOneAnswer,
+}
+
 impl Ledger {
     pub(super) fn on_cancelled(&mut self, key: ResponseKey) {
         self.0.entry(key).or_default().is_cancelled = true;
@@ -69,7 +79,12 @@ impl Ledger {
     }
 
     /// Records a received event.
-    fn on_event(&mut self, key: ResponseKey, event: &SimulatedEvent) -> Result<(), String> {
+    fn on_event(
+        &mut self,
+        key: ResponseKey,
+        event: &SimulatedEvent,
+        words: Words,
+    ) -> Result<(), String> {
         let stream = self.0.entry(key).or_default();
         let number = event.number;
         if event.kind == END {
@@ -81,11 +96,18 @@ impl Ledger {
             if stream.end.is_some_and(|end| end <= number) {
                 return Err(format!("{event:?} was received beyond its end"));
             }
-            if number >= FIRST_EVENTS && *stream.name.get_or_insert(event.name) != event.name {
+            let is_of_run = number >= FIRST_EVENTS && words == Words::OfOneRun;
+            if is_of_run && *stream.name.get_or_insert(event.name) != event.name {
                 return Err(format!(
                     "{event:?} was received, and words of {:?}",
                     stream.name
                 ));
+            }
+        }
+        if words == Words::OfOneAnswer && event.kind == "word" {
+            let expected = answer_to(key).token(number - FIRST_EVENTS);
+            if event.name != expected {
+                return Err(format!("{event:?} {IN_PLACE_OF} {expected}"));
             }
         }
         let known = stream.events.entry(number).or_insert_with(|| event.clone());
@@ -302,10 +324,32 @@ impl Fleet {
             if is_end && !is_terminal {
                 return broken(format!("{event:?} was received of what runs"));
             }
-            if let Err(reason) = self.ledger.on_event(key, &event) {
+            let words = match self.is_continued {
+                true => Words::OfOneAnswer,
+                false => Words::OfOneRun,
+            };
+            if let Err(reason) = self.ledger.on_event(key, &event, words) {
                 return broken(reason);
             }
         }
+        Ok(())
+    }
+
+    /// The text of a completed stream is that of an unbroken run: each token once, in their order.
+    fn check_answer(
+        &mut self,
+        now: Duration,
+        key: ResponseKey,
+        whole: &[u8],
+    ) -> Result<(), Violation> {
+        let answer = answer_to(key);
+        let expected = answer.next(answer.length());
+        let tokens = encoder::tokens(&encoder::parse_events(whole).unwrap_or_default());
+        if tokens != expected {
+            let reason = format!("{TEXT} {tokens:?}, and not {expected:?}");
+            return Err(Violation::new(now, key, reason));
+        }
+        self.counts.joined += u64::from(self.store.starts(key) > 1);
         Ok(())
     }
 
@@ -347,6 +391,9 @@ impl Fleet {
         }
         let record = self.store.get(now, key);
         let status = record.as_ref().map(|it| it.status);
+        if self.is_continued && status == Some(Status::Completed) && !self.readers[reader].is_cut {
+            self.check_answer(now, key, &whole)?;
+        }
         // What is retrieved is what was streamed.
         let output = record.map(|it| it.content.output).unwrap_or_default();
         if !output.is_empty() && !self.readers[reader].is_cut {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use bytes::Bytes;
 
-use super::encoder::EventEncoder;
+use super::encoder::{self, Answer, EventEncoder};
 use super::store_harness::{conversation_of, conversation_token};
 use super::store_request::{StoreReply, StoreRequest};
 use warmroute::responses::background::log;
@@ -77,14 +77,20 @@ struct End {
 }
 
 impl Run {
-    pub(super) fn new(serial: u64, key: ResponseKey, fence: FencingToken, state: RunState) -> Self {
+    pub(super) fn new(
+        serial: u64,
+        key: ResponseKey,
+        fence: FencingToken,
+        state: RunState,
+        answer: Option<Answer>,
+    ) -> Self {
         Self {
             serial,
             state,
             is_stored: false,
             key,
             fence,
-            encoder: EventEncoder::new(serial),
+            encoder: EventEncoder::new(serial, answer),
             arrived: VecDeque::new(),
             has_engine: false,
             end: None,
@@ -131,6 +137,11 @@ impl Run {
                     StoreRequest::Append(key, fence, batch)
                 }
                 Step::ReadStored { after } => StoreRequest::Events(key, after),
+                Step::GoOn => {
+                    let may_go_on = self.go_on();
+                    self.state.on_set_up(may_go_on);
+                    continue;
+                }
                 Step::Fail {
                     has_stored_output, ..
                 } => {
@@ -199,16 +210,57 @@ impl Run {
         self.state.on_engine_started();
         match word {
             Word::Some(count) => {
+                let part = self.part(count);
                 let said = self.encoder.words(count);
                 self.state.on_events(said.as_bytes());
+                if let Some(part) = part {
+                    self.state.on_tokens(part, true);
+                }
             }
             Word::Last(status) => {
                 self.failure = Some(FailureCause::Engine);
-                let said = self.encoder.words(0);
+                // After a pause, words of an engine come in any order.
+                let left = self.left().filter(|_| status == Status::Completed);
+                let said = self.encoder.words(left.unwrap_or(0));
                 self.state.on_events(said.as_bytes());
                 self.conclude(status);
             }
         }
+    }
+
+    /// How many tokens its engine still has.
+    pub(super) fn left(&self) -> Option<u64> {
+        let answer = self.encoder.answer()?;
+        Some(answer.length() - answer.said)
+    }
+
+    /// The tokens of the next `count` words, as they are stored: how many, and each.
+    fn part(&self, count: u64) -> Option<Vec<u8>> {
+        let tokens = self.encoder.answer()?.next(count);
+        let mut part = vec![tokens.len() as u8];
+        part.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+        Some(part)
+    }
+
+    /// True if everything is there to go on after the stored events. Then it has the tokens of all their words.
+    fn go_on(&mut self) -> bool {
+        let log = self.state.log();
+        let (Some(parts), Some(text)) = (log.tokens(), log.stored_text()) else {
+            return false;
+        };
+        let mut bytes: &[u8] = &parts.flatten().copied().collect::<Vec<u8>>();
+        let mut tokens = Vec::new();
+        while let [count, rest @ ..] = bytes {
+            let (part, behind) = rest.split_at(usize::from(*count) * 8);
+            let part = part.chunks_exact(8);
+            tokens.extend(part.map(|token| u64::from_le_bytes(token.try_into().unwrap())));
+            bytes = behind;
+        }
+        let events = encoder::parse_events(text).unwrap();
+        assert_eq!(encoder::tokens(&events), tokens, "{events:?}");
+        let stored = log.stored();
+        self.encoder.go_on_after(stored, tokens.len() as u64);
+        true
     }
 
     fn conclude(&mut self, status: Status) {

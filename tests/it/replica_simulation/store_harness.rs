@@ -304,7 +304,7 @@ impl StoreHarness {
                 StoreReply::Write(done(memory.release(key, fence)))
             }
             StoreRequest::Events(key, after) => {
-                StoreReply::Events(done(memory.events(key, after, EVENTS_BYTES)))
+                StoreReply::Events(done(memory.events_with_tokens(key, after, EVENTS_BYTES)))
             }
             StoreRequest::Cancel(key, cancel) => {
                 StoreReply::Cancelled(done(memory.cancel(key, cancel)))

@@ -672,6 +672,7 @@ fn cancelled(row: &mut Row, cancel: &Cancellation) -> CancelOutcome {
         first: number,
         last: number,
         bytes: cancel.event.clone(),
+        tokens: Bytes::new(),
     });
     let content = Content {
         response: cancel.response.clone(),

@@ -38,6 +38,7 @@ macro_rules! checks {
 checks! {
     runs::a_background_response_runs_under_its_owner_alone,
     runs::events_are_kept_in_order_without_holes,
+    runs::the_tokens_of_events_are_for_the_next_owner_and_count_in_the_bound,
     runs::a_response_ends_once_with_its_last_events_and_knows_its_end_again,
     runs::a_cancel_ends_it_with_the_next_number_and_notifies_the_owner,
     runs::its_owner_alone_adds_the_output_to_a_cancelled_response_and_once,

@@ -31,6 +31,8 @@ pub(super) struct EventEncoder {
     events: EventRewriter,
     /// Whether [`EventEncoder::announce`] was called.
     is_announced: bool,
+    /// Written before the next event: how often the answer was continued.
+    mark: Option<String>,
 }
 
 /// The end of a run, as it is stored.
@@ -55,6 +57,7 @@ impl EventEncoder {
             signer,
             events: events.in_background(),
             is_announced: false,
+            mark: None,
         }
     }
 
@@ -73,7 +76,13 @@ impl EventEncoder {
     /// Turns bytes of the engine's stream into events, and returns the outcome once there is one.
     pub(super) fn push(&mut self, piece: &[u8]) -> (Vec<u8>, Option<Outcome>) {
         let mut out = Vec::with_capacity(piece.len() + piece.len() / 4);
+        let mark = self.mark.take().unwrap_or_default();
+        out.extend_from_slice(mark.as_bytes());
         let outcome = self.events.push(piece, &mut out);
+        if out.len() == mark.len() {
+            out.clear();
+            self.mark = Some(mark).filter(|mark| !mark.is_empty());
+        }
         (out, outcome)
     }
 
@@ -90,6 +99,21 @@ impl EventEncoder {
     pub(super) fn restart(&mut self) {
         self.events = self.new_rewriter();
         self.is_announced = false;
+    }
+
+    /// Goes on after the `count` events that another replica stored; `times`: how often that has happened. False if it
+    /// cannot.
+    pub(super) fn go_on_after(&mut self, stored: &[u8], count: u64, times: u32) -> bool {
+        self.events = self.new_rewriter();
+        self.is_announced = true;
+        // A comment, which is no event of its own.
+        self.mark = Some(format!(": x-warmroute-continued: {times}\n"));
+        self.events.go_on_after(stored, count)
+    }
+
+    /// Whether reasoning items have a token of their own.
+    pub(super) fn signs(&self) -> bool {
+        self.signer.is_some()
     }
 
     /// The response fails because no engine accepted the request. An engine's 4xx means that the request is wrong, so

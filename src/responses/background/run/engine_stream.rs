@@ -42,7 +42,8 @@ impl Responses {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            if error.code == engine_error::TOO_LONG && create.truncation == Truncation::Auto {
+            let may_shorten = create.truncation == Truncation::Auto && context.resumed.is_none();
+            if error.code == engine_error::TOO_LONG && may_shorten {
                 input = truncation::shortened(&input).ok_or(error)?;
                 continue;
             }

@@ -1,7 +1,9 @@
 use std::time::Duration;
 
 use super::*;
-use crate::store::CancelOutcome;
+use crate::responses::background::log;
+use crate::responses::background::run_phase::LOST;
+use crate::store::{CancelOutcome, LoggedEvents};
 
 fn event(number: u64) -> Vec<u8> {
     format!("event: e\ndata: {number}\n\n").into_bytes()
@@ -108,6 +110,7 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
         first,
         last,
         bytes: bytes.into(),
+        tokens: Bytes::new(),
     };
     let received: Vec<u8> = (0..2).flat_map(event).collect();
     let read = LoggedEvents {
@@ -228,6 +231,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
                 first,
                 last,
                 bytes: (first..=last).flat_map(event).collect(),
+                tokens: Bytes::new(),
             }],
             last: Some(3),
             log: store::log::LogState::Whole,
@@ -278,4 +282,122 @@ fn a_write_that_the_store_rejects_for_good_is_not_retried() {
         panic!("{:?}", state.next());
     };
     assert_eq!((batch.first, batch.last), (4, 4));
+}
+
+fn stored(first: u64, last: u64, tokens: &'static [u8]) -> EventBatch {
+    EventBatch {
+        first,
+        last,
+        bytes: (first..=last).flat_map(event).collect(),
+        tokens: Bytes::from_static(tokens),
+    }
+}
+
+/// What a store answers that has these batches.
+fn all(batches: Vec<EventBatch>) -> Result<Option<LoggedEvents>, store::Error> {
+    Ok(Some(LoggedEvents {
+        status: Status::InProgress,
+        last: batches.last().map(|batch| batch.last),
+        batches,
+        log: store::log::LogState::Whole,
+    }))
+}
+
+/// A run that has read what another replica stored.
+fn taken_over(tokens: &'static [u8]) -> RunState {
+    let mut state = RunState::continuing(true, 5);
+    assert_eq!(state.next(), Step::ReadStored { after: None });
+    let batches = vec![stored(0, 2, b""), stored(3, 3, b"a"), stored(4, 4, tokens)];
+    assert_eq!(state.on_stored_events(&all(batches)), Then::Continue);
+    assert_eq!(state.next(), Step::GoOn);
+    state
+}
+
+#[test]
+fn a_run_goes_on_after_the_events_and_tokens_of_another_replica() {
+    let mut state = taken_over(b"b");
+    let parts: Vec<&[u8]> = state.log().tokens().unwrap().collect();
+    assert_eq!(parts, [b"a", b"b"]);
+    state.on_set_up(true);
+    assert_eq!(state.next(), Step::ReadEngine);
+    state.on_engine_started();
+    assert_eq!(state.next(), Step::MarkStarted);
+    assert_eq!(state.on_started(&Ok(WriteOutcome::Done)), Then::Continue);
+    // Nobody may begin it again.
+    assert!(!state.restart());
+    state.on_events(&event(5));
+    state.on_tokens(b"c".to_vec(), true);
+    assert_eq!(state.next(), Step::Append(stored(5, 5, b"c")));
+    // The store has lost what the other replica wrote: it is written again, with its tokens.
+    let lost = Ok(WriteOutcome::Gap { last: Some(2) });
+    assert_eq!(state.on_appended(5, &lost), Then::Continue);
+    assert_eq!(state.next(), Step::Append(stored(3, 5, b"abc")));
+    assert_eq!(
+        state.on_appended(5, &Ok(WriteOutcome::Done)),
+        Then::Continue
+    );
+    // The next one could go on as well; with a log that is not whole it could not.
+    let mut cut = taken_over(b"b");
+    cut.on_set_up(true);
+    cut.on_events(&event(5));
+    cut.on_tokens(b"c".to_vec(), true);
+    assert_eq!(
+        cut.on_appended(5, &Ok(WriteOutcome::Overflow)),
+        Then::Continue
+    );
+    for (mut state, expected) in [
+        (state, Step::Release),
+        (
+            cut,
+            Step::Fail {
+                reason: STOPPED,
+                has_stored_output: false,
+            },
+        ),
+    ] {
+        state.on_stop(StopReason::Draining);
+        assert_eq!(state.next(), expected);
+    }
+}
+
+#[test]
+fn a_run_that_cannot_go_on_fails_with_the_stored_output() {
+    let mut without = taken_over(b"");
+    assert!(without.log().tokens().is_none());
+    without.on_set_up(false);
+    let mut state = RunState::continuing(true, 5);
+    assert_eq!(state.on_stored_events(&Err(down())), Then::RetryLater);
+    state.on_conversation_lost();
+    let batches = vec![stored(0, 4, b"a")];
+    assert_eq!(state.on_stored_events(&all(batches)), Then::Continue);
+    for (state, expected) in [(without, LOST), (state, CONVERSATION_LOST)] {
+        let failed = Step::Fail {
+            reason: expected,
+            has_stored_output: true,
+        };
+        assert_eq!(state.next(), failed);
+        assert_eq!(
+            state.log().stored_text().map(<[u8]>::len),
+            Some(5 * event(0).len())
+        );
+    }
+}
+
+#[test]
+fn a_run_is_stopped_while_it_reads_what_it_goes_on_after() {
+    for (reason, expected) in [
+        (StopReason::Draining, Step::Release),
+        (StopReason::Cancelled, Step::ReadCancelled),
+    ] {
+        let mut state = RunState::continuing(true, 5);
+        state.on_stop(reason);
+        assert_eq!(state.next(), expected);
+        let mut state = taken_over(b"b");
+        state.on_stop(reason);
+        state.on_set_up(true);
+        assert_eq!(state.next(), expected);
+    }
+    let mut state = taken_over(b"b");
+    state.on_stop(StopReason::TimeLimit);
+    assert_eq!(state.next(), Step::ReadStored { after: Some(4) });
 }

@@ -87,6 +87,37 @@ pub(super) async fn events_are_kept_in_order_without_holes(Pair { a, b, .. }: &P
     assert_eq!(background.last_event, Some(9));
 }
 
+pub(super) async fn the_tokens_of_events_are_for_the_next_owner_and_count_in_the_bound(
+    Pair { a, b, .. }: &Pair,
+) {
+    let key = new_key();
+    a.create(key, queued()).await.unwrap();
+    let with = |first, last, tokens: &'static [u8]| EventBatch {
+        tokens: Bytes::from_static(tokens),
+        ..batch(first, last)
+    };
+    let batches = [with(0, 2, b""), with(3, 3, b"\0\xff:1"), with(4, 9, b"2")];
+    for batch in &batches {
+        let appended = a.append(key, FENCE, batch.clone()).await.unwrap();
+        assert_eq!(appended, WriteOutcome::Done);
+    }
+    let outdated = FencingToken { number: 9, ..FENCE };
+    assert_eq!(
+        a.append(key, outdated, with(10, 10, b"x")).await.unwrap(),
+        WriteOutcome::Fenced
+    );
+    let read = b.events(key, None, 999).await.unwrap().unwrap();
+    assert_eq!(read.batches, [batch(0, 2), batch(3, 3), batch(4, 9)]);
+    let read = b.events_with_tokens(key, None, 999).await.unwrap().unwrap();
+    assert_eq!((read.last, &read.batches[..]), (Some(9), &batches[..]));
+    let read = b
+        .events_with_tokens(key, Some(2), 8)
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(read.batches, batches[1..2]);
+}
+
 pub(super) async fn a_response_ends_once_with_its_last_events_and_knows_its_end_again(
     Pair { a, b, .. }: &Pair,
 ) {
