@@ -20,7 +20,8 @@ use super::zmtp::{Bounds, Parts, PeerMessage, ProtocolError, Role, Session};
 /// Read buffer; a batch of a busy engine is smaller.
 const READ_BYTES: usize = 64 * 1_024;
 /// A peer that sends several times within this time is read once, so that one wake-up of the thread takes what came
-/// meanwhile. An engine's steps take longer; many requests that end at once do not.
+/// meanwhile. An engine's steps take longer; many requests that end at once do not. What is read in large pieces, as a
+/// replay, is not waited for.
 const GATHER_TIME: Duration = Duration::from_millis(1);
 /// A message has at most identity, delimiter, topic, sequence number and payload. Some proxies add one.
 const PARTS_MAX: usize = 6;
@@ -234,9 +235,10 @@ impl Connection {
     fn on_read(&mut self, read: io::Result<usize>) -> Result<(), CloseReason> {
         match read {
             Ok(0) => Err(CloseReason::Closed),
-            Ok(_) => {
+            Ok(bytes) => {
                 let now = Instant::now();
-                let is_busy = now < self.last_read_at + 2 * GATHER_TIME;
+                let is_small = bytes < READ_BYTES / 4;
+                let is_busy = is_small && now < self.last_read_at + 2 * GATHER_TIME;
                 self.read_from = if is_busy { now + GATHER_TIME } else { now };
                 self.last_read_at = now;
                 self.pinged_at = None;
