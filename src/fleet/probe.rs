@@ -39,6 +39,10 @@ const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Models and version change only with a restart or a new adapter, so not every probe asks for them.
 const PROBES_PER_FACTS: u32 = 8;
 
+/// Between the first probes of two workers that joined together: so the first of a thousand workers is known at once, where all
+/// of them would be known at the end.
+const FIRST_PROBE_SPACING: Duration = Duration::from_millis(1);
+
 /// The default port of bootstrap servers, if the connector needs them, and the connector.
 pub type BootstrapPort = Option<(Connector, u16)>;
 
@@ -55,9 +59,15 @@ pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks
             .iter()
             .map(|status| (status.worker.id, &status.worker))
             .collect();
+        let mut joined = 0;
         probes.set_keys(&listed.keys().copied().collect(), |id| {
-            let registry = registry.clone();
-            probe(listed[id].clone(), registry, bootstrap)
+            let probe = probe(listed[id].clone(), registry.clone(), bootstrap);
+            let wait = FIRST_PROBE_SPACING * joined;
+            joined += 1;
+            async move {
+                tokio::time::sleep(wait).await;
+                probe.await;
+            }
         });
         tokio::time::sleep(CHANGES_APART).await;
         tokio::select! {

@@ -75,6 +75,7 @@ impl LoadSocket {
 mod tests {
     use std::time::Duration;
 
+    use tokio::net::{TcpListener, TcpStream};
     use zeromq::{PubSocket, Socket, SocketSend, ZmqMessage};
 
     use super::*;
@@ -90,6 +91,18 @@ mod tests {
         }
     }
 
+    async fn report(load: &mut LoadSocket) -> Load {
+        let reported = async {
+            loop {
+                if let Ok(load) = load.next().await {
+                    return load;
+                }
+            }
+        };
+        let reported = tokio::time::timeout(Duration::from_secs(20), reported);
+        reported.await.unwrap()
+    }
+
     #[tokio::test]
     async fn reports_are_read_once_somebody_publishes_them() {
         let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -99,20 +112,41 @@ mod tests {
         assert!(load.next().await.unwrap_err().contains("cannot connect"));
         let mut socket = PubSocket::new();
         socket.bind(&at).await.unwrap();
-        let reported = async {
-            loop {
-                if let Ok(load) = load.next().await {
-                    return load;
-                }
-            }
-        };
-        let limit = Duration::from_secs(20);
         tokio::select! {
             () = publish(&mut socket, 3) => unreachable!("it never ends"),
-            reported = tokio::time::timeout(limit, reported) => {
-                let load = reported.unwrap();
+            load = report(&mut load) => {
                 assert_eq!((load.running_requests, load.token_usage), (3, 0.25));
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_was_cut_is_made_anew() {
+        let mut socket = PubSocket::new();
+        let publisher = socket.bind("tcp://127.0.0.1:0").await.unwrap().to_string();
+        let publisher = publisher.trim_start_matches("tcp://").to_owned();
+        let between = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let at = format!("tcp://{}", between.local_addr().unwrap());
+        let mut load = LoadSocket::new(at.parse().unwrap(), "load", Settings::default());
+        // Passes one connection on, until it is dropped.
+        let pass = async || {
+            let (mut near, _) = between.accept().await.unwrap();
+            let mut far = TcpStream::connect(&*publisher).await.unwrap();
+            let _ = tokio::io::copy_bidirectional(&mut near, &mut far).await;
+        };
+        let followed = async {
+            for _ in 0..3 {
+                tokio::select! {
+                    () = pass() => unreachable!("neither side closes"),
+                    load = report(&mut load) => assert_eq!(load.running_requests, 3),
+                }
+                // What had arrived is read before the end of the connection is seen.
+                while load.next().await.is_ok() {}
+            }
+        };
+        tokio::select! {
+            () = publish(&mut socket, 3) => unreachable!("it never ends"),
+            () = followed => {}
         }
     }
 }
