@@ -13,7 +13,6 @@ mod load_sockets;
 mod lost_caches;
 mod memory_return;
 pub mod metrics_reference;
-mod prefill_rates;
 pub mod process_setup;
 mod reload;
 mod replicas;
@@ -23,6 +22,7 @@ mod tenants;
 pub mod tls;
 mod traces;
 mod warm_start;
+mod worker_speeds;
 
 use std::io;
 use std::net::SocketAddr;
@@ -192,7 +192,7 @@ impl App {
         let bootstrap = connector.map(|it| (it, pairing.advanced.bootstrap_port));
         tasks.spawn_until_stopped(probe::run(fleet.clone(), bootstrap, tasks.clone()));
         tasks.spawn_until_stopped(probe::lookup::run(fleet.clone()));
-        tasks.spawn_until_stopped(prefill_rates::learn(fleet.clone()));
+        tasks.spawn_until_stopped(worker_speeds::learn(fleet.clone()));
         watch_pairs(config, &fleet, &tasks);
         let start = Start::new(&config.peers, &peers, &fleet, &board, &predicted, &metrics);
         let shared = subscriber::Shared {

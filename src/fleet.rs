@@ -7,6 +7,7 @@
 
 pub mod adapter_slots;
 pub mod circuit_breaker;
+pub mod decode_time;
 pub mod discovery;
 pub mod engine;
 pub mod events;

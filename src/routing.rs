@@ -34,6 +34,12 @@ pub struct Settings {
     /// TTFT for evener decoding.
     #[schemars(range(min = 0))]
     pub decode_weight: f64,
+    /// cache_aware: what a worker costs more whose answers take twice as long for a token as those of the fastest worker of its
+    /// model, in tokens; one that takes four times as long costs three times this. Learnt from streams; workers within 1.5
+    /// times of the fastest count as equal. It shortens whole answers where GPUs differ, and the time to the first token
+    /// hardly changes. 0: not considered.
+    #[schemars(range(min = 0))]
+    pub slow_decode_tokens: u32,
     /// cache_aware: what a worker costs more that has to load the request's LoRA adapter into its GPU first, in tokens. 1,000
     /// tokens are 80 ms at 12,000 tokens/s: about what an adapter of rank 16 of an 8B model (80 MB) takes from a disk; from
     /// memory it is a few ms, but another adapter, whose requests may follow, leaves the GPU for it. 0: not considered.
@@ -52,6 +58,7 @@ impl Default for Settings {
             policy: Policy::CacheAware,
             prefill_weight: 5.0,
             decode_weight: 0.02,
+            slow_decode_tokens: 800,
             adapter_load_tokens: 1_000,
             hash_on: [
                 "header:x-session-id",

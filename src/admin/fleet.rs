@@ -71,6 +71,9 @@ pub(super) struct WorkerRow {
     /// How fast it computes prompts, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_rate: Option<PrefillRateRow>,
+    /// How long it takes for a token of an answer, if that is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    decode_time: Option<DecodeTimeRow>,
     /// The same of other replicas that have any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     peers: Vec<LoadRow>,
@@ -126,6 +129,13 @@ struct PrefillRateRow {
     source: RateSource,
     /// What its queued tokens and new ones count; 1 if it counts as one of its model's mean speed.
     time_weight: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct DecodeTimeRow {
+    milliseconds_per_token: f64,
+    /// How many times as long as the fastest of its model's workers; 1 if it counts as equally fast.
+    times_fastest: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -206,6 +216,10 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
             tokens_per_second: rate as u64,
             source,
             time_weight: worker.load.time_weight(),
+        }),
+        decode_time: worker.decode_times.median().map(|seconds| DecodeTimeRow {
+            milliseconds_per_token: (seconds * 1e5).round() / 100.0,
+            times_fastest: worker.load.decode_time(),
         }),
         peers: peers.loads(worker.pool.address()),
         reported: worker.load.reported().map(|reported| ReportedRow {

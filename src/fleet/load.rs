@@ -32,16 +32,17 @@ pub struct Load {
     peers_decode_tokens: AtomicU64,
     peers_requests: AtomicU32,
     time_weight: TimeWeight,
+    decode_time: TimeWeight,
     total: AtomicU64,
-    /// Uncached prompt tokens of requests that have had their first token.
-    computed_tokens: AtomicU64,
     reported: Reported,
 }
 
-/// The engine's last report; not read for decisions.
+/// The engine's last report, and what else is not read for decisions.
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Reported {
+    /// Uncached prompt tokens of requests that have had their first token.
+    computed_tokens: AtomicU64,
     report: Mutex<Option<LoadReport>>,
     /// Requests that the report has beyond this router's own.
     beyond_own: AtomicU32,
@@ -116,6 +117,16 @@ impl Load {
         self.time_weight.set(time);
     }
 
+    /// How many times as long as the fastest of its model's workers it takes for a token of an answer.
+    #[inline]
+    pub fn decode_time(&self) -> f64 {
+        self.decode_time.get()
+    }
+
+    pub(crate) fn set_decode_time(&self, times: f64) {
+        self.decode_time.set(times);
+    }
+
     /// What all other replicas together have at this worker.
     pub fn set_peers(&self, requests: u32, queued_tokens: u64, decode_tokens: u64) {
         self.peers_requests.store(requests, Relaxed);
@@ -147,7 +158,7 @@ impl Load {
 
     /// Prompt tokens that the worker has computed for requests of this router since it joined.
     pub fn computed_tokens(&self) -> u64 {
-        self.computed_tokens.load(Relaxed)
+        self.reported.computed_tokens.load(Relaxed)
     }
 
     pub fn reported(&self) -> Option<LoadReport> {
@@ -190,7 +201,7 @@ impl Load {
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
         self.decode_tokens
             .fetch_add(i64::from(prompt_tokens), Relaxed);
-        self.computed_tokens.fetch_add(computed, Relaxed);
+        self.reported.computed_tokens.fetch_add(computed, Relaxed);
     }
 
     pub(super) fn end_queued_request(&self, uncached_tokens: u32) {
@@ -233,6 +244,7 @@ mod tests {
             offset_of!(Load, peers_queued_tokens),
             offset_of!(Load, peers_decode_tokens),
             offset_of!(Load, time_weight),
+            offset_of!(Load, decode_time),
         ] {
             assert!(offset < 64, "{offset}");
         }

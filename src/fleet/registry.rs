@@ -139,6 +139,7 @@ impl Entry {
         self.status.incarnation += 1;
         self.status.worker.bootstrap_info.store(None);
         self.status.worker.adapters.clear();
+        self.status.worker.decode_times.clear();
         self.status.worker.refuses_ranks.store(false, Relaxed);
     }
 }

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::adapter_slots::AdapterSlots;
 use super::circuit_breaker;
+use super::decode_time::DecodeTimes;
 use super::events::Events;
 use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
@@ -122,6 +123,8 @@ pub struct WorkerState {
     pub kv_transfer_breaker: SharedBreaker,
     /// What the first tokens of its answers showed of its speed.
     pub(super) first_tokens: Seen,
+    /// What its streams showed of how long it takes for a token.
+    pub decode_times: DecodeTimes,
     /// The prompt tokens that it computes in a second, as learnt, as the bits of an `f64`; 0: not known.
     learnt_prefill_rate: AtomicU64,
     /// A lower bound of the time weights of all workers of the fleet.
@@ -182,6 +185,7 @@ impl WorkerState {
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
             first_tokens: Seen::default(),
+            decode_times: DecodeTimes::default(),
             learnt_prefill_rate: AtomicU64::new(0),
             min_time_weight,
             adapters: AdapterSlots::default(),

@@ -316,6 +316,7 @@ impl Relay {
             },
             decode_tokens: state.decode_tokens,
             time_weight: state.time_weight,
+            decode_time: state.decode_time,
             cached,
             cached_tokens: cached.tokens(),
             known_by,

@@ -186,6 +186,10 @@ impl View for FleetView<'_> {
             queued_tokens: share.queued_tokens,
             decode_tokens: share.decode_tokens,
             time_weight: worker.load.time_weight(),
+            decode_time: match self.task {
+                Task::Decode | Task::Whole => worker.load.decode_time(),
+                Task::Prefill(..) => 1.0,
+            },
             lacks_adapter: group.is_adapter && !worker.adapters.has(&group.model),
         }
     }

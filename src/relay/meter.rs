@@ -55,6 +55,8 @@ pub(super) struct Meter {
     first_usage: Option<Bytes>,
     /// Output tokens that passed, as far as the stream shows them.
     tokens: u64,
+    /// When the first token came, and how many there were then. None of a stream that another worker went on with.
+    first: Option<(Instant, u64)>,
     /// Of the request's tenant.
     entry: Option<UsageEntry>,
     /// Kept only of a request that is traced.
@@ -88,6 +90,7 @@ impl Meter {
             usage: None,
             first_usage: None,
             tokens: 0,
+            first: None,
             entry,
             passed: traced::Passed::default(),
         }
@@ -107,6 +110,7 @@ impl Meter {
             });
             return;
         }
+        let mut is_first = false;
         if self.has_token {
             self.on_gap(now);
             if self.is_next {
@@ -117,6 +121,7 @@ impl Meter {
                 }
             }
         } else if is_token(self.count.wire(), data) {
+            is_first = true;
             self.has_token = true;
             self.last = now;
             let waited = now.saturating_duration_since(self.count.started);
@@ -132,6 +137,9 @@ impl Meter {
             }
         }
         self.tokens += count_tokens(self.count.wire(), data);
+        if is_first {
+            self.first = Some((now, self.tokens));
+        }
         if has_usage(data) {
             if self.count.wire() == Api::Messages {
                 self.first_usage.get_or_insert_with(|| data.clone());
@@ -167,6 +175,7 @@ impl Meter {
         }
         self.running.on_lost();
         self.is_lost = true;
+        self.first = None;
     }
 
     /// Another worker goes on.
@@ -197,6 +206,11 @@ impl Meter {
             FailureOwner::Unattributed | FailureOwner::Client => {}
             _ if self.is_lost => {}
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
+        }
+        if let Some((first, tokens)) = self.first {
+            let time = self.last.saturating_duration_since(first);
+            let after = self.tokens.saturating_sub(tokens);
+            worker.decode_times.on_stream(after, time);
         }
         let last = self.usage.take();
         let usage = last.as_ref().and_then(|data| match self.count.wire() {

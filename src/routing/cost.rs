@@ -14,6 +14,8 @@ pub struct Terms {
     pub new: f64,
     /// Tokens of the requests that the worker is decoding, times their weight.
     pub decode: f64,
+    /// What a longer time for the answer counts; 0 at the fastest workers.
+    pub slow_decode: f64,
     /// What loading the request's LoRA adapter counts; 0 at a worker that has it in its GPU.
     pub adapter: f64,
 }
@@ -21,7 +23,7 @@ pub struct Terms {
 impl Terms {
     #[inline]
     pub fn sum(&self) -> f64 {
-        self.queued + self.new + self.decode + self.adapter
+        self.queued + self.new + self.decode + self.slow_decode + self.adapter
     }
 }
 
@@ -50,6 +52,7 @@ pub fn terms(settings: &Settings, state: &State, new_tokens: u32) -> Terms {
         queued: state.queued_tokens as f64 * state.time_weight,
         new: (state.time_weight + weight_for_others(settings)) * f64::from(new_tokens),
         decode: settings.decode_weight * state.decode_tokens as f64,
+        slow_decode: f64::from(settings.slow_decode_tokens) * (state.decode_time - 1.0),
         adapter: match state.lacks_adapter {
             true => f64::from(settings.adapter_load_tokens),
             false => 0.0,

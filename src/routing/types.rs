@@ -90,6 +90,9 @@ pub struct State {
     /// What tokens to wait for and to compute count, by how long the worker computes them: 1 for the mean of its model's
     /// workers, more for a slower one.
     pub time_weight: f64,
+    /// How many times as long as the fastest of its model's workers it takes for a token of an answer; 1 if it is asked for
+    /// none.
+    pub decode_time: f64,
 }
 
 impl Default for State {
@@ -101,6 +104,7 @@ impl Default for State {
             decode_tokens: 0,
             lacks_adapter: false,
             time_weight: 1.0,
+            decode_time: 1.0,
         }
     }
 }

@@ -74,7 +74,11 @@ pub struct Settings {
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_values_t = [1.0], value_parser = positive)]
     speeds: Vec<f64>,
 
-    /// What the router knows of the engines' prefill speeds.
+    /// Relative speeds of the engines' answers, in turn, as --speeds; the mean of the times is --decode-time.
+    #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_values_t = [1.0], value_parser = positive)]
+    decode_speeds: Vec<f64>,
+
+    /// What the router knows of the engines' speeds; `configured` is the prefill speeds alone.
     #[arg(long, value_name = "HOW", value_enum, default_value = "learnt")]
     rates: Rates,
 
@@ -300,7 +304,7 @@ impl Settings {
             cache_blocks: self.cache_blocks(),
             block_tokens: self.block_tokens,
             prefill_tokens_per_second: self.prefill_rates(),
-            decode: Duration::from_millis(self.decode_ms),
+            decode: self.decode_times(),
             event_lag: Duration::from_millis(self.event_lag_ms),
             routers: self.routers as usize,
             sync_interval: self.sync_ms.map(Duration::from_millis),
@@ -314,6 +318,15 @@ impl Settings {
         speeds
             .map(|speed| self.prefill_tokens_per_second * speed / mean)
             .collect()
+    }
+
+    /// By engine.
+    fn decode_times(&self) -> Vec<Duration> {
+        let speeds = self.decode_speeds.iter().cycle();
+        let times = speeds.take(self.workers as usize).map(|speed| 1.0 / speed);
+        let mean = times.clone().sum::<f64>() / f64::from(self.workers);
+        let decode = Duration::from_millis(self.decode_ms);
+        times.map(|time| decode.mul_f64(time / mean)).collect()
     }
 
     fn rates(&self) -> PrefillRates {
@@ -340,12 +353,15 @@ impl Settings {
 
     /// The trace and the fleet in a sentence: above the table and below the plot.
     fn caption(&self, trace: &TraceSummary) -> String {
-        let equal = self.speeds.iter().all(|speed| *speed == self.speeds[0]);
-        let speeds: Vec<_> = self.speeds.iter().map(f64::to_string).collect();
-        let speeds = match equal {
+        let of = |speeds: &[f64], what: &str| match speeds.iter().all(|it| *it == speeds[0]) {
             true => String::new(),
-            false => format!(" on average, speeds {}", speeds.join(":")),
+            false => {
+                let speeds: Vec<_> = speeds.iter().map(f64::to_string).collect();
+                format!("{what} {}", speeds.join(":"))
+            }
         };
+        let speeds =
+            of(&self.speeds, " on average, speeds") + &of(&self.decode_speeds, ", answers at");
         format!(
             "{} requests with {} prompt tokens over {:.0} s; {} modelled engines with a cache of {} tokens, {} prompt tokens/s{speeds}",
             report::grouped(trace.requests as u64),

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
+use warmroute::sim::worker::Settings;
 
 use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast, generating, unhurried};
@@ -51,6 +52,39 @@ async fn a_conversation_stays_on_its_worker_which_beats_taking_turns() {
         cached * 2 > cached_by_turns * 3,
         "{cached} and {cached_by_turns} cached tokens"
     );
+}
+
+#[tokio::test]
+async fn a_worker_that_takes_longer_for_a_token_costs_more() {
+    let slow = Settings {
+        decode_ms: 60,
+        ..fast()
+    };
+    let cluster = Cluster::start(vec![fast(), slow], with(Policy::RoundRobin)).await;
+    let api = cluster.router.api;
+    let stream = |n: u32| client::post(api, CHAT, chat(&format!("of {n}"), 24, true));
+    let streams: Vec<_> = (0..20).map(|n| tokio::spawn(stream(n))).collect();
+    for stream in streams {
+        assert_eq!(stream.await.unwrap().status, 200);
+    }
+    eventually("the slow one is known", async || {
+        let row = &cluster.worker("w1").await["decode_time"];
+        row["times_fastest"]
+            .as_f64()
+            .is_some_and(|times| times > 1.5)
+    })
+    .await;
+    let fast = &cluster.worker("w0").await["decode_time"];
+    assert_eq!(fast["times_fastest"], 1.0, "{fast}");
+    let explained = cluster.post_admin("/explain", &chat("x", 1, false)).await;
+    let explained = explained.json();
+    let terms = |worker: &str| {
+        let mut rows = explained["workers"].as_array().unwrap().iter();
+        let found = rows.find(|row| row["worker"] == worker).unwrap();
+        found["cost_terms"]["slow_decode"].as_f64().unwrap()
+    };
+    assert_eq!(terms("w0"), 0.0);
+    assert!(terms("w1") >= 400.0, "{explained}");
 }
 
 #[tokio::test]

@@ -68,6 +68,13 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
         let weight = chosen.time_weight;
         text += &format!("; its queued and new tokens count {weight:.2} times, for its speed");
     }
+    let slow_decode = chosen.cost_terms.slow_decode;
+    if slow_decode > 0.0 && matches!(reason, Reason::LowerCost | Reason::Cold) {
+        let times = chosen.decode_time;
+        text += &format!(
+            "; its answers take {times:.1} times as long as the fastest worker's, which counts {slow_decode:.0} tokens"
+        );
+    }
     let adapter = chosen.cost_terms.adapter;
     if adapter > 0.0 {
         text += &format!("; it has to load the adapter, which counts {adapter:.0} tokens");
@@ -126,6 +133,7 @@ mod tests {
             queued_tokens,
             decode_tokens: 0,
             time_weight: 1.0,
+            decode_time: 1.0,
             load: LoadShares::default(),
             cached,
             cached_tokens: cached.tokens(),
@@ -138,6 +146,7 @@ mod tests {
                 queued: 0.0,
                 new: 0.0,
                 decode: 0.0,
+                slow_decode: 0.0,
                 adapter: 0.0,
             },
         }

@@ -126,6 +126,8 @@ pub struct Score {
     pub decode_tokens: u64,
     /// What its queued tokens and the new ones count, by its speed: 1 for the mean of its model's workers.
     pub time_weight: f64,
+    /// How many times as long as the fastest of its model's workers it takes for a token of an answer.
+    pub decode_time: f64,
     /// Whose the load is.
     pub load: LoadShares,
     /// The cached prefix by tier.

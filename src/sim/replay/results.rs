@@ -42,6 +42,8 @@ pub(super) struct PolicyResult {
     pub(super) ttft_p50_seconds: f64,
     pub(super) ttft_p90_seconds: f64,
     pub(super) ttft_p99_seconds: f64,
+    /// From an arrival to the end of the answer.
+    pub(super) answer_mean_seconds: f64,
     /// Requests of the busiest worker divided by the mean over workers.
     pub(super) request_imbalance: f64,
     /// The same for the prompt tokens that were computed.
@@ -80,6 +82,7 @@ impl PolicyResult {
         sorted.sort_unstable();
         let percentile = |percent| report::percentile(&sorted, percent).as_secs_f64();
         let total: Duration = sorted.iter().sum();
+        let answers = outcome.total_time.as_secs_f64();
         let cached_ratio = ratio(outcome.cached_tokens as f64, tokens as f64);
         Self {
             policy: policy.name(),
@@ -91,6 +94,7 @@ impl PolicyResult {
             ttft_p50_seconds: percentile(50),
             ttft_p90_seconds: percentile(90),
             ttft_p99_seconds: percentile(99),
+            answer_mean_seconds: ratio(answers, sorted.len() as f64),
             request_imbalance: imbalance(&outcome.requests_per_worker),
             token_imbalance: imbalance(&outcome.computed_per_worker),
             elapsed_seconds: outcome.elapsed.as_secs_f64(),
@@ -114,7 +118,7 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 /// One row for each policy.
 pub(super) fn table(rows: &[PolicyResult]) -> String {
-    const HEADS: [&str; 10] = [
+    const HEADS: [&str; 11] = [
         "",
         "prompt",
         "of pooled",
@@ -123,10 +127,11 @@ pub(super) fn table(rows: &[PolicyResult]) -> String {
         "TTFT",
         "TTFT",
         "TTFT",
+        "answer",
         "requests",
         "computed",
     ];
-    const UNITS: [&str; 10] = [
+    const UNITS: [&str; 11] = [
         "policy",
         "cached",
         "LRU bound",
@@ -135,6 +140,7 @@ pub(super) fn table(rows: &[PolicyResult]) -> String {
         "p50",
         "p90",
         "p99",
+        "mean",
         "max/mean",
         "max/mean",
     ];
@@ -153,6 +159,7 @@ pub(super) fn table(rows: &[PolicyResult]) -> String {
             seconds(row.ttft_p50_seconds),
             seconds(row.ttft_p90_seconds),
             seconds(row.ttft_p99_seconds),
+            seconds(row.answer_mean_seconds),
             format!("{:.2}", row.request_imbalance),
             format!("{:.2}", row.token_imbalance),
         ]
@@ -187,6 +194,7 @@ pub(super) mod tests {
         let times = first_ms.iter().copied().map(Duration::from_millis);
         let outcome = Outcome {
             times_to_first_token: times.collect(),
+            total_time: Duration::from_secs(12),
             cached_tokens: 45,
             requests_per_worker: vec![3, 1],
             computed_per_worker: vec![30, 25],
@@ -204,10 +212,10 @@ pub(super) mod tests {
                 &[12_340, 1_000, 200_000],
             ),
         ];
-        let expected = "                   prompt   of pooled   of infinite     TTFT     TTFT     TTFT     TTFT   requests   computed
-policy             cached   LRU bound         cache     mean      p50      p90      p99   max/mean   max/mean
-cache_aware        45.0 %      90.0 %        50.0 %   0.20 s   0.20 s   0.30 s   0.30 s       1.50       1.09
-longest_prefix *   45.0 %      90.0 %        50.0 %   71.1 s   12.3 s    200 s    200 s       1.50       1.09
+        let expected = "                   prompt   of pooled   of infinite     TTFT     TTFT     TTFT     TTFT   answer   requests   computed
+policy             cached   LRU bound         cache     mean      p50      p90      p99     mean   max/mean   max/mean
+cache_aware        45.0 %      90.0 %        50.0 %   0.20 s   0.20 s   0.30 s   0.30 s   4.00 s       1.50       1.09
+longest_prefix *   45.0 %      90.0 %        50.0 %   71.1 s   12.3 s    200 s    200 s   4.00 s       1.50       1.09
 * a model of another router's formula, with the same cache index and loads
 ";
         assert_eq!(table(&rows), expected);

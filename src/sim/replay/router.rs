@@ -75,7 +75,8 @@ struct InFlight {
     sent: Duration,
     uncached_tokens: u32,
     coming: Option<UnconfirmedPrompt>,
-    is_computed: bool,
+    /// When its first token came.
+    computed: Option<Duration>,
 }
 
 /// What a router reports to the other replicas: its loads that changed, as absolute values, and what it routed.
@@ -170,7 +171,7 @@ impl Router {
             ComparedPolicy::Router(_) => {
                 let view = FleetView {
                     loads: &loads,
-                    time_weights: &self.speeds.time_weights,
+                    speeds: &self.speeds,
                     cached: &cached,
                 };
                 routing::decide(&self.routing, &request, &view)?.worker_index
@@ -202,7 +203,7 @@ impl Router {
                     sent: now,
                     uncached_tokens,
                     coming: self.count_cached(now, worker, job),
-                    is_computed: false,
+                    computed: None,
                 };
                 self.in_flight.insert(number, request);
             }
@@ -210,7 +211,7 @@ impl Router {
                 let Some(request) = self.in_flight.get_mut(&number) else {
                     return;
                 };
-                request.is_computed = true;
+                request.computed = Some(now);
                 let load = &mut self.own[request.worker];
                 let first = FirstToken {
                     sent: request.sent,
@@ -233,9 +234,13 @@ impl Router {
                 let load = &mut self.own[request.worker];
                 load.requests -= 1;
                 load.active_tokens -= u64::from(job.input_tokens);
-                match request.is_computed {
-                    true => load.decode_tokens -= u64::from(job.input_tokens),
-                    false => load.queued_tokens -= u64::from(request.uncached_tokens),
+                match request.computed {
+                    Some(then) => {
+                        load.decode_tokens -= u64::from(job.input_tokens);
+                        let tokens = job.output_tokens.saturating_sub(1);
+                        self.speeds.on_end(request.worker, tokens, now - then);
+                    }
+                    None => load.queued_tokens -= u64::from(request.uncached_tokens),
                 }
             }
         }
@@ -341,7 +346,7 @@ fn candidates(loads: &[Load], cached: &CachedTokens<'_>, job: &Job) -> Vec<Candi
 /// The view of the fleet that a routing decision gets.
 struct FleetView<'a> {
     loads: &'a [Load],
-    time_weights: &'a [f64],
+    speeds: &'a Speeds,
     cached: &'a CachedTokens<'a>,
 }
 
@@ -357,13 +362,14 @@ impl View for FleetView<'_> {
             requests: load.requests,
             queued_tokens: load.queued_tokens,
             decode_tokens: load.decode_tokens,
-            time_weight: self.time_weights[worker_index],
+            time_weight: self.speeds.time_weights[worker_index],
+            decode_time: self.speeds.decode_times[worker_index],
             ..State::default()
         }
     }
 
     fn min_time_weight(&self) -> f64 {
-        self.time_weights.iter().copied().fold(1.0, f64::min)
+        self.speeds.time_weights.iter().copied().fold(1.0, f64::min)
     }
 
     fn identity(&self, worker_index: usize) -> u64 {

@@ -21,7 +21,8 @@ pub(super) struct Fleet {
     pub(super) block_tokens: NonZeroU32,
     /// By worker.
     pub(super) prefill_tokens_per_second: Vec<f64>,
-    pub(super) decode: Duration,
+    /// By worker: for a token of an answer.
+    pub(super) decode: Vec<Duration>,
     pub(super) event_lag: Duration,
     pub(super) routers: usize,
     /// Time between two reports of a replica to the others; `None` if there are none.
@@ -33,6 +34,8 @@ pub(super) struct Fleet {
 pub(super) struct Outcome {
     /// By request.
     pub(super) times_to_first_token: Vec<Duration>,
+    /// From the arrivals to the ends of the answers, in all.
+    pub(super) total_time: Duration,
     pub(super) cached_tokens: u64,
     pub(super) requests_per_worker: Vec<u64>,
     /// Prompt tokens that each worker computed, without cached ones.
@@ -101,6 +104,7 @@ pub(super) fn run(
         exact_index: ReportedIndex::new(workers, fleet.block_tokens, workload::root()),
         outcome: Outcome {
             times_to_first_token: vec![Duration::ZERO; jobs.len()],
+            total_time: Duration::ZERO,
             cached_tokens: 0,
             requests_per_worker: vec![0; workers],
             computed_per_worker: vec![0; workers],
@@ -137,6 +141,7 @@ impl Run<'_> {
             }
             Event::Ends { worker, request } => {
                 self.report(now, request, RequestEvent::Ended);
+                self.outcome.total_time += now - self.jobs[request].at;
                 self.outcome.requests_per_worker[worker] += 1;
                 self.outcome.elapsed = now;
                 self.unfinished -= 1;
@@ -193,7 +198,7 @@ impl Run<'_> {
         self.outcome.cached_tokens += u64::from(cached_tokens);
         self.outcome.computed_per_worker[worker] += u64::from(job.input_tokens - cached_tokens);
         self.report(now, request, RequestEvent::FirstToken);
-        let decode = self.fleet.decode * job.output_tokens.saturating_sub(1);
+        let decode = self.fleet.decode[worker] * job.output_tokens.saturating_sub(1);
         self.events
             .set(now + decode, Event::Ends { worker, request });
         let kv_events = Event::KvEvents {

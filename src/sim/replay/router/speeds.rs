@@ -1,5 +1,8 @@
 //! What a router of a replay knows of the workers' speeds: the router's own learners. Pure.
 
+use std::time::Duration;
+
+use crate::fleet::decode_time::{self, DecodeTimes};
 use crate::fleet::prefill_rate::{FirstToken, Learner, Seen, compare};
 
 /// What a router knows of the workers' prefill rates.
@@ -17,6 +20,9 @@ pub(super) struct Speeds {
     /// By worker; empty unless rates are learnt.
     workers: Vec<(Seen, Learner)>,
     pub(super) time_weights: Vec<f64>,
+    /// By worker; empty unless speeds are learnt.
+    streams: Vec<DecodeTimes>,
+    pub(super) decode_times: Vec<f64>,
 }
 
 impl Speeds {
@@ -35,12 +41,20 @@ impl Speeds {
         Self {
             workers: (0..learners).map(|_| Default::default()).collect(),
             time_weights,
+            streams: (0..learners).map(|_| Default::default()).collect(),
+            decode_times: vec![1.0; workers],
         }
     }
 
     pub(super) fn on_first_token(&self, worker: usize, first: &FirstToken) {
         if let Some((seen, _)) = self.workers.get(worker) {
             seen.on_first_token(first);
+        }
+    }
+
+    pub(super) fn on_end(&self, worker: usize, tokens: u32, time: Duration) {
+        if let Some(streams) = self.streams.get(worker) {
+            streams.on_stream(tokens.into(), time);
         }
     }
 
@@ -57,5 +71,10 @@ impl Speeds {
             })
             .collect();
         self.time_weights = compare(&rates);
+        let times = self.streams.iter().zip(&self.decode_times);
+        let times: Vec<_> = times
+            .map(|(seen, before)| (seen.median(), *before))
+            .collect();
+        self.decode_times = decode_time::compare(&times);
     }
 }

@@ -18,7 +18,8 @@ fn fleet() -> Fleet {
         cache_blocks: 12,
         block_tokens: workload_settings().block_tokens,
         prefill_tokens_per_second: vec![100.0; 3],
-        decode: Duration::from_millis(50),
+        // As many as any test needs.
+        decode: vec![Duration::from_millis(50); 64],
         event_lag: Duration::ZERO,
         routers: 1,
         sync_interval: None,
@@ -132,28 +133,35 @@ fn distinct_prompts(count: u64, seed: u64) -> Vec<Job> {
     workload::jobs(&entries, &workload_settings())
 }
 
-fn mean_ttft(jobs: &[Job], speeds: [f64; 4], rates: &PrefillRates) -> f64 {
+/// Mean times to the first token and to the end of the answer.
+fn mean_times(
+    jobs: &[Job],
+    speeds: [f64; 4],
+    decode: [Duration; 4],
+    rates: &PrefillRates,
+) -> [f64; 2] {
     let fleet = Fleet {
         workers: 4,
         cache_blocks: 1_000,
         // The fleet is busy for three quarters of the time.
         prefill_tokens_per_second: speeds.map(|speed| speed * 4_000.0).to_vec(),
-        decode: Duration::ZERO,
+        decode: decode.to_vec(),
         ..fleet()
     };
     let settings = router::Settings {
         rates: rates.clone(),
         ..settings(CACHE_AWARE, CacheIndexKind::Exact, &fleet)
     };
-    let times = run(jobs, fleet, &settings, observe::now(), |_| {}).times_to_first_token;
-    times.iter().sum::<Duration>().as_secs_f64() / times.len() as f64
+    let outcome = run(jobs, fleet, &settings, observe::now(), |_| {});
+    let first: Duration = outcome.times_to_first_token.iter().sum();
+    [first, outcome.total_time].map(|sum| sum.as_secs_f64() / jobs.len() as f64)
 }
 
 #[test]
 fn learnt_rates_shorten_the_wait_at_workers_of_unequal_speed_and_change_nothing_at_equal_ones() {
     let unequal = [0.4, 0.4, 1.6, 1.6];
     let jobs = distinct_prompts(3_000, 7);
-    let of = |speeds, rates| mean_ttft(&jobs, speeds, &rates);
+    let of = |speeds, rates| mean_times(&jobs, speeds, [Duration::ZERO; 4], &rates)[0];
     let (ignored, learnt) = (
         of(unequal, PrefillRates::Ignored),
         of(unequal, PrefillRates::Learnt),
@@ -166,6 +174,28 @@ fn learnt_rates_shorten_the_wait_at_workers_of_unequal_speed_and_change_nothing_
         of(equal, PrefillRates::Learnt),
         of(equal, PrefillRates::Ignored)
     );
+}
+
+#[test]
+fn answers_are_sooner_whole_where_some_workers_decode_slowly_and_equal_ones_change_nothing() {
+    let jobs: Vec<Job> = distinct_prompts(3_000, 7)
+        .into_iter()
+        .map(|job| Job {
+            output_tokens: 100,
+            ..job
+        })
+        .collect();
+    // The fleet is busy for a quarter of the time.
+    let speeds = [3.0; 4];
+    let of = |slow: u64, rates| {
+        let decode = [slow, slow, 10, 10].map(Duration::from_millis);
+        mean_times(&jobs, speeds, decode, &rates)
+    };
+    let ([first, whole], [learnt_first, learnt_whole]) =
+        (of(40, PrefillRates::Ignored), of(40, PrefillRates::Learnt));
+    assert!(learnt_whole < 0.9 * whole, "{learnt_whole} {whole}");
+    assert!(learnt_first < 1.3 * first, "{learnt_first} {first}");
+    assert_eq!(of(10, PrefillRates::Learnt), of(10, PrefillRates::Ignored));
 }
 
 /// Many simultaneous conversations with a common prefix.

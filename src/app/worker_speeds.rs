@@ -1,8 +1,9 @@
-//! Has the workers' prefill rates learnt.
+//! Has the workers' speeds learnt: of prompts and of answers.
 
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::fleet::decode_time;
 use crate::fleet::prefill_rate::PrefillRates;
 use crate::fleet::registry::Registry;
 
@@ -14,6 +15,7 @@ pub(super) async fn learn(fleet: Arc<Registry>) {
     loop {
         let learns = fleet.settings().learn_prefill_rates;
         rates.update(&fleet.snapshot(), learns);
+        decode_time::update(&fleet.snapshot());
         tokio::time::sleep(INTERVAL).await;
     }
 }
