@@ -56,11 +56,11 @@ async fn a_conversation_stays_on_its_worker_which_beats_taking_turns() {
 
 #[tokio::test]
 async fn a_worker_that_takes_longer_for_a_token_costs_more() {
-    let slow = Settings {
-        decode_ms: 60,
+    let at = |decode_ms| Settings {
+        decode_ms,
         ..fast()
     };
-    let cluster = Cluster::start(vec![fast(), slow], with(Policy::RoundRobin)).await;
+    let cluster = Cluster::start(vec![at(10), at(150)], with(Policy::RoundRobin)).await;
     let api = cluster.router.api;
     let stream = |n: u32| client::post(api, CHAT, chat(&format!("of {n}"), 24, true));
     let streams: Vec<_> = (0..20).map(|n| tokio::spawn(stream(n))).collect();
