@@ -62,6 +62,8 @@ class SidePanels(BrowserTest):
             expect(detail.locator("thead")).to_contain_text("In flight")
             expect(detail).to_contain_text("12.0 k prompt tokens/s (configured); its tokens to compute count 0.")
             # Its decisions name the rank, and the faster worker's time weighs less.
+            # Until the tail has decisions that were made with these weights.
+            page.wait_for_timeout(3_000)
             tail = page.locator("#tail tbody tr").filter(has_text="two-ranks rank ")
             expect(tail.first).to_be_visible()
             page.get_by_role("button", name="Pause").click()
