@@ -2,11 +2,13 @@
 """A real engine, or a real prefill/decode pair, behind one router beside simulated engines of another model: OpenAI's SDK against both at once.
 
     python benches/engines/mixed_fleet.py --router target/release/warmroute --worker 127.0.0.1:8101
+    python benches/engines/mixed_fleet.py --prefill 127.0.0.1:8111 --decode 127.0.0.1:8112 --connector nixl
     python benches/engines/mixed_fleet.py --prefill 127.0.0.1:8121 --decode 127.0.0.1:8122 --connector mooncake --bootstrap 8998
     python benches/engines/mixed_fleet.py --prefill 127.0.0.1:31001 --decode 127.0.0.1:31002 --connector sglang --bootstrap 8998
 
 Chat, completions and Responses, whole and streamed, stored, continued by previous_response_id, in the background and cancelled; each situation for the
-real model and the simulated one at the same time, with Responses served natively (where the engine does) and over chat. Needs the package `openai`.
+real model and the simulated one at the same time, with Responses served natively (where the engine does) and over chat. A pair's line says how many
+attempts were split, and it fails if none were. Needs the package `openai`.
 """
 import argparse, concurrent.futures, json, subprocess, sys, tempfile, time, urllib.request
 
@@ -85,6 +87,13 @@ def cancelled(client, model):
     assert until_over(client, answer.id).status in ('cancelled', 'completed', 'incomplete')
 
 
+def attempts():
+    """Attempts at the real model by whether they were split, or why not; KV transfers by what became of them."""
+    lines = urllib.request.urlopen(f'http://{ADMIN}/metrics', timeout=30).read().decode().splitlines()
+    names = ('warmroute_disaggregated_requests_total', 'warmroute_kv_transfers_total')
+    return [it for it in lines if it.startswith(names) and f'model="{arguments.name}"' in it]
+
+
 SITUATIONS = [chat, chat_stream, completion, response, response_stream, background, cancelled]
 sims = [subprocess.Popen([arguments.router, 'sim', '--listen', it, '--model', 'sim', '--decode-time', '5ms'], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for it in SIM]
 failed = 0
@@ -120,8 +129,13 @@ try:
                         for run in concurrent.futures.as_completed(runs):
                             if error := run.exception():
                                 problems.append([*runs[run], repr(error)[:400]])
+                line = {'responses': responses, 'checks': 4 * len(SITUATIONS)}
+                if arguments.connector:
+                    line['attempts'] = attempts()
+                    if not any('disaggregated="yes"' in it for it in line['attempts']):
+                        problems.append('nothing was split')
                 failed += len(problems)
-                print(json.dumps({'responses': responses, 'checks': 4 * len(SITUATIONS), 'failed': len(problems), 'problems': problems}), flush=True)
+                print(json.dumps({**line, 'failed': len(problems), 'problems': problems}), flush=True)
             finally:
                 router.kill()
                 router.wait()
