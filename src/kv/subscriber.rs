@@ -244,7 +244,7 @@ impl Task {
                 self.status.set_connected();
                 self.status.update(|report| report.status.connected = true);
                 self.meters.connected.set(1);
-                self.peer_trees.refused.clear();
+                self.peer_trees.on_connected();
                 self.join_or_wait(now, incarnation, can_replay)
             }
             SourceEvent::Live(batch) => {
@@ -326,7 +326,7 @@ impl Task {
                     self.clear(reason);
                 }
                 Step::RequestReplay { first } => source.replay(first),
-                Step::RequestPeerTree => self.fetch_peer_tree(),
+                Step::RequestPeerTree => self.fetch_peer_tree(Duration::ZERO),
                 Step::TakePeerTree => self.take_peer_tree().await,
             }
         }

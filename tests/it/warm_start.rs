@@ -121,6 +121,12 @@ async fn state_is(router: &Router, worker: &str, state: &str) {
 async fn warm(engines: &[Engine], families: u32) -> Router {
     let router = Router::here(&replica(engines, &[])).await;
     is_ready(&router).await;
+    for engine in engines {
+        eventually("it follows the engine's events", async || {
+            rank(&router, &engine.name).await["connected"] == true
+        })
+        .await;
+    }
     for family in 0..families {
         let answer = client::post(router.api, "/v1/completions", prompt(family, 5)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());

@@ -52,7 +52,7 @@ impl<T> EventStream<T> {
                 match self.buffer.digest(tree.sequence) {
                     Some(digest) if digest == tree.digest => {}
                     Some(_) => return Err(PeerTreeRefusal::OtherDigest),
-                    None => return Err(PeerTreeRefusal::Unconfirmed),
+                    None => return Err(PeerTreeRefusal::NotYetConfirmed),
                 }
                 self.take_peer_tree(tree, &mut steps);
                 // The batches up to the tree's are in it; the rest follows it.

@@ -110,16 +110,20 @@ pub enum PeerTreeRefusal {
     OtherIncarnation,
     /// The engine's batch of that number is another one, so the tree is of another process.
     OtherDigest,
+    /// Its last batch is not among those that wait here: one of the two replicas is a moment behind the other, so a
+    /// copy made a little later can be confirmed.
+    NotYetConfirmed,
     /// The engine has not shown its batch of that number, and cannot be asked for it.
     Unconfirmed,
 }
 
 impl PeerTreeRefusal {
-    pub const ALL: [PeerTreeRefusal; 5] = [
+    pub const ALL: [PeerTreeRefusal; 6] = [
         PeerTreeRefusal::NotNeeded,
         PeerTreeRefusal::Disconnected,
         PeerTreeRefusal::OtherIncarnation,
         PeerTreeRefusal::OtherDigest,
+        PeerTreeRefusal::NotYetConfirmed,
         PeerTreeRefusal::Unconfirmed,
     ];
 
@@ -129,6 +133,7 @@ impl PeerTreeRefusal {
             PeerTreeRefusal::Disconnected => "disconnected",
             PeerTreeRefusal::OtherIncarnation => "other_incarnation",
             PeerTreeRefusal::OtherDigest => "other_digest",
+            PeerTreeRefusal::NotYetConfirmed => "not_yet_confirmed",
             PeerTreeRefusal::Unconfirmed => "unconfirmed",
         }
     }

@@ -1,6 +1,6 @@
 //! Another replica's copy of the tree, and copies of this one for others.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
@@ -8,16 +8,16 @@ use super::peer_trees::Unconfirmed;
 use super::{BLOCKS_PER_TURN, Task};
 use crate::kv::event::Batch;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
-use crate::kv::stream::{State, StateReason, Steps};
+use crate::kv::stream::{PeerTreeRefusal, State, StateReason, Steps};
 use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
 
 impl Task {
-    pub(super) fn fetch_peer_tree(&mut self) {
+    pub(super) fn fetch_peer_tree(&mut self, after: Duration) {
         let Some(trees) = &self.trees else {
             return;
         };
         let tree = self.tree.tree();
-        self.fetching = Some(trees.fetch(WantedTree {
+        let fetch = trees.fetch(WantedTree {
             worker: self.subject.name.clone(),
             address: self.subject.address.clone(),
             rank: self.subject.rank,
@@ -25,6 +25,10 @@ impl Task {
             shape: tree.map(|(shape, _)| *shape),
             known_blocks: tree.map_or(0, |(_, tree)| tree.len()),
             refused: self.peer_trees.refused.clone(),
+        });
+        self.fetching = Some(Box::pin(async move {
+            tokio::time::sleep(after).await;
+            fetch.await
         }));
     }
 
@@ -47,6 +51,19 @@ impl Task {
                 self.peer_trees.ready = Some(fetched);
                 steps
             }
+            Err(reason @ PeerTreeRefusal::NotYetConfirmed)
+                if let Some(after) = self.peer_trees.wait_to_fetch_again() =>
+            {
+                debug!(
+                    worker = %self.subject.name,
+                    rank = self.subject.rank,
+                    %peer,
+                    reason = reason.as_str(),
+                    "the tree of another replica is fetched again"
+                );
+                self.fetch_peer_tree(after);
+                Steps::new()
+            }
             Err(reason) => {
                 warn!(
                     worker = %self.subject.name,
@@ -59,7 +76,7 @@ impl Task {
                     trees.report(TreeOutcome::Refused(reason));
                 }
                 self.peer_trees.refused.push(source);
-                self.fetch_peer_tree();
+                self.fetch_peer_tree(Duration::ZERO);
                 Steps::new()
             }
         }
