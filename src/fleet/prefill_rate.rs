@@ -9,7 +9,7 @@ mod learner;
 mod seen;
 mod time_weight;
 
-pub use self::compare::{BOUNDS, compare};
+pub use self::compare::{BOUNDS, HYSTERESIS, compare, is_near};
 pub use self::fleet::PrefillRates;
 pub use self::learner::Learner;
 pub use self::seen::{FirstToken, Sample, Seen};

@@ -10,12 +10,13 @@ mod read;
 mod repeated;
 mod sglang;
 mod unknown_events;
+mod values;
 
 use std::ops::Range;
 
 use self::fields::{CLEARED, REMOVED, STORED};
 use self::read::{Cursor, Read};
-use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Medium, Stored};
+use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Stored};
 use super::source::DecodeError;
 
 /// Events in one batch: far more than a scheduler step produces. A decoded event takes about 300 bytes.
@@ -320,162 +321,6 @@ impl<'a> Reader<'a> {
             },
         })
     }
-
-    /// Reads a value that may be nil.
-    fn or_nil<T>(&mut self, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<Option<T>> {
-        if self.cursor.nil() {
-            return Ok(None);
-        }
-        read(self).map(Some)
-    }
-
-    fn text(&mut self) -> Read<Box<str>> {
-        self.cursor.text().map(Box::from)
-    }
-
-    fn i64(&mut self) -> Read<i64> {
-        let value = self.cursor.integer()?;
-        i64::try_from(value).map_err(|_| self.cursor.fault(format!("{value} is above 2^63")))
-    }
-
-    /// Counts hashes or extra keys towards [`BLOCKS_MAX`].
-    fn count_blocks(&mut self, count: usize) -> Read<()> {
-        match self.blocks_left.checked_sub(count) {
-            Some(left) => {
-                self.blocks_left = left;
-                Ok(())
-            }
-            None => Err(self.cursor.fault(format!(
-                "more than {BLOCKS_MAX} hashes and extra keys in one batch"
-            ))),
-        }
-    }
-
-    fn hashes(&mut self) -> Read<Vec<EngineHash>> {
-        let mut hashes = Vec::new();
-        self.hashes_into(&mut hashes)?;
-        Ok(hashes)
-    }
-
-    fn hashes_into(&mut self, hashes: &mut Vec<EngineHash>) -> Read<()> {
-        let len = self.cursor.array()?;
-        self.count_blocks(len)?;
-        hashes.reserve(len);
-        for index in 0..len {
-            hashes.push(self.hash().map_err(|fault| fault.under_item(index))?);
-        }
-        Ok(())
-    }
-
-    /// Reads a hash: an integer, or a digest, of which the last 8 bytes are used (as [`EngineHash`] documents).
-    fn hash(&mut self) -> Read<EngineHash> {
-        if let Some(hash) = self.cursor.u64() {
-            return Ok(EngineHash(hash));
-        }
-        match self.cursor.blob()? {
-            None => {
-                // Older engines send a signed integer; its 64 bits are the hash.
-                self.cursor.integer().map(|value| EngineHash(value as u64))
-            }
-            Some([]) => Err(self.cursor.fault("a hash without bytes")),
-            Some(digest) => {
-                let low = &digest[digest.len().saturating_sub(8)..];
-                Ok(EngineHash(
-                    low.iter()
-                        .fold(0, |hash, &byte| hash << 8 | u64::from(byte)),
-                ))
-            }
-        }
-    }
-
-    fn medium(&mut self) -> Read<Medium> {
-        if self.cursor.nil() {
-            return Ok(Medium::Unspecified);
-        }
-        let start = self.cursor.clone();
-        Ok(match self.cursor.name()? {
-            b"GPU" => Medium::Gpu,
-            b"CPU" | b"CPU_PINNED" => Medium::Cpu,
-            b"STORAGE" | b"DISK" => Medium::Disk,
-            _ => {
-                self.cursor = start;
-                Medium::Other(self.text()?)
-            }
-        })
-    }
-
-    /// Reads the extra keys: one list for each block, nil for a block without keys, or a single nil if no block has
-    /// any. The result stays empty, without an allocation, until a block has keys.
-    fn extra_keys(&mut self) -> Read<Vec<Vec<ExtraKey>>> {
-        if self.cursor.nil() {
-            return Ok(Vec::new());
-        }
-        let len = self.cursor.array()?;
-        self.count_blocks(len)?;
-        let mut blocks: Vec<Vec<ExtraKey>> = Vec::new();
-        for index in 0..len {
-            if self.cursor.nil() {
-                if !blocks.is_empty() {
-                    blocks.push(Vec::new());
-                }
-                continue;
-            }
-            let keys = self.keys().map_err(|fault| fault.under_item(index))?;
-            if blocks.is_empty() && !keys.is_empty() {
-                blocks.reserve_exact(len);
-                blocks.resize_with(index, Vec::new);
-            }
-            if !keys.is_empty() || !blocks.is_empty() {
-                blocks.push(keys);
-            }
-        }
-        Ok(blocks)
-    }
-
-    /// Reads the tokens after each block.
-    fn lookahead(&mut self) -> Read<Vec<Box<[u32]>>> {
-        if self.cursor.nil() {
-            return Ok(Vec::new());
-        }
-        let len = self.cursor.array()?;
-        self.count_blocks(len)?;
-        let mut blocks = Vec::with_capacity(len);
-        for index in 0..len {
-            let tokens = self.or_nil(|reader| reader.cursor.u32s());
-            let tokens = tokens.map_err(|fault| fault.under_item(index))?;
-            blocks.push(tokens.unwrap_or_default().into());
-        }
-        Ok(blocks)
-    }
-
-    fn keys(&mut self) -> Read<Vec<ExtraKey>> {
-        let len = self.cursor.array()?;
-        self.count_blocks(len)?;
-        let mut keys = Vec::with_capacity(len);
-        for index in 0..len {
-            keys.push(self.extra_key().map_err(|fault| fault.under_item(index))?);
-        }
-        Ok(keys)
-    }
-
-    /// A key of an unknown type is kept as raw bytes: blocks whose keys differ have different content, whatever
-    /// the keys mean.
-    fn extra_key(&mut self) -> Read<ExtraKey> {
-        let mut typed = self.cursor.clone();
-        let key = if let Ok(text) = typed.text() {
-            ExtraKey::Text(text.into())
-        } else if let Ok(Some(bytes)) = typed.blob() {
-            ExtraKey::Blob(bytes.into())
-        } else if let Some(number) = typed.integer().ok().and_then(|n| i64::try_from(n).ok()) {
-            ExtraKey::Number(number)
-        } else if let Some(multimodal) = multimodal(&mut typed) {
-            multimodal
-        } else {
-            return self.cursor.skip().map(|raw| ExtraKey::Blob(raw.into()));
-        };
-        self.cursor = typed;
-        Ok(key)
-    }
 }
 
 /// The fields of an event that is an array, by its type.
@@ -500,18 +345,6 @@ fn with_lookahead(mut keys: Vec<Vec<ExtraKey>>, lookahead: Vec<Box<[u32]>>) -> V
         keys.push(ExtraKey::Lookahead(tokens));
     }
     keys
-}
-
-/// Reads `[identifier, offset]`. If something else follows, returns `None` and leaves the cursor where it is.
-fn multimodal(cursor: &mut Cursor<'_>) -> Option<ExtraKey> {
-    let mut pair = cursor.clone();
-    if pair.array().ok()? != 2 {
-        return None;
-    }
-    let identifier = pair.text().ok()?.into();
-    let offset = i64::try_from(pair.integer().ok()?).ok()?;
-    *cursor = pair;
-    Some(ExtraKey::Multimodal { identifier, offset })
 }
 
 #[cfg(test)]

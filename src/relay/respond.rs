@@ -26,7 +26,7 @@ use crate::http::Body;
 use crate::prompt::Api;
 
 /// How a stream begins that may be continued.
-enum Begun {
+enum Continuable {
     /// With the answer to a request that may allow it.
     Asked(Result<continuation::Request, Refusal>),
     /// With the rest of what another process began.
@@ -121,15 +121,15 @@ impl Relay {
             })
         });
         let (continuation, resumed) = (plan.continuation.take(), plan.resumed.take());
-        let begun = match (resumed, continuation) {
-            (Some(reader), _) => Some(Begun::Resumed(reader)),
-            (None, request) => request.map(|request| Begun::Asked(*request)),
+        let continuable = match (resumed, continuation) {
+            (Some(reader), _) => Some(Continuable::Resumed(reader)),
+            (None, request) => request.map(|request| Continuable::Asked(*request)),
         };
-        let begun = begun.filter(|_| is_events && status.is_success());
-        let continuing = begun.map(|begun| {
+        let continuable = continuable.filter(|_| is_events && status.is_success());
+        let continuing = continuable.map(|continuable| {
             response.headers_mut().remove(header::CONTENT_LENGTH);
             let cached = prompt.map_or(chosen.cached_tokens.into(), |(_, cached)| cached);
-            Box::new(self.continuing(job, plan, begun, wire, cached, deadline))
+            Box::new(self.continuing(job, plan, continuable, wire, cached, deadline))
         });
         let limits = stream::Limits {
             idle: self.settings.stream_idle_timeout,
@@ -164,20 +164,20 @@ impl Relay {
         self: &Arc<Self>,
         job: &Job<'_>,
         plan: Plan,
-        begun: Begun,
+        continuable: Continuable,
         wire: Api,
         cached_tokens: u64,
         deadline: Instant,
     ) -> Continuing {
         let model = plan.group.model.clone();
         let settings = plan.model.stream_continuation.unwrap_or_default();
-        let reader = match begun {
+        let reader = match continuable {
             // Not a form of the request that was made for one worker only.
-            Begun::Asked(Ok(_)) if plan.api != wire || job.api != wire => Err(Refusal::Api),
-            Begun::Asked(request) => {
+            Continuable::Asked(Ok(_)) if plan.api != wire || job.api != wire => Err(Refusal::Api),
+            Continuable::Asked(request) => {
                 request.map(|request| Reader::new(settings, request, cached_tokens))
             }
-            Begun::Resumed(reader) => Ok(*reader),
+            Continuable::Resumed(reader) => Ok(*reader),
         };
         if let (Some(progress), Err(refusal)) = (job.progress, &reader) {
             progress.refuse(*refusal);

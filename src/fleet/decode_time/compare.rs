@@ -1,12 +1,10 @@
 //! The workers of a model, by how long each takes for a token. Pure.
 
+use crate::fleet::prefill_rate::{BOUNDS, HYSTERESIS, is_near};
+
 /// Workers that take less than this many times as long as the fastest of their model count as equally fast: a larger batch
 /// of the same engine takes that much longer.
 const DEADBAND: f64 = 1.5;
-/// More is no difference of hardware.
-const MAX: f64 = 8.0;
-/// A value stays while the new one is within this factor of it, so that choices do not change back and forth.
-const HYSTERESIS: f64 = 1.1;
 
 /// By worker, from the time that it takes for a token, if it is known, and its value so far: how many times as long as the
 /// fastest it takes. 1 for one that is nearly as fast, and for one of which nothing is known.
@@ -18,7 +16,7 @@ pub fn compare(workers: &[(Option<f64>, f64)]) -> Vec<f64> {
         if !times.is_finite() {
             return 1.0;
         }
-        let times = times.clamp(1.0, MAX);
+        let times = times.clamp(1.0, *BOUNDS.end());
         // A worker that counted as slower must come nearer to count as equal.
         let limit = match *before > 1.0 {
             true => DEADBAND / HYSTERESIS,
@@ -31,10 +29,6 @@ pub fn compare(workers: &[(Option<f64>, f64)]) -> Vec<f64> {
         }
     };
     workers.iter().map(of).collect()
-}
-
-fn is_near(value: f64, before: f64) -> bool {
-    (before / HYSTERESIS..=before * HYSTERESIS).contains(&value)
 }
 
 #[cfg(test)]
@@ -69,7 +63,7 @@ mod tests {
         ) {
             let first = compare(&workers);
             for time in &first {
-                prop_assert!((1.0..=MAX).contains(time), "{time}");
+                prop_assert!((1.0..=*BOUNDS.end()).contains(time), "{time}");
             }
             let again: Vec<_> = workers.iter().zip(&first).map(|((time, _), value)| (*time, *value)).collect();
             prop_assert_eq!(compare(&again), first);

@@ -11,7 +11,7 @@ const EXPONENT: f64 = 0.7;
 /// the lengths of their prompts.
 const DEADBAND: f64 = 1.2;
 /// A weight stays while the new one is within this factor of it, so that choices do not change back and forth.
-const HYSTERESIS: f64 = 1.1;
+pub const HYSTERESIS: f64 = 1.1;
 
 /// By worker, from its rate, if it is known, and its time weight so far. A worker of unknown rate counts as the mean.
 pub fn compare(workers: &[(Option<f64>, f64)]) -> Vec<f64> {
@@ -36,7 +36,8 @@ pub fn compare(workers: &[(Option<f64>, f64)]) -> Vec<f64> {
     workers.iter().map(weight).collect()
 }
 
-fn is_near(weight: f64, before: f64) -> bool {
+/// Whether a value is so near to the one before that the one before stays.
+pub fn is_near(weight: f64, before: f64) -> bool {
     (before / HYSTERESIS..=before * HYSTERESIS).contains(&weight)
 }
 

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::kv::event::Medium;
 
 /// The payloads of a recording: each message's last frame.
 macro_rules! recorded {

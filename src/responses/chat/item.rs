@@ -76,7 +76,7 @@ impl TextItem {
         }
     }
 
-    /// One of its parts was begun before.
+    /// One of its parts was started before.
     pub(super) fn on_part(&mut self, kind: PartKind) {
         self.parts.push(Part {
             kind,
