@@ -306,9 +306,15 @@ impl State {
             let message = format!("data_parallel_rank={rank} is out of range");
             return answer(error(400, &message)).await;
         }
-        let of_room = room.map(|room| room % self.ranks);
-        if self.role == Role::Prefill && rank.is_some_and(|rank| Some(rank) != of_room) {
-            return answer(error(400, "follow_bootstrap_room conflict")).await;
+        if self.role == Role::Prefill
+            && let Some(room) = room
+        {
+            // A rank that is not told which one is meant takes itself for rank 0 (plain `--dp-size`).
+            let of_room = room % self.ranks;
+            let own = body["disagg_prefill_dp_rank"].as_u64().unwrap_or(0);
+            if own != of_room || rank.is_some_and(|rank| rank != of_room) {
+                return answer(error(500, "follow_bootstrap_room conflict")).await;
+            }
         }
         let said = match (self.role, room) {
             (Role::Both, _) => "alone",

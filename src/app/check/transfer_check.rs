@@ -127,8 +127,8 @@ async fn run_together(
     let bootstrap_info = prefill.bootstrap_info.load_full();
     let room = bootstrap_info.and_then(|info| Rendezvous::new(&info, fastrand::u64(..), None));
     let room = room.ok_or_else(|| "its bootstrap server does not answer".to_owned())?;
-    let first = post(prefill, legs.meeting_prefill(&room), id, room.rank(), limit);
-    let second = post(decode, legs.meeting_decode(&room), id, None, limit);
+    let first = post(prefill, legs.meeting(&room), id, room.rank(), limit);
+    let second = post(decode, legs.meeting(&room), id, None, limit);
     let first = async { first.await.map_err(|why| format!("prefill: {why}")) };
     let second = async { second.await.map_err(|why| format!("decode: {why}")) };
     // The first to fail ends both.

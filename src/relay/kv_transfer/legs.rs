@@ -166,17 +166,9 @@ impl Legs {
         self.spliced(["", "", ""], &params.0, |cut| cut.is_kept_by_decode)
     }
 
-    /// The prefill leg's body where both legs are the whole request and meet in a room.
-    pub fn meeting_prefill(&self, room: &Rendezvous) -> Bytes {
-        self.with_fields(&room.fields())
-    }
-
-    /// The decode leg's.
-    pub fn meeting_decode(&self, room: &Rendezvous) -> Bytes {
-        self.with_fields(&room.decode_fields())
-    }
-
-    fn with_fields(&self, fields: &str) -> Bytes {
+    /// The body of either leg, where both are the whole request and meet in a room.
+    pub fn meeting(&self, room: &Rendezvous) -> Bytes {
+        let fields = room.fields();
         let (before, after) = self.body.split_at(self.inside);
         let comma: &[u8] = if self.is_empty { b"" } else { b"," };
         [before, fields.as_bytes(), comma, after].concat().into()

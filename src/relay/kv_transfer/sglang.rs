@@ -48,18 +48,16 @@ impl Rendezvous {
         self.rank
     }
 
-    /// The fields of both legs, as JSON without braces.
+    /// The fields of both legs, as JSON without braces. The rank tells the decode worker where to fetch. The prefill worker
+    /// needs it too: without it, ranks that share no attention (plain `--dp-size`) take themselves for rank 0 and refuse
+    /// the rooms of all others.
     pub(super) fn fields(&self) -> String {
         let Self {
             host, port, room, ..
         } = self;
         let host = quoted(host);
-        format!(r#""bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}"#)
-    }
-
-    /// Those of the decode leg: also the rank from which it fetches.
-    pub(super) fn decode_fields(&self) -> String {
-        let fields = self.fields();
+        let fields =
+            format!(r#""bootstrap_host":{host},"bootstrap_port":{port},"bootstrap_room":{room}"#);
         match self.rank {
             Some(rank) => format!(r#"{fields},"disagg_prefill_dp_rank":{rank}"#),
             None => fields,
@@ -93,16 +91,15 @@ mod tests {
     }
 
     #[test]
-    fn both_legs_name_the_host_and_the_room_and_the_decode_leg_the_rank() {
+    fn both_legs_name_the_host_the_room_and_the_rank() {
         let one = Rendezvous::new(&info("http://10.0.0.5:8998", 1), u64::MAX, None).unwrap();
         let expected = r#""bootstrap_host":"10.0.0.5","bootstrap_port":8998,"bootstrap_room":9223372036854775807"#;
         assert_eq!(one.fields(), expected);
-        assert_eq!(one.decode_fields(), expected);
         assert_eq!(one.rank(), None);
         let two = Rendezvous::new(&info("http://[::1]:1", 2), 6, None).unwrap();
         assert_eq!(two.rank(), Some(1));
         assert_eq!(
-            two.decode_fields(),
+            two.fields(),
             r#""bootstrap_host":"::1","bootstrap_port":1,"bootstrap_room":3,"disagg_prefill_dp_rank":1"#
         );
         assert_eq!(Rendezvous::new(&info("http://p", 1), 0, None), None);

@@ -109,7 +109,7 @@ impl LegContext<'_> {
         let mut prefill_leg =
             self.prefill_leg_together(legs, &room, limit, prefill_span.as_deref());
         let ended = {
-            let body = legs.meeting_decode(&room);
+            let body = legs.meeting(&room);
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
             let sending = Sending {
                 kind: RequestKind::Leg,
@@ -216,7 +216,7 @@ impl LegContext<'_> {
             span,
         };
         let worker = self.prefill.worker.clone();
-        let body = legs.meeting_prefill(room);
+        let body = legs.meeting(room);
         let request = exchange::request(self.job, &body, sending, &worker);
         let retry_statuses = self.relay.settings.advanced.retry_statuses.clone();
         let deadline = self.deadline;

@@ -352,6 +352,7 @@ async fn a_prompt_returns_to_the_prefill_rank_that_cached_it_by_its_room_and_a_r
             let room = body["bootstrap_room"].as_u64().unwrap();
             let rank = prefill.pinned().pop().unwrap().unwrap();
             assert_eq!(room % 3, rank);
+            assert_eq!(body["disagg_prefill_dp_rank"], rank);
             assert_eq!(*first.get_or_insert(rank), rank, "{family}, round {round}");
             seen.insert(rank);
         }
