@@ -1,8 +1,10 @@
 """What an operator looks for beside requests: ranks, speeds, adapters; streams that went on elsewhere, gateways, webhooks,
-WebSockets. Each shown by what has happened."""
+WebSockets, traces. Each shown by what has happened."""
 
 import http.server
 import json
+import re
+import socket
 import threading
 import unittest
 import urllib.request
@@ -32,6 +34,19 @@ def receiver(test, status):
     test.addCleanup(server.server_close)
     test.addCleanup(server.shutdown)
     return f"http://127.0.0.1:{server.server_port}/hook"
+
+
+def websocket(router):
+    """A connection in WebSocket mode, on which nothing is said."""
+    host, port = router.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(
+        f"GET /v1/responses HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
+    )
+    answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 101"), answer
+    return connection
 
 
 class SidePanels(BrowserTest):
@@ -96,6 +111,7 @@ class SidePanels(BrowserTest):
         config = {
             "models": [{"name": "sim", "stream_continuation": {}}],
             "routing": {"policy": "round_robin"},
+            "traces": {"endpoint": receiver(self, 200), "protocol": "http/protobuf", "advanced": {"export_interval": "200ms"}},
             "endpoint_picker": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
             "webhooks": {"endpoints": [
                 {"name": "billing", "url": receiver(self, 204), **endpoint},
@@ -122,6 +138,16 @@ class SidePanels(BrowserTest):
                 self.assertIn(b"[DONE]", answer.read())
         expect(page.locator("#continuations li").filter(has_text="went on on another worker")).to_contain_text("2")
         expect(page.locator("#tile-failed")).to_contain_text("2 streams went on")
+        # Each of those requests was traced.
+        exported = page.locator("#traces li").filter(has_text="exported").locator(".value")
+        expect(exported).to_have_text(re.compile("[1-9]"))
+        expect(page.locator("#websockets")).to_be_hidden()
+        connection = websocket(router)
+        sockets = page.locator("#websockets")
+        expect(sockets).to_contain_text(re.compile("Open *1"))
+        connection.close()
+        expect(sockets).to_contain_text(re.compile("Open *0"))
+        expect(sockets.locator("li").filter(has_text="client")).to_contain_text("1")
         page.locator("#parts").screenshot(path=SHOTS / "side-panels.png")
         # Each number has the name of its metric, or of the page that it is from, as its tooltip or that of what it is in.
         page.locator("#fleet-map .cell").first.click()
