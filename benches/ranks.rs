@@ -8,7 +8,8 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a bench prints, and fails where it cannot go on"
+    clippy::disallowed_methods,
+    reason = "a bench prints, fails where it cannot go on, and follows ranks until it ends"
 )]
 
 use std::sync::Arc;
