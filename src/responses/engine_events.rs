@@ -2,9 +2,17 @@
 
 use std::borrow::Cow;
 
-use memchr::{memchr, memchr2, memmem};
+use memchr::{memchr, memchr2};
 
 use crate::http::sse;
+
+/// One event, as it arrived.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Block<'a> {
+    /// Its lines, without the empty one.
+    Lines(&'a [u8]),
+    Read(EngineEvent<'a>),
+}
 
 /// One event: its name, or empty, and its data.
 #[derive(Clone, Debug, PartialEq)]
@@ -48,6 +56,15 @@ impl EngineEvents {
         bytes: &[u8],
         mut on: impl FnMut(EngineEvent<'_>) -> bool,
     ) -> Result<(), TooLong> {
+        self.push_blocks(bytes, |block| block.read().is_none_or(&mut on))
+    }
+
+    /// As [`EngineEvents::push`], with blocks that may have no event.
+    pub(super) fn push_blocks(
+        &mut self,
+        bytes: &[u8],
+        mut on: impl FnMut(Block<'_>) -> bool,
+    ) -> Result<(), TooLong> {
         if let Reader::Lf { partial } = &mut self.reader
             && memchr(b'\r', bytes).is_some()
         {
@@ -66,7 +83,7 @@ impl EngineEvents {
                         name: Cow::Owned(decoded.event),
                         data: one_line(Cow::Owned(decoded.data)),
                     };
-                    if !on(event) {
+                    if !on(Block::Read(event)) {
                         return Ok(());
                     }
                 }
@@ -86,11 +103,9 @@ impl EngineEvents {
             &whole
         };
         let mut begin = 0;
-        while let Some(end) = memmem::find(&text[searched..], b"\n\n") {
+        while let Some(end) = empty_line(&text[searched..]) {
             let end = searched + end;
-            if let Some(event) = read(&text[begin..end])
-                && !on(event)
-            {
+            if !on(Block::Lines(&text[begin..end])) {
                 return Ok(());
             }
             begin = end + 2;
@@ -106,6 +121,28 @@ impl EngineEvents {
             whole
         };
         Ok(())
+    }
+}
+
+/// Where the first two line ends in a row begin. Lines are short: two searches for one byte cost less than one for two.
+pub(super) fn empty_line(text: &[u8]) -> Option<usize> {
+    let mut from = 0;
+    loop {
+        let at = from + memchr(b'\n', &text[from..])?;
+        if text.get(at + 1) == Some(&b'\n') {
+            return Some(at);
+        }
+        from = at + 1;
+    }
+}
+
+impl<'a> Block<'a> {
+    /// The event; `None` if there is only a comment.
+    pub(super) fn read(self) -> Option<EngineEvent<'a>> {
+        match self {
+            Self::Lines(lines) => read(lines),
+            Self::Read(event) => Some(event),
+        }
     }
 }
 

@@ -3,11 +3,13 @@
 //! Deltas pass with a new number, the router's item id and, if needed, a corrected index. The first and the
 //! last events are written here. A stream has exactly one end, whatever the engine sends.
 
+mod delta_shape;
 mod fields;
 mod open_item;
 mod stream_state;
 mod writer;
 
+use self::delta_shape::DeltaShape;
 use self::stream_state::{ENDED_EARLY, StreamState, TOO_LONG};
 use self::writer::EventWriter;
 pub use self::writer::ReasoningEvents;
@@ -32,6 +34,8 @@ pub(super) struct EventRewriter {
     /// `None` once the stream has ended.
     engine_events: Option<EngineEvents>,
     stream: StreamState,
+    /// Of the last event, if it was a delta.
+    shape: Option<DeltaShape>,
 }
 
 impl EventRewriter {
@@ -48,6 +52,7 @@ impl EventRewriter {
         Self {
             engine_events: Some(EngineEvents::new(options.bytes_max)),
             stream: StreamState::new(template, writer, options.bytes_max, signer),
+            shape: None,
         }
     }
 
@@ -108,10 +113,10 @@ impl EventRewriter {
     /// Reads bytes of the engine, appends the events for the client, and returns the outcome once there is one.
     pub(super) fn push(&mut self, bytes: &[u8], out: &mut Vec<u8>) -> Option<Outcome> {
         let engine_events = self.engine_events.as_mut()?;
-        let stream = &mut self.stream;
+        let (stream, shape) = (&mut self.stream, &mut self.shape);
         let mut outcome = None;
-        let pushed = engine_events.push(bytes, |event| {
-            outcome = stream.on_event(&event, out);
+        let pushed = engine_events.push_blocks(bytes, |block| {
+            outcome = delta_shape::on_block(stream, shape, block, out);
             outcome.is_none()
         });
         if outcome.is_none() && pushed.is_err() {

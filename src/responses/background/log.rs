@@ -8,6 +8,7 @@ use std::io::Read as _;
 use bytes::Bytes;
 
 use super::run_step::FIRST_EVENTS;
+use crate::responses::engine_events::empty_line;
 use crate::store::EventBatch;
 
 /// Stored instead of the final event of a cancelled response: the canceller knows neither its number nor the
@@ -103,8 +104,11 @@ impl Log {
     pub fn push(&mut self, text: &[u8]) {
         let begin = self.text.len();
         self.text.extend_from_slice(text);
-        let ends = memchr::memmem::find_iter(text, END).map(|at| begin + at + END.len());
-        self.ends.extend(ends);
+        let mut from = 0;
+        while let Some(at) = empty_line(&text[from..]) {
+            from += at + END.len();
+            self.ends.push(begin + from);
+        }
         self.drop_oldest();
     }
 

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::fields::EventFields;
 use super::open_item::OpenItem;
-use super::writer::{EventWriter, Replacement};
+use super::writer::{EventWriter, Places, Replacement};
 use crate::responses::client_state::StateSigner;
 use crate::responses::engine_events::EngineEvent;
 use crate::responses::members::{self, Members};
@@ -30,12 +30,14 @@ pub(super) struct StreamState {
     phase: Phase,
     /// Number of items added, whether done or not.
     pub(super) added: usize,
-    open: SmallVec<[OpenItem; 2]>,
+    pub(super) open: SmallVec<[OpenItem; 2]>,
     done: OutputItems,
     signer: Option<StateSigner>,
     /// The last done item. Its event waits until the next one shows whether it is completed or incomplete.
     pending_done: Option<DoneItem>,
-    bytes: usize,
+    pub(super) bytes: usize,
+    /// The last event, if it was a delta that was parsed.
+    pub(super) last_delta: Option<LastDelta>,
     /// Whether the stream announces that the response is queued.
     pub(super) is_background: bool,
 }
@@ -49,6 +51,16 @@ enum Phase {
     Running,
     /// The outcome is known; further events are ignored.
     Ended,
+}
+
+/// A delta that was rewritten.
+#[derive(Debug)]
+pub(super) struct LastDelta {
+    /// The engine's name of the event.
+    pub(super) name: String,
+    /// The place of its item among the open ones.
+    pub(super) open: usize,
+    pub(super) places: Places,
 }
 
 #[derive(Debug)]
@@ -76,6 +88,7 @@ impl StreamState {
             signer,
             pending_done: None,
             bytes: 0,
+            last_delta: None,
             is_background: false,
         }
     }
@@ -281,11 +294,10 @@ impl StreamState {
         let mut content = None;
         let mut part = Vec::new();
         let mut open = std::mem::take(&mut self.open);
-        if let Some(open) = open
-            .iter_mut()
-            .rev()
-            .find(|open| open.engine_index == engine_index)
-        {
+        let place = open
+            .iter()
+            .rposition(|open| open.engine_index == engine_index);
+        if let Some(open) = place.map(|place| &mut open[place]) {
             match name {
                 "response.content_part.added" => open.begin_part(fields.part.map(RawValue::get)),
                 "response.content_part.done" => open.end_part(),
@@ -321,7 +333,13 @@ impl StreamState {
                 Replacement::Json(b"[]"),
             ),
         ];
-        self.writer.rewrite(name, data, fields, edits, out);
+        let places = self.writer.rewrite(name, data, fields, edits, out);
+        let places = places.filter(|_| name.ends_with(".delta"));
+        self.last_delta = places.zip(place).map(|(places, open)| LastDelta {
+            name: name.to_owned(),
+            open,
+            places,
+        });
         self.open = open;
         if self.bytes > self.bytes_max {
             return Some(self.fail(TOO_LONG, out));

@@ -443,3 +443,38 @@ proptest! {
         prop_assert!(out.ends_with(b"data: [DONE]\n\n"));
     }
 }
+
+proptest! {
+    /// Events whose lines end in CR are always parsed.
+    #[test]
+    fn a_delta_is_written_the_same_whether_it_is_parsed_or_spliced(
+        deltas in proptest::collection::vec(
+            (prop_oneof![4 => "[ a-z]{0,6}", 1 => "[\u{0}-\u{ff}\"]{0,4}"], 0..9_u8, any::<bool>()),
+            1..30,
+        ),
+        number_first: bool,
+        cut in 1..400_usize,
+    ) {
+        let mut text = String::from(
+            "event: response.output_item.added\ndata: {\"type\":\"response.output_item.added\",\"sequence_number\":2,\"output_index\":0,\"item\":{\"type\":\"message\",\"id\":\"m\",\"role\":\"assistant\",\"content\":[]}}\n\n\
+             event: response.content_part.added\ndata: {\"type\":\"response.content_part.added\",\"sequence_number\":3,\"item_id\":\"m\",\"output_index\":0,\"content_index\":0,\"part\":{\"type\":\"output_text\",\"text\":\"\"}}\n\n",
+        );
+        for (index, (delta, kind, null)) in deltas.iter().enumerate() {
+            let (delta, logprobs) = (json!(delta), if *null { "null" } else { "[]" });
+            let name = if *kind == 0 { "response.reasoning_text.delta" } else { "response.output_text.delta" };
+            let number = format!("\"sequence_number\":{},", 4 + index);
+            let (before, after) = if number_first { (&*number, "") } else { ("", &*number) };
+            let item = if *kind == 1 { 7 } else { 0 };
+            text += &format!(
+                "event: {name}\ndata: {{\"content_index\":0,{before}\"delta\":{delta},\"item_id\":\"m\",\"logprobs\":{logprobs},{after}\"output_index\":{item},\"type\":\"{name}\"}}\n\n",
+            );
+        }
+        let pieces: Vec<&[u8]> = text.as_bytes().chunks(cut).collect();
+        let parsed = text.replace('\n', "\r\n");
+        for reasoning in [ReasoningEvents::OpenAi, ReasoningEvents::OpenResponses] {
+            let spliced = run(&pieces, reasoning);
+            check_stream(&spliced.0);
+            prop_assert_eq!(&spliced, &run(&[parsed.as_bytes()], reasoning));
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! Writes the events of one stream, numbered from 0. Pure.
 
 use std::io::Write as _;
+use std::ops::Range;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -25,6 +26,13 @@ pub enum ReasoningEvents {
 pub(super) enum Replacement<'a> {
     Number(u64),
     Json(&'a [u8]),
+}
+
+/// Where the number and the delta of an event are.
+#[derive(Debug)]
+pub(super) struct Places {
+    pub(super) in_data: [Range<usize>; 2],
+    pub(super) in_out: [Range<usize>; 2],
 }
 
 /// See the module.
@@ -59,7 +67,7 @@ impl EventWriter {
         );
     }
 
-    fn number(&mut self) -> u64 {
+    pub(super) fn number(&mut self) -> u64 {
         self.next += 1;
         self.next - 1
     }
@@ -76,7 +84,8 @@ impl EventWriter {
         }
     }
 
-    /// Copies an engine's event with its new number and with some values replaced.
+    /// Copies an engine's event with its new number and with some values replaced. Returns where the number and the delta
+    /// are, if the engine's event has both.
     pub(super) fn rewrite<const N: usize>(
         &mut self,
         name: &str,
@@ -84,7 +93,7 @@ impl EventWriter {
         fields: &EventFields<'_>,
         edits: [(Option<&RawValue>, Replacement<'_>); N],
         out: &mut Vec<u8>,
-    ) {
+    ) -> Option<Places> {
         let number = self.number();
         let renamed = self.renamed(name);
         out.extend_from_slice(b"event: ");
@@ -110,25 +119,55 @@ impl EventWriter {
             }
         }
         all.sort_unstable_by_key(|(begin, _, _)| *begin);
+        let place = |raw: &RawValue| {
+            let begin = raw.get().as_ptr() as usize - data.as_ptr() as usize;
+            begin..begin + raw.get().len()
+        };
+        let number_in_data = fields.sequence_number.map(place);
+        let delta_in_data = fields.delta.map(place);
+        let (mut number_in_out, mut delta_in_out) = (None, None);
+        let mut copy = |passed: usize, end: usize, out: &mut Vec<u8>| {
+            if let Some(delta) = delta_in_data
+                .clone()
+                .filter(|it| (passed..end).contains(&it.start))
+            {
+                let begin = out.len() + delta.start - passed;
+                delta_in_out = Some(begin..begin + delta.len());
+            }
+            out.extend_from_slice(&data.as_bytes()[passed..end]);
+        };
         let mut passed = 0;
         for (begin, end, new) in &all {
-            out.extend_from_slice(&data.as_bytes()[passed..*begin]);
+            copy(passed, *begin, out);
+            let written = out.len();
             match new {
                 Replacement::Number(number) => {
                     let _ = write!(out, "{number}");
                 }
                 Replacement::Json(json) => out.extend_from_slice(json),
             }
+            if number_in_data.as_ref().is_some_and(|it| it.start == *begin) {
+                number_in_out = Some(written..out.len());
+            }
             passed = *end;
         }
-        let rest = data[passed..].trim_end();
-        if fields.sequence_number.is_some() {
-            out.extend_from_slice(rest.as_bytes());
+        let whole = data.trim_end().len().max(passed);
+        if number_in_data.is_some() {
+            copy(passed, whole, out);
         } else {
-            out.extend_from_slice(rest.strip_suffix('}').unwrap_or(rest).as_bytes());
+            let end = if data[passed..whole].ends_with('}') {
+                whole - 1
+            } else {
+                whole
+            };
+            copy(passed, end, out);
             let comma = if data.trim_end() == "{}" { "" } else { "," };
             let _ = write!(out, "{comma}\"sequence_number\":{number}}}");
         }
         out.extend_from_slice(b"\n\n");
+        Some(Places {
+            in_data: [number_in_data?, delta_in_data?],
+            in_out: [number_in_out?, delta_in_out?],
+        })
     }
 }
