@@ -1,5 +1,6 @@
 //! An engine's answer to a background run: waits for a free worker, then reads in pieces worth storing.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use http_body_util::BodyExt;
@@ -7,6 +8,7 @@ use hyper::{Response, StatusCode};
 use tokio::time::sleep;
 
 use crate::openai::error::ApiError;
+use crate::responses::background::settings::Settings;
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::RequestContext;
 use crate::responses::request::{CreateRequest, Truncation};
@@ -64,6 +66,30 @@ impl Responses {
     }
 }
 
+/// How long events are collected before they are stored.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// While a reader on this replica waits for them.
+    watched: Duration,
+    unwatched: Duration,
+}
+
+impl Pace {
+    pub(super) fn of(settings: &Settings) -> Self {
+        Self {
+            watched: settings.flush_interval,
+            unwatched: settings.unread_flush_interval.max(settings.flush_interval),
+        }
+    }
+
+    fn wait(self, is_watched: bool) -> Duration {
+        match is_watched {
+            true => self.watched,
+            false => self.unwatched,
+        }
+    }
+}
+
 /// An engine's stream. Dropping it closes the connection, and the engine stops generating.
 pub(super) struct EngineStream {
     engine: http::Body,
@@ -80,20 +106,15 @@ impl EngineStream {
         }
     }
 
-    /// Collects what arrives within `flush` of the first bytes; the very first bytes of the stream are
+    /// Collects what arrives until the first bytes have waited for long enough; the very first bytes of the stream are
     /// returned at once. True at the end of the stream.
-    pub(super) async fn read(&mut self, flush: Duration) -> bool {
-        let mut due = None;
+    pub(super) async fn read(&mut self, pace: Pace, is_watched: impl Fn() -> bool) -> bool {
+        let mut began = None;
+        let mut due = pin!(sleep(Duration::ZERO));
         loop {
-            let is_due = async {
-                match due {
-                    None => std::future::pending().await,
-                    Some(due) => tokio::time::sleep_until(due).await,
-                }
-            };
             tokio::select! {
                 biased;
-                () = is_due => return false,
+                () = due.as_mut(), if began.is_some() => return false,
                 frame = self.engine.frame() => match frame {
                     Some(Ok(frame)) => {
                         self.piece.extend_from_slice(&frame.into_data().unwrap_or_default());
@@ -101,7 +122,15 @@ impl EngineStream {
                             return false;
                         }
                         let now = tokio::time::Instant::from_std(observe::now());
-                        due.get_or_insert(now + flush);
+                        match began {
+                            None => {
+                                began = Some(now);
+                                due.as_mut().reset(now + pace.wait(is_watched()));
+                            }
+                            // A reader came meanwhile.
+                            Some(began) if now >= began + pace.watched && is_watched() => return false,
+                            Some(_) => {}
+                        }
                     }
                     Some(Err(_)) | None => return true,
                 },
@@ -125,5 +154,69 @@ impl EngineStream {
             }
         };
         let _ = tokio::time::timeout(DRAIN_TIMEOUT, rest).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::Pin;
+    use std::sync::atomic::AtomicBool;
+    use std::sync::atomic::Ordering::Relaxed;
+    use std::task::{Context, Poll};
+
+    use bytes::Bytes;
+    use http_body::Frame;
+    use tokio::sync::mpsc;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    /// The pieces that a test sends.
+    struct Pieces(mpsc::UnboundedReceiver<Bytes>);
+
+    impl http_body::Body for Pieces {
+        type Data = Bytes;
+        type Error = http::BodyError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, http::BodyError>>> {
+            let piece = self.0.poll_recv(cx);
+            piece.map(|piece| Some(Ok(Frame::data(piece?))))
+        }
+    }
+
+    #[tokio::test]
+    async fn events_wait_longer_while_nobody_reads_them() {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let send = |text: &'static str| sender.send(Bytes::from_static(text.as_bytes())).unwrap();
+        let mut stream = EngineStream::new(Pieces(receiver).boxed_unsync());
+        let pace = Pace {
+            watched: Duration::from_millis(10),
+            unwatched: Duration::from_secs(600),
+        };
+        let is_watched = AtomicBool::new(false);
+        send("1");
+        assert!(!stream.read(pace, || is_watched.load(Relaxed)).await);
+        assert_eq!(stream.take(), b"1", "the first bytes wait for nothing");
+        send("2");
+        let unread = timeout(Duration::from_millis(100), stream.read(pace, || false)).await;
+        assert!(unread.is_err() && stream.piece == b"2");
+        // A reader comes while some are collected.
+        let reads = async {
+            send("3");
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            is_watched.store(true, Relaxed);
+            send("4");
+        };
+        let (is_over, ()) = tokio::join!(stream.read(pace, || is_watched.load(Relaxed)), reads);
+        assert!(!is_over);
+        assert_eq!(stream.take(), b"234");
+        // It waits for no more than its own interval.
+        send("5");
+        assert!(!stream.read(pace, || true).await);
+        drop(sender);
+        assert!(stream.read(pace, || true).await);
     }
 }
