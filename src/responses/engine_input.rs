@@ -81,7 +81,9 @@ impl EngineInput {
 
     /// Adds one normalised or stored item.
     pub(super) fn add(&mut self, raw: &str) -> Result<(), ApiError> {
-        self.add_item(&Item::read(raw, "input")?)
+        let item =
+            known_json::object(raw).map_err(|_| ApiError::wrong_type("input", "an object"))?;
+        self.add_item(&Item::of(item, &|| "input".to_owned())?)
     }
 
     fn add_item(&mut self, item: &Item<'_>) -> Result<(), ApiError> {

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use super::client_state::{DecodedItem, StateReader, is_state_token};
 use super::content;
 use super::item::{Ids, Item, Kind, joined_text, owner};
+use super::known_json;
 use super::members::{self, Members, put, put_string, put_text};
 use super::request::is_id_byte;
 use crate::ids::ResponseId;
@@ -81,7 +82,7 @@ impl NewInput {
             });
             return Ok(new_input);
         }
-        let items = members::objects(input).ok_or_else(|| wrong_items(input, param))?;
+        let items = known_json::objects(input).ok_or_else(|| wrong_items(input, param))?;
         let mut used = HashSet::new();
         let mut referenced_bytes = 0;
         // The place of the last summary of a compacted conversation.

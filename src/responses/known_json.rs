@@ -15,6 +15,19 @@ pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
     scan.objects().or_else(|| members::objects(text))
 }
 
+/// As [`Members::parse`], of a text that is JSON.
+pub(super) fn object(text: &str) -> serde_json::Result<Members<'_>> {
+    let mut scan = Scan { text, at: 0 };
+    let object = scan.object().filter(|_| scan.is_over());
+    object.map_or_else(|| Members::parse(text), Ok)
+}
+
+/// As [`members::list`], of a text that is JSON.
+pub(super) fn list(text: &str) -> Option<Vec<&str>> {
+    let mut scan = Scan { text, at: 0 };
+    scan.list().or_else(|| members::list(text))
+}
+
 struct Scan<'a> {
     text: &'a str,
     at: usize,
@@ -35,8 +48,30 @@ impl<'a> Scan<'a> {
         } else {
             self.at += 1;
         }
+        self.is_over().then_some(objects)
+    }
+
+    fn list(&mut self) -> Option<Vec<&'a str>> {
+        let mut values = Vec::new();
+        self.expect(b'[')?;
+        if self.next()? != b']' {
+            loop {
+                self.next()?;
+                values.push(self.value()?);
+                if self.is_last(b']')? {
+                    break;
+                }
+            }
+        } else {
+            self.at += 1;
+        }
+        self.is_over().then_some(values)
+    }
+
+    /// Whether nothing follows.
+    fn is_over(&mut self) -> bool {
         self.skip_space();
-        (self.at == self.text.len()).then_some(objects)
+        self.at == self.text.len()
     }
 
     fn object(&mut self) -> Option<Members<'a>> {
@@ -185,11 +220,16 @@ mod tests {
             };
             let text = text.unwrap();
             prop_assert_eq!(all(objects(&text)), all(members::objects(&text)));
+            prop_assert_eq!(list(&text), members::list(&text));
+            for value in list(&text).unwrap() {
+                let one = |object: serde_json::Result<_>| all(object.ok().map(|it| vec![it]));
+                prop_assert_eq!(one(object(value)), one(Members::parse(value)));
+            }
         }
 
         #[test]
         fn nothing_makes_it_panic(text in "[\\[\\]{}\",:\\\\ a1\u{e9}]{0,40}") {
-            let _ = objects(&text);
+            let _ = (objects(&text), object(&text), list(&text));
         }
     }
 

@@ -11,7 +11,11 @@ use smallvec::SmallVec;
 /// An object's members in order. If a name occurs twice the last one counts, as in engines; the others are
 /// dropped.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Members<'a>(SmallVec<[(Cow<'a, str>, &'a str); 6]>);
+pub(super) struct Members<'a> {
+    all: SmallVec<[(Cow<'a, str>, &'a str); 6]>,
+    /// A bit for each name, by its length and its ends: most names need not be looked for.
+    names: u64,
+}
 
 /// A string that borrows from the text where it has no escapes.
 #[derive(Deserialize)]
@@ -26,7 +30,7 @@ impl<'a> Members<'a> {
 
     /// A member's value as written; `None` if it is missing or null.
     pub(super) fn get(&self, name: &str) -> Option<&'a str> {
-        let found = self.0.iter().rev().find(|(key, _)| key == name);
+        let found = self.all.iter().rev().find(|(key, _)| key == name);
         found.map(|(_, value)| *value).filter(|it| *it != "null")
     }
 
@@ -36,21 +40,36 @@ impl<'a> Members<'a> {
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &'a str)> {
-        self.0.iter().map(|(name, value)| (&**name, *value))
+        self.all.iter().map(|(name, value)| (&**name, *value))
     }
 
     pub(super) fn len(&self) -> usize {
-        self.0.len()
+        self.all.len()
     }
 
     pub(super) fn push(&mut self, name: Cow<'a, str>, value: &'a str) {
         // Quadratic in the number of names, of which real bodies have a few dozen.
         const DEDUPLICATED_MAX: usize = 64;
-        if self.0.len() < DEDUPLICATED_MAX {
-            self.0.retain(|(known, _)| *known != name);
+        let bit = name_bit(&name);
+        if self.names & bit != 0 && self.all.len() < DEDUPLICATED_MAX {
+            self.all.retain(|(known, _)| *known != name);
         }
-        self.0.push((name, value));
+        self.names |= bit;
+        self.all.push((name, value));
     }
+}
+
+/// The same bit for equal names.
+fn name_bit(name: &str) -> u64 {
+    let ends = match name.as_bytes() {
+        [] => 0,
+        bytes @ [first, .., last] => {
+            let middle = bytes[bytes.len() / 2];
+            usize::from(*first) + 7 * usize::from(middle) + 13 * usize::from(*last)
+        }
+        [one] => usize::from(*one),
+    };
+    1 << ((ends + 3 * name.len()) % 64)
 }
 
 impl<'de> Deserialize<'de> for Members<'de> {
@@ -90,6 +109,9 @@ pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
 
 /// The characters of a JSON string; `None` if it is not a string.
 pub(super) fn text(raw: &str) -> Option<Cow<'_, str>> {
+    if let Some(short) = escaped(raw).filter(|it| it.len() <= 64 && is_plain(it.as_bytes())) {
+        return Some(Cow::Borrowed(short));
+    }
     let Text(text) = serde_json::from_str(raw).ok()?;
     Some(text)
 }
@@ -103,11 +125,7 @@ pub(super) fn escaped(raw: &str) -> Option<&str> {
 pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     let bytes = text.as_bytes();
     // Names and ids, the most frequent texts, need no escapes.
-    if bytes.len() <= 64
-        && bytes
-            .iter()
-            .all(|it| *it >= b' ' && !matches!(it, b'"' | b'\\'))
-    {
+    if bytes.len() <= 64 && is_plain(bytes) {
         out.reserve(bytes.len() + 2);
         out.push(b'"');
         out.extend_from_slice(bytes);
@@ -116,6 +134,28 @@ pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     }
     // Writing to memory cannot fail.
     let _ = serde_json::to_writer(out, text);
+}
+
+/// Whether a text needs no escapes, eight bytes at a time.
+fn is_plain(text: &[u8]) -> bool {
+    const LOW: u64 = 0x0101_0101_0101_0101;
+    const HIGH: u64 = LOW << 7;
+    // The high bit of each byte that is below `limit`, maybe of bytes above such a one, and of none else.
+    let below = |word: u64, limit: u8| word.wrapping_sub(LOW * u64::from(limit)) & !word & HIGH;
+    let is_plain = |word: u64| {
+        let quote = below(word ^ (LOW * u64::from(b'"')), 1);
+        let backslash = below(word ^ (LOW * u64::from(b'\\')), 1);
+        below(word, b' ') | quote | backslash == 0
+    };
+    let (words, rest) = text.as_chunks::<8>();
+    let mut last = [b' '; 8];
+    for (to, from) in last.iter_mut().zip(rest) {
+        *to = *from;
+    }
+    words
+        .iter()
+        .chain([&last])
+        .all(|word| is_plain(u64::from_le_bytes(*word)))
 }
 
 /// Writes a member whose value is a text.
@@ -160,6 +200,33 @@ mod tests {
         let members = Members::parse(r#"{"a":1,"b":2,"\u0061":3}"#).unwrap();
         assert_eq!(members.get("a"), Some("3"));
         assert_eq!(members.len(), 2);
+    }
+
+    #[test]
+    fn a_text_is_plain_unless_json_escapes_a_byte_of_it() {
+        for byte in 0..=0x7f_u8 {
+            let needs_escape = byte < b' ' || byte == b'"' || byte == b'\\';
+            for at in 0..20 {
+                let mut text = vec![b'~'; 20];
+                text[at] = byte;
+                assert_eq!(is_plain(&text), !needs_escape, "{byte} at {at}");
+                assert_eq!(is_plain(&text[..=at]), !needs_escape, "{byte} at {at}");
+            }
+        }
+        assert!(is_plain("é ü".as_bytes()) && is_plain(b""));
+    }
+
+    #[test]
+    fn names_of_one_bit_are_different_names() {
+        let (one, other) = ("abc", "cba");
+        assert_eq!(name_bit("abca"), name_bit("abca"));
+        let text = format!(r#"{{"{one}":1,"{other}":2,"{one}":3,"":4,"x":5,"":6}}"#);
+        let members = Members::parse(&text).unwrap();
+        let all: Vec<(&str, &str)> = members.iter().collect();
+        assert_eq!(all, [(other, "2"), (one, "3"), ("x", "5"), ("", "6")]);
+        let many: Vec<String> = (0..60).map(|n| format!(r#""m{n}":{n}"#)).collect();
+        let text = format!("{{{},{}}}", many.join(","), many.join(","));
+        assert_eq!(Members::parse(&text).unwrap().len(), 60);
     }
 
     #[test]

@@ -8,7 +8,8 @@ use serde::Deserialize;
 
 use super::client_state::StateSigner;
 use super::item::Ids;
-use super::members::{self, Members};
+use super::known_json;
+use super::members::Members;
 use super::output_item::put_item;
 use crate::relay;
 use crate::store::Status;
@@ -157,7 +158,7 @@ impl Outcome {
         compaction: Option<&CompactionItem>,
         signer: Option<&StateSigner>,
     ) -> Option<usize> {
-        let items = members.get("output").and_then(members::list);
+        let items = members.get("output").and_then(known_json::list);
         let items = items.unwrap_or_default();
         let mut list = OutputItems::default();
         if let Some(item) = compaction {

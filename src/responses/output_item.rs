@@ -3,9 +3,10 @@
 use std::borrow::Cow;
 
 use super::item::{self, Ids};
-use super::members::{self, Members, put, put_string, put_text};
+use super::known_json;
+use super::members::{put, put_string, put_text};
 
-/// Writes an item and returns its type; `None` if it is not an object with a type.
+/// Writes an item, which is JSON, and returns its type; `None` if it is not an object with a type.
 pub(super) fn put_item<'a>(
     out: &mut Vec<u8>,
     raw: &'a str,
@@ -13,7 +14,7 @@ pub(super) fn put_item<'a>(
     index: usize,
     status: &str,
 ) -> Option<Cow<'a, str>> {
-    let members = Members::parse(raw).ok()?;
+    let members = known_json::object(raw).ok()?;
     let kind = members.text("type")?;
     out.extend_from_slice(br#"{"id":"#);
     put_text(out, &ids.output(item::prefix(&kind), index));
@@ -52,7 +53,7 @@ pub(super) fn put_item<'a>(
 
 fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {
     out.push(b'[');
-    let parts = parts.and_then(members::list).unwrap_or_default();
+    let parts = parts.and_then(known_json::list).unwrap_or_default();
     for (index, part) in parts.into_iter().enumerate() {
         if index > 0 {
             out.push(b',');
@@ -64,7 +65,7 @@ fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {
 
 /// Writes a part of an item's content, with every member that clients require of a text.
 pub(super) fn put_part(out: &mut Vec<u8>, raw: &str) {
-    let Ok(members) = Members::parse(raw) else {
+    let Ok(members) = known_json::object(raw) else {
         out.extend_from_slice(raw.as_bytes());
         return;
     };

@@ -16,9 +16,6 @@
 use crate::ids::{ResponseId, Root, Tenant, hex};
 use crate::store::{ConversationKey, Owner, ResponseKey};
 
-/// Capacity for the rest of a tagged key: 64 hex digits and 5 separators, rounded up.
-const TAG_AND_ID_LENGTH: usize = 70;
-
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
     prefix: String,
@@ -33,12 +30,20 @@ impl Keys {
 
     /// A key of kind `kind` with the hash tag. `own`: the part of the id after the root.
     fn tagged(&self, kind: &str, tenant: Tenant, root: Root, own: u128) -> String {
-        let mut key = String::with_capacity(self.prefix.len() + kind.len() + TAG_AND_ID_LENGTH);
-        key.extend([&self.prefix, kind, ":{", tenant.as_str(), ":"]);
-        key.extend(hex::<16>(&root.0.to_be_bytes()).map(char::from));
-        key.push_str("}:");
-        key.extend(hex::<32>(&own.to_be_bytes()).map(char::from));
-        key
+        let root = hex::<16>(&root.0.to_be_bytes());
+        let own = hex::<32>(&own.to_be_bytes());
+        let [root, own] = [&root[..], &own[..]].map(|hex| str::from_utf8(hex).unwrap_or_default());
+        [
+            &self.prefix,
+            kind,
+            ":{",
+            tenant.as_str(),
+            ":",
+            root,
+            "}:",
+            own,
+        ]
+        .concat()
     }
 
     /// The record of a response.
