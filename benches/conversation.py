@@ -43,28 +43,30 @@ def free_port():
 class Rig:
     """A simulated engine, maybe a Redis, and a router, as processes. A context manager."""
 
-    def __init__(self, store):
+    def __init__(self, store, engines=1, decode="1ms", responses=None, access_log=True):
         self.directory = tempfile.TemporaryDirectory(prefix="warmroute-conversation-")
         self.processes = []
-        _, line = self.start(
-            WARMROUTE, "sim", "--listen", "127.0.0.1:0", "--decode-time", "1ms", "--prefill-tokens-per-second", "100000000",
-            "--context-tokens-max", "1000000", "--cache-blocks", "2000000",
-            find=lambda line: "listening on " in line,
-        )
-        engine = line.split("listening on ")[1].strip()
-        responses = {}
+        self.engines = []
+        for _ in range(engines):
+            _, line = self.start(
+                WARMROUTE, "sim", "--listen", "127.0.0.1:0", "--decode-time", decode, "--prefill-tokens-per-second", "100000000",
+                "--context-tokens-max", "1000000", "--cache-blocks", "2000000", "--running-max", "1000",
+                find=lambda line: "listening on " in line,
+            )
+            self.engines.append(line.split("listening on ")[1].strip())
+        responses = dict(responses or {})
         if store == "redis":
             port = free_port()
             self.start("redis-server", "--port", str(port), "--save", "", "--bind", "127.0.0.1", find=lambda line: "Ready to accept" in line)
-            responses = {"store": {"redis": f"redis://127.0.0.1:{port}"}, "state_token": {"keys": [KEY]}}
+            responses |= {"store": {"redis": f"redis://127.0.0.1:{port}"}, "state_token": {"keys": [KEY]}}
         config = pathlib.Path(self.directory.name, "config.yaml")
         config.write_text(json.dumps({
             "api": {"listen": "127.0.0.1:0"},
             "admin": {"listen": "127.0.0.1:0"},
-            "workers": [engine],
+            "workers": self.engines,
             "fleet": {"health": {"interval": "2s"}},
             "responses": responses,
-            "log": {"format": "json"},
+            "log": {"format": "json", "access": access_log},
         }))
         self.router, line = self.start(WARMROUTE, "serve", "--config", str(config), find=lambda line: '"listening"' in line)
         fields = json.loads(line)["fields"]
@@ -172,8 +174,9 @@ async def measure(rig, kind, chance):
     return cpu / TURNS
 
 
-def spread(values):
-    return {"median": round(statistics.median(values)), "min": round(min(values)), "max": round(max(values))}
+def spread(values, digits=None):
+    median = statistics.median(values)
+    return {name: round(value, digits) for name, value in {"median": median, "min": min(values), "max": max(values)}.items()}
 
 
 async def main():
