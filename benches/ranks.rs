@@ -1,9 +1,10 @@
 //! KV events of a very large fleet: what a followed rank takes in memory, and how fast batches are applied.
 //!
-//! 4,000 workers of 128 ranks each, followed by one thread as in the router, without sockets and without decoding. Every
-//! rank caches the same system prompt of 8 blocks and then a conversation of its own, 8 blocks a batch, and at last
-//! evicts one batch of it. Numbers are printed; CPU time is that of the whole process, which does nothing else:
-//! `cargo bench --bench ranks`. Environment: WORKERS (4000), RANKS (128), BATCHES of a conversation (4).
+//! 4,000 workers of six ranks each, as many as one index takes, followed by one thread as in the router, without sockets and
+//! without decoding. Every rank caches the same system prompt of 8 blocks and then a conversation of its own, 8 blocks a
+//! batch, and at last evicts one batch of it. Numbers are printed; CPU time is that of the whole process, which does nothing
+//! else: `cargo bench --bench ranks`. Environment: WORKERS (4000), RANKS (6; more than an index takes have no tree, and count
+//! in the memory all the same), BATCHES of a conversation (4).
 
 #![allow(
     clippy::unwrap_used,
@@ -126,7 +127,7 @@ fn resident_bytes() -> f64 {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let (workers, ranks) = (number("WORKERS", 4_000), number("RANKS", 128));
+    let (workers, ranks) = (number("WORKERS", 4_000), number("RANKS", 6));
     let conversation = number("BATCHES", 4);
     let registry = Registry::default();
     let settings = indexes::Settings {
