@@ -12,7 +12,8 @@ use super::members::{self, Members};
 /// As [`members::objects`], of a text that is JSON. Of any other text the result may be anything.
 pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
     let mut scan = Scan { text, at: 0 };
-    scan.objects().or_else(|| members::objects(text))
+    scan.elements(Scan::object)
+        .or_else(|| members::objects(text))
 }
 
 /// As [`Members::parse`], of a text that is JSON.
@@ -25,7 +26,7 @@ pub(super) fn object(text: &str) -> serde_json::Result<Members<'_>> {
 /// As [`members::list`], of a text that is JSON.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
     let mut scan = Scan { text, at: 0 };
-    scan.list().or_else(|| members::list(text))
+    scan.elements(Scan::value).or_else(|| members::list(text))
 }
 
 struct Scan<'a> {
@@ -34,30 +35,14 @@ struct Scan<'a> {
 }
 
 impl<'a> Scan<'a> {
-    /// `None` also for what is rare: names with escapes.
-    fn objects(&mut self) -> Option<Vec<Members<'a>>> {
-        let mut objects = Vec::new();
-        self.expect(b'[')?;
-        if self.next()? != b']' {
-            loop {
-                objects.push(self.object()?);
-                if self.is_last(b']')? {
-                    break;
-                }
-            }
-        } else {
-            self.at += 1;
-        }
-        self.is_over().then_some(objects)
-    }
-
-    fn list(&mut self) -> Option<Vec<&'a str>> {
-        let mut values = Vec::new();
+    /// The elements of a list, each read by `read`.
+    fn elements<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let mut elements = Vec::new();
         self.expect(b'[')?;
         if self.next()? != b']' {
             loop {
                 self.next()?;
-                values.push(self.value()?);
+                elements.push(read(self)?);
                 if self.is_last(b']')? {
                     break;
                 }
@@ -65,7 +50,7 @@ impl<'a> Scan<'a> {
         } else {
             self.at += 1;
         }
-        self.is_over().then_some(values)
+        self.is_over().then_some(elements)
     }
 
     /// Whether nothing follows.
@@ -74,6 +59,7 @@ impl<'a> Scan<'a> {
         self.at == self.text.len()
     }
 
+    /// `None` also for what is rare: names with escapes.
     fn object(&mut self) -> Option<Members<'a>> {
         let mut members = Members::default();
         self.expect(b'{')?;

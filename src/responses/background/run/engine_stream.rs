@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn events_wait_longer_while_nobody_reads_them() {
+    async fn events_wait_longer_while_no_client_reads_them() {
         let (sender, receiver) = mpsc::unbounded_channel();
         let send = |text: &'static str| sender.send(Bytes::from_static(text.as_bytes())).unwrap();
         let mut stream = EngineStream::new(Pieces(receiver).boxed_unsync());
