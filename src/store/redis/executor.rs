@@ -261,8 +261,8 @@ impl Executor {
                         "circuit breaker of Redis opened; operations on stored responses are refused until Redis replies"
                     );
                 }
-                if opened_from.is_some() {
-                    // Connections that hang are replaced.
+                // Connections that hang are replaced. One dead node of a cluster leaves the others theirs.
+                if opened_from.is_some() && self.breakers.state() != State::Closed {
                     self.link.lose_all();
                 }
             }

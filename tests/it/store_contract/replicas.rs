@@ -31,17 +31,24 @@ fn waiting(timeout: Duration, settings: Settings) -> Settings {
     }
 }
 
-/// The store, and how many of its writes ended with this result of `WAIT`.
-fn counted(settings: &Settings) -> (Store, impl Fn(&str) -> u64) {
+/// The store, and the value of a series of its metrics.
+fn measured(settings: &Settings) -> (Store, impl Fn(&str) -> u64) {
     let registry = Registry::default();
     let store = Redis::open(settings, &keep(), CARRIERS, &registry).unwrap();
-    let count = move |result: &str| {
-        let name = format!("warmroute_store_replica_waits_total{{result=\"{result}\"}} ");
+    let value = move |series: &str| {
+        let name = format!("warmroute_store_{series} ");
         let text = registry.text();
         let value = text.lines().find_map(|line| line.strip_prefix(&name));
         value.map_or(0, |value| value.parse().unwrap())
     };
-    (Arc::new(store), count)
+    (Arc::new(store), value)
+}
+
+/// The store, and how many of its writes ended with this result of `WAIT`.
+fn counted(settings: &Settings) -> (Store, impl Fn(&str) -> u64) {
+    let (store, value) = measured(settings);
+    let count = move |result: &str| value(&format!("replica_waits_total{{result=\"{result}\"}}"));
+    (store, count)
 }
 
 #[tokio::test]
@@ -128,7 +135,8 @@ async fn a_dead_node_of_a_cluster_ends_only_what_lies_on_it() {
         },
         ..at(&nodes[0])
     };
-    let (a, b) = (open(&settings, &keep()), open(&settings, &keep()));
+    let (a, value) = measured(&settings);
+    let b = open(&settings, &keep());
     // Other nodes refuse.
     let has_slot = |node: &Server, name: &str| {
         let exists = node.cli(&["exists", name]);
@@ -178,13 +186,27 @@ async fn a_dead_node_of_a_cluster_ends_only_what_lies_on_it() {
         all
     })
     .await;
-    // Whatever is asked of the dead node, however often: the others answer.
+    // The client may be learning which nodes are left.
+    for store in [&a, &b] {
+        eventually("the others answer", async || {
+            let mut all = true;
+            for key in &left {
+                all &= store.get(*key).await.is_ok();
+            }
+            all
+        })
+        .await;
+    }
+    // Whatever is asked of the dead node, however often: the others answer, over the connections that they have.
+    let opened = value("connections_opened_total");
+    assert!(opened > 0);
     for _ in 0..3 {
         for (key, other) in left.iter().zip(lost.iter().cycle()) {
             let _ = a.get(*other).await;
             assert!(a.get(*key).await.unwrap().is_some());
         }
     }
+    assert_eq!(value("connections_opened_total"), opened);
     assert!(a.health().is_up && b.health().is_up);
     let (runs, cancelled) = (left[0], left[1]);
     a.heartbeat(owner, "a", lease).await.unwrap();
