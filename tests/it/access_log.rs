@@ -232,7 +232,7 @@ async fn x_forwarded_for_is_believed_of_trusted_proxies_only() {
 async fn a_proxy_protocol_header_names_the_client_and_is_required() {
     let cluster = logged(fast(), |config| {
         config.api.advanced.proxy_protocol = true;
-        config.api.advanced.header_timeout = Duration::from_millis(300);
+        config.api.advanced.header_timeout = Duration::from_secs(2);
     })
     .await;
     let v1 = b"PROXY TCP4 203.0.113.9 10.0.0.1 56324 443\r\n";

@@ -76,7 +76,12 @@ impl Server {
     }
 
     fn prepared(arguments: &[&str], entry: &[&str]) -> Self {
-        let name = format!("warmroute-redis-{:016x}", fastrand::u64(..));
+        // A test may have seeded the generator as another process has.
+        let name = format!(
+            "warmroute-redis-{}-{:016x}",
+            std::process::id(),
+            fastrand::u64(..)
+        );
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
         let (port, bus) = (free_port(), free_port());
