@@ -8,9 +8,10 @@
 # MODEL is a folder with a tokenizer.json and a chat template, such as the one that
 # `hf download Qwen/Qwen3-0.6B --include "*.json" "*.jinja"` prints. Environment: WARMROUTE (target/dist/warmroute), RIG
 # (the programs of benches/rig), MODES ("plain stream"), ROUNDS (5), SECS (4), OTHERS ("nginx"; also "haproxy" and "envoy", as
-# benches/rig/others.sh starts them) and what else benches/rig/compare.sh takes.
+# benches/rig/others.sh starts them), ALSO ("NAME=BINARY ...": other builds, with tokenizer and events) and what else
+# benches/rig/compare.sh takes.
 #
-# Needs: OTHERS, the programs of benches/rig, free ports 9100 to 9103, 9200 to 9207 and 8091 to 8098.
+# Needs: OTHERS, the programs of benches/rig, free ports 9100 to 9103, 9200 to 9207 and 8081 to 8098.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 warmroute=${WARMROUTE:-$here/../target/dist/warmroute}
@@ -32,12 +33,12 @@ for k in 0 1 2 3; do
     workers_with_events+="  - {url: http://$address, events: {from: zmq, endpoint: $events, replay: $replay}}"$'\n'
 done
 
-start() { # NAME PORT WORKERS MODELS
+start() { # NAME PORT WORKERS MODELS [BINARY]
     {
         printf 'api: {listen: "127.0.0.1:%s"}\nadmin: {listen: "127.0.0.1:%s"}\n' "$2" $(($2 + 1))
         printf 'log: {level: warn, access: false}\nmodels: [%s]\nworkers:\n%s' "$4" "$3"
     } >"$work/$1.yaml"
-    "$warmroute" serve --config "$work/$1.yaml" >"$work/$1.log" 2>&1 &
+    "${5:-$warmroute}" serve --config "$work/$1.yaml" >"$work/$1.log" 2>&1 &
     pids+=($!)
     until_up "http://127.0.0.1:$(($2 + 1))/readyz"
 }
@@ -53,6 +54,12 @@ start predicted 8091 "$workers" ''
 predicted=${pids[-1]}
 start exact 8093 "$workers_with_events" "{name: mock, tokenizer: {from: folder, path: $model}}"
 exact=${pids[-1]}
+builds=() port=8081
+for build in ${ALSO:-}; do
+    start "${build%%=*}" "$port" "$workers_with_events" "{name: mock, tokenizer: {from: folder, path: $model}}" "${build#*=}"
+    builds+=("${build%%=*}=$port:${pids[-1]}")
+    port=$((port + 2))
+done
 sleep 2
 
-DISTINCT=${DISTINCT:-100000} "$here/rig/compare.sh" "${others[@]}" predicted=8091:"$predicted" exact=8093:"$exact"
+DISTINCT=${DISTINCT:-100000} "$here/rig/compare.sh" "${others[@]}" predicted=8091:"$predicted" exact=8093:"$exact" "${builds[@]}"

@@ -135,8 +135,10 @@ where
                     request.extensions_mut().insert(upgrade.clone());
                 }
                 // Boxed, because hyper keeps room for it while the body is sent; and here, because an `async` block that
-                // awaits it would have room for it twice and copy it from one place to the other.
-                let response = Box::pin((handler.handler)(request, peer));
+                // awaits it would have room for it twice and copy it from one place to the other. Allocated first: then
+                // only what it starts with is written, and not all 20 kB of room that it has.
+                let place = Box::new_uninit();
+                let response = Box::into_pin(Box::write(place, (handler.handler)(request, peer)));
                 async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
             }
         });
