@@ -50,13 +50,14 @@ for other in ${OTHERS:-nginx}; do
     others+=("$other=$port:$pid")
     port=$((port + 1))
 done
+with_tokenizer="{name: mock, tokenizer: {from: folder, path: $model}}"
 start predicted 8091 "$workers" ''
 predicted=${pids[-1]}
-start exact 8093 "$workers_with_events" "{name: mock, tokenizer: {from: folder, path: $model}}"
+start exact 8093 "$workers_with_events" "$with_tokenizer"
 exact=${pids[-1]}
 builds=() port=8081
 for build in ${ALSO:-}; do
-    start "${build%%=*}" "$port" "$workers_with_events" "{name: mock, tokenizer: {from: folder, path: $model}}" "${build#*=}"
+    start "${build%%=*}" "$port" "$workers_with_events" "$with_tokenizer" "${build#*=}"
     builds+=("${build%%=*}=$port:${pids[-1]}")
     port=$((port + 2))
 done

@@ -37,7 +37,8 @@ pub struct Settings {
     #[schemars(extend("min" = "0s"))]
     pub flush_interval: Duration,
     /// The same while no client reads the response from the replica that runs it. It delays readers on other replicas;
-    /// what a replica has not stored when it dies is generated again or lost, and a response that is cancelled may end without it.
+    /// what a replica has not stored when it dies is generated again or lost, and a response that is cancelled may end
+    /// without it.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub unread_flush_interval: Duration,
