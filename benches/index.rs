@@ -91,6 +91,15 @@ fn empty(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
     }
 }
 
+/// As vLLM reports evictions of single blocks: a call for each block.
+fn empty_one_by_one(trees: &mut [Tree], chains: &[Vec<Vec<NewBlock>>]) {
+    for (tree, chains) in trees.iter_mut().zip(chains) {
+        for block in chains.iter().flat_map(|chain| chain.iter().rev()) {
+            tree.remove(&[block.name], Tier::Gpu);
+        }
+    }
+}
+
 fn with_trees() -> (Arc<PrefixIndexes>, Arc<PrefixIndex>, Vec<Tree>) {
     let indexes = PrefixIndexes::new(Settings::default(), &Registry::default());
     let index = indexes.index(&"m".into(), NonZeroU32::MIN);
@@ -131,15 +140,22 @@ fn index(criterion: &mut Criterion) {
             BatchSize::PerIteration,
         );
     });
+    let filled = || {
+        let (indexes, index, mut trees) = with_trees();
+        fill(&mut trees, &chains);
+        (indexes, index, trees)
+    };
     group.bench_function("remove", |bencher| {
-        let filled = || {
-            let (indexes, index, mut trees) = with_trees();
-            fill(&mut trees, &chains);
-            (indexes, index, trees)
-        };
         bencher.iter_batched_ref(
             filled,
             |(_, _, trees)| empty(trees, &chains),
+            BatchSize::PerIteration,
+        );
+    });
+    group.bench_function("remove, a call for each block", |bencher| {
+        bencher.iter_batched_ref(
+            filled,
+            |(_, _, trees)| empty_one_by_one(trees, &chains),
             BatchSize::PerIteration,
         );
     });

@@ -23,6 +23,8 @@ pub(super) struct SetInterner {
     /// The last change asked for: a run of blocks asks for the same one again and again.
     last: Change,
     content_bytes: usize,
+    /// What [`SetInterner::bytes`] was when sets were made or freed last.
+    bytes: usize,
 }
 
 /// A tree's residency in a set changed from `was` to `residency`, which gives the set `to`.
@@ -49,19 +51,25 @@ impl SetInterner {
                 was: Residency::Absent,
             },
             content_bytes: 0,
+            bytes: 0,
         }
     }
 
     /// Memory of the sets, without the part of the last piece of each class that was never used: the system gives
     /// no memory for it.
+    #[inline]
     pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn count_bytes(&mut self) {
         let words = |(class, sets): (usize, &Vec<u32>)| sets.len() * stride(class) * 8;
         let words: usize = self.referrers.iter().enumerate().map(words).sum();
         let numbers = self.referrers.iter().chain(&self.free);
         let numbers: usize = numbers.map(|numbers| numbers.capacity() * 4).sum();
         // A map has a control byte for each entry, and room for a seventh more.
         let ids = self.ids.capacity() * 8 / 7 * (size_of::<(Box<[u64]>, SetId)>() + 1);
-        words + numbers + ids + self.content_bytes
+        self.bytes = words + numbers + ids + self.content_bytes;
     }
 
     /// Of [`SetInterner::bytes`], the words of free sets. Lookups may be reading them, so they are used again and never
@@ -85,6 +93,7 @@ impl SetInterner {
     pub(super) fn shrink(&mut self) {
         if self.ids.capacity() > 64 + self.ids.len() * 8 {
             self.ids.shrink_to(self.ids.len() * 2);
+            self.count_bytes();
         }
     }
 
@@ -259,6 +268,7 @@ impl SetInterner {
         words[0].store((generation + 2) << 16 | content.len() as u64, Release);
         self.content_bytes += size_of_val(content);
         self.ids.insert(content.into(), set);
+        self.count_bytes();
         set
     }
 
@@ -269,6 +279,7 @@ impl SetInterner {
         self.content_bytes -= size_of_val(&content[..]);
         let (class, index) = class_of(set);
         self.free[class].push(index);
+        self.count_bytes();
         if self.last.from == set || self.last.to == set {
             self.last = Change {
                 from: EMPTY_SET,

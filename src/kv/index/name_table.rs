@@ -26,7 +26,14 @@ pub(super) struct NameTable {
     /// Buckets that share as many bits as the directory distinguishes.
     deepest: usize,
     max_depth: u32,
+    /// Hashes and blocks of entries that are to be removed. Their blocks do not have the names any more, or a name was
+    /// entered anew: then there are two equal entries, and it does not matter which one goes.
+    stale: Vec<(u32, BlockId)>,
 }
+
+/// Entries are removed once so many are stale, the oldest ones: their cache lines have come by then.
+const MAX_STALE: usize = 96;
+const REMOVED_AT_ONCE: usize = 64;
 
 /// The outcome of giving a block a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +65,7 @@ impl NameTable {
             buckets: vec![Bucket::new(0, 0)],
             deepest: 1,
             max_depth,
+            stale: Vec::with_capacity(MAX_STALE),
         }
     }
 
@@ -65,12 +73,14 @@ impl NameTable {
         self.buckets.len() * LINES_BYTES
             + self.buckets.capacity() * size_of::<Bucket>()
             + self.directory.capacity() * 4
+            + self.stale.capacity() * size_of::<(u32, BlockId)>()
     }
 
     #[cfg(test)]
     pub(super) fn recount(&self) -> usize {
         let buckets = self.buckets.iter().map(Bucket::recount);
-        buckets.sum::<usize>() + size_of_val(&*self.directory)
+        let stale = MAX_STALE * size_of::<(u32, BlockId)>();
+        buckets.sum::<usize>() + size_of_val(&*self.directory) + stale
     }
 
     #[inline]
@@ -130,9 +140,34 @@ impl NameTable {
         Insert::Done
     }
 
+    /// Removes the name of a block that no longer has it, now or a little later: the caller need not wait for the
+    /// entry's cache line.
     #[inline]
-    pub(super) fn remove(&mut self, name: u64, block: BlockId) {
+    pub(super) fn remove_soon(&mut self, name: u64, block: BlockId) {
         let hash = spread(name);
+        prefetch(self.buckets[self.bucket_of(hash)].home(hash));
+        if self.stale.len() == MAX_STALE {
+            self.remove_stale(REMOVED_AT_ONCE);
+        }
+        self.stale.push((hash, block));
+    }
+
+    /// Removes all names that are to be removed.
+    pub(super) fn remove_all_stale(&mut self) {
+        self.remove_stale(self.stale.len());
+    }
+
+    #[inline(never)]
+    fn remove_stale(&mut self, oldest: usize) {
+        let mut stale = std::mem::take(&mut self.stale);
+        for (hash, block) in stale.drain(..oldest) {
+            self.remove(hash, block);
+        }
+        self.stale = stale;
+    }
+
+    #[inline]
+    fn remove(&mut self, hash: u32, block: BlockId) {
         let index = self.bucket_of(hash);
         let bucket = &mut self.buckets[index];
         bucket.remove(hash, block);
@@ -235,17 +270,23 @@ mod tests {
             let block = name as u32;
             if put {
                 let expected = model.get(&name).copied();
-                match table.insert(name, block, |block| u64::from(block) == name) {
+                match table.insert(name, block, |block| expected == Some(block)) {
                     Insert::Taken(block) => assert_eq!(Some(block), expected),
                     Insert::Done => assert_eq!(model.insert(name, block), None),
                     Insert::NoRoom => {
-                        assert!(model.len() >= MAX_ENTRIES as usize && expected.is_none())
+                        let entries = model.len() + table.stale.len();
+                        assert!(entries >= MAX_ENTRIES as usize && expected.is_none())
                     }
                 }
             } else if model.remove(&name).is_some() {
-                table.remove(name, block);
+                table.remove_soon(name, block);
             }
         }
+        for name in 0..names {
+            let expected = model.get(&name).copied();
+            assert_eq!(table.find(name, |block| expected == Some(block)), expected);
+        }
+        table.remove_all_stale();
         for name in 0..names {
             let found = table.find(name, |block| u64::from(block) == name);
             assert_eq!(found, model.get(&name).copied());
@@ -275,16 +316,18 @@ mod tests {
         }
         let full = table.bytes();
         for name in names.clone().filter(|name| name % 100 > 0) {
-            table.remove(name, name as u32);
+            table.remove_soon(name, name as u32);
         }
+        table.remove_all_stale();
         assert!(table.bytes() < full / 20, "{} of {full}", table.bytes());
         for name in names.clone() {
             let found = table.find(name, |block| u64::from(block) == name);
             assert_eq!(found, (name % 100 == 0).then_some(name as u32));
         }
         for name in names.filter(|name| name % 100 == 0) {
-            table.remove(name, name as u32);
+            table.remove_soon(name, name as u32);
         }
+        table.remove_all_stale();
         assert_eq!((table.buckets.len(), table.directory.len()), (1, 1));
         assert!(table.bytes() <= empty + 64 * size_of::<Bucket>());
     }

@@ -50,8 +50,6 @@ pub(super) struct Writer {
     sets: SetInterner,
     trees: Vec<Option<Box<TreeState>>>,
     free_slots: BTreeSet<Slot>,
-    /// Names in the name table of blocks that have no owner any more.
-    stale_names: Vec<(u64, BlockId)>,
     /// Scratch space.
     paths: Vec<u64>,
     /// Blocks that any tree owns.
@@ -88,7 +86,6 @@ impl Writer {
             sets: SetInterner::new(),
             trees: Vec::new(),
             free_slots: BTreeSet::new(),
-            stale_names: Vec::new(),
             paths: Vec::new(),
             blocks: 0,
             memberships: 0,
@@ -162,7 +159,6 @@ impl Writer {
             + self.starts.table.bytes()
             + self.forks.table.bytes()
             + (self.free.capacity() + self.trees.capacity() * 2) * 4
-            + self.stale_names.capacity() * size_of::<(u64, BlockId)>()
             + self.paths.capacity() * 8
             + ForkFilter::BYTES
     }
@@ -278,7 +274,7 @@ impl Writer {
         if meta.named >> offset & 1 == 1 {
             meta.named &= !(1 << offset);
             let name = self.chunk(page).rows[page as usize % CHUNK].names[offset];
-            self.stale_names.push((name, block_id(page, offset)));
+            self.names.remove_soon(name, block_id(page, offset));
         }
     }
 
@@ -312,17 +308,6 @@ impl Writer {
         head.last.store(body.paths[len - 1].load(Relaxed), Relaxed);
         head.common.store(body.common(len), Relaxed);
         head.close(len);
-    }
-
-    /// Takes the names of blocks without owners out of the name table.
-    #[inline]
-    fn purge_names(&mut self) {
-        for (name, _) in &self.stale_names {
-            self.names.prefetch(*name);
-        }
-        for (name, block) in self.stale_names.drain(..) {
-            self.names.remove(name, block);
-        }
     }
 }
 

@@ -14,11 +14,13 @@ use crate::kv::index::types::{CopyReport, NewBlock};
 
 impl Writer {
     /// Adds the tree to the owners of a page's blocks, from `block` on, as long as the blocks have these
-    /// paths and names and the same owners, and the tree is not among them. Returns how many.
+    /// paths and names and the same owners, and the tree is not among them and knows nothing else by the names. Returns
+    /// how many.
     #[inline]
     pub(super) fn add_owner_to_run(
         &mut self,
         shared: &Shared,
+        tree: &TreeState,
         store: StoreContext,
         block: BlockId,
         paths: &[u64],
@@ -41,6 +43,7 @@ impl Writer {
                 body.paths[*offset].load(Relaxed) == **path
                     && body.owners[*offset].load(Relaxed) == old
                     && chunk.has_name(page, *offset, block.name.0)
+                    && tree.alias(block.name).is_none()
             })
             .count();
         if run == 0 {

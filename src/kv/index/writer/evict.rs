@@ -97,7 +97,7 @@ impl Writer {
         for (_, _, page) in oldest {
             self.evict_page(shared, page);
         }
-        self.purge_names();
+        self.names.remove_all_stale();
         for slot in 0..self.trees.len() as Slot {
             if let Some(mut tree) = self.take_tree(slot) {
                 tree.shrink_if_sparse();

@@ -202,10 +202,10 @@ impl Writer {
         {
             let placed = placement.placed;
             let block = block_id(page, offset);
-            let run = match store.is_default && !tree.has_aliases() {
+            let run = match store.is_default {
                 true => {
                     let (paths, blocks) = (&paths[placed..], &blocks[placed..]);
-                    self.add_owner_to_run(shared, store, block, paths, blocks)
+                    self.add_owner_to_run(shared, tree, store, block, paths, blocks)
                 }
                 false => 0,
             };
@@ -219,7 +219,9 @@ impl Writer {
             let is_new = self.add_owner(shared, tree, store, block);
             added += usize::from(is_new);
             let name = blocks[placed].name;
-            if !self.has_name(block, name) || tree.has_aliases() {
+            let is_known_so =
+                self.has_name(block, name) && !tree.has_alias(block) && tree.alias(name).is_none();
+            if !is_known_so {
                 // The new name may make the tree forget other blocks of this page, not this one.
                 tree.count_page(page, std::mem::take(&mut added));
                 self.set_name(shared, tree, store.slot, block, name, is_new);
@@ -250,17 +252,15 @@ impl Writer {
         let mut next = (NO_ID, 0);
         head.prepare_append();
         while offset < end {
-            if !tree.has_aliases() {
-                let placed = placement.placed;
-                let (paths, blocks) = (&paths[placed..placed + end - offset], &blocks[placed..]);
-                let new = self.append(page, offset, placement.owner, body, paths, blocks);
-                if new > 0 {
-                    offset += new;
-                    placement.advance(new, page, offset);
-                }
-                if offset == end {
-                    break;
-                }
+            let placed = placement.placed;
+            let of_page = (&paths[placed..placed + end - offset], &blocks[placed..]);
+            let new = self.append(tree, page, offset, placement.owner, body, of_page);
+            if new > 0 {
+                offset += new;
+                placement.advance(new, page, offset);
+            }
+            if offset == end {
+                break;
             }
             let (path, name) = (paths[placement.placed], blocks[placement.placed].name);
             if offset > 0
@@ -326,17 +326,17 @@ impl Writer {
         }
     }
 
-    /// Appends blocks to a page as long as they are plainly new: no fork can begin with their path, and
-    /// no name in the table has the same hash. Returns how many.
+    /// Appends blocks to a page as long as they are plainly new: no fork can begin with their path, no name in the table
+    /// has the same hash, and the tree has no such alias. Returns how many.
     #[inline]
     fn append(
         &mut self,
+        tree: &TreeState,
         page: PageId,
         first: usize,
         owner: SetId,
         body: &Body,
-        paths: &[u64],
-        blocks: &[NewBlock],
+        (paths, blocks): (&[u64], &[NewBlock]),
     ) -> usize {
         let Self { names, chunks, .. } = self;
         let chunk = &mut chunks[page as usize / CHUNK];
@@ -353,7 +353,8 @@ impl Writer {
             if let Some(ahead) = blocks.get(done + AHEAD) {
                 names.prefetch(ahead.name.0);
             }
-            if !names.insert_if_new(block.name.0, block_id(page, offset)) {
+            let is_alias = tree.alias(block.name).is_some();
+            if is_alias || !names.insert_if_new(block.name.0, block_id(page, offset)) {
                 break;
             }
             to_path.store(*path, Relaxed);

@@ -7,16 +7,36 @@ use super::Writer;
 use super::copies::{UNKNOWN, residency_of};
 use super::page_rows::PageRow;
 use super::tree_state::TreeState;
+use crate::kv::block::SEGMENT_BLOCKS;
 use crate::kv::event::{EngineHash, Tier};
-use crate::kv::index::owner_sets::{EMPTY_SET, Residency, Slot};
+use crate::kv::index::owner_sets::{EMPTY_SET, Residency, SetId, Slot};
 use crate::kv::index::pages::{BlockId, CHUNK, NO_ID, PageId, block_id, locate};
 use crate::kv::index::shared::Shared;
 use crate::kv::index::simd::prefetch;
+use crate::kv::index::sync::AtomicU32;
 
-/// A page while blocks are removed from it, and how many the tree no longer owns.
+/// A page while blocks are removed from it.
 struct Removal {
     page: PageId,
+    /// How many blocks the tree no longer owns.
     removed: usize,
+    /// The owner set that all blocks of the page had and those still have that come before `first`; none if they differ.
+    common: SetId,
+    first: usize,
+    /// Whether maps of the tree may have changed their size.
+    has_changed_maps: bool,
+}
+
+impl Removal {
+    fn of(page: PageId) -> Self {
+        Self {
+            page,
+            removed: 0,
+            common: EMPTY_SET,
+            first: SEGMENT_BLOCKS,
+            has_changed_maps: false,
+        }
+    }
 }
 
 impl Writer {
@@ -32,12 +52,11 @@ impl Writer {
             return names.len();
         };
         let mut missing = 0;
-        // Engines remove a chain from its end, so the next name is likely that of the block before.
-        let mut guess = NO_ID;
-        let mut removal = Removal {
-            page: NO_ID,
-            removed: 0,
-        };
+        // Engines remove a chain from its end, so the next name is likely that of the block before; also after the last
+        // call.
+        let mut guess = tree.next_removed.unwrap_or(NO_ID);
+        let mut removal = Removal::of(NO_ID);
+        let mut is_smaller = false;
         let mut left = names;
         while let [name, rest @ ..] = left {
             let found = self
@@ -52,18 +71,24 @@ impl Writer {
             };
             let (page, offset) = locate(block);
             if removal.page != page {
-                self.finish(shared, &mut tree, &removal);
-                removal = Removal { page, removed: 0 };
-                self.invalidate(shared, page);
-                self.prefetch_parent(shared, page);
+                is_smaller |= self.finish(shared, &mut tree, &removal);
+                removal = Removal::of(page);
+                let common = &shared.pages.get(page).0.common;
+                removal.common = common.load(Relaxed);
+                common.store(EMPTY_SET, Relaxed);
+                // Of calls with one name each, some are enough.
+                if names.len() > 1 || offset % 8 == 7 {
+                    self.prefetch_parent(shared, page);
+                }
             }
             let mut run = 0;
-            if tier == Tier::Gpu && tree.has_default_copies() && !tree.has_aliases() {
-                run = self.remove_owner_from_run(shared, slot, block, left);
+            if tier == Tier::Gpu && tree.is_plain(block) {
+                run = self.remove_owner_from_run(shared, &tree, slot, block, left, &mut removal);
                 tree.blocks[Tier::Gpu as usize] -= run as u64;
-                removal.removed += run;
             }
             if run == 0 {
+                removal.common = EMPTY_SET;
+                removal.has_changed_maps = true;
                 match self.remove_copy(shared, &mut tree, slot, block, tier) {
                     Some(Residency::Absent) => removal.removed += 1,
                     Some(_) => {}
@@ -77,23 +102,32 @@ impl Writer {
                 offset => block_id(page, offset - 1),
             };
         }
-        self.finish(shared, &mut tree, &removal);
-        self.purge_names();
-        tree.shrink_if_sparse();
-        self.put_back(slot, tree);
-        self.shrink_tables(shared);
+        tree.next_removed = (guess != NO_ID).then_some(guess);
+        is_smaller |= self.finish(shared, &mut tree, &removal);
+        if is_smaller {
+            tree.shrink_if_sparse();
+            self.put_back(slot, tree);
+            self.shrink_tables(shared);
+        } else {
+            self.trees[slot as usize] = Some(tree);
+        }
+        if self.blocks == 0 {
+            self.names.remove_all_stale();
+        }
         missing
     }
 
     /// Removes the tree from the owners of a page's blocks, from `block` backwards, as long as they have
-    /// these names and the same owners. Returns how many; none if the tree does not have the first one
-    /// in the GPU. The tree must have no aliases and only default copies.
+    /// these names and the same owners, and are plain to the tree, as the first one is. Returns how many; none if the
+    /// tree does not have the first one in the GPU.
     fn remove_owner_from_run(
         &mut self,
         shared: &Shared,
+        tree: &TreeState,
         slot: Slot,
         block: BlockId,
         names: &[EngineHash],
+        removal: &mut Removal,
     ) -> usize {
         let (page, last) = locate(block);
         let (_, body) = shared.pages.get(page);
@@ -104,15 +138,19 @@ impl Writer {
         let new = self
             .sets
             .with_residency(&shared.sets, old, slot, Residency::Absent);
-        let chunk = &mut self.chunks[page as usize / CHUNK];
-        let mut run = 0;
-        for (name, offset) in names.iter().zip((0..=last).rev()) {
-            let is_next = run == 0 || chunk.has_name(page, offset, name.0);
-            if !is_next || body.owners[offset].load(Relaxed) != old {
-                break;
-            }
-            run += 1;
-        }
+        let row = &mut self.chunks[page as usize / CHUNK].rows[page as usize % CHUNK];
+        let PageRow { meta, names: known } = row;
+        // The block itself has the first name. Those before it have names back to the first that has none.
+        let unnamed = !meta.named & ((1 << last) - 1);
+        let floor = (u32::BITS - unnamed.leading_zeros()) as usize;
+        let before = known[floor..last].iter().zip(&body.owners[floor..last]);
+        let before = before.zip(block_id(page, floor)..block);
+        let before = before.rev().zip(&names[1..]);
+        let is_next =
+            |(((known, owners), block), name): &(((&u64, &AtomicU32), BlockId), &EngineHash)| {
+                **known == name.0 && owners.load(Relaxed) == old && tree.is_plain(*block)
+            };
+        let run = 1 + before.take_while(is_next).count();
         let first = last + 1 - run;
         self.sets.retain(new, run as u32);
         for owners in &body.owners[first..=last] {
@@ -120,16 +158,19 @@ impl Writer {
         }
         if new == EMPTY_SET {
             self.blocks -= run as u64;
-            let PageRow { meta, names } = &mut chunk.rows[page as usize % CHUNK];
             meta.owned -= run as u32;
             for offset in (first..=last).rev() {
                 if meta.named >> offset & 1 == 1 {
-                    self.stale_names
-                        .push((names[offset], block_id(page, offset)));
+                    self.names
+                        .remove_soon(known[offset], block_id(page, offset));
                 }
             }
             meta.named &= !(((1 << run) - 1) << first);
+            removal.first = removal.first.min(first);
+        } else {
+            removal.common = EMPTY_SET;
         }
+        removal.removed += run;
         self.sets.release(&shared.sets, old, run as u32);
         run
     }
@@ -150,8 +191,7 @@ impl Writer {
         }
     }
 
-    /// Whether a guessed block is the one that the tree knows by this name. A tree with aliases must
-    /// look the name up.
+    /// Whether a guessed block is the one that the tree knows by this name.
     #[inline]
     pub(super) fn is_block_named(
         &self,
@@ -161,10 +201,9 @@ impl Writer {
         guess: BlockId,
         name: EngineHash,
     ) -> bool {
-        if guess == NO_ID || tree.has_aliases() {
-            return false;
-        }
-        self.has_name(guess, name) && self.residency(shared, slot, guess) != Residency::Absent
+        guess != NO_ID
+            && self.has_name(guess, name)
+            && self.owns_by_table_name(shared, tree, slot, guess)
     }
 
     /// Removes one copy. Returns where the tree still has the block; none if it had no copy in that tier.
@@ -194,13 +233,35 @@ impl Writer {
         Some(left)
     }
 
-    fn finish(&mut self, shared: &Shared, tree: &mut TreeState, removal: &Removal) {
-        if removal.page == NO_ID {
-            return;
+    /// Brings a page and the tree up to date. Returns whether the tree's maps may have changed their size, or the page
+    /// is free.
+    fn finish(&mut self, shared: &Shared, tree: &mut TreeState, removal: &Removal) -> bool {
+        let page = removal.page;
+        if page == NO_ID {
+            return false;
         }
-        tree.discount_page(removal.page, removal.removed);
+        let has_left = tree.discount_page(page, removal.removed);
         self.memberships -= removal.removed as u64;
-        self.refresh(shared, removal.page);
+        if removal.common != EMPTY_SET && removal.first > 0 {
+            let (head, body) = shared.pages.get(page);
+            let is_at_end = || {
+                let removed = &body.owners[removal.first..head.len()];
+                removed
+                    .iter()
+                    .all(|owners| owners.load(Relaxed) == EMPTY_SET)
+            };
+            if is_at_end() {
+                // The blocks that are left still have the same owners.
+                head.open();
+                let last = body.paths[removal.first - 1].load(Relaxed);
+                head.last.store(last, Relaxed);
+                head.common.store(removal.common, Relaxed);
+                head.close(removal.first);
+                return has_left || removal.has_changed_maps;
+            }
+        }
+        self.refresh(shared, page);
+        has_left || removal.has_changed_maps || self.meta(page).owned == 0
     }
 
     /// Removes all copies of one block from a tree.
@@ -213,7 +274,6 @@ impl Writer {
     ) {
         let (page, offset) = locate(block);
         self.forget_in_page(shared, tree, slot, page, offset..offset + 1);
-        self.purge_names();
     }
 
     /// Removes all copies of a tree's blocks in a part of a page. Returns how many blocks.
@@ -225,7 +285,7 @@ impl Writer {
         page: PageId,
         offsets: Range<usize>,
     ) -> usize {
-        let mut removal = Removal { page, removed: 0 };
+        let mut removal = Removal::of(page);
         self.invalidate(shared, page);
         for offset in offsets {
             let block = block_id(page, offset);
@@ -254,14 +314,10 @@ impl Writer {
         for page in pages {
             let len = shared.pages.get(page).0.len();
             self.forget_in_page(shared, &mut tree, slot, page, 0..len);
-            if self.stale_names.len() >= 64 {
-                self.purge_names();
-            }
         }
-        self.purge_names();
+        self.names.remove_all_stale();
         tree.shrink();
         self.put_back(slot, tree);
-        self.stale_names = Vec::new();
         self.shrink_tables(shared);
     }
 }

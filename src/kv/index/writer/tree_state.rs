@@ -29,6 +29,8 @@ pub(in crate::kv::index) struct TreeState {
     /// Whether the memory limit took blocks since this was last asked.
     pub(in crate::kv::index) was_evicted: bool,
     ends: ChainEnds,
+    /// The block before the one that was removed last: a guess at the one that is removed next.
+    pub(super) next_removed: Option<BlockId>,
     /// The bytes that the writer's total has for this tree.
     pub(super) counted_bytes: usize,
 }
@@ -89,13 +91,14 @@ impl TreeState {
     }
 
     #[inline]
-    pub(super) fn has_aliases(&self) -> bool {
-        !self.aliases.is_empty()
-    }
-
-    #[inline]
     pub(super) fn has_alias(&self, block: BlockId) -> bool {
         !self.names.is_empty() && self.names.contains_key(&block)
+    }
+
+    /// Whether the tree knows a block by its name in the name table, and has the copies that its residency stands for.
+    #[inline]
+    pub(super) fn is_plain(&self, block: BlockId) -> bool {
+        !self.has_alias(block) && (self.copies.is_empty() || !self.copies.contains_key(&block))
     }
 
     pub(super) fn alias_of(&self, block: BlockId) -> Option<EngineHash> {
@@ -115,12 +118,6 @@ impl TreeState {
         {
             self.aliases.remove(&name);
         }
-    }
-
-    /// Whether all blocks have the copies that their residency stands for.
-    #[inline]
-    pub(super) fn has_default_copies(&self) -> bool {
-        self.copies.is_empty()
     }
 
     #[inline]
@@ -171,15 +168,18 @@ impl TreeState {
         }
     }
 
+    /// Returns whether the tree has no block left in some group of pages.
     #[inline]
-    pub(super) fn discount_page(&mut self, page: PageId, fewer: usize) {
+    pub(super) fn discount_page(&mut self, page: PageId, fewer: usize) -> bool {
         self.len -= fewer as u64;
         if let Some(group) = self.pages.get_mut(&(page / GROUP as u32)) {
             group[page as usize % GROUP] -= fewer as u8;
             if *group == [0; GROUP] {
                 self.pages.remove(&(page / GROUP as u32));
+                return true;
             }
         }
+        false
     }
 
     /// The pages of which the tree owns any block.
