@@ -222,9 +222,16 @@ impl Modelled {
                 if *is_tail_first {
                     names.reverse();
                 }
+                // Many engines report each removed block alone.
+                let at_once = match *is_tail_first && run.len % 2 == 1 {
+                    true => 1,
+                    false => LENGTH,
+                };
                 let (tree, model, _) = &mut self.trees[run.tree];
-                let expected = model.remove(&names, run.tier);
-                assert_eq!(tree.remove(&names, run.tier), expected, "{step:?}");
+                for names in names.chunks(at_once) {
+                    let expected = model.remove(names, run.tier);
+                    assert_eq!(tree.remove(names, run.tier), expected, "{step:?}");
+                }
             }
             Step::Clear(tree) => {
                 self.trees[*tree].0.clear();

@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 
 use super::Writer;
 use super::copies::{UNKNOWN, residency_of};
-use super::page_rows::PageRow;
+use super::page_rows::{PageMeta, PageRow};
 use super::tree_state::TreeState;
 use crate::kv::block::SEGMENT_BLOCKS;
 use crate::kv::event::{EngineHash, Tier};
-use crate::kv::index::owner_sets::{EMPTY_SET, Residency, SetId, Slot};
+use crate::kv::index::owner_sets::{EMPTY_SET, Residency, SetId, Slot, sole_owner};
 use crate::kv::index::pages::{BlockId, CHUNK, NO_ID, PageId, block_id, locate};
 use crate::kv::index::shared::Shared;
 use crate::kv::index::simd::prefetch;
@@ -48,6 +48,11 @@ impl Writer {
         names: &[EngineHash],
         tier: Tier,
     ) -> usize {
+        if let ([name], Tier::Gpu) = (names, tier)
+            && self.remove_page_end(shared, slot, *name)
+        {
+            return 0;
+        }
         let Some(mut tree) = self.take_tree(slot) else {
             return names.len();
         };
@@ -115,6 +120,52 @@ impl Writer {
             self.names.remove_all_stale();
         }
         missing
+    }
+
+    /// Removes the block before the one that was removed last, if it has this name, only this tree owns it, and it is
+    /// the last one of its page, but not the first. Engines that evict report most blocks so, and one at a time.
+    #[inline]
+    fn remove_page_end(&mut self, shared: &Shared, slot: Slot, name: EngineHash) -> bool {
+        let Some(tree) = self.trees.get_mut(slot as usize).and_then(Option::as_mut) else {
+            return false;
+        };
+        let Some(block) = tree.next_removed else {
+            return false;
+        };
+        let (page, last) = locate(block);
+        let (head, body) = shared.pages.get(page);
+        let chunk = &mut self.chunks[page as usize / CHUNK];
+        let is_it = last > 0
+            && head.len() == last + 1
+            && chunk.has_name(page, last, name.0)
+            && body.owners[last].load(Relaxed) == sole_owner(slot, Residency::Gpu)
+            && body.owners[last - 1].load(Relaxed) != EMPTY_SET
+            && tree.is_plain(block);
+        if !is_it {
+            return false;
+        }
+        let PageMeta { owned, named, .. } = &mut chunk.rows[page as usize % CHUNK].meta;
+        *owned -= 1;
+        *named &= !(1 << last);
+        self.names.remove_soon(name.0, block);
+        self.blocks -= 1;
+        self.memberships -= 1;
+        tree.blocks[Tier::Gpu as usize] -= 1;
+        tree.discount_page(page, 1);
+        tree.next_removed = Some(block - 1);
+        let common = match head.common.load(Relaxed) {
+            EMPTY_SET => body.common(last),
+            common => common,
+        };
+        head.open();
+        body.owners[last].store(EMPTY_SET, Relaxed);
+        head.last.store(body.paths[last - 1].load(Relaxed), Relaxed);
+        head.common.store(common, Relaxed);
+        head.close(last);
+        if last == SEGMENT_BLOCKS / 2 {
+            self.prefetch_parent(shared, page);
+        }
+        true
     }
 
     /// Removes the tree from the owners of a page's blocks, from `block` backwards, as long as they have
