@@ -23,6 +23,12 @@ use crate::prompt::Api;
 /// The histogram of gaps is shared by all streams of a worker, so a stream adds to it this often and not with each piece.
 const GAPS_TIME: Duration = Duration::from_secs(1);
 
+/// An answer whose reader takes tokens late says how fast its worker is only if it takes longer.
+const LATE_TIME_MIN: Duration = Duration::from_secs(2);
+
+/// The gaps of so many tokens of one piece are counted.
+const LATE_TOKENS_MAX: u64 = 100;
+
 /// The gaps between a stream's pieces that the histogram does not have yet; it gets them when this is dropped.
 #[derive(Debug)]
 struct Gaps {
@@ -40,6 +46,8 @@ pub(super) struct Meter {
     summary: Option<SummaryCell>,
     client: ClientKey,
     is_events: bool,
+    /// Its reader lets tokens come together, so the gap before a piece is that of all its tokens.
+    is_read_late: bool,
     has_token: bool,
     /// The worker was lost and reported, and no other goes on yet.
     is_lost: bool,
@@ -83,6 +91,7 @@ impl Meter {
             summary,
             client,
             is_events,
+            is_read_late: false,
             has_token: false,
             is_lost: false,
             is_next: false,
@@ -94,6 +103,11 @@ impl Meter {
             entry,
             passed: traced::Passed::default(),
         }
+    }
+
+    /// For an answer whose reader does not take each token when it comes.
+    pub(super) fn set_read_late(&mut self) {
+        self.is_read_late = true;
     }
 
     pub(super) fn on_data(&mut self, now: Instant, data: &Bytes) {
@@ -110,9 +124,10 @@ impl Meter {
             });
             return;
         }
+        let tokens = count_tokens(self.count.wire(), data);
         let mut is_first = false;
         if self.has_token {
-            self.on_gap(now);
+            self.on_gap(now, tokens);
             if self.is_next {
                 self.is_next = false;
                 self.running.on_first_token(now);
@@ -136,7 +151,7 @@ impl Meter {
                 summary.update(|it| it.time_to_first_token = Some(waited));
             }
         }
-        self.tokens += count_tokens(self.count.wire(), data);
+        self.tokens += tokens;
         if is_first {
             self.first = Some((now, self.tokens));
         }
@@ -148,7 +163,7 @@ impl Meter {
         }
     }
 
-    fn on_gap(&mut self, now: Instant) {
+    fn on_gap(&mut self, now: Instant, tokens: u64) {
         let gap = now.saturating_duration_since(self.last);
         self.last = now;
         let series = &self.series;
@@ -156,7 +171,14 @@ impl Meter {
             counted: series.inter_token_latency.local(),
             since: now,
         });
-        gaps.counted.observe(gap.as_secs_f64());
+        let count = match self.is_read_late {
+            true => tokens.clamp(1, LATE_TOKENS_MAX),
+            false => 1,
+        };
+        let gap = gap.as_secs_f64() / count as f64;
+        for _ in 0..count {
+            gaps.counted.observe(gap);
+        }
         if gaps.since + GAPS_TIME <= now {
             gaps.counted.flush();
             gaps.since = now;
@@ -210,7 +232,9 @@ impl Meter {
         if let Some((first, tokens)) = self.first {
             let time = self.last.saturating_duration_since(first);
             let after = self.tokens.saturating_sub(tokens);
-            worker.decode_times.on_stream(after, time);
+            if !self.is_read_late || time >= LATE_TIME_MIN {
+                worker.decode_times.on_stream(after, time);
+            }
         }
         let last = self.usage.take();
         let usage = last.as_ref().and_then(|data| match self.count.wire() {

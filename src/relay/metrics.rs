@@ -96,7 +96,8 @@ impl Families {
             ),
             inter_token_latency: histograms(
                 "warmroute_inter_token_latency_seconds",
-                "Time between two pieces of a streamed answer.",
+                "Time between two pieces of a streamed answer. Pieces of background responses are read together, and the \
+                 time before them is shared by their tokens.",
                 INTER_TOKEN_LATENCY_SECONDS,
             ),
             // Not by worker: the time to the first token and the inter-token latency say which worker is slow.

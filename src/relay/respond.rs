@@ -136,9 +136,12 @@ impl Relay {
             deadline,
         };
         let summary = job.summary.clone();
-        let meter = Meter::new(
+        let mut meter = Meter::new(
             count, status, running, is_events, summary, job.client, entry,
         );
+        if job.is_background {
+            meter.set_read_late();
+        }
         response.map(|()| {
             stream::relay(
                 body,

@@ -292,16 +292,17 @@ pub(super) fn response_event(name: &str, number: u64, response: &[u8]) -> Vec<u8
     out
 }
 
-type PendingPiece = Pin<Box<dyn Future<Output = Option<(Vec<u8>, Reader)>> + Send>>;
+/// The reader goes from piece to piece, so it stays in its own place.
+type PendingPiece = Pin<Box<dyn Future<Output = Option<(Vec<u8>, Box<Reader>)>> + Send>>;
 
 struct ReaderBody(Option<PendingPiece>);
 
 /// The body reads only when it is polled, so a slow client costs nothing but its connection.
 pub(super) fn body(reader: Reader) -> http::Body {
-    ReaderBody(Some(next_piece(reader))).boxed_unsync()
+    ReaderBody(Some(next_piece(Box::new(reader)))).boxed_unsync()
 }
 
-fn next_piece(mut reader: Reader) -> PendingPiece {
+fn next_piece(mut reader: Box<Reader>) -> PendingPiece {
     Box::pin(async move { reader.next().await.map(|piece| (piece, reader)) })
 }
 

@@ -1,11 +1,14 @@
 //! An engine's answer to a background run: waits for a free worker, then reads in pieces worth storing.
 
-use std::pin::pin;
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use hyper::{Response, StatusCode};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::openai::error::ApiError;
 use crate::responses::background::settings::Settings;
@@ -21,6 +24,12 @@ const WORKER_PAUSE: Duration = Duration::from_millis(250);
 const WORKER_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// A piece is stored when it reaches this size.
 const PIECE_BYTES_MAX: usize = 64 << 10;
+/// Behind a frame of this size there may be more.
+const FRAME_BYTES: usize = 4 << 10;
+/// The shortest and the longest time between two reads while events are collected. The end of a stream, and a reader that
+/// comes, may be noticed so much later.
+const STEP_MIN: Duration = Duration::from_millis(10);
+const STEP_MAX: Duration = Duration::from_millis(50);
 /// What an engine may send after its last event, and for how long.
 const TRAILER_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -88,6 +97,11 @@ impl Pace {
             false => self.unwatched,
         }
     }
+
+    /// Time between two reads while events are collected.
+    fn step(self) -> Duration {
+        self.watched.clamp(STEP_MIN, STEP_MAX)
+    }
 }
 
 /// An engine's stream. Dropping it closes the connection, and the engine stops generating.
@@ -108,34 +122,61 @@ impl EngineStream {
 
     /// Collects what arrives until the first bytes have waited for long enough; the very first bytes of the stream are
     /// returned at once. True at the end of the stream.
+    ///
+    /// An engine sends each token on its own. Once some bytes wait, those behind them are left in the connection for
+    /// [`Pace::step`], and this task sleeps.
     pub(super) async fn read(&mut self, pace: Pace, is_watched: impl Fn() -> bool) -> bool {
-        let mut began = None;
-        let mut due = pin!(sleep(Duration::ZERO));
-        loop {
-            tokio::select! {
-                biased;
-                () = due.as_mut(), if began.is_some() => return false,
-                frame = self.engine.frame() => match frame {
-                    Some(Ok(frame)) => {
-                        self.piece.extend_from_slice(&frame.into_data().unwrap_or_default());
-                        if !std::mem::replace(&mut self.has_started, true) || self.piece.len() >= PIECE_BYTES_MAX {
-                            return false;
-                        }
-                        let now = tokio::time::Instant::from_std(observe::now());
-                        match began {
-                            None => {
-                                began = Some(now);
-                                due.as_mut().reset(now + pace.wait(is_watched()));
-                            }
-                            // A reader came meanwhile.
-                            Some(began) if now >= began + pace.watched && is_watched() => return false,
-                            Some(_) => {}
-                        }
-                    }
-                    Some(Err(_)) | None => return true,
-                },
+        let frame = self.engine.frame().await;
+        if self.on_frame(frame) {
+            return true;
+        }
+        if !std::mem::replace(&mut self.has_started, true) {
+            return false;
+        }
+        let mut now = Instant::from_std(observe::now());
+        let began = now;
+        while self.piece.len() < PIECE_BYTES_MAX {
+            // A reader may come meanwhile.
+            let due = began + pace.wait(is_watched());
+            if now >= due {
+                return false;
+            }
+            sleep_until(due.min(now + pace.step())).await;
+            if self.read_available() {
+                return true;
+            }
+            now = Instant::from_std(observe::now());
+        }
+        false
+    }
+
+    /// Reads what has arrived. True at the end of the stream. Nothing is woken by what arrives later.
+    fn read_available(&mut self) -> bool {
+        let mut quiet = Context::from_waker(Waker::noop());
+        while self.piece.len() < PIECE_BYTES_MAX {
+            let before = self.piece.len();
+            let Poll::Ready(frame) = Pin::new(&mut self.engine).poll_frame(&mut quiet) else {
+                break;
+            };
+            if self.on_frame(frame) {
+                return true;
+            }
+            // A frame that is not large has all that there is.
+            if self.piece.len() - before < FRAME_BYTES {
+                break;
             }
         }
+        self.engine.is_end_stream()
+    }
+
+    /// True at the end of the stream.
+    fn on_frame(&mut self, frame: Option<Result<Frame<Bytes>, http::BodyError>>) -> bool {
+        let Some(Ok(frame)) = frame else {
+            return true;
+        };
+        let data = frame.into_data().unwrap_or_default();
+        self.piece.extend_from_slice(&data);
+        false
     }
 
     pub(super) fn take(&mut self) -> Vec<u8> {
@@ -159,13 +200,9 @@ impl EngineStream {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::Pin;
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::Relaxed;
-    use std::task::{Context, Poll};
 
-    use bytes::Bytes;
-    use http_body::Frame;
     use tokio::sync::mpsc;
     use tokio::time::timeout;
 
@@ -216,7 +253,13 @@ mod tests {
         // It waits for no more than its own interval.
         send("5");
         assert!(!stream.read(pace, || true).await);
+        assert_eq!(stream.take(), b"5");
+        // Nor is the end waited for.
+        send("6");
+        send("7");
         drop(sender);
-        assert!(stream.read(pace, || true).await);
+        let end = timeout(Duration::from_secs(60), stream.read(pace, || false));
+        assert!(end.await.unwrap());
+        assert_eq!(stream.take(), b"67");
     }
 }
