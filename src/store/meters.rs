@@ -204,7 +204,7 @@ impl Meters {
         result
     }
 
-    fn count<T: Outcome>(&self, op: Op, started: Instant, result: &Result<T, Error>) {
+    pub(super) fn count<T: Outcome>(&self, op: Op, started: Instant, result: &Result<T, Error>) {
         let outcome = match result {
             Ok(value) => value.outcome(),
             Err(error) => error.as_str(),

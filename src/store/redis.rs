@@ -57,15 +57,14 @@ use super::{
 
 impl ResponseStore for Redis {
     fn admit(&self) -> StoreFuture<'_, ()> {
-        self.meter(Op::Admit, self.admit_now())
+        self.meter(Op::Admit, move || self.admit_now())
     }
 
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
-        let created = async move {
+        self.meter(Op::Create, move || async move {
             let _ = self.create_record(key, record, None).await?;
             Ok(())
-        };
-        self.meter(Op::Create, created)
+        })
     }
 
     fn create_in_conversation(
@@ -74,32 +73,33 @@ impl ResponseStore for Redis {
         record: NewRecord,
         commit: Commit,
     ) -> StoreFuture<'_, PutOutcome> {
-        let created = self.create_record(key, record, Some(commit));
-        self.meter(Op::CreateInConversation, created)
+        self.meter(Op::CreateInConversation, move || {
+            self.create_record(key, record, Some(commit))
+        })
     }
 
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
-        self.meter(Op::Get, self.get_record(key))
+        self.meter(Op::Get, move || self.get_record(key))
     }
 
     fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.meter(Op::Input, self.get_input(key))
+        self.meter(Op::Input, move || self.get_input(key))
     }
 
     fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.meter(Op::Request, self.get_request(key))
+        self.meter(Op::Request, move || self.get_request(key))
     }
 
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
-        self.meter(Op::History, self.get_history(key, max))
+        self.meter(Op::History, move || self.get_history(key, max))
     }
 
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {
-        self.meter(Op::Delete, self.delete_record(key))
+        self.meter(Op::Delete, move || self.delete_record(key))
     }
 
     fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
-        self.meter(Op::Start, self.start_record(key, fence))
+        self.meter(Op::Start, move || self.start_record(key, fence))
     }
 
     fn append(
@@ -108,7 +108,7 @@ impl ResponseStore for Redis {
         fence: FencingToken,
         batch: EventBatch,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.meter(Op::Append, self.append_events(key, fence, batch))
+        self.meter(Op::Append, move || self.append_events(key, fence, batch))
     }
 
     fn finalize(
@@ -117,11 +117,11 @@ impl ResponseStore for Redis {
         fence: FencingToken,
         end: Finalization,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.meter(Op::Finalize, self.finalize_record(key, fence, end))
+        self.meter(Op::Finalize, move || self.finalize_record(key, fence, end))
     }
 
     fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
-        self.meter(Op::Cancel, self.cancel_record(key, cancel))
+        self.meter(Op::Cancel, move || self.cancel_record(key, cancel))
     }
 
     fn finalize_cancelled(
@@ -130,10 +130,9 @@ impl ResponseStore for Redis {
         fence: FencingToken,
         output: CancelledOutput,
     ) -> StoreFuture<'_, WriteOutcome> {
-        self.meter(
-            Op::FinalizeCancelled,
-            self.finalize_cancelled_record(key, fence, output),
-        )
+        self.meter(Op::FinalizeCancelled, move || {
+            self.finalize_cancelled_record(key, fence, output)
+        })
     }
 
     fn events(
@@ -142,7 +141,9 @@ impl ResponseStore for Redis {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
-        self.meter(Op::Events, self.read_events(key, after, bytes_max, false))
+        self.meter(Op::Events, move || {
+            self.read_events(key, after, bytes_max, false)
+        })
     }
 
     fn events_with_tokens(
@@ -151,29 +152,29 @@ impl ResponseStore for Redis {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
-        self.meter(Op::Events, self.read_events(key, after, bytes_max, true))
+        self.meter(Op::Events, move || {
+            self.read_events(key, after, bytes_max, true)
+        })
     }
 
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
-        self.meter(
-            Op::Heartbeat,
-            self.renew_lease(owner, name.to_owned(), lease),
-        )
+        let name = name.to_owned();
+        self.meter(Op::Heartbeat, move || self.renew_lease(owner, name, lease))
     }
 
     fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
-        self.meter(Op::EndLease, self.drop_lease(owner))
+        self.meter(Op::EndLease, move || self.drop_lease(owner))
     }
 
     fn check_ownership(
         &self,
         running: Vec<(ResponseKey, FencingToken)>,
     ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
-        self.meter(Op::CheckOwnership, self.lost_ownerships(running))
+        self.meter(Op::CheckOwnership, move || self.lost_ownerships(running))
     }
 
     fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
-        self.meter(Op::Orphans, self.find_orphans(max))
+        self.meter(Op::Orphans, move || self.find_orphans(max))
     }
 
     fn untracked(
@@ -182,15 +183,17 @@ impl ResponseStore for Redis {
         running: Vec<ResponseKey>,
         max: usize,
     ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
-        self.meter(Op::Untracked, self.find_untracked(owner, running, max))
+        self.meter(Op::Untracked, move || {
+            self.find_untracked(owner, running, max)
+        })
     }
 
     fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover> {
-        self.meter(Op::TakeOver, self.take_over_orphan(orphan, by))
+        self.meter(Op::TakeOver, move || self.take_over_orphan(orphan, by))
     }
 
     fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
-        self.meter(Op::Release, self.release_record(key, fence))
+        self.meter(Op::Release, move || self.release_record(key, fence))
     }
 
     fn notices(
@@ -198,7 +201,7 @@ impl ResponseStore for Redis {
         owner: Owner,
         after: NoticeCursor,
     ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)> {
-        self.meter(Op::Notices, self.read_notices(owner, after))
+        self.meter(Op::Notices, move || self.read_notices(owner, after))
     }
 
     fn create_conversation(
@@ -206,19 +209,23 @@ impl ResponseStore for Redis {
         key: ConversationKey,
         new: NewConversation,
     ) -> StoreFuture<'_, ()> {
-        self.meter(Op::CreateConversation, self.make_conversation(key, new))
+        self.meter(Op::CreateConversation, move || {
+            self.make_conversation(key, new)
+        })
     }
 
     fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.meter(Op::Conversation, self.get_conversation(key))
+        self.meter(Op::Conversation, move || self.get_conversation(key))
     }
 
     fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
-        self.meter(Op::UpdateConversation, self.update_object(key, object))
+        self.meter(Op::UpdateConversation, move || {
+            self.update_object(key, object)
+        })
     }
 
     fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool> {
-        self.meter(Op::DeleteConversation, self.drop_conversation(key))
+        self.meter(Op::DeleteConversation, move || self.drop_conversation(key))
     }
 
     fn add_items(
@@ -227,28 +234,31 @@ impl ResponseStore for Redis {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        let put = self.put_items(key, PutKind::Add, token, items, Bytes::new());
-        self.meter(Op::AddItems, put)
+        self.meter(Op::AddItems, move || {
+            self.put_items(key, PutKind::Add, token, items, Bytes::new())
+        })
     }
 
     fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome> {
-        self.meter(Op::Items, self.page_of_items(key, page))
+        self.meter(Op::Items, move || self.page_of_items(key, page))
     }
 
     fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome> {
-        self.meter(Op::AllItems, self.every_item(key, bytes_max))
+        self.meter(Op::AllItems, move || self.every_item(key, bytes_max))
     }
 
     fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
-        self.meter(Op::Item, self.one_item(key, item.to_owned()))
+        let item = item.to_owned();
+        self.meter(Op::Item, move || self.one_item(key, item))
     }
 
     fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
-        self.meter(Op::DeleteItem, self.drop_item(key, item.to_owned()))
+        let item = item.to_owned();
+        self.meter(Op::DeleteItem, move || self.drop_item(key, item))
     }
 
     fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
-        self.meter(Op::Lock, self.take_lock(key, claim))
+        self.meter(Op::Lock, move || self.take_lock(key, claim))
     }
 
     fn commit(
@@ -257,12 +267,13 @@ impl ResponseStore for Redis {
         token: IdempotencyToken,
         items: Vec<Item>,
     ) -> StoreFuture<'_, PutOutcome> {
-        let put = self.put_items(key, PutKind::Commit, token, items, Bytes::new());
-        self.meter(Op::Commit, put)
+        self.meter(Op::Commit, move || {
+            self.put_items(key, PutKind::Commit, token, items, Bytes::new())
+        })
     }
 
     fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()> {
-        self.meter(Op::Unlock, self.drop_lock(key, token))
+        self.meter(Op::Unlock, move || self.drop_lock(key, token))
     }
 
     fn health(&self) -> Health {
@@ -270,6 +281,6 @@ impl ResponseStore for Redis {
     }
 
     fn report(&self) -> StoreFuture<'_, Report> {
-        self.meter(Op::Report, self.report_now())
+        self.meter(Op::Report, move || self.report_now())
     }
 }

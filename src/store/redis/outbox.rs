@@ -212,27 +212,27 @@ impl Outbox for Redis {
     }
 
     fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {
-        self.meter(
-            Op::ClaimEvents,
-            self.claim_events(endpoint.to_owned(), claim),
-        )
+        let endpoint = endpoint.to_owned();
+        self.meter(Op::ClaimEvents, move || self.claim_events(endpoint, claim))
     }
 
     fn settle(&self, endpoint: &str, settlement: Settlement) -> StoreFuture<'_, bool> {
-        let settled = self.settle_event(endpoint.to_owned(), settlement);
-        self.meter(Op::SettleEvent, settled)
+        let endpoint = endpoint.to_owned();
+        self.meter(Op::SettleEvent, move || {
+            self.settle_event(endpoint, settlement)
+        })
     }
 
     fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64> {
-        let disabled = self.disable_endpoint(endpoint.to_owned(), fingerprint.to_owned());
-        self.meter(Op::DisableEndpoint, disabled)
+        let (endpoint, fingerprint) = (endpoint.to_owned(), fingerprint.to_owned());
+        self.meter(Op::DisableEndpoint, move || {
+            self.disable_endpoint(endpoint, fingerprint)
+        })
     }
 
     fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool> {
-        self.meter(
-            Op::EnableEndpoint,
-            self.enable_endpoint(endpoint.to_owned()),
-        )
+        let endpoint = endpoint.to_owned();
+        self.meter(Op::EnableEndpoint, move || self.enable_endpoint(endpoint))
     }
 }
 
