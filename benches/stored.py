@@ -93,7 +93,7 @@ async def background(rig, tokens, is_read):
         try:
             await reader.readuntil(b"response.output_text.delta")
         except asyncio.IncompleteReadError as ended:
-            raise SystemExit(ended.partial.decode()) from None
+            raise SystemExit(f"no token: {ended.partial.decode()!r}") from None
         if is_read:
             await reader.readuntil(b"data: [DONE]")
         writer.close()

@@ -278,9 +278,9 @@ impl std::error::Error for InvalidId {}
 pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
     const HEX: &[u8; 16] = b"0123456789abcdef";
     let mut digits = [b'0'; N];
-    for (index, digit) in digits.iter_mut().enumerate() {
-        let shift = if index % 2 == 0 { 4 } else { 0 };
-        *digit = HEX[usize::from(bytes[index / 2] >> shift) & 15];
+    for (pair, byte) in digits.chunks_mut(2).zip(bytes) {
+        let both = [byte >> 4, byte & 15].map(|half| HEX[usize::from(half)]);
+        pair.copy_from_slice(&both[..pair.len()]);
     }
     digits
 }

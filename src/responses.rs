@@ -31,6 +31,7 @@ mod inline_compaction;
 mod input;
 mod input_tokens;
 mod item;
+mod json_scan;
 mod known_json;
 mod member_checks;
 mod members;

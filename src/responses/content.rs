@@ -1,6 +1,6 @@
 //! Parts of an input item's content: checks them, and adds the members that clients require of a listed item. Pure.
 
-use super::members::{self, Members, put};
+use super::members::{self, Members, put, put_read};
 use crate::openai::error::ApiError;
 
 /// The members that a part must have as text, and those that are added with a default if they are missing.
@@ -49,7 +49,7 @@ pub(super) fn complete(raw: &str, path: &dyn Fn() -> String) -> Result<String, A
         }
         out.push(b'{');
         for (name, value) in members.iter() {
-            put(&mut out, name, value);
+            put_read(&mut out, name, value);
         }
         let defaults = part.iter().flat_map(|part| part.defaults);
         for (name, value) in defaults {

@@ -14,9 +14,9 @@ use super::finish::Finisher;
 use super::history::{Access, History};
 use super::http_response::{mark_degraded, mark_state_left_out, set_body_headers};
 use super::item::Ids;
-use super::members::{self, Members};
+use super::members;
 use super::object::with_output;
-use super::outcome::Outcome;
+use super::outcome::{Outcome, engine_members};
 use super::prepare::PreparedResponse;
 use super::request::{self, CreateRequest, Truncation};
 use super::service::Responses;
@@ -82,7 +82,7 @@ impl Responses {
         let mut prepared = self
             .prepare(create, history, reader, is_stored, is_stored)
             .await?;
-        let mut template = ResponseTemplate::new(create, &prepared.meta(), Ids::of(prepared.id));
+        let mut template = ResponseTemplate::new(create, &prepared.meta(), prepared.ids.clone());
         prepared.name_conversation(request.summary);
         let compacted = self
             .compact_in_line(request, create, &prepared, reader)
@@ -282,7 +282,7 @@ fn read_whole(
     let wrong =
         || ApiError::invalid_engine_response("the engine's answer is not a response object");
     let text = std::str::from_utf8(whole).map_err(|_| wrong())?;
-    let members = Members::parse(text).map_err(|_| wrong())?;
+    let members = engine_members(text).map_err(|_| wrong())?;
     template.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;
     let count = outcome.read_output(

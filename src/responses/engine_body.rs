@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::chat::ALLOWED_TOOLS;
-use super::members::{Members, put, put_text};
+use super::members::{Members, put, put_read, put_text};
 use super::request::CreateRequest;
 use super::template::tool_choice;
 
@@ -89,7 +89,7 @@ pub(super) fn summary_body(
     put_text(&mut out, id);
     for (name, value) in create.members.iter() {
         if !NOT_COPIED.contains(&name) && !NOT_FOR_SUMMARIES.contains(&name) {
-            put(&mut out, name, value);
+            put_read(&mut out, name, value);
         }
     }
     if create.members.get("tools").is_some_and(|raw| raw != "[]") {
@@ -134,7 +134,7 @@ fn write(
         match name {
             "tool_choice" => put_tool_choice(&mut out, value),
             _ if NOT_COPIED.contains(&name) => {}
-            _ => put(&mut out, name, value),
+            _ => put_read(&mut out, name, value),
         }
     }
     let tier = create.members.get("service_tier");

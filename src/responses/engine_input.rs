@@ -211,7 +211,7 @@ impl EngineInput {
         put_string(&mut self.json, "type", kind);
     }
 
-    fn copy(&mut self, item: &Item<'_>, names: &[&str]) {
+    fn copy(&mut self, item: &Item<'_>, names: &[&'static str]) {
         for name in names {
             if let Some(value) = item.members.get(name) {
                 put(&mut self.json, name, value);

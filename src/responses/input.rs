@@ -10,7 +10,7 @@ use super::client_state::{DecodedItem, StateReader, is_state_token};
 use super::content;
 use super::item::{Ids, Item, Kind, joined_text, owner};
 use super::known_json;
-use super::members::{self, Members, put, put_string, put_text};
+use super::members::{self, Members, put, put_read, put_string, put_text};
 use super::request::is_id_byte;
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
@@ -224,7 +224,7 @@ fn message(id: &str, role: &str, content: &[&str], rest: Option<&Members<'_>>) -
     }
     for (name, value) in rest.into_iter().flat_map(Members::iter) {
         if !matches!(name, "id" | "type" | "role" | "status" | "content") && value != "null" {
-            put(&mut out, name, value);
+            put_read(&mut out, name, value);
         }
     }
     out.push(b'}');
@@ -349,7 +349,7 @@ fn normalised(item: &Item<'_>, id: &str, path: &dyn Fn() -> String) -> Result<St
             _ => value,
         };
         if !matches!(name, "id" | "type" | "status") && value != "null" {
-            put(&mut out, name, value);
+            put_read(&mut out, name, value);
         }
     }
     let required = match item.name {

@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 
 use super::known_json;
 use super::members::{self, Members};
-use crate::ids::ResponseId;
+use crate::ids::{ResponseId, hex};
 use crate::openai::error::ApiError;
 
 /// Decides what the router does with an item.
@@ -144,7 +144,7 @@ pub(super) fn prefix(name: &str) -> &'static str {
 #[derive(Clone, Debug)]
 pub(super) struct Ids {
     /// Hex digits.
-    base: String,
+    base: Box<str>,
 }
 
 /// Added to the index of input items, so that their ids differ from those of output items.
@@ -153,15 +153,15 @@ const BASE_LENGTH: usize = 48;
 
 impl Ids {
     pub(super) fn of(response: ResponseId) -> Self {
-        let mut base = response.to_string();
-        base.drain(..ResponseId::PREFIX.len());
-        Self { base }
+        let name = response.to_string();
+        let base = name.strip_prefix(ResponseId::PREFIX).unwrap_or(&name);
+        Self { base: base.into() }
     }
 
     /// For items that belong to no response.
     pub(super) fn random(random: u128) -> Self {
         Self {
-            base: format!("{random:032x}"),
+            base: format!("{random:032x}").into(),
         }
     }
 
@@ -175,8 +175,12 @@ impl Ids {
 
     fn id(&self, prefix: &str, index: usize) -> String {
         let mut id = String::with_capacity(prefix.len() + 1 + self.base.len() + 4);
-        // Writing to memory cannot fail.
-        let _ = write!(id, "{prefix}_{}{index:04x}", self.base);
+        id.extend([prefix, "_", &self.base]);
+        match u16::try_from(index).map(|short| hex::<4>(&short.to_be_bytes())) {
+            Ok(digits) => id.extend(digits.map(char::from)),
+            // Writing to memory cannot fail.
+            Err(_) => drop(write!(id, "{index:04x}")),
+        }
         id
     }
 }

@@ -5,161 +5,34 @@
 
 use std::borrow::Cow;
 
-use memchr::memchr2;
-
+use super::json_scan::Scan;
 use super::members::{self, Members};
 
 /// As [`members::objects`], of a text that is JSON. Of any other text the result may be anything.
 pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
-    let mut scan = Scan { text, at: 0 };
-    scan.elements(Scan::object)
-        .or_else(|| members::objects(text))
+    let mut scan = Scan::<false>::new(text);
+    let found = scan.elements(read_object).filter(|_| scan.is_over());
+    found.or_else(|| members::objects(text))
 }
 
 /// As [`Members::parse`], of a text that is JSON.
 pub(super) fn object(text: &str) -> serde_json::Result<Members<'_>> {
-    let mut scan = Scan { text, at: 0 };
-    let object = scan.object().filter(|_| scan.is_over());
+    let mut scan = Scan::<false>::new(text);
+    let object = read_object(&mut scan).filter(|_| scan.is_over());
     object.map_or_else(|| Members::parse(text), Ok)
 }
 
 /// As [`members::list`], of a text that is JSON.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
-    let mut scan = Scan { text, at: 0 };
-    scan.elements(Scan::value).or_else(|| members::list(text))
+    let mut scan = Scan::<false>::new(text);
+    let found = scan.elements(Scan::value).filter(|_| scan.is_over());
+    found.or_else(|| members::list(text))
 }
 
-struct Scan<'a> {
-    text: &'a str,
-    at: usize,
-}
-
-impl<'a> Scan<'a> {
-    /// The elements of a list, each read by `read`.
-    fn elements<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
-        let mut elements = Vec::new();
-        self.expect(b'[')?;
-        if self.next()? != b']' {
-            loop {
-                self.next()?;
-                elements.push(read(self)?);
-                if self.is_last(b']')? {
-                    break;
-                }
-            }
-        } else {
-            self.at += 1;
-        }
-        self.is_over().then_some(elements)
-    }
-
-    /// Whether nothing follows.
-    fn is_over(&mut self) -> bool {
-        self.skip_space();
-        self.at == self.text.len()
-    }
-
-    /// `None` also for what is rare: names with escapes.
-    fn object(&mut self) -> Option<Members<'a>> {
-        let mut members = Members::default();
-        self.expect(b'{')?;
-        if self.next()? == b'}' {
-            self.at += 1;
-            return Some(members);
-        }
-        loop {
-            self.next().filter(|it| *it == b'"')?;
-            let name = members::escaped(self.value()?)?;
-            self.expect(b':')?;
-            self.next()?;
-            let value = self.value()?;
-            if name.contains('\\') {
-                return None;
-            }
-            members.push(Cow::Borrowed(name), value);
-            if self.is_last(b'}')? {
-                return Some(members);
-            }
-        }
-    }
-
-    /// The value that begins here.
-    fn value(&mut self) -> Option<&'a str> {
-        let (begin, bytes) = (self.at, self.text.as_bytes());
-        let mut depth = 0;
-        loop {
-            match bytes.get(self.at)? {
-                b'"' => self.skip_string()?,
-                b'{' | b'[' => {
-                    depth += 1;
-                    self.at += 1;
-                }
-                b'}' | b']' if depth > 0 => {
-                    depth -= 1;
-                    self.at += 1;
-                }
-                // What ends a number or a word is not part of it.
-                b'}' | b']' | b',' | b' ' | b'\n' | b'\t' | b'\r' if depth == 0 => break,
-                _ => {
-                    self.at += 1;
-                    if depth == 0 {
-                        continue;
-                    }
-                }
-            }
-            if depth == 0 {
-                break;
-            }
-        }
-        self.text.get(begin..self.at).filter(|it| !it.is_empty())
-    }
-
-    /// From its first quote to behind its last.
-    fn skip_string(&mut self) -> Option<()> {
-        let bytes = self.text.as_bytes();
-        self.at += 1;
-        loop {
-            self.at += memchr2(b'"', b'\\', bytes.get(self.at..)?)?;
-            if bytes[self.at] == b'"' {
-                self.at += 1;
-                return Some(());
-            }
-            self.at += 2;
-        }
-    }
-
-    /// Whether the list or object ends here, with `end`, rather than going on.
-    fn is_last(&mut self, end: u8) -> Option<bool> {
-        let next = self.next()?;
-        self.at += 1;
-        match next {
-            b',' => {
-                self.next()?;
-                Some(false)
-            }
-            next if next == end => Some(true),
-            _ => None,
-        }
-    }
-
-    fn expect(&mut self, wanted: u8) -> Option<()> {
-        let found = self.next()?;
-        self.at += 1;
-        (found == wanted).then_some(())
-    }
-
-    /// The next byte that is no space, without taking it.
-    fn next(&mut self) -> Option<u8> {
-        self.skip_space();
-        self.text.as_bytes().get(self.at).copied()
-    }
-
-    fn skip_space(&mut self) {
-        let bytes = self.text.as_bytes();
-        while let Some(b' ' | b'\n' | b'\t' | b'\r') = bytes.get(self.at) {
-            self.at += 1;
-        }
-    }
+fn read_object<'a>(scan: &mut Scan<'a, false>) -> Option<Members<'a>> {
+    let mut members = Members::default();
+    scan.object(|name, value| members.push(Cow::Borrowed(name), value))?;
+    Some(members)
 }
 
 #[cfg(test)]
@@ -214,8 +87,53 @@ mod tests {
         }
 
         #[test]
+        fn any_text_is_an_object_as_for_a_parser(
+            values in proptest::collection::vec((".{0,20}", value()), 0..4),
+            is_pretty: bool,
+            changes in proptest::collection::vec((any::<proptest::sample::Index>(), "[\\[\\]{}\",:\\\\ a10\u{1}n.eE+u-]{0,2}"), 0..3),
+        ) {
+            let object: Value = values.into_iter().collect();
+            let text = match is_pretty {
+                true => serde_json::to_string_pretty(&object),
+                false => serde_json::to_string(&object),
+            };
+            let mut text: Vec<char> = text.unwrap().chars().collect();
+            for (at, other) in changes {
+                let at = at.index(text.len() + 1);
+                text.splice(at..(at + 1).min(text.len()), other.chars());
+            }
+            let text: String = text.into_iter().collect();
+            let one = |object: serde_json::Result<_>| all(object.ok().map(|it| vec![it]));
+            prop_assert_eq!(one(Members::parse(&text)), one(serde_json::from_str(&text)));
+        }
+
+        #[test]
         fn nothing_makes_it_panic(text in "[\\[\\]{}\",:\\\\ a1\u{e9}]{0,40}") {
             let _ = (objects(&text), object(&text), list(&text));
+        }
+    }
+
+    #[test]
+    fn long_and_odd_strings_are_read_as_by_a_parser() {
+        for length in 0..90 {
+            for odd in [
+                "", "\\n", "\\\"", "\n", "\u{1}", "\\u00e9", "\\u00x9", "\\x", "\u{e9}", "\"", "\\",
+            ] {
+                for behind in [0, 1, 7, 40] {
+                    let (before, after) = ("a".repeat(length), "b".repeat(behind));
+                    let text = format!("{{\"{before}\": \"{before}{odd}{after}\", \"x\":1}}");
+                    let one = |object: serde_json::Result<_>| all(object.ok().map(|it| vec![it]));
+                    assert_eq!(
+                        one(Members::parse(&text)),
+                        one(serde_json::from_str(&text)),
+                        "{text}"
+                    );
+                }
+            }
+        }
+        let deep = |levels| format!("{{\"a\":{}1{}}}", "[".repeat(levels), "]".repeat(levels));
+        for levels in [1, 63, 64, 65, 200] {
+            assert_eq!(Members::parse(&deep(levels)).unwrap().len(), 1);
         }
     }
 

@@ -8,6 +8,8 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
+use super::json_scan::{Scan, is_plain};
+
 /// An object's members in order. If a name occurs twice the last one counts, as in engines; the others are
 /// dropped.
 #[derive(Clone, Debug, Default)]
@@ -25,11 +27,46 @@ struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 impl<'a> Members<'a> {
     /// Fails if `text` is not one JSON object.
     pub(super) fn parse(text: &'a str) -> serde_json::Result<Self> {
-        serde_json::from_str(text)
+        Self::parse_some(text, u64::MAX)
+    }
+
+    /// As [`Members::parse`]. Members of other names may be left out.
+    pub(super) fn parse_only(text: &'a str, names: &[&str]) -> serde_json::Result<Self> {
+        Self::parse_some(
+            text,
+            names.iter().fold(0, |bits, name| bits | name_bit(name)),
+        )
+    }
+
+    fn parse_some(text: &'a str, bits: u64) -> serde_json::Result<Self> {
+        match Self::scan(text, bits) {
+            Some(members) => Ok(members),
+            // What is rare, and what is wrong.
+            None => serde_json::from_str(text),
+        }
+    }
+
+    fn scan(text: &'a str, bits: u64) -> Option<Self> {
+        let mut scan = Scan::<true>::new(text);
+        let mut members = Self::default();
+        scan.object(|name, value| {
+            if name_bit(name) & bits != 0 {
+                members.push(Cow::Borrowed(name), value);
+            }
+        })?;
+        scan.is_over().then_some(members)
     }
 
     /// A member's value as written; `None` if it is missing or null.
+    #[inline]
     pub(super) fn get(&self, name: &str) -> Option<&'a str> {
+        if self.names & name_bit(name) == 0 {
+            return None;
+        }
+        self.find(name)
+    }
+
+    fn find(&self, name: &str) -> Option<&'a str> {
         let found = self.all.iter().rev().find(|(key, _)| key == name);
         found.map(|(_, value)| *value).filter(|it| *it != "null")
     }
@@ -51,6 +88,10 @@ impl<'a> Members<'a> {
         // Quadratic in the number of names, of which real bodies have a few dozen.
         const DEDUPLICATED_MAX: usize = 64;
         let bit = name_bit(&name);
+        // Most objects have few members or many.
+        if self.all.len() == self.all.inline_size() {
+            self.all.reserve(MANY);
+        }
         if self.names & bit != 0 && self.all.len() < DEDUPLICATED_MAX {
             self.all.retain(|(known, _)| *known != name);
         }
@@ -59,7 +100,11 @@ impl<'a> Members<'a> {
     }
 }
 
+/// Room for the members of an object that has more than a few.
+const MANY: usize = 26;
+
 /// The same bit for equal names.
+#[inline]
 fn name_bit(name: &str) -> u64 {
     let ends = match name.as_bytes() {
         [] => 0,
@@ -136,43 +181,60 @@ pub(super) fn put_text(out: &mut Vec<u8>, text: &str) {
     let _ = serde_json::to_writer(out, text);
 }
 
-/// Whether a text needs no escapes, eight bytes at a time.
-fn is_plain(text: &[u8]) -> bool {
-    const LOW: u64 = 0x0101_0101_0101_0101;
-    const HIGH: u64 = LOW << 7;
-    // The high bit of each byte that is below `limit`, maybe of bytes above such a one, and of none else.
-    let below = |word: u64, limit: u8| word.wrapping_sub(LOW * u64::from(limit)) & !word & HIGH;
-    let is_plain = |word: u64| {
-        let quote = below(word ^ (LOW * u64::from(b'"')), 1);
-        let backslash = below(word ^ (LOW * u64::from(b'\\')), 1);
-        below(word, b' ') | quote | backslash == 0
-    };
-    let (words, rest) = text.as_chunks::<8>();
-    let mut last = [b' '; 8];
-    for (to, from) in last.iter_mut().zip(rest) {
-        *to = *from;
-    }
-    words
-        .iter()
-        .chain([&last])
-        .all(|word| is_plain(u64::from_le_bytes(*word)))
-}
-
 /// Writes a member whose value is a text.
-pub(super) fn put_string(out: &mut Vec<u8>, name: &str, text: &str) {
+pub(super) fn put_string(out: &mut Vec<u8>, name: &'static str, text: &str) {
     put(out, name, "");
     put_text(out, text);
 }
 
-/// Writes `,"name":value`; no comma at the start of an object or a list.
-pub(super) fn put(out: &mut Vec<u8>, name: &str, value: &str) {
-    out.reserve(name.len() + value.len() + 4);
-    if !matches!(out.last(), Some(b'{' | b'[') | None) {
-        out.push(b',');
+/// Writes `,"name":value`; no comma at the start of an object or a list. The name needs no escapes.
+#[inline]
+pub(super) fn put(out: &mut Vec<u8>, name: &'static str, value: &str) {
+    put_plain(out, name, value);
+}
+
+/// As [`put`], with a name that was read.
+pub(super) fn put_read(out: &mut Vec<u8>, name: &str, value: &str) {
+    if name.len() <= 64 && is_plain(name.as_bytes()) {
+        return put_plain(out, name, value);
     }
+    put_comma(out);
     put_text(out, name);
     out.push(b':');
     out.extend_from_slice(value.as_bytes());
+}
+
+fn put_plain(out: &mut Vec<u8>, name: &str, value: &str) {
+    out.reserve(name.len() + value.len() + 4);
+    put_comma(out);
+    out.push(b'"');
+    out.extend_from_slice(name.as_bytes());
+    out.extend_from_slice(b"\":");
+    out.extend_from_slice(value.as_bytes());
+}
+
+#[inline]
+fn put_comma(out: &mut Vec<u8>) {
+    if !matches!(out.last(), Some(b'{' | b'[') | None) {
+        out.push(b',');
+    }
+}
+
+/// Writes a member whose value is a number.
+pub(super) fn put_number(out: &mut Vec<u8>, name: &'static str, mut number: u64) {
+    const DIGITS_MAX: usize = 20;
+    put(out, name, "");
+    let mut digits = [b'0'; DIGITS_MAX];
+    let mut first = DIGITS_MAX;
+    loop {
+        first -= 1;
+        digits[first] += (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    out.extend_from_slice(&digits[first..]);
 }
 
 /// A JSON string with this text.

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use super::item::{self, Ids};
 use super::known_json;
-use super::members::{put, put_string, put_text};
+use super::members::{put, put_read, put_string, put_text};
 
 /// Writes an item, which is JSON, and returns its type; `None` if it is not an object with a type.
 pub(super) fn put_item<'a>(
@@ -44,7 +44,7 @@ pub(super) fn put_item<'a>(
     for (name, value) in members.iter() {
         let is_done = matches!(name, "id" | "type" | "status") || is_written.contains(&name);
         if !is_done && value != "null" {
-            put(out, name, value);
+            put_read(out, name, value);
         }
     }
     out.push(b'}');
@@ -83,7 +83,7 @@ pub(super) fn put_part(out: &mut Vec<u8>, raw: &str) {
     put(out, "logprobs", members.get("logprobs").unwrap_or("[]"));
     for (name, value) in members.iter() {
         if !matches!(name, "type" | "text" | "annotations" | "logprobs") {
-            put(out, name, value);
+            put_read(out, name, value);
         }
     }
     out.push(b'}');

@@ -23,6 +23,8 @@ pub(super) struct PreparedResponse {
     pub(super) id: ResponseId,
     /// The id as text.
     pub(super) name: String,
+    /// Of its items.
+    pub(super) ids: Ids,
     pub(super) history: History,
     pub(super) new_input: NewInput,
     /// History and new input as the list of items for the engine.
@@ -96,7 +98,8 @@ impl Responses {
     ) -> Result<PreparedResponse, ApiError> {
         let id = ResponseId::new(history.root, request::random()?);
         let name = id.to_string();
-        let expanded = self.expand(create, history, &Ids::of(id), reader).await?;
+        let ids = Ids::of(id);
+        let expanded = self.expand(create, history, &ids, reader).await?;
         let ExpandedInput {
             history,
             new_input,
@@ -111,6 +114,7 @@ impl Responses {
             previous: previous.map(ResponseId::to_string),
             conversation: history.conversation.as_ref().map(|it| it.id.to_string()),
             name,
+            ids,
             history,
             new_input,
             input,

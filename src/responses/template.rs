@@ -5,11 +5,12 @@
 
 use std::borrow::Cow;
 
+use memchr::memchr2;
 use serde_json::value::RawValue;
 
 use super::allowed_tools::AllowedTools;
 use super::item::Ids;
-use super::members::{Members, put, put_string, put_text};
+use super::members::{Members, put, put_number, put_read, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{CompactionItem, Outcome};
 use super::request::CreateRequest;
@@ -54,7 +55,7 @@ impl ResponseTemplate {
         head.extend_from_slice(br#"{"id":"#);
         put_text(&mut head, meta.id);
         put(&mut head, "object", "\"response\"");
-        put(&mut head, "created_at", &meta.created_at.to_string());
+        put_number(&mut head, "created_at", meta.created_at);
         put_name(&mut head, "model");
         put_text(&mut head, &create.model);
         put_name(&mut head, "previous_response_id");
@@ -146,7 +147,7 @@ impl ResponseTemplate {
         }
         // The client's values are copied as written, and an event's data must be one line.
         for part in [&mut head, &mut tail] {
-            if part.contains(&b'\n') || part.contains(&b'\r') {
+            if memchr2(b'\n', b'\r', part).is_some() {
                 part.retain(|byte| !matches!(byte, b'\n' | b'\r'));
             }
         }
@@ -194,7 +195,7 @@ impl ResponseTemplate {
         let mut out = self.begin(outcome.status);
         let completed_at = (outcome.status == Status::Completed).then(|| now.max(self.created_at));
         match completed_at {
-            Some(at) => put(&mut out, "completed_at", &at.to_string()),
+            Some(at) => put_number(&mut out, "completed_at", at),
             None => put(&mut out, "completed_at", "null"),
         }
         put_name(&mut out, "error");
@@ -253,7 +254,7 @@ fn put_first(out: &mut Vec<u8>, name: &str, value: &str) {
     out.extend_from_slice(value.as_bytes());
 }
 
-fn put_name(out: &mut Vec<u8>, name: &str) {
+fn put_name(out: &mut Vec<u8>, name: &'static str) {
     put(out, name, "");
 }
 
@@ -269,12 +270,12 @@ fn number(raw: Option<&str>) -> Option<&str> {
 }
 
 /// Writes an object, with defaults for the members that it lacks.
-fn put_with(out: &mut Vec<u8>, raw: Option<&str>, defaults: &[(&str, &str)]) {
+fn put_with(out: &mut Vec<u8>, raw: Option<&str>, defaults: &[(&'static str, &str)]) {
     let members = raw.and_then(|raw| Members::parse(raw).ok());
     let members = members.unwrap_or_default();
     out.push(b'{');
     for (name, value) in members.iter() {
-        put(out, name, value);
+        put_read(out, name, value);
     }
     for (name, value) in defaults {
         if !members.iter().any(|(known, _)| known == *name) {
@@ -294,7 +295,7 @@ pub(super) fn tool_choice(raw: &str) -> Cow<'_, str> {
     }
     let mut out = vec![b'{'];
     for (name, value) in choice.iter().filter(|(name, _)| *name != "mode") {
-        put(&mut out, name, value);
+        put_read(&mut out, name, value);
     }
     put(&mut out, "mode", "\"auto\"");
     out.push(b'}');
@@ -349,7 +350,7 @@ fn put_format(out: &mut Vec<u8>, raw: Option<&str>) {
     }
     for (name, value) in members.iter() {
         if name != "format" {
-            put(out, name, value);
+            put_read(out, name, value);
         }
     }
     out.push(b'}');

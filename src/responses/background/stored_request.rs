@@ -4,7 +4,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::responses::members::put;
+use crate::responses::members::put_read;
 use crate::responses::request::CreateRequest;
 use crate::responses::template::ResponseMeta;
 use crate::store::{IdempotencyToken, Item};
@@ -54,7 +54,7 @@ impl StoredRequest {
     ) -> Option<Self> {
         let mut client = vec![b'{'];
         for (name, value) in create.members.iter().filter(|(name, _)| *name != "input") {
-            put(&mut client, name, value);
+            put_read(&mut client, name, value);
         }
         client.push(b'}');
         let raw = |json| RawValue::from_string(String::from_utf8(json).ok()?).ok();

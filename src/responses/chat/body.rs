@@ -6,7 +6,7 @@ use super::messages;
 use super::settings::{ChatSettings, SystemMessages};
 use super::tools::{self, ALLOWED_TOOLS};
 use crate::relay::NotConvertible;
-use crate::responses::members::{Members, put, put_text};
+use crate::responses::members::{Members, put, put_read, put_text};
 
 const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
 const NO_EFFORT: &str = "\"none\"";
@@ -82,7 +82,7 @@ pub(in crate::responses) fn chat_body(
         .flatten();
     for (name, value) in native.iter() {
         if !NOT_COPIED.contains(&name) && (kwargs.is_none() || name != TEMPLATE_KWARGS) {
-            put(&mut out, name, value);
+            put_read(&mut out, name, value);
         }
     }
     if let Some(limit) = native.get("max_output_tokens") {
@@ -150,7 +150,7 @@ fn without_thinking(kwargs: Option<&str>) -> Option<String> {
     }
     let mut out = br#"{"enable_thinking":false"#.to_vec();
     for (name, value) in members.iter() {
-        put(&mut out, name, value);
+        put_read(&mut out, name, value);
     }
     out.push(b'}');
     String::from_utf8(out).ok()

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 
 use crate::responses::item::{self, Ids};
-use crate::responses::members::{Members, put, quoted};
+use crate::responses::members::{Members, put, put_read, quoted};
 
 #[derive(Debug)]
 pub(super) struct OpenItem {
@@ -175,7 +175,7 @@ impl OpenItem {
         let mut out = vec![b'{'];
         for (name, value) in members.iter() {
             if !matches!(name, "content" | "arguments" | "input") {
-                put(&mut out, name, value);
+                put_read(&mut out, name, value);
             }
         }
         match self.kind {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 use crate::openai::error::ApiError;
 use crate::prompt;
-use crate::responses::members::{Members, put};
+use crate::responses::members::{Members, put, put_read};
 
 /// Longest name of a lane, in characters.
 const LANE_LENGTH_MAX: usize = 256;
@@ -149,7 +149,7 @@ fn work(members: &Members<'_>) -> Result<Work, ApiError> {
         if NOT_IN_BODY.contains(&name) {
             continue;
         }
-        put(&mut body, name, raw);
+        put_read(&mut body, name, raw);
     }
     body.push(b'}');
     Ok(Work {

@@ -1,0 +1,295 @@
+//! Finds where the values of a JSON text begin and end. Pure.
+//!
+//! What it finds is right, but it does not find everything: a name with escapes and a value that is deeply nested are left
+//! to a whole parser.
+
+use memchr::memchr2;
+
+/// More levels are left to a parser that does not recurse.
+const DEPTH_MAX: u32 = 64;
+/// Strings up to about this length are searched eight bytes at a time; the rest of a longer one by a search that takes longer
+/// to begin.
+const SHORT_BYTES: usize = 32;
+
+/// A text and a place in it. `CHECKS`: the text may be anything; otherwise it was parsed before, and what is in its strings
+/// is only searched for their ends.
+pub(super) struct Scan<'a, const CHECKS: bool> {
+    text: &'a str,
+    at: usize,
+}
+
+impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Self { text, at: 0 }
+    }
+
+    /// The elements of a list, each read by `read`.
+    pub(super) fn elements<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let mut elements = Vec::new();
+        self.expect(b'[')?;
+        if self.next()? == b']' {
+            self.at += 1;
+            return Some(elements);
+        }
+        loop {
+            self.next()?;
+            elements.push(read(self)?);
+            if self.is_last(b']')? {
+                return Some(elements);
+            }
+        }
+    }
+
+    /// Calls `on` with the name, without quotes, and the value of each member of an object.
+    #[inline]
+    pub(super) fn object(&mut self, mut on: impl FnMut(&'a str, &'a str)) -> Option<()> {
+        self.expect(b'{')?;
+        if self.next()? == b'}' {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            self.next().filter(|it| *it == b'"')?;
+            let begin = self.at + 1;
+            let has_escapes = self.skip_string()?;
+            let name = self.text.get(begin..self.at - 1)?;
+            self.expect(b':')?;
+            self.next()?;
+            let value = self.value()?;
+            if has_escapes {
+                return None;
+            }
+            on(name, value);
+            if self.is_last(b'}')? {
+                return Some(());
+            }
+        }
+    }
+
+    /// The value that begins here.
+    pub(super) fn value(&mut self) -> Option<&'a str> {
+        let begin = self.at;
+        self.skip_value(DEPTH_MAX)?;
+        self.text.get(begin..self.at)
+    }
+
+    /// Whether nothing follows.
+    pub(super) fn is_over(&mut self) -> bool {
+        self.skip_space();
+        self.at == self.text.len()
+    }
+
+    fn skip_value(&mut self, depth: u32) -> Option<()> {
+        match self.byte()? {
+            b'"' => self.skip_string().map(drop),
+            b'{' => self.skip_object(depth.checked_sub(1)?),
+            b'[' => self.skip_list(depth.checked_sub(1)?),
+            b't' => self.skip_word(b"true"),
+            b'f' => self.skip_word(b"false"),
+            b'n' => self.skip_word(b"null"),
+            b'-' | b'0'..=b'9' => self.skip_number(),
+            _ => None,
+        }
+    }
+
+    fn skip_object(&mut self, depth: u32) -> Option<()> {
+        self.at += 1;
+        if self.next()? == b'}' {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            self.next().filter(|it| *it == b'"')?;
+            self.skip_string()?;
+            self.expect(b':')?;
+            self.next()?;
+            self.skip_value(depth)?;
+            if self.is_last(b'}')? {
+                return Some(());
+            }
+        }
+    }
+
+    fn skip_list(&mut self, depth: u32) -> Option<()> {
+        self.at += 1;
+        if self.next()? == b']' {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            self.next()?;
+            self.skip_value(depth)?;
+            if self.is_last(b']')? {
+                return Some(());
+            }
+        }
+    }
+
+    #[inline]
+    fn skip_word<const N: usize>(&mut self, word: &[u8; N]) -> Option<()> {
+        let found = self.text.as_bytes().get(self.at..)?.first_chunk::<N>()?;
+        self.at += N;
+        (found == word).then_some(())
+    }
+
+    fn skip_number(&mut self) -> Option<()> {
+        if self.byte() == Some(b'-') {
+            self.at += 1;
+        }
+        match self.byte()? {
+            b'0' => self.at += 1,
+            b'1'..=b'9' => self.skip_digits()?,
+            _ => return None,
+        }
+        if self.byte() == Some(b'.') {
+            self.at += 1;
+            self.skip_digits()?;
+        }
+        if let Some(b'e' | b'E') = self.byte() {
+            self.at += 1;
+            if let Some(b'+' | b'-') = self.byte() {
+                self.at += 1;
+            }
+            self.skip_digits()?;
+        }
+        Some(())
+    }
+
+    /// At least one digit.
+    fn skip_digits(&mut self) -> Option<()> {
+        let begin = self.at;
+        while let Some(b'0'..=b'9') = self.byte() {
+            self.at += 1;
+        }
+        (self.at > begin).then_some(())
+    }
+
+    /// From its first quote to behind its last. Returns whether it has escapes.
+    fn skip_string(&mut self) -> Option<bool> {
+        let bytes = self.text.as_bytes();
+        let mut has_escapes = false;
+        self.at += 1;
+        loop {
+            self.at += plain_length::<CHECKS>(bytes.get(self.at..)?)?;
+            match bytes.get(self.at)? {
+                b'"' => {
+                    self.at += 1;
+                    return Some(has_escapes);
+                }
+                b'\\' => {
+                    has_escapes = true;
+                    self.at += match bytes.get(self.at + 1)? {
+                        _ if !CHECKS => 2,
+                        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => 2,
+                        b'u' => {
+                            let digits = bytes.get(self.at + 2..self.at + 6)?;
+                            digits.iter().all(u8::is_ascii_hexdigit).then_some(6)?
+                        }
+                        _ => return None,
+                    };
+                }
+                // A control character.
+                _ => return None,
+            }
+        }
+    }
+
+    /// Whether the list or object ends here, with `end`, rather than going on.
+    #[inline]
+    fn is_last(&mut self, end: u8) -> Option<bool> {
+        let next = self.next()?;
+        self.at += 1;
+        match next {
+            b',' => {
+                self.next()?;
+                Some(false)
+            }
+            next if next == end => Some(true),
+            _ => None,
+        }
+    }
+
+    #[inline]
+    fn expect(&mut self, wanted: u8) -> Option<()> {
+        let found = self.next()?;
+        self.at += 1;
+        (found == wanted).then_some(())
+    }
+
+    /// The next byte that is no space, without taking it.
+    #[inline]
+    fn next(&mut self) -> Option<u8> {
+        self.skip_space();
+        self.byte()
+    }
+
+    #[inline]
+    fn skip_space(&mut self) {
+        while let Some(b' ' | b'\n' | b'\t' | b'\r') = self.byte() {
+            self.at += 1;
+        }
+    }
+
+    #[inline]
+    fn byte(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+}
+
+/// The number of bytes before the first quote or backslash, or control character if `CHECKS`. `None` only if there is none.
+#[inline]
+fn plain_length<const CHECKS: bool>(text: &[u8]) -> Option<usize> {
+    let mut at = 0;
+    while at < SHORT_BYTES {
+        let Some(word) = text.get(at..at + 8).and_then(<[u8]>::first_chunk) else {
+            let is_special = |byte: &u8| matches!(byte, b'"' | b'\\') || CHECKS && *byte < b' ';
+            let rest = text.get(at..)?.iter().position(is_special)?;
+            return Some(at + rest);
+        };
+        let special = special_bytes::<CHECKS>(u64::from_le_bytes(*word));
+        if special != 0 {
+            return Some(at + special.trailing_zeros() as usize / 8);
+        }
+        at += 8;
+    }
+    let rest = &text[at..];
+    let end = memchr2(b'"', b'\\', rest)?;
+    if CHECKS {
+        // Without a branch for each byte, so that many are compared at a time.
+        let lowest = rest[..end]
+            .iter()
+            .fold(u8::MAX, |lowest, byte| lowest.min(*byte));
+        if lowest < b' ' {
+            let control = rest[..end].iter().position(|byte| *byte < b' ')?;
+            return Some(at + control);
+        }
+    }
+    Some(at + end)
+}
+
+/// The high bit of each byte that is a quote or a backslash, or a control character if `CHECKS`; maybe of bytes above such a
+/// one, and of none else.
+#[inline]
+fn special_bytes<const CHECKS: bool>(word: u64) -> u64 {
+    const LOW: u64 = 0x0101_0101_0101_0101;
+    // A byte of ASCII that is below `limit` gets its high bit, and may lend to the next.
+    let below = |word: u64, limit: u8| word.wrapping_sub(LOW * u64::from(limit));
+    let quote = below(word ^ (LOW * u64::from(b'"')), 1);
+    let backslash = below(word ^ (LOW * u64::from(b'\\')), 1);
+    let control = if CHECKS { below(word, b' ') } else { 0 };
+    (quote | backslash | control) & !word & (LOW << 7)
+}
+
+/// Whether a text needs no escapes in a JSON string.
+#[inline]
+pub(super) fn is_plain(text: &[u8]) -> bool {
+    let (words, rest) = text.as_chunks::<8>();
+    let mut last = [b' '; 8];
+    for (to, from) in last.iter_mut().zip(rest) {
+        *to = *from;
+    }
+    words
+        .iter()
+        .chain([&last])
+        .all(|word| special_bytes::<true>(u64::from_le_bytes(*word)) == 0)
+}
