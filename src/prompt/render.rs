@@ -5,6 +5,7 @@
 //! would refuse the request, or if the rendering depends on something that only the engine knows. Pure.
 
 mod chat;
+mod chat_message;
 mod completions;
 mod continued;
 mod kwargs;
@@ -12,15 +13,18 @@ mod message;
 pub(super) mod messages;
 mod responses;
 mod types;
+mod variables;
 
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
 
+use self::chat::ChatInput;
+use self::chat_message::Message;
 use self::message::Placeholder;
 use self::messages::TemplateFacts;
-use self::types::ChatInput;
 pub use self::types::{Options, RenderedPrompt, RenderedText, TokenizeError};
+use self::variables::{Variables, into_jinja, message_value};
 use super::template::{self, Template};
 use super::types::Api;
 
@@ -122,7 +126,7 @@ impl Renderer {
         })
     }
 
-    fn render_chat(&self, chat: ChatInput, now_s: i64) -> Result<RenderedText, TokenizeError> {
+    fn render_chat(&self, chat: ChatInput<'_>, now_s: i64) -> Result<RenderedText, TokenizeError> {
         let mut kwargs = self.options.chat_template_kwargs.clone();
         if let Some(tools) = chat.tools {
             kwargs.insert("tools".to_owned(), Value::Array(tools));
@@ -185,18 +189,23 @@ impl Renderer {
     fn apply(
         &self,
         template: &Template,
-        mut messages: Vec<Map<String, Value>>,
+        mut messages: Vec<Message<'_>>,
         kwargs: &Map<String, Value>,
         continues: bool,
         now_s: i64,
     ) -> Result<String, TokenizeError> {
         let last = match continues {
-            true => Some(continued::append_tag(&mut messages, template.source())?),
+            true => {
+                let mut last = messages.pop().map(Message::into_object);
+                let text = continued::append_tag(last.as_mut(), template.source())?;
+                messages.extend(last.map(Message::Object));
+                Some(text)
+            }
             false => None,
         };
-        let context = self.context(messages, kwargs, now_s);
+        let variables = self.variables(messages, kwargs, now_s);
         let text = template
-            .render(context)
+            .render(variables)
             .map_err(|error| TokenizeError::Refused(error.0))?;
         match last {
             Some(last) => continued::cut_at_tag(text, &last),
@@ -204,53 +213,29 @@ impl Renderer {
         }
     }
 
-    fn context(
+    fn variables(
         &self,
-        messages: Vec<Map<String, Value>>,
+        messages: Vec<Message<'_>>,
         kwargs: &Map<String, Value>,
         now_s: i64,
     ) -> minijinja::Value {
-        let mut context: Vec<(String, minijinja::Value)> = Vec::with_capacity(16);
-        let mut put = |key: &str, value: minijinja::Value| context.push((key.to_owned(), value));
-        put("tools", minijinja::Value::from(()));
-        put("documents", minijinja::Value::from(()));
-        put("add_generation_prompt", minijinja::Value::from(false));
+        let mut variables = Variables::default();
+        variables.put("tools", minijinja::Value::from(()));
+        variables.put("documents", minijinja::Value::from(()));
+        variables.put("add_generation_prompt", minijinja::Value::from(false));
         for (key, value) in self.special_tokens.iter().chain(kwargs) {
-            put(key, into_jinja(value.clone()));
+            variables.put(key.clone(), into_jinja(value.clone()));
         }
-        let messages: Vec<minijinja::Value> = messages
-            .into_iter()
-            .map(|message| into_jinja(Value::Object(message)))
-            .collect();
-        put("messages", minijinja::Value::from(messages));
-        put(template::now_key(), minijinja::Value::from(now_s));
-        minijinja::Value::from_pairs(context)
+        let messages: Vec<minijinja::Value> = messages.into_iter().map(message_value).collect();
+        variables.put("messages", minijinja::Value::from(messages));
+        variables.put(template::now_key(), minijinja::Value::from(now_s));
+        variables.into_value()
     }
 }
 
 /// A Messages request as the chat completion that engines make of it, for a template that accepts system messages anywhere.
 pub fn chat_of_messages(body: &[u8]) -> Result<Value, TokenizeError> {
     messages::to_chat(body, TemplateFacts::ANY)
-}
-
-fn into_jinja(value: Value) -> minijinja::Value {
-    match value {
-        Value::String(text) => minijinja::Value::from(text),
-        Value::Array(items) => {
-            minijinja::Value::from(items.into_iter().map(into_jinja).collect::<Vec<_>>())
-        }
-        Value::Object(map) => minijinja::Value::from_pairs(
-            map.into_iter()
-                .map(|(key, value)| (minijinja::Value::from(key), into_jinja(value))),
-        ),
-        Value::Null => minijinja::Value::from(()),
-        Value::Bool(is) => minijinja::Value::from(is),
-        Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
-            (Some(number), ..) => minijinja::Value::from(number),
-            (None, Some(number), _) => minijinja::Value::from(number),
-            (None, None, number) => minijinja::Value::from(number.unwrap_or(f64::NAN)),
-        },
-    }
 }
 
 fn common_prefix(one: &str, other: &str) -> usize {

@@ -3,12 +3,23 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::chat_message::Message;
 use super::kwargs;
-use super::types::{ChatInput, Options, TokenizeError};
+use super::types::{Options, TokenizeError};
+
+/// A chat or Responses request as the variables of a chat template.
+pub(super) struct ChatInput<'a> {
+    pub(super) messages: Vec<Message<'a>>,
+    pub(super) tools: Option<Vec<Value>>,
+    /// The request's `chat_template_kwargs`, overridden by fields of the body.
+    pub(super) kwargs: Map<String, Value>,
+    pub(super) add_special_tokens: bool,
+}
 
 #[derive(Deserialize)]
-struct Body {
-    messages: Vec<Map<String, Value>>,
+struct Body<'a> {
+    #[serde(borrow)]
+    messages: Vec<Message<'a>>,
     #[serde(default)]
     tools: Option<Vec<Value>>,
     #[serde(default)]
@@ -31,7 +42,7 @@ struct Body {
     truncate_prompt_tokens: Option<Value>,
 }
 
-pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, TokenizeError> {
+pub(super) fn read<'a>(body: &'a [u8], options: &Options) -> Result<ChatInput<'a>, TokenizeError> {
     let body = serde_json::from_slice(body);
     input(
         body.map_err(|error| TokenizeError::Body(error.to_string()))?,
@@ -40,15 +51,17 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, Tokenize
 }
 
 /// Of a body that was made of another API's.
-pub(super) fn of_value(body: Value, options: &Options) -> Result<ChatInput, TokenizeError> {
-    let body = serde_json::from_value(body);
+pub(super) fn of_value(
+    body: Value,
+    options: &Options,
+) -> Result<ChatInput<'static>, TokenizeError> {
     input(
-        body.map_err(|error| TokenizeError::Body(error.to_string()))?,
+        Body::deserialize(body).map_err(|error| TokenizeError::Body(error.to_string()))?,
         options,
     )
 }
 
-fn input(mut body: Body, options: &Options) -> Result<ChatInput, TokenizeError> {
+fn input<'a>(mut body: Body<'a>, options: &Options) -> Result<ChatInput<'a>, TokenizeError> {
     if body.chat_template.is_some() {
         return Err(TokenizeError::Field("chat_template"));
     }
@@ -56,8 +69,10 @@ fn input(mut body: Body, options: &Options) -> Result<ChatInput, TokenizeError> 
         return Err(TokenizeError::Field("truncate_prompt_tokens"));
     }
     for message in &mut body.messages {
-        rename_reasoning_content(message);
-        order_call_keys(message);
+        if let Message::Object(message) = message {
+            rename_reasoning_content(message);
+            order_call_keys(message);
+        }
     }
     let hides_tools = options.exclude_tools_when_tool_choice_none
         && body.tool_choice == Some(Value::String("none".to_owned()));

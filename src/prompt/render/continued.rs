@@ -11,17 +11,15 @@ const CONTINUE_TAG: &str = "CONTINUE_FINAL_MESSAGE_TAG ";
 
 /// Appends the tag to the last text of the last message. Returns the text without the tag.
 pub(super) fn append_tag(
-    messages: &mut [Map<String, Value>],
+    last: Option<&mut Map<String, Value>>,
     source: &str,
 ) -> Result<String, TokenizeError> {
     let refused = |why: &str| TokenizeError::Refused(why.to_owned());
     if !source.contains("content") {
         return Err(refused("the template prints no content to continue"));
     }
-    let last = messages
-        .last_mut()
-        .and_then(|message| message.get_mut("content"));
-    let text = match last {
+    let content = last.and_then(|message| message.get_mut("content"));
+    let text = match content {
         Some(Value::String(text)) => Some(text),
         Some(Value::Array(parts)) => parts.iter_mut().rev().find_map(|part| match part {
             Value::Object(part) => match part.get_mut("text") {

@@ -1,8 +1,11 @@
 //! Converts the messages of a conversation as vLLM does before it calls the template: contents as one text or as a list
 //! of parts, arguments of tool calls as objects, and only known keys.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
+use super::chat_message::{Message, PlainContent, PlainMessage};
 use super::types::TokenizeError;
 use crate::prompt::template::ContentFormat;
 use crate::prompt::types::BILLING_HEADER;
@@ -65,27 +68,44 @@ impl Placeholder {
 }
 
 /// Whether any message has an image, a sound or a video.
-pub(super) fn contain_media(messages: &[Map<String, Value>]) -> bool {
+pub(super) fn contain_media(messages: &[Message<'_>]) -> bool {
     let is_media = |part: &Value| {
         let kind = part.get("type").and_then(Value::as_str);
         kind.is_some_and(|kind| MEDIA_PARTS.iter().any(|(name, _)| *name == kind))
     };
-    messages.iter().any(|message| match message.get("content") {
-        Some(Value::Array(parts)) => parts.iter().any(is_media),
-        _ => false,
+    messages.iter().any(|message| match message {
+        Message::Plain(_) => false,
+        Message::Object(message) => match message.get("content") {
+            Some(Value::Array(parts)) => parts.iter().any(is_media),
+            _ => false,
+        },
     })
 }
 
 /// The messages as the template gets them. Texts may be long, so they are moved instead of copied.
-pub(super) fn to_template_messages(
-    messages: Vec<Map<String, Value>>,
+pub(super) fn to_template_messages<'a>(
+    messages: Vec<Message<'a>>,
     format: ContentFormat,
     placeholder: Placeholder,
-) -> Result<Vec<Map<String, Value>>, TokenizeError> {
-    messages
-        .into_iter()
-        .map(|message| convert(message, format, placeholder))
-        .collect()
+) -> Result<Vec<Message<'a>>, TokenizeError> {
+    let convert = |message| match message {
+        Message::Plain(message) if message.role != "developer" => {
+            Ok(convert_plain(message, format))
+        }
+        message => convert(message.into_object(), format, placeholder).map(Message::Object),
+    };
+    messages.into_iter().map(convert).collect()
+}
+
+/// As `convert`, for a message that has no other keys and is not the developer's, which gets one.
+fn convert_plain(message: PlainMessage<'_>, format: ContentFormat) -> Message<'_> {
+    let PlainMessage { role, content } = message;
+    let text = without_billing_header(&role, content.into_text());
+    let content = match format == ContentFormat::Openai && role != "tool" {
+        true => PlainContent::List(text),
+        false => PlainContent::Text(text.unwrap_or_default()),
+    };
+    Message::Plain(PlainMessage { role, content })
 }
 
 fn convert(
@@ -198,8 +218,8 @@ fn parts(role: &str, content: Option<Value>) -> Result<Vec<Part>, TokenizeError>
     match content {
         None | Some(Value::Null) => Ok(Vec::new()),
         Some(Value::String(text)) => {
-            let text = without_billing_header(role, text);
-            let part = text.map(|text| Part::Text(text, Map::new()));
+            let text = without_billing_header(role, text.into());
+            let part = text.map(|text| Part::Text(text.into_owned(), Map::new()));
             Ok(part.into_iter().collect())
         }
         Some(Value::Array(items)) => {
@@ -213,8 +233,8 @@ fn parts(role: &str, content: Option<Value>) -> Result<Vec<Part>, TokenizeError>
 fn part(role: &str, item: Value) -> Result<Option<Part>, TokenizeError> {
     let mut item = match item {
         Value::String(text) => {
-            let text = without_billing_header(role, text);
-            return Ok(text.map(|text| Part::Text(text, Map::new())));
+            let text = without_billing_header(role, text.into());
+            return Ok(text.map(|text| Part::Text(text.into_owned(), Map::new())));
         }
         Value::Object(item) => item,
         _ => return Err(refused("a content part of another type")),
@@ -244,20 +264,21 @@ fn part(role: &str, item: Value) -> Result<Option<Part>, TokenizeError> {
         _ => return Err(refused("a content part without its text")),
     };
     let text = match is_plain {
-        true => without_billing_header(role, text),
-        false => Some(text),
+        true => without_billing_header(role, text.into()),
+        false => Some(text.into()),
     };
-    Ok(text.map(|text| Part::Text(text, item)))
+    Ok(text.map(|text| Part::Text(text.into_owned(), item)))
 }
 
 /// Removes the billing line. `None` if nothing remains.
-fn without_billing_header(role: &str, text: String) -> Option<String> {
+fn without_billing_header<'a>(role: &str, text: Cow<'a, str>) -> Option<Cow<'a, str>> {
     if role != "system" || !text.starts_with(BILLING_HEADER) {
         return Some(text);
     }
     text.split_once('\n')
         .map(|(_, rest)| rest.to_owned())
         .filter(|rest| !rest.is_empty())
+        .map(Cow::Owned)
 }
 
 fn convert_calls_and_reasoning(
@@ -306,47 +327,48 @@ fn convert_call(mut call: Value) -> Result<Value, TokenizeError> {
 
 /// For templates without the developer role: developer messages become system messages, and all system messages are
 /// merged into one at the start.
-pub(super) fn developer_to_system(
-    mut messages: Vec<Map<String, Value>>,
-) -> Vec<Map<String, Value>> {
-    let has_role = |message: &Map<String, Value>, role: &str| message["role"] == role;
-    if !messages
-        .iter()
-        .any(|message| has_role(message, "developer"))
-    {
+pub(super) fn developer_to_system(messages: Vec<Message<'_>>) -> Vec<Message<'_>> {
+    if !messages.iter().any(|message| message.has_role("developer")) {
         return messages;
     }
-    for message in &mut messages {
-        if has_role(message, "developer") {
-            message.insert("role".to_owned(), "system".into());
-            message.shift_remove("tools");
-        }
-    }
+    let messages: Vec<_> = messages
+        .into_iter()
+        .map(|message| match message.has_role("developer") {
+            true => {
+                let mut message = message.into_object();
+                message.insert("role".to_owned(), "system".into());
+                message.shift_remove("tools");
+                Message::from(message)
+            }
+            false => message,
+        })
+        .collect();
     let is_merged = messages
         .iter()
         .skip(1)
-        .all(|message| !has_role(message, "system"));
+        .all(|message| !message.has_role("system"));
     if is_merged {
         return messages;
     }
     let (system, others): (Vec<_>, Vec<_>) = messages
         .into_iter()
-        .partition(|message| has_role(message, "system"));
-    let texts: Vec<String> = system
-        .iter()
-        .map(|message| match &message["content"] {
-            Value::String(text) => text.clone(),
+        .partition(|message| message.has_role("system"));
+    let texts = system.into_iter().map(|message| match message {
+        Message::Plain(message) => message.content.into_text(),
+        Message::Object(message) => match &message["content"] {
+            Value::String(text) => text.clone().into(),
             Value::Array(parts) => {
                 let texts: Vec<&str> = parts.iter().filter_map(|it| it["text"].as_str()).collect();
-                texts.join("\n")
+                texts.join("\n").into()
             }
-            _ => String::new(),
-        })
-        .filter(|text| !text.is_empty())
-        .collect();
-    let mut merged = Map::with_capacity(2);
-    merged.insert("role".to_owned(), "system".into());
-    merged.insert("content".to_owned(), texts.join("\n\n").into());
+            _ => Cow::default(),
+        },
+    });
+    let texts: Vec<_> = texts.filter(|text| !text.is_empty()).collect();
+    let merged = Message::Plain(PlainMessage {
+        role: "system".into(),
+        content: PlainContent::Text(texts.join("\n\n").into()),
+    });
     std::iter::once(merged).chain(others).collect()
 }
 

@@ -4,8 +4,10 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::chat::ChatInput;
+use super::chat_message::Message;
 use super::kwargs;
-use super::types::{ChatInput, Options, TokenizeError};
+use super::types::{Options, TokenizeError};
 
 #[derive(Deserialize)]
 struct Body {
@@ -35,7 +37,7 @@ enum Input {
     Items(Vec<Map<String, Value>>),
 }
 
-pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, TokenizeError> {
+pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput<'static>, TokenizeError> {
     let body: Body =
         serde_json::from_slice(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
     if body.previous_response_id.is_some() {
@@ -83,7 +85,7 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput, Tokenize
         .and_then(|mut reasoning| reasoning.shift_remove("effort"));
     kwargs::override_effort(&mut kwargs, effort);
     Ok(ChatInput {
-        messages,
+        messages: messages.into_iter().map(Message::from).collect(),
         tools,
         kwargs,
         // Unlike chat, this API has no such field and the engine's default applies.

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use super::chat_message::{PlainContent, PlainMessage};
 use super::*;
 
 const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}\
@@ -73,11 +74,10 @@ fn templates_render_like_transformers() {
         let format = serde_json::to_value(template.format()).unwrap();
         assert_eq!(format, expected["format"], "{name}");
         for (case, expected) in expected["rendered"].as_object().unwrap() {
-            let found = reference(
-                &renderer,
-                &vectors["cases"][case],
-                vectors["now_s"].as_i64(),
-            );
+            let now_s = vectors["now_s"].as_i64();
+            let found = reference(&renderer, &vectors["cases"][case], now_s, Message::from);
+            let of_objects = reference(&renderer, &vectors["cases"][case], now_s, Message::Object);
+            assert_eq!(found, of_objects, "{name}, {case}");
             let is_same = match (&found, expected["text"].as_str()) {
                 (Ok(found), Some(expected)) => found == expected,
                 (Err(_), None) => true,
@@ -101,9 +101,12 @@ fn reference(
     renderer: &Renderer,
     case: &Value,
     now_s: Option<i64>,
+    form: impl Fn(Map<String, Value>) -> Message<'static>,
 ) -> Result<String, TokenizeError> {
     let messages = case["messages"].as_array().unwrap();
-    let messages = messages.iter().map(|it| it.as_object().unwrap().clone());
+    let messages = messages
+        .iter()
+        .map(|it| form(it.as_object().unwrap().clone()));
     let mut kwargs = case["kwargs"].as_object().cloned().unwrap_or_default();
     for key in ["tools", "documents"] {
         kwargs::override_with(&mut kwargs, [(key, case[key].clone())]);
@@ -119,6 +122,53 @@ fn reference(
         continues,
         now_s.unwrap(),
     )
+}
+
+/// Everything that a template can ask of a message.
+const PROBE: &str = "{% for m in messages %}{{ m }}{{ m | tojson }}{{ m is mapping }}{{ m | length }}{{ m | list }}\
+                     {{ m.items() | list }}{{ m.keys() | list }}{{ m.get('role') }}{{ m.get('name', 'x') }}{{ m['role'] }}\
+                     {{ 'content' in m }}{{ 'name' in m }}{{ m.name is defined }}{{ m == messages[0] }}{{ m | dictsort }}\
+                     {% for key in m %}{{ key }}{% endfor %}{{ m | items }}{{ dict(m, name='b') }}{% endfor %}\
+                     {{ messages | map(attribute='content') | list }}{{ messages | selectattr('role', 'eq', 'user') | list }}";
+
+#[test]
+fn a_template_sees_a_plain_message_as_an_object() {
+    let text = |text: &'static str| PlainContent::Text(text.into());
+    let part = |text: &'static str| PlainContent::List(Some(text.into()));
+    let plain = |role: &'static str, content| PlainMessage {
+        role: role.into(),
+        content,
+    };
+    let texts = [text("be brief"), text("hi \"you\""), text(""), text("go")];
+    let lists = [
+        part("be brief"),
+        part("hi"),
+        PlainContent::List(None),
+        part("go"),
+    ];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
+    let files = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|it| it.unwrap().path());
+    let templates = files.filter(|path| path.extension().is_some_and(|it| it == "jinja"));
+    let templates = templates.map(|path| std::fs::read_to_string(path).unwrap());
+    for source in templates.chain([PROBE, ECHO, CHATML].map(str::to_owned)) {
+        let renderer = renderer(&source);
+        for contents in [&texts, &lists] {
+            let roles = ["system", "user", "assistant", "user"];
+            let messages = roles.into_iter().zip(contents.clone());
+            let messages: Vec<_> = messages
+                .map(|(role, content)| Message::Plain(plain(role, content)))
+                .collect();
+            let objects = messages.iter().cloned();
+            let objects = objects
+                .map(|it| Message::Object(it.into_object()))
+                .collect();
+            let template = renderer.templates.plain.as_ref().unwrap();
+            let render = |messages| renderer.apply(template, messages, &Map::new(), false, 0);
+            assert_eq!(render(messages), render(objects), "{source}");
+        }
+    }
 }
 
 #[test]

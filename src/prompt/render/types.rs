@@ -98,12 +98,3 @@ impl RenderedText {
         }
     }
 }
-
-/// A chat or Responses request as the variables of a chat template.
-pub(super) struct ChatInput {
-    pub(super) messages: Vec<Map<String, Value>>,
-    pub(super) tools: Option<Vec<Value>>,
-    /// The request's `chat_template_kwargs`, overridden by fields of the body.
-    pub(super) kwargs: Map<String, Value>,
-    pub(super) add_special_tokens: bool,
-}

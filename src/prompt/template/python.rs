@@ -22,9 +22,15 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_function("strftime_now", strftime_now);
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
-    environment.set_formatter(|out, state, value| match float(value) {
-        Some(float) => Ok(out.write_str(&float_text(float))?),
-        None => minijinja::escape_formatter(out, state, value),
+    environment.set_formatter(|out, state, value| {
+        // Nothing is escaped.
+        if let Some(text) = value.as_str() {
+            return Ok(out.write_str(text)?);
+        }
+        match float(value) {
+            Some(float) => Ok(out.write_str(&float_text(float))?),
+            None => minijinja::escape_formatter(out, state, value),
+        }
     });
 }
 

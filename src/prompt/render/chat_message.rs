@@ -1,0 +1,265 @@
+//! A message of a conversation. Most have a role and one text and nothing else: these are kept as the two texts, borrowed
+//! from the request where that is possible. All others are JSON objects.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Value, json};
+
+/// A message, as a client sent it or as the template gets it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Message<'a> {
+    Plain(PlainMessage<'a>),
+    Object(Map<String, Value>),
+}
+
+/// A message without any other key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct PlainMessage<'a> {
+    pub(super) role: Cow<'a, str>,
+    pub(super) content: PlainContent<'a>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum PlainContent<'a> {
+    Text(Cow<'a, str>),
+    /// A list of one part of the type `text`, or an empty one.
+    List(Option<Cow<'a, str>>),
+}
+
+impl<'a> PlainContent<'a> {
+    pub(super) fn into_text(self) -> Cow<'a, str> {
+        match self {
+            PlainContent::Text(text) => text,
+            PlainContent::List(part) => part.unwrap_or_default(),
+        }
+    }
+}
+
+impl From<PlainContent<'_>> for Value {
+    fn from(content: PlainContent<'_>) -> Self {
+        match content {
+            PlainContent::Text(text) => text.into(),
+            PlainContent::List(part) => {
+                let part = part.map(|text| json!({"type": "text", "text": text}));
+                part.into_iter().collect()
+            }
+        }
+    }
+}
+
+impl Message<'_> {
+    pub(super) fn has_role(&self, role: &str) -> bool {
+        match self {
+            Message::Plain(message) => message.role == role,
+            Message::Object(message) => message.get("role").is_some_and(|it| it == role),
+        }
+    }
+
+    pub(super) fn into_object(self) -> Map<String, Value> {
+        match self {
+            Message::Plain(message) => {
+                let mut object = Map::with_capacity(2);
+                object.insert("role".to_owned(), message.role.into());
+                object.insert("content".to_owned(), message.content.into());
+                object
+            }
+            Message::Object(object) => object,
+        }
+    }
+}
+
+impl From<Map<String, Value>> for Message<'_> {
+    fn from(mut object: Map<String, Value>) -> Self {
+        let is_plain = object.len() == 2
+            && ["role", "content"]
+                .iter()
+                .all(|key| object.get(*key).is_some_and(Value::is_string));
+        let mut text = |key| match object.get_mut(key) {
+            Some(Value::String(text)) => Cow::Owned(std::mem::take(text)),
+            _ => Cow::default(),
+        };
+        match is_plain {
+            true => Message::Plain(PlainMessage {
+                role: text("role"),
+                content: PlainContent::Text(text("content")),
+            }),
+            false => Message::Object(object),
+        }
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Message<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MessageVisitor)
+    }
+}
+
+struct MessageVisitor;
+
+impl<'de> Visitor<'de> for MessageVisitor {
+    type Value = Message<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map")
+    }
+
+    /// As for any object, the last of several members with one key counts.
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let (mut role, mut content) = (None, None);
+        let mut others = Map::new();
+        while let Some(Text(key)) = map.next_key()? {
+            let text = match &*key {
+                "role" => &mut role,
+                "content" => &mut content,
+                _ => {
+                    others.insert(key.into_owned(), map.next_value()?);
+                    continue;
+                }
+            };
+            match map.next_value()? {
+                Member::Text(it) => *text = Some(it),
+                Member::Other(it) => {
+                    *text = None;
+                    others.insert(key.into_owned(), it);
+                }
+            }
+        }
+        Ok(match (role, content) {
+            (Some(role), Some(content)) if others.is_empty() => {
+                let content = PlainContent::Text(content);
+                Message::Plain(PlainMessage { role, content })
+            }
+            (role, content) => {
+                for (key, text) in [("role", role), ("content", content)] {
+                    if let Some(text) = text {
+                        others.insert(key.to_owned(), text.into());
+                    }
+                }
+                Message::Object(others)
+            }
+        })
+    }
+}
+
+#[derive(serde::Deserialize)]
+struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
+
+/// The value of a member that is a text in most messages.
+enum Member<'a> {
+    Text(Cow<'a, str>),
+    Other(Value),
+}
+
+impl<'de> Deserialize<'de> for Member<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(MemberVisitor)
+    }
+}
+
+struct MemberVisitor;
+
+impl<'de> Visitor<'de> for MemberVisitor {
+    type Value = Member<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any value")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
+        Ok(Member::Text(Cow::Borrowed(text)))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
+        Ok(Member::Text(Cow::Owned(text.to_owned())))
+    }
+
+    fn visit_string<E>(self, text: String) -> Result<Self::Value, E> {
+        Ok(Member::Text(Cow::Owned(text)))
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Member::Other(Value::Null))
+    }
+
+    fn visit_bool<E>(self, is: bool) -> Result<Self::Value, E> {
+        Ok(Member::Other(is.into()))
+    }
+
+    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
+        Ok(Member::Other(number.into()))
+    }
+
+    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
+        Ok(Member::Other(number.into()))
+    }
+
+    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
+        Ok(Member::Other(number.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+        Value::deserialize(SeqAccessDeserializer::new(seq)).map(Member::Other)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        Value::deserialize(MapAccessDeserializer::new(map)).map(Member::Other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn is_plain(json: &str) -> bool {
+        let message: Message<'_> = serde_json::from_str(json).unwrap();
+        matches!(message, Message::Plain(_))
+    }
+
+    #[test]
+    fn a_message_of_a_role_and_a_text_is_plain() {
+        assert!(is_plain(r#"{"content":"a \"b\"","role":"user"}"#));
+        assert!(!is_plain(r#"{"role":"user","content":"a","name":"b"}"#));
+        assert!(!is_plain(r#"{"role":"user","content":null}"#));
+        assert!(!is_plain(r#"{"role":"user"}"#));
+    }
+
+    fn member() -> impl Strategy<Value = (String, String)> {
+        let key = prop_oneof![
+            Just(r#""role""#),
+            Just(r#""content""#),
+            Just(r#""\u0072ole""#),
+            Just(r#""name""#)
+        ];
+        let value = prop_oneof![
+            Just(r#""a""#),
+            Just(r#""\n\u00e9""#),
+            Just("null"),
+            Just("true"),
+            Just("-1"),
+            Just("1e3"),
+            Just("18446744073709551615"),
+            Just(r#"[{"type":"text","text":"a"},1]"#),
+            Just(r#"{"a":[]}"#)
+        ];
+        (key, value).prop_map(|(key, value)| (key.to_owned(), value.to_owned()))
+    }
+
+    proptest! {
+        #[test]
+        fn it_has_what_an_object_of_the_same_json_has(members in proptest::collection::vec(member(), 0..5)) {
+            let members: Vec<_> = members.iter().map(|(key, value)| format!("{key}: {value}")).collect();
+            let json = format!("{{{}}}", members.join(", "));
+            let object: Map<String, Value> = serde_json::from_str(&json).unwrap();
+            let message: Message<'_> = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(&message.into_object(), &object);
+            let value = Message::deserialize(Value::from(object.clone())).unwrap();
+            prop_assert_eq!(&value.into_object(), &object);
+            prop_assert_eq!(&Message::from(object.clone()).into_object(), &object);
+        }
+    }
+}
