@@ -211,7 +211,7 @@ impl App {
             joins: Joins::new(&config.kv_events.advanced.joins, &metrics),
             trees: start.trees(),
         };
-        let kv_events = OffloadThread::start("kv-events")?;
+        let kv_events = OffloadThread::start_with("kv-events", zmq::before_park)?;
         let following = events::follow(
             fleet.clone(),
             shared,

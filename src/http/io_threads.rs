@@ -147,6 +147,13 @@ impl OffloadThread {
         RuntimeThread::start(name.to_owned(), 0).map(Self)
     }
 
+    /// As [`OffloadThread::start`]. The thread calls `before_park` each time before it waits for something to do.
+    pub fn start_with(name: &str, before_park: fn()) -> io::Result<Self> {
+        let mut builder = runtime::Builder::new_current_thread();
+        builder.on_thread_park(before_park);
+        RuntimeThread::start_with(name.to_owned(), 0, builder).map(Self)
+    }
+
     pub fn runtime(&self) -> &runtime::Handle {
         &self.0.runtime
     }
@@ -169,9 +176,11 @@ struct RuntimeThread {
 
 impl RuntimeThread {
     fn start(name: String, number: usize) -> io::Result<Self> {
-        let runtime = runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
+        Self::start_with(name, number, runtime::Builder::new_current_thread())
+    }
+
+    fn start_with(name: String, number: usize, mut builder: runtime::Builder) -> io::Result<Self> {
+        let runtime = builder.enable_all().build()?;
         let handle = runtime.handle().clone();
         let stop = CancellationToken::new();
         let stopped = stop.clone().cancelled_owned();

@@ -29,6 +29,7 @@
 mod connection;
 mod endpoint;
 pub mod frame;
+mod gather;
 mod load_socket;
 mod metrics;
 mod settings;
@@ -43,6 +44,7 @@ use tokio::time::{Instant, sleep_until};
 use self::connection::{CloseReason, Connection};
 pub use self::endpoint::Endpoint;
 use self::frame::ReplayMessage;
+pub use self::gather::before_park;
 pub use self::load_socket::LoadSocket;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;

@@ -14,15 +14,14 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::endpoint::Endpoint;
+use super::gather;
 use super::settings::Settings;
 use super::zmtp::{Bounds, Parts, PeerMessage, ProtocolError, Role, Session};
 
-/// Read buffer; a batch of a busy engine is smaller.
-const READ_BYTES: usize = 64 * 1_024;
-/// A peer that sends several times within this time is read once, so that one wake-up of the thread takes what came
-/// meanwhile. An engine's steps take longer; many requests that end at once do not. What is read in large pieces, as a
-/// replay, is not waited for.
-const GATHER_TIME: Duration = Duration::from_millis(1);
+/// Room for a read: a few batches of a busy engine. More is allocated, and freed, for each read that is passed on.
+const READ_BYTES: usize = 16 * 1_024;
+/// Room for a read after one that took all of its room, as within a replay.
+const LONG_READ_BYTES: usize = 64 * 1_024;
 /// A message has at most identity, delimiter, topic, sequence number and payload. Some proxies add one.
 const PARTS_MAX: usize = 6;
 /// Our messages are small; a peer that leaves more than this unread has stopped reading.
@@ -95,12 +94,12 @@ pub(super) struct Connection {
     stream: TcpStream,
     session: Session,
     inbox: BytesMut,
+    /// Room for the next read.
+    read_bytes: usize,
     outbox: BytesMut,
     heartbeat: Duration,
     silence_max: Duration,
     last_read_at: Instant,
-    /// Since when the next bytes may be read.
-    read_from: Instant,
     /// When a ping was sent, if nothing was received since.
     pinged_at: Option<Instant>,
 }
@@ -150,11 +149,11 @@ impl Connection {
             stream,
             session: Session::new(role, bounds, &mut outbox),
             inbox: BytesMut::new(),
+            read_bytes: READ_BYTES,
             outbox,
             heartbeat,
             silence_max: settings.heartbeat_timeout,
             last_read_at: now,
-            read_from: now,
             pinged_at: None,
         })
     }
@@ -199,8 +198,7 @@ impl Connection {
                 return Ok(received);
             }
             let deadline = self.deadline();
-            let read_from = (self.read_from > self.last_read_at).then_some(self.read_from);
-            self.inbox.reserve(READ_BYTES);
+            self.inbox.reserve(self.read_bytes);
             let (mut reader, mut writer) = self.stream.split();
             let progress = tokio::select! {
                 biased;
@@ -208,12 +206,7 @@ impl Connection {
                 sent = writer.write_buf(&mut self.outbox), if !self.outbox.is_empty() => {
                     Progress::Sent(sent)
                 }
-                read = async {
-                    if let Some(at) = read_from {
-                        sleep_until(at).await;
-                    }
-                    reader.read_buf(&mut self.inbox).await
-                } => Progress::Read(read),
+                read = reader.read_buf(&mut self.inbox) => Progress::Read(read),
                 () = sleep_until(deadline) => Progress::Silence,
             };
             match progress {
@@ -237,9 +230,11 @@ impl Connection {
             Ok(0) => Err(CloseReason::Closed),
             Ok(bytes) => {
                 let now = Instant::now();
-                let is_small = bytes < READ_BYTES / 4;
-                let is_busy = is_small && now < self.last_read_at + 2 * GATHER_TIME;
-                self.read_from = if is_busy { now + GATHER_TIME } else { now };
+                gather::on_read(now.into_std(), bytes);
+                self.read_bytes = match bytes < READ_BYTES {
+                    true => READ_BYTES,
+                    false => LONG_READ_BYTES,
+                };
                 self.last_read_at = now;
                 self.pinged_at = None;
                 Ok(())
