@@ -109,7 +109,12 @@ impl Pool {
         self: &Arc<Self>,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
-        match self.take() {
+        let taken = match self.take() {
+            Some(taken) => Some(taken),
+            // Boxed, so that other requests do not carry its state.
+            None => Box::pin(self.borrow()).await,
+        };
+        match taken {
             Some((connection, since)) => {
                 let sent = observe::now();
                 let idle = sent.saturating_duration_since(since);
@@ -138,17 +143,9 @@ impl Pool {
                 ))
             })
             .map_err(Error::Connect)?;
-        let mut builder = http1::Builder::new();
-        builder.max_buf_size(MAX_BUFFER_BYTES);
-        let (sender, driver) = builder
-            .handshake(TokioIo::new(socket))
+        let connection = Connection::over(socket)
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
-        let connection = Connection {
-            sender,
-            driver: Box::pin(driver),
-            ended: false,
-        };
         let answer = connection.exchange(request, self).await;
         answer.map_err(|error| match self.refused_certificate(&error) {
             Some(reason) => Error::Connect(io::Error::other(reason)),
@@ -266,20 +263,44 @@ impl Pool {
         }
     }
 
-    /// An idle connection, and since when it was idle.
+    /// An idle connection of this thread, and since when it was idle.
     fn take(&self) -> Option<(Connection, Instant)> {
         let now = observe::now();
         loop {
             // The most recently used one, so that surplus connections expire.
             let idle = self.shard().lock().pop()?;
-            if self.is_expired(&idle, now) {
-                continue;
-            }
-            let mut connection = idle.connection;
-            if connection.is_usable() {
-                return Some((connection, idle.since));
+            if let Some(taken) = self.usable(idle, now) {
+                return Some(taken);
             }
         }
+    }
+
+    /// An idle connection of another thread, moved to this one. Where many threads send to many workers, each pair of them
+    /// has few requests, and without this most would find their own connection closed for its age.
+    async fn borrow(&self) -> Option<(Connection, Instant)> {
+        // A TLS connection's state stays with its socket's thread.
+        if self.tls.is_some() {
+            return None;
+        }
+        let now = observe::now();
+        let own = self.shard();
+        let mut others = self.idle.iter().filter(|other| !std::ptr::eq(*other, own));
+        let (connection, since) = others.find_map(|other| {
+            let idle = other.try_lock()?.pop()?;
+            self.usable(idle, now)
+        })?;
+        let moved = connection.into_stream().and_then(TcpStream::from_std);
+        let connection = Connection::over(Socket::Clear(moved.ok()?)).await.ok()?;
+        Some((connection, since))
+    }
+
+    fn usable(&self, idle: Idle, now: Instant) -> Option<(Connection, Instant)> {
+        let is_expired = self.is_expired(&idle, now);
+        let Idle {
+            mut connection,
+            since,
+        } = idle;
+        (!is_expired && connection.is_usable()).then_some((connection, since))
     }
 
     fn put(&self, connection: Connection) {
@@ -317,6 +338,26 @@ struct Connection {
 }
 
 impl Connection {
+    async fn over(socket: Socket) -> Result<Self, hyper::Error> {
+        let mut builder = http1::Builder::new();
+        builder.max_buf_size(MAX_BUFFER_BYTES);
+        let (sender, driver) = builder.handshake(TokioIo::new(socket)).await?;
+        Ok(Self {
+            sender,
+            driver: Box::pin(driver),
+            ended: false,
+        })
+    }
+
+    /// The socket of an idle connection without TLS, free of the thread that opened it.
+    fn into_stream(self) -> io::Result<std::net::TcpStream> {
+        let parts = Pin::into_inner(self.driver).into_parts();
+        match parts.io.into_inner() {
+            Socket::Clear(stream) if parts.read_buf.is_empty() => stream.into_std(),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
     async fn exchange(
         mut self,
         mut request: Request<Full<Bytes>>,
@@ -354,3 +395,6 @@ impl Connection {
         !self.ended && self.sender.is_ready()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use hyper::HeaderMap;
 use hyper::header::{self, HeaderName, HeaderValue};
+use smallvec::SmallVec;
 
 use crate::fleet::Worker;
 use crate::http::HOP_BY_HOP;
@@ -84,11 +85,12 @@ pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
     if engine.contains_key(header::TRANSFER_ENCODING) || is_event_stream(&engine) {
         engine.remove(header::CONTENT_LENGTH);
     }
-    for name in HOP_BY_HOP {
+    // The client's own request id comes back to it instead. An answer has few of these, so its names are looked at.
+    let is_dropped = |name: &&HeaderName| HOP_BY_HOP.contains(name) || **name == REQUEST_ID;
+    let dropped: SmallVec<[HeaderName; 4]> = engine.keys().filter(is_dropped).cloned().collect();
+    for name in dropped {
         engine.remove(name);
     }
-    // The client's own comes back to it instead.
-    engine.remove(REQUEST_ID);
     engine
 }
 

@@ -20,7 +20,8 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub idle_connection_timeout: Duration,
-    /// Unused connections that are kept, for each worker and I/O thread; more are closed after their request.
+    /// Unused connections that are kept, for each worker and I/O thread; more are closed after their request. A thread that has
+    /// none to a worker takes one of another thread, without TLS.
     pub max_idle_connections: u32,
 }
 

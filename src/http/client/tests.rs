@@ -1,0 +1,110 @@
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::mpsc;
+use std::thread;
+
+use super::*;
+use crate::http::io_threads::IoThreadScope;
+
+/// A server that answers each request, and closes a connection after so many. Returns its address and the number of
+/// connections that it accepted.
+fn server(requests_each: usize) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let count = accepted.clone();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            count.fetch_add(1, SeqCst);
+            thread::spawn(move || {
+                for _ in 0..requests_each {
+                    let mut head = Vec::new();
+                    while !head.ends_with(b"\r\n\r\n") {
+                        let mut byte = [0];
+                        match stream.read(&mut byte) {
+                            Ok(1) => head.push(byte[0]),
+                            _ => return,
+                        }
+                    }
+                    let answer = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok";
+                    stream.write_all(answer).unwrap();
+                }
+                let _ = stream.shutdown(Shutdown::Both);
+            });
+        }
+    });
+    (address, accepted)
+}
+
+/// An I/O thread that sends a request each time it is asked.
+struct Sender {
+    ask: mpsc::Sender<()>,
+    answers: mpsc::Receiver<Bytes>,
+}
+
+impl Sender {
+    fn start(number: usize, pool: &Arc<Pool>) -> Self {
+        let (ask, asked) = mpsc::channel();
+        let (answer, answers) = mpsc::channel();
+        let pool = pool.clone();
+        thread::spawn(move || {
+            let _scope = IoThreadScope::enter(number);
+            let runtime = tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap();
+            while asked.recv().is_ok() {
+                let (_, body) = runtime.block_on(pool.get("/", None, 100)).unwrap();
+                answer.send(body).unwrap();
+            }
+        });
+        Self { ask, answers }
+    }
+
+    fn send(&self) -> Bytes {
+        self.ask.send(()).unwrap();
+        self.answers.recv_timeout(Duration::from_secs(30)).unwrap()
+    }
+}
+
+#[test]
+fn an_idle_connection_of_another_thread_is_used_before_a_new_one_is_opened() {
+    let (address, accepted) = server(usize::MAX);
+    let pool = Pool::new(address, Settings::default());
+    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    for _ in 0..3 {
+        assert_eq!(one.send(), "ok");
+        assert_eq!(other.send(), "ok");
+        assert_eq!(other.send(), "ok");
+    }
+    assert_eq!(accepted.load(SeqCst), 1);
+}
+
+#[test]
+fn a_borrowed_connection_that_its_server_has_closed_is_replaced() {
+    let (address, accepted) = server(1);
+    let pool = Pool::new(address, Settings::default());
+    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    for _ in 0..3 {
+        assert_eq!(one.send(), "ok");
+        assert_eq!(other.send(), "ok");
+    }
+    assert_eq!(accepted.load(SeqCst), 6);
+}
+
+#[test]
+fn an_expired_connection_is_not_borrowed() {
+    let (address, accepted) = server(usize::MAX);
+    let settings = Settings {
+        idle_connection_timeout: Duration::ZERO,
+        ..Settings::default()
+    };
+    let pool = Pool::new(address, settings);
+    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    assert_eq!(one.send(), "ok");
+    assert_eq!(other.send(), "ok");
+    assert_eq!(accepted.load(SeqCst), 2);
+}
