@@ -22,9 +22,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use dashmap::{DashMap, Entry};
-use parking_lot::Mutex;
 use prometheus::{IntCounter, IntGauge};
-use rustc_hash::{FxBuildHasher, FxHashMap};
+use rustc_hash::FxBuildHasher;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -96,6 +95,10 @@ impl Metrics {
     }
 }
 
+/// Parts of the table, each with a lock. Each request takes some thirty of these locks twice, so there are more of them than
+/// threads that could meet.
+const SHARDS: usize = 128;
+
 /// The unconfirmed prefixes of all workers.
 #[derive(Debug)]
 pub struct UnconfirmedBlocks {
@@ -103,7 +106,7 @@ pub struct UnconfirmedBlocks {
     /// Prefixes of all prompts.
     count: AtomicU64,
     /// Prompts that are not being computed by a request of this replica, by worker.
-    ending: Mutex<FxHashMap<WorkerId, Ending>>,
+    ending: DashMap<WorkerId, Ending, FxBuildHasher>,
     settings: Settings,
     metrics: Metrics,
 }
@@ -134,9 +137,9 @@ type Prefixes = Box<[BlockHash]>;
 impl UnconfirmedBlocks {
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
         Arc::new(Self {
-            prefixes: DashMap::default(),
+            prefixes: DashMap::with_hasher_and_shard_amount(FxBuildHasher, SHARDS),
             count: AtomicU64::new(0),
-            ending: Mutex::default(),
+            ending: DashMap::default(),
             settings,
             metrics,
         })
@@ -160,9 +163,8 @@ impl UnconfirmedBlocks {
         if prefixes.is_empty() {
             return;
         }
-        let mut ending = self.ending.lock();
-        let routed = &mut ending.entry(worker).or_default().routed;
-        routed.push_back((now, prefixes));
+        let mut ending = self.ending.entry(worker).or_default();
+        ending.routed.push_back((now, prefixes));
     }
 
     /// Up to `limit` workers that will have cached the longest prefixes, the longest first.
@@ -183,11 +185,14 @@ impl UnconfirmedBlocks {
     /// Forgets what a worker and its dp ranks have computed: its process was restarted. Requests that it was still
     /// computing fail, and remove their own prefixes.
     pub fn forget(&self, worker: WorkerId) {
-        let lost: Vec<_> = self
-            .ending
-            .lock()
-            .extract_if(|owner, _| owner.worker() == worker)
-            .collect();
+        let mut lost = Vec::new();
+        self.ending.retain(|owner, ending| {
+            let is_lost = owner.worker() == worker;
+            if is_lost {
+                lost.push((*owner, std::mem::take(ending)));
+            }
+            !is_lost
+        });
         for (owner, Ending { computed, routed }) in lost {
             for (_, prefixes) in computed.into_iter().chain(routed) {
                 self.remove_all(owner, &prefixes);
@@ -205,7 +210,7 @@ impl UnconfirmedBlocks {
             ..
         } = self.settings;
         let mut ended = Vec::new();
-        self.ending.lock().retain(|worker, ending| {
+        self.ending.retain(|worker, ending| {
             let applied = applied(*worker);
             let is_reported = |since| applied.is_some_and(|applied| applied >= since + event_delay);
             while let Some((_, prefixes)) = ending
@@ -314,9 +319,8 @@ impl UnconfirmedPrompt {
     /// The prompt is computed; KV events of its blocks are under way.
     pub fn on_first_token(mut self, now: Instant) {
         let prefixes = std::mem::take(&mut self.prefixes);
-        let mut ending = self.blocks.ending.lock();
-        let computed = &mut ending.entry(self.worker).or_default().computed;
-        computed.push_back((now, prefixes));
+        let mut ending = self.blocks.ending.entry(self.worker).or_default();
+        ending.computed.push_back((now, prefixes));
     }
 }
 

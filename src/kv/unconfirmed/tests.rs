@@ -28,8 +28,7 @@ fn prompt(letters: &str) -> PrefixKeys {
 }
 
 fn is_empty(blocks: &UnconfirmedBlocks) -> bool {
-    let ending = blocks.ending.lock();
-    blocks.count.load(Relaxed) == 0 && blocks.prefixes.is_empty() && ending.is_empty()
+    blocks.count.load(Relaxed) == 0 && blocks.prefixes.is_empty() && blocks.ending.is_empty()
 }
 
 /// How many of a prompt's first blocks one worker will have cached.
