@@ -40,6 +40,9 @@ const STALE_WITHIN: Duration = Duration::from_secs(1);
 /// and stays as large for a client that does not read on.
 const MAX_BUFFER_BYTES: usize = 64 << 10;
 
+/// A connection that was idle for less is needed by its own thread soon: a busy one would take it back.
+const UNUSED_AFTER: Duration = Duration::from_millis(100);
+
 /// With more I/O threads than this, some share a shard and contend for its lock.
 const SHARDS: usize = 32;
 
@@ -286,7 +289,12 @@ impl Pool {
         let own = self.shard();
         let mut others = self.idle.iter().filter(|other| !std::ptr::eq(*other, own));
         let (connection, since) = others.find_map(|other| {
-            let idle = other.try_lock()?.pop()?;
+            let mut other = other.try_lock()?;
+            // The one that its thread would use last.
+            let oldest = other.iter().position(|idle| !self.is_expired(idle, now))?;
+            let age = now.saturating_duration_since(other[oldest].since);
+            let idle = (age >= UNUSED_AFTER).then(|| other.remove(oldest))?;
+            drop(other);
             self.usable(idle, now)
         })?;
         let moved = connection.into_stream().and_then(TcpStream::from_std);

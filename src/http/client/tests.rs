@@ -70,27 +70,67 @@ impl Sender {
     }
 }
 
+/// So long that a connection does not expire before the test is over.
+fn patient() -> Settings {
+    Settings {
+        idle_connection_timeout: Duration::from_secs(60),
+        ..Settings::default()
+    }
+}
+
+/// Until an idle connection may be taken by another thread.
+fn wait() {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the test has a thread of its own"
+    )]
+    thread::sleep(UNUSED_AFTER);
+}
+
 #[test]
 fn an_idle_connection_of_another_thread_is_used_before_a_new_one_is_opened() {
     let (address, accepted) = server(usize::MAX);
-    let pool = Pool::new(address, Settings::default());
+    let pool = Pool::new(address, patient());
     let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
     for _ in 0..3 {
         assert_eq!(one.send(), "ok");
+        wait();
         assert_eq!(other.send(), "ok");
         assert_eq!(other.send(), "ok");
+        wait();
     }
     assert_eq!(accepted.load(SeqCst), 1);
 }
 
 #[test]
-fn a_borrowed_connection_that_its_server_has_closed_is_replaced() {
-    let (address, accepted) = server(1);
-    let pool = Pool::new(address, Settings::default());
+fn a_connection_that_its_thread_has_just_used_stays_with_it() {
+    let (address, accepted) = server(usize::MAX);
+    let pool = Pool::new(address, patient());
     let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    // On a machine that stalls, a connection may look unused.
+    let began = observe::now();
     for _ in 0..3 {
         assert_eq!(one.send(), "ok");
         assert_eq!(other.send(), "ok");
+    }
+    let expected = if began.elapsed() < UNUSED_AFTER {
+        2..=2
+    } else {
+        1..=2
+    };
+    assert!(expected.contains(&accepted.load(SeqCst)));
+}
+
+#[test]
+fn a_borrowed_connection_that_its_server_has_closed_is_replaced() {
+    let (address, accepted) = server(1);
+    let pool = Pool::new(address, patient());
+    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    for _ in 0..3 {
+        assert_eq!(one.send(), "ok");
+        wait();
+        assert_eq!(other.send(), "ok");
+        wait();
     }
     assert_eq!(accepted.load(SeqCst), 6);
 }
@@ -105,6 +145,7 @@ fn an_expired_connection_is_not_borrowed() {
     let pool = Pool::new(address, settings);
     let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
     assert_eq!(one.send(), "ok");
+    wait();
     assert_eq!(other.send(), "ok");
     assert_eq!(accepted.load(SeqCst), 2);
 }
