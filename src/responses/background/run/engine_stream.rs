@@ -26,10 +26,11 @@ const WORKER_PAUSE_MAX: Duration = Duration::from_secs(5);
 const PIECE_BYTES_MAX: usize = 64 << 10;
 /// Behind a frame of this size there may be more.
 const FRAME_BYTES: usize = 4 << 10;
-/// The shortest and the longest time between two reads while events are collected. The end of a stream, and a reader that
-/// comes, may be noticed so much later.
+/// The shortest and the longest time between two reads while events are collected, and the longest while no client reads
+/// them. The end of a stream, and a reader that comes, may be noticed so much later.
 const STEP_MIN: Duration = Duration::from_millis(10);
 const STEP_MAX: Duration = Duration::from_millis(50);
+const UNWATCHED_STEP_MAX: Duration = Duration::from_millis(125);
 /// What an engine may send after its last event, and for how long.
 const TRAILER_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
@@ -99,8 +100,12 @@ impl Pace {
     }
 
     /// Time between two reads while events are collected.
-    fn step(self) -> Duration {
-        self.watched.clamp(STEP_MIN, STEP_MAX)
+    fn step(self, is_watched: bool) -> Duration {
+        let step = self.watched.clamp(STEP_MIN, STEP_MAX);
+        match is_watched {
+            true => step,
+            false => step.max((self.unwatched / 2).min(UNWATCHED_STEP_MAX)),
+        }
     }
 }
 
@@ -137,11 +142,12 @@ impl EngineStream {
         let began = now;
         while self.piece.len() < PIECE_BYTES_MAX {
             // A reader may come meanwhile.
-            let due = began + pace.wait(is_watched());
+            let is_watched = is_watched();
+            let due = began + pace.wait(is_watched);
             if now >= due {
                 return false;
             }
-            sleep_until(due.min(now + pace.step())).await;
+            sleep_until(due.min(now + pace.step(is_watched))).await;
             if self.read_available() {
                 return true;
             }
