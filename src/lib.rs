@@ -1,6 +1,7 @@
 #![doc = include_str!("ARCHITECTURE.md")]
 
 pub mod ids;
+pub mod json_scan;
 pub mod observe;
 pub mod secret;
 pub mod units;

@@ -31,7 +31,6 @@ mod inline_compaction;
 mod input;
 mod input_tokens;
 mod item;
-mod json_scan;
 mod known_json;
 mod member_checks;
 mod members;

@@ -6,7 +6,7 @@ mod vllm_xargs;
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{self, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use self::field::{Flag, Key, KeySeed, OptionalInteger, OptionalString};
@@ -14,6 +14,7 @@ pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
 use super::canonical::Canonical;
 use super::types::{Api, Error, HashedPrompt};
+use crate::json_scan::Scan;
 
 /// The fields of a request body that routing needs.
 #[derive(Debug, Default)]
@@ -70,26 +71,45 @@ fn read(
     block_bytes: u32,
     is_router_made: bool,
 ) -> Result<PeekedBody<'_>, Error> {
-    let mut reader = BodyReader {
+    let reader = || BodyReader {
         api,
         is_router_made,
         peek: PeekedBody::default(),
         hasher: BlockHasher::new(block_bytes),
         first_error: None,
     };
+    match scanned(body, reader()) {
+        Some(reader) => reader.finish(),
+        None => parsed(body, reader()),
+    }
+}
+
+/// Finds the values of a body and parses the short ones. `None` if it must be parsed as a whole: it has what is rare, such as
+/// names with escapes, or is not JSON.
+fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<'a>> {
+    let mut scan = Scan::new(std::str::from_utf8(body).ok()?);
+    scan.each_member(|scan, name| match Key::new(name, reader.api) {
+        Key::Prompt(section) => {
+            reader.hasher.begin(section);
+            Canonical::new(&mut reader.hasher, section).scan(scan)?;
+            reader.hasher.end();
+            Some(())
+        }
+        key => {
+            let mut json = serde_json::Deserializer::from_str(scan.value()?);
+            reader.on_member(key, &mut json).ok()
+        }
+    })?;
+    scan.is_over().then_some(reader)
+}
+
+fn parsed<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Result<PeekedBody<'a>, Error> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let read = de::Deserializer::deserialize_map(&mut json, &mut reader).and_then(|()| json.end());
-    if let Err(error) = read {
-        return Err(Error::Json(error.to_string()));
+    match read {
+        Ok(()) => reader.finish(),
+        Err(error) => Err(Error::Json(error.to_string())),
     }
-    if let Some(error) = reader.first_error {
-        return Err(error);
-    }
-    if api == Api::Completions {
-        reader.peek.token_ids = reader.hasher.take_token_ids();
-    }
-    reader.peek.prompt = reader.hasher.finish();
-    Ok(reader.peek)
 }
 
 struct BodyReader<'a> {
@@ -110,85 +130,108 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         while let Some(key) = map.next_key_seed(KeySeed(self.api))? {
-            match key {
-                Key::Model => {
-                    let json = map.next_value::<&'de RawValue>()?.get();
-                    let value = serde_json::from_str(json).map_err(de::Error::custom)?;
-                    self.peek.model_json = Some(json);
-                    self.peek.model = self.string("model", value);
-                }
-                // If an affinity key is not a string, the engine decides whether to refuse the request.
-                Key::User => self.peek.user = map.next_value::<OptionalString<'de>>()?.value,
-                Key::PromptCacheKey => {
-                    self.peek.prompt_cache_key = map.next_value::<OptionalString<'de>>()?.value
-                }
-                Key::SessionId => {
-                    self.peek.session_id = map.next_value::<OptionalString<'de>>()?.value
-                }
-                Key::Priority => self.peek.priority = map.next_value::<OptionalInteger>()?.0,
-                Key::ServiceTier => {
-                    self.peek.service_tier = map.next_value::<OptionalString<'de>>()?.value
-                }
-                Key::CacheSalt => {
-                    self.peek.cache_salt_count += 1;
-                    self.peek.cache_salt = map.next_value::<OptionalString<'de>>()?.value;
-                }
-                Key::Stream => {
-                    let raw = map.next_value::<&'de RawValue>()?.get();
-                    self.peek.is_stream = raw == "true";
-                    if !matches!(raw, "true" | "false" | "null") {
-                        self.peek.odd_value = Some("stream");
-                    }
-                }
-                Key::MaxTokens => {
-                    let raw = map.next_value::<&'de RawValue>()?.get();
-                    let given = self.number("max_tokens", raw);
-                    self.peek.max_tokens = self.peek.max_tokens.max(given);
-                    if raw == "null" {
-                        self.peek.no_max_tokens = Some(raw);
-                    }
-                }
-                Key::Choices => {
-                    let raw = map.next_value::<&'de RawValue>()?.get();
-                    let given = self.number("n", raw);
-                    self.peek.choices = self.peek.choices.max(given);
-                }
-                Key::Echo => self.peek.is_echo = map.next_value::<Flag>()?.0,
-                Key::Prompt(section) => {
-                    self.hasher.begin(section);
-                    map.next_value_seed(Canonical::new(&mut self.hasher, section))?;
-                    self.hasher.end();
-                }
-                Key::Forbidden(name) => {
-                    let is_allowed = self.is_router_made && name == "request_id";
-                    if map.next_value::<Option<IgnoredAny>>()?.is_some() && !is_allowed {
-                        self.first_error.get_or_insert(Error::Forbidden(name));
-                    }
-                }
-                Key::VllmXargs => {
-                    let xargs = map.next_value::<&'de RawValue>()?.get();
-                    self.peek.vllm_xargs = Some(xargs);
-                    if let Err(error) = check_xargs(xargs) {
-                        self.first_error.get_or_insert(error);
-                    }
-                }
-                Key::StreamOptions => {
-                    self.peek.stream_options = Some(map.next_value::<&'de RawValue>()?.get());
-                }
-                Key::Metadata => {
-                    let user = field::user_of(map.next_value::<&'de RawValue>()?.get());
-                    self.peek.user = user.or(self.peek.user.take());
-                }
-                Key::Other => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
+            map.next_value_seed(Member { reader: self, key })?;
         }
         Ok(())
     }
 }
 
+/// Reads the value of a key.
+struct Member<'r, 'a> {
+    reader: &'r mut BodyReader<'a>,
+    key: Key,
+}
+
+impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, value: D) -> Result<(), D::Error> {
+        self.reader.on_member(self.key, value)
+    }
+}
+
 impl<'de> BodyReader<'de> {
+    fn on_member<D: Deserializer<'de>>(&mut self, key: Key, value: D) -> Result<(), D::Error> {
+        let raw = |value: D| <&'de RawValue>::deserialize(value).map(RawValue::get);
+        let string = |value: D| OptionalString::deserialize(value).map(|it| it.value);
+        match key {
+            Key::Model => {
+                let json = raw(value)?;
+                let value = serde_json::from_str(json).map_err(de::Error::custom)?;
+                self.peek.model_json = Some(json);
+                self.peek.model = self.string("model", value);
+            }
+            // If an affinity key is not a string, the engine decides whether to refuse the request.
+            Key::User => self.peek.user = string(value)?,
+            Key::PromptCacheKey => self.peek.prompt_cache_key = string(value)?,
+            Key::SessionId => self.peek.session_id = string(value)?,
+            Key::Priority => self.peek.priority = OptionalInteger::deserialize(value)?.0,
+            Key::ServiceTier => self.peek.service_tier = string(value)?,
+            Key::CacheSalt => {
+                self.peek.cache_salt_count += 1;
+                self.peek.cache_salt = string(value)?;
+            }
+            Key::Stream => {
+                let raw = raw(value)?;
+                self.peek.is_stream = raw == "true";
+                if !matches!(raw, "true" | "false" | "null") {
+                    self.peek.odd_value = Some("stream");
+                }
+            }
+            Key::MaxTokens => {
+                let raw = raw(value)?;
+                let given = self.number("max_tokens", raw);
+                self.peek.max_tokens = self.peek.max_tokens.max(given);
+                if raw == "null" {
+                    self.peek.no_max_tokens = Some(raw);
+                }
+            }
+            Key::Choices => {
+                let given = self.number("n", raw(value)?);
+                self.peek.choices = self.peek.choices.max(given);
+            }
+            Key::Echo => self.peek.is_echo = Flag::deserialize(value)?.0,
+            Key::Prompt(section) => {
+                self.hasher.begin(section);
+                Canonical::new(&mut self.hasher, section).deserialize(value)?;
+                self.hasher.end();
+            }
+            Key::Forbidden(name) => {
+                let is_allowed = self.is_router_made && name == "request_id";
+                if Option::<IgnoredAny>::deserialize(value)?.is_some() && !is_allowed {
+                    self.first_error.get_or_insert(Error::Forbidden(name));
+                }
+            }
+            Key::VllmXargs => {
+                let xargs = raw(value)?;
+                self.peek.vllm_xargs = Some(xargs);
+                if let Err(error) = check_xargs(xargs) {
+                    self.first_error.get_or_insert(error);
+                }
+            }
+            Key::StreamOptions => self.peek.stream_options = Some(raw(value)?),
+            Key::Metadata => {
+                let user = field::user_of(raw(value)?);
+                self.peek.user = user.or(self.peek.user.take());
+            }
+            Key::Other => {
+                IgnoredAny::deserialize(value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn finish(mut self) -> Result<PeekedBody<'de>, Error> {
+        if let Some(error) = self.first_error {
+            return Err(error);
+        }
+        if self.api == Api::Completions {
+            self.peek.token_ids = self.hasher.take_token_ids();
+        }
+        self.peek.prompt = self.hasher.finish();
+        Ok(self.peek)
+    }
+
     /// A whole number; the engine decides whether to refuse anything else.
     fn number(&mut self, param: &'static str, raw: &str) -> Option<u64> {
         let whole = || {
@@ -217,3 +260,6 @@ impl<'de> BodyReader<'de> {
         field.value
     }
 }
+
+#[cfg(test)]
+mod tests;

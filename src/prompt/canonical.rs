@@ -7,14 +7,20 @@ use std::fmt;
 
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
+use memchr::{memchr, memmem};
+
 use super::blocks::BlockHasher;
 use super::types::Section;
+use crate::json_scan::Scan;
 
 /// Follows every string. UTF-8 never contains this byte.
 const STRING_END: u8 = 0xff;
 /// Bytes of text that an image, a sound or a file counts as: about 800 tokens. The real number depends on the model
 /// and the image size, and cannot be read from the length of a data URL.
 const MEDIA_COUNTED_BYTES: u32 = 3_200;
+
+/// Values that are nested deeper are left to the parser.
+const SCANNED_DEPTH: u32 = 64;
 
 /// Feeds one JSON value to a hasher.
 pub(super) struct Canonical<'c> {
@@ -56,6 +62,14 @@ impl StringRole {
             _ => StringRole::Text,
         }
     }
+
+    fn of_element(self) -> Self {
+        match self {
+            StringRole::Whole => StringRole::Member,
+            StringRole::Member => StringRole::Text,
+            role => role,
+        }
+    }
 }
 
 impl<'c> Canonical<'c> {
@@ -66,6 +80,105 @@ impl<'c> Canonical<'c> {
         };
         Self { hasher, role }
     }
+}
+
+impl Canonical<'_> {
+    /// Feeds the value that begins here, as `deserialize` does and sooner. `None` if it must be left to that: then the
+    /// hasher was fed a part of it.
+    pub(super) fn scan(self, scan: &mut Scan<'_, true>) -> Option<()> {
+        self.scan_nested(scan, SCANNED_DEPTH)
+    }
+
+    fn scan_nested(self, scan: &mut Scan<'_, true>, depth: u32) -> Option<()> {
+        let Self { hasher, role } = self;
+        match scan.first_byte()? {
+            b'"' => {
+                let (string, has_escapes) = scan.string()?;
+                let text = string.get(1..string.len() - 1)?;
+                let is_media = matches!(role, StringRole::Media | StringRole::Payload);
+                if !has_escapes {
+                    let text = Canonical { hasher, role }.visit_str::<serde_json::Error>(text);
+                    return text.ok();
+                }
+                // Of a character by its number, and of what is hashed as a whole.
+                if is_media || memmem::find(text.as_bytes(), b"\\u").is_some() {
+                    return Canonical { hasher, role }.parse(string);
+                }
+                feed_unescaped(hasher, text.as_bytes())?;
+                hasher.feed(&[STRING_END]);
+            }
+            b'{' => {
+                let depth = depth.checked_sub(1)?;
+                hasher.feed(b"{");
+                scan.each_member(|scan, name| {
+                    let role = role.of_member(name);
+                    if let StringRole::Ignored = role {
+                        return scan.value().map(drop);
+                    }
+                    hasher.feed(name.as_bytes());
+                    hasher.feed(b":");
+                    Canonical {
+                        hasher: &mut *hasher,
+                        role,
+                    }
+                    .scan_nested(scan, depth)
+                })?;
+                hasher.feed(b"}");
+            }
+            b'[' => {
+                let depth = depth.checked_sub(1)?;
+                let mut members = 0;
+                scan.each_element(|scan| {
+                    members += 1;
+                    Canonical {
+                        hasher: &mut *hasher,
+                        role: role.of_element(),
+                    }
+                    .scan_nested(scan, depth)
+                })?;
+                if let StringRole::Whole = role {
+                    hasher.end_token_ids(members);
+                }
+            }
+            _ => {
+                let value = scan.value()?;
+                let is_short = value.len() <= 9 && value.bytes().all(|byte| byte.is_ascii_digit());
+                return match value.parse() {
+                    Ok(number) if is_short => Canonical { hasher, role }
+                        .visit_u64::<serde_json::Error>(number)
+                        .ok(),
+                    _ => Canonical { hasher, role }.parse(value),
+                };
+            }
+        }
+        Some(())
+    }
+
+    fn parse(self, json: &str) -> Option<()> {
+        self.deserialize(&mut serde_json::Deserializer::from_str(json))
+            .ok()
+    }
+}
+
+/// Feeds the characters of a string whose escapes are of one letter each.
+fn feed_unescaped(hasher: &mut BlockHasher, mut text: &[u8]) -> Option<()> {
+    while let Some(at) = memchr(b'\\', text) {
+        let (plain, escape) = text.split_at(at);
+        hasher.feed(plain);
+        let char = match escape.get(1)? {
+            b'n' => b'\n',
+            b't' => b'\t',
+            b'r' => b'\r',
+            b'b' => 8,
+            b'f' => 12,
+            same @ (b'"' | b'\\' | b'/') => *same,
+            _ => return None,
+        };
+        hasher.feed(&[char]);
+        text = &escape[2..];
+    }
+    hasher.feed(text);
+    Some(())
 }
 
 impl<'de> DeserializeSeed<'de> for Canonical<'_> {
@@ -135,11 +248,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<(), A::Error> {
-        let role = match self.role {
-            StringRole::Whole => StringRole::Member,
-            StringRole::Member => StringRole::Text,
-            role => role,
-        };
+        let role = self.role.of_element();
         let mut members = 0;
         while seq
             .next_element_seed(Canonical {

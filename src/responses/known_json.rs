@@ -5,8 +5,8 @@
 
 use std::borrow::Cow;
 
-use super::json_scan::Scan;
 use super::members::{self, Members};
+use crate::json_scan::Scan;
 
 /// As [`members::objects`], of a text that is JSON. Of any other text the result may be anything.
 pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
-use super::json_scan::{Scan, is_plain};
+use crate::json_scan::{Scan, is_plain};
 
 /// An object's members in order. If a name occurs twice the last one counts, as in engines; the others are
 /// dropped.

@@ -7,10 +7,10 @@ use serde::Deserialize;
 
 use super::client_state::StateSigner;
 use super::item::Ids;
-use super::json_scan::Scan;
 use super::known_json;
 use super::members::{Members, put, put_number};
 use super::output_item::put_item;
+use crate::json_scan::Scan;
 use crate::relay;
 use crate::store::Status;
 

@@ -37,7 +37,7 @@ pub(super) enum Key {
 }
 
 impl Key {
-    fn new(name: &str, api: Api) -> Self {
+    pub(super) fn new(name: &str, api: Api) -> Self {
         match name {
             "model" => Key::Model,
             "stream" => Key::Stream,

@@ -11,38 +11,63 @@ const DEPTH_MAX: u32 = 64;
 /// to begin.
 const SHORT_BYTES: usize = 32;
 
-/// A text and a place in it. `CHECKS`: the text may be anything; otherwise it was parsed before, and what is in its strings
+/// A text and a position in it. `CHECKS`: the text may be anything; otherwise it was parsed before, and what is in its strings
 /// is only searched for their ends.
-pub(super) struct Scan<'a, const CHECKS: bool> {
+#[derive(Debug)]
+pub struct Scan<'a, const CHECKS: bool> {
     text: &'a str,
     at: usize,
 }
 
 impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
-    pub(super) fn new(text: &'a str) -> Self {
+    #[must_use]
+    pub fn new(text: &'a str) -> Self {
         Self { text, at: 0 }
     }
 
     /// The elements of a list, each read by `read`.
-    pub(super) fn elements<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+    pub fn elements<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut elements = Vec::new();
+        self.each_element(|scan| {
+            elements.push(read(scan)?);
+            Some(())
+        })?;
+        Some(elements)
+    }
+
+    /// Has `read` take each element of a list.
+    #[inline]
+    pub fn each_element(&mut self, mut read: impl FnMut(&mut Self) -> Option<()>) -> Option<()> {
         self.expect(b'[')?;
         if self.next()? == b']' {
             self.at += 1;
-            return Some(elements);
+            return Some(());
         }
         loop {
             self.next()?;
-            elements.push(read(self)?);
+            read(self)?;
             if self.is_last(b']')? {
-                return Some(elements);
+                return Some(());
             }
         }
     }
 
     /// Calls `on` with the name, without quotes, and the value of each member of an object.
     #[inline]
-    pub(super) fn object(&mut self, mut on: impl FnMut(&'a str, &'a str)) -> Option<()> {
+    pub fn object(&mut self, mut on: impl FnMut(&'a str, &'a str)) -> Option<()> {
+        self.each_member(|scan, name| {
+            let value = scan.value()?;
+            on(name, value);
+            Some(())
+        })
+    }
+
+    /// Has `read` take the value of each member of an object, given its name without quotes.
+    #[inline]
+    pub fn each_member(
+        &mut self,
+        mut read: impl FnMut(&mut Self, &'a str) -> Option<()>,
+    ) -> Option<()> {
         self.expect(b'{')?;
         if self.next()? == b'}' {
             self.at += 1;
@@ -50,31 +75,43 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         }
         loop {
             self.next().filter(|it| *it == b'"')?;
-            let begin = self.at + 1;
-            let has_escapes = self.skip_string()?;
-            let name = self.text.get(begin..self.at - 1)?;
-            self.expect(b':')?;
-            self.next()?;
-            let value = self.value()?;
+            let (name, has_escapes) = self.string()?;
             if has_escapes {
                 return None;
             }
-            on(name, value);
+            let name = name.get(1..name.len() - 1)?;
+            self.expect(b':')?;
+            self.next()?;
+            read(self, name)?;
             if self.is_last(b'}')? {
                 return Some(());
             }
         }
     }
 
+    /// The first byte of the value that begins here.
+    #[inline]
+    pub fn first_byte(&self) -> Option<u8> {
+        self.byte()
+    }
+
+    /// The string that begins here, with its quotes, and whether it has escapes.
+    #[inline]
+    pub fn string(&mut self) -> Option<(&'a str, bool)> {
+        let begin = self.at;
+        let has_escapes = self.skip_string()?;
+        Some((self.text.get(begin..self.at)?, has_escapes))
+    }
+
     /// The value that begins here.
-    pub(super) fn value(&mut self) -> Option<&'a str> {
+    pub fn value(&mut self) -> Option<&'a str> {
         let begin = self.at;
         self.skip_value(DEPTH_MAX)?;
         self.text.get(begin..self.at)
     }
 
     /// Whether nothing follows.
-    pub(super) fn is_over(&mut self) -> bool {
+    pub fn is_over(&mut self) -> bool {
         self.skip_space();
         self.at == self.text.len()
     }
@@ -282,7 +319,7 @@ fn special_bytes<const CHECKS: bool>(word: u64) -> u64 {
 
 /// Whether a text needs no escapes in a JSON string.
 #[inline]
-pub(super) fn is_plain(text: &[u8]) -> bool {
+pub fn is_plain(text: &[u8]) -> bool {
     let (words, rest) = text.as_chunks::<8>();
     let mut last = [b' '; 8];
     for (to, from) in last.iter_mut().zip(rest) {

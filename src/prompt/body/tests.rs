@@ -1,0 +1,172 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn reader<'a>(api: Api, is_router_made: bool) -> BodyReader<'a> {
+    BodyReader {
+        api,
+        is_router_made,
+        peek: PeekedBody::default(),
+        hasher: BlockHasher::new(16),
+        first_error: None,
+    }
+}
+
+/// What the scanner finds, if it does not leave the body to the parser; and what the parser finds.
+fn both(api: Api, body: &[u8], is_router_made: bool) -> (Option<String>, String) {
+    let scanned = scanned(body, reader(api, is_router_made)).map(BodyReader::finish);
+    let parsed = parsed(body, reader(api, is_router_made));
+    (scanned.map(|it| format!("{it:?}")), format!("{parsed:?}"))
+}
+
+#[track_caller]
+fn check_scanned(api: Api, body: &str) {
+    let (scanned, parsed) = both(api, body.as_bytes(), false);
+    assert_eq!(scanned.as_deref(), Some(&*parsed), "{body}");
+}
+
+#[test]
+fn common_bodies_are_not_parsed() {
+    let chat = json!({"model": "m", "messages": [
+        {"role": "system", "content": "Be brief.\nUse \"quotes\", tabs\t and \\."},
+        {"role": "user", "content": [
+            {"type": "text", "text": "Grüße", "cache_control": {"type": "ephemeral"}},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA", "detail": "low"}}]},
+        {"role": "assistant", "content": null, "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "{\"a\":1}"}}]}],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": [1, -2, 1.5, 1e3, true]}}}],
+        "stream": true, "max_tokens": 5, "user": "u", "seed": 7});
+    check_scanned(Api::Chat, &chat.to_string());
+    check_scanned(Api::Chat, &format!(" {chat:#} \n"));
+    let tokens =
+        json!({"model": "m", "prompt": [1, 2, 3, 4_000_000_000_u64], "n": 2, "echo": true});
+    check_scanned(Api::Completions, &tokens.to_string());
+    let input = json!({"model": "m", "input": "hi", "instructions": "i", "request_id": "r", "kv_transfer_params": null});
+    check_scanned(Api::Responses, &input.to_string());
+    check_scanned(
+        Api::Chat,
+        r#"{"messages":[{"role":"user","content":"\u00e9\ud83d\ude00\/"}]}"#,
+    );
+    check_scanned(Api::Chat, "{}");
+}
+
+#[test]
+fn a_name_with_escapes_is_parsed() {
+    let body = br#"{"messages":[],"kv\u005ftransfer_params":{}}"#;
+    assert!(scanned(body, reader(Api::Chat, false)).is_none());
+    assert_eq!(
+        peek(Api::Chat, body, 16).unwrap_err(),
+        Error::Forbidden("kv_transfer_params")
+    );
+}
+
+fn text() -> impl Strategy<Value = String> {
+    prop_oneof![
+        "[a-z ]{0,40}",
+        "[\\PC\n\t\"\\\\/\u{1}é]{0,12}",
+        Just("data:image/png;base64,\"\\".to_owned()),
+    ]
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        text().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (0u32..70_000).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        any::<bool>().prop_map(Value::from),
+        Just(Value::Null),
+    ];
+    leaf.prop_recursive(4, 24, 5, |inner| {
+        let names = prop_oneof![
+            Just("role".to_owned()),
+            Just("content".to_owned()),
+            Just("image_url".to_owned()),
+            Just("url".to_owned()),
+            Just("source".to_owned()),
+            Just("cache_control".to_owned()),
+            text(),
+        ];
+        prop_oneof![
+            proptest::collection::vec(inner.clone(), 0..5).prop_map(Value::from),
+            proptest::collection::vec((names, inner), 0..5)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
+        ]
+    })
+}
+
+const NAMES: &[&str] = &[
+    "model",
+    "messages",
+    "prompt",
+    "input",
+    "tools",
+    "instructions",
+    "system",
+    "metadata",
+    "stream",
+    "max_tokens",
+    "n",
+    "user",
+    "cache_salt",
+    "priority",
+    "kv_transfer_params",
+    "request_id",
+    "vllm_xargs",
+    "stream_options",
+    "chat_template_kwargs",
+    "other",
+    "echo",
+    "service_tier",
+];
+
+fn body() -> impl Strategy<Value = String> {
+    let member = (0..NAMES.len(), value(), any::<bool>());
+    proptest::collection::vec(member, 0..6).prop_map(|members| {
+        let members: Vec<_> = members
+            .into_iter()
+            .map(|(name, value, is_pretty)| match is_pretty {
+                true => format!("\"{}\" : {value:#}", NAMES[name]),
+                false => format!("\"{}\":{value}", NAMES[name]),
+            })
+            .collect();
+        format!("{{{}}}", members.join(", "))
+    })
+}
+
+fn api() -> impl Strategy<Value = Api> {
+    prop_oneof![
+        Just(Api::Chat),
+        Just(Api::Completions),
+        Just(Api::Responses),
+        Just(Api::Messages),
+        Just(Api::Other),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    #[test]
+    fn the_scanner_finds_what_the_parser_finds(api in api(), body in body(), is_router_made: bool) {
+        let (scanned, parsed) = both(api, body.as_bytes(), is_router_made);
+        if let Some(scanned) = scanned {
+            prop_assert_eq!(scanned, parsed);
+        }
+    }
+
+    #[test]
+    fn of_a_changed_body_too(api in api(), body in body(), at: proptest::sample::Index, byte: u8, is_inserted: bool) {
+        let mut body = body.into_bytes();
+        let at = at.index(body.len());
+        match is_inserted {
+            true => body.insert(at, byte),
+            false => body[at] = byte,
+        }
+        let (scanned, parsed) = both(api, &body, false);
+        if let Some(scanned) = scanned {
+            prop_assert_eq!(scanned, parsed);
+        }
+    }
+}
