@@ -54,7 +54,7 @@ pub struct Pool {
     authority_length: usize,
     settings: Settings,
     tls: Option<Arc<tls::Client>>,
-    /// By I/O thread: a connection is driven by the thread that opened it.
+    /// By I/O thread: a connection is driven by the thread that opened it or took it over.
     idle: [Mutex<Vec<Idle>>; SHARDS],
 }
 
@@ -361,7 +361,14 @@ impl Connection {
     fn into_stream(self) -> io::Result<std::net::TcpStream> {
         let parts = Pin::into_inner(self.driver).into_parts();
         match parts.io.into_inner() {
-            Socket::Clear(stream) if parts.read_buf.is_empty() => stream.into_std(),
+            Socket::Clear(stream) if parts.read_buf.is_empty() => {
+                let stream = stream.into_std()?;
+                // Its thread may not have noticed yet that the server closed it.
+                match stream.peek(&mut [0]) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(stream),
+                    _ => Err(io::ErrorKind::NotConnected.into()),
+                }
+            }
             _ => Err(io::ErrorKind::InvalidData.into()),
         }
     }

@@ -95,9 +95,8 @@ impl Metrics {
     }
 }
 
-/// Parts of the table, each with a lock. Each request takes some thirty of these locks twice, so there are more of them than
-/// threads that could meet.
-const SHARDS: usize = 128;
+/// Parts of the table, each with a lock. Each request takes some thirty of these locks twice; there may be 1,024 I/O threads.
+const SHARDS: usize = 1_024;
 
 /// The unconfirmed prefixes of all workers.
 #[derive(Debug)]

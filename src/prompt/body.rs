@@ -84,8 +84,8 @@ fn read(
     }
 }
 
-/// Finds the values of a body and parses the short ones. `None` if it must be parsed as a whole: it has what is rare, such as
-/// names with escapes, or is not JSON.
+/// Finds the values of a body, and parses those that are read but for the prompt. `None` if the body must be parsed as a whole:
+/// it has what is rare, such as names with escapes, or is not JSON.
 fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<'a>> {
     let mut scan = Scan::new(std::str::from_utf8(body).ok()?);
     scan.each_member(|scan, name| match Key::new(name, reader.api) {
@@ -95,6 +95,7 @@ fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<
             reader.hasher.end();
             Some(())
         }
+        Key::Other => scan.value().map(drop),
         key => {
             let mut json = serde_json::Deserializer::from_str(scan.value()?);
             reader.on_member(key, &mut json).ok()

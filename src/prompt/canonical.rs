@@ -83,7 +83,7 @@ impl<'c> Canonical<'c> {
 }
 
 impl Canonical<'_> {
-    /// Feeds the value that begins here, as `deserialize` does and sooner. `None` if it must be left to that: then the
+    /// Feeds the value that begins here, as `deserialize` does but faster. `None` if it must be left to that: then the
     /// hasher was fed a part of it.
     pub(super) fn scan(self, scan: &mut Scan<'_, true>) -> Option<()> {
         self.scan_nested(scan, SCANNED_DEPTH)
@@ -100,7 +100,7 @@ impl Canonical<'_> {
                     let text = Canonical { hasher, role }.visit_str::<serde_json::Error>(text);
                     return text.ok();
                 }
-                // Of a character by its number, and of what is hashed as a whole.
+                // Media are hashed as a whole, and a number of a character may be half of one.
                 if is_media || memmem::find(text.as_bytes(), b"\\u").is_some() {
                     return Canonical { hasher, role }.parse(string);
                 }

@@ -85,7 +85,8 @@ pub(super) fn to_client(mut engine: HeaderMap) -> HeaderMap {
     if engine.contains_key(header::TRANSFER_ENCODING) || is_event_stream(&engine) {
         engine.remove(header::CONTENT_LENGTH);
     }
-    // The client's own request id comes back to it instead. An answer has few of these, so its names are looked at.
+    // The client's own request id comes back to it instead. An answer has few headers: its names are looked at, rather than
+    // each of these looked up.
     let is_dropped = |name: &&HeaderName| HOP_BY_HOP.contains(name) || **name == REQUEST_ID;
     let dropped: SmallVec<[HeaderName; 4]> = engine.keys().filter(is_dropped).cloned().collect();
     for name in dropped {

@@ -21,7 +21,7 @@ pub struct Settings {
     #[schemars(extend("min" = "0s"))]
     pub idle_connection_timeout: Duration,
     /// Unused connections that are kept, for each worker and I/O thread; more are closed after their request. A thread that has
-    /// none to a worker takes one of another thread, without TLS.
+    /// none to a worker takes one that another thread has not used for 100 ms; those with TLS stay.
     pub max_idle_connections: u32,
 }
 

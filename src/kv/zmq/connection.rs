@@ -18,9 +18,9 @@ use super::gather;
 use super::settings::Settings;
 use super::zmtp::{Bounds, Parts, PeerMessage, ProtocolError, Role, Session};
 
-/// Room for a read: a few batches of a busy engine. More is allocated, and freed, for each read that is passed on.
+/// Room for a read: a few batches of a busy engine. It is allocated and freed for each read, so it is not larger.
 const READ_BYTES: usize = 16 * 1_024;
-/// Room for a read after one that took all of its room, as within a replay.
+/// Room for a read after one of at least `READ_BYTES`, as within a replay.
 const LONG_READ_BYTES: usize = 64 * 1_024;
 /// A message has at most identity, delimiter, topic, sequence number and payload. Some proxies add one.
 const PARTS_MAX: usize = 6;

@@ -183,6 +183,18 @@ fn a_chat_ends_with_the_generation_prompt() {
 }
 
 #[test]
+fn a_template_sees_all_arguments_however_many_there_are() {
+    let source = "{{ a7 }} {{ a49 is defined }} {{ documents }} {{ add_generation_prompt }} {{ b is defined }}";
+    for (count, expected) in [(8, "7 False [] True False"), (50, "7 True [] True False")] {
+        let arguments = (0..count).map(|number| (format!("a{number}"), number.into()));
+        let arguments: Map<String, Value> = arguments.collect();
+        let body = json!({"messages": [{"role": "user", "content": "hi"}], "documents": [],
+            "chat_template_kwargs": arguments});
+        check(source, Api::Chat, body, expected);
+    }
+}
+
+#[test]
 fn the_last_message_can_be_continued() {
     let body = json!({
         "messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "So "}],

@@ -8,7 +8,10 @@ use serde_json::Value;
 
 use super::chat_message::{Message, PlainContent, PlainMessage};
 
-/// The variables of one rendering. They are few, so a list is searched sooner than a map is built.
+/// More variables than requests have that send no template arguments of their own, but for a few.
+const LISTED_MAX: usize = 32;
+
+/// The variables of one rendering. They are few in most requests; then a list is searched sooner than a map is built.
 #[derive(Debug, Default)]
 pub(super) struct Variables(Vec<(Cow<'static, str>, minijinja::Value)>);
 
@@ -19,7 +22,13 @@ impl Variables {
     }
 
     pub(super) fn into_value(self) -> minijinja::Value {
-        minijinja::Value::from_object(self)
+        match self.0.len() <= LISTED_MAX {
+            true => minijinja::Value::from_object(self),
+            false => minijinja::Value::from_pairs(self.0.into_iter().map(|(name, value)| {
+                let name = minijinja::Value::from(&*name);
+                (name, value)
+            })),
+        }
     }
 }
 

@@ -38,7 +38,7 @@ pub struct Settings {
     pub flush_interval: Duration,
     /// The same while no client reads the response from the replica that runs it. It delays readers on other replicas;
     /// what a replica has not stored when it dies is generated again or lost, and a response that is cancelled may end
-    /// without it. The end of such a response is noticed up to half of this later, and at most 125 ms.
+    /// without it. The end of such a response, and a client that begins to read it, may be noticed up to 125 ms later.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub unread_flush_interval: Duration,
