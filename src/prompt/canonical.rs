@@ -100,7 +100,7 @@ impl Canonical<'_> {
                     let text = Canonical { hasher, role }.visit_str::<serde_json::Error>(text);
                     return text.ok();
                 }
-                // Media are hashed as a whole, and a number of a character may be half of one.
+                // Left to the parser: media, which are hashed as a whole, and `\u`, which may come in pairs.
                 if is_media || memmem::find(text.as_bytes(), b"\\u").is_some() {
                     return Canonical { hasher, role }.parse(string);
                 }
