@@ -70,6 +70,13 @@ impl Sender {
     }
 }
 
+/// Two I/O threads that share the connections to a server, which counts them.
+fn two_threads(requests_each: usize, settings: Settings) -> ([Sender; 2], Arc<AtomicUsize>) {
+    let (address, accepted) = server(requests_each);
+    let pool = Pool::new(address, settings);
+    ([1, 2].map(|number| Sender::start(number, &pool)), accepted)
+}
+
 /// So long that a connection does not expire before the test is over.
 fn patient() -> Settings {
     Settings {
@@ -89,9 +96,7 @@ fn wait() {
 
 #[test]
 fn an_idle_connection_of_another_thread_is_used_before_a_new_one_is_opened() {
-    let (address, accepted) = server(usize::MAX);
-    let pool = Pool::new(address, patient());
-    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    let ([one, other], accepted) = two_threads(usize::MAX, patient());
     for _ in 0..3 {
         assert_eq!(one.send(), "ok");
         wait();
@@ -104,9 +109,7 @@ fn an_idle_connection_of_another_thread_is_used_before_a_new_one_is_opened() {
 
 #[test]
 fn a_connection_that_its_thread_has_just_used_stays_with_it() {
-    let (address, accepted) = server(usize::MAX);
-    let pool = Pool::new(address, patient());
-    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    let ([one, other], accepted) = two_threads(usize::MAX, patient());
     // On a machine that stalls, a connection may look unused.
     let began = observe::now();
     for _ in 0..3 {
@@ -123,9 +126,7 @@ fn a_connection_that_its_thread_has_just_used_stays_with_it() {
 
 #[test]
 fn a_borrowed_connection_that_its_server_has_closed_is_replaced() {
-    let (address, accepted) = server(1);
-    let pool = Pool::new(address, patient());
-    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    let ([one, other], accepted) = two_threads(1, patient());
     for _ in 0..3 {
         assert_eq!(one.send(), "ok");
         wait();
@@ -137,13 +138,11 @@ fn a_borrowed_connection_that_its_server_has_closed_is_replaced() {
 
 #[test]
 fn an_expired_connection_is_not_borrowed() {
-    let (address, accepted) = server(usize::MAX);
     let settings = Settings {
         idle_connection_timeout: Duration::ZERO,
         ..Settings::default()
     };
-    let pool = Pool::new(address, settings);
-    let [one, other] = [1, 2].map(|number| Sender::start(number, &pool));
+    let ([one, other], accepted) = two_threads(usize::MAX, settings);
     assert_eq!(one.send(), "ok");
     wait();
     assert_eq!(other.send(), "ok");
