@@ -13,7 +13,7 @@ PYTHON ?= python3
 DENY_VERSION := 0.20.2
 # Of each fuzz target.
 FUZZ_MINUTES ?= 10
-FUZZ_TARGETS ?= chat_stream client_frame frame kv_transfer msgpack protobuf proxy_protocol state_token
+FUZZ_TARGETS ?= body chat_stream client_frame frame kv_transfer msgpack protobuf proxy_protocol state_token
 
 CACHE := $(CURDIR)/.cache
 VENV := $(CACHE)/venv

@@ -110,6 +110,11 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         self.text.get(begin..self.at)
     }
 
+    /// What was not read yet.
+    pub fn rest(&self) -> &'a str {
+        self.text.get(self.at..).unwrap_or_default()
+    }
+
     /// Whether nothing follows.
     pub fn is_over(&mut self) -> bool {
         self.skip_space();

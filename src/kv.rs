@@ -15,6 +15,7 @@ pub mod grpc;
 pub mod index;
 pub mod indexes;
 pub mod msgpack;
+mod owner_table;
 pub mod page_fold;
 pub mod page_hash;
 pub mod predicted;

@@ -9,7 +9,6 @@
 mod copy;
 mod lru;
 mod metrics;
-mod owner_table;
 mod peers;
 mod retract;
 mod settings;
@@ -27,15 +26,16 @@ use smallvec::SmallVec;
 pub use self::copy::PredictedBlock;
 use self::lru::{Slot, Use, WorkerLru};
 pub use self::metrics::Metrics;
-use self::owner_table::OwnerTable;
 pub use self::peers::{Placed, RoutedBlocks};
 pub use self::settings::Settings;
+use super::owner_table::OwnerTable;
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{Block, BlockHash, WorkerId};
 
 /// The predicted blocks of all workers and models.
 #[derive(Debug)]
 pub struct PredictedIndex {
+    /// With each block's place in its owner's LRU, which only the holder of the LRU's lock reads or writes.
     owners: OwnerTable,
     lrus: DashMap<WorkerId, Arc<Mutex<WorkerLru>>, FxBuildHasher>,
     /// The length of `lrus`: asking the map for it would take all of its locks.
@@ -62,6 +62,8 @@ pub struct Recorded {
 /// A path that was not sent whole for this long is sent whole with its next use, for a replica that has evicted a part
 /// of it earlier than the others.
 const RESEND_AFTER_S: u32 = 600;
+/// Parts of the table of owners, each with a lock.
+const SHARDS: usize = 64;
 /// Blocks that are dropped at a time: their entries are asked for together.
 const EVICTED_TOGETHER: usize = 32;
 /// Dp ranks of a worker.
@@ -74,7 +76,7 @@ impl PredictedIndex {
         // As `seconds` counts. What is shared in the first second is sent whole again.
         let start_s = u32::try_from(settings.max_age.as_secs()).unwrap_or(u32::MAX);
         Self {
-            owners: OwnerTable::default(),
+            owners: OwnerTable::new(SHARDS),
             lrus: DashMap::default(),
             lru_count: AtomicUsize::new(0),
             settings,
@@ -230,8 +232,8 @@ impl PredictedIndex {
             self.owners.prefetch(path);
         }
         for (path, tokens) in new {
-            let insert = || lru.insert(path, tokens, parent, newer, used);
-            let Some(slot) = self.owners.insert(worker, path, insert) else {
+            let insert = || lru.insert(path, tokens, parent, newer, used).0;
+            let Some(slot) = self.owners.insert(worker, path, insert).map(Slot) else {
                 // Two paths with one hash.
                 break;
             };
@@ -289,7 +291,7 @@ impl PredictedIndex {
     }
 
     fn slot(&self, worker: WorkerId, path: BlockHash) -> Option<Slot> {
-        self.owners.slot(worker, path)
+        self.owners.value(worker, path).map(Slot)
     }
 
     fn lru(&self, worker: WorkerId) -> Arc<Mutex<WorkerLru>> {

@@ -16,19 +16,20 @@
 mod prefix_key;
 
 use std::collections::VecDeque;
+use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use dashmap::{DashMap, Entry};
+use dashmap::DashMap;
 use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use smallvec::SmallVec;
 
 pub use self::prefix_key::{PrefixKey, PrefixKeys, prefix_keys};
+use super::owner_table::OwnerTable;
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{BlockHash, WorkerId};
 use crate::observe::metrics::Registry;
@@ -95,30 +96,21 @@ impl Metrics {
     }
 }
 
-/// Parts of the table, each with a lock. Each request takes some thirty of these locks twice; there may be 1,024 I/O threads.
-const SHARDS: usize = 1_024;
+/// Parts of the table for each thread that runs at the same time, each with a lock. Each request takes some thirty of these
+/// locks twice.
+const SHARDS_PER_THREAD: usize = 4;
 
 /// The unconfirmed prefixes of all workers.
 #[derive(Debug)]
 pub struct UnconfirmedBlocks {
-    prefixes: DashMap<BlockHash, Owners, FxBuildHasher>,
+    /// With the number of prompts of the worker that have the prefix and count.
+    prefixes: OwnerTable,
     /// Prefixes of all prompts.
     count: AtomicU64,
     /// Prompts that are not being computed by a request of this replica, by worker.
     ending: DashMap<WorkerId, Ending, FxBuildHasher>,
     settings: Settings,
     metrics: Metrics,
-}
-
-/// Sorted by worker.
-type Owners = SmallVec<[Owner; 2]>;
-
-/// A worker that computes or has computed a prefix.
-#[derive(Clone, Copy, Debug)]
-struct Owner {
-    worker: WorkerId,
-    /// How many prompts with the prefix count.
-    prompts: u32,
 }
 
 /// A worker's prompts that will not count any more by themselves, oldest first.
@@ -135,8 +127,10 @@ type Prefixes = Box<[BlockHash]>;
 
 impl UnconfirmedBlocks {
     pub fn new(settings: Settings, metrics: Metrics) -> Arc<Self> {
+        let threads = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let shards = (threads * SHARDS_PER_THREAD).next_power_of_two();
         Arc::new(Self {
-            prefixes: DashMap::with_hasher_and_shard_amount(FxBuildHasher, SHARDS),
+            prefixes: OwnerTable::new(shards.clamp(64, 1_024)),
             count: AtomicU64::new(0),
             ending: DashMap::default(),
             settings,
@@ -173,12 +167,19 @@ impl UnconfirmedBlocks {
         };
         prefix_owners::search(keys.len(), limit, longest, |prefix, found| {
             let key = keys[prefix];
-            if let Some(owners) = self.prefixes.get(&key.path) {
-                owners
-                    .iter()
-                    .for_each(|owner| found.add(owner.worker, key.blocks));
-            }
+            self.prefixes.read(key.path, |owners| {
+                for owner in owners {
+                    found.add(owner.worker, key.blocks);
+                }
+            });
         })
+    }
+
+    /// Asks for the memory of prefixes that will be looked up and inserted.
+    pub fn prefetch(&self, keys: &[PrefixKey]) {
+        for key in keys {
+            self.prefixes.prefetch(key.path);
+        }
     }
 
     /// Forgets what a worker and its dp ranks have computed: its process was restarted. Requests that it was still
@@ -233,8 +234,7 @@ impl UnconfirmedBlocks {
 
     /// Whether more than `count` workers own a prefix.
     fn has_more_owners(&self, key: PrefixKey, count: usize) -> bool {
-        let owners = self.prefixes.get(&key.path);
-        owners.is_some_and(|owners| owners.len() > count)
+        self.prefixes.read(key.path, |owners| owners.len() > count)
     }
 
     /// Inserts as many of a prompt's prefixes as there is room for, from the shortest on. Returns these.
@@ -267,42 +267,21 @@ impl UnconfirmedBlocks {
     }
 
     fn add(&self, worker: WorkerId, path: BlockHash) {
-        let mut owners = self.prefixes.entry(path).or_default();
-        match position_of(&owners, worker) {
-            Ok(known) => owners[known].prompts += 1,
-            Err(position) => owners.insert(position, Owner { worker, prompts: 1 }),
-        }
+        let count = |prompts: Option<u32>| Some(prompts.unwrap_or(0) + 1);
+        self.prefixes.update(worker, path, count);
     }
 
     fn remove_all(&self, worker: WorkerId, prefixes: &[BlockHash]) {
         for path in prefixes {
-            self.remove(worker, *path);
+            self.prefixes.prefetch(*path);
+        }
+        for path in prefixes {
+            let count = |prompts: Option<u32>| Some(prompts? - 1).filter(|left| *left > 0);
+            self.prefixes.update(worker, *path, count);
         }
         self.count.fetch_sub(prefixes.len() as u64, Relaxed);
         self.metrics.prefixes.sub(prefixes.len() as i64);
     }
-
-    fn remove(&self, worker: WorkerId, path: BlockHash) {
-        let Entry::Occupied(mut owners) = self.prefixes.entry(path) else {
-            return;
-        };
-        let Ok(position) = position_of(owners.get(), worker) else {
-            return;
-        };
-        let owner = &mut owners.get_mut()[position];
-        owner.prompts -= 1;
-        if owner.prompts == 0 {
-            owners.get_mut().remove(position);
-        }
-        if owners.get().is_empty() {
-            owners.remove();
-        }
-    }
-}
-
-/// The worker's position among the owners, or where it would be inserted.
-fn position_of(owners: &Owners, worker: WorkerId) -> Result<usize, usize> {
-    owners.binary_search_by_key(&worker, |owner| owner.worker)
 }
 
 /// A prompt that a worker is computing. Dropping it before the first token removes its prefixes.

@@ -15,16 +15,18 @@ mod responses;
 mod types;
 mod variables;
 
+use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
 
 use self::chat::ChatInput;
 use self::chat_message::Message;
+use self::kwargs::Arguments;
 use self::message::Placeholder;
 use self::messages::TemplateFacts;
 pub use self::types::{Options, RenderedPrompt, RenderedText, TokenizeError};
-use self::variables::{Variables, into_jinja, message_value};
+use self::variables::{Fixed, Variables, message_value, to_jinja};
 use super::template::{self, Template};
 use super::types::Api;
 
@@ -44,7 +46,8 @@ const CONSUMED_ARGUMENTS: &[&str] = &[
 #[derive(Debug)]
 pub struct Renderer {
     templates: Templates,
-    special_tokens: Map<String, Value>,
+    /// The variables of all renderings.
+    fixed: Fixed,
     options: Options,
     /// Found out with the first Messages request.
     facts: OnceLock<TemplateFacts>,
@@ -60,9 +63,18 @@ pub struct Templates {
 impl Renderer {
     /// `special_tokens` are `bos_token` and similar variables that templates may print.
     pub fn new(templates: Templates, special_tokens: Map<String, Value>, options: Options) -> Self {
+        let mut fixed = vec![
+            ("tools".into(), minijinja::Value::from(())),
+            ("documents".into(), minijinja::Value::from(())),
+            ("add_generation_prompt".into(), false.into()),
+        ];
+        let special_tokens = special_tokens.into_iter();
+        fixed.extend(special_tokens.map(|(name, value)| (name.into(), to_jinja(&value))));
+        // The last of a name comes first.
+        fixed.reverse();
         Self {
             templates,
-            special_tokens,
+            fixed: fixed.into(),
             options,
             facts: OnceLock::new(),
         }
@@ -127,38 +139,31 @@ impl Renderer {
     }
 
     fn render_chat(&self, chat: ChatInput<'_>, now_s: i64) -> Result<RenderedText, TokenizeError> {
-        let mut kwargs = self.options.chat_template_kwargs.clone();
-        if let Some(tools) = chat.tools {
-            kwargs.insert("tools".to_owned(), Value::Array(tools));
-        }
-        for (key, value) in chat.kwargs {
-            // Null and "auto" both mean "not set", also inside `chat_template_kwargs`.
-            if !value.is_null() && value != "auto" {
-                kwargs.insert(key, value);
-            }
-        }
+        let arguments = Arguments {
+            engine: &self.options.chat_template_kwargs,
+            tools: chat.tools.map(Value::Array),
+            request: chat.kwargs,
+        };
         for key in ["chat_template", "tokenize"] {
-            if kwargs.contains_key(key) {
+            if arguments.get(key).is_some() {
                 return Err(TokenizeError::Refused(format!(
                     "`{key}` in chat_template_kwargs"
                 )));
             }
         }
-        let template = match kwargs.contains_key("tools") {
-            true => self.templates.with_tools.as_ref(),
-            false => None,
+        let template = match arguments.get("tools") {
+            Some(_) => self.templates.with_tools.as_ref(),
+            None => None,
         };
         let template = template
             .or(self.templates.plain.as_ref())
             .ok_or(TokenizeError::Api)?;
-        let continues = kwargs.get("continue_final_message") == Some(&Value::Bool(true));
-        for key in CONSUMED_ARGUMENTS {
-            kwargs.shift_remove(*key);
-        }
+        let is_true = |key| arguments.get(key) == Some(&Value::Bool(true));
+        let continues = is_true("continue_final_message");
         if chat.messages.is_empty() {
             return Err(TokenizeError::Refused("no messages".to_owned()));
         }
-        if continues && kwargs.get("add_generation_prompt") == Some(&Value::Bool(true)) {
+        if continues && is_true("add_generation_prompt") {
             let why = "continue_final_message with add_generation_prompt";
             return Err(TokenizeError::Refused(why.to_owned()));
         }
@@ -169,7 +174,7 @@ impl Renderer {
                 true => messages,
                 false => message::developer_to_system(messages),
             };
-            self.apply(template, messages, &kwargs, continues, now_s)
+            self.apply(template, messages, &arguments, continues, now_s)
         };
         if !message::contain_media(&chat.messages) {
             let text = apply(chat.messages, Placeholder::Media)?;
@@ -190,7 +195,7 @@ impl Renderer {
         &self,
         template: &Template,
         mut messages: Vec<Message<'_>>,
-        kwargs: &Map<String, Value>,
+        arguments: &Arguments<'_>,
         continues: bool,
         now_s: i64,
     ) -> Result<String, TokenizeError> {
@@ -203,7 +208,7 @@ impl Renderer {
             }
             false => None,
         };
-        let variables = self.variables(messages, kwargs, now_s);
+        let variables = self.variables(messages, arguments, now_s);
         let text = template
             .render(variables)
             .map_err(|error| TokenizeError::Refused(error.0))?;
@@ -216,15 +221,17 @@ impl Renderer {
     fn variables(
         &self,
         messages: Vec<Message<'_>>,
-        kwargs: &Map<String, Value>,
+        arguments: &Arguments<'_>,
         now_s: i64,
     ) -> minijinja::Value {
-        let mut variables = Variables::default();
-        variables.put("tools", minijinja::Value::from(()));
-        variables.put("documents", minijinja::Value::from(()));
-        variables.put("add_generation_prompt", minijinja::Value::from(false));
-        for (key, value) in self.special_tokens.iter().chain(kwargs) {
-            variables.put(key.clone(), into_jinja(value.clone()));
+        let mut variables = Variables::new(self.fixed.clone());
+        let arguments = arguments.iter();
+        for (key, value) in arguments.filter(|(key, _)| !CONSUMED_ARGUMENTS.contains(key)) {
+            let key = match key {
+                "add_generation_prompt" => Cow::Borrowed("add_generation_prompt"),
+                key => Cow::Owned(key.to_owned()),
+            };
+            variables.put(key, to_jinja(value));
         }
         let messages: Vec<minijinja::Value> = messages.into_iter().map(message_value).collect();
         variables.put("messages", minijinja::Value::from(messages));

@@ -3,12 +3,15 @@
 
 use std::sync::LazyLock;
 
-use memchr::memmem::{self, Finder};
+use memchr::memchr;
+use memchr::memmem::{self, Finder, FinderRev};
 use serde::Deserialize;
 
+use crate::json_scan::Scan;
 use crate::prompt::Api;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
+static LAST_USAGE: LazyLock<FinderRev<'static>> = LazyLock::new(|| FinderRev::new("\"usage\":"));
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
 static DATA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: "));
 static DONE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: [DONE]"));
@@ -54,6 +57,26 @@ pub fn count_tokens(api: Api, data: &[u8]) -> u64 {
     events as u64
 }
 
+/// The same as `count_tokens` and `has_usage`.
+pub fn read_piece(api: Api, data: &[u8]) -> (u64, bool) {
+    if let Api::Chat | Api::Completions = api
+        && is_one_event(data)
+    {
+        if data.starts_with(b"data: [DONE]") {
+            return (0, false);
+        }
+        let is_token = EMPTY_CONTENT.find(data).is_none();
+        return (u64::from(is_token), has_usage(data));
+    }
+    (count_tokens(api, data), has_usage(data))
+}
+
+/// Whether a piece of a stream is a line of data and the empty one after it, as most are.
+fn is_one_event(data: &[u8]) -> bool {
+    let end = data.len().checked_sub(2);
+    data.starts_with(b"data: ") && end.is_some() && memchr(b'\n', data) == end
+}
+
 /// True if a piece of an answer may contain usage.
 pub fn has_usage(data: &[u8]) -> bool {
     USAGE.find(data).is_some()
@@ -61,32 +84,36 @@ pub fn has_usage(data: &[u8]) -> bool {
 
 /// The last usage in a piece of an answer, with the field names of chat completions or of Responses.
 pub fn last_usage(data: &[u8]) -> Option<Usage> {
-    #[derive(Deserialize)]
-    struct Wire {
-        #[serde(alias = "input_tokens")]
-        prompt_tokens: u64,
-        #[serde(default, alias = "output_tokens")]
-        completion_tokens: u64,
-        #[serde(default, alias = "input_tokens_details")]
-        prompt_tokens_details: Option<Details>,
-    }
-    #[derive(Deserialize)]
-    struct Details {
-        #[serde(default)]
-        cached_tokens: Option<u64>,
-    }
-    let at = memmem::rfind(data, b"\"usage\":")? + b"\"usage\":".len();
-    let wire = serde_json::Deserializer::from_slice(&data[at..])
-        .into_iter::<Wire>()
-        .next()?
-        .ok()?;
+    let at = LAST_USAGE.rfind(data)? + b"\"usage\":".len();
+    let rest = match std::str::from_utf8(&data[at..]) {
+        Ok(rest) => rest,
+        // Something else after it is cut off.
+        Err(error) => std::str::from_utf8(&data[at..at + error.valid_up_to()]).ok()?,
+    };
+    let mut prompt_tokens = None;
+    let (mut cached_tokens, mut output_tokens) = (0, 0);
+    let mut scan = Scan::<true>::new(rest.trim_ascii_start());
+    scan.each_member(|scan, name| {
+        match name {
+            "prompt_tokens" | "input_tokens" => prompt_tokens = Some(scan.value()?.parse().ok()?),
+            "completion_tokens" | "output_tokens" => output_tokens = scan.value()?.parse().ok()?,
+            "prompt_tokens_details" | "input_tokens_details" if scan.first_byte() == Some(b'{') => {
+                scan.object(|name, value| {
+                    if name == "cached_tokens" {
+                        cached_tokens = value.parse().unwrap_or(0);
+                    }
+                })?;
+            }
+            _ => {
+                scan.value()?;
+            }
+        }
+        Some(())
+    })?;
     Some(Usage {
-        prompt_tokens: wire.prompt_tokens,
-        cached_tokens: wire
-            .prompt_tokens_details
-            .and_then(|details| details.cached_tokens)
-            .unwrap_or(0),
-        output_tokens: wire.completion_tokens,
+        prompt_tokens: prompt_tokens?,
+        cached_tokens,
+        output_tokens,
     })
 }
 
@@ -194,7 +221,8 @@ mod tests {
     #[test]
     fn tokens_without_usage_are_counted_by_their_events() {
         let check = |api, data: &str, expected| {
-            assert_eq!(count_tokens(api, data.as_bytes()), expected, "{data}");
+            let read = read_piece(api, data.as_bytes());
+            assert_eq!(read, (expected, has_usage(data.as_bytes())), "{data}");
         };
         let role =
             "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
@@ -204,7 +232,13 @@ mod tests {
             &format!("{role}{token}{token}data: [DONE]\n\n"),
             2,
         );
+        check(Api::Chat, role, 0);
+        check(Api::Chat, token, 1);
+        check(Api::Chat, &format!("data: {{\"usage\":{{}}}}\n\n"), 1);
+        check(Api::Chat, "data: [DONE]\n\n", 0);
         check(Api::Chat, ": ping\n\n", 0);
+        // Text is no event.
+        check(Api::Completions, "data: {\"text\":\"data: \"}\n\n", 1);
         let text = "data: {\"choices\":[{\"text\":\"a\"}]}\n\n";
         check(
             Api::Completions,

@@ -143,6 +143,21 @@ impl Plan {
         self.prompt.exact.is_some() && self.event_ranks(worker) > 0
     }
 
+    /// Whether such a prompt's blocks at a worker are looked up by prediction, now or later. If not, its KV events alone
+    /// decide, and the prompt's tokens are always known in time.
+    pub(super) fn is_predicted(&self, caches: &Caches, worker: &Worker) -> bool {
+        let ranks = self.event_ranks(worker);
+        let Some(exact) = self.prompt.exact.as_ref().filter(|_| ranks > 0) else {
+            return true;
+        };
+        let statuses = caches.board.snapshot();
+        let reports = || statuses.all_report() || statuses.reports(worker.id, ranks);
+        let check = &caches.tokenizer_check;
+        let is_trusted =
+            || !check.has_mismatches() || check.trusts(&exact.subject(&self.group), worker.id);
+        exact.ends_early || exact.may_be_late || !reports() || !is_trusted()
+    }
+
     fn event_ranks(&self, worker: &Worker) -> u32 {
         let place = self.group.worker_indices.get(&worker.id);
         place.map_or(0, |place| self.group.event_ranks[*place])
@@ -185,7 +200,11 @@ impl Relay {
             let mut exact = TokenBlocks::new(&self.caches.indexes, &group, salt, &found.ids);
             exact.source = source;
             exact.ends_early = found.is_partial();
+            exact.may_be_late = found.may_be_late;
             exact.keep(&group, &self.caches.tokenizer_check, &found.ids);
+            for keys in exact.prefix_keys() {
+                self.caches.unconfirmed.prefetch(keys);
+            }
             exact
         });
         let sends_ids = model.send_tokens && !peek.is_echo;

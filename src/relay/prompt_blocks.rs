@@ -30,6 +30,8 @@ pub struct TokenBlocks {
     pub(super) source: PromptSource,
     /// Whether the prompt goes on after these blocks: with an image, and text after it.
     pub(super) ends_early: bool,
+    /// Whether the tokens of a prompt like this one may not be known in time.
+    pub(super) may_be_late: bool,
     /// Kept if they are to be compared with what the engine reports.
     tokens: Option<Arc<[u32]>>,
 }
@@ -69,6 +71,7 @@ impl TokenBlocks {
             sizes: sizes.collect(),
             source: PromptSource::TokenIds,
             ends_early: false,
+            may_be_late: false,
             tokens: None,
         }
     }

@@ -165,7 +165,8 @@ impl Running {
 }
 
 /// Optimistic insert: the predicted cache, and those of the other replicas, have the prompt's blocks at the worker from
-/// the moment of the decision. Taken back when dropped, unless the worker has started to answer.
+/// the moment of the decision. Taken back when dropped, unless the worker has started to answer. Of a worker whose KV
+/// events are relied on nothing is predicted ([`Plan::is_predicted`]).
 #[must_use = "dropped, it is taken back"]
 pub(super) struct OptimisticInsert<'a> {
     caches: &'a Caches,
@@ -192,7 +193,7 @@ impl<'a> OptimisticInsert<'a> {
             is_shared: false,
         };
         let blocks = &plan.prompt.blocks[..];
-        if blocks.is_empty() {
+        if blocks.is_empty() || !plan.is_predicted(caches, worker) {
             return insert;
         }
         let capacity_tokens = worker.cache_tokens.load(Relaxed);

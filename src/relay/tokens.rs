@@ -99,6 +99,8 @@ pub(super) struct PromptTokens {
     pub(super) ids: Ids,
     /// Bytes of text from the first image on, which have no ids.
     pub(super) untokenized_bytes: usize,
+    /// They came from another thread or from an engine, which may have no time for the next such prompt.
+    pub(super) may_be_late: bool,
 }
 
 #[derive(Debug)]
@@ -129,6 +131,7 @@ impl PromptTokens {
         Self {
             ids: Ids::Owned(ids),
             untokenized_bytes: 0,
+            may_be_late: false,
         }
     }
 
@@ -319,6 +322,7 @@ impl Tokens {
         let tokens = PromptTokens {
             ids: Ids::Owned(tokens.ids),
             untokenized_bytes: tokens.untokenized_bytes,
+            may_be_late: matches!(source, TokenSource::Pool),
         };
         Ok((tokens, source))
     }
@@ -355,6 +359,7 @@ impl Tokens {
         let complete = |ids| PromptTokens {
             ids: Ids::Shared(ids),
             untokenized_bytes: 0,
+            may_be_late: true,
         };
         if let Some(ids) = self.shared.engine.cached(now, model, api, body) {
             return Ok((complete(ids), TokenSource::Cache));

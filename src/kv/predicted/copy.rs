@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::PredictedIndex;
-use super::lru::Use;
+use super::lru::{Slot, Use};
 use crate::ids::{BlockHash, WorkerId};
 
 /// A block that a worker is predicted to have cached.
@@ -68,8 +68,11 @@ impl PredictedIndex {
                 shared_s: 0,
             };
             let before = lru.oldest();
-            let insert = || lru.insert(block.path, block.tokens, parent.flatten(), before, used);
-            let inserted = self.owners.insert(worker, block.path, insert);
+            let insert = || {
+                lru.insert(block.path, block.tokens, parent.flatten(), before, used)
+                    .0
+            };
+            let inserted = self.owners.insert(worker, block.path, insert).map(Slot);
             added += usize::from(inserted.is_some());
         }
         self.metrics.blocks.add(added as i64);

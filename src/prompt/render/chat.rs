@@ -1,22 +1,23 @@
 //! Reads the body of a chat completion into the variables of the chat template.
 
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::chat_message::Message;
-use super::kwargs;
+use super::kwargs::{self, Kwargs};
 use super::types::{Options, TokenizeError};
+use crate::json_scan::Scan;
 
 /// A chat or Responses request as the variables of a chat template.
 pub(super) struct ChatInput<'a> {
     pub(super) messages: Vec<Message<'a>>,
     pub(super) tools: Option<Vec<Value>>,
-    /// The request's `chat_template_kwargs`, overridden by fields of the body.
-    pub(super) kwargs: Map<String, Value>,
+    pub(super) kwargs: Kwargs,
     pub(super) add_special_tokens: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Debug, Default, PartialEq, Deserialize)]
 struct Body<'a> {
     #[serde(borrow)]
     messages: Vec<Message<'a>>,
@@ -43,11 +44,52 @@ struct Body<'a> {
 }
 
 pub(super) fn read<'a>(body: &'a [u8], options: &Options) -> Result<ChatInput<'a>, TokenizeError> {
-    let body = serde_json::from_slice(body);
+    let body = match scanned(body) {
+        Some(body) => Ok(body),
+        None => serde_json::from_slice(body),
+    };
     input(
         body.map_err(|error| TokenizeError::Body(error.to_string()))?,
         options,
     )
+}
+
+/// Finds the values of a body, and parses those that are read but for texts without escapes. `None` if the body must be
+/// parsed as a whole: it has what is rare, such as names with escapes, or is not as it should be.
+fn scanned(body: &[u8]) -> Option<Body<'_>> {
+    let mut scan = Scan::new(std::str::from_utf8(body).ok()?);
+    let mut messages = None;
+    let mut body = Body::default();
+    scan.each_member(|scan, name| match name {
+        "messages" => {
+            let before = messages.replace(scan.elements(Message::scan)?);
+            before.is_none().then_some(())
+        }
+        name => {
+            let value = scan.value()?;
+            match name {
+                "tools" => set(&mut body.tools, value),
+                "tool_choice" => set(&mut body.tool_choice, value),
+                "documents" => set(&mut body.documents, value),
+                "reasoning_effort" => set(&mut body.reasoning_effort, value),
+                "add_generation_prompt" => set(&mut body.add_generation_prompt, value),
+                "continue_final_message" => set(&mut body.continue_final_message, value),
+                "add_special_tokens" => set(&mut body.add_special_tokens, value),
+                "chat_template_kwargs" => set(&mut body.chat_template_kwargs, value),
+                "chat_template" => set(&mut body.chat_template, value),
+                "truncate_prompt_tokens" => set(&mut body.truncate_prompt_tokens, value),
+                _ => Some(()),
+            }
+        }
+    })?;
+    body.messages = scan.is_over().then_some(messages)??;
+    Some(body)
+}
+
+/// Sets a field that has no value yet.
+fn set<T: DeserializeOwned>(field: &mut Option<T>, json: &str) -> Option<()> {
+    let before = std::mem::replace(field, serde_json::from_str(json).ok()?);
+    before.is_none().then_some(())
 }
 
 /// Of a body that was made of another API's.
@@ -83,8 +125,8 @@ fn input<'a>(mut body: Body<'a>, options: &Options) -> Result<ChatInput<'a>, Tok
         }
         _ => None,
     };
-    let mut kwargs = body.chat_template_kwargs.unwrap_or_default();
-    let fields = [
+    let mut kwargs = Kwargs::new(body.chat_template_kwargs);
+    kwargs.override_with([
         (
             "add_generation_prompt",
             body.add_generation_prompt.unwrap_or(true).into(),
@@ -94,9 +136,8 @@ fn input<'a>(mut body: Body<'a>, options: &Options) -> Result<ChatInput<'a>, Tok
             body.continue_final_message.unwrap_or(false).into(),
         ),
         ("documents", body.documents.unwrap_or(Value::Null)),
-    ];
-    kwargs::override_with(&mut kwargs, fields);
-    kwargs::override_effort(&mut kwargs, body.reasoning_effort);
+    ]);
+    kwargs.override_effort(body.reasoning_effort);
     Ok(ChatInput {
         messages: body.messages,
         tools,
@@ -162,5 +203,109 @@ fn tool(tool: Value) -> Result<Value, TokenizeError> {
             Ok(Value::Object(shown))
         }
         _ => Err(wrong()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn a_common_body_is_not_parsed_as_a_whole() {
+        let body = r#"{"model": "m", "messages": [{"role": "user", "content": "a \n b"}], "tools": null, "stream": true}"#;
+        assert_eq!(
+            scanned(body.as_bytes()),
+            Some(serde_json::from_str(body).unwrap())
+        );
+        assert_eq!(scanned(br#"{"messages": [], "messages": []}"#), None);
+        assert_eq!(scanned(br#"{"tools": []}"#), None);
+    }
+
+    fn content() -> impl Strategy<Value = Value> {
+        let part = Just(serde_json::json!({"type": "text", "text": "a"}));
+        prop_oneof![
+            "[\\PC\n\"\\\\]{0,50}".prop_map(Value::from),
+            proptest::collection::vec(part, 0..3).prop_map(Value::from),
+            Just(Value::Null),
+            any::<i32>().prop_map(Value::from),
+        ]
+    }
+
+    fn message() -> impl Strategy<Value = Value> {
+        let role = prop_oneof![Just("user"), Just("assistant"), Just("\"é")];
+        let name = proptest::option::of(content());
+        (role, content(), name).prop_map(|(role, content, name)| {
+            let mut message = serde_json::json!({"role": role, "content": content});
+            if let Some(name) = name {
+                message["name"] = name;
+            }
+            message
+        })
+    }
+
+    fn body() -> impl Strategy<Value = String> {
+        let other = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            Just(serde_json::json!([{"a": {"b": []}}])),
+            Just(serde_json::json!({"auto": 1.5})),
+            content(),
+        ];
+        let names = [
+            "tools",
+            "tool_choice",
+            "documents",
+            "reasoning_effort",
+            "add_generation_prompt",
+            "continue_final_message",
+            "add_special_tokens",
+            "chat_template_kwargs",
+            "chat_template",
+            "truncate_prompt_tokens",
+            "model",
+        ];
+        let names = proptest::sample::subsequence(names.to_vec(), 0..4);
+        let messages = proptest::collection::vec(message(), 0..4);
+        let others = proptest::collection::vec(other, 4);
+        (messages, names, others, any::<bool>()).prop_map(|(messages, names, others, is_pretty)| {
+            let mut body = serde_json::json!({"messages": messages});
+            for (name, value) in names.into_iter().zip(others) {
+                body[name] = value;
+            }
+            match is_pretty {
+                true => format!("{body:#}"),
+                false => body.to_string(),
+            }
+        })
+    }
+
+    fn check(body: &[u8]) -> Result<(), TestCaseError> {
+        let parsed: Result<Body<'_>, _> = serde_json::from_slice(body);
+        if let Some(scanned) = scanned(body) {
+            prop_assert_eq!(Some(scanned), parsed.ok());
+        }
+        Ok(())
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1_000))]
+
+        #[test]
+        fn the_scanner_finds_what_the_parser_finds(body in body()) {
+            check(body.as_bytes())?;
+        }
+
+        #[test]
+        fn of_a_changed_body_too(body in body(), at: proptest::sample::Index, byte: u8, is_inserted: bool) {
+            let mut body = body.into_bytes();
+            let at = at.index(body.len());
+            match is_inserted {
+                true => body.insert(at, byte),
+                false => body[at] = byte,
+            }
+            check(&body)?;
+        }
     }
 }

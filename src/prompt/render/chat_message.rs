@@ -8,6 +8,8 @@ use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value, json};
 
+use crate::json_scan::Scan;
+
 /// A message, as a client sent it or as the template gets it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Message<'a> {
@@ -47,6 +49,43 @@ impl From<PlainContent<'_>> for Value {
                 part.into_iter().collect()
             }
         }
+    }
+}
+
+impl<'a> Message<'a> {
+    /// The message that begins here. A plain one without escapes is not parsed.
+    pub(super) fn scan(scan: &mut Scan<'a, true>) -> Option<Self> {
+        let (mut role, mut content) = (None, None);
+        let mut is_plain = true;
+        let begin = scan.rest();
+        scan.each_member(|scan, name| {
+            let text = match name {
+                "role" => &mut role,
+                "content" => &mut content,
+                _ => {
+                    is_plain = false;
+                    return scan.value().map(drop);
+                }
+            };
+            *text = match scan.first_byte()? {
+                b'"' => {
+                    let (string, has_escapes) = scan.string()?;
+                    match has_escapes {
+                        false => string.get(1..string.len() - 1).map(Cow::Borrowed),
+                        true => serde_json::from_str(string).ok().map(Cow::Owned),
+                    }
+                }
+                _ => scan.value().and(None),
+            };
+            is_plain &= text.is_some();
+            Some(())
+        })?;
+        if let (true, Some(role), Some(content)) = (is_plain, role, content) {
+            let content = PlainContent::Text(content);
+            return Some(Message::Plain(PlainMessage { role, content }));
+        }
+        let json = begin.get(..begin.len() - scan.rest().len())?;
+        serde_json::from_str(json).ok()
     }
 }
 
@@ -256,6 +295,9 @@ mod tests {
             let json = format!("{{{}}}", members.join(", "));
             let object: Map<String, Value> = serde_json::from_str(&json).unwrap();
             let message: Message<'_> = serde_json::from_str(&json).unwrap();
+            if let Some(scanned) = Message::scan(&mut Scan::new(&json)) {
+                prop_assert_eq!(&scanned, &message);
+            }
             prop_assert_eq!(&message.into_object(), &object);
             let value = Message::deserialize(Value::from(object.clone())).unwrap();
             prop_assert_eq!(&value.into_object(), &object);

@@ -2,29 +2,85 @@
 
 use serde_json::{Map, Value};
 
-/// Sets each field that the body has. Null and "auto" mean "not set".
-pub(super) fn override_with<const N: usize>(
-    kwargs: &mut Map<String, Value>,
-    fields: [(&str, Value); N],
-) {
-    for (key, value) in fields {
-        if !value.is_null() && value != "auto" {
-            kwargs.insert(key.to_owned(), value);
+/// The template arguments that a request sets.
+#[derive(Debug, Default)]
+pub(super) struct Kwargs {
+    /// Its `chat_template_kwargs`.
+    given: Map<String, Value>,
+    /// Fields of the body, which override them. They are few, so that a list is searched sooner than a map is built.
+    fields: Vec<(&'static str, Value)>,
+}
+
+impl Kwargs {
+    pub(super) fn new(given: Option<Map<String, Value>>) -> Self {
+        Self {
+            given: given.unwrap_or_default(),
+            fields: Vec::with_capacity(4),
+        }
+    }
+
+    /// Sets each field that the body has.
+    pub(super) fn override_with<const N: usize>(&mut self, fields: [(&'static str, Value); N]) {
+        let set = fields.into_iter().filter(|(_, value)| is_set(value));
+        self.fields.extend(set);
+    }
+
+    /// Sets the reasoning effort. Some templates have a separate switch for thinking, so the effort
+    /// sets that switch as well: off for `none`.
+    pub(super) fn override_effort(&mut self, effort: Option<Value>) {
+        let Some(effort) = effort.filter(|effort| !effort.is_null()) else {
+            return;
+        };
+        let thinks = effort != "none";
+        let has_switch = self.given.contains_key("enable_thinking");
+        self.override_with([("reasoning_effort", effort)]);
+        if !has_switch {
+            self.override_with([("enable_thinking", thinks.into())]);
         }
     }
 }
 
-/// Sets the reasoning effort. Some templates have a separate switch for thinking, so the effort
-/// sets that switch as well: off for `none`.
-pub(super) fn override_effort(kwargs: &mut Map<String, Value>, effort: Option<Value>) {
-    let Some(effort) = effort.filter(|effort| !effort.is_null()) else {
-        return;
-    };
-    let thinks = effort != "none";
-    let has_switch = kwargs.contains_key("enable_thinking");
-    override_with(kwargs, [("reasoning_effort", effort)]);
-    if !has_switch {
-        kwargs.insert("enable_thinking".to_owned(), thinks.into());
+/// Null and "auto" mean "not set".
+fn is_set(value: &Value) -> bool {
+    !value.is_null() && value != "auto"
+}
+
+/// All template arguments of a rendering.
+#[derive(Debug)]
+pub(super) struct Arguments<'a> {
+    /// Those that the engines were started with.
+    pub(super) engine: &'a Map<String, Value>,
+    /// The tools of the body, which override them.
+    pub(super) tools: Option<Value>,
+    /// The others of the request, which override both.
+    pub(super) request: Kwargs,
+}
+
+impl Arguments<'_> {
+    pub(super) fn get(&self, key: &str) -> Option<&Value> {
+        let Kwargs { given, fields } = &self.request;
+        let mut fields = fields.iter().rev();
+        if let Some((_, value)) = fields.find(|(name, _)| *name == key) {
+            return Some(value);
+        }
+        let given = given.get(key).filter(|value| is_set(value));
+        let tools = || self.tools.as_ref().filter(|_| key == "tools");
+        given.or_else(tools).or_else(|| self.engine.get(key))
+    }
+
+    /// Each argument; of several under one name the last counts.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
+        let given = self.request.given.iter();
+        let given = given.filter(|(_, value)| is_set(value));
+        let tools = self.tools.iter().map(|tools| ("tools", tools));
+        let fields = self.request.fields.iter();
+        let fields = fields.map(|(name, value)| (*name, value));
+        self.engine
+            .iter()
+            .map(|(name, value)| (name.as_str(), value))
+            .chain(tools)
+            .chain(given.map(|(name, value)| (name.as_str(), value)))
+            .chain(fields)
     }
 }
 
@@ -46,4 +102,41 @@ pub(super) fn function_tool(mut function: Map<String, Value>) -> Option<Map<Stri
     tool.insert("type".to_owned(), "function".into());
     tool.insert("function".to_owned(), Value::Object(shown));
     Some(tool)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_last_argument_that_is_set_under_a_name_counts() {
+        let object = |json: Value| json.as_object().unwrap().clone();
+        let engine = object(json!({"a": "engine", "b": "engine", "tools": "engine", "n": null}));
+        let given = object(json!({"a": "auto", "b": "given", "c": "given", "d": null}));
+        let mut request = Kwargs::new(Some(given));
+        request.override_with([("c", "field".into()), ("b", Value::Null)]);
+        request.override_effort(Some("none".into()));
+        let arguments = Arguments {
+            engine: &engine,
+            tools: Some("body".into()),
+            request,
+        };
+        let expected = [
+            ("a", Some(json!("engine"))),
+            ("b", Some(json!("given"))),
+            ("c", Some(json!("field"))),
+            ("d", None),
+            ("n", Some(Value::Null)),
+            ("tools", Some(json!("body"))),
+            ("reasoning_effort", Some(json!("none"))),
+            ("enable_thinking", Some(json!(false))),
+        ];
+        for (key, value) in expected {
+            assert_eq!(arguments.get(key), value.as_ref(), "{key}");
+            let last = arguments.iter().filter(|(name, _)| *name == key).last();
+            assert_eq!(last.map(|(_, value)| value), value.as_ref(), "{key}");
+        }
+    }
 }

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::chat::ChatInput;
 use super::chat_message::Message;
-use super::kwargs;
+use super::kwargs::{self, Kwargs};
 use super::types::{Options, TokenizeError};
 
 #[derive(Deserialize)]
@@ -74,16 +74,16 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput<'static>,
         Some(tools) if !tools.is_empty() && !hides_tools => Some(functions(tools)?),
         _ => None,
     };
-    let mut kwargs = body.chat_template_kwargs.unwrap_or_default();
+    let mut kwargs = Kwargs::new(body.chat_template_kwargs);
     let fields = [
         ("add_generation_prompt", (!continues).into()),
         ("continue_final_message", continues.into()),
     ];
-    kwargs::override_with(&mut kwargs, fields);
+    kwargs.override_with(fields);
     let effort = body
         .reasoning
         .and_then(|mut reasoning| reasoning.shift_remove("effort"));
-    kwargs::override_effort(&mut kwargs, effort);
+    kwargs.override_effort(effort);
     Ok(ChatInput {
         messages: messages.into_iter().map(Message::from).collect(),
         tools,

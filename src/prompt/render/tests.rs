@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use super::chat_message::{PlainContent, PlainMessage};
+use super::kwargs::Kwargs;
 use super::*;
 
 const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}\
@@ -11,14 +12,23 @@ const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.c
 const ECHO: &str = "{{ messages | tojson }}{{ tools | tojson }}{{ documents | tojson }}";
 
 fn renderer(source: &str) -> Renderer {
-    Renderer {
-        templates: Templates {
-            plain: Some(Template::new(source).unwrap()),
-            with_tools: None,
-        },
-        special_tokens: Map::new(),
-        options: Options::default(),
-        facts: OnceLock::new(),
+    renderer_with(source, Map::new())
+}
+
+fn renderer_with(source: &str, special_tokens: Map<String, Value>) -> Renderer {
+    let templates = Templates {
+        plain: Some(Template::new(source).unwrap()),
+        with_tools: None,
+    };
+    Renderer::new(templates, special_tokens, Options::default())
+}
+
+/// Arguments of a request that sets these.
+fn arguments(renderer: &Renderer, given: Map<String, Value>) -> Arguments<'_> {
+    Arguments {
+        engine: &renderer.options.chat_template_kwargs,
+        tools: None,
+        request: Kwargs::new(Some(given)),
     }
 }
 
@@ -49,10 +59,7 @@ fn check_seen(api: Api, body: Value, messages: Value, tools: Value) {
 fn python(value: &Value) -> String {
     let template = Template::new("{{ x | tojson }}").unwrap();
     template
-        .render(minijinja::Value::from_pairs([(
-            "x",
-            into_jinja(value.clone()),
-        )]))
+        .render(minijinja::Value::from_pairs([("x", to_jinja(value))]))
         .unwrap()
 }
 
@@ -68,8 +75,8 @@ fn templates_render_like_transformers() {
     let mut wrong = Vec::new();
     for (name, expected) in vectors["templates"].as_object().unwrap() {
         let source = std::fs::read_to_string(folder.join(format!("{name}.jinja"))).unwrap();
-        let mut renderer = renderer(&source);
-        renderer.special_tokens = vectors["special"].as_object().unwrap().clone();
+        let special_tokens = vectors["special"].as_object().unwrap().clone();
+        let renderer = renderer_with(&source, special_tokens);
         let template = renderer.templates.plain.as_ref().unwrap();
         let format = serde_json::to_value(template.format()).unwrap();
         assert_eq!(format, expected["format"], "{name}");
@@ -107,18 +114,20 @@ fn reference(
     let messages = messages
         .iter()
         .map(|it| form(it.as_object().unwrap().clone()));
-    let mut kwargs = case["kwargs"].as_object().cloned().unwrap_or_default();
+    let given = case["kwargs"].as_object().cloned().unwrap_or_default();
+    let mut arguments = arguments(renderer, given);
     for key in ["tools", "documents"] {
-        kwargs::override_with(&mut kwargs, [(key, case[key].clone())]);
+        arguments.request.override_with([(key, case[key].clone())]);
     }
     let generates = case["add_generation_prompt"].as_bool().unwrap_or(true);
-    kwargs.insert("add_generation_prompt".to_owned(), generates.into());
+    let generates = ("add_generation_prompt", generates.into());
+    arguments.request.override_with([generates]);
     let continues = case["continue_final_message"].as_bool().unwrap_or(false);
     let template = renderer.templates.plain.as_ref().unwrap();
     renderer.apply(
         template,
         messages.collect(),
-        &kwargs,
+        &arguments,
         continues,
         now_s.unwrap(),
     )
@@ -165,7 +174,15 @@ fn a_template_sees_a_plain_message_as_an_object() {
                 .map(|it| Message::Object(it.into_object()))
                 .collect();
             let template = renderer.templates.plain.as_ref().unwrap();
-            let render = |messages| renderer.apply(template, messages, &Map::new(), false, 0);
+            let render = |messages| {
+                renderer.apply(
+                    template,
+                    messages,
+                    &arguments(&renderer, Map::new()),
+                    false,
+                    0,
+                )
+            };
             assert_eq!(render(messages), render(objects), "{source}");
         }
     }
@@ -477,12 +494,7 @@ fn unsupported_requests_are_refused_with_a_reason() {
         unknown(Api::Chat, json!({"messages": []})),
         TokenizeError::Refused(_)
     ));
-    let without = Renderer {
-        templates: Templates::default(),
-        special_tokens: Map::new(),
-        options: Options::default(),
-        facts: OnceLock::new(),
-    };
+    let without = Renderer::new(Templates::default(), Map::new(), Options::default());
     let chat = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
     assert_eq!(without.render(Api::Chat, chat, 0), Err(TokenizeError::Api));
 }

@@ -11,24 +11,40 @@ use super::chat_message::{Message, PlainContent, PlainMessage};
 /// More variables than requests have that send no template arguments of their own, but for a few.
 const LISTED_MAX: usize = 32;
 
+type Variable = (Cow<'static, str>, minijinja::Value);
+
+/// Variables that are the same for all renderings of a model.
+pub(super) type Fixed = Arc<[Variable]>;
+
 /// The variables of one rendering. They are few in most requests; then a list is searched sooner than a map is built.
-#[derive(Debug, Default)]
-pub(super) struct Variables(Vec<(Cow<'static, str>, minijinja::Value)>);
+#[derive(Debug)]
+pub(super) struct Variables {
+    fixed: Fixed,
+    own: Vec<Variable>,
+}
 
 impl Variables {
-    /// The last value that is put under a name counts.
+    pub(super) fn new(fixed: Fixed) -> Self {
+        Self {
+            fixed,
+            own: Vec::with_capacity(8),
+        }
+    }
+
+    /// The last value that is put under a name counts, and overrides a fixed one.
     pub(super) fn put(&mut self, name: impl Into<Cow<'static, str>>, value: minijinja::Value) {
-        self.0.push((name.into(), value));
+        self.own.push((name.into(), value));
     }
 
     pub(super) fn into_value(self) -> minijinja::Value {
-        match self.0.len() <= LISTED_MAX {
-            true => minijinja::Value::from_object(self),
-            false => minijinja::Value::from_pairs(self.0.into_iter().map(|(name, value)| {
-                let name = minijinja::Value::from(&*name);
-                (name, value)
-            })),
+        if self.own.len() <= LISTED_MAX {
+            return minijinja::Value::from_object(self);
         }
+        let all = self.fixed.iter().chain(&self.own);
+        minijinja::Value::from_pairs(all.map(|(name, value)| {
+            let name = minijinja::Value::from(&**name);
+            (name, value.clone())
+        }))
     }
 }
 
@@ -38,7 +54,7 @@ impl Object for Variables {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<minijinja::Value> {
-        let mut variables = self.0.iter().rev();
+        let mut variables = self.own.iter().rev().chain(&*self.fixed);
         variables
             .find(|(name, _)| name == key)
             .map(|(_, value)| value.clone())
@@ -64,7 +80,7 @@ pub(super) fn message_value(message: Message<'_>) -> minijinja::Value {
             };
             Pair::value(&MESSAGE, [text(&role), content])
         }
-        Message::Object(message) => into_jinja(Value::Object(message)),
+        Message::Object(message) => to_jinja(&Value::Object(message)),
     }
 }
 
@@ -102,18 +118,18 @@ impl Object for Pair {
     }
 }
 
-pub(super) fn into_jinja(value: Value) -> minijinja::Value {
+pub(super) fn to_jinja(value: &Value) -> minijinja::Value {
     match value {
-        Value::String(text) => minijinja::Value::from(text),
+        Value::String(text) => minijinja::Value::from(text.as_str()),
         Value::Array(items) => {
-            minijinja::Value::from(items.into_iter().map(into_jinja).collect::<Vec<_>>())
+            minijinja::Value::from(items.iter().map(to_jinja).collect::<Vec<_>>())
         }
         Value::Object(map) => minijinja::Value::from_pairs(
-            map.into_iter()
-                .map(|(key, value)| (minijinja::Value::from(key), into_jinja(value))),
+            map.iter()
+                .map(|(key, value)| (minijinja::Value::from(key.as_str()), to_jinja(value))),
         ),
         Value::Null => minijinja::Value::from(()),
-        Value::Bool(is) => minijinja::Value::from(is),
+        Value::Bool(is) => minijinja::Value::from(*is),
         Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
             (Some(number), ..) => minijinja::Value::from(number),
             (None, Some(number), _) => minijinja::Value::from(number),

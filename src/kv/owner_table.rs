@@ -1,4 +1,4 @@
-//! Which workers own which blocks, over all workers of the predicted index.
+//! Which workers own which blocks, each with a number whose meaning is the user's.
 //!
 //! A table of a million blocks lies in no cache of a core, so adding or removing a block waits for memory. Prompts have
 //! many blocks, and their entries can be asked for ahead ([`OwnerTable::prefetch`]), which overlaps the waits. Entries
@@ -6,24 +6,26 @@
 
 use parking_lot::RwLock;
 
-use super::lru::Slot;
+use super::index::prefetch;
 use crate::ids::{BlockHash, WorkerId};
-use crate::kv::index::prefetch;
 
-/// A worker that owns a block, and the block's place in its LRU, which only the holder of the LRU's lock reads or
-/// writes.
+/// A worker that owns a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) worker: WorkerId,
-    pub(super) slot: Slot,
+    /// Less than [`NONE`].
+    pub(super) value: u32,
 }
 
-/// Parts of the table with a lock each.
-const SHARD_BITS: u32 = 6;
+/// No value of an owner.
+pub(super) const NONE: u32 = u32::MAX;
+
 const MIN_ENTRIES: usize = 8;
+const MAX_SHARD_BITS: u32 = 10;
 
 #[derive(Debug)]
 pub(super) struct OwnerTable {
+    /// Parts with a lock each. Their number is a power of two.
     shards: Box<[Shard]>,
 }
 
@@ -55,11 +57,11 @@ const FREE: Entry = Entry {
     path: 0,
     owner: Owner {
         worker: WorkerId(0),
-        slot: Slot::NONE,
+        value: NONE,
     },
 };
 
-/// Stands for several owners; the slot is then their number in `shared`.
+/// Stands for several owners; the value is then their number in `shared`.
 const SEVERAL: WorkerId = WorkerId(u32::MAX);
 
 impl Default for Entries {
@@ -73,16 +75,17 @@ impl Default for Entries {
     }
 }
 
-impl Default for OwnerTable {
-    fn default() -> Self {
-        let shards = (0..1 << SHARD_BITS).map(|_| Shard::default());
+impl OwnerTable {
+    /// `shards` is a power of two from 2 to 1,024.
+    pub(super) fn new(shards: usize) -> Self {
+        let is_right = shards.is_power_of_two() && (2..=1 << MAX_SHARD_BITS).contains(&shards);
+        assert!(is_right, "{shards} shards");
+        let shards = (0..shards).map(|_| Shard::default());
         Self {
             shards: shards.collect(),
         }
     }
-}
 
-impl OwnerTable {
     /// Asks for the cache lines of a block's entry ahead of its use. Four entries fill a line, and few searches end more
     /// than two entries after their home.
     #[inline]
@@ -107,24 +110,39 @@ impl OwnerTable {
         }
     }
 
-    /// A block's place in a worker's LRU, if the worker owns it.
+    /// The value of a worker, if it owns the block.
     #[inline]
-    pub(super) fn slot(&self, worker: WorkerId, path: BlockHash) -> Option<Slot> {
+    pub(super) fn value(&self, worker: WorkerId, path: BlockHash) -> Option<u32> {
         self.read(path, |owners| {
-            position_of(owners, worker).ok().map(|it| owners[it].slot)
+            position_of(owners, worker).ok().map(|it| owners[it].value)
         })
     }
 
-    /// Adds an owner. `slot` is asked for only if the worker does not own the block; otherwise `None`.
+    /// Adds an owner. `value` is asked for only if the worker does not own the block; otherwise `None`.
     #[inline]
     pub(super) fn insert(
         &self,
         worker: WorkerId,
         path: BlockHash,
-        slot: impl FnOnce() -> Slot,
-    ) -> Option<Slot> {
+        value: impl FnOnce() -> u32,
+    ) -> Option<u32> {
         let hash = spread(path.0);
-        self.shard(hash).write().insert(hash, path.0, worker, slot)
+        self.shard(hash).write().insert(hash, path.0, worker, value)
+    }
+
+    /// Changes the value of a worker. `change` is given the value, `None` if the worker does not own the block, and returns
+    /// the same of what is to be.
+    #[inline]
+    pub(super) fn update(
+        &self,
+        worker: WorkerId,
+        path: BlockHash,
+        change: impl FnOnce(Option<u32>) -> Option<u32>,
+    ) {
+        let hash = spread(path.0);
+        self.shard(hash)
+            .write()
+            .update(hash, path.0, worker, change);
     }
 
     #[inline]
@@ -140,15 +158,16 @@ impl OwnerTable {
 
     #[inline]
     fn shard(&self, hash: u64) -> &RwLock<Entries> {
-        &self.shards[(hash >> (u64::BITS - SHARD_BITS)) as usize].0
+        &self.shards[(hash >> (u64::BITS - self.shards.len().ilog2())) as usize].0
     }
 }
 
 impl Entries {
     #[inline]
     fn home(&self, hash: u64) -> usize {
+        // The first bits choose the shard.
         let bits = self.entries.len().ilog2();
-        ((hash << SHARD_BITS) >> (u64::BITS - bits)) as usize
+        ((hash << MAX_SHARD_BITS) >> (u64::BITS - bits)) as usize
     }
 
     /// Where the block's entry is, or would be.
@@ -158,7 +177,7 @@ impl Entries {
         let mut at = self.home(hash);
         loop {
             let entry = &self.entries[at];
-            if entry.owner.slot == Slot::NONE {
+            if entry.owner.value == NONE {
                 return Err(at);
             }
             if entry.path == path {
@@ -171,7 +190,7 @@ impl Entries {
     #[inline]
     fn owners<'a>(&'a self, owner: &'a Owner) -> &'a [Owner] {
         match owner.worker {
-            SEVERAL => &self.shared[owner.slot.0 as usize],
+            SEVERAL => &self.shared[owner.value as usize],
             _ => std::slice::from_ref(owner),
         }
     }
@@ -181,38 +200,77 @@ impl Entries {
         hash: u64,
         path: u64,
         worker: WorkerId,
-        slot: impl FnOnce() -> Slot,
-    ) -> Option<Slot> {
+        value: impl FnOnce() -> u32,
+    ) -> Option<u32> {
         match self.find(hash, path) {
-            Ok(at) => self.insert_further(at, worker, slot),
+            Ok(at) => self.insert_further(at, worker, value),
             Err(free) => {
-                let mut at = free;
-                // Probes stay short up to this share.
-                if self.len + 1 > self.entries.len() / 8 * 5 {
-                    self.grow();
-                    at = self.find(hash, path).unwrap_or_else(|free| free);
-                }
-                let slot = slot();
-                let owner = Owner { worker, slot };
-                self.entries[at] = Entry { path, owner };
-                self.len += 1;
-                Some(slot)
+                let value = value();
+                self.insert_first(free, hash, path, Owner { worker, value });
+                Some(value)
             }
         }
     }
 
+    fn update(
+        &mut self,
+        hash: u64,
+        path: u64,
+        worker: WorkerId,
+        change: impl FnOnce(Option<u32>) -> Option<u32>,
+    ) {
+        let at = match self.find(hash, path) {
+            Ok(at) => at,
+            Err(free) => {
+                if let Some(value) = change(None) {
+                    self.insert_first(free, hash, path, Owner { worker, value });
+                }
+                return;
+            }
+        };
+        let owners = match &mut self.entries[at].owner {
+            Owner {
+                worker: SEVERAL,
+                value: number,
+            } => &mut self.shared[*number as usize][..],
+            owner => std::slice::from_mut(owner),
+        };
+        let known = position_of(owners, worker).ok();
+        let known = known.map(|position| &mut owners[position].value);
+        match (change(known.as_deref().copied()), known) {
+            (Some(value), Some(known)) => *known = value,
+            (Some(value), None) => {
+                self.insert_further(at, worker, || value);
+            }
+            (None, Some(_)) => self.remove_owner(at, worker),
+            (None, None) => {}
+        }
+    }
+
+    /// Adds the first owner of a block, whose entry would be at `free`.
+    #[inline]
+    fn insert_first(&mut self, free: usize, hash: u64, path: u64, owner: Owner) {
+        let mut at = free;
+        // Probes stay short up to this share.
+        if self.len + 1 > self.entries.len() / 8 * 5 {
+            self.grow();
+            at = self.find(hash, path).unwrap_or_else(|free| free);
+        }
+        self.entries[at] = Entry { path, owner };
+        self.len += 1;
+    }
+
     /// Adds an owner of a block that has one.
-    #[cold]
     fn insert_further(
         &mut self,
         at: usize,
         worker: WorkerId,
-        slot: impl FnOnce() -> Slot,
-    ) -> Option<Slot> {
+        value: impl FnOnce() -> u32,
+    ) -> Option<u32> {
         let owner = self.entries[at].owner;
         let position = position_of(self.owners(&owner), worker).err()?;
         let number = match owner.worker {
-            SEVERAL => owner.slot.0,
+            SEVERAL => owner.value,
             _ => {
                 let number = self.free.pop().unwrap_or_else(|| {
                     self.shared.push(Vec::new());
@@ -221,24 +279,27 @@ impl Entries {
                 self.shared[number as usize].push(owner);
                 self.entries[at].owner = Owner {
                     worker: SEVERAL,
-                    slot: Slot(number),
+                    value: number,
                 };
                 number
             }
         };
-        let slot = slot();
-        self.shared[number as usize].insert(position, Owner { worker, slot });
-        Some(slot)
+        let value = value();
+        self.shared[number as usize].insert(position, Owner { worker, value });
+        Some(value)
     }
 
     fn remove(&mut self, hash: u64, path: u64, worker: WorkerId) {
-        let Ok(at) = self.find(hash, path) else {
-            return;
-        };
+        if let Ok(at) = self.find(hash, path) {
+            self.remove_owner(at, worker);
+        }
+    }
+
+    fn remove_owner(&mut self, at: usize, worker: WorkerId) {
         match self.entries[at].owner {
             Owner {
                 worker: SEVERAL,
-                slot: Slot(number),
+                value: number,
             } => {
                 let owners = &mut self.shared[number as usize];
                 if let Ok(position) = position_of(owners, worker) {
@@ -259,7 +320,7 @@ impl Entries {
     fn remove_entry(&mut self, at: usize) {
         let mask = self.entries.len() - 1;
         let (mut hole, mut next) = (at, (at + 1) & mask);
-        while self.entries[next].owner.slot != Slot::NONE {
+        while self.entries[next].owner.value != NONE {
             let home = self.home(spread(self.entries[next].path));
             let from_home = next.wrapping_sub(home) & mask;
             let from_hole = next.wrapping_sub(hole) & mask;
@@ -278,7 +339,7 @@ impl Entries {
         let twice = vec![FREE; self.entries.len() * 2];
         let former = std::mem::replace(&mut self.entries, twice);
         for entry in former {
-            if entry.owner.slot != Slot::NONE
+            if entry.owner.value != NONE
                 && let Err(at) = self.find(spread(entry.path), entry.path)
             {
                 self.entries[at] = entry;
@@ -315,6 +376,8 @@ mod tests {
     enum Step {
         Insert { worker: u32, path: u64 },
         Remove { worker: u32, path: u64 },
+        CountUp { worker: u32, path: u64 },
+        CountDown { worker: u32, path: u64 },
     }
 
     fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -323,9 +386,11 @@ mod tests {
             0 => path,
             _ => path.wrapping_mul(0xf1de_83e1_9937_733d) << 1,
         });
-        let step = (any::<bool>(), 0u32..3, path).prop_map(|(adds, worker, path)| match adds {
-            true => Step::Insert { worker, path },
-            false => Step::Remove { worker, path },
+        let step = (0..4, 0u32..3, path).prop_map(|(kind, worker, path)| match kind {
+            0 => Step::Insert { worker, path },
+            1 => Step::Remove { worker, path },
+            2 => Step::CountUp { worker, path },
+            _ => Step::CountDown { worker, path },
         });
         proptest::collection::vec(step, 0..400)
     }
@@ -333,27 +398,38 @@ mod tests {
     proptest! {
         #[test]
         fn it_equals_a_sorted_map(steps in steps()) {
-            let table = OwnerTable::default();
-            let mut model: BTreeMap<u64, BTreeMap<u32, Slot>> = BTreeMap::new();
+            let table = OwnerTable::new(64);
+            let mut model: BTreeMap<u64, BTreeMap<u32, u32>> = BTreeMap::new();
             for (number, step) in (0..).zip(steps) {
-                let slot = Slot(number);
                 match step {
                     Step::Insert { worker, path } => {
-                        let inserted = table.insert(WorkerId(worker), BlockHash(path), || slot);
+                        let inserted = table.insert(WorkerId(worker), BlockHash(path), || number);
                         let owners = model.entry(path).or_default();
                         prop_assert_eq!(inserted.is_none(), owners.contains_key(&worker));
-                        owners.entry(worker).or_insert(slot);
+                        owners.entry(worker).or_insert(number);
                     }
                     Step::Remove { worker, path } => {
                         table.remove(WorkerId(worker), BlockHash(path));
                         model.entry(path).or_default().remove(&worker);
+                    }
+                    Step::CountUp { worker, path } => {
+                        table.update(WorkerId(worker), BlockHash(path), |value| Some(value.unwrap_or(0) + 1));
+                        *model.entry(path).or_default().entry(worker).or_insert(0) += 1;
+                    }
+                    Step::CountDown { worker, path } => {
+                        let down = |value: Option<u32>| value?.checked_sub(1);
+                        table.update(WorkerId(worker), BlockHash(path), down);
+                        let owners = model.entry(path).or_default();
+                        if let Some(left) = down(owners.remove(&worker)) {
+                            owners.insert(worker, left);
+                        }
                     }
                 }
                 for (path, owners) in &model {
                     table.prefetch(BlockHash(*path));
                     let expected: Vec<Owner> = owners
                         .iter()
-                        .map(|(worker, slot)| Owner { worker: WorkerId(*worker), slot: *slot })
+                        .map(|(worker, value)| Owner { worker: WorkerId(*worker), value: *value })
                         .collect();
                     let found = table.read(BlockHash(*path), <[Owner]>::to_vec);
                     prop_assert_eq!(found, expected);
@@ -370,7 +446,7 @@ mod tests {
         let same_home = |path: &u64| entries.home(spread(*path)) == home;
         let paths: Vec<u64> = (1..).filter(same_home).take(5).collect();
         for (path, number) in paths.iter().zip(0..) {
-            entries.insert(spread(*path), *path, WorkerId(1), || Slot(number));
+            entries.insert(spread(*path), *path, WorkerId(1), || number);
         }
         assert_eq!(entries.entries.len(), MIN_ENTRIES);
         for (removed, path) in paths.iter().enumerate() {
@@ -384,10 +460,10 @@ mod tests {
 
     #[test]
     fn blocks_that_come_and_go_take_no_more_memory() {
-        let table = OwnerTable::default();
+        let table = OwnerTable::new(64);
         for path in 0..200_000_u64 {
             for worker in 0..2 {
-                table.insert(WorkerId(worker), BlockHash(path), || Slot(1));
+                table.insert(WorkerId(worker), BlockHash(path), || 1);
                 if let Some(old) = path.checked_sub(1_000) {
                     table.remove(WorkerId(worker), BlockHash(old));
                 }
