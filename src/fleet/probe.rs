@@ -25,7 +25,7 @@ use self::logged_state::LoggedState;
 use super::engine::Engine;
 use super::health::{self, Health};
 use super::kv_transfer::{BootstrapInfo, Connector};
-use super::load::LoadReport;
+use super::load::{Load, LoadReport};
 use super::registry::{CHANGES_APART, Registry};
 use super::{Facts, Role, Worker};
 use crate::http::client;
@@ -38,6 +38,9 @@ use crate::observe;
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Models and version change only with a restart or a new adapter, so not every probe asks for them.
 const PROBES_PER_FACTS: u32 = 8;
+/// So many for each that asks an idle worker for its load. Its cache is no other, unless its process was restarted, which
+/// the health checks between and its KV events show as well.
+const PROBES_PER_IDLE_LOAD: u32 = 5;
 
 /// Between the first probes of two workers that joined together: so the first of a thousand workers is known at once, where all
 /// of them would be known at the end.
@@ -85,6 +88,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
     let mut machine = health::Machine::new(&registry.settings().health);
     let mut facts: Option<Facts> = None;
     let mut started = None;
+    // The worker's requests when its load was last asked for.
+    let mut asked_at_total = 0;
     // The setting with which it was found out whether the worker serves the Responses API.
     let mut asked_for = None;
     // Why a worker that is up has no models.
@@ -154,7 +159,10 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                 }
             }
         }
-        if is_good {
+        let total = worker.load.total();
+        let may_have_changed = turned_up || total != asked_at_total || !is_idle(&worker.load);
+        if is_good && (may_have_changed || round % PROBES_PER_IDLE_LOAD == 0) {
+            asked_at_total = total;
             let engine = facts.as_ref().map(|facts| facts.engine);
             match fetch_load(&worker, engine.unwrap_or_default(), limit).await {
                 Ok(seen) => {
@@ -195,12 +203,15 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                     }
                 }
             }
+        }
+        match is_good {
             // After the check for a restart, which clears the bootstrap info.
-            if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
-                update_bootstrap_info(&worker, &registry, bootstrap, limit).await;
+            true => {
+                if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
+                    update_bootstrap_info(&worker, &registry, bootstrap, limit).await;
+                }
             }
-        } else {
-            worker.load.expire_report();
+            false => worker.load.expire_report(),
         }
         let changed = match is_asleep {
             true => machine.on_sleep(),
@@ -229,6 +240,12 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         // Jitter, so that a thousand workers are not probed in one burst.
         tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
     }
+}
+
+/// Whether nothing runs at a worker, as far as this router, the other replicas and the engine's last report say.
+fn is_idle(load: &Load) -> bool {
+    let is_quiet = |report: LoadReport| report.running == 0 && report.waiting == 0;
+    load.requests() == 0 && load.reported().is_some_and(is_quiet)
 }
 
 /// One health check. An engine that is not known yet may be an SGLang, whose `/health` can take longer than the limit.

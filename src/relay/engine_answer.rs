@@ -3,18 +3,15 @@
 
 use std::sync::LazyLock;
 
-use memchr::memchr;
-use memchr::memmem::{self, Finder, FinderRev};
+use memchr::memchr_iter;
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 
 use crate::json_scan::Scan;
 use crate::prompt::Api;
 
 static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\":"));
-static LAST_USAGE: LazyLock<FinderRev<'static>> = LazyLock::new(|| FinderRev::new("\"usage\":"));
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
-static DATA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: "));
-static DONE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("data: [DONE]"));
 static BLOCK_DELTA: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("\"content_block_delta\""));
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\""));
@@ -49,32 +46,22 @@ pub fn count_tokens(api: Api, data: &[u8]) -> u64 {
         Api::Responses => DELTA.find_iter(data).count(),
         Api::Messages => BLOCK_DELTA.find_iter(data).count(),
         _ => {
-            let events = DATA.find_iter(data).count();
-            let without = EMPTY_CONTENT.find_iter(data).count() + DONE.find_iter(data).count();
-            events.saturating_sub(without)
+            let without = EMPTY_CONTENT.find_iter(data).count();
+            lines_of_data(data).saturating_sub(without)
         }
     };
     events as u64
 }
 
-/// The same as `count_tokens` and `has_usage`.
-pub fn read_piece(api: Api, data: &[u8]) -> (u64, bool) {
-    if let Api::Chat | Api::Completions = api
-        && is_one_event(data)
-    {
-        if data.starts_with(b"data: [DONE]") {
-            return (0, false);
-        }
-        let is_token = EMPTY_CONTENT.find(data).is_none();
-        return (u64::from(is_token), has_usage(data));
-    }
-    (count_tokens(api, data), has_usage(data))
-}
-
-/// Whether a piece of a stream is a line of data and the empty one after it, as most are.
-fn is_one_event(data: &[u8]) -> bool {
-    let end = data.len().checked_sub(2);
-    data.starts_with(b"data: ") && end.is_some() && memchr(b'\n', data) == end
+/// Lines of data in a piece of a stream but for the one that ends it.
+fn lines_of_data(data: &[u8]) -> usize {
+    let is_counted = |line: &[u8]| {
+        line.strip_prefix(b"data: ")
+            .is_some_and(|value| !value.starts_with(b"[DONE]"))
+    };
+    let begins = memchr_iter(b'\n', data).map(|end| end + 1);
+    let lines = std::iter::once(0).chain(begins).map(|begin| &data[begin..]);
+    lines.filter(|line| is_counted(line)).count()
 }
 
 /// True if a piece of an answer may contain usage.
@@ -82,9 +69,14 @@ pub fn has_usage(data: &[u8]) -> bool {
     USAGE.find(data).is_some()
 }
 
+/// From the front, because the search from the end compares byte by byte.
+fn last_usage_at(data: &[u8]) -> Option<usize> {
+    USAGE.find_iter(data).last()
+}
+
 /// The last usage in a piece of an answer, with the field names of chat completions or of Responses.
 pub fn last_usage(data: &[u8]) -> Option<Usage> {
-    let at = LAST_USAGE.rfind(data)? + b"\"usage\":".len();
+    let at = last_usage_at(data)? + b"\"usage\":".len();
     let rest = match std::str::from_utf8(&data[at..]) {
         Ok(rest) => rest,
         // Something else after it is cut off.
@@ -134,7 +126,7 @@ pub fn messages_usage(first: Option<&[u8]>, last: &[u8]) -> Option<Usage> {
         let mut wires = serde_json::Deserializer::from_slice(&data[at..]).into_iter::<Wire>();
         wires.next()?.ok()
     };
-    let end = memmem::rfind(last, b"\"usage\":").and_then(|at| read(last, at));
+    let end = last_usage_at(last).and_then(|at| read(last, at));
     let begin = first.unwrap_or(last);
     let begin = USAGE.find(begin).and_then(|at| read(begin, at));
     let output = |wire: &Option<Wire>| wire.as_ref().and_then(|it| it.output_tokens);
@@ -221,8 +213,7 @@ mod tests {
     #[test]
     fn tokens_without_usage_are_counted_by_their_events() {
         let check = |api, data: &str, expected| {
-            let read = read_piece(api, data.as_bytes());
-            assert_eq!(read, (expected, has_usage(data.as_bytes())), "{data}");
+            assert_eq!(count_tokens(api, data.as_bytes()), expected, "{data}");
         };
         let role =
             "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";

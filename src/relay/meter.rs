@@ -7,7 +7,7 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus::local::LocalHistogram;
 
-use super::engine_answer::{is_token, last_usage, messages_usage, read_piece};
+use super::engine_answer::{count_tokens, has_usage, is_token, last_usage, messages_usage};
 use super::failure_owner::FailureOwner;
 use super::metrics::Outcome;
 use super::request_count::RequestCount;
@@ -124,7 +124,7 @@ impl Meter {
             });
             return;
         }
-        let (tokens, has_usage) = read_piece(self.count.wire(), data);
+        let tokens = count_tokens(self.count.wire(), data);
         let mut is_first = false;
         if self.has_token {
             self.on_gap(now, tokens);
@@ -155,7 +155,7 @@ impl Meter {
         if is_first {
             self.first = Some((now, self.tokens));
         }
-        if has_usage {
+        if has_usage(data) {
             if self.count.wire() == Api::Messages {
                 self.first_usage.get_or_insert_with(|| data.clone());
             }

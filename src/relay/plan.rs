@@ -150,8 +150,8 @@ impl Plan {
         let Some(exact) = self.prompt.exact.as_ref().filter(|_| ranks > 0) else {
             return true;
         };
-        let statuses = caches.board.snapshot();
-        let reports = || statuses.all_report() || statuses.reports(worker.id, ranks);
+        // Asked of the worker itself: before its events are followed it is not among those that do not report.
+        let reports = || caches.board.snapshot().reports(worker.id, ranks);
         let check = &caches.tokenizer_check;
         let is_trusted =
             || !check.has_mismatches() || check.trusts(&exact.subject(&self.group), worker.id);

@@ -2,6 +2,7 @@
 //! others go to the engine unchanged. No I/O.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 
 use super::member_checks;
 use super::members::{self, Members};
@@ -253,11 +254,27 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
     }
 }
 
+/// Ids' random bits that are fetched with one system call.
+const FETCHED: usize = 32;
+
+thread_local! {
+    /// Those that were not used yet.
+    static UNUSED: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Random bits for an id. From the operating system, since ids must not be guessable.
 pub(super) fn random() -> Result<u128, ApiError> {
-    let mut random = [0; 16];
-    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
-    Ok(u128::from_ne_bytes(random))
+    UNUSED.with_borrow_mut(|unused| {
+        if let Some(random) = unused.pop() {
+            return Ok(random);
+        }
+        let mut fetched = [[0; 16]; FETCHED];
+        getrandom::fill(fetched.as_flattened_mut())
+            .map_err(|error| ApiError::no_randomness(&error))?;
+        let [first, rest @ ..] = fetched.map(u128::from_ne_bytes);
+        unused.extend(rest);
+        Ok(first)
+    })
 }
 
 pub(super) fn is_id_byte(byte: u8) -> bool {

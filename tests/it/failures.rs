@@ -1278,3 +1278,33 @@ async fn retries_stop_when_their_budget_is_spent() {
     );
     assert_eq!(cluster.metric("warmroute_retries_total", &[]).await, 0.0);
 }
+
+#[tokio::test]
+async fn an_idle_workers_load_is_asked_for_with_every_fifth_health_check() {
+    const ANSWER: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}";
+    let stub = Stub::start(ANSWER).await;
+    let router = stub.router(|_| {}).await;
+    let checks = async |more: usize| {
+        let before = stub.gets("/health");
+        let is_enough = async || stub.gets("/health") >= before + more;
+        eventually("further health checks", is_enough).await;
+    };
+    checks(2).await;
+    let before = (stub.gets("/health"), stub.gets("/metrics"));
+    checks(40).await;
+    let health = stub.gets("/health") - before.0;
+    let metrics = stub.gets("/metrics") - before.1;
+    assert!(
+        (health / 5 - 1..=health / 5 + 2).contains(&metrics),
+        "{metrics} of {health}"
+    );
+    // What a request may have changed is asked for at once.
+    for _ in 0..5 {
+        checks(2).await;
+        let before = stub.gets("/metrics");
+        let body = chat("hello", 2, false);
+        assert_eq!(client::post(router.api, CHAT, body).await.status, 200);
+        checks(2).await;
+        assert!(stub.gets("/metrics") > before);
+    }
+}

@@ -18,6 +18,8 @@ use crate::cluster::{self, Router};
 pub(crate) struct Stub {
     pub(crate) address: SocketAddr,
     requests: Arc<Mutex<Vec<String>>>,
+    /// The paths of all GETs.
+    gets: Arc<Mutex<Vec<String>>>,
     /// Bytes of answers that the other side has taken.
     taken: Arc<AtomicU64>,
     /// Answers that are being sent.
@@ -55,6 +57,7 @@ impl Stub {
         let stub = Self {
             address,
             requests,
+            gets: Arc::default(),
             taken: Arc::default(),
             open: Arc::default(),
         };
@@ -93,6 +96,12 @@ impl Stub {
         self.open.load(Relaxed)
     }
 
+    /// How many GETs of a path there were.
+    pub(crate) fn gets(&self, path: &str) -> usize {
+        let gets = self.gets.lock();
+        gets.iter().filter(|it| *it == path).count()
+    }
+
     /// The last POST: its head, in lower case.
     pub(crate) fn last_head(&self) -> String {
         let requests = self.requests.lock();
@@ -118,6 +127,12 @@ impl Stub {
             if stream.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
                 return;
             }
+        }
+        if let Some(path) = head
+            .strip_prefix("get ")
+            .and_then(|it| it.split(' ').next())
+        {
+            self.gets.lock().push(path.to_owned());
         }
         let page = |body: &str| {
             format!(

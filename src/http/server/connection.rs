@@ -164,6 +164,8 @@ where
         // Our own limits cover head and idle time without a timer for each request.
         builder.header_read_timeout(None);
         builder.max_buf_size(MAX_BUFFER_BYTES);
+        // A buffer may grow beyond its limit.
+        builder.max_header_size(MAX_BUFFER_BYTES);
         let mut service = service;
         loop {
             let on_malformed = self.on_malformed.clone();

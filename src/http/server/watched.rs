@@ -91,6 +91,12 @@ impl AsyncRead for Watched {
         if !self.early.is_empty() {
             let length = self.early.len().min(buffer.remaining());
             buffer.put_slice(&self.early.split_to(length));
+            if self.early.is_empty() {
+                // With what follows, or hyper would allocate twice: a read that is short is not yet the head. If it fails,
+                // so does the next.
+                self.early = Bytes::new();
+                let _ = Pin::new(&mut self.socket).poll_read(cx, buffer);
+            }
             self.activity.on_read(buffer.filled());
             return Poll::Ready(Ok(()));
         }

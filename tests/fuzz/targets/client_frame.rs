@@ -3,8 +3,11 @@
 
 #![no_main]
 
+use std::collections::BTreeMap;
+
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use warmroute::responses::websocket::client_frame::{ClientFrame, read};
 
 fuzz_target!(|bytes: &[u8]| {
@@ -20,10 +23,11 @@ fuzz_target!(|bytes: &[u8]| {
                 assert!(name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\'));
             }
             let Ok(work) = create.work else { return };
-            let body: Value = serde_json::from_slice(&work.body).expect("a body");
-            assert_eq!(body["stream"], true);
+            // As written: a number may be greater than any that Rust has.
+            let body: BTreeMap<String, &RawValue> = serde_json::from_slice(&work.body).expect("a body");
+            assert_eq!(body["stream"].get(), "true");
             for name in ["type", "stream_id", "generate", "stream_options", "client_metadata"] {
-                assert_eq!(body.get(name), None);
+                assert!(!body.contains_key(name));
             }
         }
     }

@@ -102,7 +102,9 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
             assert_eq!(row.known_by, "predicted", "{row:?}");
         }
     }
-    // What was sent there is the best that is known.
+    // What is sent from now on is the best that is known.
+    let first = followed.post(&wrong).await;
+    assert_eq!(first.reason, "cold");
     let rows = followed.explain(&wrong).await;
     let decided = followed.post(&wrong).await;
     let held = |row: &Row| row.worker == decided.worker && row.tokens > 0;
