@@ -225,7 +225,7 @@ mod tests {
         );
         check(Api::Chat, role, 0);
         check(Api::Chat, token, 1);
-        check(Api::Chat, &format!("data: {{\"usage\":{{}}}}\n\n"), 1);
+        check(Api::Chat, "data: {\"usage\":{}}\n\n", 1);
         check(Api::Chat, "data: [DONE]\n\n", 0);
         check(Api::Chat, ": ping\n\n", 0);
         // Text is no event.
