@@ -12,8 +12,8 @@ use crate::units::DurationText;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Time between two health checks of a worker (`GET /health` and `/metrics`, at times `/v1/models`). Of a worker where
-    /// nothing runs every fifth health check asks for `/metrics`.
+    /// Time between two health checks of a worker (`GET /health` and `/metrics`, at times `/v1/models`). While nothing
+    /// runs at a worker, only every fifth check asks for `/metrics`.
     #[serde(with = "DurationText")]
     pub interval: Duration,
     /// A health check without an answer for this long has failed. An engine under load was seen to take 5 s.

@@ -38,9 +38,11 @@ use crate::observe;
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
 /// Models and version change only with a restart or a new adapter, so not every probe asks for them.
 const PROBES_PER_FACTS: u32 = 8;
-/// So many for each that asks an idle worker for its load. Its cache is no other, unless its process was restarted, which
-/// the health checks between and its KV events show as well.
+/// An idle worker is asked for its load with every fifth probe. Its cache changes only with a restart, which health checks
+/// and KV events also show.
 const PROBES_PER_IDLE_LOAD: u32 = 5;
+/// A worker that had requests of other clients is asked with each probe for so long.
+const SHARED_FOR: Duration = Duration::from_secs(60);
 
 /// Between the first probes of two workers that joined together: so the first of a thousand workers is known at once, where all
 /// of them would be known at the end.
@@ -90,6 +92,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
     let mut started = None;
     // The worker's requests when its load was last asked for.
     let mut asked_at_total = 0;
+    // When the worker last had requests of other clients.
+    let mut foreign_at = None;
     // The setting with which it was found out whether the worker serves the Responses API.
     let mut asked_for = None;
     // Why a worker that is up has no models.
@@ -160,7 +164,12 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             }
         }
         let total = worker.load.total();
-        let may_have_changed = turned_up || total != asked_at_total || !is_idle(&worker.load);
+        if worker.load.foreign_requests() > 0 {
+            foreign_at = Some(observe::now());
+        }
+        let is_shared = foreign_at.is_some_and(|at| at.elapsed() < SHARED_FOR);
+        let may_have_changed =
+            turned_up || is_shared || total != asked_at_total || !is_idle(&worker.load);
         if is_good && (may_have_changed || round % PROBES_PER_IDLE_LOAD == 0) {
             asked_at_total = total;
             let engine = facts.as_ref().map(|facts| facts.engine);

@@ -131,7 +131,7 @@ impl OwnerTable {
     }
 
     /// Changes the value of a worker. `change` is given the value, `None` if the worker does not own the block, and returns
-    /// the same of what is to be.
+    /// the new one, `None` to remove the worker.
     #[inline]
     pub(super) fn update(
         &self,
@@ -348,7 +348,7 @@ impl Entries {
     }
 }
 
-/// Hashes of paths are even, but their first bits choose the shard and the next ones the entry.
+/// Hashes of paths are even, but their first bits choose the shard, and those after the first ten the entry.
 #[inline]
 fn spread(path: u64) -> u64 {
     path.wrapping_mul(0x9e37_79b9_7f4a_7c15)

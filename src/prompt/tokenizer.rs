@@ -164,6 +164,11 @@ impl Tokenizer {
         prepared.uncached_bytes() > self.settings.max_inline_text
     }
 
+    /// Whether `finish` would take too long if none of the pieces were cached.
+    pub fn may_be_long(&self, prepared: &Prepared) -> bool {
+        prepared.text.text.len() > self.settings.max_inline_text
+    }
+
     /// Whether `prepare` would take too long on an I/O thread.
     pub fn is_long_body(&self, body: &[u8]) -> bool {
         body.len() > self.settings.max_inline_body

@@ -82,13 +82,17 @@ pub fn last_usage(data: &[u8]) -> Option<Usage> {
         // Something else after it is cut off.
         Err(error) => std::str::from_utf8(&data[at..at + error.valid_up_to()]).ok()?,
     };
-    let mut prompt_tokens = None;
-    let (mut cached_tokens, mut output_tokens) = (0, 0);
+    let (mut prompt_tokens, mut output_tokens) = (None, None);
+    let mut cached_tokens = 0;
+    // None if it is given under both names.
+    let set = |count: &mut Option<u64>, json: &str| {
+        count.replace(json.parse().ok()?).is_none().then_some(())
+    };
     let mut scan = Scan::<true>::new(rest.trim_ascii_start());
     scan.each_member(|scan, name| {
         match name {
-            "prompt_tokens" | "input_tokens" => prompt_tokens = Some(scan.value()?.parse().ok()?),
-            "completion_tokens" | "output_tokens" => output_tokens = scan.value()?.parse().ok()?,
+            "prompt_tokens" | "input_tokens" => set(&mut prompt_tokens, scan.value()?)?,
+            "completion_tokens" | "output_tokens" => set(&mut output_tokens, scan.value()?)?,
             "prompt_tokens_details" | "input_tokens_details" if scan.first_byte() == Some(b'{') => {
                 scan.object(|name, value| {
                     if name == "cached_tokens" {
@@ -105,7 +109,7 @@ pub fn last_usage(data: &[u8]) -> Option<Usage> {
     Some(Usage {
         prompt_tokens: prompt_tokens?,
         cached_tokens,
-        output_tokens,
+        output_tokens: output_tokens.unwrap_or(0),
     })
 }
 
@@ -176,6 +180,7 @@ mod tests {
             "\"usage\":",
             "\"usage\":null}",
             "\"usage\":{\"prompt_tokens\":-1}",
+            "\"usage\":{\"prompt_tokens\":1,\"input_tokens\":0}",
         ] {
             assert_eq!(last_usage(bad.as_bytes()), None, "{bad}");
         }

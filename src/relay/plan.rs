@@ -143,8 +143,8 @@ impl Plan {
         self.prompt.exact.is_some() && self.event_ranks(worker) > 0
     }
 
-    /// Whether such a prompt's blocks at a worker are looked up by prediction, now or later. If not, its KV events alone
-    /// decide, and the prompt's tokens are always known in time.
+    /// Whether the prompt is recorded as predicted at a worker. Not if the worker's KV events are relied on and the tokens
+    /// of such a prompt are always known in time: then only the events are asked.
     pub(super) fn is_predicted(&self, caches: &Caches, worker: &Worker) -> bool {
         let ranks = self.event_ranks(worker);
         let Some(exact) = self.prompt.exact.as_ref().filter(|_| ranks > 0) else {

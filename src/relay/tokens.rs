@@ -99,7 +99,8 @@ pub(super) struct PromptTokens {
     pub(super) ids: Ids,
     /// Bytes of text from the first image on, which have no ids.
     pub(super) untokenized_bytes: usize,
-    /// They came from another thread or from an engine, which may have no time for the next such prompt.
+    /// Those of the next such prompt may not come in time: it is so long that it may be tokenized on another thread, or
+    /// an engine tokenizes it.
     pub(super) may_be_late: bool,
 }
 
@@ -300,6 +301,7 @@ impl Tokens {
         body: &Bytes,
     ) -> Result<(PromptTokens, TokenSource), FallbackReason> {
         let now_s = observe::unix_s();
+        let mut may_be_late = true;
         let (tokens, source) = if tokenizer.is_long_body(body) {
             let (tokenizer, body) = (tokenizer.clone(), body.clone());
             let task = move || tokenizer.tokens(api, &body, now_s);
@@ -308,6 +310,7 @@ impl Tokens {
             let prepared = tokenizer
                 .prepare(api, body, now_s)
                 .map_err(FallbackReason::Untokenizable)?;
+            may_be_late = tokenizer.may_be_long(&prepared);
             match tokenizer.is_long(&prepared) {
                 true => (
                     self.on_pool(move || prepared.finish()).await?,
@@ -322,7 +325,7 @@ impl Tokens {
         let tokens = PromptTokens {
             ids: Ids::Owned(tokens.ids),
             untokenized_bytes: tokens.untokenized_bytes,
-            may_be_late: matches!(source, TokenSource::Pool),
+            may_be_late,
         };
         Ok((tokens, source))
     }

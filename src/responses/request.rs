@@ -254,7 +254,7 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
     }
 }
 
-/// Ids' random bits that are fetched with one system call.
+/// For how many ids one system call fetches random bits.
 const FETCHED: usize = 32;
 
 thread_local! {

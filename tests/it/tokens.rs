@@ -18,7 +18,7 @@ use warmroute::sim::worker::Settings;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::client;
-use crate::cluster::{Cluster, Engine, Router, config, eventually, telling};
+use crate::cluster::{Cluster, Engine, Router, chat, config, eventually, telling};
 
 /// A temporary model folder, removed after the test.
 #[derive(Debug)]
@@ -554,4 +554,24 @@ async fn a_slow_tokenizing_engine_delays_nobody() {
         ],
         [3.0, 3.0]
     );
+}
+
+#[tokio::test]
+async fn what_kv_events_report_is_predicted_only_if_its_tokens_may_come_late() {
+    let folder = Folder::new();
+    for (max_inline_text, is_predicted) in [(16 << 10, false), (100, true)] {
+        let cluster = cluster_with_events(vec![folder.engine()], folder.model(), |config| {
+            config.tokenization.advanced.limits.max_inline_text = max_inline_text;
+        })
+        .await;
+        let path = "/v1/chat/completions";
+        cluster
+            .post_to_engine(0, path, &chat(&"others ".repeat(40), 2, false))
+            .await;
+        cluster.wait_for_kv_events(0).await;
+        let body = chat(&"some words of a prompt ".repeat(40), 2, false);
+        assert_eq!(cluster.post(path, body).await.status, 200);
+        let blocks = cluster.worker("w0").await["predicted_blocks"].as_u64();
+        assert_eq!(blocks.unwrap() > 0, is_predicted, "{max_inline_text}");
+    }
 }

@@ -92,8 +92,8 @@ impl AsyncRead for Watched {
             let length = self.early.len().min(buffer.remaining());
             buffer.put_slice(&self.early.split_to(length));
             if self.early.is_empty() {
-                // With what follows, or hyper would allocate twice: a read that is short is not yet the head. If it fails,
-                // so does the next.
+                // Also read what follows: hyper would take the short first read for a partial head, and allocate again. If
+                // this fails, the next read fails or finds the end.
                 self.early = Bytes::new();
                 let _ = Pin::new(&mut self.socket).poll_read(cx, buffer);
             }

@@ -5,7 +5,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// An engine's steps take longer, so nothing is noticed later that matters.
+/// Blocks that are reported this much later count as unconfirmed until then, so routing misses nothing.
 const GATHER_TIME: Duration = Duration::from_millis(2);
 /// What is read in larger pieces, as a replay, is no reason to sleep.
 const SMALL_BYTES: usize = 16 * 1_024;

@@ -86,10 +86,10 @@ fn scanned(body: &[u8]) -> Option<Body<'_>> {
     Some(body)
 }
 
-/// Sets a field that has no value yet.
+/// Sets a field that has no value yet. Null is left to the parser, which tells it from no value.
 fn set<T: DeserializeOwned>(field: &mut Option<T>, json: &str) -> Option<()> {
-    let before = std::mem::replace(field, serde_json::from_str(json).ok()?);
-    before.is_none().then_some(())
+    let value = serde_json::from_str::<Option<T>>(json).ok()??;
+    field.replace(value).is_none().then_some(())
 }
 
 /// Of a body that was made of another API's.
@@ -214,13 +214,15 @@ mod tests {
 
     #[test]
     fn a_common_body_is_not_parsed_as_a_whole() {
-        let body = r#"{"model": "m", "messages": [{"role": "user", "content": "a \n b"}], "tools": null, "stream": true}"#;
+        let body = r#"{"model": "m", "messages": [{"role": "user", "content": "a \n b"}], "tools": [], "stream": true}"#;
         assert_eq!(
             scanned(body.as_bytes()),
             Some(serde_json::from_str(body).unwrap())
         );
         assert_eq!(scanned(br#"{"messages": [], "messages": []}"#), None);
         assert_eq!(scanned(br#"{"tools": []}"#), None);
+        let twice = br#"{"messages": [], "tools": null, "tools": []}"#;
+        assert_eq!(scanned(twice), None);
     }
 
     fn content() -> impl Strategy<Value = Value> {

@@ -40,7 +40,7 @@ impl Variables {
         if self.own.len() <= LISTED_MAX {
             return minijinja::Value::from_object(self);
         }
-        let all = self.fixed.iter().chain(&self.own);
+        let all = self.fixed.iter().rev().chain(&self.own);
         minijinja::Value::from_pairs(all.map(|(name, value)| {
             let name = minijinja::Value::from(&**name);
             (name, value.clone())

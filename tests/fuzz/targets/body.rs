@@ -1,4 +1,4 @@
-//! Any bytes as a client's body. A text of which something is read without an error is a JSON object, and rendering it never panics.
+//! Any bytes as a client's body. If anything is read from a text without an error, the text is a JSON object; and rendering never panics.
 
 #![no_main]
 

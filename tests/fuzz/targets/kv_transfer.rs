@@ -29,8 +29,8 @@ fuzz_target!(|input: &[u8]| {
             is_json(&own.decode(handed.params));
         }
         // The legs of SGLang meet: no body asks for a transfer.
-        if connector != Connector::Sglang
-            && let Ok(legs) = Legs::for_connector(connector, api, &Bytes::copy_from_slice(bytes))
+        if let Ok(legs) = Legs::for_connector(connector, api, &Bytes::copy_from_slice(bytes))
+            && connector != Connector::Sglang
         {
             is_json(&legs.prefill(&begin()));
         }
