@@ -1,12 +1,12 @@
 //! One wake-up of the thread that follows the engines for what they all sent meanwhile. Engines whose many requests end at
-//! once publish several times in two milliseconds, and many engines together always do. Read one by one, each batch would cost
+//! once publish several times in a millisecond, and many engines together always do. Read one by one, each batch would cost
 //! a wake-up.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 /// Blocks that are reported this much later count as unconfirmed until then, so routing misses nothing.
-const GATHER_TIME: Duration = Duration::from_millis(2);
+const GATHER_TIME: Duration = Duration::from_millis(1);
 /// What is read in larger pieces, as a replay, is no reason to sleep.
 const SMALL_BYTES: usize = 16 * 1_024;
 

@@ -57,8 +57,9 @@ async fn a_worker_whose_events_stopped_is_predicted_until_its_next_event() {
     })
     .await;
     counts(&followed, 1.0).await;
-    // What was sent meanwhile is predicted to be there.
+    // What is sent meanwhile is predicted to be there.
     let last = Prompt::new(family, 100);
+    followed.post(&last).await;
     let rows = followed.explain(&last).await;
     assert!(rows[0].tokens > 0, "{rows:?}");
 
