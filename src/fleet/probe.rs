@@ -213,14 +213,11 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                 }
             }
         }
-        match is_good {
+        if !is_good {
+            worker.load.expire_report();
+        } else if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
             // After the check for a restart, which clears the bootstrap info.
-            true => {
-                if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
-                    update_bootstrap_info(&worker, &registry, bootstrap, limit).await;
-                }
-            }
-            false => worker.load.expire_report(),
+            update_bootstrap_info(&worker, &registry, bootstrap, limit).await;
         }
         let changed = match is_asleep {
             true => machine.on_sleep(),

@@ -18,7 +18,7 @@ pub(super) struct Owner {
 }
 
 /// No value of an owner.
-pub(super) const NONE: u32 = u32::MAX;
+const NONE: u32 = u32::MAX;
 
 const MIN_ENTRIES: usize = 8;
 const MAX_SHARD_BITS: u32 = 10;

@@ -15,7 +15,6 @@ mod responses;
 mod types;
 mod variables;
 
-use std::borrow::Cow;
 use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
@@ -70,8 +69,6 @@ impl Renderer {
         ];
         let special_tokens = special_tokens.into_iter();
         fixed.extend(special_tokens.map(|(name, value)| (name.into(), to_jinja(&value))));
-        // The last of a name comes first.
-        fixed.reverse();
         Self {
             templates,
             fixed: fixed.into(),
@@ -226,11 +223,7 @@ impl Renderer {
     ) -> minijinja::Value {
         let mut variables = Variables::new(self.fixed.clone());
         let arguments = arguments.iter();
-        for (key, value) in arguments.filter(|(key, _)| !CONSUMED_ARGUMENTS.contains(key)) {
-            let key = match key {
-                "add_generation_prompt" => Cow::Borrowed("add_generation_prompt"),
-                key => Cow::Owned(key.to_owned()),
-            };
+        for (key, value) in arguments.filter(|(key, _)| !CONSUMED_ARGUMENTS.contains(&&**key)) {
             variables.put(key, to_jinja(value));
         }
         let messages: Vec<minijinja::Value> = messages.into_iter().map(message_value).collect();

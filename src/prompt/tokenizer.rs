@@ -184,11 +184,11 @@ impl Tokenizer {
         self.renderer.render(api, body, now_s)
     }
 
-    /// The text of token ids, for messages about a tokenizer mismatch.
     pub fn refuses_later_system(&self) -> bool {
         self.renderer.refuses_later_system()
     }
 
+    /// The text of token ids, for messages about a tokenizer mismatch.
     pub fn text(&self, ids: &[u32]) -> Option<String> {
         self.vocabulary.decode(ids)
     }

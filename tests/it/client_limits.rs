@@ -81,6 +81,11 @@ async fn a_head_that_cannot_be_parsed_gets_an_error_with_an_id() {
             431,
             "headers_too_large",
         ),
+        (
+            with(&format!("x: {}", "x".repeat(100 << 10))),
+            431,
+            "headers_too_large",
+        ),
     ] {
         let counted = [
             &*format!("status=\"{status}\""),

@@ -94,7 +94,6 @@ impl AsyncRead for Watched {
             if self.early.is_empty() {
                 // Also read what follows: hyper would take the short first read for a partial head, and allocate again. If
                 // this fails, the next read fails or finds the end.
-                self.early = Bytes::new();
                 let _ = Pin::new(&mut self.socket).poll_read(cx, buffer);
             }
             self.activity.on_read(buffer.filled());

@@ -1,9 +1,11 @@
 //! Template variables that several fields of a body can set, and the form in which templates see a tool.
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 /// The template arguments that a request sets.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Kwargs {
     /// Its `chat_template_kwargs`.
     given: Map<String, Value>,
@@ -69,18 +71,14 @@ impl Arguments<'_> {
     }
 
     /// Each argument; of several under one name the last counts.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &Value)> {
-        let given = self.request.given.iter();
-        let given = given.filter(|(_, value)| is_set(value));
-        let tools = self.tools.iter().map(|tools| ("tools", tools));
-        let fields = self.request.fields.iter();
-        let fields = fields.map(|(name, value)| (*name, value));
-        self.engine
-            .iter()
-            .map(|(name, value)| (name.as_str(), value))
-            .chain(tools)
-            .chain(given.map(|(name, value)| (name.as_str(), value)))
-            .chain(fields)
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Cow<'static, str>, &Value)> {
+        let Kwargs { given, fields } = &self.request;
+        let owned = |(name, value): (&String, _)| (Cow::Owned(name.clone()), value);
+        let engine = self.engine.iter().map(owned);
+        let tools = self.tools.iter().map(|tools| ("tools".into(), tools));
+        let given = given.iter().filter(|(_, value)| is_set(value)).map(owned);
+        let fields = fields.iter().map(|(name, value)| ((*name).into(), value));
+        engine.chain(tools).chain(given).chain(fields)
     }
 }
 

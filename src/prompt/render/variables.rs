@@ -40,7 +40,7 @@ impl Variables {
         if self.own.len() <= LISTED_MAX {
             return minijinja::Value::from_object(self);
         }
-        let all = self.fixed.iter().rev().chain(&self.own);
+        let all = self.fixed.iter().chain(&self.own);
         minijinja::Value::from_pairs(all.map(|(name, value)| {
             let name = minijinja::Value::from(&**name);
             (name, value.clone())
@@ -54,7 +54,7 @@ impl Object for Variables {
     }
 
     fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<minijinja::Value> {
-        let mut variables = self.own.iter().rev().chain(&*self.fixed);
+        let mut variables = self.fixed.iter().chain(&self.own).rev();
         variables
             .find(|(name, _)| name == key)
             .map(|(_, value)| value.clone())
