@@ -23,6 +23,7 @@ use warmroute::sim::worker::publisher::{self, BoundEndpoints};
 use warmroute::sim::worker::{self, CacheContents, RequestStats, Settings, TransferStats};
 
 use crate::client::{self, Answer, Open};
+use crate::own_ports;
 
 /// The only wait: polls until the condition holds, and gives up after far longer than it can take.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
@@ -150,7 +151,9 @@ impl Killed {
 
 impl Engine {
     pub(crate) async fn here(name: &str, settings: Settings) -> Self {
-        Self::try_here(name, settings).await.unwrap()
+        Self::try_here(name, with_own_ports(settings))
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn try_here(name: &str, settings: Settings) -> Option<Self> {
@@ -172,7 +175,7 @@ impl Engine {
 
     /// A process of its own, which can be killed.
     pub(crate) fn child(name: &str, settings: &Settings) -> Self {
-        Self::try_child(name, settings).unwrap()
+        Self::try_child(name, &with_own_ports(settings.clone())).unwrap()
     }
 
     fn try_child(name: &str, settings: &Settings) -> Option<Self> {
@@ -329,8 +332,8 @@ impl Engine {
         };
         let is_here = matches!(self.process, Process::Here { .. });
         let mut started = None;
-        // Another process' outgoing connection may have the port for a moment.
-        eventually("the port is free again", async || {
+        // A killed process' sockets may be there for a moment.
+        eventually("the ports are free again", async || {
             started = match is_here {
                 true => Self::try_here(&self.name, settings.clone()).await,
                 false => Self::try_child(&self.name, &settings),
@@ -352,6 +355,20 @@ impl Engine {
             ..WorkerSpec::default()
         }
     }
+}
+
+/// Ports that stay the engine's when it starts again, where it may take any.
+fn with_own_ports(mut settings: Settings) -> Settings {
+    if settings.listen.port() == 0 {
+        settings.listen.set_port(own_ports::port());
+    }
+    let kv = &mut settings.kv;
+    for endpoint in [&mut kv.events, &mut kv.replay].into_iter().flatten() {
+        if endpoint.port == 0 {
+            endpoint.port = own_ports::ports(settings.data_parallel_size.get());
+        }
+    }
+    settings
 }
 
 /// As a router calls it.

@@ -30,12 +30,12 @@ mod kubernetes;
 mod kubernetes_settings;
 mod kv_events;
 mod limits;
-#[cfg(any(feature = "kubernetes", feature = "otlp"))]
 mod localhost_tls;
 mod messages;
 mod metrics_reference;
 mod model_names;
 mod operator_texts;
+mod own_ports;
 mod pairs;
 mod peers;
 mod prefill_decode;

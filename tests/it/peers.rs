@@ -2,7 +2,6 @@
 
 mod partition;
 
-use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -15,6 +14,7 @@ use warmroute::secret::Secret;
 use self::partition::Proxy;
 use crate::client;
 use crate::cluster::{Engine, Router, chat, config, eventually, unhurried, within};
+use crate::own_ports;
 
 /// A replica that listens at `listen` and knows others by `listed`.
 fn listening_at(engines: &[Engine], listen: &str, listed: &[String]) -> Config {
@@ -35,12 +35,11 @@ pub(crate) fn replica(engines: &[Engine], others: &[&Router]) -> Config {
     listening_at(engines, "127.0.0.1:0", &others.collect::<Vec<_>>())
 }
 
-/// Addresses that are free now, one for each replica.
+/// One for each replica.
 fn addresses(count: usize) -> Vec<String> {
-    let bind = || TcpListener::bind("127.0.0.1:0").unwrap();
-    let bound: Vec<TcpListener> = (0..count).map(|_| bind()).collect();
-    let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
-    bound.iter().map(address).collect()
+    (0..count)
+        .map(|_| own_ports::address().to_string())
+        .collect()
 }
 
 /// Replicas that are processes of their own. Each is listed at all, itself included.
@@ -390,7 +389,7 @@ async fn eight_processes_know_each_others_load() {
 #[tokio::test]
 async fn a_replica_that_is_not_there_makes_no_replica_alone() {
     let engines = [Engine::here("w0", unhurried()).await];
-    let gone: SocketAddr = addresses(1)[0].parse().unwrap();
+    let gone = own_ports::address();
     let router = Router::here(&listening_at(&engines, "127.0.0.1:0", &[gone.to_string()])).await;
     eventually("it is not alone", async || {
         fleet_page(&router).await["replica"]["is_alone"] == false

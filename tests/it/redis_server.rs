@@ -1,11 +1,11 @@
 //! Redis servers of the tests' own, on free ports: started, paused, killed, started again.
 
 use std::fs::File;
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use crate::cluster::eventually;
+use crate::own_ports;
 
 /// One `redis-server`, or a sentinel. It ends with this.
 #[derive(Debug)]
@@ -16,11 +16,6 @@ pub(crate) struct Server {
     arguments: Vec<String>,
     /// How `redis-cli` gets in.
     entry: Vec<String>,
-}
-
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 impl Server {
@@ -84,7 +79,7 @@ impl Server {
         );
         let directory = std::env::temp_dir().join(name);
         std::fs::create_dir(&directory).unwrap();
-        let (port, bus) = (free_port(), free_port());
+        let (port, bus) = (own_ports::port(), own_ports::port());
         let filled = |text: &&str| match *text {
             "PORT" => port.to_string(),
             "BUS" => bus.to_string(),

@@ -13,6 +13,7 @@ use warmroute::sim::worker::{Settings, publisher};
 
 use crate::client;
 use crate::cluster::{Engine, Router, config, eventually, fast, telling};
+use crate::own_ports;
 
 /// An engine that keeps so few batches for replays that most of its history is gone.
 fn forgetful() -> Settings {
@@ -357,10 +358,7 @@ async fn readiness_waits_no_longer_than_the_timeout_and_says_that_it_serves_cold
 async fn with_no_replica_ready_it_starts_at_once() {
     let engines = [Engine::here("w0", telling()).await];
     let mut config = replica(&engines, &[]);
-    // Nothing listens there.
-    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = free.local_addr().unwrap().to_string();
-    drop(free);
+    let address = own_ports::address().to_string();
     config
         .peers
         .discovery

@@ -15,6 +15,7 @@ use warmroute::sim::worker::{CacheContents, Settings, publisher};
 
 use crate::client;
 use crate::cluster::{Cluster, Decided, Engine, Killed, Router, config, eventually};
+use crate::own_ports;
 
 /// How a router hears of an engine's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +47,8 @@ impl Bridge {
             "--silence=400ms".to_owned(),
         ];
         arguments.extend(first.replay.map(|at| format!("--replay=tcp://{at}")));
-        Self::start("127.0.0.1:0", arguments).expect("some port is free")
+        let listen = own_ports::address().to_string();
+        Self::start(&listen, arguments).expect("the port is free")
     }
 
     fn start(listen: &str, arguments: Vec<String>) -> Option<Self> {

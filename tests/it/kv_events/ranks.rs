@@ -162,7 +162,8 @@ async fn a_rank_whose_events_never_come_is_predicted_and_the_other_is_known() {
         data_parallel_size: 2.try_into().unwrap(),
         ..telling()
     };
-    let engine = Engine::here("w0", settings).await;
+    // On any free ports: nothing is at that of rank 0 plus one.
+    let engine = Engine::try_here("w0", settings).await.unwrap();
     let mut config = quick();
     // The next prompt may come before the events of the one that it continues.
     config.kv_events.advanced.unconfirmed.grace_period = Duration::from_secs(3);

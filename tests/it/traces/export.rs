@@ -15,6 +15,7 @@ use super::{settings, to};
 use crate::client;
 use crate::cluster::{Cluster, Engine, Router, chat, config, eventually, fast};
 use crate::localhost_tls::tls;
+use crate::own_ports;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -33,10 +34,7 @@ async fn spans(cluster: &Cluster, outcome: &str) -> f64 {
 
 #[tokio::test]
 async fn a_collector_that_is_away_is_not_felt_and_its_spans_are_counted() {
-    // Nothing listens there any more.
-    let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let endpoint = format!("http://{}", free.local_addr().unwrap());
-    drop(free);
+    let endpoint = format!("http://{}", own_ports::address());
     for protocol in [Protocol::Grpc, Protocol::Http] {
         let mut traces = settings(endpoint.clone(), protocol);
         traces.timeout = Duration::from_millis(200);
