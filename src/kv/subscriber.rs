@@ -344,10 +344,10 @@ impl Task {
         entry.record(batch);
         let copies = entry.copies(observe::now(), is_live);
         self.tree.apply(batch, copies, &mut effect);
-        self.count(batch, is_live, &effect);
         if effect.cleared {
-            self.status.entry().on_cleared();
+            self.status.entry().on_cleared(observe::now());
         }
+        self.count(batch, is_live, &effect);
         // A replayed clear says nothing about the cache now, and every snapshot begins with one.
         if effect.cleared && is_live {
             (self.on_cache_lost)(self.subject.worker);
@@ -374,7 +374,7 @@ impl Task {
     fn clear(&mut self, reason: ResyncReason) {
         self.peer_trees.note_clear(reason, self.trees.as_deref());
         self.tree.clear();
-        self.status.entry().on_cleared();
+        self.status.entry().on_cleared(observe::now());
         self.meters.resync(reason);
         if reason.suspects_restart() {
             (self.on_cache_lost)(self.subject.worker);

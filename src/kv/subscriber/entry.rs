@@ -39,8 +39,6 @@ pub(super) struct RankEntry {
     pub(super) was_connected: AtomicBool,
     /// Requests were served that must have stored blocks, and no event came since.
     pub(super) is_silent: AtomicBool,
-    /// How often the tree was cleared.
-    pub(super) clears: AtomicU64,
     pub(super) records_stores: AtomicBool,
     /// All is known that is to be known soon: no request for what the rank caches is under way.
     pub(super) is_settled: AtomicBool,
@@ -57,6 +55,7 @@ pub(super) struct Report {
     pub(super) state_since: Instant,
     pub(super) events: Rate,
     pub(super) applied_at: Option<Instant>,
+    pub(super) cleared_at: Option<Instant>,
     pub(super) recorded_stores: VecDeque<ReportedTokens>,
 }
 
@@ -85,7 +84,6 @@ impl RankEntry {
             is_partial: AtomicBool::new(false),
             was_connected: AtomicBool::new(false),
             is_silent: AtomicBool::new(false),
-            clears: AtomicU64::new(0),
             records_stores: AtomicBool::new(false),
             is_settled: AtomicBool::new(false),
             tree_requests,
@@ -94,6 +92,7 @@ impl RankEntry {
                 state_since: now,
                 events: Rate::new(now),
                 applied_at: None,
+                cleared_at: None,
                 recorded_stores: VecDeque::new(),
             }),
             repeat_reports: Mutex::default(),
@@ -118,8 +117,8 @@ impl RankEntry {
     }
 
     /// The tree was cleared. Repeats that the previous process was asked for no longer matter.
-    pub(super) fn on_cleared(&self) {
-        self.clears.fetch_add(1, Relaxed);
+    pub(super) fn on_cleared(&self, now: Instant) {
+        self.report.lock().cleared_at = Some(now);
         let mut repeats = self.repeat_reports.lock();
         repeats.since_clear = repeats.running > 0;
     }

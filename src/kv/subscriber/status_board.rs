@@ -86,13 +86,13 @@ fn is_usable(rank: &Arc<RankEntry>) -> bool {
 pub struct WorkerCache {
     /// The trees of all ranks are live.
     pub is_live: bool,
-    /// How often a tree was cleared. If it differs between two readings, they are of different caches.
-    pub clears: u64,
     /// Blocks ever removed, and cached now; up to a moment old.
     pub removed_blocks: u64,
     pub blocks: u64,
     /// When the last batch of any rank was applied.
     pub applied_at: Option<Instant>,
+    /// When the tree of any rank was last cleared.
+    pub cleared_at: Option<Instant>,
 }
 
 impl StatusBoard {
@@ -134,18 +134,18 @@ impl StatusBoard {
         }
         let mut cache = WorkerCache {
             is_live: true,
-            clears: 0,
             removed_blocks: 0,
             blocks: 0,
             applied_at: None,
+            cleared_at: None,
         };
         for rank in entries {
             cache.is_live &= rank.is_live.load(Relaxed);
-            cache.clears += rank.clears.load(Relaxed);
             let report = rank.report.lock();
             cache.removed_blocks += report.status.removed_blocks;
             cache.blocks += report.status.blocks.values().sum::<u64>();
             cache.applied_at = cache.applied_at.max(report.applied_at);
+            cache.cleared_at = cache.cleared_at.max(report.cleared_at);
         }
         Some(cache)
     }

@@ -10,6 +10,7 @@ use crate::kv::event::Batch;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
 use crate::kv::stream::{PeerTreeRefusal, State, StateReason, Steps};
 use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
+use crate::observe;
 
 impl Task {
     pub(super) fn fetch_peer_tree(&mut self, after: Duration) {
@@ -86,7 +87,7 @@ impl Task {
         let Some(FetchedTree { peer, source, copy }) = self.peer_trees.ready.take() else {
             return;
         };
-        self.status.entry().on_cleared();
+        self.status.entry().on_cleared(observe::now());
         self.tree.begin_graft(copy.shape, &copy.learned);
         let mut cursor = GraftCursor::default();
         while let Some(tree) = self.tree.tree_mut()

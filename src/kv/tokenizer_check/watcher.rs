@@ -313,7 +313,8 @@ impl RunningCheck {
         } = &self.check;
         let cache = board.worker_cache(*worker, *ranks);
         let was_live = self.was_live;
-        let is_same = |it: &WorkerCache| it.is_live && it.clears == self.before.clears;
+        // A check begins up to a tick after the first token. Its blocks may have been cleared by then.
+        let is_same = |it: &WorkerCache| it.is_live && it.cleared_at < Some(self.check.sent_at);
         let Some(cache) = cache.filter(|it| !was_live || is_same(it)) else {
             return Some(Some(Outcome::Inconclusive));
         };

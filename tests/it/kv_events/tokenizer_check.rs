@@ -224,3 +224,29 @@ async fn an_engine_that_agrees_is_not_suspected_whatever_happens_to_it() {
     assert_eq!(last["mismatch"], false, "{last:#}");
     assert!(last["checks"]["confirmed"].as_u64() > Some(0), "{last:#}");
 }
+
+/// As engines do between the steps of a training: what was sent is looked for when it is gone.
+#[tokio::test]
+async fn a_cache_that_is_reset_after_requests_is_no_evidence() {
+    let followed = followed(1).await;
+    for round in 0..4 {
+        for family in 0..8 {
+            followed
+                .post(&Prompt::new(100 + 8 * round + family, 100))
+                .await;
+        }
+        followed.engine(0).reset().await;
+        // It is reported with what comes next.
+        followed.post(&Prompt::new(200 + round, 100)).await;
+        tokio::time::sleep(Duration::from_millis(150)).await;
+    }
+    eventually("all were looked at", async || {
+        let checks = parity(&followed).await["checks"].clone();
+        let counts = checks.as_object().unwrap().values();
+        counts.map(|count| count.as_u64().unwrap()).sum::<u64>() >= 36
+    })
+    .await;
+    let last = parity(&followed).await;
+    assert_eq!(last["checks"]["missing"], 0, "{last:#}");
+    assert_eq!(last["mismatch"], false, "{last:#}");
+}
