@@ -28,6 +28,9 @@ struct Args {
     secs: f64,
     #[arg(long)]
     stream: bool,
+    /// responses are stored (for paths that end in /responses)
+    #[arg(long)]
+    store: bool,
     /// characters of prompt in each request
     #[arg(long, default_value_t = 2000)]
     prompt: usize,
@@ -91,7 +94,7 @@ async fn main() {
     let a = Args::parse();
     let bodies: Vec<Bytes> = (0..a.distinct.max(1)).map(|i| {
         let text: String = format!("request {i} ").chars().chain("lorem ipsum dolor sit amet ".chars().cycle()).take(a.prompt).collect();
-        let v = if a.path.ends_with("/responses") { serde_json::json!({"model": a.model, "input": text, "stream": a.stream, "store": false, "max_output_tokens": 64}) }
+        let v = if a.path.ends_with("/responses") { serde_json::json!({"model": a.model, "input": text, "stream": a.stream, "store": a.store, "max_output_tokens": 64}) }
                 else { serde_json::json!({"model": a.model, "messages": [{"role":"user","content":text}], "stream": a.stream, "max_tokens": 64}) };
         Bytes::from(v.to_string()) }).collect();
     let bodies = Arc::new(bodies);
