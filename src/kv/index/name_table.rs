@@ -45,7 +45,18 @@ pub(super) enum Insert {
     NoRoom,
 }
 
-/// The hash of a name; never 0, which stands for a free entry.
+/// The hash of a name, for several uses of it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NameHash(u32);
+
+impl NameHash {
+    #[inline]
+    pub(super) fn of(name: u64) -> Self {
+        Self(spread(name))
+    }
+}
+
+/// Never 0, which stands for a free entry.
 #[inline]
 fn spread(name: u64) -> u32 {
     let product = u128::from(name ^ 0xa076_1d64_78bd_642f) * 0xe703_7ed1_a0b4_28db;
@@ -91,8 +102,8 @@ impl NameTable {
 
     /// Asks for the cache line of a name ahead of its use.
     #[inline]
-    pub(super) fn prefetch(&self, name: u64) {
-        let hash = spread(name);
+    pub(super) fn prefetch(&self, name: NameHash) {
+        let NameHash(hash) = name;
         prefetch(self.buckets[self.bucket_of(hash)].home(hash));
     }
 
@@ -105,15 +116,11 @@ impl NameTable {
 
     /// Gives a name to a block if the table alone shows that no block has it: no entry has its hash.
     #[inline]
-    pub(super) fn insert_if_new(&mut self, name: u64, block: BlockId) -> bool {
-        let hash = spread(name);
+    pub(super) fn insert_if_new(&mut self, name: NameHash, block: BlockId) -> bool {
+        let NameHash(hash) = name;
         let index = self.bucket_of(hash);
         let bucket = &mut self.buckets[index];
-        if bucket.is_full() || bucket.has_hash(hash) {
-            return false;
-        }
-        bucket.insert(hash, block);
-        true
+        !bucket.is_full() && bucket.insert_if_new(hash, block)
     }
 
     /// Gives a name to a block, unless another has it already.

@@ -26,7 +26,7 @@ use self::fork_filter::ForkFilter;
 use self::page_rows::{PageMeta, RowChunk};
 use self::tree_state::TreeState;
 use super::interner::SetInterner;
-use super::name_table::NameTable;
+use super::name_table::{NameHash, NameTable};
 use super::owner_sets::{EMPTY_SET, MAX_TREES, Residency, Slot};
 use super::page_table::PageTable;
 use super::pages::{BlockId, CHUNK, PageId, Pages, block_id, locate};
@@ -50,8 +50,9 @@ pub(super) struct Writer {
     sets: SetInterner,
     trees: Vec<Option<Box<TreeState>>>,
     free_slots: BTreeSet<Slot>,
-    /// Scratch space.
+    /// Scratch space: the path hashes of the blocks that are placed, and the hashes of their names.
     paths: Vec<u64>,
+    name_hashes: Vec<NameHash>,
     /// Blocks that any tree owns.
     pub(super) blocks: u64,
     /// Blocks, counted once for each tree that owns them.
@@ -87,6 +88,7 @@ impl Writer {
             trees: Vec::new(),
             free_slots: BTreeSet::new(),
             paths: Vec::new(),
+            name_hashes: Vec::new(),
             blocks: 0,
             memberships: 0,
             clock: 0,

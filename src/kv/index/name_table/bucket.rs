@@ -180,9 +180,34 @@ impl Bucket {
         Some(self.lines.0[line].block(lane))
     }
 
-    /// Whether any entry has this hash.
+    /// Adds an entry unless another has its hash. Returns whether it did. Only if the bucket is not full.
     #[inline]
-    pub(super) fn has_hash(&self, hash: u32) -> bool {
+    pub(super) fn insert_if_new(&mut self, hash: u32, block: BlockId) -> bool {
+        let line = &mut self.lines.0[home(hash)];
+        let free = line.matching(0);
+        // Nearly always, the home line has room, and nothing with this hash is anywhere else.
+        if free == 0 || line.overflow(hash) > 0 {
+            return self.insert_further_if_new(hash, block);
+        }
+        if line.matching(hash) != 0 {
+            return false;
+        }
+        line.set(free.trailing_zeros() as usize % ENTRIES, hash, block);
+        self.len += 1;
+        true
+    }
+
+    #[inline(never)]
+    fn insert_further_if_new(&mut self, hash: u32, block: BlockId) -> bool {
+        let is_new = !self.has_hash(hash);
+        if is_new {
+            self.insert(hash, block);
+        }
+        is_new
+    }
+
+    /// Whether any entry has this hash.
+    fn has_hash(&self, hash: u32) -> bool {
         for line in probe_order(hash) {
             let line = &self.lines.0[line];
             if line.matching(hash) != 0 {

@@ -8,7 +8,7 @@ use super::copies::StoreContext;
 use super::page_alloc::is_segment_start;
 use super::tree_state::TreeState;
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
-use crate::kv::index::name_table::Insert;
+use crate::kv::index::name_table::{Insert, NameHash};
 use crate::kv::index::owner_sets::{SetId, sole_owner};
 use crate::kv::index::pages::{BlockId, Body, CHUNK, LOOKAHEAD, NO_ID, PageId, block_id, locate};
 use crate::kv::index::shared::Shared;
@@ -37,6 +37,8 @@ struct Placement<'a> {
     /// The owner set of new blocks.
     owner: SetId,
     blocks: &'a [NewBlock],
+    /// The hashes of their names.
+    names: &'a [NameHash],
     /// The blocks' path hashes, and the one before them.
     paths: &'a [u64],
     before: u64,
@@ -78,6 +80,7 @@ impl Writer {
         end: &mut ChainEnd,
         blocks: &[NewBlock],
     ) -> usize {
+        let names = self.hash_names(blocks);
         let paths = self.hash_paths(*end, blocks);
         // The page and the offset in it where the next block goes, if known.
         let mut next = (NO_ID, 0);
@@ -89,6 +92,7 @@ impl Writer {
             store,
             owner: sole_owner(store.slot, store.residency),
             blocks,
+            names: &names,
             paths: &paths,
             before: end.path,
             start: end.depth,
@@ -125,15 +129,25 @@ impl Writer {
         end.path = placed.checked_sub(1).map_or(end.path, |last| paths[last]);
         end.depth += placed as u32;
         self.paths = paths;
+        self.name_hashes = names;
         placed
+    }
+
+    /// The hashes of the blocks' names, in scratch space. Asks for the cache lines that are read next.
+    #[inline]
+    fn hash_names(&mut self, blocks: &[NewBlock]) -> Vec<NameHash> {
+        let mut names = std::mem::take(&mut self.name_hashes);
+        names.clear();
+        names.extend(blocks.iter().map(|block| NameHash::of(block.name.0)));
+        for name in names.iter().take(AHEAD) {
+            self.names.prefetch(*name);
+        }
+        names
     }
 
     /// The path hashes of blocks after `end`, in scratch space. Asks for the cache lines that are read next.
     #[inline]
     fn hash_paths(&mut self, end: ChainEnd, blocks: &[NewBlock]) -> Vec<u64> {
-        for block in blocks.iter().take(AHEAD) {
-            self.names.prefetch(block.name.0);
-        }
         let mut paths = std::mem::take(&mut self.paths);
         paths.clear();
         let mut path = PathHash(end.path);
@@ -253,7 +267,11 @@ impl Writer {
         head.prepare_append();
         while offset < end {
             let placed = placement.placed;
-            let of_page = (&paths[placed..placed + end - offset], &blocks[placed..]);
+            let of_page = (
+                &paths[placed..placed + end - offset],
+                &blocks[placed..],
+                &placement.names[placed..],
+            );
             let new = self.append(tree, page, offset, placement.owner, body, of_page);
             if new > 0 {
                 offset += new;
@@ -336,7 +354,7 @@ impl Writer {
         first: usize,
         owner: SetId,
         body: &Body,
-        (paths, blocks): (&[u64], &[NewBlock]),
+        (paths, blocks, hashes): (&[u64], &[NewBlock], &[NameHash]),
     ) -> usize {
         let Self { names, chunks, .. } = self;
         let chunk = &mut chunks[page as usize / CHUNK];
@@ -344,17 +362,17 @@ impl Writer {
         let targets = targets
             .zip(&mut chunk.rows[page as usize % CHUNK].names[first..])
             .zip(first..);
-        let new = paths.iter().zip(blocks).zip(targets);
+        let new = paths.iter().zip(blocks).zip(hashes).zip(targets);
         let mut done = 0;
-        for ((path, block), (((to_path, to_owners), to_name), offset)) in new {
+        for (((path, block), hash), (((to_path, to_owners), to_name), offset)) in new {
             if offset > 0 && self.fork_filter.may_contain(*path) {
                 break;
             }
-            if let Some(ahead) = blocks.get(done + AHEAD) {
-                names.prefetch(ahead.name.0);
+            if let Some(ahead) = hashes.get(done + AHEAD) {
+                names.prefetch(*ahead);
             }
             let is_alias = tree.alias(block.name).is_some();
-            if is_alias || !names.insert_if_new(block.name.0, block_id(page, offset)) {
+            if is_alias || !names.insert_if_new(*hash, block_id(page, offset)) {
                 break;
             }
             to_path.store(*path, Relaxed);

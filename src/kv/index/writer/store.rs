@@ -8,6 +8,7 @@ use super::copies::StoreContext;
 use super::place::ChainEnd;
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
 use crate::kv::event::Tier;
+use crate::kv::index::name_table::NameHash;
 use crate::kv::index::owner_sets::{Residency, Slot};
 use crate::kv::index::pages::{LOOKAHEAD, NO_ID, PageId, locate};
 use crate::kv::index::shared::Shared;
@@ -41,7 +42,7 @@ impl Writer {
             Parent::Block(name) => {
                 // The first block's entry is read next. Both entries are likely not in the CPU cache.
                 if let Some(first) = blocks.first() {
-                    self.names.prefetch(first.name.0);
+                    self.names.prefetch(NameHash::of(first.name.0));
                 }
                 let guess = tree.chain_end(name);
                 if guess != NO_ID {
