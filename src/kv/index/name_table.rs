@@ -11,7 +11,6 @@ mod bucket;
 
 use self::bucket::{Bucket, LINES_BYTES};
 use super::pages::BlockId;
-use super::simd::prefetch;
 
 /// Buckets are split at most this often, so that an engine whose names have the same hash on purpose
 /// cannot take memory or time without a limit. The largest index needs two less.
@@ -104,7 +103,7 @@ impl NameTable {
     #[inline]
     pub(super) fn prefetch(&self, name: NameHash) {
         let NameHash(hash) = name;
-        prefetch(self.buckets[self.bucket_of(hash)].home(hash));
+        self.buckets[self.bucket_of(hash)].prefetch_for_insert(hash);
     }
 
     #[inline]
@@ -152,7 +151,7 @@ impl NameTable {
     #[inline]
     pub(super) fn remove_soon(&mut self, name: u64, block: BlockId) {
         let hash = spread(name);
-        prefetch(self.buckets[self.bucket_of(hash)].home(hash));
+        self.buckets[self.bucket_of(hash)].prefetch(hash);
         if self.stale.len() == MAX_STALE {
             self.remove_stale(REMOVED_AT_ONCE);
         }

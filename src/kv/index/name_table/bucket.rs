@@ -4,7 +4,7 @@
 use smallvec::SmallVec;
 
 use crate::kv::index::pages::BlockId;
-use crate::kv::index::simd::matching_lanes;
+use crate::kv::index::simd::{matching_lanes, prefetch};
 
 const ENTRIES: usize = 8;
 /// Lines of a bucket: 8 KiB.
@@ -168,10 +168,20 @@ impl Bucket {
         self.len >= MAX_ENTRIES
     }
 
-    /// The line that a lookup starts with.
+    /// Asks for the line that a lookup starts with.
     #[inline]
-    pub(super) fn home(&self, hash: u32) -> &Line {
-        &self.lines.0[home(hash)]
+    pub(super) fn prefetch(&self, hash: u32) {
+        prefetch(&self.lines.0[home(hash)]);
+    }
+
+    /// Asks for the lines that an insertion reads.
+    #[inline]
+    pub(super) fn prefetch_for_insert(&self, hash: u32) {
+        self.prefetch(hash);
+        // Of a bucket that is this full, every sixth home line has no room.
+        if self.len > MAX_ENTRIES / 3 * 2 {
+            prefetch(&self.lines.0[home(hash) ^ 1]);
+        }
     }
 
     #[inline]
@@ -199,25 +209,17 @@ impl Bucket {
 
     #[inline(never)]
     fn insert_further_if_new(&mut self, hash: u32, block: BlockId) -> bool {
-        let is_new = !self.has_hash(hash);
-        if is_new {
-            self.insert(hash, block);
-        }
-        is_new
-    }
-
-    /// Whether any entry has this hash.
-    fn has_hash(&self, hash: u32) -> bool {
         for line in probe_order(hash) {
             let line = &self.lines.0[line];
             if line.matching(hash) != 0 {
-                return true;
+                return false;
             }
             if line.overflow(hash) == 0 {
                 break;
             }
         }
-        false
+        self.insert(hash, block);
+        true
     }
 
     #[inline]
