@@ -25,21 +25,39 @@
 //! | 512 | ChainIndex | 51.5 | 37.0 | 1,276 | 841 | 5,158 | 0.0673 | 56 | 58.6, 1,272, 5,148 |
 //! | 512 | this | 38.5 | 26.7 | 1,088 | 631 | 3,856 | 0.0511 | 32 | 49.8, 1,074, 3,966 |
 //!
-//! The table was made before names left the name table late, before the short path for one removed block
-//! and before aliases were looked up for each block. What these changed was measured on 2026-11-24 beside
-//! the index as it was, in one process, while other programs were being built, so that all times are
-//! about twice as long: 64 workers, medians of an operation over 5 rounds, in ns a block. The
-//! instructions are an emulated processor's (callgrind): with a call for each block for 8 workers with
-//! caches of 3,000 blocks and 800 requests, else for 2,500 requests.
+//! The table was made before names left the name table late, before the short path for one removed block,
+//! before aliases were looked up for each block, and before a new name was looked for and entered in one
+//! step and full buckets' second lines were asked for ahead. With these, 2026-11-25, another, faster
+//! machine, quiet: medians of 5 to 7 runs of 3 rounds each (3 runs at 512), both indexes in turns in one
+//! process, whole crates with thin LTO, mimalloc; the last column is the CPU of the whole stream beside
+//! ChainIndex's in the same runs:
 //!
-//! | | before | now | ChainIndex |
-//! |---|---|---|---|
-//! | removed, a call for each block (3,993 requests) | 342 | 132 | 352 |
-//! | stored, a seed for each engine (2,500 requests) | 96.9 | 74.9 | 90.6 |
-//! | removed, a seed for each engine | 69.5 | 62.8 | 99.0 |
-//! | CPU s, a seed for each engine | 0.10 | 0.08 | 0.09 |
-//! | instructions of a removed block, a call for each | 1,264 | 489 | - |
-//! | instructions of a removed block, 33 to a call | 233 | 193 | 360 |
+//! | workers | index | stored ns/block | removed ns/block | lookup mean | CPU s | of ChainIndex's |
+//! |---|---|---|---|---|---|---|
+//! | 8 | ChainIndex | 18.3 | 36.5 | 532 | 0.1123 | |
+//! | 8 | this | 18.9 | 13.9 | 413 | 0.0685 | 0.61 (0.60 to 0.62; 0.64 before the last two changes) |
+//! | 64 | ChainIndex | 34.7 | 58.7 | 992 | 0.0468 | |
+//! | 64 | this | 31.1 | 20.1 | 775 | 0.0334 | 0.72 (0.68 to 0.82; 0.79 before) |
+//! | 512 | ChainIndex | 45.5 | 32.6 | 1,005 | 0.0624 | |
+//! | 512 | this | 29.3 | 20.9 | 712 | 0.0388 | 0.62 (0.61 to 0.65; 0.72 before) |
+//! | 64, a removal for each block | ChainIndex | 36.5 | 201.6 | 1,010 | 0.0967 | |
+//! | 64, a removal for each block | this | 29.7 | 64.3 | 763 | 0.0530 | 0.55 (0.52 to 0.57; 0.61 before) |
+//! | 64, a seed for each engine | ChainIndex | 34.3 | 58.3 | 1,003 | 0.0473 | |
+//! | 64, a seed for each engine | this | 41.3 | 22.2 | 779 | 0.0414 | 0.88 (0.82 to 0.95; 0.92 before) |
+//!
+//! Beside a writer (9 rounds each) applying takes 0.65, 0.63 and 0.69 of ChainIndex's CPU with 8, 64 and
+//! 512 workers, and a lookup 1.36, 1.01 and 1.14 times its time: 234, 671 and 661 ns at the mean.
+//!
+//! Earlier changes, measured on 2026-11-24 beside the index as it was, while other programs were being
+//! built, so that all times are about twice as long: 64 workers, medians of an operation over 5 rounds, in
+//! ns a block; instructions are an emulated processor's (callgrind).
+//!
+//! | | before | then |
+//! |---|---|---|
+//! | removed, a call for each block (3,993 requests) | 342 | 132 |
+//! | stored, a seed for each engine (2,500 requests) | 96.9 | 74.9 |
+//! | instructions of a removed block, a call for each | 1,264 | 489 |
+//! | instructions of a removed block, 33 to a call | 233 | 193 |
 //!
 //! With 2 % of evictions in the middle of a chain (8 workers), and with engines that name blocks by
 //! seeds of their own (64 workers), each of 3,993 lookups was compared with the true caches: none was
@@ -47,8 +65,7 @@
 //!
 //! Where the time goes: with 64 and 512 workers the trace fills the caches only once, so most of the work
 //! is growing. Each new block needs a cache line of the name table that is far from all others; most of
-//! the time is spent waiting for it. There the index takes 0.74 and 0.76 of ChainIndex's CPU (0.77 in
-//! another run), and 0.64 with 8 workers, whose caches are full. In those 2,500 requests a stored block
+//! the time is spent waiting for it. In 2,500 requests with 64 workers, before the last two changes, a stored block
 //! takes 347 instructions and 2.8 lines that a second-level cache of 512 KiB does not have, and 227 and
 //! 4.7 in ChainIndex; 1.1 of the 2.8 are lines of the name table, 0.6 memory that is cleared when it is
 //! first taken, 0.4 buckets of names that split. For every 16 blocks a long lookup
