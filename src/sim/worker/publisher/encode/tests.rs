@@ -72,6 +72,27 @@ fn one_removal_a_block(batch: Batch) -> Batch {
     }
 }
 
+/// The batch as it is read: with removals in a row joined.
+fn with_removals_joined(batch: Batch) -> Batch {
+    let (mut events, mut joined) = (Vec::new(), 0);
+    for event in batch.events {
+        match (events.last_mut(), event) {
+            (Some(Event::Removed(last)), Event::Removed(next))
+                if last.location == next.location =>
+            {
+                last.hashes.extend(next.hashes);
+                joined += 1;
+            }
+            (_, event) => events.push(event),
+        }
+    }
+    Batch {
+        events,
+        joined,
+        ..batch
+    }
+}
+
 fn text() -> impl Strategy<Value = Box<str>> {
     "[a-z0-9-]{0,40}".prop_map(Box::from)
 }
@@ -200,8 +221,9 @@ fn the_tokens_after_blocks_are_written_as_their_own_field() {
 proptest! {
     #[test]
     fn what_is_written_in_any_layout_is_read_again(batch in batch()) {
+        let expected = with_removals_joined(batch.clone());
         for (layout, hashes) in LAYOUTS {
-            prop_assert_eq!(&decode(&encode(&batch, layout, hashes)).unwrap(), &batch);
+            prop_assert_eq!(&decode(&encode(&batch, layout, hashes)).unwrap(), &expected);
         }
     }
 
