@@ -98,6 +98,7 @@ async fn what_a_fleet_lacks_is_named_with_the_line_to_change() {
         assert_eq!(output.status.code(), Some(1));
         found = rules(&output);
         found.sort_unstable();
+        println!("found: {found:?}");
         found == expected
     })
     .await;

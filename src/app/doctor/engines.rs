@@ -158,11 +158,9 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
     let without: Vec<&Worker> = up(observed)
         .filter(|it| it.events.without_replay > 0)
         .collect();
-    let failing = observed
-        .kv
-        .ranks
-        .iter()
-        .find(|it| it.replay_error.is_some());
+    let is_up = |name: &str| up(observed).any(|worker| worker.name == name);
+    let mut ranks = observed.kv.ranks.iter();
+    let failing = ranks.find(|it| it.replay_error.is_some() && is_up(&it.worker));
     if without.is_empty() {
         let rank = failing?;
         return Some(Finding {

@@ -56,9 +56,12 @@ fn each_lack_is_found_with_the_line_to_change() {
     };
     check(
         "worker_down",
-        |fleet, _, _| {
+        |fleet, kv, _| {
             fleet["workers"][1]["health"] = "down".into();
             fleet["workers"][1]["last_error"] = "connection refused".into();
+            // This follows from it, and is no finding of its own.
+            kv["ranks"][1]["connected"] = false.into();
+            kv["ranks"][1]["replay_error"] = "refused".into();
         },
         "",
         "connection refused",
