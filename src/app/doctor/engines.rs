@@ -1,7 +1,7 @@
 //! Rules about engines: what they were started with, and what of them the router can reach. Pure.
 
 use super::finding::{Finding, listed};
-use super::observed::{Observed, Worker};
+use super::observed::{Observed, Rank, Worker};
 use super::versions;
 use super::workers::{by_model, different, names, up};
 
@@ -125,11 +125,16 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
     })
 }
 
-fn events_disconnected(observed: &Observed) -> Option<Finding> {
+/// The ranks of workers that are up.
+fn ranks_up(observed: &Observed) -> impl Iterator<Item = (&Rank, &Worker)> {
     let worker = |name: &str| up(observed).find(|worker| worker.name == name);
-    let ranks = observed.kv.ranks.iter().filter(|rank| !rank.connected);
-    let gone: Vec<_> = ranks
-        .filter_map(|rank| Some((rank, worker(&rank.worker)?)))
+    let ranks = observed.kv.ranks.iter();
+    ranks.filter_map(move |rank| Some((rank, worker(&rank.worker)?)))
+}
+
+fn events_disconnected(observed: &Observed) -> Option<Finding> {
+    let gone: Vec<_> = ranks_up(observed)
+        .filter(|(rank, _)| !rank.connected)
         .collect();
     let (rank, _) = gone.first()?;
     let why = rank
@@ -158,11 +163,8 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
     let without: Vec<&Worker> = up(observed)
         .filter(|it| it.events.without_replay > 0)
         .collect();
-    let is_up = |name: &str| up(observed).any(|worker| worker.name == name);
-    let mut ranks = observed.kv.ranks.iter();
-    let failing = ranks.find(|it| it.replay_error.is_some() && is_up(&it.worker));
     if without.is_empty() {
-        let rank = failing?;
+        let (rank, _) = ranks_up(observed).find(|(rank, _)| rank.replay_error.is_some())?;
         return Some(Finding {
             rule: "kv_replay_unreachable",
             cost: 0.1,

@@ -99,7 +99,7 @@ impl NameTable {
         self.directory[first as usize] as usize
     }
 
-    /// Asks for the cache line of a name ahead of its use.
+    /// Asks for the cache lines that giving a block this name reads.
     #[inline]
     pub(super) fn prefetch(&self, name: NameHash) {
         let NameHash(hash) = name;

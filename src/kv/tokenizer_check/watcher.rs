@@ -60,8 +60,8 @@ struct RunningCheck {
     started: Instant,
     /// Otherwise only the silence of the worker's events can be found.
     was_live: bool,
-    /// The worker's cache when the prompt was computed.
-    before: WorkerCache,
+    /// Blocks that the worker had removed when the check began.
+    removed_before: u64,
     /// The prompt in each block size of its engines; nearly always one.
     prompts: SmallVec<[HashedPrompt; 1]>,
     /// The most of its blocks that any rank was seen to cache, and the number of its blocks.
@@ -122,7 +122,7 @@ impl Watcher {
                 self.running.push(RunningCheck {
                     started: now,
                     was_live: before.is_live,
-                    before,
+                    removed_before: before.removed_blocks,
                     prompts: SmallVec::new(),
                     cached_blocks: 0,
                     blocks: 0,
@@ -359,7 +359,7 @@ impl RunningCheck {
             if !was_live {
                 return Some(Outcome::Inconclusive);
             }
-            let removed = cache.removed_blocks - self.before.removed_blocks;
+            let removed = cache.removed_blocks - self.removed_before;
             Some(match self.cached_blocks {
                 // No engine of this model has reported any block.
                 _ if !is_known => Outcome::Inconclusive,

@@ -227,29 +227,18 @@ async fn adapters_and_salts_share_nothing_with_each_other() {
     }
 }
 
-/// Consecutive ports for two ranks, and for their replays.
+/// Two ranks on consecutive ports, as are their replays.
 pub(super) async fn two_ranks(name: &str) -> Engine {
     two_ranks_of(name, telling()).await
 }
 
 pub(super) async fn two_ranks_of(name: &str, one: Settings) -> Engine {
-    loop {
-        // Below those that outgoing connections take.
-        let port = fastrand::u16(10_000..30_000);
-        let at = |port| Some(format!("tcp://127.0.0.1:{port}").parse().unwrap());
-        let settings = Settings {
-            data_parallel_size: 2.try_into().unwrap(),
-            kv: publisher::Settings {
-                events: at(port),
-                replay: at(port + 2),
-                ..publisher::Settings::default()
-            },
-            ..one.clone()
-        };
-        if let Some(engine) = Engine::try_here(name, settings).await {
-            return engine;
-        }
-    }
+    let settings = Settings {
+        data_parallel_size: 2.try_into().unwrap(),
+        kv: publisher::Settings::loopback(),
+        ..one
+    };
+    Engine::here(name, settings).await
 }
 
 #[tokio::test]

@@ -81,6 +81,7 @@ async fn an_engine_with_other_tokens_is_noticed_and_believed_again_when_it_agree
     let (mut sent, mut asked) = (0, BTreeSet::new());
     while sent < 6 || asked.len() < 2 {
         sent += 1;
+        assert!(sent < 50, "only {asked:?} is asked");
         asked.insert(followed.post(&Prompt::new(10 + sent, 100)).await.worker);
         is_counted(&followed, "partial", sent.into()).await;
     }

@@ -207,19 +207,14 @@ impl Bucket {
         true
     }
 
+    /// As [`Bucket::insert_if_new`], where the home line alone does not decide.
     #[inline(never)]
     fn insert_further_if_new(&mut self, hash: u32, block: BlockId) -> bool {
-        for line in probe_order(hash) {
-            let line = &self.lines.0[line];
-            if line.matching(hash) != 0 {
-                return false;
-            }
-            if line.overflow(hash) == 0 {
-                break;
-            }
+        let is_new = self.locate(hash, |_| true).is_none();
+        if is_new {
+            self.insert(hash, block);
         }
-        self.insert(hash, block);
-        true
+        is_new
     }
 
     #[inline]
