@@ -295,9 +295,11 @@ impl<T> EventStream<T> {
     /// is gone, even if the connection still stands.
     pub fn on_restart_signal(&mut self, now: Instant) -> Steps<T> {
         let mut steps = Steps::new();
-        // An intermediate server may not have noticed yet.
-        self.incarnation = None;
-        self.connected_incarnation = None;
+        if self.last.is_some() {
+            // An intermediate server may not have noticed yet. Its name for the process counts again when the process
+            // has repeated the last batch.
+            self.incarnation = None;
+        }
         match self.phase {
             // The next connection verifies anyway.
             Phase::Disconnected { .. } => {}

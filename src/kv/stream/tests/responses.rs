@@ -236,6 +236,36 @@ fn a_witness_is_reason_to_ask_again() {
     assert_eq!(play.state(), "live");
 }
 
+/// Health checks may see a restart after the connection to the new process was made.
+#[test]
+fn after_a_restart_signal_a_process_has_its_name_again_once_it_has_repeated_its_last_batch() {
+    let mut play = Play::new();
+    play.connect(Some("b"));
+    play.response(0, 0..=4);
+    let steps = play.stream.on_restart_signal(play.now);
+    play.took(steps);
+    assert_eq!((play.state(), play.stream.incarnation()), ("stale", None));
+    play.response(0, [4]);
+    assert_eq!(
+        (play.state(), play.stream.incarnation()),
+        ("live", Some("b"))
+    );
+}
+
+#[test]
+fn a_restart_signal_takes_the_name_from_no_process_that_has_no_tree() {
+    let mut play = Play::new();
+    play.connect(Some("b"));
+    play.end();
+    let steps = play.stream.on_restart_signal(play.now);
+    play.took(steps);
+    play.say(0, [0]);
+    assert_eq!(
+        (play.state(), play.stream.incarnation()),
+        ("live", Some("b"))
+    );
+}
+
 #[test]
 fn what_waits_is_bounded_and_what_was_dropped_is_asked_for() {
     let mut play = Play::new();
