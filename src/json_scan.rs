@@ -25,6 +25,13 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         Self { text, at: 0 }
     }
 
+    /// `None` if the bytes are no text.
+    #[must_use]
+    pub fn of_bytes(text: &'a [u8]) -> Option<Self> {
+        // Several times as fast as the standard library, which a long body shows.
+        simdutf8::basic::from_utf8(text).ok().map(Self::new)
+    }
+
     /// The elements of a list, each read by `read`.
     pub fn elements<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         let mut elements = Vec::new();

@@ -87,7 +87,7 @@ fn read(
 /// Finds the values of a body, and parses those that are read but for the prompt. `None` if the body must be parsed as a whole:
 /// it has what is rare, such as names with escapes, or is not JSON.
 fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<'a>> {
-    let mut scan = Scan::new(std::str::from_utf8(body).ok()?);
+    let mut scan = Scan::of_bytes(body)?;
     scan.each_member(|scan, name| match Key::new(name, reader.api) {
         Key::Prompt(section) => {
             reader.hasher.begin(section);

@@ -281,7 +281,7 @@ fn read_whole(
 ) -> Result<(ResponseTemplate, Outcome, usize), ApiError> {
     let wrong =
         || ApiError::invalid_engine_response("the engine's answer is not a response object");
-    let text = std::str::from_utf8(whole).map_err(|_| wrong())?;
+    let text = simdutf8::basic::from_utf8(whole).map_err(|_| wrong())?;
     let members = engine_members(text).map_err(|_| wrong())?;
     template.learn(&members);
     let mut outcome = Outcome::of_engine(&members).ok_or_else(wrong)?;

@@ -57,7 +57,7 @@ pub(super) fn read<'a>(body: &'a [u8], options: &Options) -> Result<ChatInput<'a
 /// Finds the values of a body, and parses those that are read but for texts without escapes. `None` if the body must be
 /// parsed as a whole: it has what is rare, such as names with escapes, or is not as it should be.
 fn scanned(body: &[u8]) -> Option<Body<'_>> {
-    let mut scan = Scan::new(std::str::from_utf8(body).ok()?);
+    let mut scan = Scan::of_bytes(body)?;
     let mut messages = None;
     let mut body = Body::default();
     scan.each_member(|scan, name| match name {
