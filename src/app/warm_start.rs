@@ -158,8 +158,9 @@ impl Start {
     }
 
     fn look(&self, progress: &mut Progress) {
-        let has_ready = !self.peers.ready_peers().is_empty();
-        progress.has_peers = has_ready || self.peers.may_become_ready();
+        let sources = self.peers.tree_sources();
+        let has_ready = !sources.ready.is_empty();
+        progress.has_peers = has_ready || sources.may_grow;
         progress.had_ready_peer |= has_ready;
         let fleet = self.fleet.snapshot();
         progress.is_fleet_known = is_known(&fleet);

@@ -17,7 +17,7 @@ use super::routed::RoutedPrompts;
 use super::server::{self, Accept, Call};
 use super::session;
 use super::settings::Settings;
-use super::state::State;
+use super::state::{State, TreeSources};
 use super::status::{LoadRow, Status};
 use super::{client, wire};
 use crate::fleet::registry::Registry;
@@ -162,25 +162,18 @@ impl Peers {
         }
     }
 
-    /// `HOST:PORT` of each replica that is connected, ready and not draining.
-    pub fn ready_peers(&self) -> Vec<Arc<str>> {
-        let now = observe::now();
-        let shared = self.0.as_ref();
-        shared.map_or_else(Vec::new, |shared| shared.state.ready_peers(now))
-    }
-
-    /// Whether another replica may soon be known to be ready that is not yet.
-    pub fn may_become_ready(&self) -> bool {
+    /// The replicas that could be asked for their trees now or soon.
+    pub fn tree_sources(&self) -> TreeSources {
         let Some(shared) = &self.0 else {
-            return false;
+            return TreeSources::default();
         };
-        let is_unlooked = || {
-            let is_early = shared
-                .expected_until
-                .is_some_and(|until| observe::now() < until);
-            is_early && !shared.state.has_addresses()
-        };
-        shared.state.may_become_ready() || is_unlooked()
+        let now = observe::now();
+        let is_early = shared.expected_until.is_some_and(|until| now < until);
+        // Asked first: an address that comes meanwhile is seen below.
+        let is_unlooked = is_early && !shared.state.has_addresses();
+        let mut sources = shared.state.tree_sources(now);
+        sources.may_grow |= is_unlooked;
+        sources
     }
 
     /// Calls another replica for its trees.

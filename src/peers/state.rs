@@ -59,6 +59,15 @@ struct Inner {
     workers: Workers,
 }
 
+/// Replicas that could be asked for their trees.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TreeSources {
+    /// `HOST:PORT` of each replica that is connected, ready and not draining.
+    pub ready: Vec<Arc<str>>,
+    /// Another may soon be known to be ready: an address was not tried yet, or a connected replica has not reported.
+    pub may_grow: bool,
+}
+
 impl State {
     pub(super) fn new(
         now: Instant,
@@ -311,25 +320,26 @@ impl State {
         former
     }
 
-    /// Replicas that could be asked for their trees: `HOST:PORT` of each that is connected, ready and not draining.
-    pub(super) fn ready_peers(&self, now: Instant) -> Vec<Arc<str>> {
+    /// The replicas that could be asked for their trees. Looked at in one moment: a replica that reports that it is ready
+    /// is in one of the two at any time.
+    pub(super) fn tree_sources(&self, now: Instant) -> TreeSources {
         let inner = self.inner.lock();
         let is_asked = |peer: &&Peer| {
             let is_fresh = inner.roster.freshness(now, peer) == Freshness::Connected;
             is_fresh && peer.is_ready && !peer.is_draining
         };
         let ready = inner.roster.peers().filter(is_asked);
-        ready.filter_map(|peer| peer.address.clone()).collect()
-    }
-
-    /// Whether a replica may soon be known to be ready: an address was not tried yet, or a connected replica has not
-    /// reported.
-    pub(super) fn may_become_ready(&self) -> bool {
-        let inner = self.inner.lock();
+        let ready = ready.filter_map(|peer| peer.address.clone()).collect();
         let mut addresses = inner.addresses.values();
         let mut peers = inner.roster.peers();
-        addresses.any(|state| *state == AddressState::Connecting)
-            || peers.any(|peer| !inner.table.has_reported(peer.identity.id))
+        let has_reported = |peer: InstanceId| inner.table.has_reported(peer);
+        let may_grow = addresses.any(|state| match state {
+            AddressState::Connecting => true,
+            // Its stream may not be open yet.
+            AddressState::Connected(peer) => !has_reported(*peer),
+            _ => false,
+        }) || peers.any(|peer| !has_reported(peer.identity.id));
+        TreeSources { ready, may_grow }
     }
 
     /// Whether any listed address was looked at.

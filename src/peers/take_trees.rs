@@ -152,10 +152,10 @@ impl TreeTaker {
     /// The replicas to ask, in random order; waits until there is one or none is to be expected.
     async fn sources(&self) -> Vec<Arc<str>> {
         loop {
-            let mut ready = self.0.peers.ready_peers();
-            if !ready.is_empty() || !self.0.peers.may_become_ready() {
-                fastrand::shuffle(&mut ready);
-                return ready;
+            let mut sources = self.0.peers.tree_sources();
+            if !sources.ready.is_empty() || !sources.may_grow {
+                fastrand::shuffle(&mut sources.ready);
+                return sources.ready;
             }
             tokio::time::sleep(LOOK_INTERVAL).await;
         }

@@ -385,6 +385,7 @@ async fn predicted_blocks_are_taken_over_too() {
     is_seen_ready().await;
     let late = Router::here(&replica(&engines, &[&first])).await;
     is_ready(&late).await;
+    let (_, start) = readiness(&late).await;
     let mut known = [Vec::new(), Vec::new()];
     for family in 0..20 {
         let body = prompt(family, 5);
@@ -395,5 +396,5 @@ async fn predicted_blocks_are_taken_over_too() {
     let [first, late] = known;
     let is_known = |row: &Vec<(String, u64)>| row.iter().any(|(_, tokens)| *tokens > 0);
     assert!(first.iter().all(is_known), "{first:?}");
-    assert_eq!(late, first);
+    assert_eq!(late, first, "{start}");
 }

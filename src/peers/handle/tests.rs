@@ -151,7 +151,7 @@ async fn a_later_release_and_another_fleet_are_no_error() {
     assert!(text.contains("warmroute_peer_unknown_workers 1"), "{text}");
     assert!(text.contains("warmroute_peers{state=\"connected\"} 1"));
     // One without a port of its own is asked for nothing.
-    assert_eq!(replica.peers.ready_peers(), [""; 0].map(Arc::from));
+    assert_eq!(replica.peers.tree_sources().ready, [""; 0].map(Arc::from));
     drop(link);
     eventually("its load is gone", || replica.worker.load.requests() == 0).await;
 }
@@ -216,10 +216,10 @@ async fn a_ready_replica_can_be_asked_for_trees() {
     let second = replica(&[&first]).await;
     second.peers.set_ready(true);
     eventually("it is ready", || {
-        *first.peers.ready_peers() == [Arc::from(&*second.address)]
+        *first.peers.tree_sources().ready == [Arc::from(&*second.address)]
     })
     .await;
-    let address = first.peers.ready_peers().remove(0);
+    let address = first.peers.tree_sources().ready.remove(0);
     // Trees are not served there yet.
     let mut link = first.peers.call_for_trees(&address).await.unwrap();
     assert!(matches!(

@@ -225,3 +225,47 @@ fn an_hour_of_replicas_that_come_and_go_takes_no_memory_for_those_that_left() {
         .remove_expired(end + Duration::from_secs(3_700), |_| true);
     assert_eq!(world.blocks(), 0);
 }
+
+/// A replica that starts asks the ones that are ready, and waits while one may be.
+#[test]
+fn a_replica_that_connects_may_be_ready_soon_until_it_says_whether_it_is() {
+    for is_ready in [true, false] {
+        let now = observe::now();
+        let world = World::new(now);
+        let state = &world.state;
+        let address: Arc<str> = "other.test:1".into();
+        let sources = || state.tree_sources(now);
+        let soon = TreeSources {
+            ready: Vec::new(),
+            may_grow: true,
+        };
+        assert_eq!(sources(), TreeSources::default());
+        state.set_address(now, &address, AddressState::Connecting);
+        assert_eq!(sources(), soon);
+        let peer = PeerIdentity {
+            id: InstanceId::new(2),
+            name: "other".into(),
+            release: "1".into(),
+            port: 1,
+        };
+        // Connected, and its stream is not open yet.
+        state.set_address(now, &address, AddressState::Connected(peer.id));
+        assert_eq!(sources(), soon);
+        let (outgoing, _received) = mpsc::channel(4);
+        let opened = state.open(now, &peer, Side::Dialer, Some(address.clone()), &outgoing);
+        let (stream, _end) = opened.unwrap();
+        assert_eq!(sources(), soon);
+        let report = Kind::Load(wire::LoadReport {
+            sequence: 1,
+            is_whole: true,
+            is_ready,
+            ..wire::LoadReport::default()
+        });
+        state.on_message(now, peer.id, stream, Some(report), 1);
+        let known = TreeSources {
+            ready: is_ready.then_some(address).into_iter().collect(),
+            may_grow: false,
+        };
+        assert_eq!(sources(), known);
+    }
+}

@@ -50,7 +50,7 @@ fn wanted() -> WantedTree {
 async fn taker(sources: &[&Replica]) -> (TreeTaker, Replica) {
     let late = replica(sources).await;
     eventually("the sources are ready", || {
-        late.peers.ready_peers().len() == sources.len()
+        late.peers.tree_sources().ready.len() == sources.len()
     })
     .await;
     let metrics = TreeMetrics::new(&Registry::default());
