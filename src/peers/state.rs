@@ -147,6 +147,11 @@ impl State {
         };
         inner.table.on_stream(peer.id);
         self.refresh_fleet(now, inner);
+        if inner.streams.is_empty() {
+            // Nothing was reported while nobody listened, so what was reported last may be old.
+            let loads = inner.workers.own_loads();
+            inner.gauges.report(now, self.condition(), loads);
+        }
         let whole = || inner.gauges.whole();
         let end = inner
             .streams
@@ -235,12 +240,8 @@ impl State {
     pub(super) fn tick(&self, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         self.refresh_fleet(now, inner);
-        let condition = Condition {
-            is_ready: self.is_ready.load(Relaxed),
-            is_draining: self.is_draining.load(Relaxed),
-        };
         let loads = inner.workers.own_loads();
-        let report = inner.gauges.report(now, condition, loads);
+        let report = inner.gauges.report(now, self.condition(), loads);
         let mut messages: [Bytes; 2] = Default::default();
         let mut count = 0;
         for message in report.names.into_iter().chain(report.load) {
@@ -274,6 +275,13 @@ impl State {
         }
         self.update_alone(now, inner);
         is_sent
+    }
+
+    fn condition(&self) -> Condition {
+        Condition {
+            is_ready: self.is_ready.load(Relaxed),
+            is_draining: self.is_draining.load(Relaxed),
+        }
     }
 
     /// Whether a request was routed that the others do not know of yet.

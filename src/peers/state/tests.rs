@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use prost::Message;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -268,4 +269,26 @@ fn a_replica_that_connects_may_be_ready_soon_until_it_says_whether_it_is() {
         };
         assert_eq!(sources(), known);
     }
+}
+
+/// Nothing is reported while no other replica is there, so the first that comes must not get what was so before.
+#[test]
+fn the_first_replica_that_comes_is_told_at_once_that_this_one_is_ready() {
+    let now = observe::now();
+    let mut world = World::new(now);
+    world.state.set_ready(true);
+    world.connect(now);
+    let received = &mut world.others[0].received;
+    let mut reports = Vec::new();
+    while let Ok(Ok(message)) = received.try_recv() {
+        let mut messages = &message[..];
+        while let [_, a, b, c, d, rest @ ..] = messages {
+            let (first, next) = rest.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
+            if let Some(Kind::Load(report)) = wire::PeerMessage::decode(first).unwrap().kind {
+                reports.push((report.is_whole, report.is_ready));
+            }
+            messages = next;
+        }
+    }
+    assert_eq!(reports, [(true, true)]);
 }
