@@ -328,8 +328,8 @@ impl State {
         former
     }
 
-    /// The replicas that could be asked for their trees. Looked at in one moment: a replica that reports that it is ready
-    /// is in one of the two at any time.
+    /// The replicas that could be asked for their trees. Both answers are of one moment, so that none that reports
+    /// meanwhile is left out of both.
     pub(super) fn tree_sources(&self, now: Instant) -> TreeSources {
         let inner = self.inner.lock();
         let is_asked = |peer: &&Peer| {

@@ -249,12 +249,14 @@ class Ranks(unittest.TestCase):
 
             # Each new prompt is at one of four ranks that are all idle.
             met = set()
-            families = iter(range(50))
-            while len(met) <= 2:
-                start = f"{next(families)} is where it starts. " * 60
+            for family in range(50):
+                start = f"{family} is where it starts. " * 60
                 places = {ask(start + "and so on. " * turn * 20) for turn in range(3)}
                 self.assertEqual(len(places), 1, places)
                 met |= places
+                if len(met) > 2:
+                    break
+            self.assertGreater(len(met), 2, met)
 
 
 class Queued(unittest.TestCase):

@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use prost::Message;
 use tokio::sync::mpsc;
 
 use super::*;
@@ -13,7 +12,7 @@ use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::observe;
 use crate::observe::metrics;
-use crate::peers::wire;
+use crate::peers::{framed, wire};
 use crate::secret::Secret;
 
 const STEPS: u64 = 100_000;
@@ -37,6 +36,15 @@ struct World {
     others: VecDeque<Other>,
     random: fastrand::Rng,
     last_id: u128,
+}
+
+fn other(id: u128) -> PeerIdentity {
+    PeerIdentity {
+        id: InstanceId::new(id),
+        name: "other".into(),
+        release: "1".into(),
+        port: 1,
+    }
 }
 
 impl World {
@@ -76,12 +84,7 @@ impl World {
 
     fn connect(&mut self, now: Instant) {
         self.last_id += 1;
-        let peer = PeerIdentity {
-            id: InstanceId::new(self.last_id),
-            name: "other".into(),
-            release: "1".into(),
-            port: 1,
-        };
+        let peer = other(self.last_id);
         let (outgoing, received) = mpsc::channel(4);
         let opened = self.state.open(now, &peer, Side::Acceptor, None, &outgoing);
         let (stream, _end) = opened.unwrap();
@@ -243,12 +246,7 @@ fn a_replica_that_connects_may_be_ready_soon_until_it_says_whether_it_is() {
         assert_eq!(sources(), TreeSources::default());
         state.set_address(now, &address, AddressState::Connecting);
         assert_eq!(sources(), soon);
-        let peer = PeerIdentity {
-            id: InstanceId::new(2),
-            name: "other".into(),
-            release: "1".into(),
-            port: 1,
-        };
+        let peer = other(2);
         // Connected, and its stream is not open yet.
         state.set_address(now, &address, AddressState::Connected(peer.id));
         assert_eq!(sources(), soon);
@@ -279,16 +277,13 @@ fn the_first_replica_that_comes_is_told_at_once_that_this_one_is_ready() {
     world.state.set_ready(true);
     world.connect(now);
     let received = &mut world.others[0].received;
-    let mut reports = Vec::new();
-    while let Ok(Ok(message)) = received.try_recv() {
-        let mut messages = &message[..];
-        while let [_, a, b, c, d, rest @ ..] = messages {
-            let (first, next) = rest.split_at(u32::from_be_bytes([*a, *b, *c, *d]) as usize);
-            if let Some(Kind::Load(report)) = wire::PeerMessage::decode(first).unwrap().kind {
-                reports.push((report.is_whole, report.is_ready));
-            }
-            messages = next;
-        }
-    }
-    assert_eq!(reports, [(true, true)]);
+    let sent: Vec<Bytes> = std::iter::from_fn(|| received.try_recv().ok()?.ok()).collect();
+    let ready = framed(Kind::Load(wire::LoadReport {
+        sequence: 1,
+        is_whole: true,
+        is_ready: true,
+        ..wire::LoadReport::default()
+    }));
+    // After the workers' names.
+    assert_eq!(sent[1..], [ready]);
 }

@@ -134,6 +134,11 @@ impl Play {
         self.took(steps);
     }
 
+    pub(super) fn restart_signal(&mut self) {
+        let steps = self.stream.on_restart_signal(self.now);
+        self.took(steps);
+    }
+
     pub(super) fn live_frame(&mut self, frame: Sequenced<Payload>) {
         let steps = self.stream.on_live(self.now, frame);
         self.took(steps);

@@ -229,8 +229,7 @@ fn an_unreadable_batch_forgets_all_but_its_number() {
 #[test]
 fn a_witness_is_reason_to_ask_again() {
     let mut play = Play::live(4);
-    let steps = play.stream.on_restart_signal(play.now);
-    play.took(steps);
+    play.restart_signal();
     assert_eq!((play.state(), play.asked.as_slice()), ("stale", &[4][..]));
     play.response(0, [4]);
     assert_eq!(play.state(), "live");
@@ -242,8 +241,7 @@ fn after_a_restart_signal_a_process_has_its_name_again_once_it_has_repeated_its_
     let mut play = Play::new();
     play.connect(Some("b"));
     play.response(0, 0..=4);
-    let steps = play.stream.on_restart_signal(play.now);
-    play.took(steps);
+    play.restart_signal();
     assert_eq!((play.state(), play.stream.incarnation()), ("stale", None));
     play.response(0, [4]);
     assert_eq!(
@@ -257,8 +255,7 @@ fn a_restart_signal_takes_the_name_from_no_process_that_has_no_tree() {
     let mut play = Play::new();
     play.connect(Some("b"));
     play.end();
-    let steps = play.stream.on_restart_signal(play.now);
-    play.took(steps);
+    play.restart_signal();
     play.say(0, [0]);
     assert_eq!(
         (play.state(), play.stream.incarnation()),
