@@ -1,6 +1,6 @@
 """A headless Chromium in front of a real router and simulated engines as processes.
 
-Screenshots are kept in target/dashboard.
+Screenshots are kept in target/dashboard, or in CARGO_TARGET_DIR's.
 """
 
 import json
@@ -17,9 +17,9 @@ from playwright.sync_api import sync_playwright
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/sdk"))
 
-from cluster import Engine, Router, eventually, get  # noqa: E402
+from cluster import TARGET, Engine, Router, eventually, get  # noqa: E402
 
-SHOTS = ROOT / "target/dashboard"
+SHOTS = TARGET / "dashboard"
 CHROMIUM = os.environ.get("WARMROUTE_CHROMIUM", "/usr/bin/chromium")
 LIMIT_MS = 20_000
 

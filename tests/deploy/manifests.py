@@ -21,7 +21,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 SCHEMAS = pathlib.Path(__file__).parent / "schemas"
 CHART = DEPLOY / "helm/warmroute"
-WARMROUTE = pathlib.Path(os.environ.get("WARMROUTE", ROOT / "target/debug/warmroute"))
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
+WARMROUTE = pathlib.Path(os.environ.get("WARMROUTE", TARGET / "debug/warmroute"))
 # The oldest version that is supported upstream, and the newest schema.
 VERSIONS = ("1.34", "1.37")
 # Kinds that the schemas of Kubernetes' own API do not have.

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import unittest
 
-from manifests import ROOT, WARMROUTE
+from manifests import ROOT
 
 TARGET = f"{platform.machine()}-unknown-linux-gnu"
 
@@ -22,7 +22,7 @@ def release(directory):
     return {path.name: path.read_bytes() for path in pathlib.Path(directory).iterdir()}
 
 
-@unittest.skipUnless(WARMROUTE.is_relative_to(ROOT), "another binary is tested")
+@unittest.skipIf("WARMROUTE" in os.environ, "another binary is tested")
 class Release(unittest.TestCase):
     def test_an_archive_has_what_a_machine_needs_and_its_checksum_is_right(self):
         with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as unpacked:

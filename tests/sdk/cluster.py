@@ -12,7 +12,8 @@ import urllib.error
 import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-BINARY = pathlib.Path(os.environ.get("WARMROUTE", ROOT / "target/debug/warmroute"))
+TARGET = ROOT / os.environ.get("CARGO_TARGET_DIR", "target")
+BINARY = pathlib.Path(os.environ.get("WARMROUTE", TARGET / "debug/warmroute"))
 
 #: For what takes milliseconds on an idle machine.
 LIMIT_S = 30
