@@ -69,3 +69,4 @@ mod vocabulary;
 mod warm_start;
 mod webhooks;
 mod websocket;
+mod wire_code;
