@@ -13,6 +13,7 @@ mod charge;
 mod choice;
 mod continuation;
 mod core;
+mod cuts;
 pub mod decision_log;
 mod decision_sample;
 pub mod engine_answer;

@@ -63,6 +63,18 @@ struct Idle {
     since: Instant,
 }
 
+impl Idle {
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
+    }
+
+    /// The connection and since when it was idle, unless the server has closed it.
+    fn usable(mut self) -> Option<(Connection, Instant)> {
+        let is_usable = self.connection.is_usable();
+        is_usable.then_some((self.connection, self.since))
+    }
+}
+
 impl fmt::Debug for Idle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idle")
@@ -112,10 +124,20 @@ impl Pool {
         self: &Arc<Self>,
         request: Request<Full<Bytes>>,
     ) -> Result<Response<EngineBody>, Error> {
-        let taken = match self.take() {
+        self.send_young(request, Duration::MAX).await
+    }
+
+    /// As [`Pool::send`], over no connection that was idle for longer than this.
+    pub async fn send_young(
+        self: &Arc<Self>,
+        request: Request<Full<Bytes>>,
+        max_idle: Duration,
+    ) -> Result<Response<EngineBody>, Error> {
+        let max_idle = max_idle.min(self.settings.idle_connection_timeout);
+        let taken = match self.take(max_idle) {
             Some(taken) => Some(taken),
             // Boxed, so that other requests do not carry its state.
-            None => Box::pin(self.borrow()).await,
+            None => Box::pin(self.borrow(max_idle)).await,
         };
         match taken {
             Some((connection, since)) => {
@@ -253,7 +275,8 @@ impl Pool {
     /// Closes connections that have been idle for too long.
     pub fn close_expired(&self, now: Instant) {
         for idle in &self.idle {
-            idle.lock().retain(|idle| !self.is_expired(idle, now));
+            let limit = self.settings.idle_connection_timeout;
+            idle.lock().retain(|idle| idle.age(now) <= limit);
         }
     }
 
@@ -267,12 +290,15 @@ impl Pool {
     }
 
     /// An idle connection of this thread, and since when it was idle.
-    fn take(&self) -> Option<(Connection, Instant)> {
+    fn take(&self, max_idle: Duration) -> Option<(Connection, Instant)> {
         let now = observe::now();
         loop {
             // The most recently used one, so that surplus connections expire.
-            let idle = self.shard().lock().pop()?;
-            if let Some(taken) = self.usable(idle, now) {
+            let idle = self
+                .shard()
+                .lock()
+                .pop_if(|idle| idle.age(now) <= max_idle)?;
+            if let Some(taken) = idle.usable() {
                 return Some(taken);
             }
         }
@@ -280,7 +306,7 @@ impl Pool {
 
     /// An idle connection of another thread, moved to this one. Where many threads send to many workers, each pair of them
     /// has few requests, and without this most would find their own connection closed for its age.
-    async fn borrow(&self) -> Option<(Connection, Instant)> {
+    async fn borrow(&self, max_idle: Duration) -> Option<(Connection, Instant)> {
         // A TLS connection's state stays with its socket's thread.
         if self.tls.is_some() {
             return None;
@@ -291,24 +317,15 @@ impl Pool {
         let (connection, since) = others.find_map(|other| {
             let mut other = other.try_lock()?;
             // The one that its thread would use last.
-            let oldest = other.iter().position(|idle| !self.is_expired(idle, now))?;
-            let age = now.saturating_duration_since(other[oldest].since);
-            let idle = (age >= UNUSED_AFTER).then(|| other.remove(oldest))?;
+            let oldest = other.iter().position(|idle| idle.age(now) <= max_idle)?;
+            let is_unused = other[oldest].age(now) >= UNUSED_AFTER;
+            let idle = is_unused.then(|| other.remove(oldest))?;
             drop(other);
-            self.usable(idle, now)
+            idle.usable()
         })?;
         let moved = connection.into_stream().and_then(TcpStream::from_std);
         let connection = Connection::over(Socket::Clear(moved.ok()?)).await.ok()?;
         Some((connection, since))
-    }
-
-    fn usable(&self, idle: Idle, now: Instant) -> Option<(Connection, Instant)> {
-        let is_expired = self.is_expired(&idle, now);
-        let Idle {
-            mut connection,
-            since,
-        } = idle;
-        (!is_expired && connection.is_usable()).then_some((connection, since))
     }
 
     fn put(&self, connection: Connection) {
@@ -323,11 +340,6 @@ impl Pool {
 
     fn shard(&self) -> &Mutex<Vec<Idle>> {
         &self.idle[io_threads::index() % SHARDS]
-    }
-
-    fn is_expired(&self, idle: &Idle, now: Instant) -> bool {
-        let limit = self.settings.idle_connection_timeout;
-        now.saturating_duration_since(idle.since) > limit
     }
 }
 

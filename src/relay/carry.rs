@@ -9,13 +9,13 @@ use tracing::{debug, field, warn};
 use super::charge::WantedOutput;
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
+use super::cuts::Cuts;
 use super::failure_owner::FailureOwner;
 use super::job::{Error, Job};
 use super::kv_report_request::KvReportRequest;
 use super::metrics::Outcome;
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
-use super::quarantine::CUTS_MAX;
 use super::queued::{Waits, with_grant};
 use super::request_count::RequestCount;
 use super::retries::{Attempts, Failure, Step};
@@ -61,15 +61,17 @@ impl Relay {
         let wanted = WantedOutput::of(&peek);
         drop(peek);
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
-        if earlier_cuts >= CUTS_MAX {
+        if no_worker_may_get(&plan, &failed, &earlier_cuts) {
+            self.quarantine.on_refused();
             warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections);
         }
+        failed.exclude_all(earlier_cuts.excluded());
         let charge = self.reserve(job, &plan, wanted).await?;
         let mut count = RequestCount::new(plan.model.clone(), job.asked_api(), job.started, charge);
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
-        let mut attempts = Attempts::new(&self.settings, earlier_cuts);
+        let mut attempts = Attempts::new(&self.settings, earlier_cuts.clone());
         if job.gateway.is_some() {
             attempts = attempts.only_one();
         }
@@ -193,8 +195,8 @@ impl Relay {
                 plan.rank_refused_by = Some(choice.worker.id);
             }
             let is_stale = attempt.is_stale();
-            let step =
-                attempts.on_failure(attempt.failure, attempt.cuts, is_stale, fastrand::f64());
+            let cuts = (choice.worker_at(attempt.stage).id, attempt.cuts);
+            let step = attempts.on_failure(attempt.failure, cuts, is_stale, fastrand::f64());
             let FailedAttempt {
                 stage,
                 failure,
@@ -237,8 +239,8 @@ impl Relay {
                 Step::Retry { .. } | Step::GiveUp => break,
             }
         }
-        let cuts = attempts.cuts() - earlier_cuts;
-        if cuts > 0 {
+        let cuts = attempts.cuts();
+        if *cuts != earlier_cuts {
             self.quarantine.on_cuts(observe::now(), job.original, cuts);
         }
         if let Some(refused) = refused {
@@ -267,7 +269,10 @@ impl Relay {
                 Outcome::RequestTimeout,
             ),
             false => (
-                failure_of(&plan, &attempts, lacks_prefill, last_error),
+                match no_worker_may_get(&plan, &failed, attempts.cuts()) {
+                    true => Error::CutsConnections,
+                    false => failure_of(&plan, &attempts, lacks_prefill, last_error),
+                },
                 Outcome::WorkerFailed,
             ),
         };
@@ -321,13 +326,20 @@ impl Relay {
             }
             return;
         }
+        let at = choice.worker_at(stage).id;
+        let was_stale = failed.stale.contains(&at);
+        failed.stale.retain(|id| *id != at);
         // A worker that is tried again fails the same request, not another one: it counts once.
         if stage != Stage::Prefill {
             let worker = &choice.worker;
-            if stage == Stage::Worker && !failed.decode.contains(&worker.id) {
+            let is_new = was_stale || !failed.decode.contains(&worker.id);
+            if stage == Stage::Worker && is_new {
                 report(worker);
             }
             failed.decode.push(worker.id);
+        }
+        if attempt.is_stale() {
+            failed.stale.push(at);
         }
         if let Some(Ok(prefill)) = &choice.prefill
             && stage != Stage::Worker
@@ -371,6 +383,16 @@ impl Choice {
     }
 }
 
+/// True if the request seems to end the engines that get it, or ended connections of each that could have it.
+fn no_worker_may_get(plan: &Plan, failed: &FailedWorkers, cuts: &Cuts) -> bool {
+    let may_get = |worker: &Arc<Worker>| {
+        let id = worker.id;
+        !failed.unfit.contains(&id) && !cuts.excludes(id)
+    };
+    let has_excluded = cuts.excluded().next().is_some();
+    cuts.has_several_workers() || has_excluded && !plan.group.workers.iter().any(may_get)
+}
+
 /// The error of a request that no attempt answered.
 fn failure_of(plan: &Plan, attempts: &Attempts, lacks_prefill: bool, last: String) -> Error {
     let model = || plan.group.model.to_string();
@@ -384,7 +406,6 @@ fn failure_of(plan: &Plan, attempts: &Attempts, lacks_prefill: bool, last: Strin
             model: model(),
             retry_after,
         },
-        _ if attempts.has_cut_enough() => Error::CutsConnections,
         count => match attempts.last() {
             Some(Failure::TimedOut) => Error::TimedOut { attempts: count },
             Some(Failure::Local) => Error::OutOfResources { retry_after, last },

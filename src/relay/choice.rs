@@ -85,6 +85,8 @@ pub(super) struct FailedWorkers {
     /// Those that do not serve its API or that its gateway cannot reach, whatever fails: some of `decode`.
     pub(super) unfit: Excluded,
     pub(super) prefill: Excluded,
+    /// Those of them that only closed an idle connection: over a new one they may answer.
+    pub(super) stale: Excluded,
     /// True once no more KV transfers are tried for the request.
     pub(super) gave_up_transfers: bool,
 }
@@ -110,9 +112,34 @@ impl FailedWorkers {
             decode: unfit.clone(),
             prefill: unfit.clone(),
             unfit,
+            stale: Excluded::new(),
             // A decode worker computes prompt and answer so far itself.
             gave_up_transfers: plan.resumed.is_some(),
         })
+    }
+
+    /// These get the request in no case.
+    pub(super) fn exclude_all(&mut self, workers: impl Iterator<Item = WorkerId>) {
+        for worker in workers {
+            self.unfit.push(worker);
+            self.decode.push(worker);
+            self.prefill.push(worker);
+        }
+    }
+
+    /// With fewer excluded, for when no other worker is left: first without those that only closed an idle connection,
+    /// then, with `may_repeat`, without all that have failed.
+    fn second_chances(&self, may_repeat: bool) -> impl Iterator<Item = Self> {
+        let stale = (!self.stale.is_empty()).then(|| {
+            let mut again = self.clone();
+            again.decode.retain(|id| !self.stale.contains(id));
+            again
+        });
+        let all = may_repeat.then(|| Self {
+            decode: self.unfit.clone(),
+            ..self.clone()
+        });
+        stale.into_iter().chain(all)
     }
 }
 
@@ -133,13 +160,8 @@ impl Relay {
         loop {
             let held = self.held(plan, plan.model.routing.advanced.prefix_candidates as usize);
             let chosen = self.choose_once(plan, &held, now, &failed).or_else(|| {
-                let again = FailedWorkers {
-                    decode: failed.unfit.clone(),
-                    ..failed.clone()
-                };
-                may_repeat
-                    .then(|| self.choose_once(plan, &held, now, &again))
-                    .flatten()
+                let mut chances = failed.second_chances(may_repeat);
+                chances.find_map(|again| self.choose_once(plan, &held, now, &again))
             });
             let (decision, mut prefill) = chosen?;
             if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, prefill)
@@ -234,12 +256,12 @@ impl Relay {
     ) -> bool {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
         let held = self.held(plan, candidates);
-        let again = || FailedWorkers {
-            decode: failed.unfit.clone(),
-            ..failed.clone()
-        };
-        self.choose_once(plan, &held, now, failed).is_some()
-            || may_repeat && self.choose_once(plan, &held, now, &again()).is_some()
+        let may_have =
+            |failed: &FailedWorkers| self.choose_once(plan, &held, now, failed).is_some();
+        may_have(failed)
+            || failed
+                .second_chances(may_repeat)
+                .any(|again| may_have(&again))
     }
 
     /// Has a worker's circuit breaker admit the request.

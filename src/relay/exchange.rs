@@ -17,7 +17,7 @@ use super::failure_owner::FailureOwner;
 use super::gateway::{CarriedAnswer, CarriedTo, Handover};
 use super::headers;
 use super::job::Job;
-use super::retries::Failure;
+use super::retries::{Failure, Reuse};
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
 use crate::traces::TrySpan;
@@ -131,9 +131,7 @@ pub(super) struct Sending<'a> {
     pub(super) kind: RequestKind,
     /// The dp rank that must process it.
     pub(super) rank: Option<u32>,
-    /// An idle connection that turns out to be closed is replaced once. Not so for a leg that names a KV transfer that
-    /// can take place only once, and for a request that has cut a connection before: the engine may have read it.
-    pub(super) may_resend: bool,
+    pub(super) reuse: Reuse,
     /// The gateway that sends it, if the router itself does not.
     pub(super) carried: Option<&'a CarriedTo<'a>>,
     /// The parent of what the engine does, if the request is traced.
@@ -160,9 +158,15 @@ pub(super) async fn attempt(
             return Box::pin(carried(to, request.headers(), body)).await;
         }
         let build = || request(job, body, sending, worker);
-        let answer = match worker.pool.send(build()).await {
+        let first = match sending.reuse {
+            Reuse::Never => worker.pool.send_anew(build()).await,
+            Reuse::Young => worker.pool.send_young(build(), IDLE_LIMIT_MIN).await,
+            Reuse::Replaced => worker.pool.send(build()).await,
+        };
+        let answer = match first {
             Err(ref error @ client::Error::Stale { idle, .. })
-                if !error.may_have_been_read() || sending.may_resend && idle >= IDLE_LIMIT_MIN =>
+                if !error.may_have_been_read()
+                    || sending.reuse == Reuse::Replaced && idle >= IDLE_LIMIT_MIN =>
             {
                 was_resent = error.may_have_been_read();
                 worker.pool.send_anew(build()).await

@@ -10,6 +10,7 @@ use tracing::debug;
 
 use super::choice::FailedWorkers;
 use super::core::Relay;
+use super::cuts::Cuts;
 use super::headers;
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome};
@@ -119,7 +120,7 @@ impl NextAnswer {
         };
         traced::continued(&job, observe::now(), lost, answer_tokens);
         let (plan, failed) = (&mut self.plan, &mut self.failed);
-        let mut attempts = Attempts::new(&relay.settings, 0);
+        let mut attempts = Attempts::new(&relay.settings, Cuts::default());
         loop {
             let now = observe::now();
             if now >= self.deadline {
@@ -152,7 +153,7 @@ impl NextAnswer {
             relay.on_failed_attempt(&job, plan, &choice, &attempt, failed);
             let step = attempts.on_failure(
                 attempt.failure,
-                attempt.cuts,
+                (choice.worker.id, attempt.cuts),
                 attempt.is_stale(),
                 fastrand::f64(),
             );

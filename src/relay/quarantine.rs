@@ -12,11 +12,9 @@ use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxHashMap;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::cuts::Cuts;
 use super::settings::Retries;
 use crate::observe::metrics;
-
-/// A request is not sent any more once this many connections were cut after it had been sent over them.
-pub(super) const CUTS_MAX: u32 = 2;
 
 /// A request's body, by length and hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -39,7 +37,7 @@ impl Fingerprint {
 struct Quarantine {
     duration: Duration,
     max_requests: usize,
-    cuts: FxHashMap<Fingerprint, u32>,
+    cuts: FxHashMap<Fingerprint, Cuts>,
     /// In the order in which they are forgotten.
     expiries: VecDeque<(Instant, Fingerprint)>,
 }
@@ -54,25 +52,26 @@ impl Quarantine {
         }
     }
 
-    /// How many connections this request's body has cost.
-    fn cuts(&mut self, now: Instant, fingerprint: Fingerprint) -> u32 {
+    /// What this request's body has cost.
+    fn cuts(&mut self, now: Instant, fingerprint: Fingerprint) -> Cuts {
         self.forget_old(now);
-        self.cuts.get(&fingerprint).copied().unwrap_or(0)
+        self.cuts.get(&fingerprint).cloned().unwrap_or_default()
     }
 
-    fn on_cuts(&mut self, now: Instant, fingerprint: Fingerprint, cuts: u32) {
+    /// `cuts`: those that the request knew of when it was sent, with its own.
+    fn on_cuts(&mut self, now: Instant, fingerprint: Fingerprint, cuts: &Cuts) {
         self.forget_old(now);
         if self.max_requests == 0 || self.duration.is_zero() {
             return;
         }
         if let Some(known) = self.cuts.get_mut(&fingerprint) {
-            *known = known.saturating_add(cuts);
+            known.merge(cuts);
             return;
         }
         while self.cuts.len() >= self.max_requests {
             self.forget_oldest();
         }
-        self.cuts.insert(fingerprint, cuts);
+        self.cuts.insert(fingerprint, cuts.clone());
         self.expiries.push_back((now + self.duration, fingerprint));
     }
 
@@ -121,7 +120,7 @@ impl SharedQuarantine {
             ),
             refused: registry.counter(
                 "warmroute_quarantine_refusals_total",
-                "Requests refused because engines had cut the connection twice when they got the same body.",
+                "Requests refused because two engines, or twice the only one, had cut the connection when they got the same body.",
             ),
         }
     }
@@ -137,23 +136,24 @@ impl SharedQuarantine {
         self.publish(&quarantine);
     }
 
-    /// How many connections a request with this body has cost. Counts a request that must not be sent because these
-    /// are [`CUTS_MAX`].
-    pub(super) fn cuts(&self, now: Instant, body: &[u8]) -> u32 {
+    /// The connections that requests with this body have cost.
+    pub(super) fn cuts(&self, now: Instant, body: &[u8]) -> Cuts {
         if !self.may_know(body) {
-            return 0;
+            return Cuts::default();
         }
         let mut quarantine = self.quarantine.lock();
         let cuts = quarantine.cuts(now, Fingerprint::of(body));
         self.publish(&quarantine);
-        if cuts >= CUTS_MAX {
-            self.refused.inc();
-        }
         cuts
     }
 
-    /// Connections were cut after the request had been sent over them.
-    pub(super) fn on_cuts(&self, now: Instant, body: &[u8], cuts: u32) {
+    /// A request is not sent because of what [`SharedQuarantine::cuts`] says of it.
+    pub(super) fn on_refused(&self) {
+        self.refused.inc();
+    }
+
+    /// Connections were cut after the request had been sent over them. `cuts` has those that were known before, too.
+    pub(super) fn on_cuts(&self, now: Instant, body: &[u8], cuts: &Cuts) {
         let fingerprint = Fingerprint::of(body);
         let mut quarantine = self.quarantine.lock();
         quarantine.on_cuts(now, fingerprint, cuts);
@@ -190,6 +190,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ids::WorkerId;
     use crate::observe;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -198,44 +199,62 @@ mod tests {
         Fingerprint::of(body.as_bytes())
     }
 
+    fn cuts(workers: &[u32]) -> Cuts {
+        let mut cuts = Cuts::default();
+        let workers = workers.iter().map(|number| WorkerId(*number));
+        workers.for_each(|worker| cuts.add(worker, 1));
+        cuts
+    }
+
     #[test]
-    fn cuts_of_one_body_add_up_until_they_are_forgotten() {
+    fn workers_that_cut_one_body_add_up_until_they_are_forgotten() {
         let (mut quarantine, now) = (Quarantine::new(MINUTE, 10), observe::now());
-        quarantine.on_cuts(now, of("x"), 1);
-        quarantine.on_cuts(now + MINUTE / 2, of("x"), 1);
-        assert_eq!(quarantine.cuts(now + MINUTE / 2, of("x")), 2);
-        assert_eq!(quarantine.cuts(now + MINUTE / 2, of("y")), 0);
-        assert_eq!(quarantine.cuts(now + MINUTE, of("x")), 0);
+        quarantine.on_cuts(now, of("x"), &cuts(&[0]));
+        quarantine.on_cuts(now + MINUTE / 2, of("x"), &cuts(&[1]));
+        assert_eq!(quarantine.cuts(now + MINUTE / 2, of("x")), cuts(&[0, 1]));
+        assert!(quarantine.cuts(now + MINUTE / 2, of("y")).is_empty());
+        assert!(quarantine.cuts(now + MINUTE, of("x")).is_empty());
+    }
+
+    #[test]
+    fn clients_that_sent_the_same_to_a_worker_when_it_ended_may_send_it_again() {
+        let (mut quarantine, now) = (Quarantine::new(MINUTE, 10), observe::now());
+        (0..5).for_each(|_| quarantine.on_cuts(now, of("x"), &cuts(&[0])));
+        assert_eq!(quarantine.cuts(now, of("x")), cuts(&[0]));
+        // One of them does, with what is known.
+        quarantine.on_cuts(now, of("x"), &cuts(&[0, 0]));
+        assert!(quarantine.cuts(now, of("x")).excludes(WorkerId(0)));
     }
 
     #[test]
     fn an_answer_clears_a_body() {
         let (mut quarantine, now) = (Quarantine::new(MINUTE, 10), observe::now());
-        quarantine.on_cuts(now, of("x"), 1);
+        quarantine.on_cuts(now, of("x"), &cuts(&[0]));
         quarantine.on_answer(of("x"));
-        quarantine.on_cuts(now + MINUTE / 2, of("x"), 1);
+        quarantine.on_cuts(now + MINUTE / 2, of("x"), &cuts(&[1]));
         // The expiry of the first cut must not take away the second one.
-        assert_eq!(quarantine.cuts(now + MINUTE, of("x")), 1);
+        assert_eq!(quarantine.cuts(now + MINUTE, of("x")), cuts(&[1]));
     }
 
     #[test]
-    fn a_request_is_refused_after_its_second_cut_and_no_other_is() {
+    fn what_requests_share_is_known_of_one_body_and_no_other_until_it_is_forgotten() {
         let registry = metrics::Registry::default();
         let shared = SharedQuarantine::new(&Retries::default(), &registry);
         let now = observe::now();
-        assert_eq!(shared.cuts(now, b"x"), 0);
-        shared.on_cuts(now, b"x", 1);
-        assert_eq!(shared.cuts(now, b"x"), 1);
-        shared.on_cuts(now, b"x", 1);
-        assert_eq!(shared.cuts(now, b"x"), CUTS_MAX);
-        assert_eq!(shared.cuts(now, b"y"), 0);
+        assert!(shared.cuts(now, b"x").is_empty());
+        shared.on_cuts(now, b"x", &cuts(&[0]));
+        assert_eq!(shared.cuts(now, b"x"), cuts(&[0]));
+        shared.on_cuts(now, b"x", &cuts(&[0, 1]));
+        assert!(shared.cuts(now, b"x").has_several_workers());
+        assert!(shared.cuts(now, b"y").is_empty());
+        shared.on_refused();
         assert!(
             registry
                 .text()
                 .contains("warmroute_quarantine_refusals_total 1")
         );
         let later = now + Retries::default().quarantine_duration;
-        assert_eq!(shared.cuts(later, b"x"), 0);
+        assert!(shared.cuts(later, b"x").is_empty());
         assert_eq!(shared.filter.load(Relaxed), 0);
     }
 
@@ -246,7 +265,7 @@ mod tests {
             for (number, step) in steps {
                 let fingerprint = of(&number.to_string());
                 match step {
-                    0 => quarantine.on_cuts(now, fingerprint, 1),
+                    0 => quarantine.on_cuts(now, fingerprint, &cuts(&[step.into(), number as u32])),
                     1 => quarantine.on_answer(fingerprint),
                     _ => now += Duration::from_secs(number),
                 }

@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
-use super::quarantine::CUTS_MAX;
+use super::cuts::Cuts;
 use super::settings::Settings;
+use crate::ids::WorkerId;
 
 /// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -51,6 +52,28 @@ impl Failure {
     }
 }
 
+/// Whether a request may be sent over a connection that was kept alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// One that turns out to be closed is replaced by a new one, once.
+    Replaced,
+    /// One that was used so recently that no server closes it for its age. It is not replaced if the engine may have read
+    /// the request.
+    Young,
+    Never,
+}
+
+impl Reuse {
+    /// For what may be sent once only: a KV transfer that can take place once.
+    #[must_use]
+    pub fn without_replacement(self) -> Self {
+        match self {
+            Self::Replaced | Self::Young => Self::Young,
+            Self::Never => Self::Never,
+        }
+    }
+}
+
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
@@ -66,8 +89,7 @@ pub enum Step {
 pub struct Attempts {
     count: u32,
     count_max: u32,
-    /// Connections that broke after the request was sent over them.
-    cuts: u32,
+    cuts: Cuts,
     backoff: Duration,
     backoff_max: Duration,
     last: Option<Failure>,
@@ -75,11 +97,13 @@ pub struct Attempts {
     may_have_computed: bool,
     /// The last attempt failed because the worker had closed the idle connection that it used.
     was_stale: bool,
+    /// A connection that had not been idle before was cut.
+    has_cut_new: bool,
 }
 
 impl Attempts {
-    /// `cuts`: connections that broke before, after the same request was sent over them.
-    pub fn new(settings: &Settings, cuts: u32) -> Self {
+    /// `cuts`: what broke before, after the same request was sent.
+    pub fn new(settings: &Settings, cuts: Cuts) -> Self {
         Self {
             count: 0,
             count_max: settings.max_attempts.max(1),
@@ -89,6 +113,7 @@ impl Attempts {
             last: None,
             may_have_computed: false,
             was_stale: false,
+            has_cut_new: false,
         }
     }
 
@@ -109,9 +134,16 @@ impl Attempts {
         self.count
     }
 
-    /// `cuts`: connections that broke after the request was sent over them. `is_stale`: the worker had closed an idle
-    /// connection. `random` from 0 to 1 spreads the pause over 50 % to 100 % of the backoff.
-    pub fn on_failure(&mut self, failure: Failure, cuts: u32, is_stale: bool, random: f64) -> Step {
+    /// `cuts`: the worker where the attempt failed, and how many connections to it broke after the request was sent over
+    /// them. `is_stale`: the worker had closed an idle connection. `random` from 0 to 1 spreads the pause over 50 % to
+    /// 100 % of the backoff.
+    pub fn on_failure(
+        &mut self,
+        failure: Failure,
+        (worker, cuts): (WorkerId, u32),
+        is_stale: bool,
+        random: f64,
+    ) -> Step {
         self.last = Some(failure);
         self.was_stale = is_stale;
         self.may_have_computed |= match failure {
@@ -119,7 +151,8 @@ impl Attempts {
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer => true,
             Failure::Local | Failure::Connect | Failure::Refused => false,
         };
-        self.cuts += cuts;
+        self.has_cut_new |= failure == Failure::Broken && !is_stale;
+        self.cuts.add(worker, cuts);
         if self.count >= self.count_max || self.has_cut_enough() || failure == Failure::Deadline {
             return Step::GiveUp;
         }
@@ -143,22 +176,31 @@ impl Attempts {
         self.may_have_computed
     }
 
-    /// Connections that broke after the request was sent over them.
-    pub fn cuts(&self) -> u32 {
-        self.cuts
+    /// What broke after the request was sent, now and before.
+    pub fn cuts(&self) -> &Cuts {
+        &self.cuts
+    }
+
+    /// Which connection the next attempt may use. After a cut only a new one: the worker's other idle connections may
+    /// have been closed with the first, and what closes a new one is the worker's end.
+    pub fn reuse(&self) -> Reuse {
+        match self.cuts.is_empty() {
+            true => Reuse::Replaced,
+            false => Reuse::Never,
+        }
     }
 
     /// True if the request may not be sent once more, because it seems to end the engines that get it.
     pub fn has_cut_enough(&self) -> bool {
-        self.cuts >= CUTS_MAX
+        self.cuts.has_several_workers()
     }
 
     /// True if a worker that failed this request may get it again when there is no other: an unreachable worker may
     /// be restarting, and after a failed KV transfer either worker may be healthy. A worker that refused or timed out
-    /// would do so again, and one that cut the connection may have ended because of the request.
+    /// would do so again, and one that cut a new connection may have ended because of the request.
     pub fn may_repeat_worker(&self) -> bool {
         match self.last {
-            Some(Failure::Local | Failure::Connect | Failure::KvTransfer) => self.cuts == 0,
+            Some(Failure::Local | Failure::Connect | Failure::KvTransfer) => !self.has_cut_new,
             // The worker most likely never read the request.
             Some(Failure::Broken) => self.was_stale,
             Some(Failure::TimedOut | Failure::Deadline | Failure::Refused) | None => false,
@@ -171,6 +213,9 @@ mod tests {
     use super::*;
     use crate::relay::settings::Retries;
 
+    const A: WorkerId = WorkerId(0);
+    const B: WorkerId = WorkerId(1);
+
     fn attempts(max_attempts: u32) -> Attempts {
         let settings = Settings {
             max_attempts,
@@ -181,14 +226,14 @@ mod tests {
             },
             ..Settings::default()
         };
-        Attempts::new(&settings, 0)
+        Attempts::new(&settings, Cuts::default())
     }
 
     fn steps(attempts: &mut Attempts, count: usize) -> Vec<Step> {
         (0..count)
             .map(|_| {
                 attempts.begin();
-                attempts.on_failure(Failure::Connect, 0, false, 1.0)
+                attempts.on_failure(Failure::Connect, (A, 0), false, 1.0)
             })
             .collect()
     }
@@ -210,7 +255,7 @@ mod tests {
         let mut attempts = attempts(3);
         attempts.begin();
         assert_eq!(
-            attempts.on_failure(Failure::Connect, 0, false, 0.0),
+            attempts.on_failure(Failure::Connect, (A, 0), false, 0.0),
             Step::Retry {
                 after: Duration::from_millis(50)
             }
@@ -230,31 +275,65 @@ mod tests {
             let mut attempts = attempts(3);
             attempts.begin();
             let cuts = u32::from(failure == Failure::Broken);
-            let _ = attempts.on_failure(failure, cuts, false, 0.5);
+            let _ = attempts.on_failure(failure, (A, cuts), false, 0.5);
             assert_eq!(attempts.may_repeat_worker(), expected, "{failure:?}");
         }
     }
 
     #[test]
-    fn a_request_that_cut_two_connections_is_not_sent_again_and_never_to_the_same_worker() {
+    fn a_request_that_two_workers_cut_is_not_sent_again_and_never_to_the_same_worker() {
         let mut one = attempts(9);
         one.begin();
-        assert_ne!(one.on_failure(Failure::Broken, 1, false, 0.5), Step::GiveUp);
+        let step = one.on_failure(Failure::Broken, (A, 1), false, 0.5);
+        assert_ne!(step, Step::GiveUp);
         one.begin();
-        assert_ne!(
-            one.on_failure(Failure::Connect, 0, false, 0.5),
-            Step::GiveUp
-        );
+        let step = one.on_failure(Failure::Connect, (B, 0), false, 0.5);
+        assert_ne!(step, Step::GiveUp);
         assert!(!one.may_repeat_worker());
         one.begin();
-        assert_eq!(one.on_failure(Failure::Broken, 1, false, 0.5), Step::GiveUp);
-        // Once over a pooled connection and once over a new one.
-        let mut both = attempts(9);
-        both.begin();
-        assert_eq!(
-            both.on_failure(Failure::Broken, 2, false, 0.5),
-            Step::GiveUp
-        );
+        let step = one.on_failure(Failure::Broken, (B, 1), false, 0.5);
+        assert_eq!(step, Step::GiveUp);
+        assert!(one.has_cut_enough());
+    }
+
+    /// Cuts of one worker, each as the connections that one attempt cost and whether the last was an idle one.
+    #[test]
+    fn one_dying_worker_ends_no_request_however_many_connections_it_cuts() {
+        for cuts in [
+            &[(1, true)][..],
+            &[(1, false)],
+            // Once over a kept-alive connection and once over a new one, in one attempt.
+            &[(2, false)],
+            &[(1, true), (1, true)],
+            &[(1, true), (1, false)],
+            &[(1, true), (1, true), (1, true), (2, false)],
+        ] {
+            let mut attempts = attempts(9);
+            for (cut, is_stale) in cuts {
+                attempts.begin();
+                let step = attempts.on_failure(Failure::Broken, (A, *cut), *is_stale, 0.5);
+                assert_ne!(step, Step::GiveUp, "{cuts:?}");
+                assert_eq!(attempts.reuse(), Reuse::Never, "{cuts:?}");
+            }
+            assert!(!attempts.has_cut_enough(), "{cuts:?}");
+            attempts.begin();
+            let step = attempts.on_failure(Failure::Broken, (B, 1), false, 0.5);
+            assert_eq!(step, Step::GiveUp, "{cuts:?}");
+        }
+    }
+
+    #[test]
+    fn a_worker_that_closed_an_idle_connection_may_get_the_request_over_a_new_one() {
+        let mut attempts = attempts(9);
+        assert_eq!(attempts.reuse(), Reuse::Replaced);
+        attempts.begin();
+        let _ = attempts.on_failure(Failure::Broken, (A, 1), true, 0.5);
+        assert!(attempts.may_repeat_worker());
+        // Another one is unreachable.
+        attempts.begin();
+        let _ = attempts.on_failure(Failure::Connect, (B, 0), false, 0.5);
+        assert!(attempts.may_repeat_worker());
+        assert_eq!(attempts.reuse(), Reuse::Never);
     }
 
     #[test]
@@ -262,7 +341,7 @@ mod tests {
         let mut attempts = attempts(9);
         attempts.begin();
         assert_eq!(
-            attempts.on_failure(Failure::Deadline, 0, false, 0.5),
+            attempts.on_failure(Failure::Deadline, (A, 0), false, 0.5),
             Step::GiveUp
         );
     }

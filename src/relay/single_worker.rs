@@ -117,7 +117,7 @@ impl Relay {
         let sending = Sending {
             kind: RequestKind::Whole,
             rank,
-            may_resend: attempts.cuts() == 0,
+            reuse: attempts.reuse(),
             carried,
             span: span.as_deref(),
         };

@@ -12,16 +12,18 @@ import threading
 import unittest
 import urllib.request
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/sdk"))
 
 from cluster import TARGET, Engine, Router, eventually, get  # noqa: E402
+from patience import LIMIT_S  # noqa: E402
 
 SHOTS = TARGET / "dashboard"
 CHROMIUM = os.environ.get("WARMROUTE_CHROMIUM", "/usr/bin/chromium")
-LIMIT_MS = 20_000
+LIMIT_MS = 1_000 * LIMIT_S
+expect.set_options(timeout=LIMIT_MS)
 
 
 class Load:
@@ -46,7 +48,7 @@ class Load:
                 request = urllib.request.Request(
                     f"{url}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json", **self.headers}
                 )
-                urllib.request.urlopen(request, timeout=10).read()
+                urllib.request.urlopen(request, timeout=LIMIT_S).read()
             except OSError:
                 self.stopped.wait(0.05)
             self.stopped.wait(0.05)

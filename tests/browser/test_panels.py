@@ -9,6 +9,7 @@ import urllib.request
 
 from browser import SHOTS, BrowserTest, Load
 from cluster import STATE_TOKEN_KEY, Engine, Redis, Router, eventually, get
+from patience import LIMIT_S
 from playwright.sync_api import expect
 
 SECRET = "0123456789abcdef" * 4
@@ -25,7 +26,7 @@ def free_ports(number):
 def post(url, key, body):
     headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=20) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=LIMIT_S) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
@@ -107,7 +108,7 @@ class PanelsTest(BrowserTest):
         # Without its store the page says so.
         redis.kill()
         post(f"{router.url}/v1/chat/completions", "sk-loud-0123456789", {"model": "sim", "messages": []})
-        expect(page.locator("#store .facts")).to_contain_text("down", timeout=30_000)
+        expect(page.locator("#store .facts")).to_contain_text("down")
         self.assert_clean(page)
 
     def test_a_slow_worker_is_named(self):
@@ -117,7 +118,7 @@ class PanelsTest(BrowserTest):
         router = self.router({**engines, "slow-worker": slow}, routing={"policy": "round_robin"})
         page = self.page(router)
         with Load(router.url, users=6):
-            expect(page.locator("#slow-workers")).to_contain_text("slow-worker: ", timeout=30_000)
+            expect(page.locator("#slow-workers")).to_contain_text("slow-worker: ")
             row = page.locator("#fleet-table tbody tr").filter(has_text="slow-worker")
             expect(row.locator("td.slow").first).to_be_visible()
             expect(page.locator("#slow-workers")).not_to_contain_text("engine-")

@@ -11,6 +11,7 @@ import urllib.request
 
 from browser import SHOTS, BrowserTest, Load
 from cluster import Engine, Router, eventually, get
+from patience import LIMIT_S
 from playwright.sync_api import expect
 from test_panels import free_ports, post
 
@@ -39,7 +40,7 @@ def receiver(test, status):
 def websocket(router):
     """A connection in WebSocket mode, on which nothing is said."""
     host, port = router.url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection = socket.create_connection((host, int(port)), timeout=LIMIT_S)
     connection.sendall(
         f"GET /v1/responses HTTP/1.1\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
         "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n".encode()
@@ -130,11 +131,11 @@ class SidePanels(BrowserTest):
         expect(hooks.locator(".notice").filter(has_text="broken")).to_contain_text("1 event waits")
         # One of two workers cuts its streams, and the other one goes on with them.
         faults = urllib.request.Request(f"{engines['engine-1'].url}/sim/faults", b'{"cut_after_tokens": 3}', {"content-type": "application/json"})
-        urllib.request.urlopen(faults, timeout=10).read()
+        urllib.request.urlopen(faults, timeout=LIMIT_S).read()
         chat = {"model": "sim", "stream": True, "max_tokens": 12, "messages": [{"role": "user", "content": "tell me"}]}
         for _ in range(4):
             request = urllib.request.Request(f"{router.url}/v1/chat/completions", json.dumps(chat).encode(), {"content-type": "application/json"})
-            with urllib.request.urlopen(request, timeout=20) as answer:
+            with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
                 self.assertIn(b"[DONE]", answer.read())
         expect(page.locator("#continuations li").filter(has_text="went on on another worker")).to_contain_text("2")
         expect(page.locator("#tile-failed")).to_contain_text("2 streams went on")

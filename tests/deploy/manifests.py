@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
 import sysconfig
 import tempfile
 
@@ -18,6 +19,10 @@ except ImportError:
     helm = None
 
 ROOT = pathlib.Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/sdk"))
+
+from patience import LIMIT_S  # noqa: E402, F401
+
 DEPLOY = ROOT / "deploy"
 SCHEMAS = pathlib.Path(__file__).parent / "schemas"
 CHART = DEPLOY / "helm/warmroute"

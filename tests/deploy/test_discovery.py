@@ -18,7 +18,7 @@ try:
 except ImportError:
     kmock = None
 
-from manifests import WARMROUTE
+from manifests import LIMIT_S, WARMROUTE
 
 NAMESPACE = "llm"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -87,12 +87,12 @@ class Router:
         self.admin = self.admin or self.address()
         if self.admin is None:
             return None
-        with urllib.request.urlopen(f"http://{self.admin}/fleet", timeout=5) as answer:
+        with urllib.request.urlopen(f"http://{self.admin}/fleet", timeout=LIMIT_S) as answer:
             rows = json.load(answer)["workers"]
         return {(row["name"], row["address"]) for row in rows if not row["is_draining"]}
 
     async def has(self, *expected):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + LIMIT_S
         while True:
             found = await asyncio.to_thread(self.workers)
             if found == set(expected):

@@ -14,6 +14,7 @@ use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, chat, eventually, fast, unhurried};
+use crate::patience::too_long;
 
 const CHAT: &str = "/v1/chat/completions";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -268,7 +269,7 @@ async fn a_proxy_protocol_header_names_the_client_and_is_required() {
     for header in [&b""[..], b"PROXY TCP4 1.2.3.4\r\n"] {
         assert_eq!(address_of(&cluster, header, "192.0.2.7").await.0, "");
     }
-    let ended = tokio::time::timeout(client::HANG, silent.read(&mut [0])).await;
+    let ended = tokio::time::timeout(too_long(), silent.read(&mut [0])).await;
     assert!(matches!(ended.unwrap(), Ok(0) | Err(_)));
     let closed = "warmroute_connections_closed_total";
     let count = cluster.metric(closed, &["reason=\"proxy_header\""]).await;

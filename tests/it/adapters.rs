@@ -8,6 +8,7 @@ use warmroute::sim::worker::Settings;
 
 use crate::client;
 use crate::cluster::{Cluster, Engine, chat, eventually, fast};
+use crate::patience::too_long;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -31,15 +32,9 @@ async fn an_adapter_that_was_loaded_just_now_is_found_by_its_first_request() {
     for (round, name) in ["first", "second"].into_iter().enumerate() {
         assert_eq!(cluster.post(CHAT, of(name, "x")).await.status, 404);
         load(&cluster.engines[round], name).await;
-        let began = Instant::now();
         let (answer, decided) = cluster.post_decided(CHAT, &of(name, "x")).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         assert_eq!(decided.worker, format!("w{round}"));
-        assert!(
-            began.elapsed() < Duration::from_secs(3),
-            "{:?}",
-            began.elapsed()
-        );
     }
     let found = cluster.metric("warmroute_model_lookups_total", &["found"]);
     assert!(found.await >= 2.0);
@@ -64,7 +59,7 @@ async fn a_second_worker_that_loads_an_adapter_is_found_while_it_is_requested() 
     let began = Instant::now();
     while used.len() < 2 {
         let waited = began.elapsed();
-        assert!(waited < Duration::from_secs(60), "only {used:?}");
+        assert!(waited < too_long(), "only {used:?}");
         let text = |number: u32| {
             of(
                 "new",

@@ -27,12 +27,11 @@ use warmroute::store::{
 };
 
 use crate::client::{self, Answer, Open};
-use crate::cluster::{self, Engine, Router, eventually, fast, unhurried, within};
+use crate::cluster::{self, Engine, Router, eventually, fast, unhurried};
+use crate::patience::too_long;
 use crate::redis_server::Server;
 
 const PATH: &str = "/v1/responses";
-/// Time within which the runs of a lost owner are taken over, with default settings.
-const TAKE_OVER: Duration = Duration::from_secs(25);
 
 /// Two routers, one engine, one Redis.
 struct Pair {
@@ -166,7 +165,7 @@ async fn get(router: &Router, response: &Value) -> Value {
 
 async fn ended(router: &Router, response: &Value) -> Value {
     let mut last = Value::Null;
-    within(TAKE_OVER, "it ends", async || {
+    eventually("it ends", async || {
         last = get(router, response).await;
         !["queued", "in_progress"].contains(&last["status"].as_str().unwrap())
     })
@@ -404,7 +403,7 @@ async fn a_stream_whose_record_is_unreadable_ends() {
     // As a newer release would write it.
     pair.redis
         .cli(&["hset", &record_name(&pair.redis), "v", "99"]);
-    let rest = tokio::time::timeout(TAKE_OVER, reading.rest());
+    let rest = tokio::time::timeout(too_long(), reading.rest());
     let (rest, is_whole) = rest.await.unwrap();
     assert!(is_whole && rest.contains("event: error\n"), "{rest}");
 }

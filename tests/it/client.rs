@@ -1,7 +1,6 @@
 //! A small HTTP client: one connection for each request, whole answers or pieces as they come.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -13,8 +12,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::task::{JoinHandle, JoinSet};
 
-/// No answer takes this long; it only separates a hang from an answer.
-pub(crate) const HANG: Duration = Duration::from_secs(30);
+use crate::patience::too_long;
 
 /// A whole answer.
 #[derive(Debug)]
@@ -78,7 +76,7 @@ impl Drop for Connection {
 impl Open {
     /// The next piece; `None` at the end, an error if the answer is cut.
     pub(crate) async fn next(&mut self) -> Option<Result<Bytes, hyper::Error>> {
-        let frame = tokio::time::timeout(HANG, self.body.frame())
+        let frame = tokio::time::timeout(too_long(), self.body.frame())
             .await
             .expect("a piece, an end or an error, but no hang");
         frame.map(|frame| frame.map(|frame| frame.into_data().unwrap_or_default()))
@@ -152,7 +150,7 @@ pub(crate) async fn try_open(
         let answer = sender.send_request(request).await;
         Ok::<_, String>((answer.map_err(|error| error.to_string())?, connection))
     };
-    let (answer, connection) = tokio::time::timeout(HANG, answer)
+    let (answer, connection) = tokio::time::timeout(too_long(), answer)
         .await
         .map_err(|_| "no answer".to_owned())??;
     let (head, body) = answer.into_parts();
@@ -234,7 +232,7 @@ pub(crate) async fn http2(
             (place, status, String::from_utf8(body.to_vec()).unwrap())
         });
     }
-    while let Some(done) = tokio::time::timeout(HANG, running.join_next())
+    while let Some(done) = tokio::time::timeout(too_long(), running.join_next())
         .await
         .unwrap()
     {

@@ -24,17 +24,13 @@ use warmroute::sim::worker::{self, CacheContents, RequestStats, Settings, Transf
 
 use crate::client::{self, Answer, Open};
 use crate::own_ports;
+use crate::patience::too_long;
 
 /// The only wait: polls until the condition holds, and gives up after far longer than it can take.
 pub(crate) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    within(Duration::from_secs(20), what, &mut holds).await;
-}
-
-/// As [`eventually`], for what the router promises within a time.
-pub(crate) async fn within(limit: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let started = Instant::now();
     while !holds().await {
-        assert!(started.elapsed() < limit, "not within {limit:?}: {what}");
+        assert!(started.elapsed() < too_long(), "never: {what}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }

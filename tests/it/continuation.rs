@@ -10,7 +10,7 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings};
 
 use crate::client;
-use crate::cluster::{Cluster, Engine, eventually, fast, unhurried, within};
+use crate::cluster::{Cluster, Engine, eventually, fast, unhurried};
 use crate::model_names::named;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -347,27 +347,23 @@ async fn after_a_prefill_leg_another_decode_worker_goes_on_alone() {
         let alone = Engine::here("alone", fast()).await;
         cluster.engines[1].fault(cut_after(3)).await;
         let mut number = 0;
-        within(
-            Duration::from_secs(60),
-            "a stream was cut and continued",
-            async || {
-                number += 1;
-                let text = format!("{number}: all that was said before. ").repeat(8);
-                let body = asking(CHAT, &text, 9);
-                let whole = unbroken(&alone, CHAT, &body).await;
-                let answer = cluster.post(CHAT, body.to_string()).await;
-                let found = read(answer.text());
-                assert_eq!((found.ends, found.errors), (1, 0), "{}", answer.text());
-                assert_eq!(
-                    (found.text, found.usage),
-                    (whole.text, whole.usage),
-                    "{}",
-                    answer.text()
-                );
-                let is_split = cluster.engines[0].kv_transfers().await.prefill_legs > 0;
-                is_split && answer.text().contains("x-warmroute-continued")
-            },
-        )
+        eventually("a stream was cut and continued", async || {
+            number += 1;
+            let text = format!("{number}: all that was said before. ").repeat(8);
+            let body = asking(CHAT, &text, 9);
+            let whole = unbroken(&alone, CHAT, &body).await;
+            let answer = cluster.post(CHAT, body.to_string()).await;
+            let found = read(answer.text());
+            assert_eq!((found.ends, found.errors), (1, 0), "{}", answer.text());
+            assert_eq!(
+                (found.text, found.usage),
+                (whole.text, whole.usage),
+                "{}",
+                answer.text()
+            );
+            let is_split = cluster.engines[0].kv_transfers().await.prefill_legs > 0;
+            is_split && answer.text().contains("x-warmroute-continued")
+        })
         .await;
         let metrics = cluster.metric(COUNT, &["continued"]).await;
         assert!(metrics >= 1.0);

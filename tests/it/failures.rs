@@ -13,10 +13,11 @@ use warmroute::routing::Policy;
 use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
-use crate::client::{self, Answer, HANG};
+use crate::client::{self, Answer};
 use crate::cluster::{
-    Cluster, Engine, Removed, Router, chat, config, eventually, fast, generating, unhurried, within,
+    Cluster, Engine, Removed, Router, chat, config, eventually, fast, generating, unhurried,
 };
+use crate::patience::too_long;
 use crate::stub::Stub;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -567,11 +568,9 @@ async fn an_engine_hears_at_once_that_a_client_left() {
             asked.abort();
         }
         aborted += 1;
-        within(
-            Duration::from_secs(1),
-            &format!("{path} was aborted"),
-            async || engine.stats().await.aborted == aborted,
-        )
+        eventually(&format!("{path} was aborted"), async || {
+            engine.stats().await.aborted == aborted
+        })
         .await;
     }
     let slow = Faults {
@@ -589,10 +588,7 @@ async fn an_engine_hears_at_once_that_a_client_left() {
         asked.abort();
         aborted += 1;
         let what = format!("{path}, stream {stream}, was aborted before its first byte");
-        within(Duration::from_secs(1), &what, async || {
-            engine.stats().await.aborted == aborted
-        })
-        .await;
+        eventually(&what, async || engine.stats().await.aborted == aborted).await;
     }
     let left = "outcome=\"client_disconnected\"";
     eventually("all are counted", async || {
@@ -622,7 +618,7 @@ async fn an_engine_hears_that_an_http2_client_gave_up() {
         })
         .await;
         asked.abort();
-        within(Duration::from_secs(1), "it was aborted", async || {
+        eventually("it was aborted", async || {
             engine.stats().await.aborted == before + 1
         })
         .await;
@@ -668,7 +664,7 @@ async fn a_client_that_does_not_read_holds_up_its_engine_and_nobody_else() {
     let mut answer = vec![0; 1 << 20];
     let mut read = 0;
     while read < held as usize + (1 << 20) {
-        let next = tokio::time::timeout(HANG, lazy.read(&mut answer)).await;
+        let next = tokio::time::timeout(too_long(), lazy.read(&mut answer)).await;
         read += next.unwrap().unwrap();
     }
     drop(lazy);
@@ -730,7 +726,10 @@ async fn an_http2_stream_that_gets_no_window_ends_alone() {
     };
     let started = std::time::Instant::now();
     while !is_reset().await {
-        assert!(started.elapsed() < HANG, "the stalled stream was not reset");
+        assert!(
+            started.elapsed() < too_long(),
+            "the stalled stream was not reset"
+        );
         for _ in 0..10 {
             read.frame().await.unwrap().unwrap();
         }
@@ -934,7 +933,10 @@ async fn what_runs_longer_than_the_drain_may_take_is_cut() {
 
 #[tokio::test]
 async fn an_idle_client_does_not_hold_up_a_drain() {
-    let mut cluster = Cluster::with_router_child(vec![fast()], |_| {}).await;
+    let mut cluster = Cluster::with_router_child(vec![fast()], |config| {
+        config.api.drain_timeout = 10 * too_long();
+    })
+    .await;
     let mut idle = TcpStream::connect(cluster.router.api).await.unwrap();
     idle.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n")
         .await
@@ -944,9 +946,8 @@ async fn an_idle_client_does_not_hold_up_a_drain() {
     let _never_used = TcpStream::connect(cluster.router.api).await.unwrap();
     let child = cluster.router.child.as_mut().unwrap();
     child.signal("INT");
-    // Far less than the 25 s of the limit.
     let mut status = None;
-    within(Duration::from_secs(10), "the router ends", async || {
+    eventually("the router ends", async || {
         status = child.ended();
         status.is_some()
     })
@@ -989,7 +990,7 @@ async fn a_connection_beyond_the_cap_waits_for_its_turn() {
 /// Reads until the other side closes; gives what came.
 async fn until_closed(stream: &mut TcpStream) -> String {
     let mut text = Vec::new();
-    let read = tokio::time::timeout(HANG, stream.read_to_end(&mut text)).await;
+    let read = tokio::time::timeout(too_long(), stream.read_to_end(&mut text)).await;
     // A reset is a close, too.
     let _ = read.expect("the connection is closed");
     String::from_utf8(text).unwrap()
@@ -1033,7 +1034,7 @@ async fn connections_that_dawdle_or_idle_are_closed() {
         }
     });
     let mut rest = Vec::new();
-    let read = tokio::time::timeout(HANG, reads.read_to_end(&mut rest)).await;
+    let read = tokio::time::timeout(too_long(), reads.read_to_end(&mut rest)).await;
     let _ = read.expect("the connection is closed");
     dribble.abort();
     eventually("both are counted", async || {
@@ -1065,7 +1066,7 @@ async fn a_body_that_drips_is_not_waited_for_forever() {
         }
     });
     let mut answer = vec![0; 4096];
-    let read = tokio::time::timeout(HANG, reads.read(&mut answer)).await;
+    let read = tokio::time::timeout(too_long(), reads.read(&mut answer)).await;
     let read = read.expect("an answer, not a hang").unwrap();
     drip.abort();
     let answer = String::from_utf8_lossy(&answer[..read]);

@@ -18,9 +18,10 @@ use warmroute::routing::Policy;
 use warmroute::secret::Secret;
 use warmroute::sim::fault::Faults;
 
-use crate::client::{self, Answer, HANG};
+use crate::client::{self, Answer};
 use crate::cluster::{self, Cluster, Router, chat, eventually, fast, unhurried};
 use crate::failures::hang;
+use crate::patience::too_long;
 
 const CHAT: &str = "/v1/chat/completions";
 /// Words in a prompt that make a [`ScriptedEngine`] fail.
@@ -341,7 +342,7 @@ async fn a_request_without_time_left_blames_no_worker() {
         tokio::time::sleep(Duration::from_millis(400)).await;
         slow.write_all(body.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        let read = tokio::time::timeout(HANG, slow.read_to_string(&mut answer)).await;
+        let read = tokio::time::timeout(too_long(), slow.read_to_string(&mut answer)).await;
         read.unwrap().unwrap();
         assert!(answer.starts_with("HTTP/1.1 504 "), "{answer}");
     }
@@ -417,7 +418,7 @@ async fn large_bodies_beyond_their_memory_are_refused_and_small_ones_go_on() {
     for mut upload in uploads {
         upload.write_all(rest.as_bytes()).await.unwrap();
         let mut answer = String::new();
-        let read = tokio::time::timeout(HANG, upload.read_to_string(&mut answer)).await;
+        let read = tokio::time::timeout(too_long(), upload.read_to_string(&mut answer)).await;
         read.unwrap().unwrap();
         assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }

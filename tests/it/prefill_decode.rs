@@ -1,6 +1,6 @@
 //! Requests over pairs of workers: one computes the prompt, another answers.
 
-mod failures;
+pub(crate) mod failures;
 mod messages;
 mod paths;
 mod sglang;

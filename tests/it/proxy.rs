@@ -10,8 +10,9 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::client::{self, HANG};
+use crate::client;
 use crate::cluster::{Cluster, Router, chat, fast, generating, unhurried};
+use crate::patience::too_long;
 use crate::stub::Stub;
 
 /// Digests as the engine writes them.
@@ -517,7 +518,7 @@ async fn a_body_that_is_too_large_is_refused_announced_or_not() {
                 assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0);
             }
         };
-        tokio::time::timeout(HANG, read).await.unwrap();
+        tokio::time::timeout(too_long(), read).await.unwrap();
         let answer = String::from_utf8(answer).unwrap();
         assert!(answer.starts_with("HTTP/1.1 413 "), "{answer}");
         assert!(answer.contains("request_too_large"), "{answer}");
@@ -657,7 +658,7 @@ async fn raw(router: &Router, request: &[&str]) -> String {
             assert_ne!(count, 0, "{}", String::from_utf8_lossy(&answer));
         }
     };
-    tokio::time::timeout(HANG, read).await.unwrap();
+    tokio::time::timeout(too_long(), read).await.unwrap();
     String::from_utf8(answer).unwrap()
 }
 

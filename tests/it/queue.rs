@@ -19,6 +19,7 @@ use warmroute::sim::fault::Faults;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::patience::too_long;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -94,7 +95,7 @@ impl Drop for Waiter {
 
 impl Waiter {
     async fn answer(mut self) -> Answer {
-        tokio::time::timeout(client::HANG, &mut self.0)
+        tokio::time::timeout(too_long(), &mut self.0)
             .await
             .unwrap()
             .unwrap()

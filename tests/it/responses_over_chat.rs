@@ -2,8 +2,6 @@
 
 mod others_faults;
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 use warmroute::config::Config;
 use warmroute::fleet::ResponsesApi;
@@ -11,7 +9,7 @@ use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 
 use crate::client;
-use crate::cluster::{Cluster, eventually, fast, unhurried, within};
+use crate::cluster::{Cluster, eventually, fast, unhurried};
 
 const PATH: &str = "/v1/responses";
 const CHAT_PATH: &str = "/v1/chat/completions";
@@ -255,7 +253,7 @@ async fn background_responses_run_resume_and_cancel() {
     eventually("it runs", async || cluster.requests().await[0] == 3).await;
     let cancelled = cluster.post(&format!("{path}/cancel"), "").await;
     assert_eq!(cancelled.json()["status"], "cancelled");
-    within(Duration::from_secs(10), "the engine stops", async || {
+    eventually("the engine stops", async || {
         cluster.engines[0].stats().await.aborted == 1
     })
     .await;

@@ -13,15 +13,13 @@ use warmroute::webhooks::{EndpointSettings, EventType};
 
 use self::receiver::{Received, Receiver, Reply};
 use crate::client;
-use crate::cluster::{Cluster, Engine, Router, config, eventually, fast, unhurried, within};
+use crate::cluster::{Cluster, Engine, Router, config, eventually, fast, unhurried};
 use crate::localhost_tls;
 use crate::redis_server::Server;
 use crate::reload::{Folder, text, workers};
 
 const KEY: &[u8] = b"a key of twenty-four bytes or more";
 const PATH: &str = "/v1/responses";
-/// For a retry after the first pause, and a replica's lease.
-const PATIENT: Duration = Duration::from_secs(60);
 
 fn secret() -> Secret {
     Secret::new(std::str::from_utf8(KEY).unwrap())
@@ -73,7 +71,7 @@ async fn begin(router: &Router, key: &str, tokens: usize) -> String {
 
 async fn received(receiver: &Receiver, count: usize) -> Vec<Received> {
     let mut found = Vec::new();
-    within(PATIENT, "the receiver gets its events", async || {
+    eventually("the receiver gets its events", async || {
         found = receiver.received();
         found.len() >= count
     })
@@ -84,7 +82,7 @@ async fn received(receiver: &Receiver, count: usize) -> Vec<Received> {
 
 async fn attempts(cluster: &Cluster, outcome: &str, count: f64) {
     let label = format!("outcome=\"{outcome}\"");
-    within(PATIENT, &format!("{count} of {outcome}"), async || {
+    eventually(&format!("{count} of {outcome}"), async || {
         let name = "warmroute_webhook_attempts_total";
         cluster.metric(name, &[&label]).await >= count
     })

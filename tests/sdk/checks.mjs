@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 
 import OpenAI from "openai";
 
-const client = new OpenAI({ baseURL: process.env.OPENAI_BASE_URL, apiKey: "none", maxRetries: 0, timeout: 30_000 });
+const client = new OpenAI({ baseURL: process.env.OPENAI_BASE_URL, apiKey: "none", maxRetries: 0, timeout: Number(process.env.LIMIT_MS) });
 const model = "sim";
 const messages = [{ role: "user", content: "Tell me of the sea." }];
 

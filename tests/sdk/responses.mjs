@@ -17,7 +17,7 @@ const weather = {
 const include = ["reasoning.encrypted_content"];
 
 const clients = process.env.OPENAI_BASE_URLS.split(",").map(
-  (baseURL) => new OpenAI({ baseURL, apiKey: "none", maxRetries: 0, timeout: 30_000 }),
+  (baseURL) => new OpenAI({ baseURL, apiKey: "none", maxRetries: 0, timeout: Number(process.env.LIMIT_MS) }),
 );
 let turn = 0;
 const sdk = () => clients[turn++ % clients.length];

@@ -7,6 +7,7 @@ import unittest
 import openai
 
 from cluster import ENGINE_ARGUMENTS, Cluster
+from patience import LIMIT_S
 
 try:
     import agents
@@ -16,7 +17,6 @@ except ImportError:
     agents = None
 
 MODEL = "sim"
-CALL_LIMIT_S = 30
 
 
 class ToTheNext:
@@ -50,7 +50,7 @@ class Agents(unittest.IsolatedAsyncioTestCase):
             base_url=f"{self.cluster.router.url}/v1",
             api_key="none",
             max_retries=0,
-            timeout=CALL_LIMIT_S,
+            timeout=LIMIT_S,
             http_client=openai.DefaultAsyncHttpxClient(event_hooks={"request": [self.sent]}),
         )
         self.addAsyncCleanup(self.client.close)
@@ -70,7 +70,7 @@ class Agents(unittest.IsolatedAsyncioTestCase):
         )
 
     async def run_agent(self, text, **options):
-        return await asyncio.wait_for(agents.Runner.run(self.agent, text, **options), 2 * CALL_LIMIT_S)
+        return await asyncio.wait_for(agents.Runner.run(self.agent, text, **options), 2 * LIMIT_S)
 
     def creates(self):
         return self.sent.paths.count(("POST", "/v1/responses"))

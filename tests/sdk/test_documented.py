@@ -7,6 +7,7 @@ import shapes
 import wire
 from cluster import Cluster
 from situations import MODEL, TEXT, TIDE, message
+from patience import LIMIT_S
 
 CALLS = (
     {"type": "computer_call", "call_id": "c", "id": "cu_1", "status": "completed", "pending_safety_checks": [],
@@ -88,7 +89,7 @@ class Documented(unittest.TestCase):
 
     def frame(self, connection, frame):
         connection.send(json.dumps(frame) if isinstance(frame, dict) else frame)
-        return json.loads(connection.recv(timeout=30))
+        return json.loads(connection.recv(timeout=LIMIT_S))
 
     def test_frames_of_a_websocket(self):
         body = {"type": "response.create", "model": MODEL, "input": TEXT, "max_output_tokens": 4}

@@ -6,10 +6,10 @@ import unittest
 import openai
 
 from cluster import Cluster
+from patience import LIMIT_S
 
 HELLO = [{"role": "user", "content": "hello"}]
 MODEL = "sim"
-CALL_LIMIT_S = 30
 
 TENANTS = [
     # Room for two, and another one each second.
@@ -34,7 +34,7 @@ class Limits(unittest.TestCase):
             base_url=f"{self.cluster.routers[replica].url}/v1",
             api_key=f"sk-{name}",
             max_retries=max_retries,
-            timeout=CALL_LIMIT_S,
+            timeout=LIMIT_S,
         )
         self.addCleanup(client.close)
         return client
@@ -56,10 +56,8 @@ class Limits(unittest.TestCase):
         self.assertGreaterEqual(int(headers["retry-after"]), 1)
         waited = int(headers["retry-after-ms"]) / 1000
         self.assertLessEqual(waited, 2)
-        started = time.monotonic()
         patient = self.client("few", max_retries=5, replica=1)
         patient.chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
-        self.assertLess(time.monotonic() - started, CALL_LIMIT_S)
 
     def test_the_sdk_waits_as_long_as_it_is_told_and_retries_once(self):
         self.client("slow").chat.completions.create(model=MODEL, messages=HELLO, max_tokens=1)
@@ -70,16 +68,14 @@ class Limits(unittest.TestCase):
         waited = time.monotonic() - started
         self.assertEqual(raw.retries_taken, 1)
         self.assertGreater(waited, 1.5)
-        self.assertLess(waited, CALL_LIMIT_S)
 
     def test_a_request_that_never_fits_is_not_retried(self):
         client = self.client("small", max_retries=5)
-        started = time.monotonic()
         with self.assertRaises(openai.RateLimitError) as caught:
             client.completions.create(model=MODEL, prompt=list(range(1, 700)), max_tokens=1)
         self.assertEqual(caught.exception.type, "tokens")
         self.assertEqual(caught.exception.response.headers["x-should-retry"], "false")
-        self.assertLess(time.monotonic() - started, 5)
+        self.assertEqual(caught.exception.request.headers["x-stainless-retry-count"], "0")
 
     def test_models_and_lengths_have_errors_of_their_own(self):
         with self.assertRaises(openai.NotFoundError) as caught:

@@ -8,12 +8,11 @@ except ImportError:
     anthropic = None
 
 from cluster import Cluster, get
+from patience import LIMIT_S
 
 HELLO = [{"role": "user", "content": "Tell me of the sea, at some length, if you would."}]
 MODEL = "sim"
 
-#: For one call of the SDK, its retries not counted.
-CALL_LIMIT_S = 30
 
 WEATHER = {
     "name": "weather",
@@ -23,7 +22,7 @@ WEATHER = {
 
 
 def client(url, **options):
-    options = {"max_retries": 0, "timeout": CALL_LIMIT_S, "api_key": "none", **options}
+    options = {"max_retries": 0, "timeout": LIMIT_S, "api_key": "none", **options}
     return anthropic.Anthropic(base_url=url, **options)
 
 

@@ -12,6 +12,7 @@ import shapes
 import wire
 from cluster import ENGINE_ARGUMENTS, Cluster
 from situations import PIXEL, message
+from patience import LIMIT_S
 
 URL = os.environ.get("OPEN_RESPONSES_URL")
 MODEL = os.environ.get("OPEN_RESPONSES_MODEL", "sim")
@@ -57,7 +58,7 @@ class OpenResponses(unittest.TestCase):
         """The response of a turn that completes, each of its events of a type of the document."""
         connection.send(json.dumps({"type": "response.create", "model": MODEL, "input": given, **options}))
         while True:
-            event = self.event(json.loads(connection.recv(timeout=30)))
+            event = self.event(json.loads(connection.recv(timeout=LIMIT_S)))
             if event["type"] == "error":
                 return event
             if event["type"] in ("response.completed", "response.failed", "response.incomplete"):

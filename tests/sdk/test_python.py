@@ -1,22 +1,20 @@
 """OpenAI's Python SDK against a router and its engines, over real sockets."""
 
 import asyncio
-import time
 import unittest
 
 import openai
 
 from cluster import Cluster, eventually
+from patience import LIMIT_S
 
 HELLO = [{"role": "user", "content": "Tell me of the sea, at some length, if you would."}]
 MODEL = "sim"
 
-#: For one call of the SDK, its retries not counted.
-CALL_LIMIT_S = 30
 
 
 def client(cluster, **options):
-    options = {"max_retries": 0, "timeout": CALL_LIMIT_S, **options}
+    options = {"max_retries": 0, "timeout": LIMIT_S, **options}
     return openai.OpenAI(base_url=cluster.base_url, api_key="none", **options)
 
 
@@ -102,10 +100,10 @@ class Answers(WithCluster):
             return [chunk async for chunk in chunks][-1].usage.completion_tokens
 
         async def all_of_them():
-            options = {"max_retries": 0, "timeout": CALL_LIMIT_S}
+            options = {"max_retries": 0, "timeout": LIMIT_S}
             async with openai.AsyncOpenAI(base_url=self.cluster.base_url, api_key="none", **options) as fan:
                 streams = asyncio.gather(*(stream(fan, number) for number in range(50)))
-                return await asyncio.wait_for(streams, 2 * CALL_LIMIT_S)
+                return await asyncio.wait_for(streams, 2 * LIMIT_S)
 
         self.assertEqual(asyncio.run(all_of_them()), [40] * 50)
 
@@ -174,14 +172,12 @@ class LostEngines(unittest.TestCase):
                 engine.kill()
             eventually("the router has noticed", lambda: not cluster.is_ready())
             before = sum(value for _, value in cluster.metric("warmroute_requests_total"))
-            started = time.monotonic()
             with self.assertRaises(openai.InternalServerError) as caught:
                 patient.chat.completions.create(model=MODEL, messages=HELLO)
             self.assertEqual(caught.exception.status_code, 503)
             self.assertEqual(caught.exception.code, "no_healthy_worker")
             # The router says when to come back, and it is soon.
             self.assertEqual(caught.exception.response.headers["retry-after"], "1")
-            self.assertLess(time.monotonic() - started, CALL_LIMIT_S)
             after = sum(value for _, value in cluster.metric("warmroute_requests_total"))
             self.assertEqual(after - before, 3)
 
@@ -198,12 +194,10 @@ class LostEngines(unittest.TestCase):
             for _ in range(5):
                 next(chunks)
             cluster.engines[0].kill()
-            started = time.monotonic()
             with self.assertRaises(openai.APIError) as caught:
                 for _ in chunks:
                     pass
             self.assertEqual(caught.exception.code, "engine_stream_broken")
-            self.assertLess(time.monotonic() - started, 5)
 
     def test_a_response_whose_engine_dies_has_failed(self):
         with Cluster(engines=1, engine_arguments=("--decode-time", "50ms")) as cluster, client(cluster) as impatient:

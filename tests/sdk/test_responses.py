@@ -9,6 +9,7 @@ import openai
 import pydantic
 
 from cluster import ENGINE_ARGUMENTS, STATE_TOKEN_KEY, Cluster, eventually
+from patience import LIMIT_S
 
 MODEL = "sim"
 HELLO = "Tell me of the sea, at some length, if you would."
@@ -21,15 +22,13 @@ WEATHER = {
 }
 ENCRYPTED = ["reasoning.encrypted_content"]
 
-#: For one call of the SDK, its retries not counted.
-CALL_LIMIT_S = 30
 
 
 class Replicas:
     """A client of each router; whatever is asked for goes to the next of them."""
 
     def __init__(self, cluster, key="none", **options):
-        options = {"max_retries": 0, "timeout": CALL_LIMIT_S, "api_key": key, **options}
+        options = {"max_retries": 0, "timeout": LIMIT_S, "api_key": key, **options}
         self.clients = [openai.OpenAI(base_url=f"{router.url}/v1", **options) for router in cluster.routers]
         self.turns = itertools.cycle(self.clients)
 
@@ -410,7 +409,7 @@ class Continue(WithReplicas):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(2 * CALL_LIMIT_S)
+            thread.join(2 * LIMIT_S)
         start = [user("Tell me of the sea."), {"role": "assistant", "content": root.output_text}]
         for text in texts:
             whole = self.sdk.create([*start, user(text)], store=False)
@@ -864,7 +863,7 @@ class LostStore(unittest.TestCase):
             asking.start()
             eventually("the engine works", lambda: cluster.seen("running") == 1)
             cluster.redis.kill()
-            asking.join(2 * CALL_LIMIT_S)
+            asking.join(2 * LIMIT_S)
             [error] = failed
             self.assertEqual(error.status_code, 503)
             self.assertEqual(error.response.headers["x-should-retry"], "false")

@@ -8,6 +8,7 @@ import openai
 import shapes
 import wire
 from cluster import ENGINE_ARGUMENTS, Cluster, eventually, get
+from patience import LIMIT_S
 
 MODEL = "sim"
 HELLO = "Tell me of the sea, at some length, if you would."
@@ -18,8 +19,6 @@ WEATHER = {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
     "strict": False,
 }
-#: For one call of the SDK.
-CALL_LIMIT_S = 30
 
 
 class StrictTypes(unittest.TestCase):
@@ -35,7 +34,7 @@ class StrictTypes(unittest.TestCase):
                 base_url=f"{router.url}/v1",
                 api_key="none",
                 max_retries=0,
-                timeout=CALL_LIMIT_S,
+                timeout=LIMIT_S,
                 _strict_response_validation=True,
             )
             for router in cls.cluster.routers

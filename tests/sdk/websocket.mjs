@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import OpenAI from "openai";
 import { ResponsesWS } from "openai/resources/responses/ws";
 
-const client = new OpenAI({ baseURL: process.env.OPENAI_BASE_URL, apiKey: "none", maxRetries: 0, timeout: 30_000 });
+const client = new OpenAI({ baseURL: process.env.OPENAI_BASE_URL, apiKey: "none", maxRetries: 0, timeout: Number(process.env.LIMIT_MS) });
 const socket = new ResponsesWS(client);
 const events = socket.stream();
 const last = ["response.completed", "response.incomplete", "response.failed", "error"];

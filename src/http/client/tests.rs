@@ -148,3 +148,20 @@ fn an_expired_connection_is_not_borrowed() {
     assert_eq!(other.send(), "ok");
     assert_eq!(accepted.load(SeqCst), 2);
 }
+
+#[tokio::test]
+async fn a_connection_that_was_idle_for_longer_than_a_request_allows_is_left_for_others() {
+    let (address, accepted) = server(usize::MAX);
+    let pool = Pool::new(address, patient());
+    let request = || Request::get("/").body(Full::default()).unwrap();
+    for (max_idle, expected) in [
+        (Duration::MAX, 1),
+        (Duration::MAX, 1),
+        (Duration::ZERO, 2),
+        (Duration::MAX, 2),
+    ] {
+        let answer = pool.send_young(request(), max_idle).await.unwrap();
+        assert_eq!(answer.collect().await.unwrap().to_bytes(), "ok");
+        assert_eq!(accepted.load(SeqCst), expected, "{max_idle:?}");
+    }
+}

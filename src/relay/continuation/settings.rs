@@ -20,7 +20,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
-            // A request whose body made engines cut the connection twice is refused, too.
+            // A request whose body made two engines cut the connection is refused, too.
             max_per_request: 1,
             // The context of most models; half a megabyte.
             max_tokens: 131_072,

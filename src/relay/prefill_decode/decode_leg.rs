@@ -40,7 +40,7 @@ impl LegContext<'_> {
         let sending = Sending {
             kind: RequestKind::Leg,
             rank: self.decode_rank(),
-            may_resend: false,
+            reuse: self.attempts.reuse().without_replacement(),
             carried: None,
             span,
         };

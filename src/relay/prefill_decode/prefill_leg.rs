@@ -10,7 +10,7 @@ use crate::relay::exchange::{self, RequestKind, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
 use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
-use crate::relay::retries::Failure;
+use crate::relay::retries::{Failure, Reuse};
 use crate::relay::running::{OptimisticInsert, Running};
 use crate::relay::send::may_refuse_rank;
 use crate::relay::traced;
@@ -68,14 +68,18 @@ impl LegContext<'_> {
         };
         let body = legs.prefill(&transfer);
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
-        let may_resend = !settings.connector.needs_bootstrap() && self.attempts.cuts() == 0;
+        let reuse = match settings.connector.needs_bootstrap() {
+            true => self.attempts.reuse().without_replacement(),
+            false => self.attempts.reuse(),
+        };
+        let may_resend = reuse == Reuse::Replaced;
         if let Some(span) = &mut span {
             span.update(|tried| tried.rank = transfer.rank());
         }
         let sending = Sending {
             kind: RequestKind::Leg,
             rank: transfer.rank(),
-            may_resend,
+            reuse,
             carried: None,
             span: span.as_deref(),
         };

@@ -17,7 +17,7 @@ use crate::relay::exchange::{self, RequestKind, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
 use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
-use crate::relay::retries::Failure;
+use crate::relay::retries::{Failure, Reuse};
 use crate::relay::running::{OpenLeg, OptimisticInsert, Running};
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
@@ -115,7 +115,7 @@ impl LegContext<'_> {
                 kind: RequestKind::Leg,
                 rank: self.decode_rank(),
                 // The room may be used already.
-                may_resend: false,
+                reuse: self.attempts.reuse().without_replacement(),
                 carried: None,
                 span: span.as_deref(),
             };
@@ -211,7 +211,7 @@ impl LegContext<'_> {
         let sending = Sending {
             kind: RequestKind::Leg,
             rank: room.rank(),
-            may_resend: false,
+            reuse: Reuse::Never,
             carried: None,
             span,
         };

@@ -120,21 +120,17 @@ async fn a_response_goes_on_as_often_as_is_allowed_and_then_fails_with_its_text(
         let gone = owner;
         // Who goes on with it?
         let mut runs = Vec::new();
-        crate::cluster::within(
-            Duration::from_secs(25),
-            "it runs or has ended",
-            async || {
-                runs.clear();
-                for place in (0..3).filter(|place| *place != gone) {
-                    if fleet.metric(place, "warmroute_background_running").await > 0.0 {
-                        runs.push(place);
-                    }
+        crate::cluster::eventually("it runs or has ended", async || {
+            runs.clear();
+            for place in (0..3).filter(|place| *place != gone) {
+                if fleet.metric(place, "warmroute_background_running").await > 0.0 {
+                    runs.push(place);
                 }
-                let place = (0..3).find(|place| *place != gone).unwrap();
-                let answer = client::get(fleet.routers[place].api, &format!("{PATH}/{id}")).await;
-                !runs.is_empty() || answer.json()["status"] == "failed"
-            },
-        )
+            }
+            let place = (0..3).find(|place| *place != gone).unwrap();
+            let answer = client::get(fleet.routers[place].api, &format!("{PATH}/{id}")).await;
+            !runs.is_empty() || answer.json()["status"] == "failed"
+        })
         .await;
         // It has written some text of its own.
         tokio::time::sleep(Duration::from_millis(500)).await;

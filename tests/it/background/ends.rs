@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::{PATH, Pair, ask, ended, is_up, over, part, path, patient, short_lease};
 use crate::client;
-use crate::cluster::{Engine, Router, eventually, unhurried, within};
+use crate::cluster::{Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
 
 /// A status that is an argument of its own: only the write of an end has it.
@@ -160,7 +160,7 @@ async fn with_a_turn(pair: &Pair) -> Value {
 
 /// The conversation goes on with this router, and has so many turns then.
 async fn goes_on(router: &Router, conversation: &Value, turns: usize) {
-    within(super::TAKE_OVER, "the conversation is free", async || {
+    eventually("the conversation is free", async || {
         let mut open = turn(router, conversation).await;
         let is_free = open.status == 200;
         let _ = open.rest().await;

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 use warmroute::sim::fault::Faults;
 
 use super::fleet::{Fleet, end, ends_once, replayed, retrieved};
-use super::{PATH, TAKE_OVER, ask, cancel, create, events, get, part, path, said};
+use super::{PATH, ask, cancel, create, events, get, part, path, said};
 use crate::client::{self, Open};
-use crate::cluster::{self, Engine, Router, eventually, unhurried, within};
+use crate::cluster::{self, Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
 
 /// A stream that the first router runs: its text up to some event, and the response.
@@ -97,7 +97,7 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
     fleet.runs(2).await;
     fleet.redis.kill();
     // One is in the middle of its events when Redis is killed, the other at its end.
-    within(TAKE_OVER, "the engine has said all", async || {
+    eventually("the engine has said all", async || {
         fleet.engine.stats().await.finished == 2
     })
     .await;
@@ -140,7 +140,7 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
             true => fleet.redis.kill(),
             false => fleet.redis.pause(),
         }
-        within(TAKE_OVER, "the leases have expired", async || {
+        eventually("the leases have expired", async || {
             let mut expired = 0.0;
             for place in 0..3 {
                 let sample = "warmroute_background_leases_expired_total";
@@ -233,7 +233,7 @@ async fn a_cancelled_response_whose_router_is_dead_keeps_the_output_that_was_sen
     assert_eq!(cancel(&fleet.routers[1], &two).await.status, 200);
     let left = [&fleet.routers[1], &fleet.routers[2]];
     let mut last = Value::Null;
-    within(TAKE_OVER, "its output is stored", async || {
+    eventually("its output is stored", async || {
         last = retrieved(left[1], &two).await.unwrap();
         last["output"] != json!([])
     })
@@ -373,7 +373,7 @@ async fn a_router_paused_beyond_its_lease_writes_nothing_more() {
         assert_eq!(failed["status"], "failed");
         // The engine's whole answer waits in the paused router's socket.
         let finished = 3 * round as u64 + 2;
-        within(TAKE_OVER, "the engine has said all", async || {
+        eventually("the engine has said all", async || {
             fleet.engine.stats().await.finished >= finished
         })
         .await;

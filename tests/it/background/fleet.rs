@@ -7,9 +7,9 @@ use serde_json::Value;
 use warmroute::config::Config;
 use warmroute::sim::worker::Settings;
 
-use super::{PATH, TAKE_OVER, is_up, over, part, path, patient, short_lease};
+use super::{PATH, is_up, over, part, path, patient, short_lease};
 use crate::client::{self, Open};
-use crate::cluster::{Engine, Router, eventually, within};
+use crate::cluster::{Engine, Router, eventually};
 use crate::redis_server::Server;
 
 const END: &str = "data: [DONE]\n\n";
@@ -66,7 +66,7 @@ impl Fleet {
 
     /// Waits until the engine runs this many requests.
     pub(super) async fn runs(&self, count: u64) {
-        within(TAKE_OVER, "the engine runs so many", async || {
+        eventually("the engine runs so many", async || {
             self.engine.stats().await.running == count
         })
         .await;
@@ -101,7 +101,7 @@ pub(super) async fn end(routers: &[&Router], response: &Value) -> Value {
     let mut ends = Vec::new();
     for router in routers {
         let mut last = Value::Null;
-        within(TAKE_OVER, "it ends on every router", async || {
+        eventually("it ends on every router", async || {
             last = retrieved(router, response).await.unwrap_or_default();
             let status = last["status"].as_str().unwrap_or("queued");
             !["queued", "in_progress"].contains(&status)

@@ -6,8 +6,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::CHAT;
-use crate::client::{self, HANG};
+use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::patience::too_long;
 use crate::stub::Stub;
 
 const DATA: u8 = 0;
@@ -69,7 +70,7 @@ async fn has_frame(stream: &mut TcpStream, wanted: u8) -> bool {
             }
         }
     };
-    let found = tokio::time::timeout(HANG, read).await;
+    let found = tokio::time::timeout(too_long(), read).await;
     found.expect("a frame or an end, but no hang").is_some()
 }
 

@@ -7,8 +7,9 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
 use super::{CHAT, MODELS, quick};
-use crate::client::{self, HANG};
+use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::patience::too_long;
 
 const MIB: f64 = (1 << 20) as f64;
 
@@ -29,7 +30,7 @@ async fn connections(cluster: &Cluster, count: usize) -> Vec<TcpStream> {
                 assert_ne!(stream.read_buf(&mut answer).await.unwrap(), 0);
             }
         };
-        tokio::time::timeout(HANG, whole).await.unwrap();
+        tokio::time::timeout(too_long(), whole).await.unwrap();
         open.push(stream);
     }
     open
@@ -65,7 +66,7 @@ async fn idle_connections_cost_little_and_leave_nothing_behind() {
     for stream in idle.iter_mut().step_by(100) {
         stream.write_all(MODELS.as_bytes()).await.unwrap();
         let mut answer = [0; 15];
-        let read = tokio::time::timeout(HANG, stream.read_exact(&mut answer)).await;
+        let read = tokio::time::timeout(too_long(), stream.read_exact(&mut answer)).await;
         read.unwrap().unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200 OK");
     }

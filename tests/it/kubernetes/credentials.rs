@@ -6,7 +6,7 @@ use warmroute::config::reader;
 
 use super::fake::FakeApi;
 use super::*;
-use crate::cluster::{Router, within};
+use crate::cluster::Router;
 use crate::localhost_tls::tls;
 
 #[tokio::test]
@@ -24,11 +24,9 @@ async fn a_service_accounts_token_may_change() {
     api.set(|faults| drop(faults.tokens.remove(0)));
     put_pods(&api, &["b"]);
     api.drop_connections();
-    within(
-        Duration::from_secs(15),
-        "the new token is used",
-        async || router.serving() == ["a", "b"],
-    )
+    eventually("the new token is used", async || {
+        router.serving() == ["a", "b"]
+    })
     .await;
     // An expired one: the workers stay until there is another.
     api.set(|faults| faults.tokens = vec!["third".to_owned()]);

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::combinators::BoxBody;
@@ -366,8 +366,9 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
 }
 
 async fn list(shared: &Shared, query: &Query, faults: &Faults) -> Response<Body> {
-    if !faults.list_delay.is_zero() {
-        tokio::time::sleep(faults.list_delay).await;
+    let began = Instant::now();
+    while began.elapsed() < shared.state.lock().faults.list_delay {
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let mut state = shared.state.lock();
     let page_number = query.continue_token.as_ref().map_or(0, |token| {

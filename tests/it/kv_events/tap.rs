@@ -8,8 +8,8 @@ use tokio::sync::mpsc;
 use warmroute::sim::worker::Settings;
 
 use super::followed::Prompt;
-use crate::client::HANG;
 use crate::cluster::{Engine, Killed, telling};
+use crate::patience::too_long;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_warmroute");
 
@@ -47,7 +47,7 @@ impl Tap {
     async fn until(&mut self, wanted: &[&str]) -> Vec<String> {
         let mut read = Vec::new();
         loop {
-            let line = tokio::time::timeout(HANG, self.lines.recv()).await;
+            let line = tokio::time::timeout(too_long(), self.lines.recv()).await;
             let Ok(Some(line)) = line else {
                 panic!("no line with {wanted:?}: {read:#?}");
             };

@@ -14,19 +14,17 @@ use warmroute::sim::fault::transfer::TransferFaults;
 use warmroute::sim::worker::{Connector, Role, Settings, TransferSettings, TransferStats};
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, Engine, chat, eventually, fast, within};
+use crate::cluster::{Cluster, Engine, chat, eventually, fast};
 use crate::failures::{hang, refuse};
 
 /// Long enough for a fetch on a busy machine, and short enough to wait for its end.
 const LEASE: Duration = Duration::from_secs(10);
-/// Within which nothing of a test is pinned any more.
-const UNPINNED: Duration = Duration::from_secs(25);
 /// Requests that may be needed until one meets the engine that fails.
 const ROUNDS: usize = 20;
 
-pub(super) const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
+pub(crate) const BOTH: [Connector; 2] = [Connector::Nixl, Connector::Mooncake];
 
-pub(super) fn engine(role: Role, connector: Connector) -> Settings {
+pub(crate) fn engine(role: Role, connector: Connector) -> Settings {
     Settings {
         transfer: TransferSettings {
             role: Some(role),
@@ -281,18 +279,14 @@ impl Fleet {
 
     /// And in the end no blocks stay pinned.
     pub(super) async fn is_unpinned(&self, what: &str) {
-        within(
-            UNPINNED,
-            &format!("{what}: nothing is pinned"),
-            async || {
-                for engine in &self.cluster.engines {
-                    if !engine.is_gone() && engine.kv_transfers().await.pinned > 0 {
-                        return false;
-                    }
+        eventually(&format!("{what}: nothing is pinned"), async || {
+            for engine in &self.cluster.engines {
+                if !engine.is_gone() && engine.kv_transfers().await.pinned > 0 {
+                    return false;
                 }
-                true
-            },
-        )
+            }
+            true
+        })
         .await;
         self.is_clean(what).await;
     }
@@ -314,7 +308,7 @@ fn impatient(config: &mut Config) {
 }
 
 /// Splits all prompts, in turns.
-fn split(config: &mut Config, connector: Connector) {
+pub(crate) fn split(config: &mut Config, connector: Connector) {
     config.prefill_decode.connector = Some(match connector {
         Connector::Nixl => kv_transfer::Connector::Nixl,
         Connector::Mooncake => kv_transfer::Connector::Mooncake,

@@ -15,11 +15,10 @@ use warmroute::fleet::kv_transfer::Connector;
 use super::failures::said;
 use super::paths::decision;
 use crate::client::{self, Answer};
-use crate::cluster::{self, Router, eventually, within};
+use crate::cluster::{self, Router, eventually};
+use crate::patience::too_long;
 use crate::sglang_engine::{Fault, Rooms, SglangEngine};
 
-/// What is promised after a leg's death, on a busy machine.
-const SOON: Duration = Duration::from_secs(2);
 const PATH: &str = "/v1/chat/completions";
 
 struct Pairs {
@@ -69,6 +68,8 @@ impl Pairs {
         };
         let mut config = cluster::config();
         config.prefill_decode.connector = Some(Connector::Sglang);
+        // Longer than a test waits: what ends before that ends because a leg has.
+        config.prefill_decode.advanced.transfer_timeout = 10 * too_long();
         let of_role = |of: &[SglangEngine], role| {
             let specs = of.iter().map(|engine| spec(engine, role));
             specs.collect::<Vec<_>>()
@@ -111,7 +112,7 @@ impl Pairs {
     }
 
     async fn nothing_stays_open(&self) {
-        within(SOON, "both legs are closed", async || self.open_legs() == 0).await;
+        eventually("both legs are closed", async || self.open_legs() == 0).await;
     }
 }
 
@@ -152,10 +153,8 @@ async fn a_prefill_worker_that_dies_ends_the_decode_leg_at_once() {
         let killing = async {
             eventually("both legs wait", async || pairs.open_legs() == 2).await;
             pairs.prefills[0].kill();
-            Instant::now()
         };
-        let (answer, killed) = tokio::join!(asking, killing);
-        assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+        let (answer, ()) = tokio::join!(asking, killing);
         assert!((502..=503).contains(&answer.status), "{}", answer.text());
         pairs.nothing_stays_open().await;
     }
@@ -170,10 +169,8 @@ async fn a_decode_worker_that_dies_ends_the_prefill_leg_at_once() {
     let killing = async {
         eventually("both legs wait", async || pairs.open_legs() == 2).await;
         pairs.decodes[0].kill();
-        Instant::now()
     };
-    let (answer, killed) = tokio::join!(asking, killing);
-    assert!(killed.elapsed() < SOON, "{:?}", killed.elapsed());
+    let (answer, ()) = tokio::join!(asking, killing);
     assert!((502..=503).contains(&answer.status), "{}", answer.text());
     pairs.nothing_stays_open().await;
 }
@@ -184,13 +181,11 @@ async fn another_pair_takes_a_request_in_a_new_room_when_a_leg_dies() {
     for engine in [&pairs.prefills[0], &pairs.decodes[1]] {
         engine.kill();
         for round in 0..10 {
-            let started = Instant::now();
             let answer = pairs
                 .ask(&chat(&format!("round {round}"), round % 2 == 0))
                 .await;
             assert_eq!(answer.status, 200, "{}", answer.text());
             assert_eq!(said(answer.text()), "together with another");
-            assert!(started.elapsed() < SOON, "{:?}", started.elapsed());
         }
     }
     let used = pairs.rooms.used.lock().clone();
@@ -220,10 +215,8 @@ async fn a_leg_that_is_refused_ends_the_other() {
     for (status, is_stream) in [(503, false), (503, true), (500, false)] {
         for engine in [&pairs.prefills[0], &pairs.decodes[0]] {
             engine.fault(Fault::Status(status));
-            let started = Instant::now();
             let answer = pairs.ask(&chat("x", is_stream)).await;
             assert!(answer.status >= 500, "{}", answer.text());
-            assert!(started.elapsed() < 2 * SOON, "{:?}", started.elapsed());
             pairs.nothing_stays_open().await;
             engine.fault(Fault::None);
         }

@@ -15,7 +15,8 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use super::ca::{Ca, Pair};
-use crate::client::{self, HANG};
+use crate::client;
+use crate::patience::too_long;
 
 /// What a client trusts, has and offers.
 #[derive(Clone)]
@@ -78,7 +79,7 @@ impl Client {
         }
         let name = ServerName::try_from("localhost").unwrap();
         let connecting = TlsConnector::from(Arc::new(config)).connect(name, stream);
-        let connected = tokio::time::timeout(HANG, connecting).await;
+        let connected = tokio::time::timeout(too_long(), connecting).await;
         connected
             .expect("no hang")
             .map_err(|error| error.to_string())
@@ -151,7 +152,9 @@ pub(super) async fn answer(
 async fn read(
     answer: impl Future<Output = hyper::Result<hyper::Response<hyper::body::Incoming>>>,
 ) -> Result<client::Answer, String> {
-    let answer = tokio::time::timeout(HANG, answer).await.expect("no hang");
+    let answer = tokio::time::timeout(too_long(), answer)
+        .await
+        .expect("no hang");
     let (head, body) = answer.map_err(|it| it.to_string())?.into_parts();
     let body = body.collect().await.map_err(|it| it.to_string())?;
     Ok(client::Answer {

@@ -7,8 +7,9 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::ca::{Ca, Folder};
 use super::client::{Client, SHORT};
-use crate::client::{self, HANG};
+use crate::client;
 use crate::cluster::{Router, chat, eventually};
+use crate::patience::too_long;
 use crate::stub::Stub;
 
 async fn is_closed(admin: SocketAddr, reason: &str) {
@@ -64,7 +65,7 @@ async fn a_connection_without_a_request_ends_with_a_notice() {
         .await
         .unwrap();
     // Without the notice this is an error.
-    let read = tokio::time::timeout(HANG, idle.read(&mut [0; 64])).await;
+    let read = tokio::time::timeout(too_long(), idle.read(&mut [0; 64])).await;
     assert_eq!(read.unwrap().unwrap(), 0);
     is_closed(router.admin, "idle").await;
 }

@@ -14,6 +14,7 @@ use super::client::metric;
 use super::worker::Front;
 use crate::client;
 use crate::cluster::{Engine, Killed, Router, chat, config, eventually, fast, telling};
+use crate::patience::too_long;
 
 fn listed(url: String, tls: ClientSettings) -> WorkerSpec {
     WorkerSpec {
@@ -77,7 +78,7 @@ async fn requests_health_checks_and_tokenization_use_the_same_credentials_and_pa
         }),
         ..ModelOverride::default()
     }];
-    config.tokenization.advanced.engine.timeout = client::HANG;
+    config.tokenization.advanced.engine.timeout = too_long();
     let router = Router::here(&config).await;
     is_up(&router).await;
     let answer = client::post(router.api, "/v1/chat/completions", chat("hello", 4, true)).await;

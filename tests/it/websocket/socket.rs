@@ -13,7 +13,7 @@ use tokio_tungstenite::WebSocketStream;
 use tokio_tungstenite::tungstenite::client::IntoClientRequest as _;
 use tokio_tungstenite::tungstenite::{Error, Message};
 
-use crate::client::HANG;
+use crate::patience::too_long;
 
 pub(super) const PATH: &str = "/v1/responses";
 
@@ -91,7 +91,9 @@ impl Socket {
     /// The next message; `None` at the end of the connection.
     pub(super) async fn message(&mut self) -> Option<Message> {
         let next = poll_fn(|cx| Pin::new(&mut self.0).poll_next(cx));
-        let message = tokio::time::timeout(HANG, next).await.expect("a message");
+        let message = tokio::time::timeout(too_long(), next)
+            .await
+            .expect("a message");
         message.and_then(Result::ok)
     }
 
