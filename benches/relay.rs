@@ -15,6 +15,7 @@ use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::http::client::{Pool, Settings};
 use warmroute::http::drain::Tasks;
+use warmroute::sim::step_time::AnswerTimes;
 use warmroute::sim::worker;
 
 fn relay(criterion: &mut Criterion) {
@@ -23,6 +24,7 @@ fn relay(criterion: &mut Criterion) {
     let (engine, app) = runtime.block_on(async {
         let engine = worker::bind(worker::Settings {
             decode_ms: 0,
+            answer_times: AnswerTimes::NONE,
             prefill_tokens_per_second: u32::MAX.try_into().expect("not zero"),
             ..worker::Settings::default()
         })

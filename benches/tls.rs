@@ -33,6 +33,7 @@ use serde_json::json;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
+use warmroute::sim::step_time::AnswerTimes;
 use warmroute::sim::worker;
 
 const ROUNDS: usize = 5;
@@ -282,6 +283,7 @@ async fn run() {
 
     let engine = worker::bind(worker::Settings {
         decode_ms: 0,
+        answer_times: AnswerTimes::NONE,
         prefill_tokens_per_second: u32::MAX.try_into().unwrap(),
         ..worker::Settings::default()
     });

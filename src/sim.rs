@@ -7,6 +7,7 @@ pub mod fault;
 mod progress;
 pub mod replay;
 pub mod report;
+pub mod step_time;
 pub mod trace;
 pub mod worker;
 #[doc(hidden)]

@@ -2,8 +2,8 @@
 //! an argument, and `next_timeout` says when the engine has to be called next.
 //!
 //! It does what vLLM's scheduler does as far as a router can see: prompts are computed in chunks, all running requests
-//! decode together, a step that also computes prompts takes longer, and when the cache is full the youngest request
-//! is preempted.
+//! decode together, a step takes longer the more prompt tokens it computes, the more requests decode and the longer
+//! their contexts are, and when the cache is full the youngest request is preempted.
 
 pub mod cache;
 mod kept;
@@ -11,12 +11,13 @@ mod sequence;
 mod types;
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use self::cache::{Cache, CachedBlock, Change};
 use self::kept::KeptBlocks;
 use self::sequence::{Running, Sequence};
 pub use self::types::{Counters, Event, Gauges, Output, Refused, Request, RequestKey, Settings};
+use crate::sim::step_time::Batch;
 
 #[derive(Debug)]
 pub struct Engine {
@@ -215,17 +216,17 @@ impl Engine {
             self.admit_waiting(at, &mut budget);
         }
 
-        let mut prefill_tokens = 0;
-        let mut decodes = false;
+        let mut batch = Batch::default();
         for running in &self.running {
-            if running.is_decoding() {
-                decodes |= running.scheduled > 0;
-            } else {
-                prefill_tokens += running.scheduled;
+            if !running.is_decoding() {
+                batch.prompt_tokens += running.scheduled as u64;
+            } else if running.scheduled > 0 {
+                batch.answers += 1;
+                batch.context_tokens += running.sequence.tokens.len() as u64;
             }
         }
-        if prefill_tokens > 0 || decodes {
-            self.step_ends = Some(at + self.step_time(prefill_tokens, decodes));
+        if batch != Batch::default() {
+            self.step_ends = Some(at + self.settings.step_times.of(batch));
         } else {
             let front = self.waiting.front();
             self.is_blocked = front.is_some_and(|sequence| sequence.arrived <= at);
@@ -303,17 +304,6 @@ impl Engine {
         self.cache.release(last.path);
         self.waiting.push_front(last.sequence);
         self.counters.preemptions += 1;
-    }
-
-    fn step_time(&self, prefill_tokens: usize, decodes: bool) -> Duration {
-        let rate = self.settings.prefill_tokens_per_second.get();
-        let prefill_time =
-            Duration::from_nanos(prefill_tokens as u64 * 1_000_000_000 / u64::from(rate));
-        if decodes {
-            prefill_time + self.settings.decode_time
-        } else {
-            prefill_time
-        }
     }
 
     fn keep(&mut self, running: Running, until: Instant) {

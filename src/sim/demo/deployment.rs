@@ -38,7 +38,8 @@ pub(super) struct Settings {
     #[arg(long, value_name = "TOKENS", default_value_t = number(16_000))]
     pub(super) prefill_tokens_per_second: NonZeroU32,
 
-    /// Duration of a decode step, which generates one token for every running request.
+    /// Duration of a step, which generates one token for every running request and computes prompts: without what its
+    /// tokens take.
     #[arg(
         long = "decode-time",
         value_name = "DURATION",

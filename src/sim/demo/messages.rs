@@ -72,7 +72,8 @@ pub(super) fn caveat(settings: &Settings) -> String {
     let cache_tokens = u64::from(engine.cache_blocks.get()) * u64::from(engine.block_tokens.get());
     let caveat = format!(
         "{} simulated engines with fixed speeds, not GPUs: {} prompt tokens/s,\n\
-         {} ms for each generated token, a prefix cache of {} tokens.",
+         {} ms and more for each step, which gives every running answer a token,\n\
+         a prefix cache of {} tokens.",
         settings.deployment.workers,
         grouped(engine.prefill_tokens_per_second.get().into()),
         engine.decode_ms,
@@ -84,8 +85,7 @@ pub(super) fn caveat(settings: &Settings) -> String {
     let transfer = engine.transfer.tokens_per_second.get();
     format!(
         "{caveat}\n\
-         Prefill slows down decoding on the same engine; requests that decode together do not slow each other\n\
-         down, as they would on GPUs. KV transfers run at {} tokens/s.",
+         Prefill slows down decoding on the same engine. KV transfers run at {} tokens/s.",
         grouped(transfer.into())
     )
 }

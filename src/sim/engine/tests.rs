@@ -7,10 +7,12 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
+use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
+use crate::sim::step_time::{AnswerTimes, StepTimes};
 
 fn settings() -> Settings {
     let number = |value| NonZeroU32::new(value).unwrap();
@@ -20,8 +22,7 @@ fn settings() -> Settings {
         running_max: number(4),
         queue_max: 3,
         batch_tokens_max: number(50),
-        prefill_tokens_per_second: number(1000),
-        decode_time: Duration::from_millis(10),
+        step_times: StepTimes::new(Duration::from_millis(10), AnswerTimes::NONE, 1_000.0),
         root: 1,
     }
 }
@@ -46,22 +47,22 @@ fn run(engine: &mut Engine, start: Instant) -> Vec<(u128, Event)> {
 }
 
 #[test]
-fn a_prompt_takes_its_tokens_and_an_answer_a_step_a_token() {
+fn a_prompt_takes_a_step_and_its_tokens_and_an_answer_a_step_a_token() {
     let start = Instant::now();
     let mut engine = Engine::new(settings());
     engine.submit(start, request(0..20, 3)).unwrap();
     let cached_tokens = 0;
     let expected = [
         (
-            20,
+            30,
             Event::First {
                 token: 1000,
                 cached_tokens,
             },
         ),
-        (30, Event::Token { token: 1001 }),
-        (40, Event::Token { token: 1002 }),
-        (40, Event::Done { cached_tokens }),
+        (40, Event::Token { token: 1001 }),
+        (50, Event::Token { token: 1002 }),
+        (50, Event::Done { cached_tokens }),
     ];
     assert_eq!(run(&mut engine, start), expected);
 }
@@ -75,7 +76,32 @@ fn a_long_prompt_is_computed_in_chunks_that_decoding_requests_wait_for() {
     // The first step has room for 10 + 40 tokens, the second for a decode and 49, the third for a
     // decode and the last one.
     let times: Vec<u128> = run(&mut engine, start).iter().map(|(at, _)| *at).collect();
-    assert_eq!(times, [50, 109, 120, 120, 120, 130, 130]);
+    assert_eq!(times, [60, 119, 130, 130, 130, 140, 140]);
+}
+
+#[test]
+fn a_step_takes_longer_with_more_answers_and_longer_contexts() {
+    let last = |answers: u32, prompt: u32| {
+        let times = AnswerTimes {
+            decode_time_per_answer: Duration::from_millis(2),
+            decode_time_per_context_token: Duration::from_millis(1),
+        };
+        let start = Instant::now();
+        let mut engine = Engine::new(Settings {
+            step_times: StepTimes::new(Duration::from_millis(10), times, 1_000.0),
+            ..settings()
+        });
+        for answer in 0..answers {
+            let first = 1_000 * (answer + 1);
+            let prompt = first..first + prompt;
+            engine.submit(start, request(prompt, 2)).unwrap();
+        }
+        let prompts = 10 + u128::from(answers * prompt);
+        run(&mut engine, start).last().unwrap().0 - prompts
+    };
+    assert_eq!(last(1, 4), 10 + 2 + 5);
+    assert_eq!(last(1, 9), 10 + 2 + 10);
+    assert_eq!(last(3, 9), 10 + 3 * (2 + 10));
 }
 
 #[test]
@@ -90,7 +116,7 @@ fn a_repeated_prompt_starts_sooner_and_says_how_much_was_cached() {
         token: 1000,
         cached_tokens: 16,
     };
-    assert_eq!(seen[0], (4, first));
+    assert_eq!(seen[0], (14, first));
     assert_eq!(engine.counters().prefix_queries, 40);
     assert_eq!(engine.counters().prefix_hits, 16);
 }
@@ -141,7 +167,7 @@ fn a_request_that_came_in_the_middle_of_a_step_waits_for_the_next() {
     let later = start + Duration::from_millis(5);
     engine.submit(later, request(50..60, 1)).unwrap();
     let seen = run(&mut engine, start);
-    assert_eq!(seen.last().unwrap().0, 30);
+    assert_eq!(seen.last().unwrap().0, 50);
 }
 
 #[test]
@@ -232,7 +258,7 @@ fn a_request_without_an_answer_is_done_when_it_is_read() {
     let mut engine = Engine::new(settings());
     engine.submit(start, request(0..20, 0)).unwrap();
     let done = Event::Done { cached_tokens: 0 };
-    assert_eq!(run(&mut engine, start), [(20, done)]);
+    assert_eq!(run(&mut engine, start), [(30, done)]);
 }
 
 proptest! {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::cache::Label;
+use crate::sim::step_time::StepTimes;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -17,9 +18,7 @@ pub struct Settings {
     pub queue_max: usize,
     /// Tokens computed in one step.
     pub batch_tokens_max: NonZeroU32,
-    pub prefill_tokens_per_second: NonZeroU32,
-    /// Duration of a step that only decodes.
-    pub decode_time: Duration,
+    pub step_times: StepTimes,
     /// The hash that a prompt's first block is chained to. Engines with the same root have the same block hashes.
     pub root: u64,
 }

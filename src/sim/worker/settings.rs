@@ -9,6 +9,7 @@ use super::publisher::settings as publisher;
 use super::transfer::settings as transfer;
 use crate::http::listen_address::listen_address;
 use crate::sim::fault::Faults;
+use crate::sim::step_time::{AnswerTimes, StepTimes};
 use crate::sim::{default_arguments, engine};
 use crate::units::parse_milliseconds;
 
@@ -43,7 +44,8 @@ pub struct Settings {
     #[arg(long, value_name = "TOKENS", default_value_t = number(20_000))]
     pub prefill_tokens_per_second: NonZeroU32,
 
-    /// Duration of a decode step, which generates one token for every running request.
+    /// Duration of a step, which generates one token for every running request and computes prompts: without what its
+    /// tokens take.
     #[arg(
         long = "decode-time",
         value_name = "DURATION",
@@ -52,12 +54,15 @@ pub struct Settings {
     )]
     pub decode_ms: u64,
 
+    #[command(flatten)]
+    pub answer_times: AnswerTimes,
+
     /// Maximum tokens computed in one step; longer prompts are computed in chunks.
     #[arg(long, value_name = "TOKENS", default_value_t = number(2048))]
     pub batch_tokens_max: NonZeroU32,
 
     /// Maximum running requests; further ones wait.
-    #[arg(long, value_name = "REQUESTS", default_value_t = number(64))]
+    #[arg(long, visible_alias = "max-num-seqs", value_name = "REQUESTS", default_value_t = number(64))]
     pub running_max: NonZeroU32,
 
     /// Maximum waiting requests; further ones are answered with 503.
@@ -118,8 +123,11 @@ impl Settings {
             running_max: self.running_max,
             queue_max: self.queue_max,
             batch_tokens_max: self.batch_tokens_max,
-            prefill_tokens_per_second: self.prefill_tokens_per_second,
-            decode_time: Duration::from_millis(self.decode_ms),
+            step_times: StepTimes::new(
+                Duration::from_millis(self.decode_ms),
+                self.answer_times,
+                self.prefill_tokens_per_second.get().into(),
+            ),
             root: self.hash_seed,
         }
     }
