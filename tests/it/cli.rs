@@ -327,6 +327,37 @@ fn a_replay_prints_a_table_and_writes_the_same_results_every_time() {
 }
 
 #[test]
+fn generated_loads_are_compared_policy_by_policy_and_the_same_every_time() {
+    let json = Removed::new("");
+    let compare = || {
+        let output = warmroute(&[
+            "replay",
+            "--loads=agents 75,hot 500 x30 /64",
+            "--policies=cache_aware,least_load",
+            "--json",
+            json.0.to_str().unwrap(),
+        ]);
+        assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+        let results = std::fs::read_to_string(&json.0).unwrap();
+        (text(&output.stdout).to_owned(), results)
+    };
+    let (table, results) = compare();
+    assert_eq!((table.clone(), results.clone()), compare());
+    let results: serde_json::Value = serde_json::from_str(&results).unwrap();
+    let loads = results["loads"].as_array().unwrap();
+    assert_eq!(loads.len(), 2);
+    for load in loads {
+        assert!(table.contains(load["load"].as_str().unwrap()), "{table}");
+        let policies = load["seeds"][0].as_array().unwrap();
+        let cached = |policy: usize| policies[policy]["cached_ratio"].as_f64().unwrap();
+        assert!(cached(0) > 0.5 && cached(1) > 0.1, "{load}");
+    }
+    let output = warmroute(&["replay", "--loads=nothing"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no load has a name with nothing"));
+}
+
+#[test]
 fn a_trace_that_cannot_be_replayed_is_told_with_its_line() {
     let broken = Removed::new("{\"timestamp\": 0}\n");
     for (path, expected) in [

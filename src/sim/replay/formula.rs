@@ -1,21 +1,10 @@
-//! Models of the published routing formulas of other routers, for comparison only. They get the same knowledge of
-//! caches and loads as this router's policies. Pure.
+//! Models of the published routing formulas of other routers, and of one in seconds, for comparison only. They get the
+//! same knowledge of caches and loads as this router's policies. Pure.
 
 use serde::Serialize;
 
-/// A worker as the formulas see it.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Candidate {
-    pub(super) requests: u32,
-    /// Queued prefill tokens.
-    pub(super) queued_tokens: u64,
-    /// Prompt tokens of all requests of the worker.
-    pub(super) active_tokens: u64,
-    /// Cached tokens of this prompt.
-    pub(super) cached_tokens: u32,
-    /// A random number that breaks ties.
-    pub(super) tie: u64,
-}
+use super::candidate::{Candidate, Prompt};
+use super::seconds::cost_seconds;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -28,41 +17,96 @@ pub(super) enum Formula {
     /// The longest cached prefix if it covers enough of the prompt and loads are balanced, otherwise the fewest
     /// requests: the cache-aware policy of SGLang and SMG.
     PrefixThreshold,
+    /// The same with vLLM's router's threshold, and any of the workers with the longest prefix.
+    VllmRouter,
+    /// The lowest product of prompt tokens to wait for and to compute, and requests: LMetric (arXiv 2603.15202).
+    Lmetric,
+    /// The highest sum of scores of the cached prefix, the queue and the KV memory, weighed 3 to 2 to 2: llm-d's
+    /// scheduler.
+    LlmD,
+    /// The lowest cost in seconds.
+    Seconds,
 }
 
 /// The defaults of SMG.
 const MIN_CACHED_RATIO: f64 = 0.3;
 const MAX_LOAD_DIFFERENCE: u32 = 64;
 const MAX_LOAD_RATIO: f64 = 1.5;
+/// The default of vLLM's router.
+const VLLM_MIN_CACHED_RATIO: f64 = 0.5;
+/// Weights of llm-d's scores.
+const LLM_D_PREFIX: f64 = 3.0;
+const LLM_D_QUEUE: f64 = 2.0;
+const LLM_D_KV_MEMORY: f64 = 2.0;
 
 impl Formula {
-    pub(super) fn choose(self, prompt_tokens: u32, workers: &[Candidate]) -> Option<usize> {
+    pub(super) fn choose(self, prompt: &Prompt, workers: &[Candidate]) -> Option<usize> {
+        let new_tokens = |worker: &Candidate| u64::from(worker.new_tokens(prompt));
         match self {
-            Formula::DynamoDefault => least(workers, |it| {
-                let new_tokens = u64::from(prompt_tokens.saturating_sub(it.cached_tokens));
+            Formula::DynamoDefault => least(workers, |worker| {
                 // This prompt's tokens would be active on any worker, so they are left out.
-                it.queued_tokens + new_tokens + it.active_tokens
+                worker.queued_tokens + new_tokens(worker) + worker.active_tokens
             }),
             Formula::LongestPrefix => longest_prefix(workers),
             Formula::PrefixThreshold => {
-                let requests = || workers.iter().map(|it| it.requests);
-                let (most, fewest) = (requests().max()?, requests().min()?);
-                let is_uneven = most - fewest > MAX_LOAD_DIFFERENCE
-                    && f64::from(most) > MAX_LOAD_RATIO * f64::from(fewest);
                 let longest = longest_prefix(workers)?;
-                let cached = f64::from(workers[longest].cached_tokens);
-                if !is_uneven && cached > MIN_CACHED_RATIO * f64::from(prompt_tokens) {
-                    Some(longest)
-                } else {
-                    least(workers, |it| u64::from(it.requests))
+                match is_good(prompt, &workers[longest], MIN_CACHED_RATIO, workers) {
+                    true => Some(longest),
+                    false => fewest_requests(workers),
                 }
             }
+            Formula::VllmRouter => {
+                let longest = longest_prefix(workers)?;
+                match is_good(prompt, &workers[longest], VLLM_MIN_CACHED_RATIO, workers) {
+                    true => any_of_longest_prefix(workers),
+                    false => fewest_requests(workers),
+                }
+            }
+            Formula::Lmetric => least(workers, |worker| {
+                (worker.queued_tokens + new_tokens(worker)) * u64::from(worker.requests + 1)
+            }),
+            Formula::LlmD => llm_d(prompt, workers),
+            Formula::Seconds => lowest(workers, |worker| cost_seconds(prompt, worker)),
         }
     }
 }
 
+/// Whether loads are balanced and a cached prefix is at least this part of the prompt.
+fn is_good(prompt: &Prompt, longest: &Candidate, min_ratio: f64, workers: &[Candidate]) -> bool {
+    let requests = || workers.iter().map(|worker| worker.requests);
+    let most = requests().max().unwrap_or(0);
+    let fewest = requests().min().unwrap_or(0);
+    let is_uneven =
+        most - fewest > MAX_LOAD_DIFFERENCE && f64::from(most) > MAX_LOAD_RATIO * f64::from(fewest);
+    let cached = f64::from(longest.cached_tokens);
+    !is_uneven && cached > min_ratio * f64::from(prompt.tokens)
+}
+
+fn llm_d(prompt: &Prompt, workers: &[Candidate]) -> Option<usize> {
+    let waiting = || workers.iter().map(|worker| worker.waiting);
+    let (shortest, longest) = (waiting().min()?, waiting().max()?);
+    lowest(workers, |worker| {
+        let prefix = f64::from(worker.cached_tokens) / f64::from(prompt.tokens.max(1));
+        let queue = match longest - shortest {
+            0 => 1.0,
+            range => f64::from(longest - worker.waiting) / f64::from(range),
+        };
+        let kv_memory = 1.0 - worker.kv_usage;
+        -(LLM_D_PREFIX * prefix + LLM_D_QUEUE * queue + LLM_D_KV_MEMORY * kv_memory)
+    })
+}
+
 fn longest_prefix(workers: &[Candidate]) -> Option<usize> {
-    least(workers, |it| u64::MAX - u64::from(it.cached_tokens))
+    least(workers, |worker| u64::MAX - u64::from(worker.cached_tokens))
+}
+
+fn any_of_longest_prefix(workers: &[Candidate]) -> Option<usize> {
+    let indexes = 0..workers.len();
+    indexes.max_by_key(|index| (workers[*index].cached_tokens, workers[*index].tie))
+}
+
+fn fewest_requests(workers: &[Candidate]) -> Option<usize> {
+    least(workers, |worker| u64::from(worker.requests))
 }
 
 fn least(workers: &[Candidate], cost: impl Fn(&Candidate) -> u64) -> Option<usize> {
@@ -71,6 +115,14 @@ fn least(workers: &[Candidate], cost: impl Fn(&Candidate) -> u64) -> Option<usiz
         let worker = &workers[*index];
         (cost(worker), worker.requests, worker.tie)
     })
+}
+
+fn lowest(workers: &[Candidate], cost: impl Fn(&Candidate) -> f64) -> Option<usize> {
+    let costs = workers.iter().map(|worker| (cost(worker), worker.tie));
+    let lowest = costs
+        .enumerate()
+        .min_by(|(_, one), (_, other)| one.0.total_cmp(&other.0).then(one.1.cmp(&other.1)));
+    lowest.map(|(index, _)| index)
 }
 
 #[cfg(test)]
@@ -83,26 +135,48 @@ mod tests {
             queued_tokens,
             active_tokens,
             cached_tokens: cached,
-            tie: 0,
+            ..Candidate::default()
         }
+    }
+
+    fn check(formula: Formula, workers: &[Candidate], expected: usize) {
+        let prompt = Prompt {
+            tokens: 1_000,
+            ..Prompt::default()
+        };
+        let chosen = formula.choose(&prompt, workers);
+        assert_eq!(chosen, Some(expected), "{formula:?}");
     }
 
     #[test]
     fn each_formula_weighs_load_against_prefix() {
-        let check = |formula: Formula, workers: &[Candidate], expected| {
-            assert_eq!(
-                formula.choose(1_000, workers),
-                Some(expected),
-                "{formula:?}"
-            );
-        };
         let cached_and_busy = |requests| [worker(0, 0, 0, 0), worker(requests, 500, 800, 900)];
         check(Formula::LongestPrefix, &cached_and_busy(99), 1);
         check(Formula::PrefixThreshold, &cached_and_busy(64), 1);
         check(Formula::PrefixThreshold, &cached_and_busy(65), 0);
         check(Formula::DynamoDefault, &cached_and_busy(1), 0);
+        check(Formula::Lmetric, &cached_and_busy(0), 1);
+        check(Formula::Lmetric, &cached_and_busy(1), 0);
         let hardly_cached = [worker(0, 0, 0, 0), worker(1, 0, 50, 300)];
         check(Formula::PrefixThreshold, &hardly_cached, 0);
         check(Formula::DynamoDefault, &hardly_cached, 1);
+        let half_cached = [worker(0, 0, 0, 0), worker(1, 0, 50, 500)];
+        check(Formula::PrefixThreshold, &half_cached, 1);
+        check(Formula::VllmRouter, &half_cached, 0);
+    }
+
+    #[test]
+    fn llm_d_weighs_a_prefix_against_the_queue_and_the_memory_that_engines_report() {
+        let engines = |waiting, kv_usage| {
+            let cached = Candidate {
+                waiting,
+                kv_usage,
+                ..worker(1, 0, 0, 900)
+            };
+            [worker(1, 0, 0, 0), cached]
+        };
+        check(Formula::LlmD, &engines(0, 0.9), 1);
+        check(Formula::LlmD, &engines(5, 0.3), 1);
+        check(Formula::LlmD, &engines(5, 0.5), 0);
     }
 }

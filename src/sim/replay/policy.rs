@@ -1,4 +1,4 @@
-//! A policy in the comparison: one of this router's, or a model of another router's formula. Pure.
+//! A policy in the comparison: one of this router's, or a formula beside them, mostly another router's. Pure.
 
 use std::str::FromStr;
 
@@ -12,7 +12,7 @@ pub(super) enum ComparedPolicy {
 }
 
 impl ComparedPolicy {
-    pub(super) const ALL: [ComparedPolicy; 9] = [
+    pub(super) const ALL: [ComparedPolicy; 13] = [
         ComparedPolicy::Router(Policy::CacheAware),
         ComparedPolicy::Router(Policy::LeastLoad),
         ComparedPolicy::Router(Policy::PowerOfTwo),
@@ -22,6 +22,10 @@ impl ComparedPolicy {
         ComparedPolicy::Model(Formula::LongestPrefix),
         ComparedPolicy::Model(Formula::PrefixThreshold),
         ComparedPolicy::Model(Formula::DynamoDefault),
+        ComparedPolicy::Model(Formula::VllmRouter),
+        ComparedPolicy::Model(Formula::Lmetric),
+        ComparedPolicy::Model(Formula::LlmD),
+        ComparedPolicy::Model(Formula::Seconds),
     ];
 
     pub(super) fn name(self) -> &'static str {
@@ -35,11 +39,19 @@ impl ComparedPolicy {
             ComparedPolicy::Model(Formula::LongestPrefix) => "longest_prefix",
             ComparedPolicy::Model(Formula::PrefixThreshold) => "prefix_threshold",
             ComparedPolicy::Model(Formula::DynamoDefault) => "dynamo_default",
+            ComparedPolicy::Model(Formula::VllmRouter) => "vllm_router",
+            ComparedPolicy::Model(Formula::Lmetric) => "lmetric",
+            ComparedPolicy::Model(Formula::LlmD) => "llm_d",
+            ComparedPolicy::Model(Formula::Seconds) => "seconds",
         }
     }
 
+    /// A model of another router's formula.
     pub(super) fn is_model(self) -> bool {
-        matches!(self, ComparedPolicy::Model(_))
+        !matches!(
+            self,
+            ComparedPolicy::Router(_) | ComparedPolicy::Model(Formula::Seconds)
+        )
     }
 
     /// The routing settings, with this policy.

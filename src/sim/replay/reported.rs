@@ -4,7 +4,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 
-use super::engine::CacheChange;
+use super::engine::StoredBlocks;
 use super::workload::{Job, tokens_of};
 use crate::ids::{BlockHash, Model, WorkerId};
 use crate::kv::block::ChainRoot;
@@ -41,22 +41,25 @@ impl ReportedIndex {
     }
 
     /// Applies the KV events of a computed prompt.
-    pub(super) fn apply(&mut self, worker: usize, job: &Job, change: &CacheChange) {
-        let tree = &mut self.trees[worker];
-        let parent = match change.cached.checked_sub(1) {
+    pub(super) fn store(&mut self, worker: usize, job: &Job, stored: &StoredBlocks) {
+        let parent = match stored.cached.checked_sub(1) {
             Some(last) => Parent::Block(name(job.blocks[last].path)),
             None => Parent::Root(self.root),
         };
-        let new: Vec<NewBlock> = (change.cached..change.end)
+        let new: Vec<NewBlock> = (stored.cached..stored.end)
             .map(|index| NewBlock {
                 name: name(job.blocks[index].path),
                 local: job.locals[index],
             })
             .collect();
         // Fails only if the memory limit has evicted the parent; then the index does not know these blocks.
-        let _ = tree.store(parent, &new, Tier::Gpu, CopyReport::OneMore);
-        let evicted: Vec<EngineHash> = change.evicted.iter().map(|path| name(*path)).collect();
-        tree.remove(&evicted, Tier::Gpu);
+        let _ = self.trees[worker].store(parent, &new, Tier::Gpu, CopyReport::OneMore);
+    }
+
+    /// Applies the KV events of evicted blocks.
+    pub(super) fn remove(&mut self, worker: usize, evicted: &[BlockHash]) {
+        let evicted: Vec<EngineHash> = evicted.iter().map(|path| name(*path)).collect();
+        self.trees[worker].remove(&evicted, Tier::Gpu);
     }
 
     /// Cached tokens of a prompt, by worker index.
@@ -101,9 +104,10 @@ mod tests {
             let mut index = ReportedIndex::new(3, settings().block_tokens, workload::root());
             let mut caches = [8, 8, 8].map(Lru::new);
             for ((worker, _), job) in requests.iter().zip(&jobs) {
-                let mut change = CacheChange::default();
-                (change.cached, change.end) = caches[*worker].insert(&job.blocks, &mut change.evicted);
-                index.apply(*worker, job, &change);
+                let mut evicted = Vec::new();
+                let (cached, end) = caches[*worker].insert(&job.blocks, &mut evicted);
+                index.store(*worker, job, &StoredBlocks { request: 0, cached, end });
+                index.remove(*worker, &evicted);
                 for asked in &jobs {
                     let cached = caches.each_ref().map(|cache| tokens_of(&asked.blocks, cache.cached_blocks(&asked.blocks)));
                     prop_assert_eq!(index.cached_tokens(asked), cached);

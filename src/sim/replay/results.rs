@@ -5,9 +5,10 @@ use std::time::Duration;
 use serde::Serialize;
 
 use super::policy::ComparedPolicy;
-use super::run::Outcome;
+use super::run::{AnswerTime, Outcome};
 use super::workload::Job;
 use crate::sim::report;
+use crate::sim::step_time::{Batch, StepTimes};
 
 /// All results of a replay. The same trace, settings and seed give the same bytes.
 #[derive(Clone, Debug, Serialize)]
@@ -42,17 +43,38 @@ pub(super) struct PolicyResult {
     pub(super) ttft_p50_seconds: f64,
     pub(super) ttft_p90_seconds: f64,
     pub(super) ttft_p99_seconds: f64,
+    /// The 99th percentile of the TTFT divided by what an idle engine without cache would take.
+    pub(super) slowdown_p99: f64,
+    /// Of each answer the mean time between two tokens: the mean and the 99th percentile over answers.
+    pub(super) itl_mean_seconds: f64,
+    pub(super) itl_p99_seconds: f64,
     /// From an arrival to the end of the answer.
     pub(super) answer_mean_seconds: f64,
+    pub(super) answer_p99_seconds: f64,
+    /// The part of all requests that the busiest worker got.
+    pub(super) largest_share: f64,
     /// Requests of the busiest worker divided by the mean over workers.
     pub(super) request_imbalance: f64,
     /// The same for the prompt tokens that were computed.
     pub(super) token_imbalance: f64,
     pub(super) elapsed_seconds: f64,
     pub(super) requests_per_worker: Vec<u64>,
+    pub(super) busy_seconds_per_worker: Vec<f64>,
+    /// Answers that outgrew the KV memory and were computed again.
+    pub(super) preemptions: u64,
     /// Sorted, for the plot.
     #[serde(skip)]
     pub(super) times_to_first_token: Vec<Duration>,
+}
+
+/// What the measurements of a run are compared with.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Measured<'a> {
+    pub(super) jobs: &'a [Job],
+    /// Of the mean engine.
+    pub(super) times: StepTimes,
+    /// Upper bounds of the cached ratio.
+    pub(super) bounds: [f64; 2],
 }
 
 impl TraceSummary {
@@ -72,36 +94,72 @@ impl TraceSummary {
 }
 
 impl PolicyResult {
-    pub(super) fn new(
-        policy: ComparedPolicy,
-        outcome: Outcome,
-        tokens: u64,
-        bounds: [f64; 2],
-    ) -> Self {
-        let mut sorted = outcome.times_to_first_token;
-        sorted.sort_unstable();
-        let percentile = |percent| report::percentile(&sorted, percent).as_secs_f64();
-        let total: Duration = sorted.iter().sum();
-        let answers = outcome.total_time.as_secs_f64();
-        let cached_ratio = ratio(outcome.cached_tokens as f64, tokens as f64);
+    pub(super) fn new(policy: ComparedPolicy, outcome: Outcome, measured: &Measured<'_>) -> Self {
+        let first = sorted(&outcome, |answer| answer.first_token);
+        let whole = sorted(&outcome, |answer| answer.whole);
+        let answers = outcome.answers.iter().zip(measured.jobs);
+        let mut token_times: Vec<Duration> = answers
+            .filter(|(_, job)| job.output_tokens > 1)
+            .map(|(answer, job)| (answer.whole - answer.first_token) / (job.output_tokens - 1))
+            .collect();
+        token_times.sort_unstable();
+        let prompts = measured.jobs.iter().map(|job| u64::from(job.input_tokens));
+        let cached_ratio = ratio(outcome.cached_tokens as f64, prompts.sum::<u64>() as f64);
+        let requests = &outcome.requests_per_worker;
+        let most = requests.iter().max().copied().unwrap_or(0);
+        let busy = outcome.busy_per_worker.iter();
         Self {
             policy: policy.name(),
             is_model: policy.is_model(),
             cached_ratio,
-            pooled_bound_ratio: ratio(cached_ratio, bounds[0]),
-            infinite_bound_ratio: ratio(cached_ratio, bounds[1]),
-            ttft_mean_seconds: ratio(total.as_secs_f64(), sorted.len() as f64),
-            ttft_p50_seconds: percentile(50),
-            ttft_p90_seconds: percentile(90),
-            ttft_p99_seconds: percentile(99),
-            answer_mean_seconds: ratio(answers, sorted.len() as f64),
-            request_imbalance: imbalance(&outcome.requests_per_worker),
+            pooled_bound_ratio: ratio(cached_ratio, measured.bounds[0]),
+            infinite_bound_ratio: ratio(cached_ratio, measured.bounds[1]),
+            ttft_mean_seconds: mean(&first),
+            ttft_p50_seconds: report::percentile(&first, 50).as_secs_f64(),
+            ttft_p90_seconds: report::percentile(&first, 90).as_secs_f64(),
+            ttft_p99_seconds: report::percentile(&first, 99).as_secs_f64(),
+            slowdown_p99: slowdown_p99(&outcome.answers, measured),
+            itl_mean_seconds: mean(&token_times),
+            itl_p99_seconds: report::percentile(&token_times, 99).as_secs_f64(),
+            answer_mean_seconds: mean(&whole),
+            answer_p99_seconds: report::percentile(&whole, 99).as_secs_f64(),
+            largest_share: ratio(most as f64, requests.iter().sum::<u64>() as f64),
+            request_imbalance: imbalance(requests),
             token_imbalance: imbalance(&outcome.computed_per_worker),
             elapsed_seconds: outcome.elapsed.as_secs_f64(),
+            busy_seconds_per_worker: busy.map(Duration::as_secs_f64).collect(),
             requests_per_worker: outcome.requests_per_worker,
-            times_to_first_token: sorted,
+            preemptions: outcome.preemptions,
+            times_to_first_token: first,
         }
     }
+}
+
+fn sorted(outcome: &Outcome, time: fn(&AnswerTime) -> Duration) -> Vec<Duration> {
+    let mut times: Vec<Duration> = outcome.answers.iter().map(time).collect();
+    times.sort_unstable();
+    times
+}
+
+fn mean(times: &[Duration]) -> f64 {
+    let sum: Duration = times.iter().sum();
+    ratio(sum.as_secs_f64(), times.len() as f64)
+}
+
+fn slowdown_p99(answers: &[AnswerTime], measured: &Measured<'_>) -> f64 {
+    let answers = answers.iter().zip(measured.jobs);
+    let mut slowdowns: Vec<f64> = answers
+        .map(|(answer, job)| {
+            let alone = measured.times.of(Batch {
+                prompt_tokens: job.input_tokens.into(),
+                ..Batch::default()
+            });
+            ratio(answer.first_token.as_secs_f64(), alone.as_secs_f64())
+        })
+        .collect();
+    slowdowns.sort_unstable_by(f64::total_cmp);
+    let rank = (slowdowns.len() * 99).div_ceil(100).max(1);
+    slowdowns.get(rank - 1).copied().unwrap_or(0.0)
 }
 
 /// The largest count divided by the mean; 1 means balanced.
@@ -118,60 +176,55 @@ fn ratio(part: f64, whole: f64) -> f64 {
 
 /// One row for each policy.
 pub(super) fn table(rows: &[PolicyResult]) -> String {
-    const HEADS: [&str; 11] = [
-        "",
-        "prompt",
-        "of pooled",
-        "of infinite",
-        "TTFT",
-        "TTFT",
-        "TTFT",
-        "TTFT",
-        "answer",
-        "requests",
-        "computed",
+    const HEADS: [[&str; 2]; 15] = [
+        ["", "policy"],
+        ["prompt", "cached"],
+        ["of pooled", "LRU bound"],
+        ["TTFT", "mean"],
+        ["TTFT", "p50"],
+        ["TTFT", "p90"],
+        ["TTFT", "p99"],
+        ["slowdown", "p99"],
+        ["ITL", "mean"],
+        ["ITL", "p99"],
+        ["answer", "mean"],
+        ["answer", "p99"],
+        ["requests", "largest"],
+        ["computed", "max/mean"],
+        ["preempted", "answers"],
     ];
-    const UNITS: [&str; 11] = [
-        "policy",
-        "cached",
-        "LRU bound",
-        "cache",
-        "mean",
-        "p50",
-        "p90",
-        "p99",
-        "mean",
-        "max/mean",
-        "max/mean",
-    ];
-    let mut cells: Vec<Vec<String>> = [HEADS, UNITS]
-        .iter()
-        .map(|row| row.iter().map(|cell| (*cell).to_owned()).collect())
-        .collect();
+    let mut cells: Vec<Vec<String>> = [0, 1]
+        .map(|line| HEADS.iter().map(|head| head[line].to_owned()).collect())
+        .into();
     cells.extend(rows.iter().map(|row| {
         let mark = if row.is_model { " *" } else { "" };
         vec![
             format!("{}{mark}", row.policy),
             report::percent(row.cached_ratio),
             report::percent(row.pooled_bound_ratio),
-            report::percent(row.infinite_bound_ratio),
             seconds(row.ttft_mean_seconds),
             seconds(row.ttft_p50_seconds),
             seconds(row.ttft_p90_seconds),
             seconds(row.ttft_p99_seconds),
+            format!("{:.1}", row.slowdown_p99),
+            format!("{:.1} ms", 1_000.0 * row.itl_mean_seconds),
+            format!("{:.1} ms", 1_000.0 * row.itl_p99_seconds),
             seconds(row.answer_mean_seconds),
-            format!("{:.2}", row.request_imbalance),
+            seconds(row.answer_p99_seconds),
+            report::percent(row.largest_share),
             format!("{:.2}", row.token_imbalance),
+            row.preemptions.to_string(),
         ]
     }));
     let mut text = report::aligned(&cells);
     if rows.iter().any(|row| row.is_model) {
-        text.push_str(
-            "* a model of another router's formula, with the same cache index and loads\n",
-        );
+        text.push_str(MODEL_NOTE);
     }
     text
 }
+
+pub(super) const MODEL_NOTE: &str =
+    "* a model of another router's formula, with the same cache index and loads\n";
 
 /// Seconds with about three digits.
 pub(super) fn seconds(seconds: f64) -> String {
@@ -189,18 +242,33 @@ pub(super) mod tests {
     use super::*;
     use crate::routing::Policy;
     use crate::sim::replay::formula::Formula;
+    use crate::sim::replay::workload;
+    use crate::sim::replay::workload::tests::{entry, settings};
+    use crate::sim::step_time::AnswerTimes;
 
     pub(in crate::sim::replay) fn row(policy: ComparedPolicy, first_ms: &[u64]) -> PolicyResult {
+        let jobs = workload::jobs(&vec![entry(0, 100, &[1]); first_ms.len()], &settings());
         let times = first_ms.iter().copied().map(Duration::from_millis);
+        let answer = |first_token| AnswerTime {
+            arrived: Duration::ZERO,
+            first_token,
+            whole: first_token + Duration::from_secs(4),
+        };
         let outcome = Outcome {
-            times_to_first_token: times.collect(),
-            total_time: Duration::from_secs(12),
-            cached_tokens: 45,
+            answers: times.map(answer).collect(),
+            cached_tokens: 45 * jobs.len() as u64,
             requests_per_worker: vec![3, 1],
             computed_per_worker: vec![30, 25],
+            busy_per_worker: vec![Duration::from_secs(8), Duration::from_secs(7)],
+            preemptions: 2,
             elapsed: Duration::from_secs(9),
         };
-        PolicyResult::new(policy, outcome, 100, [0.5, 0.9])
+        let measured = Measured {
+            jobs: &jobs,
+            times: StepTimes::new(Duration::ZERO, AnswerTimes::NONE, 1_000.0),
+            bounds: [0.5, 0.9],
+        };
+        PolicyResult::new(policy, outcome, &measured)
     }
 
     #[test]
@@ -212,10 +280,10 @@ pub(super) mod tests {
                 &[12_340, 1_000, 200_000],
             ),
         ];
-        let expected = "                   prompt   of pooled   of infinite     TTFT     TTFT     TTFT     TTFT   answer   requests   computed
-policy             cached   LRU bound         cache     mean      p50      p90      p99     mean   max/mean   max/mean
-cache_aware        45.0 %      90.0 %        50.0 %   0.20 s   0.20 s   0.30 s   0.30 s   4.00 s       1.50       1.09
-longest_prefix *   45.0 %      90.0 %        50.0 %   71.1 s   12.3 s    200 s    200 s   4.00 s       1.50       1.09
+        let expected = "                   prompt   of pooled     TTFT     TTFT     TTFT     TTFT   slowdown         ITL         ITL   answer   answer   requests   computed   preempted
+policy             cached   LRU bound     mean      p50      p90      p99        p99        mean         p99     mean      p99    largest   max/mean     answers
+cache_aware        45.0 %      90.0 %   0.20 s   0.20 s   0.30 s   0.30 s        3.0   4000.0 ms   4000.0 ms   4.20 s   4.30 s     75.0 %       1.09           2
+longest_prefix *   45.0 %      90.0 %   71.1 s   12.3 s    200 s    200 s     2000.0   4000.0 ms   4000.0 ms   75.1 s    204 s     75.0 %       1.09           2
 * a model of another router's formula, with the same cache index and loads
 ";
         assert_eq!(table(&rows), expected);

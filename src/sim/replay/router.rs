@@ -1,5 +1,6 @@
 //! A router of a replay: the load counters of each worker, a cache index, and the router's own decision code over both.
 
+mod answer_length;
 mod cached_tokens;
 mod load;
 mod speeds;
@@ -9,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
+use self::answer_length::AnswerLength;
 use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::load::Load;
 pub(super) use self::speeds::PrefillRates;
 use self::speeds::Speeds;
-use super::formula::Candidate;
+use super::candidate::{Candidate, Constants, Prompt};
+use super::engine::EngineGauges;
 use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
@@ -51,6 +54,9 @@ pub(super) struct Router {
     is_alone: bool,
     in_flight: FxHashMap<usize, InFlight>,
     speeds: Speeds,
+    answer_length: AnswerLength,
+    /// By worker.
+    constants: Vec<Constants>,
     cache_index: CacheIndex,
     routing: routing::Settings,
     policy: ComparedPolicy,
@@ -110,6 +116,8 @@ pub(super) struct Settings {
     /// There are other replicas, and none is connected.
     pub(super) is_alone: bool,
     pub(super) rates: PrefillRates,
+    /// By worker: what the formula in seconds knows of them.
+    pub(super) constants: Vec<Constants>,
 }
 
 impl Router {
@@ -138,6 +146,8 @@ impl Router {
             is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
             speeds: Speeds::new(&settings.rates, settings.workers),
+            answer_length: AnswerLength::default(),
+            constants: settings.constants.clone(),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
             policy: settings.policy,
@@ -147,12 +157,14 @@ impl Router {
         }
     }
 
-    /// Chooses a worker for a request. Also returns how many prompt tokens the worker has to compute.
+    /// Chooses a worker for a request. Also returns how many prompt tokens the worker has to compute. `gauges` is what
+    /// engines say of themselves, by worker.
     pub(super) fn choose(
         &mut self,
         now: Duration,
         job: &Job,
         reported: &ReportedIndex,
+        gauges: &[EngineGauges],
     ) -> Option<(usize, u32)> {
         let request = Request {
             prompt_tokens: job.input_tokens,
@@ -177,7 +189,8 @@ impl Router {
                 routing::decide(&self.routing, &request, &view)?.worker_index
             }
             ComparedPolicy::Model(formula) => {
-                formula.choose(job.input_tokens, &candidates(&loads, &cached, job))?
+                let candidates = self.candidates(&loads, &cached, gauges, job);
+                formula.choose(&self.prompt(job), &candidates)?
             }
         };
         let uncached_tokens = job.input_tokens.saturating_sub(cached.tokens(worker));
@@ -231,6 +244,7 @@ impl Router {
                 let Some(request) = self.in_flight.remove(&number) else {
                     return;
                 };
+                self.answer_length.on_end(job.output_tokens);
                 let load = &mut self.own[request.worker];
                 load.requests -= 1;
                 load.active_tokens -= u64::from(job.input_tokens);
@@ -303,6 +317,37 @@ impl Router {
         }
     }
 
+    fn prompt(&self, job: &Job) -> Prompt {
+        let rates = self.constants.iter().map(|constants| constants.rate);
+        Prompt {
+            tokens: job.input_tokens,
+            answer_tokens: self.answer_length.mean(),
+            mean_rate: rates.sum::<f64>() / self.constants.len().max(1) as f64,
+        }
+    }
+
+    fn candidates(
+        &self,
+        loads: &[Load],
+        cached: &CachedTokens<'_>,
+        gauges: &[EngineGauges],
+        job: &Job,
+    ) -> Vec<Candidate> {
+        let workers = loads.iter().zip(gauges).zip(&self.constants).enumerate();
+        workers
+            .map(|(worker_index, ((load, gauges), constants))| Candidate {
+                requests: load.requests,
+                queued_tokens: load.queued_tokens,
+                active_tokens: load.active_tokens,
+                cached_tokens: cached.tokens(worker_index),
+                waiting: gauges.waiting,
+                kv_usage: gauges.kv_usage,
+                constants: *constants,
+                tie: tie_breaker(job.seed, worker_index),
+            })
+            .collect()
+    }
+
     fn cached<'a>(
         &'a self,
         now: Duration,
@@ -328,19 +373,6 @@ impl Router {
             }
         }
     }
-}
-
-fn candidates(loads: &[Load], cached: &CachedTokens<'_>, job: &Job) -> Vec<Candidate> {
-    let loads = loads.iter().enumerate();
-    loads
-        .map(|(worker_index, load)| Candidate {
-            requests: load.requests,
-            queued_tokens: load.queued_tokens,
-            active_tokens: load.active_tokens,
-            cached_tokens: cached.tokens(worker_index),
-            tie: tie_breaker(job.seed, worker_index),
-        })
-        .collect()
 }
 
 /// The view of the fleet that a routing decision gets.

@@ -1,13 +1,16 @@
 //! One replay in virtual time: requests arrive, routers choose workers, engines compute prompts, and KV events and load
 //! reports arrive with their delays.
 
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use super::engine::{CacheChange, Computed, EngineModel};
+use super::engine::{Due, EngineGauges, EngineModel, EngineSample, EngineSettings, StoredBlocks};
 use super::reported::ReportedIndex;
 use super::router::{self, RequestEvent, Router};
-use super::workload::{self, Job};
+use super::workload::{self, Arrival, Job};
+use crate::ids::BlockHash;
+use crate::sim::step_time;
 use crate::sim::world::World;
 
 /// How often the routers learn the workers' speeds and expire entries of their indexes, as in production.
@@ -16,13 +19,9 @@ const TICK: Duration = Duration::from_secs(1);
 /// The engines, the routers and the delays between them.
 #[derive(Clone, Debug)]
 pub(super) struct Fleet {
-    pub(super) workers: usize,
-    pub(super) cache_blocks: usize,
-    pub(super) block_tokens: NonZeroU32,
     /// By worker.
-    pub(super) prefill_tokens_per_second: Vec<f64>,
-    /// By worker: for a token of an answer.
-    pub(super) decode: Vec<Duration>,
+    pub(super) engines: Vec<EngineSettings>,
+    pub(super) block_tokens: NonZeroU32,
     pub(super) event_lag: Duration,
     pub(super) routers: usize,
     /// Time between two reports of a replica to the others; `None` if there are none.
@@ -33,32 +32,37 @@ pub(super) struct Fleet {
 #[derive(Clone, Debug)]
 pub(super) struct Outcome {
     /// By request.
-    pub(super) times_to_first_token: Vec<Duration>,
-    /// From the arrivals to the ends of the answers, in all.
-    pub(super) total_time: Duration,
+    pub(super) answers: Vec<AnswerTime>,
     pub(super) cached_tokens: u64,
     pub(super) requests_per_worker: Vec<u64>,
     /// Prompt tokens that each worker computed, without cached ones.
     pub(super) computed_per_worker: Vec<u64>,
+    pub(super) busy_per_worker: Vec<Duration>,
+    pub(super) preemptions: u64,
     /// The end of the last answer.
     pub(super) elapsed: Duration,
+}
+
+/// When a request arrived, and how long its answer took from then on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct AnswerTime {
+    pub(super) arrived: Duration,
+    pub(super) first_token: Duration,
+    pub(super) whole: Duration,
 }
 
 #[derive(Debug)]
 enum Event {
     Arrives(usize),
-    Computed {
+    /// An engine's steps end, unless another request has changed that meanwhile.
+    StepEnds {
         worker: usize,
-    },
-    Ends {
-        worker: usize,
-        request: usize,
     },
     /// An engine's KV events reach the routers.
     KvEvents {
         worker: usize,
-        request: usize,
-        change: CacheChange,
+        stored: Vec<StoredBlocks>,
+        evicted: Vec<BlockHash>,
     },
     /// A router reports what changed to the other replicas.
     Report {
@@ -78,11 +82,14 @@ struct Run<'a> {
     /// By router: the time of its last report.
     reported_at: Vec<Option<Duration>>,
     exact_index: ReportedIndex,
+    /// Requests that arrive when one ends.
+    next_to_arrive: VecDeque<usize>,
     outcome: Outcome,
+    first_tokens: usize,
     unfinished: usize,
 }
 
-/// Replays the jobs. Calls `show` after each computed prompt with the number of prompts computed so far.
+/// Replays the jobs. Calls `show` after each first token with the number of first tokens so far.
 pub(super) fn run(
     jobs: &[Job],
     fleet: Fleet,
@@ -90,42 +97,54 @@ pub(super) fn run(
     born: Instant,
     mut show: impl FnMut(usize),
 ) -> Outcome {
-    let rates = fleet.prefill_tokens_per_second.iter();
-    let engine = |rate: &f64| EngineModel::new(fleet.cache_blocks, *rate);
-    let engines = rates.map(engine).collect();
-    let (workers, routers) = (fleet.workers, fleet.routers);
-    let mut run = Run {
-        jobs,
-        events: World::default(),
-        engines,
-        routers: (0..routers).map(|_| Router::new(settings, born)).collect(),
-        is_report_due: vec![false; routers],
-        reported_at: vec![None; routers],
-        exact_index: ReportedIndex::new(workers, fleet.block_tokens, workload::root()),
-        outcome: Outcome {
-            times_to_first_token: vec![Duration::ZERO; jobs.len()],
-            total_time: Duration::ZERO,
-            cached_tokens: 0,
-            requests_per_worker: vec![0; workers],
-            computed_per_worker: vec![0; workers],
-            elapsed: Duration::ZERO,
-        },
-        unfinished: jobs.len(),
-        fleet,
-    };
+    let mut run = Run::new(jobs, fleet, settings, born);
     for (request, job) in jobs.iter().enumerate() {
-        run.events.set(job.at, Event::Arrives(request));
+        match job.arrival {
+            Arrival::Timed => run.events.set(job.at, Event::Arrives(request)),
+            Arrival::WhenOneEnds => run.next_to_arrive.push_back(request),
+            Arrival::AfterPrevious => {}
+        }
     }
     run.events.set(TICK, Event::Tick);
-    let mut computed = 0;
+    let mut shown = 0;
     while let Some(event) = run.events.next_event() {
-        if matches!(event, Event::Computed { .. }) {
-            computed += 1;
-            show(computed);
-        }
         run.on_event(event);
+        if run.first_tokens > shown {
+            shown = run.first_tokens;
+            show(shown);
+        }
     }
+    run.outcome.preemptions = run.engines.iter().map(EngineModel::preemptions).sum();
     run.outcome
+}
+
+impl<'a> Run<'a> {
+    fn new(jobs: &'a [Job], fleet: Fleet, settings: &router::Settings, born: Instant) -> Self {
+        let (workers, routers) = (fleet.engines.len(), fleet.routers);
+        let engines = fleet.engines.iter().copied();
+        Self {
+            jobs,
+            events: World::default(),
+            engines: engines.map(EngineModel::new).collect(),
+            routers: (0..routers).map(|_| Router::new(settings, born)).collect(),
+            is_report_due: vec![false; routers],
+            reported_at: vec![None; routers],
+            exact_index: ReportedIndex::new(workers, fleet.block_tokens, workload::root()),
+            next_to_arrive: VecDeque::new(),
+            outcome: Outcome {
+                answers: vec![AnswerTime::default(); jobs.len()],
+                cached_tokens: 0,
+                requests_per_worker: vec![0; workers],
+                computed_per_worker: vec![0; workers],
+                busy_per_worker: vec![Duration::ZERO; workers],
+                preemptions: 0,
+                elapsed: Duration::ZERO,
+            },
+            first_tokens: 0,
+            unfinished: jobs.len(),
+            fleet,
+        }
+    }
 }
 
 impl Run<'_> {
@@ -133,24 +152,18 @@ impl Run<'_> {
         let now = self.events.now();
         match event {
             Event::Arrives(request) => self.on_arrival(now, request),
-            Event::Computed { worker } => {
-                if let Some((computed, next)) = self.engines[worker].finish(self.jobs) {
-                    self.compute(now, worker, next);
-                    self.on_computed(now, worker, computed);
-                }
-            }
-            Event::Ends { worker, request } => {
-                self.report(now, request, RequestEvent::Ended);
-                self.outcome.total_time += now - self.jobs[request].at;
-                self.outcome.requests_per_worker[worker] += 1;
-                self.outcome.elapsed = now;
-                self.unfinished -= 1;
-            }
+            Event::StepEnds { worker } => self.on_step_end(now, worker),
             Event::KvEvents {
                 worker,
-                request,
-                change,
-            } => self.exact_index.apply(worker, &self.jobs[request], &change),
+                stored,
+                evicted,
+            } => {
+                for stored in &stored {
+                    let job = &self.jobs[stored.request];
+                    self.exact_index.store(worker, job, stored);
+                }
+                self.exact_index.remove(worker, &evicted);
+            }
             Event::Report { router } => {
                 self.is_report_due[router] = false;
                 self.reported_at[router] = Some(now);
@@ -173,7 +186,9 @@ impl Run<'_> {
 
     fn on_arrival(&mut self, now: Duration, request: usize) {
         let job = &self.jobs[request];
-        let chosen = self.routers[job.router].choose(now, job, &self.exact_index);
+        self.outcome.answers[request].arrived = now;
+        let gauges: Vec<EngineGauges> = self.engines.iter().map(EngineModel::gauges).collect();
+        let chosen = self.routers[job.router].choose(now, job, &self.exact_index, &gauges);
         let (worker, uncached_tokens) = chosen.expect("every modelled engine is usable");
         self.report(
             now,
@@ -183,35 +198,75 @@ impl Run<'_> {
                 uncached_tokens,
             },
         );
-        let next = self.engines[worker].submit(self.jobs, request);
-        self.compute(now, worker, next);
+        let due = self.engines[worker].submit(now, self.jobs, request);
+        self.schedule(now, worker, due);
     }
 
-    fn on_computed(&mut self, now: Duration, worker: usize, computed: Computed) {
-        let Computed {
-            request,
-            cached_tokens,
-            change,
-        } = computed;
-        let job = &self.jobs[request];
-        self.outcome.times_to_first_token[request] = now - job.at;
-        self.outcome.cached_tokens += u64::from(cached_tokens);
-        self.outcome.computed_per_worker[worker] += u64::from(job.input_tokens - cached_tokens);
-        self.report(now, request, RequestEvent::FirstToken);
-        let decode = self.fleet.decode[worker] * job.output_tokens.saturating_sub(1);
-        self.events
-            .set(now + decode, Event::Ends { worker, request });
-        let kv_events = Event::KvEvents {
-            worker,
-            request,
-            change,
+    fn on_step_end(&mut self, now: Duration, worker: usize) {
+        let Some(finished) = self.engines[worker].finish(now, self.jobs) else {
+            return;
         };
-        self.events.set(now + self.fleet.event_lag, kv_events);
+        self.publish(now, worker, finished.stored);
+        for (request, cached_tokens) in finished.first {
+            self.on_first_token(now, worker, request, cached_tokens);
+        }
+        for request in finished.ended {
+            self.on_end(now, worker, request);
+        }
+        if let Some(sample) = finished.sample {
+            self.on_sample(worker, &sample);
+        }
+        let due = self.engines[worker].start(self.jobs);
+        self.schedule(now, worker, due);
     }
 
-    fn compute(&mut self, now: Duration, worker: usize, next: Option<Duration>) {
-        if let Some(time) = next {
-            self.events.set(now + time, Event::Computed { worker });
+    fn on_first_token(&mut self, now: Duration, worker: usize, request: usize, cached: u32) {
+        let job = &self.jobs[request];
+        let answer = &mut self.outcome.answers[request];
+        answer.first_token = now - answer.arrived;
+        self.outcome.cached_tokens += u64::from(cached);
+        self.outcome.computed_per_worker[worker] += u64::from(job.input_tokens - cached);
+        self.first_tokens += 1;
+        self.report(now, request, RequestEvent::FirstToken);
+    }
+
+    fn on_end(&mut self, now: Duration, worker: usize, request: usize) {
+        self.report(now, request, RequestEvent::Ended);
+        let answer = &mut self.outcome.answers[request];
+        answer.whole = now - answer.arrived;
+        self.outcome.requests_per_worker[worker] += 1;
+        self.outcome.elapsed = now;
+        self.unfinished -= 1;
+        if let Some(request) = self.next_to_arrive.pop_front() {
+            self.on_arrival(now, request);
+        }
+        if let Some((next, pause)) = self.jobs[request].next {
+            self.events.set(now + pause, Event::Arrives(next));
+        }
+    }
+
+    /// An engine was busy for half a second. A router that learns how fast engines are learns from this.
+    fn on_sample(&mut self, worker: usize, sample: &EngineSample) {
+        self.outcome.busy_per_worker[worker] += step_time::duration(sample.busy);
+    }
+
+    /// Schedules the end of an engine's steps, and the KV events of what it evicted for them.
+    fn schedule(&mut self, now: Duration, worker: usize, due: Option<Due>) {
+        if let Some(Due { at }) = due {
+            self.events.set(at, Event::StepEnds { worker });
+        }
+        self.publish(now, worker, Vec::new());
+    }
+
+    fn publish(&mut self, now: Duration, worker: usize, stored: Vec<StoredBlocks>) {
+        let evicted = self.engines[worker].drain_evicted();
+        if !stored.is_empty() || !evicted.is_empty() {
+            let kv_events = Event::KvEvents {
+                worker,
+                stored,
+                evicted,
+            };
+            self.events.set(now + self.fleet.event_lag, kv_events);
         }
     }
 

@@ -16,7 +16,11 @@ use crate::sim::trace::Entry;
 /// One request of the replay.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
+    /// When it arrives, if that is known before the run.
     pub(super) at: Duration,
+    pub(super) arrival: Arrival,
+    /// The next turn of its session: its index, and the time between the end of this answer and its arrival.
+    pub(super) next: Option<(usize, Duration)>,
     pub(super) input_tokens: u32,
     pub(super) output_tokens: u32,
     /// The prompt's full blocks, for the predicted index.
@@ -28,6 +32,17 @@ pub(super) struct Job {
     pub(super) router: usize,
     /// Seed of the routing decision, the same for all policies.
     pub(super) seed: u64,
+}
+
+/// What makes a request arrive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// Its time.
+    Timed,
+    /// The end of any answer: a fixed number of requests is in flight.
+    WhenOneEnds,
+    /// The end of the answer before it in its session.
+    AfterPrevious,
 }
 
 /// How a trace becomes a workload; see the command-line arguments.
@@ -42,28 +57,33 @@ pub(super) struct WorkloadSettings {
 
 /// The requests in the order of their arrival.
 pub(super) fn jobs(entries: &[Entry], settings: &WorkloadSettings) -> Vec<Job> {
-    let mut rng = Rng::with_seed(settings.seed);
-    let start = text_block::chain_root("replay", None);
-    let mut jobs: Vec<Job> = entries
-        .iter()
-        .map(|entry| {
-            let locals: Vec<LocalHash> = entry.blocks.iter().map(|name| local(*name)).collect();
-            let sized = locals.iter().map(|it| (it.0, settings.block_tokens.get()));
-            let blocks = text_block::chain(start, sized);
-            Job {
-                at: (entry.at + settings.jitter.mul_f64(rng.f64())).div_f64(settings.speed),
-                input_tokens: entry.input_tokens,
-                output_tokens: entry.output_tokens,
-                prefix_keys: unconfirmed::prefix_keys(root(), &locals),
-                blocks,
-                locals,
-                router: rng.usize(..settings.routers),
-                seed: rng.u64(..),
-            }
-        })
-        .collect();
+    let mut jobs = jobs_in_order(entries, settings);
     jobs.sort_by_key(|job| job.at);
     jobs
+}
+
+/// The requests in the order of the entries.
+pub(super) fn jobs_in_order(entries: &[Entry], settings: &WorkloadSettings) -> Vec<Job> {
+    let mut rng = Rng::with_seed(settings.seed);
+    let start = text_block::chain_root("replay", None);
+    let job = |entry: &Entry| {
+        let locals: Vec<LocalHash> = entry.blocks.iter().map(|name| local(*name)).collect();
+        let sized = locals.iter().map(|it| (it.0, settings.block_tokens.get()));
+        let blocks = text_block::chain(start, sized);
+        Job {
+            at: (entry.at + settings.jitter.mul_f64(rng.f64())).div_f64(settings.speed),
+            arrival: Arrival::Timed,
+            next: None,
+            input_tokens: entry.input_tokens,
+            output_tokens: entry.output_tokens,
+            prefix_keys: unconfirmed::prefix_keys(root(), &locals),
+            blocks,
+            locals,
+            router: rng.usize(..settings.routers),
+            seed: rng.u64(..),
+        }
+    };
+    entries.iter().map(job).collect()
 }
 
 /// The root of all prompts: one model, no salt.

@@ -4,22 +4,35 @@ use super::*;
 use crate::kv::{predicted, unconfirmed};
 use crate::observe;
 use crate::routing::{self, Policy};
+use crate::sim::replay::candidate::Constants;
 use crate::sim::replay::formula::Formula;
 use crate::sim::replay::policy::ComparedPolicy;
 use crate::sim::replay::router::{CacheIndexKind, PrefillRates};
 use crate::sim::replay::workload::WorkloadSettings;
 use crate::sim::replay::workload::tests::{entry, settings as workload_settings};
+use crate::sim::step_time::{AnswerTimes, StepTimes};
 
 const CACHE_AWARE: ComparedPolicy = ComparedPolicy::Router(Policy::CacheAware);
 
+/// 100 prompt tokens a second, and 50 ms a step.
+fn engine() -> EngineSettings {
+    EngineSettings {
+        times: times(50, 100.0),
+        batch_tokens_max: 8_192,
+        running_max: 64,
+        cache_blocks: 12,
+        block_tokens: workload_settings().block_tokens.get(),
+    }
+}
+
+fn times(step_ms: u64, rate: f64) -> StepTimes {
+    StepTimes::new(Duration::from_millis(step_ms), AnswerTimes::NONE, rate)
+}
+
 fn fleet() -> Fleet {
     Fleet {
-        workers: 3,
-        cache_blocks: 12,
+        engines: vec![engine(); 3],
         block_tokens: workload_settings().block_tokens,
-        prefill_tokens_per_second: vec![100.0; 3],
-        // As many as any test needs.
-        decode: vec![Duration::from_millis(50); 64],
         event_lag: Duration::ZERO,
         routers: 1,
         sync_interval: None,
@@ -38,11 +51,16 @@ fn settings(
         unconfirmed: unconfirmed::Settings::default(),
         cache_index,
         predicts_on_route: true,
-        workers: fleet.workers,
-        cache_tokens: fleet.cache_blocks as u64 * 10,
+        workers: fleet.engines.len(),
+        cache_tokens: fleet.engines[0].cache_blocks as u64 * 10,
         shares_routed: true,
         is_alone: false,
         rates: PrefillRates::Ignored,
+        constants: fleet
+            .engines
+            .iter()
+            .map(|engine| Constants::new(&engine.times, engine.running_max))
+            .collect(),
     }
 }
 
@@ -65,11 +83,12 @@ fn the_second_turn_of_a_conversation_is_served_from_cache_where_the_first_went()
     let jobs = workload::jobs(&turns, &workload_settings());
     for cache_index in [CacheIndexKind::Exact, CacheIndexKind::Predicted] {
         let outcome = outcome_of(&jobs, fleet(), CACHE_AWARE, cache_index);
-        let times = [Duration::from_millis(400), Duration::from_millis(150)];
-        assert_eq!(outcome.times_to_first_token, times);
+        // A step, and 40 and 15 tokens.
+        let times = [Duration::from_millis(450), Duration::from_millis(200)];
+        assert_eq!(first_tokens(&outcome), times);
         assert_eq!(outcome.cached_tokens, 40);
-        // 55 tokens computed, and a second token decoded.
-        assert_eq!(outcome.elapsed, Duration::from_millis(5_200));
+        // Another step for the second token.
+        assert_eq!(outcome.elapsed, Duration::from_millis(5_250));
     }
     let outcome = outcome_of(
         &jobs,
@@ -105,8 +124,7 @@ fn delayed_events_have_no_effect_before_they_arrive() {
     let jobs = workload::jobs(&turns, &workload_settings());
     let of_lag = |seconds| {
         let fleet = Fleet {
-            workers: 40,
-            prefill_tokens_per_second: vec![100.0; 40],
+            engines: vec![engine(); 40],
             event_lag: Duration::from_secs(seconds),
             ..fleet()
         };
@@ -133,19 +151,24 @@ fn distinct_prompts(count: u64, seed: u64) -> Vec<Job> {
     workload::jobs(&entries, &workload_settings())
 }
 
-/// Mean times to the first token and to the end of the answer.
-fn mean_times(
-    jobs: &[Job],
-    speeds: [f64; 4],
-    decode: [Duration; 4],
-    rates: &PrefillRates,
-) -> [f64; 2] {
-    let fleet = Fleet {
-        workers: 4,
+fn first_tokens(outcome: &Outcome) -> Vec<Duration> {
+    let answers = outcome.answers.iter();
+    answers.map(|answer| answer.first_token).collect()
+}
+
+/// An engine of a fleet that is busy for three quarters of the time at speeds with a mean of 1.
+fn engine_of(speed: f64, step_ms: u64) -> EngineSettings {
+    EngineSettings {
         cache_blocks: 1_000,
-        // The fleet is busy for three quarters of the time.
-        prefill_tokens_per_second: speeds.map(|speed| speed * 4_000.0).to_vec(),
-        decode: decode.to_vec(),
+        times: times(step_ms, speed * 4_000.0),
+        ..engine()
+    }
+}
+
+/// Mean times to the first token and to the end of the answer.
+fn mean_times(jobs: &[Job], engines: [EngineSettings; 4], rates: &PrefillRates) -> [f64; 2] {
+    let fleet = Fleet {
+        engines: engines.to_vec(),
         ..fleet()
     };
     let settings = router::Settings {
@@ -153,15 +176,18 @@ fn mean_times(
         ..settings(CACHE_AWARE, CacheIndexKind::Exact, &fleet)
     };
     let outcome = run(jobs, fleet, &settings, observe::now(), |_| {});
-    let first: Duration = outcome.times_to_first_token.iter().sum();
-    [first, outcome.total_time].map(|sum| sum.as_secs_f64() / jobs.len() as f64)
+    let first: Duration = first_tokens(&outcome).iter().sum();
+    let whole: Duration = outcome.answers.iter().map(|answer| answer.whole).sum();
+    [first, whole].map(|sum| sum.as_secs_f64() / jobs.len() as f64)
 }
 
 #[test]
 fn learnt_rates_shorten_the_wait_at_workers_of_unequal_speed_and_change_nothing_at_equal_ones() {
     let unequal = [0.4, 0.4, 1.6, 1.6];
     let jobs = distinct_prompts(3_000, 7);
-    let of = |speeds, rates| mean_times(&jobs, speeds, [Duration::ZERO; 4], &rates)[0];
+    let of = |speeds: [f64; 4], rates| {
+        mean_times(&jobs, speeds.map(|speed| engine_of(speed, 0)), &rates)[0]
+    };
     let (ignored, learnt) = (
         of(unequal, PrefillRates::Ignored),
         of(unequal, PrefillRates::Learnt),
@@ -185,11 +211,13 @@ fn answers_are_sooner_whole_where_some_workers_decode_slowly_and_equal_ones_chan
             ..job
         })
         .collect();
-    // The fleet is busy for a quarter of the time.
-    let speeds = [3.0; 4];
     let of = |slow: u64, rates| {
-        let decode = [slow, slow, 10, 10].map(Duration::from_millis);
-        mean_times(&jobs, speeds, decode, &rates)
+        let engines = [slow, slow, 10, 10].map(|step_ms| EngineSettings {
+            // Prompts that are computed in one step say nothing about its length: their first tokens come together.
+            batch_tokens_max: 400,
+            ..engine_of(3.0, step_ms)
+        });
+        mean_times(&jobs, engines, &rates)
     };
     let ([first, whole], [learnt_first, learnt_whole]) =
         (of(40, PrefillRates::Ignored), of(40, PrefillRates::Learnt));
@@ -238,9 +266,9 @@ proptest! {
         let tokens: u64 = jobs.iter().map(|job| u64::from(job.input_tokens)).sum();
         prop_assert_eq!(outcome.computed_per_worker.iter().sum::<u64>() + outcome.cached_tokens, tokens);
         prop_assert!(outcome.cached_tokens as f64 <= workload::cached_ratio_bound(&jobs, usize::MAX) * tokens as f64 + 0.5);
-        prop_assert!(outcome.times_to_first_token.iter().all(|time| *time >= Duration::from_millis(10)));
+        prop_assert!(first_tokens(&outcome).iter().all(|time| *time >= Duration::from_millis(10)));
         let again = outcome_of(&jobs, fleet(), ComparedPolicy::ALL[policy], cache_index);
-        prop_assert_eq!(outcome.times_to_first_token, again.times_to_first_token);
+        prop_assert_eq!(outcome.answers, again.answers);
     }
 
     /// Replicas that exchange load reports without delay decide as one router.
@@ -256,6 +284,6 @@ proptest! {
         let synced = Fleet { routers: 3, sync_interval: Some(Duration::ZERO), ..fleet() };
         let several = outcome_of(&several, synced, policy, cache_index);
         let one = outcome_of(&one, fleet(), policy, cache_index);
-        prop_assert_eq!(several.times_to_first_token, one.times_to_first_token);
+        prop_assert_eq!(several.answers, one.answers);
     }
 }
