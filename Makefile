@@ -112,10 +112,13 @@ unit: ## Only the unit tests.
 	$(call heading,unit tests)
 	$(CARGO) test --locked $(FEATURES) --no-fail-fast --lib -- $(TEST_FLAGS)
 
+# They wait more than they compute: two threads leave two cores idle for most of the time.
+IT_THREADS ?= 4
+
 .PHONY: integration
-integration: redis ## Only the integration tests.
+integration: redis ## Only the integration tests, IT_THREADS at a time.
 	$(call heading,integration tests)
-	$(CARGO) test --locked $(FEATURES) --no-fail-fast --test it -- $(TEST_FLAGS)
+	$(CARGO) test --locked $(FEATURES) --no-fail-fast --test it -- --test-threads $(IT_THREADS) $(TEST_FLAGS)
 
 CHAOS_SECONDS ?= 600
 CHAOS_SEEDS ?= 1

@@ -106,6 +106,7 @@ fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     let member = |number: u32| Member {
         responses: Default::default(),
         prefill_rate: None,
+        slots: None,
         name: format!("gpu-{number}"),
         address: format!("gpu-{number}:8000"),
         role: Role::Both,

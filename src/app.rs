@@ -30,7 +30,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use tokio::net::TcpListener;
-use tracing::info;
+use tracing::{info, warn};
 
 use self::discoveries::FollowedDiscoveries;
 use self::reload::{Parts, Reloader};
@@ -333,6 +333,9 @@ impl App {
         ));
         let peers_address = sharing.as_ref().map(Sharing::address);
         let shown = peers_address.map(tracing::field::display);
+        for warning in config.source.warnings() {
+            warn!("configuration: {warning}");
+        }
         info!(api = %api_address, admin = %admin_address, peers = shown, "listening");
         Ok(Self {
             api: api_address,

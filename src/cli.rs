@@ -210,6 +210,7 @@ pub fn run() -> ExitCode {
             live: false,
             transfer: _,
         } => with_config(configuration.load(), |config| {
+            warn_of_retired_keys(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())
         }),
@@ -220,6 +221,7 @@ pub fn run() -> ExitCode {
         } => {
             let mut is_good = false;
             let checked = with_config(configuration.load(), |config| {
+                warn_of_retired_keys(&config)?;
                 block_on(async {
                     is_good = check::run(&config, transfer, &mut io::stdout()).await?;
                     Ok(())
@@ -307,6 +309,14 @@ pub fn run() -> ExitCode {
         }
         ExitCode::FAILURE
     })
+}
+
+/// On standard error, so that standard output is the configuration.
+fn warn_of_retired_keys(config: &Config) -> io::Result<()> {
+    for warning in config.source.warnings() {
+        writeln!(io::stderr(), "warning: {warning}")?;
+    }
+    Ok(())
 }
 
 /// Does something with a configuration, or prints what is wrong with it.

@@ -12,6 +12,7 @@ mod model_settings;
 mod one_or_list;
 pub mod reader;
 pub mod reference;
+mod retired;
 mod set_flags;
 mod settings;
 mod source;

@@ -7,7 +7,6 @@
 
 pub mod adapter_slots;
 pub mod circuit_breaker;
-pub mod decode_time;
 pub mod discovery;
 pub mod engine;
 pub mod events;
@@ -21,12 +20,12 @@ mod membership;
 pub mod model_lookup;
 mod model_set;
 mod places;
-pub mod prefill_rate;
 pub mod probe;
 mod rank_places;
 pub mod registry;
 mod responses_api;
 mod snapshot;
+pub mod speed;
 mod status;
 mod worker;
 

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 pub use self::policy::decide;
 pub use self::prefix_hash::key as prefix_key;
-pub use self::types::{Backlog, Cached, Decision, Policy, Reason, Request, State, View};
+pub use self::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
 
 /// How requests are spread over the workers of their model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -24,27 +24,6 @@ pub use self::types::{Backlog, Cached, Decision, Policy, Reason, Request, State,
 pub struct Settings {
     /// How a worker is chosen.
     pub policy: Policy,
-    /// cache_aware: a worker costs `queued tokens + prefill_weight x new tokens + decode_weight x decoding
-    /// tokens`, and the cheapest one is chosen. Queued tokens, and new ones with 1 of their weight, count more at a slow
-    /// worker and less at a fast one (`fleet.learn_prefill_rates`). Above 1 a cache hit is worth some waiting, since computing tokens
-    /// delays everyone behind them. In simulations of two public traces TTFT is flat between 3 and 9 and best at 5.
-    #[schemars(range(min = 1))]
-    pub prefill_weight: f64,
-    /// cache_aware: the weight of a token of the requests that a worker is decoding. 0.02 costs at most 5 % of
-    /// TTFT for evener decoding.
-    #[schemars(range(min = 0))]
-    pub decode_weight: f64,
-    /// cache_aware: what a worker costs more whose answers take twice as long for a token as those of the fastest worker of its
-    /// model, in tokens; one that takes four times as long costs three times this. Learnt from streams; workers within 1.5
-    /// times of the fastest count as equal. It shortens whole answers where GPUs differ, and the time to the first token
-    /// hardly changes. 0: not considered.
-    #[schemars(range(min = 0))]
-    pub slow_decode_tokens: u32,
-    /// cache_aware: what a worker costs more that has to load the request's LoRA adapter into its GPU first, in tokens. 1,000
-    /// tokens are 80 ms at 12,000 tokens/s: about what an adapter of rank 16 of an 8B model (80 MB) takes from a disk; from
-    /// memory it is a few ms, but another adapter, whose requests may follow, leaves the GPU for it. 0: not considered.
-    #[schemars(range(min = 0))]
-    pub adapter_load_tokens: u32,
     /// consistent_hash: what keeps requests at the same worker; the first of these that a request has.
     /// `header:NAME`, or a field of the body: `session_id`, `prompt_cache_key`, `user`.
     pub hash_on: Vec<String>,
@@ -56,10 +35,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             policy: Policy::CacheAware,
-            prefill_weight: 5.0,
-            decode_weight: 0.02,
-            slow_decode_tokens: 800,
-            adapter_load_tokens: 1_000,
             hash_on: [
                 "header:x-session-id",
                 "session_id",
@@ -90,7 +65,7 @@ pub struct Advanced {
     #[schemars(range(min = 0))]
     pub affinity_load_factor: f64,
     /// cache_aware, while `peers` are configured and none is connected: among workers whose cost is within this many
-    /// times the prompt's tokens of the lowest, the hash of the prompt's first blocks chooses, so that replicas that
+    /// times what computing the whole prompt takes of the lowest, the hash of the prompt's first blocks chooses, so that replicas that
     /// know nothing of each other send the same prefixes to the same workers. 0: the lowest cost always.
     #[schemars(range(min = 0))]
     pub alone_slack: f64,

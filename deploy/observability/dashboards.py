@@ -156,7 +156,7 @@ DASHBOARDS = [
             ("Prompts that wait to be fetched", "short", [(f"sum by (worker) (warmroute_worker_kv_transfers_pending{{{WORKER}}})", "{{worker}}")]),
             ("Their tokens", "short", [(f"sum by (worker) (warmroute_worker_kv_transfer_tokens_pending{{{WORKER}}})", "{{worker}}")]),
             ("Queued prompt tokens", "short", [(f"sum by (worker) (warmroute_worker_queued_tokens{{{WORKER}}})", "{{worker}}")]),
-            ("Decoding prompt tokens", "short", [(f"sum by (worker) (warmroute_worker_decode_tokens{{{WORKER}}})", "{{worker}}")]),
+            ("Decoding prompt tokens", "short", [(f"sum by (worker) (warmroute_worker_context_tokens{{{WORKER}}})", "{{worker}}")]),
         ]),
     ]),
 ]

@@ -2,7 +2,7 @@
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PeerMessage {
     /// 6, 7: trees.
-    #[prost(oneof = "peer_message::Kind", tags = "1, 2, 3, 4, 5, 6, 7")]
+    #[prost(oneof = "peer_message::Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8")]
     pub kind: ::core::option::Option<peer_message::Kind>,
 }
 /// Nested message and enum types in `PeerMessage`.
@@ -24,6 +24,8 @@ pub mod peer_message {
         TreeRequest(super::TreeRequest),
         #[prost(message, tag = "7")]
         TreeChunk(super::TreeChunk),
+        #[prost(message, tag = "8")]
+        LearntSpeeds(super::LearntSpeeds),
     }
 }
 /// The first message of each side.
@@ -100,8 +102,36 @@ pub struct WorkerLoad {
     pub requests: u32,
     #[prost(uint64, tag = "3")]
     pub queued_tokens: u64,
+    /// Prompt tokens of all its requests there. Up to 0.2 of those that were decoding.
     #[prost(uint64, tag = "4")]
-    pub decode_tokens: u64,
+    pub context_tokens: u64,
+}
+/// What the sender has learnt of how fast workers are, for a replica that has just connected.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LearntSpeeds {
+    #[prost(message, repeated, tag = "1")]
+    pub workers: ::prost::alloc::vec::Vec<LearntSpeed>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct LearntSpeed {
+    /// `host:port` of the worker.
+    #[prost(string, tag = "1")]
+    pub address: ::prost::alloc::string::String,
+    /// Seconds for a token of a prompt.
+    #[prost(float, tag = "2")]
+    pub prompt_token: f32,
+    /// Seconds of a step with nothing in it.
+    #[prost(float, tag = "3")]
+    pub step: f32,
+    /// How many times the usual an answer, and a token of its context, adds to a step.
+    #[prost(float, tag = "4")]
+    pub batch: f32,
+    /// From how many observations.
+    #[prost(uint64, tag = "5")]
+    pub samples: u64,
+    /// The most requests that the engine ran while others waited; 0 if none ever waited.
+    #[prost(uint32, tag = "6")]
+    pub slots: u32,
 }
 /// What the sender routed since its last report. Hashes are the same on all replicas with the same `predicted.block_size`.
 #[derive(Clone, PartialEq, ::prost::Message)]

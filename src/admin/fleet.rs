@@ -64,16 +64,15 @@ pub(super) struct WorkerRow {
     requests: u32,
     requests_total: u64,
     queued_tokens: u64,
-    decode_tokens: u64,
+    context_tokens: u64,
     /// Of the requests that are pinned to a dp rank, the part of each rank.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     ranks: Vec<RankRow>,
     /// How fast it computes prompts, if that is known.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_rate: Option<PrefillRateRow>,
-    /// How long it takes for a token of an answer, if that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    decode_time: Option<DecodeTimeRow>,
+    /// What a step of its engine takes, as decisions count it.
+    speed: SpeedRow,
     /// The same of other replicas that have any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     peers: Vec<LoadRow>,
@@ -97,7 +96,7 @@ struct RankRow {
     rank: u32,
     requests: u32,
     queued_tokens: u64,
-    decode_tokens: u64,
+    context_tokens: u64,
 }
 
 impl RankRow {
@@ -107,7 +106,7 @@ impl RankRow {
             rank,
             requests: own.requests,
             queued_tokens: own.queued_tokens,
-            decode_tokens: own.decode_tokens,
+            context_tokens: own.context_tokens,
         }
     }
 }
@@ -127,15 +126,40 @@ struct KvTransfersRow {
 struct PrefillRateRow {
     tokens_per_second: u64,
     source: RateSource,
-    /// What its queued tokens and new ones count; 1 if it counts as one of its model's mean speed.
-    time_weight: f64,
 }
 
 #[derive(Debug, Serialize)]
-struct DecodeTimeRow {
-    milliseconds_per_token: f64,
-    /// How many times as long as the fastest of its model's workers; 1 if it counts as equally fast.
-    times_fastest: f64,
+struct SpeedRow {
+    prompt_tokens_per_second: u64,
+    /// A step with nothing in it.
+    step_ms: f64,
+    /// What one more answer adds to a step.
+    answer_us: f64,
+    /// What a thousand more tokens of the answers' contexts add to a step.
+    thousand_context_tokens_us: f64,
+    /// From how many observations its own speed was learnt; with few it counts as workers of its model and hardware.
+    samples: u64,
+    /// Answers that its engine generates at the same time, as decisions count them.
+    slots: u32,
+    /// The same, if it was seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    learnt_slots: Option<u32>,
+}
+
+impl SpeedRow {
+    fn of(worker: &Worker) -> Self {
+        let speed = worker.load.speed.get();
+        let rounded = |value: f64| (value * 1e3).round() / 1e3;
+        Self {
+            prompt_tokens_per_second: speed.rate() as u64,
+            step_ms: rounded(speed.step * 1e3),
+            answer_us: rounded(speed.answer() * 1e6),
+            thousand_context_tokens_us: rounded(speed.context() * 1e9),
+            samples: worker.speed_samples(),
+            slots: worker.slots(),
+            learnt_slots: worker.load.learnt_slots(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -211,16 +235,12 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
                 .collect(),
         },
         queued_tokens: worker.load.own_queued_tokens(),
-        decode_tokens: worker.load.own_decode_tokens(),
+        context_tokens: worker.load.own_context_tokens(),
         prefill_rate: worker.prefill_rate().map(|(rate, source)| PrefillRateRow {
             tokens_per_second: rate as u64,
             source,
-            time_weight: worker.load.time_weight(),
         }),
-        decode_time: worker.decode_times.median().map(|seconds| DecodeTimeRow {
-            milliseconds_per_token: (seconds * 1e5).round() / 100.0,
-            times_fastest: worker.load.decode_time(),
-        }),
+        speed: SpeedRow::of(worker),
         peers: peers.loads(worker.pool.address()),
         reported: worker.load.reported().map(|reported| ReportedRow {
             age_ms: now.saturating_duration_since(reported.at).as_millis() as u64,

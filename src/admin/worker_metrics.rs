@@ -40,9 +40,9 @@ const GAUGES: [(&str, &str, Read); 13] = [
         |status, _, _| Some(status.worker.load.own_queued_tokens()),
     ),
     (
-        "warmroute_worker_decode_tokens",
-        "Prompt tokens of this router's requests that a worker decodes, as the router counts them.",
-        |status, _, _| Some(status.worker.load.own_decode_tokens()),
+        "warmroute_worker_context_tokens",
+        "Prompt tokens of all requests of this router at a worker, which its answers read again with each token.",
+        |status, _, _| Some(status.worker.load.own_context_tokens()),
     ),
     (
         "warmroute_worker_prefill_tokens_per_second",

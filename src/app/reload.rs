@@ -269,6 +269,9 @@ impl Reloader {
     fn log(&mut self, trigger: Trigger, outcome: &Outcome) {
         match outcome {
             Outcome::Applied(changes) => {
+                for warning in self.running.source.warnings() {
+                    warn!("configuration: {warning}");
+                }
                 info!(
                     ?trigger,
                     hash = self.running.source.hash().hex(),

@@ -56,7 +56,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("discovery.*", Effect::Reload),
     ("fleet.health.*", Effect::Reload),
     ("fleet.circuit_breaker.*", Effect::Reload),
-    ("fleet.learn_prefill_rates", Effect::Reload),
     ("fleet.model_lookup.*", Effect::Reload),
     ("fleet.advanced.max_workers", Effect::Reload),
     // Every worker's pool of connections has them.

@@ -119,6 +119,7 @@ impl Config {
             flags: flags.clone(),
             hash: FileHash::of(text),
             secret_files: secret_files.into_inner(),
+            warnings: reader.warnings(),
         };
         set_flags::apply(flags, &mut config, &mut reader);
         config.loaded = loaded;

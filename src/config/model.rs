@@ -58,14 +58,6 @@ pub struct ModelOverride {
     pub policy: Option<Policy>,
     /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
-    pub prefill_weight: Option<f64>,
-    /// As in `routing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub decode_weight: Option<f64>,
-    /// As in `routing`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_on: Option<Vec<String>>,
     /// As in `routing`.
     #[serde(default)]

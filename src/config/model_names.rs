@@ -152,8 +152,6 @@ fn unused_key(model: &ModelOverride) -> Option<&'static str> {
         ("send_token_ids", model.send_token_ids.is_some()),
         ("bytes_per_token", model.bytes_per_token.is_some()),
         ("policy", model.policy.is_some()),
-        ("prefill_weight", model.prefill_weight.is_some()),
-        ("decode_weight", model.decode_weight.is_some()),
     ];
     let mut keys = keys.into_iter();
     keys.find_map(|(key, is_set)| is_set.then_some(key))

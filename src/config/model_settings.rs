@@ -20,10 +20,6 @@ impl Config {
             let hash_on = model.hash_on.as_ref().unwrap_or(&default.hash_on);
             let routing = routing::Settings {
                 policy: model.policy.unwrap_or(default.policy),
-                prefill_weight: model.prefill_weight.unwrap_or(default.prefill_weight),
-                decode_weight: model.decode_weight.unwrap_or(default.decode_weight),
-                slow_decode_tokens: default.slow_decode_tokens,
-                adapter_load_tokens: default.adapter_load_tokens,
                 hash_on: hash_on.clone(),
                 advanced: advanced.over(&default.advanced),
             };

@@ -97,6 +97,11 @@ impl Reader {
         }
     }
 
+    /// What the file has that is read and not used: one line each.
+    pub fn warnings(&self) -> Vec<String> {
+        self.places.warnings(self.problems.file())
+    }
+
     /// Problems at `path` are reported as problems of this flag: its value is not in the file.
     pub fn set_by_flag(&mut self, path: String, flag: String) {
         self.flags.insert(path, flag);

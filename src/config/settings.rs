@@ -135,36 +135,18 @@ impl Default for Api {
 }
 
 /// Health checks, circuit breakers and connections of workers.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Fleet {
     /// Health checks of the workers.
     pub health: health::Settings,
     /// Protects clients from a worker whose requests fail: while its circuit breaker is open, it gets none.
     pub circuit_breaker: circuit_breaker::Settings,
-    /// Learn from the first tokens of streamed answers how fast each worker computes prompts, so that faster workers of a
-    /// model get more of them. Workers within 20 % of the mean count as equal. A worker's `prefill_rate` counts before
-    /// what is learnt, and also when this is off.
-    pub learn_prefill_rates: bool,
     /// Adapters that are loaded while the router runs: a request for a model that no worker is known to serve has all
     /// workers asked again, and waits for their answers.
     pub model_lookup: model_lookup::Settings,
     /// Settings for experts.
     pub advanced: FleetAdvanced,
-}
-
-impl Default for Fleet {
-    fn default() -> Self {
-        Self {
-            health: health::Settings::default(),
-            circuit_breaker: circuit_breaker::Settings::default(),
-            // Of no effect with workers of one speed. At 1:4, in simulation over two public traces, the mean TTFT falls by
-            // 14 and 28 %.
-            learn_prefill_rates: true,
-            model_lookup: model_lookup::Settings::default(),
-            advanced: FleetAdvanced::default(),
-        }
-    }
 }
 
 /// Settings of the fleet for experts.
@@ -273,7 +255,6 @@ impl Config {
             circuit_breaker: self.fleet.circuit_breaker.clone(),
             max_workers: self.fleet.advanced.max_workers as usize,
             topology: self.prefill_decode.topology.as_str().into(),
-            learn_prefill_rates: self.fleet.learn_prefill_rates,
             model_lookup: self.fleet.model_lookup.clone(),
         }
     }

@@ -13,6 +13,8 @@ pub struct Source {
     pub(super) hash: FileHash,
     /// The files that secrets were read from.
     pub(super) secret_files: Vec<(PathBuf, FileHash)>,
+    /// Keys that it has and that are not used any more.
+    pub(super) warnings: Vec<String>,
 }
 
 impl PartialEq for Source {
@@ -25,6 +27,11 @@ impl Source {
     /// `None` if there is no file, so that nothing can be read again.
     pub fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Keys that the file has and that are not used any more: one line each, with file, line and path.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
     }
 
     pub fn hash(&self) -> FileHash {

@@ -101,9 +101,13 @@ pub struct WorkerSpec {
     #[serde(default)]
     pub bootstrap: String,
     /// Prompt tokens that the worker computes in a second, such as 12000. Left out: as the discovery entry says, else
-    /// it is learnt (`fleet.learn_prefill_rates`).
+    /// it is learnt from answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prefill_rate: Option<NonZeroU32>,
+    /// Answers that the worker generates at the same time: vLLM's `--max-num-seqs`, SGLang's `--max-running-requests`. Left
+    /// out: as the discovery entry says, else it is learnt: the most requests that the engine ran while others waited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<NonZeroU32>,
 }
 
 /// What a discovery entry says of all its workers.
@@ -124,10 +128,14 @@ pub struct WorkerDefaults {
     pub responses: ResponsesApi,
     /// Labels such as `zone: a`, for `prefill_decode.topology`.
     pub labels: BTreeMap<String, String>,
-    /// Prompt tokens that each of the workers computes in a second, such as 12000. Left out: it is learnt
-    /// (`fleet.learn_prefill_rates`).
+    /// Prompt tokens that each of the workers computes in a second, such as 12000. Left out: it is learnt from
+    /// answers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill_rate: Option<NonZeroU32>,
+    /// Answers that each of the workers generates at the same time: vLLM's `--max-num-seqs`, SGLang's
+    /// `--max-running-requests`. Left out: it is learnt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slots: Option<NonZeroU32>,
 }
 
 impl WorkerDefaults {
@@ -145,6 +153,7 @@ impl WorkerDefaults {
             labels: shared_labels(&self.labels),
             bootstrap: None,
             prefill_rate: self.prefill_rate,
+            slots: self.slots,
             identity: None,
         })
     }
@@ -190,6 +199,9 @@ impl WorkerSpec {
         }
         if self.prefill_rate.is_some() {
             member.prefill_rate = self.prefill_rate;
+        }
+        if self.slots.is_some() {
+            member.slots = self.slots;
         }
         member.draining = self.draining;
         member.labels.extend(shared_labels(&self.labels));

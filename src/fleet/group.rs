@@ -14,6 +14,7 @@ use super::kv_transfer::CompatibilityKey;
 use super::model_set::ModelSet;
 use super::rank_places::{PinnedApi, RankPlaces, pinnable_ranks};
 use super::responses_api::ChatWorkers;
+use super::speed::GroupSpeed;
 use super::status::Status;
 use super::worker::{Role, Worker};
 use crate::ids::{Model, WorkerId};
@@ -61,6 +62,8 @@ pub struct Members {
     pub sglang: Vec<WorkerId>,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
+    /// How fast they are together.
+    pub speed: GroupSpeed,
 }
 
 impl Deref for Group {
@@ -153,6 +156,10 @@ impl Members {
         }
         let chat = members.chat_only.iter().filter(|is_chat| **is_chat);
         members.chat_workers = ChatWorkers::of(chat.count(), members.workers.len());
+        let workers = members.workers.iter();
+        members
+            .speed
+            .set(workers.map(|worker| worker.load.speed.prompt_token()));
         members
     }
 }

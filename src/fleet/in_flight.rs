@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::load::Load;
+use super::speed::Passed;
 use super::worker::Worker;
 
 /// One request on one worker; it counts until this is dropped, however the request ends.
@@ -16,23 +17,34 @@ pub struct InFlight {
     prompt_tokens: u32,
     uncached_tokens: u32,
     is_decoding: bool,
-    /// When it was sent, if its first token shows how fast the worker is.
-    sent: Option<Instant>,
+    shows: Shows,
     is_over: bool,
+}
+
+/// What the request's answer can show of how fast its worker is.
+#[derive(Clone, Copy, Debug)]
+enum Shows {
+    Nothing,
+    /// When its first token comes: what follows shows how long tokens take. Another worker computes its prompt.
+    LaterTokens,
+    /// A stream that was sent then: when its first token comes.
+    FirstToken(Passed),
+    /// When it ends: from then on, in which so many tokens of its prompt were computed, too.
+    End(Passed, u32),
 }
 
 impl InFlight {
     /// Counts a request before it is sent, so that the next routing decision includes it.
     pub fn new(worker: Arc<Worker>, prompt_tokens: u32, cached_tokens: u32) -> Self {
         let uncached_tokens = prompt_tokens.saturating_sub(cached_tokens);
-        worker.load.begin_request(uncached_tokens);
+        worker.load.begin_request(prompt_tokens, uncached_tokens);
         Self {
             worker,
             rank: None,
             prompt_tokens,
             uncached_tokens,
             is_decoding: false,
-            sent: None,
+            shows: Shows::Nothing,
             is_over: false,
         }
     }
@@ -42,6 +54,7 @@ impl InFlight {
     /// because this worker does not compute it.
     pub fn decoding(worker: Arc<Worker>, prompt_tokens: u32) -> Self {
         let mut in_flight = Self::new(worker, prompt_tokens, prompt_tokens);
+        in_flight.shows = Shows::LaterTokens;
         in_flight.on_first_token();
         in_flight
     }
@@ -53,9 +66,9 @@ impl InFlight {
             let (uncached_tokens, prompt_tokens) = (self.uncached_tokens, self.prompt_tokens);
             let is_decoding = self.is_decoding;
             self.worker.pinned.change(rank, |load| {
-                load.begin_request(uncached_tokens);
+                load.begin_request(prompt_tokens, uncached_tokens);
                 if is_decoding {
-                    load.begin_decoding(uncached_tokens, prompt_tokens, 0);
+                    load.begin_decoding(uncached_tokens, 0);
                 }
             });
         }
@@ -66,9 +79,13 @@ impl InFlight {
         self.rank
     }
 
-    /// The request is sent now.
-    pub fn sent_at(mut self, now: Instant) -> Self {
-        self.sent = Some(now);
+    /// The request is sent now, and its answer shows how fast the worker is.
+    pub fn sent_at(mut self, now: Instant, is_stream: bool) -> Self {
+        let sent = self.worker.on_sent(now, is_stream);
+        self.shows = match is_stream {
+            true => Shows::FirstToken(sent),
+            false => Shows::End(sent, self.uncached_tokens),
+        };
         self
     }
 
@@ -83,10 +100,24 @@ impl InFlight {
 
     /// As [`Self::on_first_token`], and the token came as soon as the prompt was computed.
     pub fn on_prompt_computed(&mut self, now: Instant) {
-        if let Some(sent) = self.sent.filter(|_| !self.is_decoding) {
-            self.worker.on_first_token(sent, now, self.uncached_tokens);
-        }
+        self.shows = match self.shows {
+            Shows::FirstToken(sent) => {
+                let uncached = self.uncached_tokens;
+                Shows::End(self.worker.on_first_token(now, &sent, uncached), 0)
+            }
+            Shows::LaterTokens => Shows::End(self.worker.passed(now), 0),
+            shows @ (Shows::Nothing | Shows::End(..)) => shows,
+        };
         self.on_first_token();
+    }
+
+    /// The answer is complete, and its last token came at `now`. `tokens`: those after the first one, or all of an answer whose
+    /// first token was not seen.
+    pub fn on_answered(&mut self, now: Instant, tokens: u64) {
+        if let Shows::End(from, uncached_tokens) = self.shows {
+            self.worker.on_answered(now, &from, tokens, uncached_tokens);
+            self.shows = Shows::Nothing;
+        }
     }
 
     /// The prompt counts as computed from now on, although no token was seen.
@@ -99,11 +130,15 @@ impl InFlight {
         if std::mem::replace(&mut self.is_over, true) {
             return;
         }
-        let end = |load: &Load| match self.is_decoding {
-            false => load.end_queued_request(self.uncached_tokens),
-            true => load.end_decoding_request(self.prompt_tokens),
+        if let Shows::FirstToken(_) = self.shows {
+            self.worker.seen.on_unanswered();
+        }
+        let queued = if self.is_decoding {
+            0
+        } else {
+            self.uncached_tokens
         };
-        self.change_load(end);
+        self.change_load(|load| load.end_request(self.prompt_tokens, queued));
         self.worker.freed.on_freed();
     }
 
@@ -118,7 +153,7 @@ impl InFlight {
         if !self.is_decoding && !self.is_over {
             self.is_decoding = true;
             self.change_load(|load| {
-                load.begin_decoding(self.uncached_tokens, self.prompt_tokens, computed);
+                load.begin_decoding(self.uncached_tokens, computed);
             });
             self.worker.freed.on_freed();
         }
@@ -142,7 +177,7 @@ mod tests {
         (
             worker.load.requests(),
             worker.load.queued_tokens(),
-            worker.load.decode_tokens(),
+            worker.load.context_tokens(),
         )
     }
 
@@ -150,7 +185,7 @@ mod tests {
     fn a_request_is_queued_then_decoding_then_gone() {
         let worker = worker("a");
         let mut request = InFlight::new(worker.clone(), 100, 60);
-        assert_eq!(load_of(&worker), (1, 40, 0));
+        assert_eq!(load_of(&worker), (1, 40, 100));
         request.on_first_token();
         request.on_first_token();
         assert_eq!(load_of(&worker), (1, 0, 100));

@@ -9,7 +9,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::prefill_rate::TimeWeight;
+use super::speed::{LoadNow, SharedSpeed};
+
+/// Slots of an engine of which nothing is known: vLLM's `--max-num-seqs` on most GPUs.
+const DEFAULT_SLOTS: u32 = 256;
 
 /// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
 const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
@@ -25,15 +28,18 @@ pub struct Load {
     /// Uncached prompt tokens of requests without a first token yet. Signed, because two threads may add and
     /// subtract in either order.
     queued_tokens: AtomicI64,
-    /// Prompt tokens of the requests that are decoding.
-    decode_tokens: AtomicI64,
+    /// Prompt tokens of all requests.
+    context_tokens: AtomicI64,
     /// What the other replicas have here, as they last reported it.
     peers_queued_tokens: AtomicU64,
-    peers_decode_tokens: AtomicU64,
+    peers_context_tokens: AtomicU64,
     peers_requests: AtomicU32,
-    time_weight: TimeWeight,
-    decode_time: TimeWeight,
-    total: AtomicU64,
+    /// The most requests that its engine was seen to run while others waited; 0 if none ever waited.
+    slots: AtomicU32,
+    /// Requests that wait inside the engine, as of its last report.
+    waiting: AtomicU32,
+    /// How fast the worker is.
+    pub speed: SharedSpeed,
     reported: Reported,
 }
 
@@ -41,6 +47,7 @@ pub struct Load {
 #[derive(Debug, Default)]
 #[repr(align(64))]
 struct Reported {
+    total: AtomicU64,
     /// Uncached prompt tokens of requests that have had their first token.
     computed_tokens: AtomicU64,
     report: Mutex<Option<LoadReport>>,
@@ -73,9 +80,9 @@ impl Load {
     }
 
     /// Of this router and of other replicas.
-    pub fn decode_tokens(&self) -> u64 {
-        self.own_decode_tokens()
-            .saturating_add(self.peers_decode_tokens())
+    pub fn context_tokens(&self) -> u64 {
+        self.own_context_tokens()
+            .saturating_add(self.peers_context_tokens())
     }
 
     pub fn own_requests(&self) -> u32 {
@@ -86,8 +93,8 @@ impl Load {
         self.queued_tokens.load(Relaxed).max(0) as u64
     }
 
-    pub fn own_decode_tokens(&self) -> u64 {
-        self.decode_tokens.load(Relaxed).max(0) as u64
+    pub fn own_context_tokens(&self) -> u64 {
+        self.context_tokens.load(Relaxed).max(0) as u64
     }
 
     pub fn peers_requests(&self) -> u32 {
@@ -98,8 +105,8 @@ impl Load {
         self.peers_queued_tokens.load(Relaxed)
     }
 
-    pub fn peers_decode_tokens(&self) -> u64 {
-        self.peers_decode_tokens.load(Relaxed)
+    pub fn peers_context_tokens(&self) -> u64 {
+        self.peers_context_tokens.load(Relaxed)
     }
 
     /// Requests of neither this router nor another replica, as of the engine's last report.
@@ -107,31 +114,54 @@ impl Load {
         self.foreign_requests.load(Relaxed)
     }
 
-    /// What tokens to wait for and to compute count in its cost, by its speed: 1 for the mean of its model's workers.
+    /// Answers that the engine generates at the same time, if that was seen: only an engine that has let requests wait shows it.
+    pub fn learnt_slots(&self) -> Option<u32> {
+        Some(self.slots.load(Relaxed)).filter(|slots| *slots > 0)
+    }
+
+    /// As seen, or what most engines have.
     #[inline]
-    pub fn time_weight(&self) -> f64 {
-        self.time_weight.get()
+    pub fn slots(&self) -> u32 {
+        match self.slots.load(Relaxed) {
+            0 => DEFAULT_SLOTS,
+            slots => slots,
+        }
     }
 
-    pub(super) fn set_time_weight(&self, time: f64) {
-        self.time_weight.set(time);
+    /// Another replica has seen so many.
+    pub(super) fn on_peer_slots(&self, slots: u32) {
+        self.slots.fetch_max(slots, Relaxed);
     }
 
-    /// How many times as long as the fastest of its model's workers it takes for a token of an answer.
+    /// The engine may be another one.
+    pub(super) fn forget_slots(&self) {
+        self.slots.store(0, Relaxed);
+    }
+
+    /// Requests that wait inside the engine, of all its clients, as of its last report.
     #[inline]
-    pub fn decode_time(&self) -> f64 {
-        self.decode_time.get()
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Relaxed)
     }
 
-    pub(crate) fn set_decode_time(&self, times: f64) {
-        self.decode_time.set(times);
+    /// For what is learnt of the worker's speed.
+    pub(super) fn now(&self, slots: u32) -> LoadNow {
+        let requests = self.requests();
+        LoadNow {
+            requests,
+            is_full: requests > slots || self.waiting() > 0,
+            own_requests: self.own_requests(),
+            context_tokens: self.context_tokens(),
+            queued_tokens: self.own_queued_tokens(),
+            peers_queued_tokens: self.peers_queued_tokens(),
+        }
     }
 
     /// What all other replicas together have at this worker.
-    pub fn set_peers(&self, requests: u32, queued_tokens: u64, decode_tokens: u64) {
+    pub fn set_peers(&self, requests: u32, queued_tokens: u64, context_tokens: u64) {
         self.peers_requests.store(requests, Relaxed);
         self.peers_queued_tokens.store(queued_tokens, Relaxed);
-        self.peers_decode_tokens.store(decode_tokens, Relaxed);
+        self.peers_context_tokens.store(context_tokens, Relaxed);
     }
 
     /// Requests that the engine reported before the replica was known that sent them are not foreign.
@@ -153,7 +183,7 @@ impl Load {
 
     /// Requests sent to the worker since it joined.
     pub fn total(&self) -> u64 {
-        self.total.load(Relaxed)
+        self.reported.total.load(Relaxed)
     }
 
     /// Prompt tokens that the worker has computed for requests of this router since it joined.
@@ -172,6 +202,11 @@ impl Load {
         let foreign = beyond_own.saturating_sub(self.peers_requests());
         self.foreign_requests.store(foreign, Relaxed);
         self.reported.beyond_own.store(beyond_own, Relaxed);
+        self.waiting.store(reported.waiting, Relaxed);
+        // An engine whose memory was full ran fewer than it does now.
+        if reported.waiting > 0 || self.learnt_slots().is_some() {
+            self.slots.fetch_max(reported.running, Relaxed);
+        }
         *self.reported.report.lock() = Some(reported);
     }
 
@@ -186,32 +221,31 @@ impl Load {
     pub fn expire_report(&self) {
         self.foreign_requests.store(0, Relaxed);
         self.reported.beyond_own.store(0, Relaxed);
+        self.waiting.store(0, Relaxed);
         *self.reported.report.lock() = None;
     }
 
-    pub(super) fn begin_request(&self, uncached_tokens: u32) {
+    pub(super) fn begin_request(&self, prompt_tokens: u32, uncached_tokens: u32) {
         self.requests.fetch_add(1, Relaxed);
-        self.total.fetch_add(1, Relaxed);
+        self.reported.total.fetch_add(1, Relaxed);
         self.queued_tokens
             .fetch_add(i64::from(uncached_tokens), Relaxed);
+        self.context_tokens
+            .fetch_add(i64::from(prompt_tokens), Relaxed);
     }
 
-    pub(super) fn begin_decoding(&self, uncached_tokens: u32, prompt_tokens: u32, computed: u64) {
+    /// The prompt is computed.
+    pub(super) fn begin_decoding(&self, uncached_tokens: u32, computed: u64) {
         self.queued_tokens
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
-        self.decode_tokens
-            .fetch_add(i64::from(prompt_tokens), Relaxed);
         self.reported.computed_tokens.fetch_add(computed, Relaxed);
     }
 
-    pub(super) fn end_queued_request(&self, uncached_tokens: u32) {
+    /// `uncached_tokens`: those that still count as queued.
+    pub(super) fn end_request(&self, prompt_tokens: u32, uncached_tokens: u32) {
         self.queued_tokens
             .fetch_sub(i64::from(uncached_tokens), Relaxed);
-        self.requests.fetch_sub(1, Relaxed);
-    }
-
-    pub(super) fn end_decoding_request(&self, prompt_tokens: u32) {
-        self.decode_tokens
+        self.context_tokens
             .fetch_sub(i64::from(prompt_tokens), Relaxed);
         self.requests.fetch_sub(1, Relaxed);
     }
@@ -239,12 +273,13 @@ mod tests {
             offset_of!(Load, requests),
             offset_of!(Load, foreign_requests),
             offset_of!(Load, queued_tokens),
-            offset_of!(Load, decode_tokens),
+            offset_of!(Load, context_tokens),
             offset_of!(Load, peers_requests),
             offset_of!(Load, peers_queued_tokens),
-            offset_of!(Load, peers_decode_tokens),
-            offset_of!(Load, time_weight),
-            offset_of!(Load, decode_time),
+            offset_of!(Load, peers_context_tokens),
+            offset_of!(Load, slots),
+            offset_of!(Load, waiting),
+            offset_of!(Load, speed),
         ] {
             assert!(offset < 64, "{offset}");
         }
@@ -254,15 +289,19 @@ mod tests {
     #[test]
     fn load_is_our_own_and_that_of_other_replicas() {
         let load = Load::default();
-        load.begin_request(100);
+        load.begin_request(170, 100);
         load.set_peers(2, 1_000, 50);
         assert_eq!((load.requests(), load.own_requests()), (3, 1));
         assert_eq!(
             (load.queued_tokens(), load.own_queued_tokens()),
             (1_100, 100)
         );
-        load.begin_decoding(100, 70, 100);
-        assert_eq!((load.decode_tokens(), load.own_decode_tokens()), (120, 70));
+        load.begin_decoding(100, 100);
+        assert_eq!(
+            (load.context_tokens(), load.own_context_tokens()),
+            (220, 170)
+        );
+        assert_eq!(load.own_queued_tokens(), 0);
         load.set_peers(0, 0, 0);
         assert_eq!((load.requests(), load.queued_tokens()), (1, 0));
     }
@@ -270,7 +309,7 @@ mod tests {
     #[test]
     fn requests_of_other_replicas_are_not_foreign() {
         let load = Load::default();
-        load.begin_request(1);
+        load.begin_request(1, 1);
         load.set_peers(3, 0, 0);
         load.report(reported(6));
         assert_eq!((load.foreign_requests(), load.requests()), (2, 6));
@@ -303,5 +342,25 @@ mod tests {
         load.set_peers(4, 0, 0);
         load.recount_foreign();
         assert_eq!((load.foreign_requests(), load.requests()), (1, 5));
+    }
+
+    #[test]
+    fn slots_are_seen_only_while_requests_wait() {
+        let load = Load::default();
+        load.report(reported(300));
+        assert_eq!((load.learnt_slots(), load.slots()), (None, DEFAULT_SLOTS));
+        let full = |running, waiting| LoadReport {
+            waiting,
+            ..reported(running)
+        };
+        load.report(full(64, 3));
+        load.report(full(60, 1));
+        assert_eq!((load.slots(), load.waiting()), (64, 1));
+        load.report(reported(66));
+        assert_eq!((load.slots(), load.waiting()), (66, 0));
+        load.expire_report();
+        assert_eq!((load.slots(), load.waiting()), (66, 0));
+        load.forget_slots();
+        assert_eq!(load.slots(), DEFAULT_SLOTS);
     }
 }

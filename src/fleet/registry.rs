@@ -22,7 +22,6 @@ use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
 use super::model_lookup::{self, Lookup, ModelLookup};
 use super::model_set::ModelSet;
-use super::prefill_rate::TimeWeight;
 use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
@@ -43,7 +42,6 @@ pub struct Registry {
     settings: ArcSwap<Settings>,
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
-    min_time_weight: Arc<TimeWeight>,
     model_lookup: ModelLookup,
 }
 
@@ -55,8 +53,6 @@ pub struct Settings {
     pub max_workers: usize,
     /// The label that the workers of a pair must share; empty for none.
     pub topology: Arc<str>,
-    /// Without it, only prefill rates that are configured count.
-    pub learn_prefill_rates: bool,
     pub model_lookup: model_lookup::Settings,
 }
 
@@ -91,7 +87,6 @@ impl Default for Settings {
             // A thousand workers are a large fleet; the configuration's default has room for four of them.
             max_workers: 4_096,
             topology: "".into(),
-            learn_prefill_rates: true,
             model_lookup: model_lookup::Settings::default(),
         }
     }
@@ -139,7 +134,6 @@ impl Entry {
         self.status.incarnation += 1;
         self.status.worker.bootstrap_info.store(None);
         self.status.worker.adapters.clear();
-        self.status.worker.decode_times.clear();
         self.status.worker.refuses_ranks.store(false, Relaxed);
     }
 }
@@ -155,7 +149,6 @@ impl Registry {
             settings: ArcSwap::from_pointee(settings),
             version: watch::Sender::new(0),
             freed: Arc::default(),
-            min_time_weight: Arc::default(),
             model_lookup: ModelLookup::default(),
         })
     }
@@ -418,11 +411,7 @@ impl Registry {
         state.next_id += 1;
         let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
         let pool = client::Pool::with_tls(member.address.clone(), self.client.clone(), tls);
-        let shared = WorkerState::new(
-            &self.settings().circuit_breaker,
-            self.freed.clone(),
-            self.min_time_weight.clone(),
-        );
+        let shared = WorkerState::new(&self.settings().circuit_breaker, self.freed.clone());
         let worker = Worker::new(id, &member, pool, shared);
         let draining = member.draining;
         let status = Status {
@@ -483,6 +472,7 @@ pub(crate) mod tests {
             labels: BTreeMap::new(),
             bootstrap: None,
             prefill_rate: None,
+            slots: None,
             identity: None,
         }
     }

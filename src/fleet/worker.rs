@@ -7,23 +7,23 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 use hyper::header::HeaderValue;
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::adapter_slots::AdapterSlots;
 use super::circuit_breaker;
-use super::decode_time::DecodeTimes;
 use super::events::Events;
 use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
 use super::load::pinned::PinnedLoads;
-use super::prefill_rate::{FirstToken, Seen, TimeWeight};
 use super::responses_api::ResponsesApi;
+use super::speed::{LoadNow, Passed, Seen, Speed};
 use crate::http::circuit_breaker::SharedBreaker;
 use crate::http::client;
 use crate::http::tls::ClientSettings;
@@ -78,6 +78,8 @@ pub struct Member {
     pub bootstrap: Option<Arc<str>>,
     /// Prompt tokens that it computes in a second, as configured.
     pub prefill_rate: Option<NonZeroU32>,
+    /// Answers that it generates at the same time, as configured.
+    pub slots: Option<NonZeroU32>,
     /// Who it is, if its discovery knows: the uid of a pod. Another one at the same address is another worker.
     pub identity: Option<Arc<str>>,
 }
@@ -103,6 +105,7 @@ pub struct Worker {
     pub labels: BTreeMap<String, Arc<str>>,
     pub bootstrap: Option<Arc<str>>,
     configured_prefill_rate: Option<NonZeroU32>,
+    configured_slots: Option<NonZeroU32>,
     pub pool: Arc<client::Pool>,
     pub(super) state: Arc<WorkerState>,
 }
@@ -121,14 +124,12 @@ pub struct WorkerState {
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
     /// only gets no prefill legs for a while.
     pub kv_transfer_breaker: SharedBreaker,
-    /// What the first tokens of its answers showed of its speed.
-    pub(super) first_tokens: Seen,
-    /// What its streams showed of how long it takes for a token.
-    pub decode_times: DecodeTimes,
-    /// The prompt tokens that it computes in a second, as learnt, as the bits of an `f64`; 0: not known.
-    learnt_prefill_rate: AtomicU64,
-    /// A lower bound of the time weights of all workers of the fleet.
-    pub min_time_weight: Arc<TimeWeight>,
+    /// What its answers showed of its speed.
+    pub(super) seen: Seen,
+    /// Rows that its own speed was learnt from.
+    speed_samples: AtomicU64,
+    /// What another replica has learnt of its speed, and from how many rows, until the learner takes it.
+    peer_speed: Mutex<Option<(Speed, u64)>>,
     /// The adapters that its engine has in its GPU.
     pub adapters: AdapterSlots,
     /// When it joined.
@@ -172,11 +173,7 @@ impl PromptUsage {
 }
 
 impl WorkerState {
-    pub(super) fn new(
-        breakers: &circuit_breaker::Settings,
-        freed: Arc<Freed>,
-        min_time_weight: Arc<TimeWeight>,
-    ) -> Arc<Self> {
+    pub(super) fn new(breakers: &circuit_breaker::Settings, freed: Arc<Freed>) -> Arc<Self> {
         Arc::new(Self {
             load: Load::default(),
             pinned: PinnedLoads::default(),
@@ -184,10 +181,9 @@ impl WorkerState {
             freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
-            first_tokens: Seen::default(),
-            decode_times: DecodeTimes::default(),
-            learnt_prefill_rate: AtomicU64::new(0),
-            min_time_weight,
+            seen: Seen::default(),
+            speed_samples: AtomicU64::new(0),
+            peer_speed: Mutex::default(),
             adapters: AdapterSlots::default(),
             since: observe::now(),
             usage: PromptUsage::default(),
@@ -220,7 +216,7 @@ impl Worker {
         pool: Arc<client::Pool>,
         state: Arc<WorkerState>,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        let worker = Self {
             id,
             name: member.name.as_str().into(),
             role: member.role,
@@ -230,9 +226,12 @@ impl Worker {
             labels: member.labels.clone(),
             bootstrap: member.bootstrap.clone(),
             configured_prefill_rate: member.prefill_rate,
+            configured_slots: member.slots,
             pool,
             state,
-        })
+        };
+        worker.set_speed(&worker.load.speed.get(), worker.speed_samples());
+        Arc::new(worker)
     }
 
     /// Prompt tokens that it computes in a second, if that is known.
@@ -240,25 +239,87 @@ impl Worker {
         if let Some(rate) = self.configured_prefill_rate {
             return Some((rate.get().into(), RateSource::Configured));
         }
-        let learnt = f64::from_bits(self.learnt_prefill_rate.load(Relaxed));
-        (learnt > 0.0).then_some((learnt, RateSource::Learnt))
+        (self.speed_samples() > 0).then(|| (self.load.speed.get().rate(), RateSource::Learnt))
     }
 
-    pub(super) fn set_learnt_prefill_rate(&self, rate: Option<f64>) {
-        let bits = rate.unwrap_or(0.0).to_bits();
-        self.learnt_prefill_rate.store(bits, Relaxed);
+    /// Answers that it generates at the same time: as configured, as seen, or what most engines have.
+    #[inline]
+    pub fn slots(&self) -> u32 {
+        match self.configured_slots {
+            Some(slots) => slots.get(),
+            None => self.load.slots(),
+        }
+    }
+
+    /// Requests that may be sent to it before all of its slots are taken; `None` while slots are not known. A few more than it
+    /// was seen to have: its engine runs them if it can, and then it is seen to have more.
+    pub fn free_slots(&self) -> Option<u32> {
+        let slots = match self.configured_slots {
+            Some(slots) => slots.get(),
+            None => self.load.learnt_slots()?,
+        };
+        let most = slots.saturating_add(slots.div_ceil(8));
+        Some(most.saturating_sub(self.load.requests()))
+    }
+
+    /// From how many observations its own speed was learnt.
+    pub fn speed_samples(&self) -> u64 {
+        self.speed_samples.load(Relaxed)
+    }
+
+    /// Another replica has learnt it.
+    pub fn on_peer_speed(&self, speed: &Speed, samples: u64, slots: u32) {
+        *self.peer_speed.lock() = Some((*speed, samples));
+        self.load.on_peer_slots(slots);
+    }
+
+    pub(super) fn take_peer_speed(&self) -> Option<(Speed, u64)> {
+        self.peer_speed.lock().take()
+    }
+
+    /// As learnt; a configured prefill rate counts before.
+    pub(super) fn set_speed(&self, learnt: &Speed, samples: u64) {
+        let configured = self.configured_prefill_rate;
+        let configured = configured.map(|rate| 1.0 / f64::from(rate.get()));
+        self.load.speed.set(&Speed {
+            prompt_token: configured.unwrap_or(learnt.prompt_token),
+            ..*learnt
+        });
+        self.speed_samples.store(samples, Relaxed);
+    }
+
+    /// A request is sent. Called when it counts already.
+    pub(super) fn on_sent(&self, now: Instant, is_stream: bool) -> Passed {
+        self.seen
+            .on_sent(self.age(now), &self.load_now(), is_stream)
+    }
+
+    /// The point in time from which an answer shows how long tokens take.
+    pub(super) fn passed(&self, now: Instant) -> Passed {
+        self.seen.passed(self.age(now), &self.load_now())
     }
 
     /// The first token of a streamed answer came. Called while the prompt still counts as queued.
-    pub(super) fn on_first_token(&self, sent: Instant, now: Instant, uncached_tokens: u32) {
-        let since = |at: Instant| at.saturating_duration_since(self.since);
-        self.first_tokens.on_first_token(&FirstToken {
-            sent: since(sent),
-            now: since(now),
-            uncached_tokens,
-            queued_tokens: self.load.own_queued_tokens(),
-            peers_queued_tokens: self.load.peers_queued_tokens(),
-        });
+    pub(super) fn on_first_token(&self, now: Instant, sent: &Passed, uncached: u32) -> Passed {
+        let load = self.load_now();
+        self.seen
+            .on_first_token(self.age(now), sent, uncached, &load)
+    }
+
+    /// An answer is complete. Called while the request still counts.
+    pub(super) fn on_answered(&self, now: Instant, from: &Passed, tokens: u64, uncached: u32) {
+        let load = self.load_now();
+        self.seen
+            .on_end(self.age(now), from, tokens, uncached, &load);
+    }
+
+    fn load_now(&self) -> LoadNow {
+        self.load.now(self.slots())
+    }
+
+    /// The time since it joined.
+    fn age(&self, now: Instant) -> Duration {
+        now.saturating_duration_since(self.since)
     }
 
     /// The host part of its address.

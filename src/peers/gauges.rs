@@ -18,7 +18,7 @@ pub struct WorkerLoad {
     /// Uncached prompt tokens of requests without a first token yet.
     pub queued_tokens: u64,
     /// Prompt tokens of the requests that are decoding.
-    pub decode_tokens: u64,
+    pub context_tokens: u64,
 }
 
 impl WorkerLoad {
@@ -180,6 +180,6 @@ fn wire_load(number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
         number,
         requests: u32::try_from(load.requests).unwrap_or(u32::MAX),
         queued_tokens: load.queued_tokens,
-        decode_tokens: load.decode_tokens,
+        context_tokens: load.context_tokens,
     }
 }

@@ -160,7 +160,7 @@ impl LoadTable {
             let reported = WorkerLoad {
                 requests: worker.requests.min(MAX_REQUESTS).into(),
                 queued_tokens: worker.queued_tokens.min(MAX_TOKENS),
-                decode_tokens: worker.decode_tokens.min(MAX_TOKENS),
+                context_tokens: worker.context_tokens.min(MAX_TOKENS),
             };
             if !self.set(peer, worker.number, reported) {
                 applied.ignored += 1;
@@ -284,7 +284,7 @@ fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
     WorkerLoad {
         requests: sum.requests - old.requests + new.requests,
         queued_tokens: sum.queued_tokens - old.queued_tokens + new.queued_tokens,
-        decode_tokens: sum.decode_tokens - old.decode_tokens + new.decode_tokens,
+        context_tokens: sum.context_tokens - old.context_tokens + new.context_tokens,
     }
 }
 

@@ -156,6 +156,9 @@ impl State {
         let end = inner
             .streams
             .open(stream, outgoing.clone(), &self.metrics, whole);
+        for speeds in inner.workers.learnt_speeds() {
+            inner.streams.send_once(&self.metrics, &speeds);
+        }
         inner.was_connected = true;
         self.routed.set_connected(true);
         self.routed.on_missed(now);
@@ -227,6 +230,10 @@ impl State {
                 drop(guard);
                 let worker_of = |number| workers.get(&number).copied();
                 self.routed.apply(now, &message, worker_of);
+            }
+            Some(Kind::LearntSpeeds(message)) => {
+                self.refresh_fleet(now, inner);
+                inner.workers.take_speeds(&message);
             }
             // Handshakes and trees have their own places.
             Some(Kind::Hello(_) | Kind::Proof(_) | Kind::TreeRequest(_) | Kind::TreeChunk(_)) => {}

@@ -57,7 +57,7 @@ pub struct LoadRow {
     pub replica: String,
     pub requests: u64,
     pub queued_tokens: u64,
-    pub decode_tokens: u64,
+    pub context_tokens: u64,
 }
 
 /// The other replicas: those that are connected, then the addresses at which one is expected and not connected.
@@ -108,7 +108,7 @@ pub(super) fn load_rows(roster: &Roster, table: &LoadTable, address: &str) -> Ve
             replica: peer.identity.name.to_string(),
             requests: load.requests,
             queued_tokens: load.queued_tokens,
-            decode_tokens: load.decode_tokens,
+            context_tokens: load.context_tokens,
         })
     };
     roster.peers().filter_map(row).collect()

@@ -17,8 +17,12 @@ use super::wire;
 use super::wire::peer_message::Kind;
 use crate::fleet::load::pinned::RankShare;
 use crate::fleet::registry::Registry;
+use crate::fleet::speed::Speed;
 use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
+
+/// A message of so many has some 30 KB.
+const SPEEDS_OF_A_MESSAGE: usize = 500;
 
 /// The workers of the fleet's last snapshot.
 #[derive(Debug, Default)]
@@ -83,14 +87,14 @@ impl Workers {
             let whole = WorkerLoad {
                 requests: worker.load.own_requests().into(),
                 queued_tokens: worker.load.own_queued_tokens(),
-                decode_tokens: worker.load.own_decode_tokens(),
+                context_tokens: worker.load.own_context_tokens(),
             };
             let of_rank = move |rank| {
                 let own = worker.pinned.own(rank);
                 let load = WorkerLoad {
                     requests: own.requests.into(),
                     queued_tokens: own.queued_tokens,
-                    decode_tokens: own.decode_tokens,
+                    context_tokens: own.context_tokens,
                 };
                 (key(Some(rank)), load)
             };
@@ -115,18 +119,55 @@ impl Workers {
         };
         let sum = table.sum(address);
         let load = &worker.load;
-        load.set_peers(bounded(sum.requests), sum.queued_tokens, sum.decode_tokens);
+        load.set_peers(bounded(sum.requests), sum.queued_tokens, sum.context_tokens);
         worker.pinned.set_peers(*ranks, |rank| {
             let sum = table.rank_sum(address, rank);
             RankShare {
                 requests: bounded(sum.requests),
                 queued_tokens: sum.queued_tokens,
-                decode_tokens: sum.decode_tokens,
+                context_tokens: sum.context_tokens,
             }
         });
         match is_first {
             true => load.recount_foreign(),
             false => load.recount_new_foreign(now),
+        }
+    }
+
+    /// What this replica has learnt of how fast the workers are, for a replica that has just connected.
+    pub(super) fn learnt_speeds(&self) -> Vec<Bytes> {
+        let workers = self.by_address.iter();
+        let known = workers.filter(|(_, listed)| listed.worker.speed_samples() > 0);
+        let rows = known.map(|(address, Listed { worker, .. })| {
+            let speed = worker.load.speed.get();
+            wire::LearntSpeed {
+                address: address.to_string(),
+                prompt_token: speed.prompt_token as f32,
+                step: speed.step as f32,
+                batch: speed.batch as f32,
+                samples: worker.speed_samples(),
+                slots: worker.load.learnt_slots().unwrap_or(0),
+            }
+        });
+        let rows: Vec<wire::LearntSpeed> = rows.collect();
+        let message = |workers: &[wire::LearntSpeed]| {
+            let workers = workers.to_vec();
+            framed(Kind::LearntSpeeds(wire::LearntSpeeds { workers }))
+        };
+        rows.chunks(SPEEDS_OF_A_MESSAGE).map(message).collect()
+    }
+
+    /// Takes over what another replica has learnt, of workers of which this one knows little itself.
+    pub(super) fn take_speeds(&self, message: &wire::LearntSpeeds) {
+        for row in &message.workers {
+            if let Some(Listed { worker, .. }) = self.by_address.get(&*row.address) {
+                let speed = Speed {
+                    prompt_token: row.prompt_token.into(),
+                    step: row.step.into(),
+                    batch: row.batch.into(),
+                };
+                worker.on_peer_speed(&speed, row.samples, row.slots);
+            }
         }
     }
 

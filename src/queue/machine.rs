@@ -176,12 +176,12 @@ impl<T> Queue<T> {
     /// prompt tokens that the workers have computed so far.
     pub fn advance(&mut self, now: Instant, room: Room, computed: u64) -> Vec<Left<T>> {
         self.set_room(now, room);
-        let is_busy = room.free_tokens == 0 && !self.is_empty();
+        let is_busy = (room.free_tokens == 0 || room.free_slots == 0) && !self.is_empty();
         self.rate.update(now, computed, room.workers, is_busy);
         let mut left = Vec::new();
         self.expire(now, &mut left);
         let mut free = room.free_tokens;
-        while free > 0 && room.workers > 0 {
+        while free > 0 && self.room.free_slots > 0 && room.workers > 0 {
             let Some(id) = self.next() else { break };
             let outcome = self.outcome_of_next(now, id);
             let is_released = outcome == Outcome::Released;
@@ -191,6 +191,7 @@ impl<T> Queue<T> {
             if is_released {
                 free = free.saturating_sub(entry.cost);
                 self.room.free_tokens = free;
+                self.room.free_slots -= 1;
                 self.room.queued_tokens += entry.cost;
                 self.room.own_queued_tokens += entry.cost;
             }

@@ -35,8 +35,10 @@ pub struct EntryId(pub u64);
 pub struct Room {
     /// Workers that could take a request.
     pub workers: u32,
-    /// Tokens that they may take before all of them are at their bound.
+    /// Tokens that those with a free slot may take before all of them are at their bound.
     pub free_tokens: u64,
+    /// Requests that they may take before all of their slots are taken, as far as slots are known.
+    pub free_slots: u32,
     /// Tokens that they have accepted and not computed yet, and those of them that this router sent.
     pub queued_tokens: u64,
     pub own_queued_tokens: u64,

@@ -138,6 +138,7 @@ mod tests {
                 model: "m".to_owned(),
                 name: None,
                 policy: Policy::CacheAware,
+                answer_tokens: 0,
                 prompt_tokens: 1,
                 prompt_blocks: 0,
                 tokens_known: false,

@@ -11,7 +11,7 @@ use hyper::HeaderMap;
 
 use self::types::{
     CandidateModel, DisaggregationExplained, Excluded, LoadShare, LoadShares, NameExplained,
-    QueueExplained, Tokens, Tree,
+    QueueExplained, SpeedExplained, Tokens, Tree,
 };
 pub use self::types::{Explanation, Score};
 use super::body_edit;
@@ -35,7 +35,8 @@ use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
-use crate::routing::{Cached, Decision, View, cost};
+use crate::routing::cost::{self, Costs};
+use crate::routing::{Cached, Decision, View};
 
 impl Relay {
     /// The decision for a request as the fleet is now. Changes nothing.
@@ -159,6 +160,7 @@ impl Relay {
             name: None,
             policy: plan.model.routing.policy,
             prompt_tokens: plan.request.prompt_tokens,
+            answer_tokens: plan.request.answer_tokens.round() as u64,
             prompt_blocks: match exact {
                 Some(exact) => exact.blocks(),
                 None => plan.prompt.blocks.len(),
@@ -217,11 +219,12 @@ impl Relay {
         if view.len() <= max_workers {
             return (0..view.len()).map(score).collect();
         }
-        let settings = &plan.model.routing;
+        let request = view.request(&plan.request);
+        let of = Costs::new(&plan.model.routing, &request, view);
         let mut costs: Vec<(bool, f64, usize)> = (0..view.len())
             .map(|index| {
                 let state = view.state(index);
-                let cost = cost::cost(settings, &plan.request, &state, &view.cached(index));
+                let cost = of.cost(&state, of.new_tokens(&view.cached(index)));
                 (!state.is_usable, cost, index)
             })
             .collect();
@@ -248,9 +251,11 @@ impl Relay {
         let worker = &plan.group.workers[view.in_group(index)];
         let state = view.state(index);
         let cached = view.cached(index);
-        let settings = &plan.model.routing;
-        let new_tokens = cost::new_tokens(settings, &plan.request, &cached);
-        let terms = cost::terms(settings, &state, new_tokens);
+        let request = view.request(&plan.request);
+        let costs = Costs::new(&plan.model.routing, &request, view);
+        let new_tokens = costs.new_tokens(&cached);
+        let terms = costs.terms(&state, new_tokens);
+        let expected = costs.expected(&state, &terms);
         let breaker = worker.breaker.state();
         let because = || match breaker {
             _ if !view.is_bootstrap_known(index) => "its bootstrap server has not answered yet",
@@ -286,12 +291,12 @@ impl Relay {
                 let own = RankShare {
                     requests: load.own_requests(),
                     queued_tokens: load.own_queued_tokens(),
-                    decode_tokens: load.own_decode_tokens(),
+                    context_tokens: load.own_context_tokens(),
                 };
                 let peers = RankShare {
                     requests: load.peers_requests(),
                     queued_tokens: load.peers_queued_tokens(),
-                    decode_tokens: load.peers_decode_tokens(),
+                    context_tokens: load.peers_context_tokens(),
                 };
                 (own, peers)
             }
@@ -299,7 +304,7 @@ impl Relay {
         let share = |share: RankShare| LoadShare {
             requests: share.requests,
             queued_tokens: share.queued_tokens,
-            decode_tokens: share.decode_tokens,
+            context_tokens: share.context_tokens,
         };
         Score {
             worker: worker.name.to_string(),
@@ -314,17 +319,24 @@ impl Relay {
                 peers: share(peers),
                 foreign_requests: worker.load.foreign_requests(),
             },
-            decode_tokens: state.decode_tokens,
-            time_weight: state.time_weight,
-            decode_time: state.decode_time,
+            context_tokens: state.context_tokens,
+            slots: state.slots,
+            waiting: state.waiting,
+            speed: SpeedExplained {
+                prompt_tokens_per_second: state.speed.rate() as u64,
+                step_ms: milliseconds(cost::step_seconds(&state.speed, &state)),
+                samples: worker.speed_samples(),
+            },
             cached,
             cached_tokens: cached.tokens(),
             known_by,
             trees,
             is_trusted: view.held().is_trusted(place),
             new_tokens,
-            cost: terms.sum(),
-            cost_terms: terms,
+            cost_ms: milliseconds(terms.sum()),
+            cost_terms_ms: terms.map(milliseconds),
+            expected_first_token_ms: milliseconds(expected.first_token),
+            expected_end_ms: milliseconds(expected.end(request.answer_tokens)),
         }
     }
 
@@ -351,6 +363,11 @@ impl Relay {
             })
             .collect()
     }
+}
+
+/// Rounded to a microsecond.
+fn milliseconds(seconds: f64) -> f64 {
+    (seconds * 1e6).round() / 1e3
 }
 
 /// A worker's name, and the rank that the request is pinned to.

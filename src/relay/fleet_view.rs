@@ -9,10 +9,10 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::cached_prefix::{CachedPrefixes, TopOwners};
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::pinned::RankShare;
-use crate::fleet::{Places, Worker};
+use crate::fleet::{Places, Role, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
-use crate::routing::{Backlog, Cached, Decision, State, View};
+use crate::routing::{Backlog, Cached, Decision, Request, State, View};
 
 /// Workers with a request's adapter that are compared beside those with its prefix.
 const MAX_ADAPTER_OWNERS: usize = 8;
@@ -72,6 +72,17 @@ impl<'a> FleetView<'a> {
         }
     }
 
+    /// The request as far as the chosen worker computes it: a prefill leg has no answer.
+    pub(super) fn request(&self, request: &Request) -> Request {
+        match self.task {
+            Task::Prefill(..) => Request {
+                answer_tokens: 0.0,
+                ..*request
+            },
+            Task::Decode | Task::Whole => *request,
+        }
+    }
+
     pub(super) fn held(&self) -> &CachedPrefixes<'a> {
         self.held
     }
@@ -99,7 +110,7 @@ impl<'a> FleetView<'a> {
             None => RankShare {
                 requests: worker.load.requests(),
                 queued_tokens: worker.load.queued_tokens(),
-                decode_tokens: worker.load.decode_tokens(),
+                context_tokens: worker.load.context_tokens(),
             },
             Some(rank) => {
                 let ranks = self.places.ranks_beside(place);
@@ -180,16 +191,22 @@ impl View for FleetView<'_> {
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
         let share = self.share(index);
         let group = self.places.group();
+        // A worker that takes prefill legs only has no answers that stand still.
+        let has_answers = !matches!(self.task, Task::Prefill(..)) || worker.role != Role::Prefill;
+        // Those of a worker with several ranks are of all of them.
+        let ranks = match self.rank(index) {
+            None => 1,
+            Some(_) => self.places.ranks_beside(self.place(index)).max(1),
+        };
         State {
             is_usable: can && is_free,
             requests: share.requests,
             queued_tokens: share.queued_tokens,
-            decode_tokens: share.decode_tokens,
-            time_weight: worker.load.time_weight(),
-            decode_time: match self.task {
-                Task::Decode | Task::Whole => worker.load.decode_time(),
-                Task::Prefill(..) => 1.0,
-            },
+            delayed: if has_answers { share.requests } else { 0 },
+            context_tokens: share.context_tokens,
+            slots: (worker.slots() / ranks).max(1),
+            waiting: worker.load.waiting() / ranks,
+            speed: worker.load.speed.get(),
             lacks_adapter: group.is_adapter && !worker.adapters.has(&group.model),
         }
     }
@@ -201,13 +218,16 @@ impl View for FleetView<'_> {
                 None => worker.load.queued_tokens(),
                 Some(_) => self.share(index).queued_tokens,
             },
-            time_weight: worker.load.time_weight(),
+            prompt_token: worker.load.speed.prompt_token(),
         }
     }
 
-    fn min_time_weight(&self) -> f64 {
-        let any = self.places.group().workers.first();
-        any.map_or(1.0, |worker| worker.min_time_weight.get())
+    fn mean_prompt_token(&self) -> f64 {
+        self.places.group().speed.mean_prompt_token()
+    }
+
+    fn min_prompt_token(&self) -> f64 {
+        self.places.group().speed.min_prompt_token()
     }
 
     fn identity(&self, index: usize) -> u64 {

@@ -143,6 +143,9 @@ impl Meter {
             self.series
                 .time_to_first_token
                 .observe(waited.as_secs_f64());
+            if let Some(ratio) = self.running.ratio(now, |expected| expected.first_token) {
+                self.count.model.first_token_ratio.observe(ratio);
+            }
             self.running.on_first_token(now);
             if let Some(span) = self.running.span() {
                 span.on_first_token(now);
@@ -229,18 +232,25 @@ impl Meter {
             _ if self.is_lost => {}
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
-        if let Some((first, tokens)) = self.first {
-            let time = self.last.saturating_duration_since(first);
-            let after = self.tokens.saturating_sub(tokens);
-            if !self.is_read_late || time >= LATE_TIME_MIN {
-                worker.decode_times.on_stream(after, time);
-            }
-        }
         let last = self.usage.take();
         let usage = last.as_ref().and_then(|data| match self.count.wire() {
             Api::Messages => messages_usage(self.first_usage.as_deref(), data),
             _ => last_usage(data),
         });
+        let generated = usage
+            .as_ref()
+            .map_or(self.tokens, |usage| usage.output_tokens);
+        self.show_speed(now, generated);
+        let (model, worker) = (self.count.model.clone(), self.running.worker());
+        if outcome == Outcome::Complete && generated > 0 {
+            model.answers().on_answer(generated);
+            if let Some(ratio) = self
+                .running
+                .ratio(now, |expected| expected.end(generated as f64))
+            {
+                model.end_ratio.observe(ratio);
+            }
+        }
         self.count.settle(self.status, usage.as_ref(), self.tokens);
         if let Some(entry) = self.entry.take() {
             entry.end(now, outcome, usage.as_ref(), self.tokens);
@@ -267,10 +277,31 @@ impl Meter {
         }
     }
 
+    /// Reports how long the answer's tokens took. `generated`: all of them, however many came in a piece.
+    fn show_speed(&mut self, now: Instant, generated: u64) {
+        let (end, tokens) = match self.first {
+            Some((first, before)) => {
+                let time = self.last.saturating_duration_since(first);
+                if self.is_read_late && time < LATE_TIME_MIN {
+                    return;
+                }
+                (self.last, generated.saturating_sub(before))
+            }
+            None if self.is_events => return,
+            None => (now, generated),
+        };
+        if tokens >= MIN_TOKENS {
+            self.running.on_answered(end, tokens);
+        }
+    }
+
     pub(super) fn worker(&self) -> &Arc<Worker> {
         self.running.worker()
     }
 }
+
+/// A shorter answer shows nothing of how long tokens take.
+const MIN_TOKENS: u64 = 16;
 
 /// More than the usage of an answer and what stands behind it.
 const USAGE_BYTES: usize = 2_048;

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
-use prometheus::{HistogramVec, IntCounterVec, IntGaugeVec};
+use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
 use super::failure_owner::FailureOwner;
@@ -34,6 +34,8 @@ pub(super) struct Families {
     pub(super) random_worker_cached_tokens: IntCounterVec,
     pub(super) in_flight: IntGaugeVec,
     pub(super) time_to_first_token: HistogramVec,
+    /// By model and by what was expected.
+    expected_ratio: HistogramVec,
     pub(super) inter_token_latency: HistogramVec,
     pub(super) duration: HistogramVec,
     pub(super) prompt_tokens: IntCounterVec,
@@ -48,7 +50,15 @@ pub(super) struct Families {
     workers_with_failures: Mutex<FxHashSet<String>>,
 }
 
+const RATIOS: &[f64] = &[
+    0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0, 1.15, 1.3, 1.5, 2.0, 3.0, 5.0, 10.0,
+];
+
 impl Families {
+    pub(super) fn expected_ratio(&self, model: &str, of: &str) -> Histogram {
+        self.expected_ratio.with_label_values(&[model, of])
+    }
+
     pub(super) fn new(registry: &metrics::Registry) -> Self {
         let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
         let model_metrics = |name, help| registry.counters(name, help, &["model"]);
@@ -93,6 +103,13 @@ impl Families {
                 "warmroute_time_to_first_token_seconds",
                 "Time from the head of a streamed request to the first token of its answer.",
                 TIME_TO_FIRST_TOKEN_SECONDS,
+            ),
+            expected_ratio: registry.histograms(
+                "warmroute_seen_to_expected_time_ratio",
+                "How long tokens took, divided by what was expected when the worker was chosen; `of`: first_token (of streams) or \
+                 end (of complete answers, by the tokens that they had). 1: as expected; more: later.",
+                RATIOS,
+                &["model", "of"],
             ),
             inter_token_latency: histograms(
                 "warmroute_inter_token_latency_seconds",

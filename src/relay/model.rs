@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use arc_swap::ArcSwap;
 use hyper::HeaderMap;
 use parking_lot::Mutex;
-use prometheus::{IntCounter, IntGauge};
+use prometheus::{Histogram, IntCounter, IntGauge};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
@@ -20,6 +20,7 @@ use super::session_key::{KeySource, session_key};
 use super::target::NameSettings;
 use super::usage::CountersByTenant;
 use super::worker_series::SeriesByWorker;
+use crate::fleet::speed::AnswerTokens;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, Model};
@@ -83,6 +84,7 @@ struct Shared {
 pub(super) struct Counts {
     tickets: AtomicU64,
     series: SeriesByWorker,
+    answers: AnswerTokens,
 }
 
 /// One model's state, shared by its requests that started with the same configuration.
@@ -100,6 +102,9 @@ pub(super) struct ModelState {
     expected_cached_tokens: IntCounter,
     random_worker_prompt_tokens: IntCounter,
     random_worker_cached_tokens: IntCounter,
+    /// How long tokens took, divided by what was expected.
+    pub(super) first_token_ratio: Histogram,
+    pub(super) end_ratio: Histogram,
     pub(super) in_flight: IntGauge,
     pub(super) prompt_tokens: IntCounter,
     pub(super) cached_tokens: IntCounter,
@@ -189,6 +194,7 @@ impl Models {
             Arc::new(Counts {
                 tickets: AtomicU64::new(0),
                 series: SeriesByWorker::new(families.clone(), name.clone()),
+                answers: AnswerTokens::default(),
             })
         };
         let mut by_model = self.shared.by_model.lock();
@@ -219,6 +225,8 @@ impl Models {
             random_worker_cached_tokens: families
                 .random_worker_cached_tokens
                 .with_label_values(&label),
+            first_token_ratio: families.expected_ratio(name, "first_token"),
+            end_ratio: families.expected_ratio(name, "end"),
             in_flight: families.in_flight.with_label_values(&label),
             prompt_tokens: families.prompt_tokens.with_label_values(&label),
             cached_tokens: families.cached_tokens.with_label_values(&label),
@@ -247,6 +255,11 @@ impl ModelState {
     /// The number that the next request will get.
     pub(super) fn next_ticket(&self) -> u64 {
         self.counts.tickets.load(Relaxed)
+    }
+
+    /// How long its answers usually are.
+    pub(super) fn answers(&self) -> &AnswerTokens {
+        &self.counts.answers
     }
 
     pub(super) fn series(&self) -> &SeriesByWorker {

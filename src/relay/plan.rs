@@ -241,6 +241,13 @@ impl Relay {
             api,
             request: routing::Request {
                 prompt_tokens: measure.prompt_tokens.max(in_blocks),
+                answer_tokens: match api.generates() {
+                    true => {
+                        let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);
+                        model.answers().mean().min(most)
+                    }
+                    false => 0.0,
+                },
                 affinity: model.affinity(headers, peek),
                 prefix_key: routing::prefix_key(&blocks, first_blocks(&peek.prompt)),
                 is_alone: self.peers.is_alone() && !is_reported,

@@ -242,11 +242,11 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
     }
     let _ = write!(
         text,
-        "reason={}; prompt_tokens={}; cached_tokens={}; cost={:.0}; attempts={}",
+        "reason={}; prompt_tokens={}; cached_tokens={}; cost_ms={:.0}; attempts={}",
         decision.reason.as_str(),
         plan.request.prompt_tokens,
         decision.cached_tokens,
-        decision.cost,
+        decision.cost * 1e3,
         answer.attempts,
     );
     if let Some(requested) = &job.requested {
@@ -282,10 +282,10 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
             let decision = &prefill.decision;
             let _ = write!(
                 text,
-                "; prefill_reason={}; prefill_cached_tokens={}; prefill_cost={:.0}",
+                "; prefill_reason={}; prefill_cached_tokens={}; prefill_cost_ms={:.0}",
                 decision.reason.as_str(),
                 decision.cached_tokens,
-                decision.cost,
+                decision.cost * 1e3,
             );
         }
     }

@@ -18,6 +18,7 @@ use crate::kv::subscriber::RepeatReport;
 use crate::kv::tokenizer_check::PromptCheck;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::observe;
+use crate::routing::Expected;
 use crate::traces::TrySpan;
 
 /// Dropped, it takes back what counts for a running request only.
@@ -27,6 +28,8 @@ pub(super) struct Running {
     coming: SmallVec<[UnconfirmedPrompt; 1]>,
     check: Option<PromptCheck>,
     asking: Option<RepeatReport>,
+    /// When the worker was chosen, and when its tokens are expected from then on.
+    expected: Option<(Instant, Expected)>,
     /// At the worker that computes the prompt for another one.
     prefill: Option<InFlight>,
     /// Of a request that is traced.
@@ -66,10 +69,23 @@ impl Running {
             coming,
             check,
             asking,
+            expected: None,
             prefill: None,
             span: None,
             prefill_leg: None,
         }
+    }
+
+    /// The worker was chosen at `now`.
+    pub(super) fn expect(&mut self, now: Instant, expected: Expected) {
+        self.expected = Some((now, expected));
+    }
+
+    /// How long it took until `now`, divided by what was expected of it.
+    pub(super) fn ratio(&self, now: Instant, of: impl Fn(&Expected) -> f64) -> Option<f64> {
+        let (chosen, expected) = self.expected.as_ref()?;
+        let seen = now.saturating_duration_since(*chosen).as_secs_f64();
+        Some(seen / of(expected)).filter(|ratio| ratio.is_finite())
     }
 
     /// Keeps a prefill leg open for as long as the request runs.
@@ -118,6 +134,11 @@ impl Running {
     pub(super) fn on_first_token(&mut self, now: Instant) {
         self.in_flight.on_prompt_computed(now);
         self.on_computed(now);
+    }
+
+    /// The answer is complete, and its last token came at `now`. `tokens`: those after the first one that was seen, or all.
+    pub(super) fn on_answered(&mut self, now: Instant, tokens: u64) {
+        self.in_flight.on_answered(now, tokens);
     }
 
     /// The engine has computed the prompt, at any time before now.

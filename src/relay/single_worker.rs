@@ -47,7 +47,7 @@ impl Relay {
             worker = %worker.name,
             rank = decision.rank,
             reason = decision.reason.as_str(),
-            cost = decision.cost,
+            cost_ms = decision.cost * 1e3,
             cached_tokens = decision.cached_tokens,
             prompt_tokens = request.prompt_tokens,
             "worker chosen"
@@ -75,7 +75,7 @@ impl Relay {
                 cached_tokens(&decision),
             )
             .at_rank(rank)
-            .sent_at(now),
+            .sent_at(now, plan.is_stream),
             Some(_) => InFlight::decoding(worker.clone(), request.prompt_tokens),
         };
         // The plan's tokens are those of the other form of the request.
@@ -93,6 +93,7 @@ impl Relay {
                 .flatten(),
             report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
         );
+        running.expect(now, decision.expected);
         if let Some(prefill) = prefill {
             running.set_prefill(InFlight::new(
                 prefill.worker.clone(),

@@ -53,6 +53,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::fleet::speed::Speed;
     use crate::routing::types::{Cached, State};
 
     /// Workers with a name, as each replica lists them in an order of its own.
@@ -69,8 +70,11 @@ mod tests {
         fn identity(&self, index: usize) -> u64 {
             rendezvous::key(&self.0[index].0.to_le_bytes())
         }
-        fn min_time_weight(&self) -> f64 {
-            1.0
+        fn mean_prompt_token(&self) -> f64 {
+            Speed::default().prompt_token
+        }
+        fn min_prompt_token(&self) -> f64 {
+            Speed::default().prompt_token
         }
         fn prefix_owners(&self) -> &[usize] {
             &[]

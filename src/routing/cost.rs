@@ -1,29 +1,60 @@
-//! The cost of giving a request to a worker, in tokens: those to wait for and those to compute.
+//! The cost of giving a request to a worker, in seconds: those that the request itself takes there, and those that it takes
+//! from others. docs/concepts.md explains it with a picture.
+//!
+//! There is no weight to set. What decides is how long the worker takes for a prompt token, a step and the contexts of its
+//! answers (learnt, `fleet/speed`), and how long answers of the model usually are (learnt). A factor of 3 in any of them costs 1
+//! to 5 %.
 
 use serde::Serialize;
 
-use super::types::{Cached, Request, State};
+use super::types::{Cached, Expected, Request, State, View};
 use super::{Settings, TierCredit};
+use crate::fleet::speed::Speed;
 
-/// The terms that add up to a cost.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// Seconds for loading a LoRA adapter into a GPU. An adapter of rank 16 of an 8B model (80 MB) takes about 80 ms from a disk and
+/// a few from memory; but another adapter, whose requests may follow, leaves the GPU for it.
+const ADAPTER_SECONDS: f64 = 0.03;
+
+/// The terms that add up to a cost, in seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Terms {
-    /// Prompt tokens that the worker has accepted and not computed yet, times its time weight.
-    pub queued: f64,
-    /// Tokens of this prompt to compute, times their weight, of which 1 is the worker's time weight.
-    pub new: f64,
-    /// Tokens of the requests that the worker is decoding, times their weight.
-    pub decode: f64,
-    /// What a longer time for the answer counts; 0 at the fastest workers.
-    pub slow_decode: f64,
-    /// What loading the request's LoRA adapter counts; 0 at a worker that has it in its GPU.
+    /// Until the prompts that the worker has accepted are computed.
+    pub wait: f64,
+    /// To compute the tokens of this prompt that the worker does not have, or to receive them.
+    pub compute: f64,
+    /// What computing them takes from others: from each request that is there, whose answer stands still meanwhile, and from
+    /// one that comes later.
+    pub delay: f64,
+    /// The answer slows those that are there, and is slowed by them.
+    pub answer: f64,
+    /// Until the engine has a free slot for the answer.
+    pub slot: f64,
+    /// To load the request's LoRA adapter; 0 at a worker that has it in its GPU.
     pub adapter: f64,
 }
 
 impl Terms {
     #[inline]
     pub fn sum(&self) -> f64 {
-        self.queued + self.new + self.decode + self.slow_decode + self.adapter
+        self.wait + self.compute + self.delay + self.answer + self.slot + self.adapter
+    }
+
+    /// Each term in another unit.
+    pub fn map(&self, of: impl Fn(f64) -> f64) -> Self {
+        Self {
+            wait: of(self.wait),
+            compute: of(self.compute),
+            delay: of(self.delay),
+            answer: of(self.answer),
+            slot: of(self.slot),
+            adapter: of(self.adapter),
+        }
+    }
+
+    /// What the request waits for its first token, but for the step that makes it.
+    #[inline]
+    fn before_first_token(&self) -> f64 {
+        self.wait + self.compute + self.slot + self.adapter
     }
 }
 
@@ -39,96 +70,230 @@ impl Cached {
     }
 }
 
-/// Tokens of a prompt that a worker would have to compute.
-#[inline]
-pub fn new_tokens(settings: &Settings, request: &Request, cached: &Cached) -> u32 {
-    let saved = cached.credit(&settings.advanced.tier_credit);
-    request.prompt_tokens.saturating_sub(saved)
+/// What the costs of one decision have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct Costs<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) request: &'a Request,
+    /// Seconds for a prompt token at the mean rate of the model's workers: where the request that comes later will be is not
+    /// known.
+    pub(super) mean_prompt_token: f64,
 }
 
-#[inline]
-pub fn terms(settings: &Settings, state: &State, new_tokens: u32) -> Terms {
-    Terms {
-        queued: state.queued_tokens as f64 * state.time_weight,
-        new: (state.time_weight + weight_for_others(settings)) * f64::from(new_tokens),
-        decode: settings.decode_weight * state.decode_tokens as f64,
-        slow_decode: f64::from(settings.slow_decode_tokens) * (state.decode_time - 1.0),
-        adapter: match state.lacks_adapter {
-            true => f64::from(settings.adapter_load_tokens),
-            false => 0.0,
-        },
+impl<'a> Costs<'a> {
+    pub fn new(settings: &'a Settings, request: &'a Request, view: &impl View) -> Self {
+        Self {
+            settings,
+            request,
+            mean_prompt_token: view.mean_prompt_token(),
+        }
+    }
+
+    /// Tokens of the prompt that a worker would have to compute.
+    #[inline]
+    pub fn new_tokens(&self, cached: &Cached) -> u32 {
+        let saved = cached.credit(&self.settings.advanced.tier_credit);
+        self.request.prompt_tokens.saturating_sub(saved)
+    }
+
+    #[inline]
+    pub fn cost(&self, state: &State, new_tokens: u32) -> f64 {
+        self.terms(state, new_tokens).sum()
+    }
+
+    /// For a request whose prompt the worker computes, but for what it has cached.
+    #[inline]
+    pub fn terms(&self, state: &State, new_tokens: u32) -> Terms {
+        let new = f64::from(new_tokens);
+        let prompt_token = state.speed.prompt_token;
+        Terms {
+            compute: new * prompt_token,
+            delay: new * (self.mean_prompt_token + f64::from(state.delayed) * prompt_token),
+            ..self.terms_of_answer(state)
+        }
+    }
+
+    /// For a request of whose prompt the worker receives tokens that another one computes: receiving takes a part of the time
+    /// that computing takes, however fast the worker computes, and no time from others.
+    #[inline]
+    pub fn terms_receiving(&self, state: &State, received_as: u32) -> Terms {
+        Terms {
+            compute: f64::from(received_as) * self.mean_prompt_token,
+            ..self.terms_of_answer(state)
+        }
+    }
+
+    #[inline]
+    fn terms_of_answer(&self, state: &State) -> Terms {
+        let (speed, tokens) = (&state.speed, self.request.answer_tokens);
+        let (n, context) = (f64::from(state.requests), state.context_tokens as f64);
+        let prompt = f64::from(self.request.prompt_tokens);
+        Terms {
+            wait: state.queued_tokens as f64 * speed.prompt_token,
+            answer: tokens * (2.0 * speed.answer() * n + speed.context() * (n * prompt + context)),
+            slot: over_slots(state) * tokens * speed.step_time(n, context),
+            adapter: if state.lacks_adapter {
+                ADAPTER_SECONDS
+            } else {
+                0.0
+            },
+            ..Terms::default()
+        }
+    }
+
+    /// When tokens are expected of a worker for which these are the terms.
+    pub fn expected(&self, state: &State, terms: &Terms) -> Expected {
+        let slots = f64::from(state.slots.max(1));
+        let n = f64::from(state.requests).min(slots - 1.0) + 1.0;
+        let context = state.context_tokens as f64 + f64::from(self.request.prompt_tokens);
+        let step = state.speed.step_time(n, context);
+        Expected {
+            first_token: terms.before_first_token() + step,
+            token: step,
+        }
+    }
+
+    /// A lower bound of the cost at a worker with so much queued, for `new_tokens` or more.
+    #[inline]
+    pub(super) fn at_least(&self, queued_tokens: u64, prompt_token: f64, new_tokens: u32) -> f64 {
+        let new = f64::from(new_tokens);
+        (queued_tokens as f64 + new) * prompt_token + new * self.mean_prompt_token
     }
 }
 
-/// The part of a new token's weight that stands for the requests behind this one: wherever a prefix is computed again,
-/// the fleet does work that it need not. It is the same on a fast worker, or prefixes would be spread over the fast ones.
+/// How many times all slots must become free before this request has one.
 #[inline]
-pub(super) fn weight_for_others(settings: &Settings) -> f64 {
-    settings.prefill_weight - 1.0
+fn over_slots(state: &State) -> f64 {
+    let beyond = (state.requests + 1).saturating_sub(state.slots);
+    match beyond.max(state.waiting) {
+        0 => 0.0,
+        over => f64::from(over) / f64::from(state.slots.max(1)),
+    }
 }
 
-/// `(queued + new) * time_weight + (prefill_weight - 1) * new + decode_weight * decode`; with workers of one speed
-/// `queued + prefill_weight * new + decode_weight * decode`. In simulation over two public traces it gave a lower TTFT
-/// than every published formula.
-#[inline]
-pub fn cost(settings: &Settings, request: &Request, state: &State, cached: &Cached) -> f64 {
-    terms(settings, state, new_tokens(settings, request, cached)).sum()
+/// Seconds for a step at a worker as it is: for texts and pages.
+pub fn step_seconds(speed: &Speed, state: &State) -> f64 {
+    speed.step_time(f64::from(state.requests), state.context_tokens as f64)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::routing::policy::tests::Table;
 
-    #[test]
-    fn a_cache_hit_is_worth_a_queue_of_up_to_five_times_the_tokens_it_saves() {
-        let settings = Settings::default();
-        let request = Request {
-            prompt_tokens: 1_000,
+    fn request(prompt_tokens: u32, answer_tokens: f64) -> Request {
+        Request {
+            prompt_tokens,
+            answer_tokens,
             ..Request::default()
-        };
-        let idle = cost(&settings, &request, &State::default(), &Cached::default());
-        let warm = |queued_tokens| {
-            cost(
-                &settings,
-                &request,
-                &State {
-                    queued_tokens,
-                    ..State::default()
-                },
-                &Cached::in_gpu(900),
-            )
-        };
-        assert!(warm(4_499) < idle);
-        assert!(warm(4_501) > idle);
+        }
+    }
+
+    fn state(requests: u32, queued_tokens: u64, context_tokens: u64) -> State {
+        State {
+            requests,
+            delayed: requests,
+            queued_tokens,
+            context_tokens,
+            ..State::default()
+        }
+    }
+
+    fn terms(request: &Request, state: &State, new_tokens: u32) -> Terms {
+        let (settings, table) = (Settings::default(), Table::new(&[]));
+        Costs::new(&settings, request, &table).terms(state, new_tokens)
+    }
+
+    fn is_near(found: f64, expected: f64) -> bool {
+        (found - expected).abs() < 1e-9
     }
 
     #[test]
-    fn an_adapter_that_has_to_be_loaded_counts_as_many_tokens_as_configured() {
-        let settings = Settings::default();
-        let request = Request {
-            prompt_tokens: 1_000,
-            ..Request::default()
+    fn the_terms_are_the_formula_in_seconds() {
+        let found = terms(&request(6_000, 250.0), &state(10, 1_200, 60_000), 2_400);
+        assert!(is_near(found.wait, 0.1), "{found:?}");
+        assert!(is_near(found.compute, 0.2), "{found:?}");
+        // One request that comes later, and the ten that are there.
+        assert!(is_near(found.delay, 0.2 * 11.0), "{found:?}");
+        let answer = 250.0 * (2.0 * 2e-5 * 10.0 + 3e-8 * (10.0 * 6_000.0 + 60_000.0));
+        assert!(is_near(found.answer, answer), "{found:?}");
+        assert_eq!((found.slot, found.adapter), (0.0, 0.0));
+    }
+
+    #[test]
+    fn a_cached_prefix_is_left_once_its_worker_has_many_answers_to_generate() {
+        // One system prompt of 6,200 tokens at one of two workers: the fortieth request is better off at the idle one.
+        let request = request(6_260, 256.0);
+        let warm = |n: u32| terms(&request, &state(n, 0, u64::from(n) * 6_260), 60).sum();
+        let idle = terms(&request, &state(0, 0, 0), 6_260).sum();
+        assert!(warm(3) < idle, "{} {idle}", warm(3));
+        assert!(warm(40) > idle, "{} {idle}", warm(40));
+    }
+
+    #[test]
+    fn a_request_without_a_free_slot_waits_for_its_part_of_an_answer() {
+        let full = State {
+            slots: 8,
+            ..state(8, 0, 0)
         };
-        let of = |lacks_adapter, queued_tokens| {
-            let state = State {
-                lacks_adapter,
-                queued_tokens,
-                ..State::default()
-            };
-            cost(&settings, &request, &state, &Cached::default())
+        let request = request(100, 250.0);
+        let found = terms(&request, &full, 0);
+        let step = 0.01 + 2e-5 * 8.0;
+        assert!(is_near(found.slot, 250.0 * step / 8.0), "{found:?}");
+        let free = State { slots: 9, ..full };
+        assert_eq!(terms(&request, &free, 0).slot, 0.0);
+        // The engine says that some wait, so its slots, or its memory, are taken.
+        let waiting = State { waiting: 4, ..free };
+        let found = terms(&request, &waiting, 0);
+        assert!(is_near(found.slot, 4.0 / 9.0 * 250.0 * step), "{found:?}");
+    }
+
+    #[test]
+    fn a_worker_that_only_computes_prompts_delays_no_answers() {
+        let prefill = State {
+            delayed: 0,
+            ..state(5, 1_200, 30_000)
         };
-        assert!(of(false, 999) < of(true, 0));
-        assert!(of(false, 1_001) > of(true, 0));
+        let found = terms(&request(6_000, 0.0), &prefill, 1_200);
+        assert!(is_near(found.sum(), 0.1 + 0.1 + 0.1), "{found:?}");
+    }
+
+    #[test]
+    fn an_adapter_that_has_to_be_loaded_costs_its_time() {
+        let lacks = State {
+            lacks_adapter: true,
+            ..state(0, 0, 0)
+        };
+        let request = request(1_000, 250.0);
+        let (has, lacks) = (
+            terms(&request, &state(0, 350, 0), 1_000).sum(),
+            terms(&request, &lacks, 1_000).sum(),
+        );
+        assert!(has < lacks);
+        assert!(terms(&request, &state(0, 370, 0), 1_000).sum() > lacks);
+    }
+
+    #[test]
+    fn the_first_token_is_expected_after_the_wait_and_the_end_after_the_answer() {
+        let (settings, table) = (Settings::default(), Table::new(&[]));
+        let request = request(1_200, 101.0);
+        let costs = Costs::new(&settings, &request, &table);
+        let state = state(0, 1_200, 0);
+        let expected = costs.expected(&state, &costs.terms(&state, 600));
+        let step = 0.01 + 2e-5 + 3e-8 * 1_200.0;
+        assert!(is_near(expected.first_token, 0.15 + step), "{expected:?}");
+        assert!(
+            is_near(expected.end(101.0), 0.15 + 101.0 * step),
+            "{expected:?}"
+        );
     }
 
     #[test]
     fn tokens_in_cpu_memory_and_on_disk_save_a_part() {
-        let settings = Settings::default();
-        let request = Request {
-            prompt_tokens: 1_000,
-            ..Request::default()
-        };
-        let new = |gpu, cpu, disk| new_tokens(&settings, &request, &Cached { gpu, cpu, disk });
+        let (settings, table, request) =
+            (Settings::default(), Table::new(&[]), request(1_000, 0.0));
+        let costs = Costs::new(&settings, &request, &table);
+        let new = |gpu, cpu, disk| costs.new_tokens(&Cached { gpu, cpu, disk });
         assert_eq!(new(900, 0, 0), 100);
         assert_eq!(new(0, 900, 0), 280);
         assert_eq!(new(0, 0, 900), 640);

@@ -2,12 +2,13 @@
 //! the answer (decode). Or of one worker for both. Pure.
 //!
 //! Both are chosen at once, because their costs add up: whether a decode worker is worth its queue depends on
-//! whether a prefill worker is free to compute what the decode worker lacks. In tokens, as every cost here:
+//! whether a prefill worker is free to compute what the decode worker lacks. In seconds, as every cost here:
 //!
-//! - Prefill worker: the same cost as for a whole request, because its queue is the same.
-//! - Decode worker: it receives the tokens that it does not have cached. Receiving a token over the network costs
-//!   no compute time, but link time and memory, like loading a token from CPU memory; so it is counted with
-//!   `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth, and its decoding load counts in full.
+//! - Prefill worker: the cost of a request without an answer. Where it generates answers of other requests, too, computing
+//!   the prompt delays them.
+//! - Decode worker: the cost of the answer, without a prompt to compute. It receives the tokens that it does not have cached.
+//!   Receiving a token over the network costs no compute time, but link time and memory, like loading a token from CPU
+//!   memory; so it is counted with `tier_credit.cpu`. A cached prefix therefore still counts, at a fifth.
 //! - A decode worker that lacks fewer than `min_remote_tokens` computes them itself at full cost.
 
 use std::cmp::Ordering;
@@ -15,8 +16,9 @@ use std::cmp::Ordering;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
-use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, State, View};
-use super::{cost, policy};
+use super::cost::{Costs, Terms};
+use super::policy;
+use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
 
 /// When requests are disaggregated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,7 +63,7 @@ impl LocalReason {
 /// Two workers, by their indices in their views, or the decode worker alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Pair {
-    /// With remote prefill, `new_tokens` is the cost of receiving the missing tokens, in tokens to compute, and
+    /// With remote prefill, `new_tokens` is what receiving the missing tokens takes, in tokens to compute, and
     /// `cost` is the decode worker's own share of the pair's.
     pub decode: Decision,
     pub prefill: Result<Decision, LocalReason>,
@@ -78,10 +80,16 @@ pub fn decide(
     decode: &impl View,
     may_pair: impl Fn(usize, usize) -> bool,
 ) -> Option<Pair> {
+    let leg = Request {
+        answer_tokens: 0.0,
+        ..*request
+    };
     let chooser = Chooser {
         min_remote_tokens: settings.min_remote_tokens,
         routing,
         request,
+        leg: &leg,
+        costs: Costs::new(routing, request, decode),
         prefill,
         decode,
         may_pair,
@@ -100,6 +108,9 @@ struct Chooser<'a, P, D, F> {
     min_remote_tokens: u32,
     routing: &'a super::Settings,
     request: &'a Request,
+    /// Of the prefill leg.
+    leg: &'a Request,
+    costs: Costs<'a>,
     prefill: &'a P,
     decode: &'a D,
     may_pair: F,
@@ -123,6 +134,17 @@ struct Candidate {
 struct Share {
     new_tokens: u32,
     cost: f64,
+    expected: Expected,
+}
+
+impl Share {
+    fn new(costs: &Costs<'_>, state: &State, new_tokens: u32, terms: &Terms) -> Self {
+        Self {
+            new_tokens,
+            cost: terms.sum(),
+            expected: costs.expected(state, terms),
+        }
+    }
 }
 
 /// Orders pairs: lowest cost, then fewest requests at the decode worker, then at random.
@@ -159,6 +181,7 @@ impl Candidate {
             cached_tokens: self.cached_tokens,
             new_tokens: share.new_tokens,
             cost: share.cost,
+            expected: share.expected,
         }
     }
 }
@@ -170,7 +193,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
         let needs_prefill = candidates
             .iter()
             .any(|candidate| candidate.remote.is_some());
-        let decide = || policy::decide(self.routing, self.request, self.prefill);
+        let decide = || policy::decide(self.routing, self.leg, self.prefill);
         let first = needs_prefill.then(decide).flatten();
         let min_new_tokens = candidates
             .iter()
@@ -214,7 +237,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
         let chosen = policy::decide(self.routing, self.request, self.decode)?;
         let candidate =
             self.candidate(chosen.worker_index, &self.decode.state(chosen.worker_index));
-        let first = policy::decide(self.routing, self.request, self.prefill);
+        let first = policy::decide(self.routing, self.leg, self.prefill);
         let prefill = self.prefill_for(&candidate, first.as_ref());
         Some(self.pair(&candidate, chosen.reason, prefill))
     }
@@ -229,10 +252,12 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             (Ok(_), Some(remote)) => remote,
             _ => &decode.local,
         };
-        Pair {
-            decode: decode.decision(share, reason),
-            prefill,
+        let mut decode = decode.decision(share, reason);
+        if let Ok(prefill) = &prefill {
+            // The decode leg goes on where the prefill leg has ended.
+            decode.expected.first_token += prefill.expected.first_token;
         }
+        Pair { decode, prefill }
     }
 
     /// `first` is the cheapest prefill worker, whether or not it is a pair with `decode`.
@@ -253,7 +278,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             decode: decode.index,
             may_pair: &self.may_pair,
         };
-        policy::decide(self.routing, self.request, &paired).ok_or(LocalReason::NoPair)
+        policy::decide(self.routing, self.leg, &paired).ok_or(LocalReason::NoPair)
     }
 
     fn candidates(&self) -> SmallVec<[Candidate; 32]> {
@@ -272,23 +297,18 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
 
     fn candidate(&self, index: usize, state: &State) -> Candidate {
         let cached = self.decode.cached(index);
-        let share = |state: &State, cached: &Cached| {
-            let new_tokens = cost::new_tokens(self.routing, self.request, cached);
-            Share {
-                new_tokens,
-                cost: cost::terms(self.routing, state, new_tokens).sum(),
-            }
-        };
-        let local = share(state, &cached);
+        let new_tokens = self.costs.new_tokens(&cached);
+        let terms = self.costs.terms(state, new_tokens);
+        let local = Share::new(&self.costs, state, new_tokens, &terms);
         let lacks = self.request.prompt_tokens.saturating_sub(cached.tokens());
         let received = Cached {
             cpu: cached.cpu + lacks,
             ..cached
         };
-        // How fast it receives tokens does not depend on how fast it computes them.
-        let receiving = State {
-            time_weight: 1.0,
-            ..*state
+        let remote = || {
+            let new_tokens = self.costs.new_tokens(&received);
+            let terms = self.costs.terms_receiving(state, new_tokens);
+            Share::new(&self.costs, state, new_tokens, &terms)
         };
         Candidate {
             index,
@@ -296,8 +316,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             tie: policy::tie(self.request, index),
             cached_tokens: cached.tokens(),
             local,
-            remote: (local.new_tokens >= self.min_remote_tokens)
-                .then(|| share(&receiving, &received)),
+            remote: (new_tokens >= self.min_remote_tokens).then(remote),
         }
     }
 }
@@ -326,8 +345,12 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         self.prefill.backlog(index)
     }
 
-    fn min_time_weight(&self) -> f64 {
-        self.prefill.min_time_weight()
+    fn mean_prompt_token(&self) -> f64 {
+        self.prefill.mean_prompt_token()
+    }
+
+    fn min_prompt_token(&self) -> f64 {
+        self.prefill.min_prompt_token()
     }
 
     fn identity(&self, index: usize) -> u64 {

@@ -4,8 +4,9 @@ use std::iter;
 
 use smallvec::SmallVec;
 
-use super::types::{Backlog, Cached, Decision, Policy, Reason, Request, View};
-use super::{Settings, affinity, cost, prefix_hash};
+use super::cost::Costs;
+use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, View};
+use super::{Settings, affinity, prefix_hash};
 
 /// Chooses a worker. `None` if no worker is usable.
 pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
@@ -35,14 +36,18 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
         least_load(request, view, 0..view.len()).map(|index| (index, Reason::LeastLoad))
     })?;
     let cached = view.cached(worker_index);
-    let new_tokens = cost::new_tokens(settings, request, &cached);
+    let costs = Costs::new(settings, request, view);
+    let new_tokens = costs.new_tokens(&cached);
+    let state = view.state(worker_index);
+    let terms = costs.terms(&state, new_tokens);
     Some(Decision {
         worker_index,
         rank: None,
         reason,
         cached_tokens: cached.tokens(),
         new_tokens,
-        cost: cost::terms(settings, &view.state(worker_index), new_tokens).sum(),
+        cost: terms.sum(),
+        expected: costs.expected(&state, &terms),
     })
 }
 
@@ -72,8 +77,8 @@ fn cache_aware(
     if search.best.is_none() {
         (0..view.len()).for_each(|index| search.consider(index));
     }
-    let best = search.best?;
-    if let Some(preferred) = prefix_hash::preferred(settings, request, view, best.cost)
+    let best = search.best.as_ref()?;
+    if let Some(preferred) = prefix_hash::preferred(&search.costs, view, best.cost)
         && preferred.index != best.index
     {
         return Some(Decision {
@@ -83,6 +88,7 @@ fn cache_aware(
             cached_tokens: preferred.cached.tokens(),
             new_tokens: preferred.new_tokens,
             cost: preferred.cost,
+            expected: search.expected(preferred.index, preferred.new_tokens),
         });
     }
     Some(Decision {
@@ -92,6 +98,7 @@ fn cache_aware(
         cached_tokens: best.cached.tokens(),
         new_tokens: best.new_tokens,
         cost: best.cost,
+        expected: search.expected(best.index, best.new_tokens),
     })
 }
 
@@ -127,51 +134,53 @@ pub(super) fn candidates(
 
 /// Finds the cheapest usable worker: prefix owners first, then a random sample of the others.
 struct CandidateSearch<'a, V> {
-    settings: &'a Settings,
-    request: &'a Request,
+    costs: Costs<'a>,
     view: &'a V,
     best: Option<Candidate>,
-    /// A worker without the prefix for which the tokens to wait for and to compute, times its time weight, exceed this
-    /// cannot beat the best candidate.
-    max_competitive_time: f64,
+    /// A worker without the prefix that costs more than this cannot beat the best candidate.
+    max_competitive_cost: f64,
     /// The fewest tokens that any worker considered would compute.
     min_new_tokens: u32,
     /// A worker that is no prefix owner computes at least this many tokens.
     min_new_tokens_elsewhere: u32,
-    /// The part of their cost that is the same on each worker.
-    min_cost_for_others_elsewhere: f64,
 }
 
 impl<'a, V: View> CandidateSearch<'a, V> {
     fn new(settings: &'a Settings, request: &'a Request, view: &'a V) -> Self {
-        let min_new_tokens_elsewhere = request
-            .prompt_tokens
-            .saturating_sub(view.max_cached_elsewhere());
         Self {
-            settings,
-            request,
+            costs: Costs::new(settings, request, view),
             view,
             best: None,
-            max_competitive_time: f64::INFINITY,
+            max_competitive_cost: f64::INFINITY,
             min_new_tokens: u32::MAX,
-            min_new_tokens_elsewhere,
-            min_cost_for_others_elsewhere: cost::weight_for_others(settings)
-                * f64::from(min_new_tokens_elsewhere),
+            min_new_tokens_elsewhere: request
+                .prompt_tokens
+                .saturating_sub(view.max_cached_elsewhere()),
         }
+    }
+
+    fn expected(&self, index: usize, new_tokens: u32) -> Expected {
+        let state = self.view.state(index);
+        let terms = self.costs.terms(&state, new_tokens);
+        self.costs.expected(&state, &terms)
     }
 
     /// True if even an idle worker without the prefix would cost more than the best candidate.
     fn can_skip_sample(&self) -> bool {
         !self.is_competitive(Backlog {
             queued_tokens: 0,
-            time_weight: self.view.min_time_weight(),
+            prompt_token: self.view.min_prompt_token(),
         })
     }
 
     #[inline]
     fn is_competitive(&self, backlog: Backlog) -> bool {
-        let tokens = backlog.queued_tokens as f64 + f64::from(self.min_new_tokens_elsewhere);
-        tokens * backlog.time_weight <= self.max_competitive_time
+        let new_tokens = self.min_new_tokens_elsewhere;
+        let Backlog {
+            queued_tokens,
+            prompt_token,
+        } = backlog;
+        self.costs.at_least(queued_tokens, prompt_token, new_tokens) <= self.max_competitive_cost
     }
 
     #[inline]
@@ -181,22 +190,23 @@ impl<'a, V: View> CandidateSearch<'a, V> {
             return;
         }
         let cached = self.view.cached(index);
-        let new_tokens = cost::new_tokens(self.settings, self.request, &cached);
+        let new_tokens = self.costs.new_tokens(&cached);
         self.min_new_tokens = self.min_new_tokens.min(new_tokens);
         let candidate = Candidate {
             index,
-            cost: cost::terms(self.settings, &state, new_tokens).sum(),
+            cost: self.costs.cost(&state, new_tokens),
             requests: state.requests,
-            tie: tie(self.request, index),
+            tie: tie(self.costs.request, index),
             cached,
             new_tokens,
         };
         let is_better = |best: &Candidate| candidate.is_better_than(best);
         if self.best.as_ref().is_none_or(is_better) {
             // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
-            self.max_competitive_time = match candidate.new_tokens <= self.min_new_tokens_elsewhere
+            self.max_competitive_cost = match candidate.new_tokens <= self.min_new_tokens_elsewhere
             {
-                true => candidate.cost - self.min_cost_for_others_elsewhere,
+                // Rounding must not rule out one that costs the same.
+                true => candidate.cost * (1.0 + 1e-9),
                 false => f64::INFINITY,
             };
             self.best = Some(candidate);

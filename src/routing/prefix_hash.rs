@@ -2,10 +2,9 @@
 //! that a hash of the prompt's first blocks prefers. It needs no messages, so replicas that know nothing of each
 //! other's choices still send the same prefixes to the same workers. Pure.
 
-use super::Settings;
-use super::cost;
+use super::cost::Costs;
 use super::rendezvous;
-use super::types::{Cached, Request, View};
+use super::types::{Cached, View};
 use crate::ids::Block;
 
 /// The hash of a prompt's first `count` blocks. Of a shorter prompt, the hash of the largest power of two of blocks
@@ -30,27 +29,26 @@ pub(super) struct Preferred {
 /// The worker that the prompt's first blocks prefer among those whose cost is within the slack of `lowest_cost`.
 /// `None` if this replica is not alone, or none of the 16 most preferred workers is so cheap.
 pub(super) fn preferred(
-    settings: &Settings,
-    request: &Request,
+    costs: &Costs<'_>,
     view: &impl View,
     lowest_cost: f64,
 ) -> Option<Preferred> {
-    let slack = settings.advanced.alone_slack;
+    let (request, slack) = (costs.request, costs.settings.advanced.alone_slack);
     let key = request
         .prefix_key
         .filter(|_| request.is_alone && slack > 0.0)?;
-    let limit = lowest_cost + slack * f64::from(request.prompt_tokens);
+    let limit = lowest_cost + slack * f64::from(request.prompt_tokens) * costs.mean_prompt_token;
     let workers = (0..view.len()).map(|index| (index, view.identity(index)));
     rendezvous::order(key, workers)
         .into_iter()
         .find_map(|index| {
             let state = view.state(index);
-            if !state.is_usable || state.queued_tokens as f64 * state.time_weight > limit {
+            if !state.is_usable || state.queued_tokens as f64 * state.speed.prompt_token > limit {
                 return None;
             }
             let cached = view.cached(index);
-            let new_tokens = cost::new_tokens(settings, request, &cached);
-            let cost = cost::terms(settings, &state, new_tokens).sum();
+            let new_tokens = costs.new_tokens(&cached);
+            let cost = costs.cost(&state, new_tokens);
             (cost <= limit).then_some(Preferred {
                 index,
                 cached,

@@ -3,11 +3,14 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::fleet::speed::Speed;
+
 /// How a worker is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Policy {
-    /// The worker with the longest cached prefix, unless its queue costs more than the cache hit saves.
+    /// The worker at which the request costs the fewest seconds, its own and those that it takes from others: a cached prefix
+    /// saves some, a queue and the answers that are generated there cost some.
     CacheAware,
     /// One worker after the other.
     RoundRobin,
@@ -39,6 +42,8 @@ impl Policy {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Request {
     pub prompt_tokens: u32,
+    /// Tokens that its answer is expected to have; 0 if it has none.
+    pub answer_tokens: f64,
     /// The hash of the session affinity key, for consistent_hash.
     pub affinity: Option<u64>,
     /// The hash of the prompt's first blocks, the same on every replica.
@@ -79,20 +84,22 @@ impl Cached {
 pub struct State {
     /// False for a worker that must not be chosen.
     pub is_usable: bool,
-    /// Requests in flight.
+    /// Requests in flight, of all replicas: those that wait, those whose prompts are computed, and those whose answers are
+    /// generated.
     pub requests: u32,
+    /// Those of them that stand still while a prompt is computed: all, or none at a worker that only computes prompts.
+    pub delayed: u32,
     /// Uncached prompt tokens that the worker has accepted and not computed yet.
     pub queued_tokens: u64,
-    /// Prompt tokens of the requests that the worker is decoding.
-    pub decode_tokens: u64,
+    /// Prompt tokens of all its requests.
+    pub context_tokens: u64,
+    /// Answers that its engine generates at the same time.
+    pub slots: u32,
+    /// Requests that wait inside the engine, as it reports.
+    pub waiting: u32,
     /// True if the request is for a LoRA adapter that the worker does not have in its GPU.
     pub lacks_adapter: bool,
-    /// What tokens to wait for and to compute count, by how long the worker computes them: 1 for the mean of its model's
-    /// workers, more for a slower one.
-    pub time_weight: f64,
-    /// How many times as long as the fastest of its model's workers it takes for a token of an answer; 1 if it is asked for
-    /// none.
-    pub decode_time: f64,
+    pub speed: Speed,
 }
 
 impl Default for State {
@@ -100,11 +107,13 @@ impl Default for State {
         Self {
             is_usable: false,
             requests: 0,
+            delayed: 0,
             queued_tokens: 0,
-            decode_tokens: 0,
+            context_tokens: 0,
+            slots: 256,
+            waiting: 0,
             lacks_adapter: false,
-            time_weight: 1.0,
-            decode_time: 1.0,
+            speed: Speed::default(),
         }
     }
 }
@@ -113,7 +122,8 @@ impl Default for State {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Backlog {
     pub queued_tokens: u64,
-    pub time_weight: f64,
+    /// Seconds that the worker takes for a prompt token.
+    pub prompt_token: f64,
 }
 
 /// The workers that serve a model, by `worker_index`.
@@ -131,12 +141,15 @@ pub trait View {
         let state = self.state(worker_index);
         Backlog {
             queued_tokens: state.queued_tokens,
-            time_weight: state.time_weight,
+            prompt_token: state.speed.prompt_token,
         }
     }
 
-    /// A lower bound of the `time_weight` of all workers.
-    fn min_time_weight(&self) -> f64;
+    /// Seconds for a prompt token at the mean rate of the workers.
+    fn mean_prompt_token(&self) -> f64;
+
+    /// A lower bound of the seconds for a prompt token at any worker.
+    fn min_prompt_token(&self) -> f64;
 
     /// A number that is the same for a worker of the same name on every replica.
     fn identity(&self, worker_index: usize) -> u64;
@@ -158,13 +171,28 @@ pub trait View {
     fn cached(&self, worker_index: usize) -> Cached;
 }
 
+/// When a request's tokens are expected, in seconds from the decision.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Expected {
+    pub first_token: f64,
+    /// From each token to the next.
+    pub token: f64,
+}
+
+impl Expected {
+    /// The end of an answer of so many tokens.
+    pub fn end(&self, tokens: f64) -> f64 {
+        self.first_token + (tokens - 1.0).max(0.0) * self.token
+    }
+}
+
 /// Why a worker was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// No worker has a longer cached prefix.
     LongestPrefix,
-    /// Another worker has a longer cached prefix, and its queue costs more than the cache hit saves.
+    /// Another worker has a longer cached prefix, and its load costs more than the cache hit saves.
     LowerCost,
     /// No worker has any of the prompt cached: the lowest cost.
     Cold,
@@ -223,5 +251,8 @@ pub struct Decision {
     pub cached_tokens: u32,
     /// Tokens to compute; tokens in CPU memory or on disk count in part.
     pub new_tokens: u32,
+    /// In seconds.
     pub cost: f64,
+    /// When its tokens are expected, if it is sent now.
+    pub expected: Expected,
 }

@@ -76,16 +76,16 @@ class SidePanels(BrowserTest):
             detail = page.locator("#worker-detail")
             expect(detail.locator("tbody tr")).to_have_count(2)
             expect(detail.locator("thead")).to_contain_text("In flight")
-            expect(detail).to_contain_text("12.0 k prompt tokens/s (configured); its tokens to compute count 0.")
-            # Its decisions name the rank, and the faster worker's time weighs less.
-            # Until the tail has decisions that were made with these weights.
-            page.wait_for_timeout(3_000)
+            expect(detail).to_contain_text("12.0 k prompt tokens/s (configured)")
+            expect(detail).to_contain_text("ms a step")
+            expect(detail).to_contain_text("Slots")
+            # Its decisions name the rank, and when the first token is expected.
             tail = page.locator("#tail tbody tr").filter(has_text="two-ranks rank ")
             expect(tail.first).to_be_visible()
             page.get_by_role("button", name="Pause").click()
             tail.first.get_by_role("button").click()
             expect(page.locator("#explanation .choice")).to_contain_text("two-ranks rank ")
-            expect(page.locator("#explanation thead")).to_contain_text("Time weight")
+            expect(page.locator("#explanation thead")).to_contain_text("First token")
             page.locator("#fleet").screenshot(path=SHOTS / "ranks.png")
             page.locator("#explain").screenshot(path=SHOTS / "explain-ranks.png")
             page.locator("#fleet-table tbody tr").filter(has_text="with-adapters").get_by_role("button").click()

@@ -47,8 +47,6 @@ async fn a_second_worker_that_loads_an_adapter_is_found_while_it_is_requested() 
         // Fewer than there are: the rounds take turns.
         config.fleet.model_lookup.workers_per_round = 1;
         config.fleet.model_lookup.interval = Duration::from_millis(100);
-        // Requests do not gather at the first one.
-        config.routing.adapter_load_tokens = 0;
     })
     .await;
     load(&cluster.engines[0], "new").await;
@@ -63,7 +61,8 @@ async fn a_second_worker_that_loads_an_adapter_is_found_while_it_is_requested() 
         let text = |number: u32| {
             of(
                 "new",
-                &format!("{number} of {waited:?}: {}", "new ".repeat(500)),
+                // Long enough that loading the adapter takes less time than waiting for the other one.
+                &format!("{number} of {waited:?}: {}", "new ".repeat(4_000)),
             )
         };
         let (first, second) = (text(1), text(2));
@@ -148,7 +147,7 @@ async fn requests_of_an_adapter_gather_where_it_is_in_the_gpu() {
     );
     let explained = cluster.post_admin("/explain", &of("a", "new")).await;
     assert!(
-        explained.text().contains("\"adapter\": 1000.0"),
+        explained.text().contains("\"adapter\": 30.0"),
         "{}",
         explained.text()
     );

@@ -197,7 +197,7 @@ fn an_error_shows_no_rust_type_and_no_secret() {
     let wrong = [
         "api: 7",
         "api: {drain_timeout: [1]}",
-        "routing: {prefill_weight: much}",
+        "predicted: {bytes_per_token: much}",
         "requests: {max_attempts: -1}",
         "requests: {max_attempts: 3.5}",
         "requests: {max_attempts: 99999999999}",
@@ -228,15 +228,19 @@ fn an_error_shows_no_rust_type_and_no_secret() {
 }
 
 #[test]
-fn a_model_has_its_own_weights_and_the_common_ones_else() {
+fn a_model_has_its_own_routing_and_the_common_one_else() {
     let text = minimal(
-        "routing: {prefill_weight: 4.0, policy: least_load}\nmodels: [{name: m, policy: cache_aware, decode_weight: 0.1}]",
+        "routing: {policy: least_load, advanced: {alone_slack: 0.25}}\nmodels: [{name: m, policy: cache_aware, advanced: {prefix_candidates: 3}}]",
     );
     let models = Config::parse("c", &text).unwrap().model_settings();
     let own = &models.named["m"].routing;
     assert_eq!(
-        (own.policy, own.prefill_weight, own.decode_weight),
-        (Policy::CacheAware, 4.0, 0.1)
+        (
+            own.policy,
+            own.advanced.alone_slack,
+            own.advanced.prefix_candidates
+        ),
+        (Policy::CacheAware, 0.25, 3)
     );
     assert_eq!(models.common.routing.policy, Policy::LeastLoad);
 }
@@ -522,8 +526,8 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["requests.advanced.retry_statuses[1]: 404 is an answer"],
     );
     check(
-        &minimal("routing: {prefill_weight: 0.5}"),
-        &["routing.prefill_weight: must be at least 1, not `0.5`"],
+        &minimal("routing: {advanced: {alone_slack: -0.5}}"),
+        &["routing.advanced.alone_slack: must be at least 0, not `-0.5`"],
     );
     check(
         &minimal("routing: {hash_on: [tenant]}"),
@@ -719,11 +723,11 @@ fn settings_of_kv_events_that_make_loops_or_overflow_are_refused() {
 #[test]
 fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
     check(
-        "workers:\n  - url: ftp://a\n  - {url: 'http://b:1', rolle: prefill}\nrouting:\n  prefill_weight: many\nrequests:\n  max_attempts: 0\nlog:\n  level: '='\n",
+        "workers:\n  - url: ftp://a\n  - {url: 'http://b:1', rolle: prefill}\npredicted:\n  bytes_per_token: many\nrequests:\n  max_attempts: 0\nlog:\n  level: '='\n",
         &[
             "c.yaml:2:10: workers[0].url",
             "c.yaml:3:25: workers[1].rolle: unknown key `rolle`; did you mean `role`?",
-            "c.yaml:5:19: routing.prefill_weight: expected a number, found `many`",
+            "c.yaml:5:20: predicted.bytes_per_token: expected a number, found `many`",
             "c.yaml:7:17: requests.max_attempts: must be",
             "c.yaml:9:10: log.level",
         ],

@@ -99,7 +99,7 @@ async fn a_decision_is_shown_with_its_candidates_and_without_the_prompt() {
     assert_eq!(decision["candidates"], 3);
     let workers = decision["workers"].as_array().unwrap();
     let chosen = workers.iter().find(|it| it["worker"] == decision["chosen"]);
-    assert!(chosen.unwrap()["cost"].is_number(), "{decision}");
+    assert!(chosen.unwrap()["cost_ms"].is_number(), "{decision}");
     assert!(decision["explanation"].is_string(), "{decision}");
     assert_eq!(
         cluster.admin("/dashboard/decision?number=0").await.status,

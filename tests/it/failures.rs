@@ -692,9 +692,12 @@ async fn a_client_that_takes_nothing_for_too_long_is_cut_off() {
     lazy.write_all(request.as_bytes()).await.unwrap();
     eventually("it began", async || stub.taken() > 0).await;
     eventually("the connection was cut", async || stub.open() == 0).await;
-    let page = client::get(router.admin, "/metrics").await;
     let line = "warmroute_connections_closed_total{reason=\"send_timeout\"} 1";
-    assert!(page.text().contains(line), "{}", page.text());
+    eventually("it is counted", async || {
+        let page = client::get(router.admin, "/metrics").await;
+        page.text().contains(line)
+    })
+    .await;
 }
 
 #[tokio::test]

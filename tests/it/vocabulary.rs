@@ -24,7 +24,6 @@ const RETIRED: &[(&str, &str)] = &[
     ("heard", "received"),
     ("itl_seconds", "inter_token_latency_seconds"),
     ("kindred", "pair group"),
-    ("lambda", "prefill_weight"),
     ("less_busy", "lower_cost"),
     ("parity", "tokenizer check"),
     ("planted", "added"),

@@ -47,7 +47,7 @@ const SUMS: [(&str, &str); 9] = [
 pub(super) const GAUGES: [&str; 6] = [
     "in_flight",
     "queued_tokens",
-    "decode_tokens",
+    "context_tokens",
     "workers",
     "usable_workers",
     "models",
@@ -109,7 +109,7 @@ pub(super) fn gauges(relay: &Relay, registry: &Registry) -> Vec<u64> {
     let in_flight = series(registry, "warmroute_requests_in_flight").into_iter();
     let in_flight: f64 = in_flight.map(|it| it.get_gauge().get_value()).sum();
     let queued = workers().map(|it| it.worker.load.queued_tokens());
-    let decoding = workers().map(|it| it.worker.load.decode_tokens());
+    let decoding = workers().map(|it| it.worker.load.context_tokens());
     vec![
         in_flight.max(0.0) as u64,
         queued.sum(),

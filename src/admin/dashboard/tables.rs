@@ -188,7 +188,7 @@ pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
             status.draining,
             load.own_requests(),
             load.own_queued_tokens(),
-            load.own_decode_tokens(),
+            load.own_context_tokens(),
             load.peers_requests(),
             load.peers_queued_tokens(),
             reported.map(|it| it.running),
@@ -226,7 +226,7 @@ fn rank_load(status: &Status) -> Option<Vec<[u64; 3]>> {
         [
             u64::from(own.requests),
             own.queued_tokens,
-            own.decode_tokens,
+            own.context_tokens,
         ]
     };
     (ranks > 1).then(|| (0..ranks.min(MAX_RANKS) as u32).map(own).collect())

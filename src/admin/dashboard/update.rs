@@ -142,7 +142,7 @@ fn row(decision: &RecordedDecision) -> Value {
         score.map(|score| score.cached_tokens),
         decision.longest_cached_tokens,
         score.map(|score| score.new_tokens),
-        score.map(|score| score.cost.round()),
+        score.map(|score| score.cost_ms.round()),
         it.candidates,
         decision.attempt,
     ])

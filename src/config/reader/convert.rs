@@ -9,6 +9,7 @@ use super::problems::{Places, Position, Problems};
 use super::schema::{allows, alternatives, describe, format, is_any, names};
 use super::substitute;
 use super::value::value;
+use crate::config::retired;
 use crate::secret::SECRET;
 
 /// A shorter start of a name may mean anything.
@@ -94,6 +95,15 @@ impl<'a> Converter<'a> {
                 (None, Some(schema)) if schema.as_bool() != Some(false) => schema,
                 (None, _) if takes_any || known.is_empty() => &Value::Bool(true),
                 (None, _) => {
+                    let retired = self.within(&step(&entry.key), |this| {
+                        let reason = retired::reason(&this.path)?;
+                        let message = format!("is not used any more: {reason}");
+                        this.places.warn(entry.key_at, &this.path, message);
+                        Some(())
+                    });
+                    if retired.is_some() {
+                        continue;
+                    }
                     let names = known.iter().map(|(name, _)| name.as_str());
                     let hint = match nearest(&entry.key, names) {
                         Some(near) => {

@@ -141,11 +141,27 @@ pub(super) struct Places {
     failed: HashSet<String>,
     /// For each list the indices in the file of the items that were not refused.
     kept: HashMap<String, Vec<usize>>,
+    /// Keys that are read and not used.
+    warnings: Vec<(Position, String)>,
 }
 
 impl Places {
     pub(super) fn add(&mut self, path: &str, at: Position) {
         self.positions.insert(path.to_owned(), at);
+    }
+
+    pub(super) fn warn(&mut self, at: Position, path: &str, message: impl fmt::Display) {
+        if self.warnings.len() < MAX_PROBLEMS {
+            self.warnings.push((at, format!("{path}: {message}")));
+        }
+    }
+
+    /// One line each, in the order of the file.
+    pub(super) fn warnings(&self, file: &str) -> Vec<String> {
+        let lines = self.warnings.iter();
+        lines
+            .map(|(Position { line, column }, text)| format!("{file}:{line}:{column}: {text}"))
+            .collect()
     }
 
     pub(super) fn fail(&mut self, path: &str) {

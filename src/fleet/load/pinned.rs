@@ -10,7 +10,7 @@ use crate::fleet::events::MAX_RANKS;
 pub struct RankShare {
     pub requests: u32,
     pub queued_tokens: u64,
-    pub decode_tokens: u64,
+    pub context_tokens: u64,
 }
 
 /// The loads of a worker's ranks. Takes memory with the first pinned request.
@@ -35,7 +35,7 @@ impl PinnedLoads {
         load.map_or_else(RankShare::default, |load| RankShare {
             requests: load.own_requests(),
             queued_tokens: load.own_queued_tokens(),
-            decode_tokens: load.own_decode_tokens(),
+            context_tokens: load.own_context_tokens(),
         })
     }
 
@@ -45,7 +45,7 @@ impl PinnedLoads {
         load.map_or_else(RankShare::default, |load| RankShare {
             requests: load.peers_requests(),
             queued_tokens: load.peers_queued_tokens(),
-            decode_tokens: load.peers_decode_tokens(),
+            context_tokens: load.peers_context_tokens(),
         })
     }
 
@@ -58,13 +58,13 @@ impl PinnedLoads {
         let loads = self.loads();
         let mut all = RankShare::default();
         let set = |load: &Load, share: RankShare| {
-            load.set_peers(share.requests, share.queued_tokens, share.decode_tokens);
+            load.set_peers(share.requests, share.queued_tokens, share.context_tokens);
         };
         for rank in 0..ranks {
             let share = of_rank(rank);
             all.requests = all.requests.saturating_add(share.requests);
             all.queued_tokens = all.queued_tokens.saturating_add(share.queued_tokens);
-            all.decode_tokens = all.decode_tokens.saturating_add(share.decode_tokens);
+            all.context_tokens = all.context_tokens.saturating_add(share.context_tokens);
             set(&loads[rank as usize], share);
         }
         set(&loads[ALL], all);
@@ -80,7 +80,8 @@ impl PinnedLoads {
         RankShare {
             requests: own.requests.saturating_add(requests),
             queued_tokens: own.queued_tokens + of_rest(worker.queued_tokens(), all.queued_tokens),
-            decode_tokens: own.decode_tokens + of_rest(worker.decode_tokens(), all.decode_tokens),
+            context_tokens: own.context_tokens
+                + of_rest(worker.context_tokens(), all.context_tokens),
         }
     }
 
@@ -90,7 +91,7 @@ impl PinnedLoads {
         load.map_or_else(RankShare::default, |load| RankShare {
             requests: load.own_requests().saturating_add(load.peers_requests()),
             queued_tokens: load.queued_tokens(),
-            decode_tokens: load.decode_tokens(),
+            context_tokens: load.context_tokens(),
         })
     }
 
@@ -120,7 +121,7 @@ mod tests {
         pinned.on_first_token();
         let share = worker.pinned.share(&worker.load, 1, 2);
         assert_eq!(
-            (share.requests, share.queued_tokens, share.decode_tokens),
+            (share.requests, share.queued_tokens, share.context_tokens),
             (1, 0, 100)
         );
         drop(pinned);
@@ -148,7 +149,7 @@ mod tests {
         let of_peers = |rank| RankShare {
             requests: u32::from(rank == 1),
             queued_tokens: if rank == 1 { 50 } else { 0 },
-            decode_tokens: 0,
+            context_tokens: 0,
         };
         worker.pinned.set_peers(2, of_peers);
         let share = |rank| worker.pinned.share(&worker.load, rank, 2);

@@ -106,7 +106,7 @@ fn report(sequence: u64, requests: u32) -> wire::LoadReport {
         number,
         requests,
         queued_tokens: 100,
-        decode_tokens: 0,
+        context_tokens: 0,
     };
     wire::LoadReport {
         sequence,

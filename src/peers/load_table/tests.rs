@@ -18,11 +18,11 @@ fn id(number: u128) -> InstanceId {
     InstanceId::new(number)
 }
 
-fn load(requests: u64, queued_tokens: u64, decode_tokens: u64) -> WorkerLoad {
+fn load(requests: u64, queued_tokens: u64, context_tokens: u64) -> WorkerLoad {
     WorkerLoad {
         requests,
         queued_tokens,
-        decode_tokens,
+        context_tokens,
     }
 }
 
@@ -452,7 +452,7 @@ proptest! {
                     number: *number,
                     requests: load.0,
                     queued_tokens: load.1,
-                    decode_tokens: load.2,
+                    context_tokens: load.2,
                 });
                 let report = wire::LoadReport {
                     sequence,

@@ -114,7 +114,7 @@ impl World {
             number,
             requests: random.u32(..4),
             queued_tokens: random.u64(..100),
-            decode_tokens: 0,
+            context_tokens: 0,
         });
         let report = wire::LoadReport {
             sequence: other.sequence,

@@ -10,6 +10,7 @@ use crate::queue::settings::ClassSettings;
 const IDLE: Room = Room {
     workers: 2,
     free_tokens: 0,
+    free_slots: u32::MAX,
     queued_tokens: 0,
     own_queued_tokens: 0,
 };
@@ -340,6 +341,7 @@ enum Step {
     Advance {
         ms: u64,
         free: u64,
+        slots: u32,
         workers: u32,
     },
     Reload {
@@ -353,8 +355,8 @@ fn step() -> impl Strategy<Value = Step> {
             Step::Enter { priority, client, tokens, bytes }
         }),
         1 => any::<prop::sample::Index>().prop_map(Step::Leave),
-        3 => (0u64..3_000, 0u64..6_000, 0u32..4).prop_map(|(ms, free, workers)| {
-            Step::Advance { ms, free, workers }
+        3 => (0u64..3_000, 0u64..6_000, 0u32..9, 0u32..4).prop_map(|(ms, free, slots, workers)| {
+            Step::Advance { ms, free, slots, workers }
         }),
         1 => (1u32..6).prop_map(|max_requests| Step::Reload { max_requests }),
     ]
@@ -395,19 +397,22 @@ proptest! {
                         prop_assert!(rig.queue.leave(id));
                     }
                 }
-                Step::Advance { ms, free, workers } => {
+                Step::Advance { ms, free, slots, workers } => {
                     rig.wait(ms);
                     let mut left_over = free;
-                    let room = Room { workers, free_tokens: free, ..IDLE };
+                    let room = Room { workers, free_tokens: free, free_slots: slots, ..IDLE };
+                    let mut slots_left = slots;
                     for left in rig.queue.advance(rig.now, room, 0) {
                         prop_assert!(waiting.remove(&left.waker), "left twice");
                         if left.outcome == Outcome::Released {
                             prop_assert!(left_over > 0, "released without room");
+                            prop_assert!(slots_left > 0, "released without a slot");
+                            slots_left -= 1;
                             left_over = left_over.saturating_sub(left.tokens);
                         }
                         prop_assert!(left.waited <= Duration::from_millis(8_000 + ms));
                     }
-                    prop_assert!(workers == 0 || left_over == 0 || rig.queue.is_empty(), "room stayed unused");
+                    prop_assert!(workers == 0 || slots_left == 0 || left_over == 0 || rig.queue.is_empty(), "room stayed unused");
                 }
                 Step::Reload { max_requests } => {
                     max = max_requests;

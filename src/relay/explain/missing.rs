@@ -64,6 +64,7 @@ impl Relay {
             name: None,
             policy: model.routing.policy,
             // From the body's length: only a worker's model has a tokenizer.
+            answer_tokens: 0,
             prompt_tokens: (body.len() as f64 / model.bytes_per_token) as u32,
             prompt_blocks: 0,
             tokens_known: false,

@@ -64,25 +64,42 @@ pub(super) fn chosen(reason: Reason, chosen: &Score, all: &[Score], prompt_token
             of_peers(chosen.load.peers.requests.into())
         ),
     };
-    if chosen.time_weight != 1.0 && matches!(reason, Reason::LowerCost | Reason::Cold) {
-        let weight = chosen.time_weight;
-        text += &format!("; its queued and new tokens count {weight:.2} times, for its speed");
-    }
-    let slow_decode = chosen.cost_terms.slow_decode;
-    if slow_decode > 0.0 && matches!(reason, Reason::LowerCost | Reason::Cold) {
-        let times = chosen.decode_time;
-        text += &format!(
-            "; its answers take {times:.1} times as long as the fastest worker's, which counts {slow_decode:.0} tokens"
-        );
-    }
-    let adapter = chosen.cost_terms.adapter;
-    if adapter > 0.0 {
-        text += &format!("; it has to load the adapter, which counts {adapter:.0} tokens");
+    if matches!(
+        reason,
+        Reason::LongestPrefix | Reason::LowerCost | Reason::Cold
+    ) {
+        text += &in_milliseconds(chosen);
     }
     if !chosen.is_trusted {
         text += "; its cache is predicted, because its engine's tokens differ from the router's (tokenizer mismatch)";
     }
     text
+}
+
+/// The cost's terms that are not nothing, at a worker with so many requests.
+fn in_milliseconds(chosen: &Score) -> String {
+    let terms = &chosen.cost_terms_ms;
+    let named = [
+        (terms.wait, "to wait".to_owned()),
+        (terms.compute, "to compute".to_owned()),
+        (
+            terms.delay,
+            format!("of delay for its {} requests and the next", chosen.requests),
+        ),
+        (terms.answer, "of answers slowed".to_owned()),
+        (terms.slot, "until a slot is free".to_owned()),
+        (terms.adapter, "to load the adapter".to_owned()),
+    ];
+    let shown = named
+        .iter()
+        .filter(|(milliseconds, _)| *milliseconds >= 0.5);
+    let shown: Vec<String> = shown
+        .map(|(milliseconds, text)| format!("{milliseconds:.0} ms {text}"))
+        .collect();
+    match shown.is_empty() {
+        true => String::new(),
+        false => format!("; {}", shown.join(", ")),
+    }
 }
 
 /// How much of a load other replicas have.
@@ -119,7 +136,7 @@ mod tests {
     use super::*;
     use crate::http::circuit_breaker::State;
     use crate::relay::cached_prefix::PrefixSource;
-    use crate::relay::explain::types::{LoadShare, LoadShares};
+    use crate::relay::explain::types::{LoadShare, LoadShares, SpeedExplained};
     use crate::routing::cost::Terms;
 
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {
@@ -131,9 +148,10 @@ mod tests {
             circuit_breaker: State::Closed,
             requests: 3,
             queued_tokens,
-            decode_tokens: 0,
-            time_weight: 1.0,
-            decode_time: 1.0,
+            context_tokens: 0,
+            slots: 256,
+            waiting: 0,
+            speed: SpeedExplained::default(),
             load: LoadShares::default(),
             cached,
             cached_tokens: cached.tokens(),
@@ -141,14 +159,10 @@ mod tests {
             trees: Vec::new(),
             is_trusted: true,
             new_tokens: 2_048 - cached.gpu,
-            cost: 0.0,
-            cost_terms: Terms {
-                queued: 0.0,
-                new: 0.0,
-                decode: 0.0,
-                slow_decode: 0.0,
-                adapter: 0.0,
-            },
+            cost_ms: 0.0,
+            cost_terms_ms: Terms::default(),
+            expected_first_token_ms: 0.0,
+            expected_end_ms: 0.0,
         }
     }
 
@@ -192,7 +206,7 @@ mod tests {
         shared.load.peers = LoadShare {
             requests: 2,
             queued_tokens: 7,
-            decode_tokens: 0,
+            context_tokens: 0,
         };
         check(
             Reason::LeastLoad,
@@ -210,12 +224,21 @@ mod tests {
     }
 
     #[test]
-    fn a_fast_worker_is_named_so() {
+    fn the_terms_of_the_cost_are_named_in_milliseconds() {
         let mut scores = [score("a", Cached::in_gpu(0), 12)];
-        scores[0].time_weight = 0.5;
+        scores[0].cost_terms_ms = Terms {
+            wait: 1.0,
+            compute: 170.4,
+            delay: 682.0,
+            answer: 0.2,
+            slot: 0.0,
+            adapter: 80.0,
+        };
         let text = chosen(Reason::Cold, &scores[0], &scores, 2_048);
         assert!(
-            text.ends_with("; its queued and new tokens count 0.50 times, for its speed"),
+            text.ends_with(
+                "; 1 ms to wait, 170 ms to compute, 682 ms of delay for its 3 requests and the next, 80 ms to load the adapter"
+            ),
             "{text}"
         );
     }

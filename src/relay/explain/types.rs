@@ -18,6 +18,8 @@ pub struct Explanation {
     pub name: Option<NameExplained>,
     pub policy: Policy,
     pub prompt_tokens: u32,
+    /// What its answer is expected to have, from the model's earlier answers and the request's own limit.
+    pub answer_tokens: u64,
     pub prompt_blocks: usize,
     /// False if the prompt is looked up by its text, because its tokens are not known.
     pub tokens_known: bool,
@@ -123,11 +125,12 @@ pub struct Score {
     /// Requests in flight.
     pub requests: u32,
     pub queued_tokens: u64,
-    pub decode_tokens: u64,
-    /// What its queued tokens and the new ones count, by its speed: 1 for the mean of its model's workers.
-    pub time_weight: f64,
-    /// How many times as long as the fastest of its model's workers it takes for a token of an answer.
-    pub decode_time: f64,
+    pub context_tokens: u64,
+    /// Answers that its engine generates at the same time.
+    pub slots: u32,
+    /// Requests that wait inside the engine, as it reports.
+    pub waiting: u32,
+    pub speed: SpeedExplained,
     /// Whose the load is.
     pub load: LoadShares,
     /// The cached prefix by tier.
@@ -142,8 +145,23 @@ pub struct Score {
     pub is_trusted: bool,
     /// Tokens to compute; tokens in CPU memory or on disk count in part.
     pub new_tokens: u32,
-    pub cost: f64,
-    pub cost_terms: Terms,
+    /// What the request costs here: its own time, and what it takes from others.
+    pub cost_ms: f64,
+    pub cost_terms_ms: Terms,
+    /// When its first token is expected, from now.
+    pub expected_first_token_ms: f64,
+    /// When an answer of the usual length is expected to end, from now.
+    pub expected_end_ms: f64,
+}
+
+/// How fast a worker is, as learnt or configured.
+#[derive(Debug, Default, Serialize)]
+pub struct SpeedExplained {
+    pub prompt_tokens_per_second: u64,
+    /// A step of its engine as the worker is now, with a token of each answer.
+    pub step_ms: f64,
+    /// From how many observations its own speed was learnt; one with few counts as those alike.
+    pub samples: u64,
 }
 
 /// A worker's load by who has it there.
@@ -161,7 +179,7 @@ pub struct LoadShares {
 pub struct LoadShare {
     pub requests: u32,
     pub queued_tokens: u64,
-    pub decode_tokens: u64,
+    pub context_tokens: u64,
 }
 
 /// The tree of one dp rank.

@@ -93,6 +93,7 @@ impl LegContext<'_> {
         let in_flight =
             InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
+        running.expect(started, choice.decision.expected);
         let result = match self.run_prefill_leg(legs, started).await {
             PrefillOutcome::Computed(result) => result,
             PrefillOutcome::Answered(answer) => return AttemptOutcome::Answered(answer),

@@ -47,7 +47,7 @@ impl LegContext<'_> {
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens)
                 .at_rank(rank)
-                .sent_at(now),
+                .sent_at(now, true),
             plan.expect(&relay.caches, worker, rank),
             plan.check(&relay.caches.tokenizer_check, now, worker),
             report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),

@@ -81,7 +81,7 @@ impl LegContext<'_> {
             InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
         if plan.is_stream {
             // An answer that is not streamed comes at its end, and says nothing of the prefill worker's speed.
-            counted = counted.sent_at(started);
+            counted = counted.sent_at(started, true);
         }
         let mut computing = Running::new(
             counted,
@@ -92,6 +92,7 @@ impl LegContext<'_> {
         let in_flight =
             InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
+        running.expect(started, choice.decision.expected);
         let count = self.attempts.count();
         let (chosen, leg) = ((&prefill.worker, &prefill.decision), Some(Leg::Prefill));
         let rank = room.rank();

@@ -96,7 +96,12 @@ impl Queues {
             other.is_some_and(|other| room::shares_any(group, other))
         };
         let sharing = others.iter().copied().filter(shares);
-        let granted: u64 = sharing.map(|other| other.granted()).sum();
+        let mut granted = 0;
+        for other in sharing {
+            granted += other.granted();
+            let requests = other.granted_requests();
+            room.free_slots = room.free_slots.saturating_sub(requests);
+        }
         room.free_tokens = room.free_tokens.saturating_sub(granted);
         room.queued_tokens += granted;
         room.own_queued_tokens += granted;

@@ -24,6 +24,8 @@ pub(in crate::relay) struct ModelQueue {
     waiting: AtomicU32,
     /// Tokens of released requests that no worker counts yet.
     granted: AtomicU64,
+    /// How many they are.
+    granted_requests: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -46,6 +48,7 @@ pub(in crate::relay) struct Grant {
 impl Drop for Grant {
     fn drop(&mut self) {
         self.queue.granted.fetch_sub(self.tokens, Relaxed);
+        self.queue.granted_requests.fetch_sub(1, Relaxed);
         self.freed.remove_waiting(1);
         if self.queue.waiting() > 0 {
             self.freed.notify();
@@ -62,6 +65,7 @@ impl Grant {
         let freed = Arc::new(Freed::default());
         freed.add_waiting(1);
         queue.granted.fetch_add(tokens, Relaxed);
+        queue.granted_requests.fetch_add(1, Relaxed);
         let grant = Self {
             queue: queue.clone(),
             freed,
@@ -118,6 +122,7 @@ impl ModelQueue {
             model,
             waiting: AtomicU32::new(0),
             granted: AtomicU64::new(0),
+            granted_requests: AtomicU32::new(0),
             state: Mutex::new(State {
                 queue: Queue::new(settings.clone()),
                 settings,
@@ -134,6 +139,11 @@ impl ModelQueue {
     /// Tokens of released requests that no worker counts yet.
     pub(in crate::relay) fn granted(&self) -> u64 {
         self.granted.load(Relaxed)
+    }
+
+    /// How many requests were released that no worker counts yet.
+    pub(in crate::relay) fn granted_requests(&self) -> u32 {
+        self.granted_requests.load(Relaxed)
     }
 
     pub(super) fn set_settings(&self, settings: &Arc<Settings>) {
@@ -192,6 +202,7 @@ impl ModelQueue {
         let result = match left.outcome {
             Outcome::Released => {
                 self.granted.fetch_add(left.tokens, Relaxed);
+                self.granted_requests.fetch_add(1, Relaxed);
                 Ok(Grant {
                     queue: self.clone(),
                     freed: freed.clone(),

@@ -9,6 +9,9 @@ use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::queue::{Room, Settings};
 
+/// Free slots of a worker whose slots are not known: more than are ever released at once.
+const MANY_SLOTS: u32 = 1 << 20;
+
 /// The workers that compute a model's prompts.
 #[derive(Clone, Copy)]
 pub(super) struct Workers<'a> {
@@ -71,6 +74,7 @@ pub(super) fn has_room(workers: Workers<'_>, settings: &Settings, now: Instant, 
     let (before, from) = workers.workers.split_at(first);
     from.iter().chain(before).any(|worker| {
         worker.load.queued_tokens() < settings.max_worker_queued_tokens
+            && worker.free_slots().is_none_or(|slots| slots > 0)
             && workers.can_take(worker, now)
     })
 }
@@ -95,13 +99,18 @@ pub(super) fn room(
             continue;
         }
         room.workers += 1;
-        room.free_tokens += bound.saturating_sub(queued);
+        let slots = worker.free_slots().unwrap_or(MANY_SLOTS);
+        if slots > 0 {
+            room.free_slots = room.free_slots.saturating_add(slots);
+            room.free_tokens += bound.saturating_sub(queued);
+        }
         room.queued_tokens += queued;
         room.own_queued_tokens += worker.load.own_queued_tokens();
     }
     if room.workers == 0 && stalled_workers > 0 {
         room.workers = stalled_workers;
         room.free_tokens = bound * u64::from(stalled_workers);
+        room.free_slots = MANY_SLOTS;
     }
     room
 }

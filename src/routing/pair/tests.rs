@@ -11,6 +11,7 @@ const SETTINGS: Settings = Settings {
 fn request(prompt_tokens: u32) -> Request {
     Request {
         prompt_tokens,
+        answer_tokens: 250.0,
         seed: 7,
         ..Request::default()
     }
@@ -41,8 +42,8 @@ fn chosen(
 fn a_cold_prompt_goes_to_the_least_busy_worker_of_each_role() {
     let prefill = Table::new(&[(true, 3, 9_000, 0), (true, 1, 100, 0)]);
     let mut decode = Table::new(&[(true, 9, 0, 0), (true, 2, 0, 0)]);
-    decode.states[0].decode_tokens = 90_000;
-    decode.states[1].decode_tokens = 20_000;
+    decode.states[0].context_tokens = 90_000;
+    decode.states[1].context_tokens = 20_000;
     assert_eq!(chosen(4_000, &prefill, &decode), Some((1, Ok(1))));
 }
 
@@ -95,8 +96,10 @@ fn a_decode_worker_with_the_prefix_and_too_much_decoding_is_not_chosen() {
         chosen(4_000, &prefill, &decode),
         Some((0, Err(LocalReason::PrefixCached)))
     );
-    // To receive 4,000 tokens costs as much as to compute 800, five times over; 250,000 decoding cost more.
-    decode.states[0].decode_tokens = 250_000;
+    // To receive 4,000 tokens takes as long as to compute 800, 67 ms. Among a hundred answers with contexts of 4,000 tokens
+    // this one is slower by seconds.
+    decode.states[0].requests = 100;
+    decode.states[0].context_tokens = 400_000;
     assert_eq!(chosen(4_000, &prefill, &decode), Some((1, Ok(0))));
 }
 
@@ -148,12 +151,13 @@ fn table(rows: &[Row], bounds: bool) -> Table {
         bounds,
         ..Table::default()
     };
-    for &(is_usable, requests, queued_tokens, gpu, cpu, decode_tokens) in rows {
+    for &(is_usable, requests, queued_tokens, gpu, cpu, context_tokens) in rows {
         table.states.push(State {
             is_usable,
             requests,
+            delayed: requests,
             queued_tokens,
-            decode_tokens,
+            context_tokens,
             ..State::default()
         });
         table.cached.push(Cached { gpu, cpu, disk: 0 });
@@ -172,19 +176,27 @@ fn model(
     decode: &[Row],
     may_pair: impl Fn(usize, usize) -> bool,
 ) -> Option<f64> {
-    let base = |row: &Row| row.2 as f64 + 0.02 * row.5 as f64;
+    let token = 1.0 / 12_000.0;
+    let prompt = f64::from(prompt_tokens);
+    let wait = |row: &Row| row.2 as f64 * token;
+    let computes = |row: &Row, new: u32| f64::from(new) * token * (2.0 + f64::from(row.1));
+    let answer = |row: &Row| {
+        let n = f64::from(row.1);
+        250.0 * (2.0 * 2e-5 * n + 3e-8 * (n * prompt + row.5 as f64))
+    };
     let lacks = |row: &Row| prompt_tokens.saturating_sub(row.3 + (f64::from(row.4) * 0.8) as u32);
     let mut costs = Vec::new();
     for (to, decoder) in decode.iter().enumerate().filter(|(_, row)| row.0) {
-        let local = base(decoder) + 5.0 * f64::from(lacks(decoder));
+        let local = wait(decoder) + computes(decoder, lacks(decoder)) + answer(decoder);
         let missing = prompt_tokens.saturating_sub(decoder.3 + decoder.4);
         let credit = (f64::from(decoder.4 + missing) * 0.8) as u32;
         let receives = prompt_tokens.saturating_sub(decoder.3 + credit);
         let mut pairs = Vec::new();
         for (from, prefiller) in prefill.iter().enumerate().filter(|(_, row)| row.0) {
             if may_pair(from, to) {
-                let computes = base(prefiller) + 5.0 * f64::from(lacks(prefiller));
-                pairs.push(base(decoder) + 5.0 * f64::from(receives) + computes);
+                let leg = wait(prefiller) + computes(prefiller, lacks(prefiller));
+                let received = f64::from(receives) * token;
+                pairs.push(wait(decoder) + received + answer(decoder) + leg);
             }
         }
         match lacks(decoder) < 256 || pairs.is_empty() {
@@ -203,7 +215,7 @@ proptest! {
         apart in any::<u64>(), bounds in any::<bool>(),
     ) {
         let may_pair = |from: usize, to: usize| apart.rotate_left((from * 6 + to) as u32) & 1 == 0;
-        let request = Request { prompt_tokens, seed, ..Request::default() };
+        let request = Request { prompt_tokens, answer_tokens: 250.0, seed, ..Request::default() };
         let (prefillers, decoders) = (table(&prefill, bounds), table(&decode, bounds));
         let routing = Routing::default();
         let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::fleet::speed::Speed;
 use crate::routing::State;
 
 /// A view with a table of workers.
@@ -20,6 +21,7 @@ impl Table {
             table.states.push(State {
                 is_usable,
                 requests,
+                delayed: requests,
                 queued_tokens,
                 ..State::default()
             });
@@ -35,7 +37,7 @@ impl Table {
 impl Table {
     fn with_times(mut self, times: &[f64]) -> Self {
         for (state, time) in self.states.iter_mut().zip(times) {
-            state.time_weight = *time;
+            state.speed.prompt_token = *time * Speed::default().prompt_token;
         }
         self
     }
@@ -51,8 +53,15 @@ impl View for Table {
     fn identity(&self, index: usize) -> u64 {
         mix(index as u64)
     }
-    fn min_time_weight(&self) -> f64 {
-        let times = self.states.iter().map(|state| state.time_weight);
+    fn mean_prompt_token(&self) -> f64 {
+        let rates = self.states.iter().map(|state| state.speed.rate());
+        match self.states.len() {
+            0 => Speed::default().prompt_token,
+            len => len as f64 / rates.sum::<f64>(),
+        }
+    }
+    fn min_prompt_token(&self) -> f64 {
+        let times = self.states.iter().map(|state| state.speed.prompt_token);
         times.fold(1.0, f64::min)
     }
     fn prefix_owners(&self) -> &[usize] {
@@ -91,7 +100,7 @@ fn chosen(policy: Policy, request: &Request, table: &Table) -> Option<(usize, Re
 }
 
 #[test]
-fn cache_aware_weighs_the_cached_prefix_against_the_queue() {
+fn cache_aware_weighs_the_cached_prefix_against_the_load() {
     let request = Request {
         prompt_tokens: 1_000,
         ..Request::default()
@@ -104,11 +113,16 @@ fn cache_aware_weighs_the_cached_prefix_against_the_queue() {
         );
     };
     check(
-        &[(true, 0, 0, 0), (true, 9, 2_000, 900)],
+        &[(true, 0, 0, 0), (true, 3, 1_400, 900)],
         Some((1, Reason::LongestPrefix)),
     );
     check(
-        &[(true, 0, 0, 0), (true, 9, 5_000, 900)],
+        &[(true, 0, 0, 0), (true, 3, 1_600, 900)],
+        Some((0, Reason::LowerCost)),
+    );
+    // Each of twenty answers stands still while a hundred tokens are computed.
+    check(
+        &[(true, 0, 0, 0), (true, 20, 0, 900)],
         Some((0, Reason::LowerCost)),
     );
     check(
@@ -299,7 +313,7 @@ fn replicas_that_hear_of_no_other_send_a_prefix_to_the_same_worker() {
 fn a_cached_prefix_beyond_the_slack_is_preferred_to_the_hash_of_the_first_blocks() {
     for prefix_key in 0..50 {
         let mut rows = [(true, 0, 0, 0); 40];
-        rows[33] = (true, 9, 2_000, 900);
+        rows[33] = (true, 0, 1_000, 900);
         let request = alone(prefix_key, prefix_key);
         let found = chosen(Policy::CacheAware, &request, &Table::new(&rows));
         assert_eq!(found, Some((33, Reason::LongestPrefix)));
@@ -322,6 +336,44 @@ fn a_replica_that_hears_of_others_takes_the_lowest_cost() {
     }
 }
 
+/// Of each worker: tokens of contexts, slots, requests that wait inside the engine, whether it lacks the adapter, times of a
+/// step and of a batch.
+type Other = (u64, u32, u32, bool, f64, f64);
+
+fn others() -> impl Strategy<Value = Vec<Other>> {
+    let few = |most: u32| prop_oneof![Just(0), 0..most];
+    let row = (
+        0u64..200_000,
+        1u32..12,
+        few(5),
+        any::<bool>(),
+        0.0f64..0.1,
+        0.0f64..9.0,
+    );
+    proptest::collection::vec(row, 40)
+}
+
+impl Table {
+    fn with_others(mut self, others: &[Other]) -> Self {
+        for (state, other) in self.states.iter_mut().zip(others) {
+            let &(context_tokens, slots, waiting, lacks_adapter, step, batch) = other;
+            *state = State {
+                context_tokens,
+                slots,
+                waiting,
+                lacks_adapter,
+                speed: Speed {
+                    step,
+                    batch,
+                    ..state.speed
+                },
+                ..*state
+            };
+        }
+        self
+    }
+}
+
 /// Workers of one speed, or of several.
 fn time_weights() -> impl Strategy<Value = Vec<f64>> {
     let speeds = proptest::sample::select(vec![0.125, 0.5, 1.0, 2.5, 8.0]);
@@ -341,11 +393,11 @@ fn a_fast_worker_gets_the_longer_queue_and_a_cached_prefix_is_worth_the_same_wor
         let table = Table::new(&rows).with_times(&[2.5, 0.625]);
         decide(&settings, &request, &table).unwrap().worker_index
     };
-    // 1,000 tokens at 2.5 against 4,000 at 0.625.
-    assert_eq!((chosen(2_999, 0), chosen(3_001, 0)), (1, 0));
-    // A cached half saves 1,250 there, and 2,000 of recomputation that delays others.
-    assert_eq!(chosen(0, 500), 0);
-    assert_eq!(chosen(0, 100), 1);
+    // At the slow worker the prompt and the delay of the one that is there count 2.5 each, at the fast one 0.625, and that of one
+    // that comes later counts 1 at both.
+    assert_eq!((chosen(5_999, 0), chosen(6_001, 0)), (1, 0));
+    assert_eq!(chosen(0, 700), 0);
+    assert_eq!(chosen(0, 600), 1);
 }
 
 proptest! {
@@ -361,7 +413,7 @@ proptest! {
         let decision = decide(&settings, &request, &table);
         prop_assert_eq!(decision.is_some(), lowest.is_some());
         if let (Some(decision), Some(lowest)) = (decision, lowest) {
-            prop_assert!(decision.cost <= lowest.cost + 500.0);
+            prop_assert!(decision.cost <= lowest.cost + 500.0 / 12_000.0);
         }
     }
 
@@ -371,7 +423,9 @@ proptest! {
         policy in 0usize..6, seed in any::<u64>(), ticket in any::<u64>(), affinity in any::<Option<u64>>(),
     ) {
         let table = Table::new(&rows);
-        let request = Request { prompt_tokens: 1_000, affinity, prefix_key: affinity, is_alone: seed % 2 == 0, ticket, seed };
+        let request = Request {
+            prompt_tokens: 1_000, answer_tokens: 100.0, affinity, prefix_key: affinity, is_alone: seed % 2 == 0, ticket, seed,
+        };
         let decision = decide(&with(ALL[policy]), &request, &table);
         prop_assert_eq!(decision, decide(&with(ALL[policy]), &request, &table));
         prop_assert_eq!(decision.is_some(), rows.iter().any(|row| row.0));
@@ -385,16 +439,16 @@ proptest! {
     #[test]
     fn the_choice_is_as_if_all_were_looked_at_closely(
         rows in proptest::collection::vec((0u32..8, 0u32..3, 0u64..6, 0u32..6), 1..40), prefix_owners in 0usize..6,
-        times in time_weights(), seed in any::<u64>(),
+        others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), seed in any::<u64>(),
     ) {
         let rows: Vec<(bool, u32, u64, u32)> = rows
             .into_iter()
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
-        let mut table = Table::new(&rows).with_times(&times);
+        let mut table = Table::new(&rows).with_times(&times).with_others(&others);
         table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[*index].3));
         table.prefix_owners.truncate(prefix_owners);
-        let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
+        let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let settings = with(Policy::CacheAware);
         let closely = decide(&settings, &request, &table);
         table.bounds = true;
@@ -405,14 +459,16 @@ proptest! {
     #[test]
     fn cache_aware_takes_the_least_cost(
         rows in proptest::collection::vec((any::<bool>(), 0u32..9, 0u64..9_000, 0u32..900), 1..16),
-        times in time_weights(), seed in any::<u64>(),
+        others in others(), answer_tokens in 0.0f64..500.0, times in time_weights(), seed in any::<u64>(),
     ) {
-        let table = Table::new(&rows).with_times(&times);
+        let table = Table::new(&rows).with_times(&times).with_others(&others);
         let settings = with(Policy::CacheAware);
-        let request = Request { prompt_tokens: 1_000, seed, ..Request::default() };
+        let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
+        let costs = Costs::new(&settings, &request, &table);
         if let Some(decision) = decide(&settings, &request, &table) {
             for index in (0..table.len()).filter(|index| table.states[*index].is_usable) {
-                prop_assert!(decision.cost <= cost::cost(&settings, &request, &table.states[index], &table.cached[index]));
+                let new_tokens = costs.new_tokens(&table.cached[index]);
+                prop_assert!(decision.cost <= costs.cost(&table.states[index], new_tokens));
             }
         }
     }

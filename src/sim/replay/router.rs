@@ -1,6 +1,5 @@
 //! A router of a replay: the load counters of each worker, a cache index, and the router's own decision code over both.
 
-mod answer_length;
 mod cached_tokens;
 mod load;
 mod speeds;
@@ -10,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::FxHashMap;
 
-use self::answer_length::AnswerLength;
 use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::load::Load;
 pub(super) use self::speeds::PrefillRates;
@@ -20,7 +18,7 @@ use super::engine::EngineGauges;
 use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
-use crate::fleet::prefill_rate::FirstToken;
+use crate::fleet::speed::{AnswerTokens, Passed};
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
@@ -54,7 +52,7 @@ pub(super) struct Router {
     is_alone: bool,
     in_flight: FxHashMap<usize, InFlight>,
     speeds: Speeds,
-    answer_length: AnswerLength,
+    answers: AnswerTokens,
     /// By worker.
     constants: Vec<Constants>,
     cache_index: CacheIndex,
@@ -78,11 +76,12 @@ enum CacheIndex {
 #[derive(Debug)]
 struct InFlight {
     worker: usize,
-    sent: Duration,
+    /// Since when its answer shows how fast the worker is: since it was sent, or since its first token.
+    since: Option<Passed>,
     uncached_tokens: u32,
     coming: Option<UnconfirmedPrompt>,
-    /// When its first token came.
-    computed: Option<Duration>,
+    /// Its first token has come.
+    is_computed: bool,
 }
 
 /// What a router reports to the other replicas: its loads that changed, as absolute values, and what it routed.
@@ -146,7 +145,7 @@ impl Router {
             is_alone: settings.is_alone,
             in_flight: FxHashMap::default(),
             speeds: Speeds::new(&settings.rates, settings.workers),
-            answer_length: AnswerLength::default(),
+            answers: AnswerTokens::default(),
             constants: settings.constants.clone(),
             cache_index,
             routing: settings.policy.routing(&settings.routing),
@@ -168,6 +167,7 @@ impl Router {
     ) -> Option<(usize, u32)> {
         let request = Request {
             prompt_tokens: job.input_tokens,
+            answer_tokens: self.answers.mean(),
             // Traces have no session keys; the first block of a prompt is the nearest thing.
             affinity: job.blocks.first().map(|first| first.path.0),
             prefix_key: routing::prefix_key(&job.blocks, PREFIX_KEY_BLOCKS),
@@ -210,13 +210,14 @@ impl Router {
                 let load = &mut self.own[worker];
                 load.requests += 1;
                 load.queued_tokens += u64::from(uncached_tokens);
-                load.active_tokens += u64::from(job.input_tokens);
+                load.context_tokens += u64::from(job.input_tokens);
+                let (own, peers) = (&self.own[worker], &self.peers[worker]);
                 let request = InFlight {
                     worker,
-                    sent: now,
+                    since: self.speeds.on_sent(now, worker, own, peers),
                     uncached_tokens,
                     coming: self.count_cached(now, worker, job),
-                    computed: None,
+                    is_computed: false,
                 };
                 self.in_flight.insert(number, request);
             }
@@ -224,18 +225,14 @@ impl Router {
                 let Some(request) = self.in_flight.get_mut(&number) else {
                     return;
                 };
-                request.computed = Some(now);
-                let load = &mut self.own[request.worker];
-                let first = FirstToken {
-                    sent: request.sent,
-                    now,
-                    uncached_tokens: request.uncached_tokens,
-                    queued_tokens: load.queued_tokens,
-                    peers_queued_tokens: self.peers[request.worker].queued_tokens,
-                };
-                self.speeds.on_first_token(request.worker, &first);
-                load.queued_tokens -= u64::from(request.uncached_tokens);
-                load.decode_tokens += u64::from(job.input_tokens);
+                request.is_computed = true;
+                let worker = request.worker;
+                if let Some(sent) = &request.since {
+                    let loads = (&self.own[worker], &self.peers[worker]);
+                    let sent = (sent, request.uncached_tokens);
+                    request.since = self.speeds.on_first_token(now, worker, sent, loads);
+                }
+                self.own[worker].queued_tokens -= u64::from(request.uncached_tokens);
                 if let Some(coming) = request.coming.take() {
                     coming.on_first_token(self.epoch + now);
                 }
@@ -244,17 +241,18 @@ impl Router {
                 let Some(request) = self.in_flight.remove(&number) else {
                     return;
                 };
-                self.answer_length.on_end(job.output_tokens);
-                let load = &mut self.own[request.worker];
+                let worker = request.worker;
+                if let Some(first) = request.since.filter(|_| request.is_computed) {
+                    let loads = (&self.own[worker], &self.peers[worker]);
+                    let tokens = job.output_tokens.saturating_sub(1);
+                    self.speeds.on_end(now, worker, (&first, tokens), loads);
+                }
+                self.answers.on_answer(job.output_tokens.into());
+                let load = &mut self.own[worker];
                 load.requests -= 1;
-                load.active_tokens -= u64::from(job.input_tokens);
-                match request.computed {
-                    Some(then) => {
-                        load.decode_tokens -= u64::from(job.input_tokens);
-                        let tokens = job.output_tokens.saturating_sub(1);
-                        self.speeds.on_end(request.worker, tokens, now - then);
-                    }
-                    None => load.queued_tokens -= u64::from(request.uncached_tokens),
+                load.context_tokens -= u64::from(job.input_tokens);
+                if !request.is_computed {
+                    load.queued_tokens -= u64::from(request.uncached_tokens);
                 }
             }
         }
@@ -321,7 +319,7 @@ impl Router {
         let rates = self.constants.iter().map(|constants| constants.rate);
         Prompt {
             tokens: job.input_tokens,
-            answer_tokens: self.answer_length.mean(),
+            answer_tokens: self.answers.mean(),
             mean_rate: rates.sum::<f64>() / self.constants.len().max(1) as f64,
         }
     }
@@ -338,7 +336,7 @@ impl Router {
             .map(|(worker_index, ((load, gauges), constants))| Candidate {
                 requests: load.requests,
                 queued_tokens: load.queued_tokens,
-                active_tokens: load.active_tokens,
+                active_tokens: load.context_tokens,
                 cached_tokens: cached.tokens(worker_index),
                 waiting: gauges.waiting,
                 kv_usage: gauges.kv_usage,
@@ -392,16 +390,23 @@ impl View for FleetView<'_> {
         State {
             is_usable: true,
             requests: load.requests,
+            delayed: load.requests,
             queued_tokens: load.queued_tokens,
-            decode_tokens: load.decode_tokens,
-            time_weight: self.speeds.time_weights[worker_index],
-            decode_time: self.speeds.decode_times[worker_index],
+            context_tokens: load.context_tokens,
+            speed: self.speeds.speeds[worker_index],
             ..State::default()
         }
     }
 
-    fn min_time_weight(&self) -> f64 {
-        self.speeds.time_weights.iter().copied().fold(1.0, f64::min)
+    fn mean_prompt_token(&self) -> f64 {
+        let rates = self.speeds.speeds.iter().map(|speed| speed.rate());
+        self.loads.len() as f64 / rates.sum::<f64>()
+    }
+
+    fn min_prompt_token(&self) -> f64 {
+        let speeds = self.speeds.speeds.iter();
+        let times = speeds.map(|speed| speed.prompt_token);
+        times.fold(f64::INFINITY, f64::min)
     }
 
     fn identity(&self, worker_index: usize) -> u64 {

@@ -166,7 +166,7 @@ pub(super) enum Shared {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Rates {
-    /// Nothing: workers count as equal (`fleet.learn_prefill_rates: false`).
+    /// Nothing: workers count as equal.
     Ignored,
     /// They are configured (`prefill_rate`).
     Configured,

@@ -130,7 +130,7 @@ async fn load_spreads_over_the_ranks_and_fleet_shows_it() {
         let ranks = page["workers"][0]["ranks"].as_array().unwrap();
         ranks
             .iter()
-            .all(|rank| rank["requests"] == 0 && rank["decode_tokens"] == 0)
+            .all(|rank| rank["requests"] == 0 && rank["context_tokens"] == 0)
     })
     .await;
 }
@@ -264,7 +264,7 @@ async fn another_replica_knows_how_busy_each_rank_is() {
         let rows = page["workers"].as_array().unwrap().iter();
         let of_rank = |row: &Value| {
             let load = &row["load"][whose];
-            ["requests", "decode_tokens"].map(|name| load[name].as_u64().unwrap())
+            ["requests", "context_tokens"].map(|name| load[name].as_u64().unwrap())
         };
         rows.map(of_rank).collect::<Vec<_>>()
     };

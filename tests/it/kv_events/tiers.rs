@@ -62,7 +62,9 @@ async fn a_holder_below_the_gpu_loses_to_one_in_it_and_wins_against_none() {
     let why = page["explanation"].as_str().unwrap();
     let expected =
         "longest cached prefix: 192 of 200 prompt tokens are cached (GPU 0, CPU 192, disk 0)";
-    assert_eq!(why, expected);
+    // Then the cost's terms, by what was learnt so far.
+    let rest = why.strip_prefix(expected).expect(why);
+    assert!(rest.is_empty() || rest.starts_with("; "), "{why}");
 }
 
 #[tokio::test]

@@ -425,15 +425,18 @@ async fn how_fast_a_prefill_worker_is_is_learnt_from_the_first_tokens_of_streams
             assert_eq!(pairs.ask(&whole).await.status, 200);
         }
         rates = page().await;
-        if !rates[0].is_null() || Instant::now() > until {
+        let rate = rates[0]["tokens_per_second"].as_f64();
+        let is_known = rate.is_some_and(|rate| rate <= tokens / 0.1 * 1.4);
+        if is_known || Instant::now() > until {
             break;
         }
     }
-    // Nearly all of the time between a request and its first token is the prefill worker's.
+    // Nearly all of the time between a request and its first token is the prefill worker's. A part of it counts as the time of a
+    // step, since prompts of one length do not show which is which.
     let rate = rates[0]["tokens_per_second"].as_f64().unwrap();
     let real = tokens / 0.1;
     assert!(
-        (real / 3.0..=real * 1.05).contains(&rate),
+        (real / 3.0..=real * 1.4).contains(&rate),
         "{rate}, not {real}"
     );
     assert_eq!(rates[0]["source"], "learnt");

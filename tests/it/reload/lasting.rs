@@ -126,7 +126,13 @@ async fn measure_requests_during_reloads_of_a_thousand_workers() {
                 let text = thousand(&up, "a");
                 let other = [".1:9', name: a", ".1:9', name: b"][count % 2];
                 let text = text.replace("1:9', name: a", other.trim_start_matches('.'));
-                folder.write(&(text + &format!("routing: {{prefill_weight: {}}}\n", 2 + count)));
+                folder.write(
+                    &(text
+                        + &format!(
+                            "routing: {{advanced: {{prefix_candidates: {}}}}}\n",
+                            2 + count
+                        )),
+                );
                 applied(&cluster).await;
                 count += 1;
             }

@@ -202,7 +202,7 @@ async fn streams_go_on_through_many_reloads() {
     }
     for number in 0..20 {
         folder.write(&format!(
-            "{base}routing: {{prefill_weight: {}}}\nrequests: {{max_attempts: {}}}\n",
+            "{base}routing: {{advanced: {{prefix_candidates: {}}}}}\nrequests: {{max_attempts: {}}}\n",
             2 + number,
             2 + number % 2
         ));

@@ -1,5 +1,7 @@
 //! Requests to one worker: plain, streamed, retried, failed, refused, in the background.
 
+use std::time::Duration;
+
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 use serde_json::json;
 use warmroute::fleet::discovery::WorkerSpec;
@@ -183,7 +185,13 @@ async fn each_try_of_a_retried_request_is_a_span() {
 #[tokio::test]
 async fn a_request_that_no_worker_answers_is_an_error_and_one_that_is_wrong_is_none() {
     let collector = Collector::start().await;
-    let mut cluster = Cluster::start(vec![fast()], to(&collector, Protocol::Grpc)).await;
+    let settings = to(&collector, Protocol::Grpc);
+    let mut cluster = Cluster::start(vec![fast()], |config| {
+        settings(config);
+        // The worker that is killed stays known.
+        config.fleet.health.interval = Duration::from_secs(600);
+    })
+    .await;
     let wrong = cluster
         .post(CHAT, r#"{"model": "other", "messages": []}"#)
         .await;

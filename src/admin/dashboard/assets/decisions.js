@@ -47,7 +47,7 @@ export class Decisions {
         { ...tokens("prompt_tokens", "Prompt"), metric: "warmroute_routed_prompt_tokens_total" },
         { key: "cached_tokens", title: "Cached", metric: "warmroute_expected_cached_prompt_tokens_total", number: true, value: (row) => row.cached_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, (row.cached_tokens ?? 0) / row.prompt_tokens)) : "–") },
         { key: "longest_tokens", title: "Best cached", metric: "longest_cached_tokens of /dashboard/decision: the longest cached prefix of any candidate", number: true, value: (row) => row.longest_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, row.longest_tokens / row.prompt_tokens)) : "–") },
-        { ...tokens("cost", "Cost"), metric: "cost of /explain: tokens to wait for and to compute, weighted" },
+        { ...tokens("cost", "Cost, ms"), metric: "cost_ms of /explain: what the request costs there, its own time and what it takes from others" },
         { ...tokens("candidates", "Candidates"), metric: "candidates of /explain" },
         { key: "model", title: "Model", text: (row) => row.model },
       ],

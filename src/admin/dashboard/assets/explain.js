@@ -42,9 +42,8 @@ function place(worker, rank) {
 
 function candidates(workers, chosen, tokens, title, all) {
   if (workers.length === 0) return empty("There are no candidates.");
-  const sorted = [...workers].sort((a, b) => (place(b.worker, b.rank) === chosen) - (place(a.worker, a.rank) === chosen) || b.is_usable - a.is_usable || a.cost - b.cost);
-  const highest = Math.max(1, ...sorted.map((it) => it.cost));
-  const hasSpeeds = sorted.some((it) => Math.abs(it.time_weight - 1) > 0.005);
+  const sorted = [...workers].sort((a, b) => (place(b.worker, b.rank) === chosen) - (place(a.worker, a.rank) === chosen) || b.is_usable - a.is_usable || a.cost_ms - b.cost_ms);
+  const highest = Math.max(1, ...sorted.map((it) => it.cost_ms));
   const rows = sorted.map((it) => {
     const share = tokens > 0 ? it.cached_tokens / tokens : 0;
     const name = place(it.worker, it.rank);
@@ -56,9 +55,10 @@ function candidates(workers, chosen, tokens, title, all) {
       h("td", {}, cachedBar(share, it)),
       metric(h("td", { class: "number" }, count(it.new_tokens)), "tokens to compute; those in CPU memory or on disk count in part"),
       metric(h("td", { class: "number" }, count(it.queued_tokens)), `${QUEUED}${others(it.load)}`),
-      metric(h("td", { class: "number" }, count(it.decode_tokens)), "warmroute_worker_decode_tokens"),
-      metric(h("td", { class: "number" }, whole(it.requests)), "warmroute_worker_requests"),
-      hasSpeeds ? metric(h("td", { class: "number" }, `× ${it.time_weight.toFixed(2)}`), "time_weight of /explain: what its queued and new tokens count; 1 is the mean speed of the model’s workers") : null,
+      metric(h("td", { class: "number" }, count(it.context_tokens)), "warmroute_worker_context_tokens"),
+      metric(h("td", { class: "number", title: `${whole(it.slots)} slots` }, it.waiting > 0 ? `${whole(it.requests)} (${whole(it.waiting)} wait)` : whole(it.requests)), "warmroute_worker_requests"),
+      metric(h("td", { class: "number", title: `${whole(it.speed.prompt_tokens_per_second)} prompt tokens/s, ${it.speed.step_ms.toFixed(1)} ms a step, learnt from ${whole(it.speed.samples)} observations of its own` }, seconds(it.expected_first_token_ms / 1000)), "expected_first_token_ms of /explain"),
+      metric(h("td", { class: "number" }, seconds(it.expected_end_ms / 1000)), "expected_end_ms of /explain"),
       h("td", {}, costBar(it, highest)),
     );
   });
@@ -67,9 +67,10 @@ function candidates(workers, chosen, tokens, title, all) {
     ["Cached prefix", ""],
     ["New", "number"],
     ["Queued", "number"],
-    ["Decoding", "number"],
+    ["Context", "number"],
     ["In flight", "number"],
-    ...(hasSpeeds ? [["Time weight", "number"]] : []),
+    ["First token", "number"],
+    ["End", "number"],
     ["Cost", ""],
   ];
   const caption = all > workers.length ? `${title}: the cheapest ${workers.length} of ${all}` : title;
@@ -92,20 +93,24 @@ function cachedBar(share, it) {
   return h("span", { class: "meter", title: `${whole(it.cached_tokens)} tokens${tiers}, ${it.known_by}` }, h("span", { class: "track cached" }, fill), h("span", { class: "value" }, `${count(it.cached_tokens)} · ${percent(share)}`), it.known_by === "exact" ? null : h("span", { class: "quiet" }, it.known_by));
 }
 
-/** The cost's terms side by side: what waits, what is to be computed, what decodes, a LoRA adapter to load. */
+/** Of each term of the cost: its name in the answer, its colour, what it is. */
+const TERMS = [
+  ["wait", "queued", "to wait"],
+  ["compute", "new", "to compute"],
+  ["delay", "delay", "delay of others"],
+  ["answer", "decode", "answers slowed"],
+  ["slot", "slot", "until a slot is free"],
+  ["adapter", "adapter", "to load the adapter"],
+];
+
+/** The cost's terms side by side: what the request takes itself, and what it takes from others. */
 function costBar(it, highest) {
-  const { queued, new: fresh, decode, adapter } = it.cost_terms;
-  const parts = [
-    ["queued", queued],
-    ["new", fresh],
-    ["decode", decode],
-    ["adapter", adapter],
-  ].map(([name, value]) => {
-    const part = h("i", { class: name });
+  const terms = TERMS.map(([name, kind, text]) => ({ kind, text, value: it.cost_terms_ms[name] }));
+  const parts = terms.map(({ kind, value }) => {
+    const part = h("i", { class: kind });
     setWidth(part, value / highest);
     return part;
   });
-  const load = adapter > 0 ? ` + adapter to load ${whole(adapter)}` : "";
-  const text = `queued ${whole(queued)} + new ${whole(fresh)} + decode ${whole(decode)}${load}`;
-  return h("span", { class: "meter", title: text }, h("span", { class: "track cost" }, parts), h("span", { class: "value" }, count(it.cost)));
+  const shown = terms.filter(({ value }) => value >= 0.5).map(({ text, value }) => `${text} ${whole(Math.round(value))} ms`);
+  return h("span", { class: "meter", title: shown.join(" + ") || "nothing" }, h("span", { class: "track cost" }, parts), h("span", { class: "value" }, `${count(Math.round(it.cost_ms))} ms`));
 }

@@ -76,7 +76,7 @@ export class Fleet {
         number("rate", "Req/s", "warmroute_requests_total", (row) => this.#model.workerRates(row).rate, rate),
         number("requests", "In flight", "warmroute_worker_requests", (row) => row.requests + row.peer_requests, whole),
         number("queued", "Queued", "warmroute_worker_queued_tokens", (row) => row.queued + row.peer_queued, count),
-        number("decode", "Decoding", "warmroute_worker_decode_tokens", (row) => row.decode, count),
+        number("decode", "Context", "warmroute_worker_context_tokens", (row) => row.decode, count),
         { ...number("waiting", "Engine run / wait", "warmroute_worker_reported_running / warmroute_worker_reported_waiting", (row) => row.waiting), text: runningText },
         number("kv_usage", "KV used", "vllm:kv_cache_usage_perc (of the engine)", (row) => (row.kv_usage === null ? null : row.kv_usage / 1000), percent),
         { ...number("ttft", "First token", "warmroute_time_to_first_token_seconds (mean of 30 s)", (row) => this.#model.workerRates(row).ttft, seconds), cell: (row, cell) => this.#latencyCell(row, cell, "ttft") },
@@ -213,7 +213,7 @@ export class Fleet {
       cached: value("warmroute_worker_cached_prompt_tokens_total", "warmroute_worker_prompt_tokens_total"),
       load: value("warmroute_worker_requests"),
       queued: value("warmroute_worker_queued_tokens"),
-      decode: value("warmroute_worker_decode_tokens"),
+      decode: value("warmroute_worker_context_tokens"),
       fill: h("i"),
       kv: h("i"),
       ranks: value("ranks of /fleet: requests pinned to each data-parallel rank", "warmroute_worker_prefill_tokens_per_second"),
@@ -314,7 +314,8 @@ export class Fleet {
     const peers = (worker.peers ?? []).map((peer) => `${peer.replica}: ${whole(peer.requests)} requests`).join(", ");
     const transfers = worker.kv_transfers;
     const speed = worker.prefill_rate;
-    const weight = speed && Math.abs(speed.time_weight - 1) > 0.005 ? `; its tokens to compute count ${speed.time_weight.toFixed(2)} times` : "";
+    const step = worker.speed ? `${worker.speed.step_ms.toFixed(1)} ms a step, ${worker.speed.answer_us.toFixed(0)} µs more for each answer, ${worker.speed.thousand_context_tokens_us.toFixed(0)} µs for 1,000 tokens of contexts (${whole(worker.speed.samples)} observations)` : null;
+    const slots = worker.speed ? `${whole(worker.speed.slots)}${worker.speed.learnt_slots ? ", seen" : ""}` : null;
     const adapters = (worker.loaded_adapters ?? []).slice(0, 6).join(", ");
     this.detail.replaceChildren(
       h("h4", {}, worker.name),
@@ -327,10 +328,12 @@ export class Fleet {
         line("Role", worker.role),
         line("Version", worker.version),
         line("Models", models || "none"),
-        line("This router", `${whole(worker.requests)} in flight, ${count(worker.queued_tokens)} queued tokens, ${count(worker.decode_tokens)} decoding, ${whole(worker.requests_total)} in all`, "warmroute_worker_requests", "warmroute_worker_queued_tokens"),
+        line("This router", `${whole(worker.requests)} in flight, ${count(worker.queued_tokens)} queued tokens, ${count(worker.context_tokens)} tokens of contexts, ${whole(worker.requests_total)} in all`, "warmroute_worker_requests", "warmroute_worker_queued_tokens"),
         line("Other replicas", peers),
         line("Engine reports", reported ? `${whole(reported.running)} running, ${whole(reported.waiting)} waiting, KV cache ${percent(reported.kv_usage)}` : "nothing", "warmroute_worker_reported_running", "warmroute_worker_reported_waiting"),
-        line("Computes", speed ? `${count(speed.tokens_per_second)} prompt tokens/s (${speed.source})${weight}` : null, "warmroute_worker_prefill_tokens_per_second"),
+        line("Computes", speed ? `${count(speed.tokens_per_second)} prompt tokens/s (${speed.source})` : null, "warmroute_worker_prefill_tokens_per_second"),
+        line("Steps", step, "speed of /fleet"),
+        line("Slots", slots, "speed.slots of /fleet"),
         line("Adapters in GPU", adapters, "loaded_adapters of /fleet"),
         line("KV cache size", worker.cache_tokens ? `${count(worker.cache_tokens)} tokens` : null, "cache_tokens of /fleet"),
         line("Predicted cache", `${count(worker.predicted_tokens)} tokens`, "warmroute_worker_predicted_tokens"),
@@ -343,7 +346,7 @@ export class Fleet {
   /** The KV events of each rank, and, of a worker with several, the requests that are pinned to it. */
   #ranks(ranks, loads) {
     const isPinned = loads.size > 0;
-    const load = (rank) => loads.get(rank.rank) ?? { requests: 0, queued_tokens: 0, decode_tokens: 0 };
+    const load = (rank) => loads.get(rank.rank) ?? { requests: 0, queued_tokens: 0, context_tokens: 0 };
     const cell = (text, name) => metric(h("td", { class: "number" }, text), name);
     const rows = ranks.map((rank) =>
       h(
@@ -353,7 +356,7 @@ export class Fleet {
         metric(h("td", {}, h("span", { class: `pill tree ${rank.state}` }, rank.state)), "warmroute_kv_state"),
         isPinned ? cell(whole(load(rank).requests), "requests of its rank in /fleet") : null,
         isPinned ? cell(count(load(rank).queued_tokens), "queued_tokens of its rank in /fleet") : null,
-        isPinned ? cell(count(load(rank).decode_tokens), "decode_tokens of its rank in /fleet") : null,
+        isPinned ? cell(count(load(rank).context_tokens), "context_tokens of its rank in /fleet") : null,
         cell(count(Object.values(rank.blocks).reduce((sum, value) => sum + value, 0)), "warmroute_kv_blocks"),
         cell(rank.lag_ms === null ? "–" : `${rank.lag_ms.toFixed(1)} ms`, "warmroute_kv_last_lag_seconds"),
         cell(rate(rank.events_per_second), "warmroute_kv_events_total"),
@@ -361,7 +364,7 @@ export class Fleet {
         cell(bytes(rank.memory_bytes), "warmroute_kv_memory_bytes"),
       ),
     );
-    const titles = ["Rank", "Tree", ...(isPinned ? ["In flight", "Queued", "Decoding"] : []), "Blocks", "Lag", "Events/s", "Resyncs", "Memory"];
+    const titles = ["Rank", "Tree", ...(isPinned ? ["In flight", "Queued", "Context"] : []), "Blocks", "Lag", "Events/s", "Resyncs", "Memory"];
     return scroller("Ranks", h("table", {}, h("caption", { class: "unseen" }, "Ranks"), h("thead", {}, h("tr", {}, titles.map((title, index) => h("th", { scope: "col", class: index > 1 ? "number" : "" }, title)))), h("tbody", {}, rows)));
   }
 }

@@ -5,9 +5,8 @@
 pub(super) struct Load {
     pub(super) requests: u32,
     pub(super) queued_tokens: u64,
-    pub(super) decode_tokens: u64,
-    /// Prompt tokens of all requests, for the formulas of other routers.
-    pub(super) active_tokens: u64,
+    /// Prompt tokens of all requests.
+    pub(super) context_tokens: u64,
 }
 
 impl Load {
@@ -16,8 +15,7 @@ impl Load {
         Self {
             requests: self.requests + peers.requests,
             queued_tokens: self.queued_tokens + peers.queued_tokens,
-            decode_tokens: self.decode_tokens + peers.decode_tokens,
-            active_tokens: self.active_tokens + peers.active_tokens,
+            context_tokens: self.context_tokens + peers.context_tokens,
         }
     }
 
@@ -25,7 +23,6 @@ impl Load {
     pub(super) fn replace(&mut self, before: &Load, now: &Load) {
         self.requests = self.requests - before.requests + now.requests;
         self.queued_tokens = self.queued_tokens - before.queued_tokens + now.queued_tokens;
-        self.decode_tokens = self.decode_tokens - before.decode_tokens + now.decode_tokens;
-        self.active_tokens = self.active_tokens - before.active_tokens + now.active_tokens;
+        self.context_tokens = self.context_tokens - before.context_tokens + now.context_tokens;
     }
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use crate::fleet::decode_time::{self, DecodeTimes};
-use crate::fleet::prefill_rate::{FirstToken, Learner, Seen, compare};
+use super::load::Load;
+use crate::fleet::speed::{Learner, LoadNow, Passed, Seen, Speed};
 
 /// What a router knows of the workers' prefill rates.
 #[derive(Clone, Debug)]
@@ -17,12 +17,9 @@ pub(crate) enum PrefillRates {
 
 #[derive(Debug)]
 pub(super) struct Speeds {
-    /// By worker; empty unless rates are learnt.
-    workers: Vec<(Seen, Learner)>,
-    pub(super) time_weights: Vec<f64>,
     /// By worker; empty unless speeds are learnt.
-    streams: Vec<DecodeTimes>,
-    pub(super) decode_times: Vec<f64>,
+    learners: Vec<(Seen, Learner)>,
+    pub(super) speeds: Vec<Speed>,
 }
 
 impl Speeds {
@@ -31,50 +28,75 @@ impl Speeds {
             PrefillRates::Learnt => workers,
             PrefillRates::Ignored | PrefillRates::Configured(_) => 0,
         };
-        let time_weights = match rates {
+        let speeds = match rates {
             PrefillRates::Configured(rates) => {
-                let rates: Vec<_> = rates.iter().map(|rate| (Some(*rate), 1.0)).collect();
-                compare(&rates)
+                let of = |rate: &f64| Speed {
+                    prompt_token: 1.0 / rate,
+                    ..Speed::default()
+                };
+                rates.iter().map(of).collect()
             }
-            PrefillRates::Ignored | PrefillRates::Learnt => vec![1.0; workers],
+            PrefillRates::Ignored | PrefillRates::Learnt => vec![Speed::default(); workers],
         };
         Self {
-            workers: (0..learners).map(|_| Default::default()).collect(),
-            time_weights,
-            streams: (0..learners).map(|_| Default::default()).collect(),
-            decode_times: vec![1.0; workers],
+            learners: (0..learners).map(|_| Default::default()).collect(),
+            speeds,
         }
     }
 
-    pub(super) fn on_first_token(&self, worker: usize, first: &FirstToken) {
-        if let Some((seen, _)) = self.workers.get(worker) {
-            seen.on_first_token(first);
-        }
+    /// `own` and `peers`: after it counts.
+    pub(super) fn on_sent(
+        &self,
+        now: Duration,
+        worker: usize,
+        own: &Load,
+        peers: &Load,
+    ) -> Option<Passed> {
+        let (seen, _) = self.learners.get(worker)?;
+        Some(seen.on_sent(now, &load_now(own, peers), true))
     }
 
-    pub(super) fn on_end(&self, worker: usize, tokens: u32, time: Duration) {
-        if let Some(streams) = self.streams.get(worker) {
-            streams.on_stream(tokens.into(), time);
+    /// `own` and `peers`: while its prompt counts as queued.
+    pub(super) fn on_first_token(
+        &self,
+        now: Duration,
+        worker: usize,
+        (sent, uncached_tokens): (&Passed, u32),
+        (own, peers): (&Load, &Load),
+    ) -> Option<Passed> {
+        let (seen, _) = self.learners.get(worker)?;
+        Some(seen.on_first_token(now, sent, uncached_tokens, &load_now(own, peers)))
+    }
+
+    pub(super) fn on_end(
+        &self,
+        now: Duration,
+        worker: usize,
+        (first, tokens): (&Passed, u32),
+        (own, peers): (&Load, &Load),
+    ) {
+        if let Some((seen, _)) = self.learners.get(worker) {
+            seen.on_end(now, first, tokens.into(), 0, &load_now(own, peers));
         }
     }
 
     pub(super) fn learn(&mut self) {
-        if self.workers.is_empty() {
-            return;
+        for ((seen, learner), speed) in self.learners.iter_mut().zip(&mut self.speeds) {
+            let mut rows = seen.take();
+            learner.on_median(&mut rows.firsts);
+            learner.on_median(&mut rows.ends);
+            *speed = learner.speed();
         }
-        let before = self.time_weights.iter();
-        let workers = self.workers.iter_mut().zip(before);
-        let rates: Vec<_> = workers
-            .map(|((seen, learner), before)| {
-                learner.on_sample(&seen.take());
-                (learner.rate(), *before)
-            })
-            .collect();
-        self.time_weights = compare(&rates);
-        let times = self.streams.iter().zip(&self.decode_times);
-        let times: Vec<_> = times
-            .map(|(seen, before)| (seen.median(), *before))
-            .collect();
-        self.decode_times = decode_time::compare(&times);
+    }
+}
+
+fn load_now(own: &Load, peers: &Load) -> LoadNow {
+    LoadNow {
+        requests: own.requests + peers.requests,
+        own_requests: own.requests,
+        context_tokens: own.context_tokens + peers.context_tokens,
+        queued_tokens: own.queued_tokens,
+        peers_queued_tokens: peers.queued_tokens,
+        is_full: false,
     }
 }

@@ -1,0 +1,51 @@
+//! What a decision needs of the speeds of all workers of a model, without looking at each.
+
+use super::shared::SharedF32;
+use super::types::Speed;
+
+/// Over the workers of a model.
+#[derive(Debug)]
+pub struct GroupSpeed {
+    mean_prompt_token: SharedF32,
+    min_prompt_token: SharedF32,
+}
+
+impl Default for GroupSpeed {
+    fn default() -> Self {
+        let start = Speed::default().prompt_token;
+        Self {
+            mean_prompt_token: SharedF32::new(start),
+            min_prompt_token: SharedF32::new(start),
+        }
+    }
+}
+
+impl GroupSpeed {
+    /// Seconds for a prompt token at the mean rate.
+    #[inline]
+    pub fn mean_prompt_token(&self) -> f64 {
+        self.mean_prompt_token.get()
+    }
+
+    /// Seconds for a prompt token at the fastest worker. Until the next update it may be too high for a worker that has
+    /// become faster: then a decision may not look at that worker.
+    #[inline]
+    pub fn min_prompt_token(&self) -> f64 {
+        self.min_prompt_token.get()
+    }
+
+    /// From the seconds that each worker takes for a prompt token.
+    pub fn set(&self, prompt_tokens: impl Iterator<Item = f64>) {
+        let (mut count, mut rates, mut min) = (0.0, 0.0, f64::INFINITY);
+        for seconds in prompt_tokens {
+            count += 1.0;
+            rates += 1.0 / seconds;
+            min = seconds.min(min);
+        }
+        if count > 0.0 {
+            self.mean_prompt_token.set(count / rates);
+            // Rounded down, so that it is a bound.
+            self.min_prompt_token.set(min * (1.0 - 1e-6));
+        }
+    }
+}

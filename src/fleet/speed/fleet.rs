@@ -1,0 +1,249 @@
+//! Learns the speeds of the fleet's workers. Pure: its caller takes the snapshots.
+
+use std::collections::BTreeMap;
+use std::ptr;
+use std::sync::Arc;
+
+use super::learner::Learner;
+use super::types::Speed;
+use crate::fleet::{Snapshot, Worker};
+use crate::ids::{Model, WorkerId};
+
+/// Workers of one model with the same value of this label are taken to be alike.
+const HARDWARE: &str = "hardware";
+/// With fewer rows of its own, a worker counts as those alike.
+const MIN_SAMPLES: u64 = 30;
+/// A worker that differs by this much from those alike counts as what it was seen to be itself.
+const DIFFERENT: f64 = 1.25;
+/// One that counted as different must come nearer than this, so that choices do not change back and forth.
+const ALIKE: f64 = 1.15;
+
+/// What is learnt of all workers.
+#[derive(Debug, Default)]
+pub struct Speeds {
+    workers: BTreeMap<WorkerId, Learnt>,
+    /// Of the workers of a model with the same hardware.
+    pools: BTreeMap<(Option<Model>, Option<Arc<str>>), Learner>,
+}
+
+#[derive(Debug, Default)]
+struct Learnt {
+    /// The engine process that it is about.
+    incarnation: u64,
+    learner: Learner,
+    is_different: bool,
+}
+
+impl Speeds {
+    /// To be called once a second: takes what was seen, and sets the workers' speeds.
+    pub fn update(&mut self, snapshot: &Snapshot) {
+        let mut before = std::mem::take(&mut self.workers);
+        for status in &snapshot.workers {
+            let worker = &status.worker;
+            let mut rows = worker.seen.take();
+            let mut learnt = before.remove(&worker.id).unwrap_or_default();
+            if learnt.incarnation != status.incarnation {
+                learnt = Learnt {
+                    incarnation: status.incarnation,
+                    ..Learnt::default()
+                };
+                worker.load.forget_slots();
+            }
+            let hardware = worker.labels.get(HARDWARE).cloned();
+            let pool = (status.facts.base.clone(), hardware);
+            let pool = self.pools.entry(pool).or_default();
+            if let Some((speed, samples)) = worker.take_peer_speed() {
+                for learner in [&mut learnt.learner, &mut *pool] {
+                    if learner.samples() < MIN_SAMPLES.min(samples) {
+                        *learner = Learner::from_known(&speed, samples.min(MIN_SAMPLES));
+                    }
+                }
+            }
+            for learner in [&mut learnt.learner, &mut *pool] {
+                learner.on_median(&mut rows.firsts);
+                learner.on_median(&mut rows.ends);
+            }
+            self.workers.insert(worker.id, learnt);
+        }
+        for status in &snapshot.workers {
+            let worker = &status.worker;
+            let key = (
+                status.facts.base.clone(),
+                worker.labels.get(HARDWARE).cloned(),
+            );
+            let pool = self.pools.get(&key).map(Learner::speed).unwrap_or_default();
+            if let Some(learnt) = self.workers.get_mut(&worker.id) {
+                let speed = learnt.speed(&pool);
+                worker.set_speed(&speed, learnt.learner.samples());
+            }
+        }
+        self.forget_pools(snapshot);
+        set_group_speeds(snapshot);
+    }
+
+    /// A pool without workers is kept only as long as its model is there.
+    fn forget_pools(&mut self, snapshot: &Snapshot) {
+        if self.pools.len() > snapshot.workers.len().max(16) {
+            let is_there = |base: &Option<Model>| {
+                let mut workers = snapshot.workers.iter();
+                workers.any(|status| status.facts.base == *base)
+            };
+            self.pools.retain(|(base, _), _| is_there(base));
+        }
+    }
+}
+
+impl Learnt {
+    /// Its own once it is known and differs from those alike.
+    fn speed(&mut self, alike: &Speed) -> Speed {
+        let own = self.learner.speed();
+        let factor = if self.is_different { ALIKE } else { DIFFERENT };
+        self.is_different = self.learner.samples() >= MIN_SAMPLES && differs(&own, alike, factor);
+        if self.is_different { own } else { *alike }
+    }
+}
+
+fn differs(own: &Speed, alike: &Speed, factor: f64) -> bool {
+    let is_off = |own: f64, alike: f64| !(1.0 / factor..=factor).contains(&(own / alike));
+    is_off(own.prompt_token, alike.prompt_token)
+        || is_off(own.step, alike.step)
+        || is_off(own.batch, alike.batch)
+}
+
+/// A model and its adapters share their members.
+fn set_group_speeds(snapshot: &Snapshot) {
+    let mut last = ptr::null();
+    for group in snapshot.models.values() {
+        let members = Arc::as_ptr(&group.members);
+        if members != last {
+            let workers = group.workers.iter();
+            group
+                .speed
+                .set(workers.map(|worker: &Arc<Worker>| worker.load.speed.prompt_token()));
+        }
+        last = members;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::fleet::registry::Registry;
+    use crate::fleet::registry::tests::{bring_up, facts, registry};
+    use crate::fleet::speed::LoadNow;
+
+    /// Lets each worker compute prompts of half a second at a rate, for `seconds`.
+    fn see(speeds: &mut Speeds, registry: &Registry, rates: &[u32], seconds: Range<u64>) {
+        for second in seconds {
+            let snapshot = registry.snapshot().clone();
+            for (status, rate) in snapshot.workers.iter().zip(rates) {
+                let at = Duration::from_secs(second);
+                let load = LoadNow::default();
+                let sent = status.worker.seen.on_sent(at, &load, true);
+                let first = at + Duration::from_millis(500);
+                let seen = &status.worker.seen;
+                seen.on_first_token(first, &sent, rate / 2, &load);
+            }
+            speeds.update(&snapshot);
+        }
+    }
+
+    fn rates(registry: &Registry) -> Vec<f64> {
+        let snapshot = registry.snapshot();
+        let workers = snapshot.workers.iter();
+        workers
+            .map(|status| status.worker.load.speed.get().rate())
+            .collect()
+    }
+
+    fn is_near(found: f64, expected: f64) -> bool {
+        (expected * 0.8..=expected * 1.25).contains(&found)
+    }
+
+    #[test]
+    fn alike_workers_share_what_is_learnt_and_a_different_one_has_its_own() {
+        let registry = registry(&["a", "b", "slow"]);
+        bring_up(&registry, "m");
+        let mut speeds = Speeds::default();
+        see(&mut speeds, &registry, &[40_000, 40_000, 4_000], 0..20);
+        let early = rates(&registry);
+        assert_eq!((early[0], early[1]), (early[2], early[2]));
+        see(&mut speeds, &registry, &[40_000, 40_000, 4_000], 20..90);
+        let found = rates(&registry);
+        assert!(
+            is_near(found[0], 40_000.0) && is_near(found[1], 40_000.0),
+            "{found:?}"
+        );
+        assert!(is_near(found[2], 4_000.0), "{found:?}");
+        let group = registry.snapshot().models["m"].clone();
+        let mean = 1.0 / group.speed.mean_prompt_token();
+        assert!(is_near(mean, 28_000.0), "{mean}");
+        assert!(group.speed.min_prompt_token() <= 1.0 / found[0]);
+    }
+
+    #[test]
+    fn a_restarted_engine_counts_as_those_alike_until_it_is_known() {
+        let registry = registry(&["a", "b", "slow"]);
+        bring_up(&registry, "m");
+        let mut speeds = Speeds::default();
+        see(&mut speeds, &registry, &[40_000, 40_000, 4_000], 0..90);
+        let slow = registry.snapshot().workers[2].worker.clone();
+        registry.restarted(slow.id);
+        speeds.update(&registry.snapshot());
+        let found = rates(&registry);
+        assert!(found[2] > 8_000.0, "{found:?}");
+    }
+
+    #[test]
+    fn what_another_replica_has_learnt_counts_until_it_is_known_here() {
+        let registry = registry(&["a", "b"]);
+        bring_up(&registry, "m");
+        let mut speeds = Speeds::default();
+        let learnt = Speed {
+            prompt_token: 1.0 / 40_000.0,
+            ..Speed::default()
+        };
+        registry.snapshot().workers[0]
+            .worker
+            .on_peer_speed(&learnt, 500, 64);
+        speeds.update(&registry.snapshot());
+        let found = rates(&registry);
+        assert!(
+            found.iter().all(|rate| is_near(*rate, 40_000.0)),
+            "{found:?}"
+        );
+        assert_eq!(registry.snapshot().workers[0].worker.slots(), 64);
+        see(&mut speeds, &registry, &[8_000, 8_000], 0..120);
+        let later = Speed {
+            prompt_token: 1.0 / 90_000.0,
+            ..learnt
+        };
+        registry.snapshot().workers[0]
+            .worker
+            .on_peer_speed(&later, 500, 0);
+        speeds.update(&registry.snapshot());
+        let found = rates(&registry);
+        assert!(
+            found.iter().all(|rate| is_near(*rate, 8_000.0)),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn models_are_learnt_each_with_its_own_workers() {
+        let registry = registry(&["small", "large"]);
+        bring_up(&registry, "small");
+        let large = registry.snapshot().workers[1].worker.id;
+        registry.set_facts(large, facts(&["large"]));
+        let mut speeds = Speeds::default();
+        see(&mut speeds, &registry, &[60_000, 3_000], 0..60);
+        let found = rates(&registry);
+        assert!(
+            is_near(found[0], 60_000.0) && is_near(found[1], 3_000.0),
+            "{found:?}"
+        );
+    }
+}

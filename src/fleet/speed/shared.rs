@@ -1,0 +1,66 @@
+//! A worker's speed that decisions read without a lock.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::types::Speed;
+
+/// A number that one thread writes and all read.
+#[derive(Debug)]
+pub(super) struct SharedF32(AtomicU32);
+
+impl SharedF32 {
+    pub(super) fn new(value: f64) -> Self {
+        Self(AtomicU32::new((value as f32).to_bits()))
+    }
+
+    #[inline]
+    pub(super) fn get(&self) -> f64 {
+        f32::from_bits(self.0.load(Relaxed)).into()
+    }
+
+    pub(super) fn set(&self, value: f64) {
+        self.0.store((value as f32).to_bits(), Relaxed);
+    }
+}
+
+/// Its numbers are written one after the other: a decision in between reads some of before, which is no harm.
+#[derive(Debug)]
+pub struct SharedSpeed {
+    prompt_token: SharedF32,
+    step: SharedF32,
+    batch: SharedF32,
+}
+
+impl Default for SharedSpeed {
+    fn default() -> Self {
+        let start = Speed::default();
+        Self {
+            prompt_token: SharedF32::new(start.prompt_token),
+            step: SharedF32::new(start.step),
+            batch: SharedF32::new(start.batch),
+        }
+    }
+}
+
+impl SharedSpeed {
+    #[inline]
+    pub fn get(&self) -> Speed {
+        Speed {
+            prompt_token: self.prompt_token.get(),
+            step: self.step.get(),
+            batch: self.batch.get(),
+        }
+    }
+
+    #[inline]
+    pub fn prompt_token(&self) -> f64 {
+        self.prompt_token.get()
+    }
+
+    pub fn set(&self, speed: &Speed) {
+        self.prompt_token.set(speed.prompt_token);
+        self.step.set(speed.step);
+        self.batch.set(speed.batch);
+    }
+}

@@ -1,0 +1,81 @@
+//! The constants of a step, and what a worker was seen to do in a time.
+
+use serde::Serialize;
+
+/// Seconds that one more answer adds to a step, at a `batch` of 1. On an H100 with an 8B model; how it compares with
+/// [`CONTEXT`] is the same elsewhere within what can be told from answers, since both grow with the load.
+pub const ANSWER: f64 = 2e-5;
+/// Seconds that one more token of the contexts of its answers adds to a step, at a `batch` of 1: the bytes that the KV cache
+/// has of a token, divided by the memory's bandwidth.
+pub const CONTEXT: f64 = 3e-8;
+
+/// What steps of a worker's engine take.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Speed {
+    /// Seconds to compute one token of a prompt.
+    pub prompt_token: f64,
+    /// Seconds of a step, whatever is in it: about the bytes of the model's weights divided by the memory's bandwidth.
+    pub step: f64,
+    /// How many times [`ANSWER`] and [`CONTEXT`] the engine takes.
+    pub batch: f64,
+}
+
+impl Default for Speed {
+    /// An engine of which nothing is known: 12,000 prompt tokens a second and 10 ms a step, an 8B to 14B model on one
+    /// current GPU. A factor of 3 in any of them costs a few percent of the time of answers.
+    fn default() -> Self {
+        Self {
+            prompt_token: 1.0 / 12_000.0,
+            step: 0.01,
+            batch: 1.0,
+        }
+    }
+}
+
+impl Speed {
+    /// Seconds that one more answer adds to a step.
+    #[inline]
+    pub fn answer(&self) -> f64 {
+        self.batch * ANSWER
+    }
+
+    /// Seconds that one more token of contexts adds to a step.
+    #[inline]
+    pub fn context(&self) -> f64 {
+        self.batch * CONTEXT
+    }
+
+    /// Prompt tokens that it computes in a second.
+    pub fn rate(&self) -> f64 {
+        1.0 / self.prompt_token
+    }
+
+    /// Seconds of a step that generates a token of each of `answers`, whose contexts have `context_tokens` together.
+    #[inline]
+    pub fn step_time(&self, answers: f64, context_tokens: f64) -> f64 {
+        self.step + self.answer() * answers + self.context() * context_tokens
+    }
+}
+
+/// What a worker did in a time, as far as the router knows it. Rows of several times add up.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Row {
+    pub seconds: f64,
+    pub steps: f64,
+    /// Tokens of answers: one of each answer in each step.
+    pub answer_tokens: f64,
+    /// In each step, the tokens of all contexts.
+    pub context_tokens: f64,
+    /// Prompt tokens computed.
+    pub prompt_tokens: f64,
+}
+
+impl Row {
+    pub fn add(&mut self, other: &Row) {
+        self.seconds += other.seconds;
+        self.steps += other.steps;
+        self.answer_tokens += other.answer_tokens;
+        self.context_tokens += other.context_tokens;
+        self.prompt_tokens += other.prompt_tokens;
+    }
+}
