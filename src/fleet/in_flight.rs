@@ -82,9 +82,10 @@ impl InFlight {
     /// The request is sent now, and its answer shows how fast the worker is.
     pub fn sent_at(mut self, now: Instant, is_stream: bool) -> Self {
         let sent = self.worker.on_sent(now, is_stream);
-        self.shows = match is_stream {
-            true => Shows::FirstToken(sent),
-            false => Shows::End(sent, self.uncached_tokens),
+        self.shows = if is_stream {
+            Shows::FirstToken(sent)
+        } else {
+            Shows::End(sent, self.uncached_tokens)
         };
         self
     }

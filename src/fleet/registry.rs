@@ -134,6 +134,7 @@ impl Entry {
         self.status.incarnation += 1;
         self.status.worker.bootstrap_info.store(None);
         self.status.worker.adapters.clear();
+        self.status.worker.load.forget_slots();
         self.status.worker.refuses_ranks.store(false, Relaxed);
     }
 }

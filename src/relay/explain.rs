@@ -324,7 +324,7 @@ impl Relay {
             waiting: state.waiting,
             speed: SpeedExplained {
                 prompt_tokens_per_second: state.speed.rate() as u64,
-                step_ms: milliseconds(cost::step_seconds(&state.speed, &state)),
+                step_ms: milliseconds(cost::step_seconds(&state)),
                 samples: worker.speed_samples(),
             },
             cached,

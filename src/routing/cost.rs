@@ -9,7 +9,6 @@ use serde::Serialize;
 
 use super::types::{Cached, Expected, Request, State, View};
 use super::{Settings, TierCredit};
-use crate::fleet::speed::Speed;
 
 /// Seconds for loading a LoRA adapter into a GPU. An adapter of rank 16 of an 8B model (80 MB) takes about 80 ms from a disk and
 /// a few from memory; but another adapter, whose requests may follow, leaves the GPU for it.
@@ -172,8 +171,9 @@ fn over_slots(state: &State) -> f64 {
 }
 
 /// Seconds for a step at a worker as it is: for texts and pages.
-pub fn step_seconds(speed: &Speed, state: &State) -> f64 {
-    speed.step_time(f64::from(state.requests), state.context_tokens as f64)
+pub fn step_seconds(state: &State) -> f64 {
+    let context = state.context_tokens as f64;
+    state.speed.step_time(f64::from(state.requests), context)
 }
 
 #[cfg(test)]

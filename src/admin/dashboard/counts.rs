@@ -109,11 +109,11 @@ pub(super) fn gauges(relay: &Relay, registry: &Registry) -> Vec<u64> {
     let in_flight = series(registry, "warmroute_requests_in_flight").into_iter();
     let in_flight: f64 = in_flight.map(|it| it.get_gauge().get_value()).sum();
     let queued = workers().map(|it| it.worker.load.queued_tokens());
-    let decoding = workers().map(|it| it.worker.load.context_tokens());
+    let context = workers().map(|status| status.worker.load.context_tokens());
     vec![
         in_flight.max(0.0) as u64,
         queued.sum(),
-        decoding.sum(),
+        context.sum(),
         snapshot.workers.len() as u64,
         workers().filter(|it| is_usable(it)).count() as u64,
         snapshot.models.len() as u64,

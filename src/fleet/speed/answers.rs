@@ -1,43 +1,36 @@
 //! How long answers of a model usually are, in tokens.
 
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use super::shared::SharedF32;
 
 /// Of a model that has not answered yet.
-const START: f32 = 250.0;
+const START: f64 = 250.0;
 /// What the mean moves by with an answer: the last fifty count for two thirds.
-const STEP: f32 = 0.02;
+const STEP: f64 = 0.02;
 /// Longer answers count as this long, shorter ones as that: one odd answer does not move the mean far.
-const MAX: f32 = 4_000.0;
-const MIN: f32 = 8.0;
+const MAX: f64 = 4_000.0;
+const MIN: f64 = 8.0;
 
 /// The mean of a model's answers, of which later ones count more.
 #[derive(Debug)]
-pub struct AnswerTokens(AtomicU32);
+pub struct AnswerTokens(SharedF32);
 
 impl Default for AnswerTokens {
     fn default() -> Self {
-        Self(AtomicU32::new(START.to_bits()))
+        Self(SharedF32::new(START))
     }
 }
 
 impl AnswerTokens {
     #[inline]
     pub fn mean(&self) -> f64 {
-        f32::from_bits(self.0.load(Relaxed)).into()
+        self.0.get()
     }
 
     /// An answer has ended. Of two that end at the same moment, one may not count.
     pub fn on_answer(&self, tokens: u64) {
-        let mean = f32::from_bits(self.0.load(Relaxed));
-        let tokens = (tokens as f32).clamp(MIN, MAX);
-        self.0
-            .store((mean + STEP * (tokens - mean)).to_bits(), Relaxed);
-    }
-
-    pub fn set(&self, mean: f64) {
-        let mean = (mean as f32).clamp(MIN, MAX);
-        self.0.store(mean.to_bits(), Relaxed);
+        let mean = self.mean();
+        let tokens = (tokens as f64).clamp(MIN, MAX);
+        self.0.set(mean + STEP * (tokens - mean));
     }
 }
 

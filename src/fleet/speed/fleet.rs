@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::learner::Learner;
 use super::types::Speed;
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Snapshot, Status, Worker};
 use crate::ids::{Model, WorkerId};
 
 /// Workers of one model with the same value of this label are taken to be alike.
@@ -23,7 +23,15 @@ const ALIKE: f64 = 1.15;
 pub struct Speeds {
     workers: BTreeMap<WorkerId, Learnt>,
     /// Of the workers of a model with the same hardware.
-    pools: BTreeMap<(Option<Model>, Option<Arc<str>>), Learner>,
+    pools: BTreeMap<PoolKey, Learner>,
+}
+
+/// The workers that are taken to be alike: of one model, on the same hardware.
+type PoolKey = (Option<Model>, Option<Arc<str>>);
+
+fn pool_of(status: &Status) -> PoolKey {
+    let hardware = status.worker.labels.get(HARDWARE).cloned();
+    (status.facts.base.clone(), hardware)
 }
 
 #[derive(Debug, Default)]
@@ -47,11 +55,8 @@ impl Speeds {
                     incarnation: status.incarnation,
                     ..Learnt::default()
                 };
-                worker.load.forget_slots();
             }
-            let hardware = worker.labels.get(HARDWARE).cloned();
-            let pool = (status.facts.base.clone(), hardware);
-            let pool = self.pools.entry(pool).or_default();
+            let pool = self.pools.entry(pool_of(status)).or_default();
             if let Some((speed, samples)) = worker.take_peer_speed() {
                 for learner in [&mut learnt.learner, &mut *pool] {
                     if learner.samples() < MIN_SAMPLES.min(samples) {
@@ -67,11 +72,8 @@ impl Speeds {
         }
         for status in &snapshot.workers {
             let worker = &status.worker;
-            let key = (
-                status.facts.base.clone(),
-                worker.labels.get(HARDWARE).cloned(),
-            );
-            let pool = self.pools.get(&key).map(Learner::speed).unwrap_or_default();
+            let pool = self.pools.get(&pool_of(status));
+            let pool = pool.map(Learner::speed).unwrap_or_default();
             if let Some(learnt) = self.workers.get_mut(&worker.id) {
                 let speed = learnt.speed(&pool);
                 worker.set_speed(&speed, learnt.learner.samples());

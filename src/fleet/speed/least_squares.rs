@@ -82,9 +82,9 @@ impl LeastSquares {
 
     fn bounded(&self, index: usize, value: f64) -> f64 {
         let start = self.start[index];
-        match value.is_nan() {
-            true => start,
-            false => value.clamp(start / FACTOR, start * FACTOR),
+        if value.is_nan() {
+            return start;
         }
+        value.clamp(start / FACTOR, start * FACTOR)
     }
 }

@@ -96,10 +96,10 @@ fn in_milliseconds(chosen: &Score) -> String {
     let shown: Vec<String> = shown
         .map(|(milliseconds, text)| format!("{milliseconds:.0} ms {text}"))
         .collect();
-    match shown.is_empty() {
-        true => String::new(),
-        false => format!("; {}", shown.join(", ")),
+    if shown.is_empty() {
+        return String::new();
     }
+    format!("; {}", shown.join(", "))
 }
 
 /// How much of a load other replicas have.

@@ -305,7 +305,7 @@ impl Settings {
 
     /// The trace and the fleet in a sentence: above the table and below the plot.
     pub(super) fn caption(&self, trace: &TraceSummary) -> String {
-        let of = |speeds: &[f64], what: &str| match speeds.iter().all(|it| *it == speeds[0]) {
+        let of = |speeds: &[f64], what: &str| match speeds.iter().all(|speed| *speed == speeds[0]) {
             true => String::new(),
             false => {
                 let speeds: Vec<_> = speeds.iter().map(f64::to_string).collect();

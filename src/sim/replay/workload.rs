@@ -68,7 +68,9 @@ pub(super) fn jobs_in_order(entries: &[Entry], settings: &WorkloadSettings) -> V
     let start = text_block::chain_root("replay", None);
     let job = |entry: &Entry| {
         let locals: Vec<LocalHash> = entry.blocks.iter().map(|name| local(*name)).collect();
-        let sized = locals.iter().map(|it| (it.0, settings.block_tokens.get()));
+        let sized = locals
+            .iter()
+            .map(|local| (local.0, settings.block_tokens.get()));
         let blocks = text_block::chain(start, sized);
         Job {
             at: (entry.at + settings.jitter.mul_f64(rng.f64())).div_f64(settings.speed),

@@ -362,7 +362,11 @@ impl Plain<'_> {
             .collect();
         ended.sort_unstable();
         let whole = self.running[answers..].iter();
-        ended.extend(whole.filter(|it| is_ended(it)).map(|running| running.0));
+        ended.extend(
+            whole
+                .filter(|running| is_ended(running))
+                .map(|running| running.0),
+        );
         for request in ended {
             self.running.retain(|running| running.0 != request);
             let holders = self.holders(&[]);

@@ -237,7 +237,10 @@ mod tests {
         };
         let generated = agents.generate(512, 1);
         let timed = generated.arrivals.iter();
-        assert_eq!(timed.filter(|it| **it == Arrival::Timed).count(), 3);
+        assert_eq!(
+            timed.filter(|arrival| **arrival == Arrival::Timed).count(),
+            3
+        );
         for (entry, next) in generated.entries.iter().zip(&generated.next) {
             assert!(entry.blocks.starts_with(&blocks(0, 0..2)));
             assert_eq!(entry.blocks.len() as u32, entry.input_tokens / 512);
