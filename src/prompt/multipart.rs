@@ -7,7 +7,8 @@ use memchr::memmem;
 use super::body::PeekedBody;
 use super::types::Error;
 
-/// Uploads have a file and a few fields. In a form with more parts the model must be among the first.
+/// Uploads have a file and a few fields. A form with more parts is refused: an engine reads all of them, and the last `model`
+/// counts there.
 const MAX_PARTS: usize = 256;
 
 /// True for the content type of a form.
@@ -28,7 +29,7 @@ pub fn peek_form<'a>(content_type: &str, body: &'a [u8]) -> Result<PeekedBody<'a
     })
 }
 
-/// The last value of a field, which is the one that engines take.
+/// The value of a field. Two that differ are refused: engines do not agree on which one counts.
 fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a str>, Error> {
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
@@ -43,9 +44,12 @@ fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a st
     };
     let mut rest = &body[start..];
     let mut found = None;
-    for _ in 0..MAX_PARTS {
+    for number in 0.. {
         if rest.starts_with(b"--") {
-            return Ok(found);
+            break;
+        }
+        if number == MAX_PARTS {
+            return Err(Error::Form("it has more than 256 parts"));
         }
         let end = finder
             .find(rest)
@@ -55,7 +59,10 @@ fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a st
             let (head, value) = part.split_at(at);
             if is_named(head, name) {
                 let text = str::from_utf8(&value[4..]);
-                found = Some(text.map_err(|_| Error::Form("`model` is not text"))?);
+                let text = text.map_err(|_| Error::Form("`model` is not text"))?;
+                if found.replace(text).is_some_and(|before| before != text) {
+                    return Err(Error::Form("it has two fields `model` that differ"));
+                }
             }
         }
         rest = &rest[end + delimiter.len()..];
@@ -65,9 +72,8 @@ fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a st
 
 /// Whether the headers of a part are those of this field.
 fn is_named(head: &[u8], name: &str) -> bool {
-    let Ok(head) = str::from_utf8(head) else {
-        return false;
-    };
+    // A file name may be in any encoding.
+    let head = String::from_utf8_lossy(head);
     let dispositions = head.split("\r\n").filter_map(|line| {
         let (header, value) = line.split_once(':')?;
         let is_it = header.trim().eq_ignore_ascii_case("content-disposition");
@@ -148,12 +154,33 @@ mod tests {
         let model = part("name=\"model\"", "whisper");
         check(&[file.clone(), model.clone()], Some("whisper"));
         check(&[model.clone(), file.clone()], Some("whisper"));
-        check(&[model, part("name=model", "other")], Some("other"));
+        check(&[model, part("name=model", "whisper")], Some("whisper"));
+        let latin = "name=\"model\"; filename=\"\u{e9}.txt\"";
+        check(&[part(latin, "a")], Some("a"));
         check(&[file], None);
         check(&[], None);
         let body = format!("preamble\r\n{}--x1--", part("name=\"model\"", "a"));
         let peek = peek_form("Multipart/Form-Data; a=b; Boundary=\"x1\"", body.as_bytes());
         assert_eq!(peek.unwrap().model.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn no_part_hides_another_model() {
+        let refused = |parts: &[String]| {
+            let body = format!("{}--x1--\r\n", parts.concat());
+            peek_form(TYPE, body.as_bytes()).is_err()
+        };
+        let model = |name: &str| part("name=\"model\"", name);
+        assert!(refused(&[model("public"), model("secret")]));
+        let mut many = vec![model("public")];
+        many.extend((0..300).map(|number| part(&format!("name=\"f{number}\""), "x")));
+        many.push(model("secret"));
+        assert!(refused(&many));
+        assert!(!refused(&many[..MAX_PARTS]));
+        // The head of this one is no UTF-8.
+        let mut body = model("public").into_bytes();
+        body.extend(b"--x1\r\nContent-Disposition: form-data; filename=\"\xff\"; name=\"model\"\r\n\r\nsecret\r\n--x1--");
+        assert!(peek_form(TYPE, &body).is_err());
     }
 
     #[test]

@@ -327,6 +327,7 @@ fn fields_between_routers_and_engines_are_refused_by_name() {
             "disagg_prefill_dp_rank",
             "rid",
             "extra_key",
+            "lora_path",
             "input_ids",
         ] {
             let body = format!(r#"{{"model":"m","{name}":7}}"#);

@@ -73,8 +73,8 @@ impl Key {
 }
 
 /// Fields that engines read from bodies and that only a router may set: for disaggregated prefill and decode, ranks, ids,
-/// and names of caches that KV events do not report.
-const ENGINE_FIELDS: [&str; 8] = [
+/// names of caches that KV events do not report, and an adapter beside the model by which rights and workers are chosen.
+const ENGINE_FIELDS: [&str; 9] = [
     "bootstrap_host",
     "bootstrap_port",
     "bootstrap_room",
@@ -83,6 +83,7 @@ const ENGINE_FIELDS: [&str; 8] = [
     "disagg_prefill_dp_rank",
     "rid",
     "extra_key",
+    "lora_path",
 ];
 
 /// The same, of bodies that no other part of the router looks into.
