@@ -176,7 +176,7 @@ impl App {
             tokens.load_full(),
             peers.clone(),
             tenants::table(config, &limiter),
-            config.queue.clone(),
+            config.queue.settings().cloned(),
             usage.clone(),
             &metrics,
         );

@@ -153,7 +153,7 @@ impl fmt::Display for Tenant {
 
 /// Whose requests these are, where one client must not harm the others: a tenant, or without tenants a client's
 /// address. A host has a whole IPv6 network of 64 bits, so such a network is one client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientKey(pub u64);
 
 impl ClientKey {

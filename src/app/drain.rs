@@ -23,17 +23,10 @@ impl App {
         if delay.is_zero() {
             return;
         }
-        match self.reload.status().running().queue.is_some() {
-            true => info!(
-                ?delay,
-                "not ready any more; new requests are taken until the delay is over, but get 503 if all of their workers \
-                 are busy, since they could not wait here"
-            ),
-            false => info!(
-                ?delay,
-                "not ready any more; new requests are taken until the delay is over"
-            ),
-        }
+        info!(
+            ?delay,
+            "not ready any more; new requests are taken until the delay is over"
+        );
         tokio::select! {
             () = tokio::time::sleep(delay) => {}
             () = hurry => {}

@@ -37,7 +37,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in tenant::check(&config.tenants, config.jwt.is_some()) {
         reader.problem(&format!("tenants{key}"), error);
     }
-    if let Some(queue) = &config.queue {
+    if let Some(queue) = config.queue.settings() {
         for (key, error) in queue.check() {
             reader.problem(&format!("queue.{key}"), error);
         }

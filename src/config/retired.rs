@@ -2,7 +2,7 @@
 //! unknown key.
 
 /// Path, without the places in lists, and why the key is gone.
-const RETIRED: [(&str, &str); 7] = [
+const RETIRED: [(&str, &str); 9] = [
     ("routing.prefill_weight", COST),
     ("routing.decode_weight", COST),
     ("routing.slow_decode_tokens", COST),
@@ -12,6 +12,14 @@ const RETIRED: [(&str, &str); 7] = [
     (
         "fleet.learn_prefill_rates",
         "speeds are always learnt; a worker's `prefill_rate` counts before what is learnt",
+    ),
+    (
+        "queue.advanced.quantum_tokens",
+        "next is the tenant that was sent the fewest tokens",
+    ),
+    (
+        "queue.advanced.assumed_prefill_rate",
+        "what is learnt of the workers' speeds counts",
     ),
 ];
 

@@ -53,9 +53,9 @@ pub struct Config {
     pub tokenization: relay::tokens::Settings,
     /// Time-outs and retries of requests.
     pub requests: relay::Settings,
-    /// Waiting in the router while all workers of a model are busy. Left out: requests never wait here. `queue: {}`: with
-    /// the defaults.
-    pub queue: Option<queue::Settings>,
+    /// Waiting in the router for the worker where a request costs the least. `off`: requests are sent to it at once, however
+    /// much it has to do.
+    pub queue: queue::Waiting,
     /// Disaggregated prefill/decode: a prefill worker computes a request's prompt, and a decode worker fetches the KV
     /// blocks and generates.
     pub prefill_decode: relay::prefill_decode::Settings,

@@ -9,6 +9,9 @@ const SEEN_MIN: Duration = Duration::from_millis(500);
 /// A longer time between two calls is not measured: it is unknown whether all workers were busy.
 const GAP_MAX: Duration = Duration::from_millis(500);
 
+/// Tokens a second of a worker of which nothing is known: a middle-sized model on one GPU.
+const ASSUMED_RATE: u64 = 12_000;
+
 /// Tokens a second and worker.
 #[derive(Debug, Default)]
 pub(super) struct DrainRate {
@@ -52,11 +55,12 @@ impl DrainRate {
         self.seconds = self.seconds * kept + seconds;
     }
 
-    /// Tokens that one worker computes in a second.
-    pub(super) fn of_worker(&self, assumed: u64) -> f64 {
-        match self.measured() {
-            Some(rate) => rate,
-            None => assumed as f64,
+    /// Tokens that one worker computes in a second: as measured, or else as learnt of each of them.
+    pub(super) fn of_worker(&self, learnt: u64) -> f64 {
+        match (self.measured(), learnt) {
+            (Some(rate), _) => rate,
+            (None, 0) => ASSUMED_RATE as f64,
+            (None, learnt) => learnt as f64,
         }
     }
 

@@ -19,17 +19,9 @@ pub(super) struct Forecast<'a> {
     pub(super) floors: &'a [Floor],
     pub(super) room: &'a Room,
     pub(super) rate: &'a DrainRate,
-    /// Tokens a second and worker, until that was measured.
-    pub(super) assumed_rate: u64,
 }
 
 impl Forecast<'_> {
-    /// The time that a worker needs for so many tokens.
-    pub(super) fn compute_time(&self, tokens: u64) -> Duration {
-        let rate = self.rate.of_worker(self.assumed_rate);
-        seconds(tokens as f64 / rate)
-    }
-
     /// How long a new request would wait here, if no other came. `None` before the workers' rate is known.
     pub(super) fn wait(&self, class: usize, client: ClientKey, cost: u64) -> Option<Duration> {
         let rate = self.rate.measured()? * f64::from(self.room.workers.max(1));
@@ -59,7 +51,7 @@ impl Forecast<'_> {
 
     /// When a refused client should come back.
     pub(super) fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
-        let rate = self.rate.of_worker(self.assumed_rate);
+        let rate = self.rate.of_worker(self.room.rate);
         let rate = rate * f64::from(self.room.workers.max(1));
         let higher: u64 = self.classes[..=class].iter().map(|it| it.tokens).sum();
         let delay = match reason {

@@ -1,17 +1,17 @@
-//! The waiting requests of one model.
+//! The waiting requests of the models that share workers.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::class::{Class, Place};
+use super::class::{Class, Place, Share, Walk};
 use super::estimate::DrainRate;
 use super::floors::{self, Floor};
 use super::forecast::Forecast;
 use super::settings::Settings;
-use super::types::{EntryId, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
+use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
 
 /// A request enters the queue only if it is expected to meet its target with so much of it to spare, since later ones of
 /// higher classes may come first, and a worker may be slower than on average.
@@ -21,7 +21,13 @@ const COST_MIN: u64 = 64;
 /// The wait of what no client waits for; the request's own time ends before.
 const LONG: Duration = Duration::from_secs(86_400);
 
-/// The waiting requests of one model, each with a `T` to wake it by.
+/// Within a client the shortest prompt is next, but every second that another one has waited counts as so many of computing:
+/// longer prompts wait longer, and none starves.
+const AGEING: f64 = 0.3;
+/// So many waiting requests are looked at each time, in their order: each asks what is known of the caches.
+const LOOKED_AT_MAX: usize = 32;
+
+/// The waiting requests of the models that share workers, each with a `T` to wake it by.
 #[derive(Debug)]
 pub struct Queue<T> {
     settings: Arc<Settings>,
@@ -47,7 +53,6 @@ struct Entry<T> {
     class: usize,
     place: Place,
     cost: u64,
-    entered: Instant,
     expires: Instant,
     /// `None` also for a request that has waited for a worker to come up.
     target: Option<Duration>,
@@ -65,8 +70,16 @@ pub struct Left<T> {
     pub waited: Duration,
 }
 
+/// A request that has entered.
+#[derive(Debug)]
+pub struct Entered<T> {
+    pub id: EntryId,
+    /// Who had to leave for it.
+    pub left: Vec<Left<T>>,
+}
+
 /// One class for operators.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClassStatus {
     /// Its index in the settings' classes.
     pub class: usize,
@@ -124,39 +137,49 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Adds a request, or says why it would wait in vain, with its waker.
+    /// Adds a request, or says why it would wait in vain, with its waker. Returns with it who had to leave for it.
     pub fn enter(
         &mut self,
         now: Instant,
         room: Room,
         request: Request,
         waker: T,
-    ) -> Result<EntryId, (Refusal, T)> {
+    ) -> Result<Entered<T>, (Refusal, T)> {
         self.set_room(now, room);
         let class = self.class_of(request.priority);
         let cost = request.tokens.max(COST_MIN);
         let target = request.ttft_target.or_else(|| self.target_of(class));
         let target = target.filter(|_| !request.is_background);
-        if let Some(reason) = self.refusal(now, class, &request, cost, target) {
-            let retry_after = self.forecast().retry_after(reason, class);
-            return Err((
-                Refusal {
+        let refusal = self.refusal(now, class, &request, cost, target);
+        let made_place = match refusal {
+            Some(reason) => Err(reason),
+            None => self.make_place(now, class, &request),
+        };
+        let left = match made_place {
+            Ok(left) => left,
+            Err(reason) => {
+                let retry_after = self.forecast().retry_after(reason, class);
+                let refusal = Refusal {
                     reason,
                     retry_after,
-                },
-                waker,
-            ));
-        }
+                };
+                return Err((refusal, waker));
+            }
+        };
         let id = EntryId(self.next_id);
         self.next_id += 1;
-        let due = request.received + target.unwrap_or_else(|| self.max_wait(class));
+        let by_length = || request.compute.min(LONG).div_f64(AGEING);
+        let due = request.received + target.unwrap_or_else(by_length);
         let mut entry = Entry {
             request,
             waker,
             class,
-            place: Place { due, id },
+            place: Place {
+                has_no_target: target.is_none(),
+                due,
+                id,
+            },
             cost,
-            entered: now,
             expires: now,
             target: target.filter(|_| room.workers > 0),
         };
@@ -164,7 +187,7 @@ impl<T> Queue<T> {
         self.classes[class].insert(request.client, entry.place, cost, request.bytes);
         self.expiries.insert((entry.expires, id));
         self.entries.insert(id, entry);
-        Ok(id)
+        Ok(Entered { id, left })
     }
 
     /// Removes a request whose client has disconnected. False if it has left before.
@@ -172,32 +195,79 @@ impl<T> Queue<T> {
         self.remove(id, false).is_some()
     }
 
-    /// Releases the requests that the workers have room for, and refuses those whose time is over. `computed` counts the
-    /// prompt tokens that the workers have computed so far.
-    pub fn advance(&mut self, now: Instant, room: Room, computed: u64) -> Vec<Left<T>> {
+    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `computed`
+    /// counts the prompt tokens that the workers have computed so far.
+    pub fn advance(
+        &mut self,
+        now: Instant,
+        room: Room,
+        computed: u64,
+        mut look: impl FnMut(&T) -> Look,
+    ) -> Vec<Left<T>> {
         self.set_room(now, room);
-        let is_busy = (room.free_tokens == 0 || room.free_slots == 0) && !self.is_empty();
+        let is_busy = room.is_full && !self.is_empty();
         self.rate.update(now, computed, room.workers, is_busy);
         let mut left = Vec::new();
         self.expire(now, &mut left);
-        let mut free = room.free_tokens;
-        while free > 0 && self.room.free_slots > 0 && room.workers > 0 {
-            let Some(id) = self.next() else { break };
-            let outcome = self.outcome_of_next(now, id);
-            let is_released = outcome == Outcome::Released;
-            let Some(entry) = self.remove(id, is_released) else {
+        if room.is_full || room.workers == 0 {
+            return left;
+        }
+        let mut next = Next::new(&self.classes, &self.floors);
+        let mut decided = Vec::new();
+        let mut waiting = 0;
+        while waiting < LOOKED_AT_MAX {
+            let Some((id, class, cost)) = next.peek() else {
                 break;
             };
-            if is_released {
-                free = free.saturating_sub(entry.cost);
-                self.room.free_tokens = free;
-                self.room.free_slots -= 1;
-                self.room.queued_tokens += entry.cost;
-                self.room.own_queued_tokens += entry.cost;
+            let Some(entry) = self.entries.get(&id) else {
+                break;
+            };
+            let outcome = self.outcome_of_next(now, entry);
+            if outcome == Outcome::Released {
+                match look(&entry.waker) {
+                    Look::Send => {
+                        self.room.queued_tokens += cost;
+                        self.room.own_queued_tokens += cost;
+                    }
+                    Look::Wait => {
+                        waiting += 1;
+                        next.advance(class, cost);
+                        continue;
+                    }
+                    Look::Full => break,
+                }
             }
-            left.push(self.left(entry, now, outcome));
+            decided.push((id, outcome));
+            next.advance(class, cost);
+        }
+        for (id, outcome) in decided {
+            if let Some(entry) = self.remove(id, outcome == Outcome::Released) {
+                left.push(self.left(entry, now, outcome));
+            }
         }
         left
+    }
+
+    /// Takes out those who wait on in another queue.
+    pub fn take_moved(&mut self, now: Instant, is_moved: impl Fn(&T) -> bool) -> Vec<Left<T>> {
+        let moved = self
+            .entries
+            .iter()
+            .filter(|(_, entry)| is_moved(&entry.waker));
+        let mut ids: Vec<EntryId> = moved.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        let entries: Vec<Entry<T>> = ids
+            .into_iter()
+            .filter_map(|id| self.remove(id, false))
+            .collect();
+        let left = entries.into_iter();
+        left.map(|entry| self.left(entry, now, Outcome::Moved))
+            .collect()
+    }
+
+    /// Those who wait.
+    pub fn wakers(&self) -> impl Iterator<Item = &T> {
+        self.entries.values().map(|entry| &entry.waker)
     }
 
     /// Ends the wait of all requests.
@@ -217,35 +287,33 @@ impl<T> Queue<T> {
         self.expiries.first().map(|(at, _)| *at)
     }
 
-    /// In the order of the settings' classes.
-    pub fn classes(&self, now: Instant) -> Vec<ClassStatus> {
-        let mut classes: Vec<ClassStatus> = (0..self.classes.len())
-            .map(|at| {
-                let class = &self.classes[at];
-                let own = self.entries.values().filter(|entry| entry.class == at);
-                let waited = own.map(|entry| now.saturating_duration_since(entry.entered));
-                ClassStatus {
-                    class: self.order[at],
-                    requests: class.requests,
-                    tokens: class.tokens,
-                    bytes: class.bytes,
-                    clients: class.clients(),
-                    oldest: waited.max().unwrap_or_default(),
-                }
-            })
-            .collect();
-        classes.sort_by_key(|status| status.class);
-        classes
+    /// In the order of the settings' classes, of those who wait that `is_of` names.
+    pub fn classes(&self, now: Instant, is_of: impl Fn(&T) -> bool) -> Vec<ClassStatus> {
+        let mut clients = vec![FxHashSet::default(); self.order.len()];
+        let statuses = self.order.iter().map(|class| ClassStatus {
+            class: *class,
+            ..ClassStatus::default()
+        });
+        let mut statuses: Vec<ClassStatus> = statuses.collect();
+        for entry in self.entries.values().filter(|entry| is_of(&entry.waker)) {
+            let status = &mut statuses[entry.class];
+            status.requests += 1;
+            status.tokens += entry.cost;
+            status.bytes += entry.request.bytes;
+            let waited = now.saturating_duration_since(entry.request.entered);
+            status.oldest = status.oldest.max(waited);
+            clients[entry.class].insert(entry.request.client);
+        }
+        for (status, clients) in statuses.iter_mut().zip(&clients) {
+            status.clients = clients.len();
+        }
+        statuses.sort_by_key(|status| status.class);
+        statuses
     }
 
     /// Tokens that one worker computes in a second, if that was measured.
     pub fn measured_rate(&self) -> Option<f64> {
         self.rate.measured()
-    }
-
-    /// The time that a worker needs for so many tokens.
-    pub fn compute_time(&self, tokens: u64) -> Duration {
-        self.forecast().compute_time(tokens)
     }
 
     /// Tokens that wait, of all classes.
@@ -259,7 +327,6 @@ impl<T> Queue<T> {
             floors: &self.floors,
             room: &self.room,
             rate: &self.rate,
-            assumed_rate: self.settings.advanced.assumed_prefill_rate,
         }
     }
 
@@ -309,16 +376,6 @@ impl<T> Queue<T> {
             let waited = Duration::ZERO;
             return Some(RefusalReason::NoWorker { waited });
         }
-        let index = self.order[class];
-        let own = self.settings.classes[index].max_requests;
-        let (max, set_by) = SetBy::of(own, index, self.settings.max_requests);
-        if self.classes[class].requests >= max {
-            return Some(RefusalReason::TooManyRequests { max, set_by });
-        }
-        let max = self.settings.max_size;
-        if self.classes[class].bytes.saturating_add(request.bytes) > max {
-            return Some(RefusalReason::TooManyBytes { max });
-        }
         let target = target?;
         let elapsed = now.saturating_duration_since(request.received);
         let forecast = self.forecast();
@@ -326,6 +383,56 @@ impl<T> Queue<T> {
         let expected = elapsed + wait + forecast.compute(cost)?;
         (expected > target.mul_f64(TARGET_PART))
             .then_some(RefusalReason::TargetUnreachable { target, expected })
+    }
+
+    /// Place for a request in its class. In a full one the client that has the most waiting makes it: who sends a flood pays
+    /// for it.
+    fn make_place(
+        &mut self,
+        now: Instant,
+        class: usize,
+        request: &Request,
+    ) -> Result<Vec<Left<T>>, RefusalReason> {
+        let index = self.order[class];
+        let own = self.settings.classes[index].max_requests;
+        let (max_requests, set_by) = SetBy::of(own, index, self.settings.max_requests);
+        let max_bytes = self.settings.max_size;
+        // What is too much, for which reason, and who makes place for it: the heaviest client, if with all that it has to give
+        // it still has no less than this one.
+        let too_much = |of: &Class| {
+            let requests = u64::from((of.requests + 1).saturating_sub(max_requests));
+            let bytes = (of.bytes.saturating_add(request.bytes)).saturating_sub(max_bytes);
+            let newest = |share, more| of.newest_of_heaviest(request.client, share, more);
+            let of_requests = (requests > 0).then(|| {
+                let max = max_requests;
+                let reason = RefusalReason::TooManyRequests { max, set_by };
+                (reason, newest(Share::Requests, requests))
+            });
+            let of_bytes = (bytes > 0).then(|| {
+                let reason = RefusalReason::TooManyBytes { max: max_bytes };
+                (reason, newest(Share::Bytes, request.bytes + bytes - 1))
+            });
+            [of_requests, of_bytes]
+        };
+        let all = too_much(&self.classes[class]);
+        if let Some((reason, _)) = all.iter().flatten().find(|(_, newest)| newest.is_none()) {
+            return Err(*reason);
+        }
+        let mut left = Vec::new();
+        while let Some((reason, newest)) =
+            too_much(&self.classes[class]).into_iter().flatten().next()
+        {
+            let Some(entry) = newest.and_then(|id| self.remove(id, false)) else {
+                return Err(reason);
+            };
+            let retry_after = self.forecast().retry_after(reason, class);
+            let refusal = Refusal {
+                reason,
+                retry_after,
+            };
+            left.push(self.left(entry, now, Outcome::Refused(refusal)));
+        }
+        Ok(left)
     }
 
     fn set_room(&mut self, now: Instant, room: Room) {
@@ -358,14 +465,14 @@ impl<T> Queue<T> {
         let no_worker = self.settings.no_worker_timeout;
         let since = self
             .changed
-            .map_or(entry.entered, |at| at.max(entry.entered));
+            .map_or(entry.request.entered, |at| at.max(entry.request.entered));
         let due = entry.target.map(|target| entry.request.received + target);
         let end = match self.room.workers {
             0 => since + no_worker,
             _ => due.map_or(since + max_wait, |due| due.min(since + max_wait)),
         };
         // However often the workers come and go.
-        let last = entry.entered + max_wait + no_worker;
+        let last = entry.request.entered + max_wait + no_worker;
         end.min(last).min(entry.request.deadline)
     }
 
@@ -378,7 +485,7 @@ impl<T> Queue<T> {
                 self.expiries.remove(&(at, id));
                 continue;
             };
-            let waited = now.saturating_duration_since(entry.entered);
+            let waited = now.saturating_duration_since(entry.request.entered);
             let elapsed = now.saturating_duration_since(entry.request.received);
             let reason = match entry.target {
                 _ if self.room.workers == 0 => RefusalReason::NoWorker { waited },
@@ -400,26 +507,8 @@ impl<T> Queue<T> {
         }
     }
 
-    fn next(&mut self) -> Option<EntryId> {
-        let quantum = self.settings.advanced.quantum_tokens.max(1);
-        let heads: Vec<_> = self
-            .classes
-            .iter_mut()
-            .map(|class| class.next(quantum))
-            .collect();
-        let tokens: Vec<_> = heads
-            .iter()
-            .map(|head| head.map(|(_, tokens)| tokens))
-            .collect();
-        let class = floors::next(&self.floors, &tokens)?;
-        heads[class].map(|(id, _)| id)
-    }
-
     /// A request that cannot meet its target any more would only take the place of one that can.
-    fn outcome_of_next(&self, now: Instant, id: EntryId) -> Outcome {
-        let Some(entry) = self.entries.get(&id) else {
-            return Outcome::Released;
-        };
+    fn outcome_of_next(&self, now: Instant, entry: &Entry<T>) -> Outcome {
         let expected = || {
             let elapsed = now.saturating_duration_since(entry.request.received);
             Some(elapsed + self.forecast().compute(entry.cost)?)
@@ -461,8 +550,41 @@ impl<T> Queue<T> {
             outcome,
             class: self.order[entry.class],
             tokens: entry.cost,
-            waited: now.saturating_duration_since(entry.entered),
+            waited: now.saturating_duration_since(entry.request.entered),
         }
+    }
+}
+
+/// The requests of all classes in their order, if all that come before are sent.
+struct Next<'a> {
+    walks: Vec<Walk<'a>>,
+    floors: Vec<Floor>,
+}
+
+impl<'a> Next<'a> {
+    fn new(classes: &'a [Class], floors: &[Floor]) -> Self {
+        Self {
+            walks: classes.iter().map(Class::walk).collect(),
+            floors: floors.to_vec(),
+        }
+    }
+
+    /// The next request, its class, and the tokens that it costs.
+    fn peek(&mut self) -> Option<(EntryId, usize, u64)> {
+        let heads: Vec<_> = self.walks.iter_mut().map(Walk::peek).collect();
+        let tokens: Vec<_> = heads
+            .iter()
+            .map(|head| head.map(|(_, tokens)| tokens))
+            .collect();
+        let class = floors::next(&self.floors, &tokens)?;
+        heads[class].map(|(id, tokens)| (id, class, tokens))
+    }
+
+    fn advance(&mut self, class: usize, tokens: u64) {
+        let waiting = |walk: &mut Walk<'_>| walk.peek().map(|(_, tokens)| tokens);
+        let heads: Vec<_> = self.walks.iter_mut().map(waiting).collect();
+        floors::on_sent(&mut self.floors, &heads, class, tokens);
+        self.walks[class].advance();
     }
 }
 

@@ -4,20 +4,77 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::units::{DurationText, SizeText};
 
-/// Waiting in the router while all workers of a model are busy. Left out: requests never wait here.
+/// Whether requests wait in the router.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[schemars(with = "OffOrSettings")]
+pub enum Waiting {
+    /// They are sent to a worker at once, however much it has to do.
+    Off,
+    #[serde(untagged)]
+    On(Box<Settings>),
+}
+
+/// The forms in which it is written.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum OffOrSettings {
+    Off(Off),
+    On(Box<Settings>),
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum Off {
+    Off,
+}
+
+impl Waiting {
+    /// `None` if they do not.
+    pub fn settings(&self) -> Option<&Settings> {
+        match self {
+            Self::Off => None,
+            Self::On(settings) => Some(settings),
+        }
+    }
+}
+
+impl Default for Waiting {
+    fn default() -> Self {
+        Self::On(Box::default())
+    }
+}
+
+impl From<Settings> for Waiting {
+    fn from(settings: Settings) -> Self {
+        Self::On(Box::new(settings))
+    }
+}
+
+impl<'de> Deserialize<'de> for Waiting {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Ok(match OffOrSettings::deserialize(deserializer)? {
+            OffOrSettings::Off(Off::Off) => Self::Off,
+            OffOrSettings::On(settings) => Self::On(settings),
+        })
+    }
+}
+
+/// Waiting in the router for the worker where a request costs the least.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// A worker with this many prompt tokens accepted and not computed yet (of all replicas together) is busy. While all
-    /// workers of a model are busy, its requests wait here. About the tokens that a worker computes in a second: less
-    /// leaves workers idle, more makes the order here matter less.
+    /// A worker with this many prompt tokens accepted and not computed yet (of all replicas together) has no room for more,
+    /// as one whose slots are taken. Requests wait here until the worker where they cost the least has room. About the tokens
+    /// that a worker computes in a second: less leaves workers idle, more makes the order here matter less.
     #[schemars(range(min = 1))]
     pub max_worker_queued_tokens: u64,
-    /// A request that has waited this long is refused with status 429. Shorter than the time-outs of clients.
+    /// A request that has waited this long is refused with status 429. By default only its own time
+    /// (`requests.request_timeout`) ends its wait, as in an engine.
     #[serde(with = "DurationText")]
     #[schemars(extend("max" = "7d"))]
     pub max_wait: Duration,
@@ -28,15 +85,16 @@ pub struct Settings {
     #[schemars(extend("min" = "0s", "max" = "1d"))]
     pub ttft_target: Duration,
     /// How long requests for a model that is known but has no usable worker wait for one, for fleets that scale from
-    /// zero. Then they are refused with status 503. `0s`: at once. Known are the models in `models` and those that a
-    /// listed worker serves.
+    /// zero. Then they are refused with status 503. `0s`: at once, so that a fallback or the client's next try is not late.
+    /// Known are the models in `models` and those that a listed worker serves.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s", "max" = "1d"))]
     pub no_worker_timeout: Duration,
-    /// Requests of one class and model that may wait.
+    /// Requests of one class that may wait, of the models that share workers. In a full class the tenant (without tenants: the
+    /// client address) that has the most makes place for others with its newest.
     #[schemars(range(min = 1, max = 1000000))]
     pub max_requests: u32,
-    /// Bytes that the bodies of the waiting requests of one class and model may have.
+    /// Bytes that the bodies of those may have. `api.max_total_body` bounds the bodies of all requests.
     #[serde(with = "SizeText")]
     pub max_size: u64,
     /// Priority classes. A request belongs to the class with the highest `priority` that its own reaches, or else to
@@ -91,18 +149,11 @@ pub struct ClassSettings {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Advanced {
-    /// Uncached prompt tokens that one tenant (without tenants: one client address) may send in its turn before the
-    /// next one of its class has its own.
-    #[schemars(range(min = 1))]
-    pub quantum_tokens: u64,
     /// A busy worker that has computed nothing for this long no longer makes requests wait: what is known of its load
     /// may be wrong.
     #[serde(with = "DurationText")]
     #[schemars(extend("max" = "1d"))]
     pub stale_after: Duration,
-    /// Prompt tokens that a worker is assumed to compute in a second until its speed has been measured.
-    #[schemars(range(min = 1))]
-    pub assumed_prefill_rate: u64,
 }
 
 impl Default for Settings {
@@ -115,11 +166,12 @@ impl Default for Settings {
         };
         Self {
             max_worker_queued_tokens: 8_192,
-            max_wait: Duration::from_secs(30),
+            max_wait: Duration::from_secs(7 * 86_400),
             ttft_target: Duration::ZERO,
-            no_worker_timeout: Duration::from_secs(30),
-            max_requests: 1_000,
-            max_size: 256 << 20,
+            no_worker_timeout: Duration::ZERO,
+            // More than a router has connections.
+            max_requests: 100_000,
+            max_size: 1 << 30,
             classes: vec![
                 class("high", 1, 0.0),
                 class("normal", 0, 0.2),
@@ -135,11 +187,7 @@ impl Default for Settings {
 impl Default for Advanced {
     fn default() -> Self {
         Self {
-            // A few requests of usual length.
-            quantum_tokens: 8_192,
             stale_after: Duration::from_secs(30),
-            // A middle-sized model on one GPU.
-            assumed_prefill_rate: 10_000,
         }
     }
 }

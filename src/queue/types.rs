@@ -14,10 +14,14 @@ pub struct Request {
     pub client: ClientKey,
     /// Prompt tokens to compute, as far as they are known.
     pub tokens: u64,
+    /// The time that a worker takes for them.
+    pub compute: Duration,
     /// Bytes of its body.
     pub bytes: u64,
     /// When its head was received.
     pub received: Instant,
+    /// When it began to wait.
+    pub entered: Instant,
     /// The longest time from `received` to the first token that is of use to the client.
     pub ttft_target: Option<Duration>,
     /// No client waits for it: it has no target, and all its time to wait.
@@ -30,18 +34,29 @@ pub struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EntryId(pub u64);
 
-/// What the workers of a model could take now.
+/// The workers of those who wait, as they are now.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Room {
     /// Workers that could take a request.
     pub workers: u32,
-    /// Tokens that those with a free slot may take before all of them are at their bound.
-    pub free_tokens: u64,
-    /// Requests that they may take before all of their slots are taken, as far as slots are known.
-    pub free_slots: u32,
+    /// None of them has room.
+    pub is_full: bool,
     /// Tokens that they have accepted and not computed yet, and those of them that this router sent.
     pub queued_tokens: u64,
     pub own_queued_tokens: u64,
+    /// Prompt tokens that one of them computes in a second, as far as that was learnt; 0: nothing is known.
+    pub rate: u64,
+}
+
+/// What becomes of a waiting request whose turn it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Look {
+    /// Its worker has room, and nobody before it waits for that one.
+    Send,
+    /// It waits on for its worker.
+    Wait,
+    /// No worker has room for anybody.
+    Full,
 }
 
 /// How a request left the queue.
@@ -50,6 +65,8 @@ pub enum Outcome {
     /// A worker has room for it.
     Released,
     Refused(Refusal),
+    /// Its model shares workers with others than before: it waits on in their queue.
+    Moved,
 }
 
 /// Why a request does not wait, or no longer.
@@ -133,12 +150,13 @@ impl fmt::Display for RefusalReason {
         match self {
             Self::TooManyRequests { max, set_by } => write!(
                 f,
-                "all workers are busy, and {max} requests of this priority wait already ({set_by}.max_requests)"
+                "the workers are busy, and {max} requests of this priority wait already, of no client more than of this one \
+                 ({set_by}.max_requests)"
             ),
             Self::TooManyBytes { max } => write!(
                 f,
-                "all workers are busy, and the waiting requests of this priority have {max} bytes already \
-                 (queue.max_size)"
+                "the workers are busy, and the waiting requests of this priority have {max} bytes already, of no client more \
+                 than of this one (queue.max_size)"
             ),
             Self::TimedOut { waited, set_by } => {
                 let seconds = waited.as_secs_f64();

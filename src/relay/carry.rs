@@ -86,11 +86,20 @@ impl Relay {
         // The failure that the next attempt is a retry of.
         let mut retried: Option<(Arc<str>, Failure)> = None;
         loop {
+            let mut chosen = None;
             if attempts.count() == 0
                 && let Some(waits) = &mut waits
-                && let Err(error) = self.wait_for_room(job, &mut plan, waits).await
             {
-                return Err(Self::not_queued(job, count, error));
+                let (may_pass, found) = self.may_pass(&plan, &failed, waits);
+                chosen = found;
+                if !may_pass {
+                    // Boxed, so that requests that do not wait do not carry the state of a wait.
+                    let room = self.wait_for_room(job, plan, &failed, chosen.take(), waits);
+                    (plan, chosen) = match Box::pin(room).await {
+                        Ok(room) => room,
+                        Err(error) => return Err(Self::not_queued(job, count, error)),
+                    };
+                }
             }
             let now = observe::now();
             if now >= deadline {
@@ -106,7 +115,7 @@ impl Relay {
                     break;
                 }
             }
-            let choice = self.choose(&plan, now, &failed, may_repeat);
+            let choice = self.choose(&plan, now, &failed, may_repeat, chosen);
             if let Some(waits) = &mut waits
                 && waits.goes_on(choice.is_some(), attempts.count())
             {

@@ -7,6 +7,7 @@ use std::time::Instant;
 use smallvec::{SmallVec, smallvec};
 
 use super::cached_prefix::CachedPrefixes;
+use super::chosen::{Chosen, NotDisaggregated};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::gateway::{CarriedTo, Gateway};
@@ -14,6 +15,7 @@ use super::job::Error;
 use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
+use super::promised::Promised;
 use crate::fleet::kv_transfer::BootstrapInfo;
 use crate::fleet::{Role, Worker};
 use crate::http::circuit_breaker::State;
@@ -38,44 +40,6 @@ pub(super) struct Prefill {
     pub(super) worker: Arc<Worker>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
-}
-
-/// Why a request has no prefill leg.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotDisaggregated {
-    /// Because of the workers, as they are now.
-    Local(LocalReason),
-    /// Because of the request itself.
-    Request(SingleWorkerReason),
-    /// Its prefill legs or KV transfers have failed.
-    Failed,
-}
-
-impl NotDisaggregated {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            NotDisaggregated::Local(reason) => reason.as_str(),
-            NotDisaggregated::Request(reason) => reason.as_str(),
-            NotDisaggregated::Failed => "prefill_failed",
-        }
-    }
-
-    /// True if the request would have a prefill leg if a prefill worker were there for it.
-    fn is_lack_of_prefill(self) -> bool {
-        match self {
-            NotDisaggregated::Local(LocalReason::NoPrefillWorker | LocalReason::NoPair)
-            | NotDisaggregated::Failed => true,
-            NotDisaggregated::Local(LocalReason::PrefixCached) | NotDisaggregated::Request(_) => {
-                false
-            }
-        }
-    }
-}
-
-impl From<LocalReason> for NotDisaggregated {
-    fn from(reason: LocalReason) -> Self {
-        Self::Local(reason)
-    }
 }
 
 /// The workers that have failed a request, by role.
@@ -143,25 +107,27 @@ impl FailedWorkers {
     }
 }
 
-/// The decisions for the decode and the prefill worker, with indices into the group.
-pub(super) type Chosen = (Decision, Option<Result<Decision, NotDisaggregated>>);
-
 impl Relay {
     /// Chooses workers for a plan's request, without those that have `failed` it. With `may_repeat` one of those is
-    /// chosen if there is no other.
+    /// chosen if there is no other. `first`: a choice that was made just now.
     pub(super) fn choose(
         &self,
         plan: &Plan,
         now: Instant,
         failed: &FailedWorkers,
         may_repeat: bool,
+        mut first: Option<Chosen>,
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let held = self.held(plan, plan.model.routing.advanced.prefix_candidates as usize);
-            let chosen = self.choose_once(plan, &held, now, &failed).or_else(|| {
-                let mut chances = failed.second_chances(may_repeat);
-                chances.find_map(|again| self.choose_once(plan, &held, now, &again))
+            let candidates = plan.model.routing.advanced.prefix_candidates as usize;
+            let chosen = first.take().or_else(|| {
+                let held = self.held(plan, candidates);
+                self.choose_once(plan, &held, now, &failed, None)
+                    .or_else(|| {
+                        let mut chances = failed.second_chances(may_repeat);
+                        chances.find_map(|again| self.choose_once(plan, &held, now, &again, None))
+                    })
             });
             let (decision, mut prefill) = chosen?;
             if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, prefill)
@@ -171,7 +137,8 @@ impl Relay {
             {
                 // A prefill worker that has failed is better than none.
                 failed.prefill = failed.unfit.clone();
-                let again = self.choose_once(plan, &held, now, &failed);
+                let held = self.held(plan, candidates);
+                let again = self.choose_once(plan, &held, now, &failed, None);
                 prefill = again.map_or(prefill, |(_, prefill)| prefill);
             }
             let worker = &plan.group.workers[decision.worker_index];
@@ -230,7 +197,7 @@ impl Relay {
         let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
         while workers.len() <= gateway.fallbacks() {
             failed.decode.push(workers[workers.len() - 1].id);
-            let Some((decision, _)) = self.choose_once(plan, &held, now, &failed) else {
+            let Some((decision, _)) = self.choose_once(plan, &held, now, &failed, None) else {
                 break;
             };
             workers.push(plan.group.workers[decision.worker_index].clone());
@@ -257,7 +224,7 @@ impl Relay {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
         let held = self.held(plan, candidates);
         let may_have =
-            |failed: &FailedWorkers| self.choose_once(plan, &held, now, failed).is_some();
+            |failed: &FailedWorkers| self.choose_once(plan, &held, now, failed, None).is_some();
         may_have(failed)
             || failed
                 .second_chances(may_repeat)
@@ -275,15 +242,16 @@ impl Relay {
         is_admitted
     }
 
-    /// Chooses workers as things are now. Changes nothing.
+    /// Chooses workers as things are now, behind what they were promised `before`. Changes nothing.
     pub(super) fn choose_once(
         &self,
         plan: &Plan,
         held: &CachedPrefixes<'_>,
         now: Instant,
         failed: &FailedWorkers,
+        before: Option<&Promised>,
     ) -> Option<Chosen> {
-        let decode = FleetView::new(held, Task::Decode, now, &failed.decode);
+        let decode = FleetView::new(held, Task::Decode, now, &failed.decode).behind(before);
         let Some(settings) = &self.prefill_decode else {
             let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
             return Some((decode.in_fleet(decision), None));
@@ -291,7 +259,9 @@ impl Relay {
         let reason = match &plan.legs {
             Some(Err(reason)) => NotDisaggregated::Request(*reason),
             Some(Ok(_)) if !failed.gave_up_transfers => {
-                let chosen = choose_pair(plan, held, now, settings, &decode, &failed.prefill);
+                let task = Task::Prefill(settings.connector, plan.api);
+                let prefill = FleetView::new(held, task, now, &failed.prefill).behind(before);
+                let chosen = choose_pair(plan, settings, &prefill, &decode);
                 let reason = match chosen {
                     Some((_, Some(Err(reason)))) => reason,
                     None => LocalReason::NoPair.into(),
@@ -300,12 +270,12 @@ impl Relay {
                 if settings.connector.decodes_alone() {
                     return chosen;
                 }
-                return choose_whole(plan, held, now, &failed.decode, reason).or(chosen);
+                return choose_whole(plan, held, now, failed, before, reason).or(chosen);
             }
             _ => NotDisaggregated::Failed,
         };
         if !settings.connector.decodes_alone() {
-            return choose_whole(plan, held, now, &failed.decode, reason);
+            return choose_whole(plan, held, now, failed, before, reason);
         }
         let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
         Some((decode.in_fleet(decision), Some(Err(reason))))
@@ -349,25 +319,22 @@ fn choose_whole(
     plan: &Plan,
     held: &CachedPrefixes<'_>,
     now: Instant,
-    excluded: &[WorkerId],
+    failed: &FailedWorkers,
+    before: Option<&Promised>,
     reason: NotDisaggregated,
 ) -> Option<Chosen> {
-    let view = FleetView::new(held, Task::Whole, now, excluded);
+    let view = FleetView::new(held, Task::Whole, now, &failed.decode).behind(before);
     let decision = routing::decide(&plan.model.routing, &plan.request, &view)?;
     Some((view.in_fleet(decision), Some(Err(reason))))
 }
 
 fn choose_pair(
     plan: &Plan,
-    held: &CachedPrefixes<'_>,
-    now: Instant,
     settings: &Disaggregation,
+    prefill: &FleetView<'_>,
     decode: &FleetView<'_>,
-    excluded: &[WorkerId],
 ) -> Option<Chosen> {
-    let group = &*plan.group;
-    let task = Task::Prefill(settings.connector, plan.api);
-    let prefill = FleetView::new(held, task, now, excluded);
+    let group = decode.held().places().group();
     let may_pair = |from: usize, to: usize| {
         let (from, to) = (prefill.in_group(from), decode.in_group(to));
         let role = |index: usize| group.workers[index].role;
@@ -380,7 +347,7 @@ fn choose_pair(
         &settings.pair,
         &plan.model.routing,
         &plan.request,
-        &prefill,
+        prefill,
         decode,
         may_pair,
     )?;

@@ -16,7 +16,8 @@ use self::types::{
 pub use self::types::{Explanation, Score};
 use super::body_edit;
 use super::cached_prefix::{self, CachedPrefixes, PrefixSource};
-use super::choice::{FailedWorkers, NotDisaggregated};
+use super::choice::FailedWorkers;
+use super::chosen::NotDisaggregated;
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
@@ -101,7 +102,7 @@ impl Relay {
         };
         let now = observe::now();
         let held = self.held(&plan, usize::MAX);
-        let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default());
+        let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default(), None);
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);
         let mut explanation = self.explain_choice(&plan, &held, now, decision, prefill, usize::MAX);
@@ -183,12 +184,7 @@ impl Relay {
         let settings = self.queue.as_ref()?;
         let class = settings.class_of(standing.priority);
         let queue = self.queues.get(&plan.group.model);
-        let is_free = self.queues.is_free(
-            settings,
-            &plan.group,
-            plan.would_be_split(),
-            plan.request.seed,
-        );
+        let (is_free, _) = self.look_for_room(plan, &FailedWorkers::default(), settings);
         let is_up = self.has_usable_worker(&plan.group.model, observe::now());
         let own_wait = settings.classes[class].max_wait;
         let (waits_for, max_wait) = match is_up {

@@ -7,6 +7,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::cached_prefix::{CachedPrefixes, TopOwners};
+use super::promised::{Promise, Promised};
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::pinned::RankShare;
 use crate::fleet::{Places, Role, Worker};
@@ -39,6 +40,8 @@ pub struct FleetView<'a> {
     range: Range<usize>,
     now: Instant,
     excluded: &'a [WorkerId],
+    /// What comes before the request, beside the workers' load.
+    before: Option<&'a Promised>,
     adapter_owners: SmallVec<[usize; MAX_ADAPTER_OWNERS]>,
 }
 
@@ -69,7 +72,14 @@ impl<'a> FleetView<'a> {
             range,
             now,
             excluded,
+            before: None,
         }
+    }
+
+    /// The view of a request that is behind others.
+    #[must_use]
+    pub(super) fn behind(self, before: Option<&'a Promised>) -> Self {
+        Self { before, ..self }
     }
 
     /// The request as far as the chosen worker computes it: a prefill leg has no answer.
@@ -102,9 +112,29 @@ impl<'a> FleetView<'a> {
         self.places.rank(self.place(index))
     }
 
-    /// The worker's whole load, or its rank's.
+    /// What the place was promised beside its load.
+    #[inline]
+    fn promise(&self, index: usize) -> Promise {
+        match self.before {
+            None => Promise::default(),
+            Some(before) => before.of(self.places.cache_owner(self.place(index))),
+        }
+    }
+
+    /// The worker's whole load, or its rank's, with what comes before the request.
     #[inline]
     fn share(&self, index: usize) -> RankShare {
+        let load = self.load(index);
+        let promise = self.promise(index);
+        RankShare {
+            requests: load.requests + promise.requests,
+            queued_tokens: load.queued_tokens + promise.queued_tokens,
+            context_tokens: load.context_tokens + promise.context_tokens,
+        }
+    }
+
+    #[inline]
+    fn load(&self, index: usize) -> RankShare {
         let (place, worker) = (self.place(index), self.worker(index));
         match self.places.rank(place) {
             None => RankShare {
@@ -215,7 +245,7 @@ impl View for FleetView<'_> {
         let worker = self.worker(index);
         Backlog {
             queued_tokens: match self.rank(index) {
-                None => worker.load.queued_tokens(),
+                None => worker.load.queued_tokens() + self.promise(index).queued_tokens,
                 Some(_) => self.share(index).queued_tokens,
             },
             prompt_token: worker.load.speed.prompt_token(),

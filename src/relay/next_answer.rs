@@ -127,7 +127,7 @@ impl NextAnswer {
                 return Err("the request took too long".to_owned());
             }
             relay.renew(plan);
-            let Some(choice) = relay.choose(plan, now, failed, false) else {
+            let Some(choice) = relay.choose(plan, now, failed, false, None) else {
                 return Err("no other worker can take it now".to_owned());
             };
             attempts.begin();

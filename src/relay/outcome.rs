@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::choice::NotDisaggregated;
+use super::chosen::NotDisaggregated;
 use super::exchange;
 use super::failure_owner::FailureOwner;
 use super::retries::Failure;

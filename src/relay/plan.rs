@@ -128,16 +128,6 @@ impl Plan {
         (!worker.refuses_token_ids.load(Relaxed)).then_some(asked)
     }
 
-    /// Where the request can be sent to.
-    pub(super) fn places(&self) -> Places<'_> {
-        Places::new(&self.group, self.pinned)
-    }
-
-    /// False if the request itself must run on one worker although requests are disaggregated.
-    pub(super) fn would_be_split(&self) -> bool {
-        self.legs.as_ref().is_none_or(Result::is_ok)
-    }
-
     /// Whether the worker's KV events report this prompt's blocks.
     pub(super) fn is_reported_by(&self, worker: &Worker) -> bool {
         self.prompt.exact.is_some() && self.event_ranks(worker) > 0
@@ -351,8 +341,18 @@ impl Relay {
 
     /// The workers' cached prefixes of the prompt.
     pub(super) fn held<'a>(&'a self, plan: &'a Plan, holders_max: usize) -> CachedPrefixes<'a> {
+        self.held_by(plan, &plan.group, holders_max)
+    }
+
+    /// The same for the workers of another moment.
+    pub(super) fn held_by<'a>(
+        &'a self,
+        plan: &'a Plan,
+        group: &'a Group,
+        holders_max: usize,
+    ) -> CachedPrefixes<'a> {
         CachedPrefixes::new(
-            plan.places(),
+            Places::new(group, plan.pinned),
             &self.caches,
             &plan.prompt,
             &plan.model.routing.advanced.tier_credit,

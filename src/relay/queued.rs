@@ -9,17 +9,18 @@ use std::time::{Duration, Instant};
 use tracing::debug;
 
 use super::choice::FailedWorkers;
+use super::chosen::{self, Chosen};
 use super::core::Relay;
 use super::job::{Error, Job};
 use super::metrics::Outcome;
 use super::plan::Plan;
 use super::request_count::RequestCount;
-use super::wait::{Grant, Standing, Waiting};
+use super::wait::{Grant, Placed, Placing, Standing, Waiting};
 use crate::fleet::Worker;
 use crate::ids::Model;
 use crate::observe;
 use crate::prompt::PeekedBody;
-use crate::queue::Settings;
+use crate::queue::{Refusal, RefusalReason, Settings};
 use crate::traces::Event;
 
 /// After so many waits in vain a request is answered as without a queue.
@@ -47,6 +48,11 @@ impl Waits {
 
     pub(super) fn take_grant(&mut self) -> Option<Grant> {
         self.grant.take()
+    }
+
+    /// The choice by which the request was released.
+    fn take_chosen(&mut self, plan: &Plan) -> Option<Chosen> {
+        self.grant.as_mut()?.take_chosen(&plan.group)
     }
 }
 
@@ -126,50 +132,128 @@ impl Relay {
         model: Option<&str>,
         waits: &mut Waits,
     ) -> Result<bool, Error> {
-        let Some(model) = model.filter(|model| self.queues.is_known(model)) else {
+        let is_waited_for = |model: &&str| {
+            let waits_at_all = !waits.settings.no_worker_timeout.is_zero();
+            waits_at_all && self.queues.is_known(model)
+        };
+        let Some(model) = model.filter(is_waited_for) else {
             return Ok(false);
         };
         // Its prompt is not known as tokens yet.
         let bytes_per_token = self.models.of(&Model::from(model)).bytes_per_token;
         let tokens = (job.body.len() as f64 / bytes_per_token) as u64;
-        self.enter(job, &Model::from(model), tokens, waits).await?;
+        self.enter(
+            job,
+            &Model::from(model),
+            tokens,
+            Duration::ZERO,
+            None,
+            waits,
+        )
+        .await?;
         Ok(true)
     }
 
-    /// Waits until a worker has room for the request's first attempt, and updates the plan's workers.
-    pub(super) async fn wait_for_room(
+    /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least.
+    pub(super) fn may_pass(
         &self,
-        job: &Job<'_>,
-        plan: &mut Plan,
-        waits: &mut Waits,
-    ) -> Result<(), Error> {
-        let is_free = || {
-            let settings = &waits.settings;
-            self.queues.is_free(
-                settings,
-                &plan.group,
-                plan.would_be_split(),
-                plan.request.seed,
-            )
-        };
-        if waits.grant.is_some() || waits.count >= MAX_WAITS || is_free() {
-            return Ok(());
+        plan: &Plan,
+        failed: &FailedWorkers,
+        waits: &Waits,
+    ) -> (bool, Option<Chosen>) {
+        match waits.grant.is_some() || waits.count >= MAX_WAITS {
+            true => (true, None),
+            false => self.look_for_room(plan, failed, &waits.settings),
         }
-        let tokens = self.tokens_to_compute(plan);
+    }
+
+    pub(super) fn look_for_room(
+        &self,
+        plan: &Plan,
+        failed: &FailedWorkers,
+        settings: &Settings,
+    ) -> (bool, Option<Chosen>) {
+        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
+        let held = self.held(plan, candidates);
+        let promised = self.queues.promised();
+        let promised = promised.as_deref();
+        let chosen = self.choose_once(plan, &held, observe::now(), failed, promised);
+        let may_pass = match &chosen {
+            Some(chosen) => {
+                let worker = &plan.group.workers[chosen::computes(chosen).worker_index];
+                let model = &plan.group.model;
+                self.queues.may_pass(settings, model, worker, promised)
+            }
+            // None of the workers takes it, for what it is: that is answered at once. If none is up, it waits for one.
+            None => settings.no_worker_timeout.is_zero() || self.queues.is_up(&plan.group),
+        };
+        (may_pass, chosen)
+    }
+
+    /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns its
+    /// plan, and the choice by which it was released.
+    pub(super) async fn wait_for_room(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        plan: Plan,
+        failed: &FailedWorkers,
+        chosen: Option<Chosen>,
+        waits: &mut Waits,
+    ) -> Result<(Plan, Option<Chosen>), Error> {
+        let tokens = chosen
+            .as_ref()
+            .map(|chosen| chosen::computes(chosen).new_tokens);
+        let tokens = tokens.unwrap_or(plan.request.prompt_tokens);
+        let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token();
+        let compute = Duration::try_from_secs_f64(compute).unwrap_or_default();
         let model = plan.group.model.clone();
-        self.enter(job, &model, tokens, waits).await?;
+        let plan = Arc::new(plan);
+        let placing = self.placing(plan.clone(), failed.clone());
+        self.enter(job, &model, tokens.into(), compute, Some(placing), waits)
+            .await?;
+        // Whoever released the request has dropped its part.
+        let mut plan = Arc::into_inner(plan).ok_or(Error::NotQueued(Refusal {
+            reason: RefusalReason::Draining,
+            retry_after: Duration::from_secs(1),
+        }))?;
         plan.queued = waits.waited;
-        self.renew(plan);
-        Ok(())
+        self.renew(&mut plan);
+        let chosen = waits.take_chosen(&plan);
+        Ok((plan, chosen))
+    }
+
+    /// Looks where a waiting request would be sent.
+    fn placing(self: &Arc<Self>, plan: Arc<Plan>, failed: FailedWorkers) -> Placing {
+        let relay = self.clone();
+        Box::new(move |now, promised, stalled| {
+            let candidates = plan.model.routing.advanced.prefix_candidates as usize;
+            // Workers may have come and gone meanwhile.
+            let group = relay
+                .fleet
+                .snapshot()
+                .models
+                .get(&plan.group.model)
+                .cloned()?;
+            let held = relay.held_by(&plan, &group, candidates);
+            let mut failed = failed.clone();
+            failed.exclude_all(stalled.iter().copied());
+            let chosen = relay.choose_once(&plan, &held, now, &failed, Some(promised))?;
+            let promises = chosen::promises(plan.request.prompt_tokens, &group, &chosen);
+            Some(Placed {
+                group,
+                chosen,
+                promises,
+            })
+        })
     }
 
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
     /// not seen. `None` without a queue: then until the answer.
     pub(super) fn unseen_prefill(&self, plan: &Plan, worker: &Worker) -> Option<Duration> {
         let settings = self.queue.as_ref().filter(|_| !plan.is_stream)?;
-        let rate = settings.advanced.assumed_prefill_rate.max(1) as f64;
-        let queued = worker.load.queued_tokens() as f64;
-        Some(Duration::from_secs_f64(queued / rate).min(settings.advanced.stale_after))
+        let queued = worker.load.queued_tokens() as f64 * worker.load.speed.prompt_token();
+        let queued = Duration::try_from_secs_f64(queued).unwrap_or_default();
+        Some(queued.min(settings.advanced.stale_after))
     }
 
     async fn enter(
@@ -177,6 +261,8 @@ impl Relay {
         job: &Job<'_>,
         model: &Model,
         tokens: u64,
+        compute: Duration,
+        placing: Option<Placing>,
         waits: &mut Waits,
     ) -> Result<(), Error> {
         let entered = observe::now();
@@ -184,6 +270,7 @@ impl Relay {
             standing: waits.standing,
             client: waits.standing.flow.unwrap_or(job.client),
             tokens,
+            compute,
             bytes: job.body.len() as u64,
             is_background: job.is_background,
             received: job.started,
@@ -197,23 +284,10 @@ impl Relay {
         };
         waits.count += 1;
         // Boxed, so that requests that find room do not carry the state of a wait.
-        let granted = Box::pin(self.queues.wait(&waits.settings, model, waiting)).await;
+        let granted = Box::pin(self.queues.wait(&waits.settings, model, waiting, placing)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
         waits.grant = Some(granted.map_err(Error::NotQueued)?);
         Ok(())
-    }
-
-    /// The prompt's tokens that the worker would compute that is best now.
-    fn tokens_to_compute(&self, plan: &Plan) -> u64 {
-        let now = observe::now();
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
-        let chosen = self.choose_once(plan, &held, now, &FailedWorkers::default());
-        let tokens = chosen.map(|(decode, prefill)| match prefill {
-            Some(Ok(prefill)) => prefill.new_tokens,
-            _ => decode.new_tokens,
-        });
-        tokens.unwrap_or(plan.request.prompt_tokens).into()
     }
 }
 
@@ -254,38 +328,34 @@ mod tests {
     /// Without this two requests would be released for the room of one.
     #[test]
     fn a_released_request_counts_in_the_queue_until_its_attempt_counts_at_the_worker() {
-        let (grant, queue) = Grant::of_own_queue(100);
+        let (grant, granted) = Grant::of_tokens(100);
         let at_worker = Cell::new(0);
         let (answer, answered) = oneshot::channel();
         let attempt = async {
-            assert_eq!(
-                queue.granted(),
-                100,
-                "it counts nowhere when its attempt begins"
-            );
+            assert_eq!(granted(), 100, "it counts nowhere when its attempt begins");
             at_worker.set(100);
             answered.await.unwrap()
         };
         let mut running = pin!(with_grant(grant, attempt));
         let mut context = Context::from_waker(Waker::noop());
-        assert_eq!(queue.granted(), 100);
+        assert_eq!(granted(), 100);
         assert!(running.as_mut().poll(&mut context).is_pending());
         // From here on it counts once, at the worker.
-        assert_eq!((queue.granted(), at_worker.get()), (0, 100));
+        assert_eq!((granted(), at_worker.get()), (0, 100));
         answer.send("answer").unwrap();
         assert_eq!(running.as_mut().poll(&mut context), Poll::Ready("answer"));
-        assert_eq!(queue.granted(), 0);
+        assert_eq!(granted(), 0);
     }
 
     #[test]
     fn a_released_request_that_is_never_sent_gives_its_room_back() {
-        let (grant, queue) = Grant::of_own_queue(100);
+        let (grant, granted) = Grant::of_tokens(100);
         drop(with_grant(grant, std::future::pending::<()>()));
-        assert_eq!(queue.granted(), 0);
-        let (grant, queue) = Grant::of_own_queue(7);
+        assert_eq!(granted(), 0);
+        let (grant, granted) = Grant::of_tokens(7);
         let mut context = Context::from_waker(Waker::noop());
         let mut at_once = pin!(with_grant(grant, std::future::ready(1)));
         assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(1));
-        assert_eq!(queue.granted(), 0);
+        assert_eq!(granted(), 0);
     }
 }

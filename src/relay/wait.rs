@@ -1,14 +1,16 @@
 //! Waiting for room at a worker, before the first attempt of a request: the queues of all models, and the wait itself.
 //!
-//! A request that finds room passes without a lock. Else it enters the queue of its model ([`crate::queue`]), which all
-//! I/O threads share, and one task ([`dispatch`]) releases as many as there is room for. A released request chooses its
-//! worker by what is known then.
+//! A request whose best worker has room passes without a lock. Else it enters the queue of its model and of those that share
+//! workers with it ([`crate::queue`]), which all I/O threads share. One task ([`dispatch`]) promises each waiting request to
+//! its best worker, as things are then, and releases those whose worker has room.
 
 mod dispatch;
 mod export;
+mod granted;
 mod metrics;
-mod model_queue;
 mod room;
+mod shared_queue;
+mod sharing;
 mod standing;
 mod status;
 
@@ -21,13 +23,17 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use parking_lot::Mutex;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use self::granted::Granted;
 use self::metrics::Metrics;
-pub(super) use self::model_queue::{Grant, ModelQueue};
-use self::room::Stalled;
+use self::room::{Rooms, Stalled};
+use self::shared_queue::{Gone, Woken};
+pub(super) use self::shared_queue::{Grant, Placed, Placing, SharedQueue};
+use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
+use super::promised::Promised;
 use crate::fleet::registry::Registry;
-use crate::fleet::{Group, Snapshot};
+use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::{ClientKey, Model};
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
@@ -46,7 +52,10 @@ pub struct Queues {
     settings: ArcSwapOption<Settings>,
     /// Models that the newest configuration names.
     configured: ArcSwap<FxHashSet<Model>>,
-    by_model: ArcSwap<FxHashMap<Model, Arc<ModelQueue>>>,
+    by_name: ArcSwap<FxHashMap<Model, Arc<SharedQueue>>>,
+    /// Which models wait in one.
+    sharing: ArcSwap<Sharing>,
+    granted: Arc<Granted>,
     /// Held while queues are added and removed.
     changing: Mutex<()>,
     stalled: Mutex<Stalled>,
@@ -60,6 +69,8 @@ pub(super) struct Waiting {
     pub(super) standing: Standing,
     pub(super) client: ClientKey,
     pub(super) tokens: u64,
+    /// The time that a worker takes for them.
+    pub(super) compute: Duration,
     pub(super) bytes: u64,
     pub(super) is_background: bool,
     pub(super) received: Instant,
@@ -77,7 +88,9 @@ impl Queues {
             is_disaggregated,
             settings: ArcSwapOption::empty(),
             configured: ArcSwap::default(),
-            by_model: ArcSwap::default(),
+            by_name: ArcSwap::default(),
+            sharing: ArcSwap::default(),
+            granted: Arc::default(),
             changing: Mutex::default(),
             stalled: Mutex::default(),
             is_draining: AtomicBool::new(false),
@@ -100,46 +113,44 @@ impl Queues {
             return;
         }
         if let Some(settings) = settings {
-            for queue in self.by_model.load().values() {
+            for queue in self.by_name.load().values() {
                 queue.set_settings(settings);
             }
         }
         self.fleet.freed().notify();
     }
 
-    /// Requests that find no room from now on are refused; those that wait go on.
+    /// Requests that find no room from now on are sent all the same; those that wait go on.
     pub fn begin_drain(&self) {
         self.is_draining.store(true, Relaxed);
     }
 
-    /// Whether a worker of the group has room, and no other request waits for it or was released and is not there yet. Takes
-    /// no lock. `is_split`: a prefill worker would compute the prompt.
-    pub(super) fn is_free(
-        &self,
-        settings: &Settings,
-        group: &Group,
-        is_split: bool,
-        seed: u64,
-    ) -> bool {
-        let workers = match is_split {
-            true => self.workers_of(group),
-            false => Self::decode_workers_of(group),
-        };
-        let is_first = || self.fleet.freed().waiting() == 0 || !self.is_waited_for(group);
-        let is_passing = !is_split && self.is_disaggregated;
-        (is_passing || is_first()) && room::has_room(workers, settings, observe::now(), seed)
+    /// What workers were promised, for a request that chooses its worker beside those that wait. `None` while none waits.
+    pub(super) fn promised(&self) -> Option<Arc<Promised>> {
+        let is_waited_for = self.fleet.freed().waiting() > 0;
+        is_waited_for.then(|| Arc::clone(&self.granted.last()))
     }
 
-    /// Whether a request waits for one of the group's workers or was released to one, also for another model.
-    fn is_waited_for(&self, group: &Group) -> bool {
-        let snapshot = self.fleet.snapshot();
-        let queues = self.by_model.load();
-        let is_waited_for = |queue: &&Arc<ModelQueue>| queue.waiting() > 0 || queue.granted() > 0;
-        let mut waiting = queues.values().filter(is_waited_for);
-        waiting.any(|queue| {
-            let other = snapshot.models.get(&queue.model);
-            other.is_some_and(|other| room::shares_any(group, other))
-        })
+    /// Whether a request may go to the `worker` that it has chosen without waiting: that one has room, and nobody waits for
+    /// it. Takes no lock.
+    pub(super) fn may_pass(
+        &self,
+        settings: &Settings,
+        model: &Model,
+        worker: &Worker,
+        promised: Option<&Promised>,
+    ) -> bool {
+        let promise = promised.map(|promised| promised.of(worker.id));
+        if !room::has_room(worker, settings, promise.unwrap_or_default()) {
+            return false;
+        }
+        let is_known = |queue: Arc<SharedQueue>| queue.waiting() == 0 || queue.is_all_promised();
+        promised.is_none() || self.get(model).is_none_or(is_known)
+    }
+
+    /// Whether any of a group's workers takes requests.
+    pub(super) fn is_up(&self, group: &Group) -> bool {
+        self.workers_of(group).can_take(observe::now())
     }
 
     /// Whether requests for a model wait for a worker although none is listed that serves it.
@@ -147,26 +158,28 @@ impl Queues {
         self.configured.load().contains(model)
     }
 
-    /// Waits until a worker has room. An error ends the request.
+    /// Waits until the request's best worker has room. An error ends the request. `placing` says which one that is; `None` if
+    /// the model has no workers yet.
     pub(super) async fn wait(
         self: &Arc<Self>,
         settings: &Arc<Settings>,
         model: &Model,
         waiting: Waiting,
+        mut placing: Option<Placing>,
     ) -> Result<Grant, Refusal> {
-        let now = observe::now();
+        let entered = observe::now();
         let request = Request {
             priority: waiting.standing.priority,
             client: waiting.client,
             tokens: waiting.tokens,
+            compute: waiting.compute,
             bytes: waiting.bytes,
             received: waiting.received,
+            entered,
             ttft_target: waiting.standing.ttft_target,
             is_background: waiting.is_background,
             deadline: waiting.deadline,
         };
-        let group = self.fleet.snapshot().models.get(model).cloned();
-        let room = self.room_of(settings, group.as_deref(), now);
         let refused = |reason| {
             let retry_after = Duration::from_secs(1);
             let class = settings.class_of(waiting.standing.priority);
@@ -177,69 +190,110 @@ impl Queues {
                 retry_after,
             }
         };
-        if self.is_draining.load(Relaxed) {
-            return Err(refused(RefusalReason::Draining));
-        }
         let freed = self.fleet.freed();
+        if self.is_draining.load(Relaxed) {
+            // The router ends sooner than the engine, which takes it at once.
+            return Ok(Grant::at_once(&self.granted, freed));
+        }
         loop {
+            let now = observe::now();
             let Some(queue) = self.of(model, settings) else {
                 let max = MAX_QUEUES as u32;
                 let set_by = SetBy::Queue;
                 return Err(refused(RefusalReason::TooManyRequests { max, set_by }));
             };
+            let group = self.fleet.snapshot().models.get(model).cloned();
+            let room = self.room_of(settings, group.as_deref(), now);
             // `None`: the queue was removed just now.
-            let Some(entered) = queue.enter(freed, now, room, request) else {
+            let Some(entered) = queue.enter(freed, now, room, request, model, &mut placing) else {
                 continue;
             };
-            let ticket = entered.inspect_err(|refusal| {
+            let (ticket, gone) = entered.inspect_err(|refusal| {
                 refused(refusal.reason);
             })?;
-            return ticket.granted().await;
+            for gone in gone {
+                self.on_left(&gone);
+                gone.wake(&self.granted, freed);
+            }
+            match ticket.woken().await {
+                Woken::Granted(grant) => return Ok(grant),
+                Woken::Refused(refusal) => return Err(refusal),
+                Woken::Moved(back) => placing = back,
+            }
         }
     }
 
     /// What is known of a model's queue. `None` if nothing has waited there.
-    pub(super) fn get(&self, model: &str) -> Option<Arc<ModelQueue>> {
-        self.by_model.load().get(model).cloned()
+    pub(super) fn get(&self, model: &Model) -> Option<Arc<SharedQueue>> {
+        let sharing = self.sharing.load();
+        self.by_name.load().get(sharing.queue_of(model)).cloned()
     }
 
-    /// Removes the queues of models that are gone and that no request waits for.
+    /// Removes the queues of models that are gone, or wait with others now, and that no request waits in.
     pub(super) fn remove_gone(&self, fleet: &Snapshot) {
-        let is_known = |model: &Model| fleet.models.contains_key(model) || self.is_known(model);
-        if self.by_model.load().keys().all(is_known) {
+        let sharing = self.sharing.load();
+        let is_known = |name: &Model| {
+            let is_listed = fleet.models.contains_key(name) || self.is_known(name);
+            is_listed && sharing.queue_of(name) == name
+        };
+        if self.by_name.load().keys().all(is_known) {
             return;
         }
         let _changing = self.changing.lock();
-        let mut queues = FxHashMap::clone(&self.by_model.load());
-        queues.retain(|model, queue| is_known(model) || !queue.close_if_empty());
-        self.by_model.store(Arc::new(queues));
+        let mut queues = FxHashMap::clone(&self.by_name.load());
+        queues.retain(|name, queue| is_known(name) || !queue.close_if_empty());
+        self.by_name.store(Arc::new(queues));
     }
 
-    fn of(&self, model: &Model, settings: &Arc<Settings>) -> Option<Arc<ModelQueue>> {
-        if let Some(queue) = self.get(model) {
-            return Some(queue);
+    fn of(&self, model: &Model, settings: &Arc<Settings>) -> Option<Arc<SharedQueue>> {
+        self.renew_sharing(observe::now());
+        let sharing = self.sharing.load();
+        let name = sharing.queue_of(model);
+        if let Some(queue) = self.by_name.load().get(name) {
+            return Some(queue.clone());
         }
         let _changing = self.changing.lock();
-        let queues = self.by_model.load();
-        if let Some(queue) = queues.get(model) {
+        let queues = self.by_name.load();
+        if let Some(queue) = queues.get(name) {
             return Some(queue.clone());
         }
         if queues.len() >= MAX_QUEUES {
             return None;
         }
-        let queue = Arc::new(ModelQueue::new(model.clone(), settings.clone()));
+        let queue = Arc::new(SharedQueue::new(name.clone(), settings.clone()));
         let mut queues = FxHashMap::clone(&queues);
-        queues.insert(model.clone(), queue.clone());
-        self.by_model.store(Arc::new(queues));
+        queues.insert(name.clone(), queue.clone());
+        self.by_name.store(Arc::new(queues));
         Some(queue)
+    }
+
+    /// Who waits in the wrong queue since the fleet has changed goes to the right one.
+    fn renew_sharing(&self, now: Instant) {
+        let fleet = self.fleet.snapshot();
+        if self.sharing.load().is_of(&fleet) {
+            return;
+        }
+        let sharing = Arc::new(Sharing::new(&fleet));
+        self.sharing.store(sharing.clone());
+        for queue in self.by_name.load().values() {
+            if queue.waiting() == 0 {
+                continue;
+            }
+            let is_moved = |model: &Model| *sharing.queue_of(model) != queue.name;
+            for gone in queue.take_moved(now, is_moved) {
+                gone.wake(&self.granted, self.fleet.freed());
+            }
+        }
     }
 
     fn room_of(&self, settings: &Settings, group: Option<&Group>, now: Instant) -> Room {
         let Some(group) = group else {
             return Room::default();
         };
+        let workers = std::iter::once(self.workers_of(group));
+        let promised = self.granted.promised();
         let stalled = self.stalled.lock();
-        room::room(self.workers_of(group), settings, &stalled, now)
+        Rooms::new(workers, settings, &promised, &stalled, now).room
     }
 
     /// The workers that compute prompts.
@@ -255,10 +309,11 @@ impl Queues {
         room::Workers::all(&group.workers[group.decode()])
     }
 
-    fn on_left(&self, queue: &ModelQueue, class: &str, outcome: &Outcome, waited: Duration) {
-        self.metrics.on_waited(&queue.model, class, waited);
-        if let Outcome::Refused(refusal) = outcome {
-            self.metrics.on_refused(&queue.model, class, refusal.reason);
+    fn on_left(&self, gone: &Gone) {
+        let model = &gone.left.waker.model;
+        self.metrics.on_waited(model, &gone.class, gone.left.waited);
+        if let Outcome::Refused(refusal) = &gone.left.outcome {
+            self.metrics.on_refused(model, &gone.class, refusal.reason);
         }
     }
 }

@@ -4,6 +4,7 @@
 
 mod ends;
 mod limited;
+mod lines;
 mod order;
 mod pairs;
 mod placing;
@@ -27,10 +28,11 @@ const CHAT: &str = "/v1/chat/completions";
 fn with_queue(config: &mut Config, change: impl FnOnce(&mut queue::Settings)) {
     let mut settings = queue::Settings {
         max_worker_queued_tokens: 1,
+        no_worker_timeout: seconds(30),
         ..queue::Settings::default()
     };
     change(&mut settings);
-    config.queue = Some(settings);
+    config.queue = settings.into();
 }
 
 async fn cluster(engines: usize, change: impl FnOnce(&mut queue::Settings)) -> Cluster {

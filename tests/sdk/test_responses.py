@@ -325,7 +325,8 @@ class Stored(WithReplicas):
 
 class Continue(WithReplicas):
     def test_a_continuation_answers_like_the_whole_conversation(self):
-        texts = ["Tell me of the sea.", "And of the wind?", "And of the sand?", "Now in short."]
+        # Long enough that the cache decides, whatever else a worker still has to do.
+        texts = ["Tell me of the sea. " * 200, "And of the wind?", "And of the sand?", "Now in short."]
         history, previous = [], None
         for text in texts:
             history.append(user(text))

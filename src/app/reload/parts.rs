@@ -66,7 +66,7 @@ impl Parts {
             &config.prefill_decode,
             tokens.clone(),
             tenants::table(config, &self.limiter),
-            config.queue.clone(),
+            config.queue.settings().cloned(),
         );
         let tracer = traces::successor(running.relay().tracer(), config);
         let relay = Arc::new(relay.with_tracer(tracer));

@@ -7,12 +7,12 @@ use crate::ids::ClientKey;
 use crate::observe;
 use crate::queue::settings::ClassSettings;
 
-const IDLE: Room = Room {
+const FULL: Room = Room {
     workers: 2,
-    free_tokens: 0,
-    free_slots: u32::MAX,
+    is_full: true,
     queued_tokens: 0,
     own_queued_tokens: 0,
+    rate: 1_000,
 };
 
 struct Rig {
@@ -21,6 +21,7 @@ struct Rig {
     now: Instant,
     computed: u64,
     count: u64,
+    tokens: Vec<u64>,
 }
 
 impl Rig {
@@ -34,6 +35,7 @@ impl Rig {
             now,
             computed: 0,
             count: 0,
+            tokens: vec![0],
         }
     }
 
@@ -42,8 +44,10 @@ impl Rig {
             priority: 0,
             client: ClientKey(1),
             tokens: 1_000,
+            compute: Duration::ZERO,
             bytes: 10,
             received: self.now,
+            entered: self.now,
             ttft_target: None,
             is_background: false,
             deadline: self.now + Duration::from_secs(600),
@@ -51,7 +55,7 @@ impl Rig {
     }
 
     fn enter(&mut self, change: impl FnOnce(&mut Request)) -> Result<u64, &'static str> {
-        self.enter_with(IDLE, change)
+        self.enter_with(FULL, change)
     }
 
     fn enter_with(
@@ -61,11 +65,28 @@ impl Rig {
     ) -> Result<u64, &'static str> {
         let mut request = self.request();
         change(&mut request);
+        let entered = self.enter_request(room, request);
+        entered.map(|(number, left)| {
+            assert!(left.is_empty(), "{left:?}");
+            number
+        })
+    }
+
+    /// The request's number, and who left for it.
+    fn enter_request(
+        &mut self,
+        room: Room,
+        request: Request,
+    ) -> Result<(u64, Vec<u64>), &'static str> {
         self.count += 1;
+        self.tokens.push(request.tokens.max(COST_MIN));
         let entered = self.queue.enter(self.now, room, request, self.count);
-        entered
-            .map(|_| self.count)
-            .map_err(|(refusal, _)| refusal.reason.code())
+        match entered {
+            Ok(Entered { left, .. }) => {
+                Ok((self.count, left.into_iter().map(|it| it.waker).collect()))
+            }
+            Err((refusal, _)) => Err(refusal.reason.code()),
+        }
     }
 
     fn wait(&mut self, ms: u64) {
@@ -74,18 +95,37 @@ impl Rig {
 
     /// Who left, and how.
     fn advance(&mut self, room: Room) -> Vec<(u64, &'static str)> {
-        let left = self.queue.advance(self.now, room, self.computed);
+        self.advance_with(room, |_| Look::Send)
+    }
+
+    fn advance_with(
+        &mut self,
+        room: Room,
+        look: impl FnMut(&u64) -> Look,
+    ) -> Vec<(u64, &'static str)> {
+        let left = self.queue.advance(self.now, room, self.computed, look);
         let outcome = |left: Left<u64>| match left.outcome {
             Outcome::Released => (left.waker, "released"),
             Outcome::Refused(refusal) => (left.waker, refusal.reason.code()),
+            Outcome::Moved => (left.waker, "moved"),
         };
         left.into_iter().map(outcome).collect()
     }
 
+    /// One worker has room for so many tokens; the last request may have more.
     fn free(&mut self, free_tokens: u64) -> Vec<(u64, &'static str)> {
-        self.advance(Room {
-            free_tokens,
-            ..IDLE
+        let room = Room {
+            is_full: free_tokens == 0,
+            ..FULL
+        };
+        let tokens = self.tokens.clone();
+        let mut free = free_tokens;
+        self.advance_with(room, move |number| match free {
+            0 => Look::Full,
+            _ => {
+                free = free.saturating_sub(tokens[*number as usize]);
+                Look::Send
+            }
         })
     }
 
@@ -95,7 +135,7 @@ impl Rig {
         for _ in 0..100 {
             self.wait(10);
             self.computed += 20;
-            self.advance(IDLE);
+            self.advance(FULL);
         }
         assert!(self.queue.leave(EntryId(filler - 1)));
         let rate = self.queue.measured_rate().unwrap();
@@ -147,7 +187,7 @@ fn a_priority_below_all_classes_is_of_the_lowest() {
     rig.enter(|it| it.priority = 10).unwrap();
     let requests: Vec<u32> = rig
         .queue
-        .classes(rig.now)
+        .classes(rig.now, |_| true)
         .iter()
         .map(|it| it.requests)
         .collect();
@@ -173,6 +213,103 @@ fn a_class_has_bounds_of_its_own() {
         rig.enter(|it| (it.priority, it.bytes) = (1, 0)),
         Err("queue_full")
     );
+}
+
+#[test]
+fn a_flood_makes_place_for_the_others_with_its_newest_requests() {
+    let mut rig = Rig::new(|settings| {
+        settings.max_requests = 4;
+        settings.max_size = 100;
+    });
+    let of = |rig: &Rig, client, bytes| Request {
+        client: ClientKey(client),
+        bytes,
+        ..rig.request()
+    };
+    for _ in 0..4 {
+        rig.enter(|_| {}).unwrap();
+    }
+    assert_eq!(rig.enter(|_| {}), Err("queue_full"));
+    let mut enter = |client, bytes| {
+        let request = of(&rig, client, bytes);
+        rig.enter_request(FULL, request)
+    };
+    assert_eq!(enter(2, 10), Ok((6, vec![4])));
+    assert_eq!(enter(2, 10), Ok((7, vec![3])));
+    assert_eq!(enter(2, 10), Err("queue_full"));
+    assert_eq!(enter(3, 0), Ok((9, vec![7])));
+    // The same for bytes.
+    let mut rig = Rig::new(|settings| settings.max_size = 100);
+    for _ in 0..3 {
+        rig.enter(|it| it.bytes = 30).unwrap();
+    }
+    let mut enter = |client, bytes| {
+        let request = of(&rig, client, bytes);
+        rig.enter_request(FULL, request)
+    };
+    assert_eq!(enter(2, 60), Err("queue_full"));
+    assert_eq!(enter(2, 35), Ok((5, vec![3])));
+    assert_eq!(enter(1, 11), Err("queue_full"));
+}
+
+#[test]
+fn the_shortest_prompt_is_next_until_a_longer_one_has_waited_for_it() {
+    let mut rig = Rig::new(|_| {});
+    let second = Duration::from_secs(1);
+    rig.enter(|it| it.compute = 3 * second).unwrap();
+    rig.wait(5_000);
+    rig.enter(|it| it.compute = 2 * second).unwrap();
+    // It comes nine seconds later; each counts for 0.3 s of computing.
+    rig.wait(4_000);
+    rig.enter(|it| it.compute = second / 5).unwrap();
+    rig.enter(|it| it.compute = second / 2).unwrap();
+    rig.enter(|it| (it.compute, it.ttft_target) = (20 * second, Some(60 * second)))
+        .unwrap();
+    let order: Vec<u64> = rig
+        .free(u64::MAX)
+        .iter()
+        .map(|(number, _)| *number)
+        .collect();
+    assert_eq!(order, [5, 3, 1, 4, 2]);
+}
+
+#[test]
+fn who_waits_for_one_worker_is_passed_by_who_waits_for_another_and_only_so_many_are_looked_at() {
+    let mut rig = Rig::new(|_| {});
+    let room = Room {
+        is_full: false,
+        ..FULL
+    };
+    for _ in 0..4 {
+        rig.enter(|_| {}).unwrap();
+    }
+    let is_third = |number: &u64| match number {
+        3 => Look::Send,
+        _ => Look::Wait,
+    };
+    assert_eq!(rig.advance_with(room, is_third), [(3, "released")]);
+    for _ in 0..100 {
+        rig.enter(|_| {}).unwrap();
+    }
+    let mut looked = 0;
+    let none = |_: &u64| {
+        looked += 1;
+        Look::Wait
+    };
+    assert_eq!(rig.advance_with(room, none), []);
+    assert_eq!(looked, LOOKED_AT_MAX);
+}
+
+#[test]
+fn those_who_wait_in_another_queue_from_now_on_are_taken_out() {
+    let mut rig = Rig::new(|_| {});
+    for _ in 0..4 {
+        rig.enter(|_| {}).unwrap();
+    }
+    let moved = rig.queue.take_moved(rig.now, |number| number % 2 == 0);
+    let moved: Vec<u64> = moved.iter().map(|left| left.waker).collect();
+    assert_eq!(moved, [2, 4]);
+    assert_eq!(rig.free(u64::MAX), [(1, "released"), (3, "released")]);
 }
 
 #[test]
@@ -208,7 +345,7 @@ fn workers_that_compute_for_other_replicas_too_are_as_fast_as_they_are() {
     let room = Room {
         queued_tokens: 9_000,
         own_queued_tokens: 3_000,
-        ..IDLE
+        ..FULL
     };
     assert!(rig.enter_with(room, |it| it.tokens = 1_000).is_ok());
     let alone = Room {
@@ -303,7 +440,7 @@ fn workers_that_come_and_go_do_not_make_a_request_wait_for_ever() {
     let mut left = Vec::new();
     for step in 0..1_000 {
         rig.wait(1_000);
-        left.extend(rig.advance(if step % 2 == 0 { Room::default() } else { IDLE }));
+        left.extend(rig.advance(if step % 2 == 0 { Room::default() } else { FULL }));
     }
     assert_eq!(left.len(), 1);
     assert!(rig.queue.is_empty());
@@ -323,7 +460,7 @@ fn other_settings_hold_for_those_who_wait_already() {
         ..Settings::default()
     };
     rig.queue.set_settings(Arc::new(settings));
-    assert_eq!(rig.queue.classes(rig.now)[0].requests, 2);
+    assert_eq!(rig.queue.classes(rig.now, |_| true)[0].requests, 2);
     assert_eq!(rig.free(1), [(1, "released")]);
     rig.wait(1_000);
     assert_eq!(rig.free(0), [(2, "queue_timeout")]);
@@ -340,8 +477,7 @@ enum Step {
     Leave(prop::sample::Index),
     Advance {
         ms: u64,
-        free: u64,
-        slots: u32,
+        lines: Vec<bool>,
         workers: u32,
     },
     Reload {
@@ -355,8 +491,8 @@ fn step() -> impl Strategy<Value = Step> {
             Step::Enter { priority, client, tokens, bytes }
         }),
         1 => any::<prop::sample::Index>().prop_map(Step::Leave),
-        3 => (0u64..3_000, 0u64..6_000, 0u32..9, 0u32..4).prop_map(|(ms, free, slots, workers)| {
-            Step::Advance { ms, free, slots, workers }
+        3 => (0u64..3_000, prop::collection::vec(any::<bool>(), 3), 0u32..4).prop_map(|(ms, lines, workers)| {
+            Step::Advance { ms, lines, workers }
         }),
         1 => (1u32..6).prop_map(|max_requests| Step::Reload { max_requests }),
     ]
@@ -380,14 +516,30 @@ proptest! {
         for step in steps {
             match step {
                 Step::Enter { priority, client, tokens, bytes } => {
-                    let before = rig.queue.classes(rig.now);
+                    let before = rig.queue.classes(rig.now, |_| true);
                     let class = settings.class_of(priority);
                     let has_room = before[class].requests < max && before[class].bytes + bytes <= 100;
-                    let entered = rig.enter(|it| {
-                        (it.priority, it.client, it.tokens, it.bytes) = (priority, ClientKey(client), tokens, bytes);
-                    });
-                    prop_assert_eq!(entered.is_ok(), has_room);
-                    waiting.extend(entered.ok());
+                    let client = ClientKey(client);
+                    let request = Request { priority, client, tokens, bytes, ..rig.request() };
+                    let of_client = |rig: &Rig| {
+                        let own = rig.queue.entries.values();
+                        let own = own.filter(|it| it.request.client == client && it.request.priority == priority);
+                        own.count()
+                    };
+                    let own = of_client(&rig);
+                    if let Ok((number, left)) = rig.enter_request(FULL, request) {
+                        prop_assert!(!has_room || left.is_empty(), "someone left a class with room");
+                        waiting.insert(number);
+                        for number in left {
+                            prop_assert!(waiting.remove(&number), "left twice");
+                        }
+                        prop_assert_eq!(of_client(&rig), own + 1, "a client paid for itself");
+                        let after = rig.queue.classes(rig.now, |_| true)[class].clone();
+                        prop_assert!(after.requests <= max.max(before[class].requests));
+                        prop_assert!(after.bytes <= 100);
+                    } else {
+                        prop_assert!(!has_room);
+                    }
                 }
                 Step::Leave(index) => {
                     let ids: Vec<EntryId> = rig.queue.entries.keys().copied().collect();
@@ -397,22 +549,28 @@ proptest! {
                         prop_assert!(rig.queue.leave(id));
                     }
                 }
-                Step::Advance { ms, free, slots, workers } => {
+                Step::Advance { ms, lines, workers } => {
                     rig.wait(ms);
-                    let mut left_over = free;
-                    let room = Room { workers, free_tokens: free, free_slots: slots, ..IDLE };
-                    let mut slots_left = slots;
-                    for left in rig.queue.advance(rig.now, room, 0) {
+                    let room = Room { workers, is_full: !lines.contains(&true), ..FULL };
+                    // Each waits for one of three workers, and those that have room take one each.
+                    let line = |number: &u64| (*number % 3) as usize;
+                    let mut free = lines.clone();
+                    let look = |number: &u64| match std::mem::take(&mut free[line(number)]) {
+                        true => Look::Send,
+                        false => Look::Wait,
+                    };
+                    let mut sent = vec![false; 3];
+                    for left in rig.queue.advance(rig.now, room, 0, look) {
                         prop_assert!(waiting.remove(&left.waker), "left twice");
                         if left.outcome == Outcome::Released {
-                            prop_assert!(left_over > 0, "released without room");
-                            prop_assert!(slots_left > 0, "released without a slot");
-                            slots_left -= 1;
-                            left_over = left_over.saturating_sub(left.tokens);
+                            let line = line(&left.waker);
+                            prop_assert!(lines[line] && workers > 0, "released without room");
+                            prop_assert!(!std::mem::replace(&mut sent[line], true), "two for one place");
                         }
                         prop_assert!(left.waited <= Duration::from_millis(8_000 + ms));
                     }
-                    prop_assert!(workers == 0 || slots_left == 0 || left_over == 0 || rig.queue.is_empty(), "room stayed unused");
+                    let unused = |number: &u64| lines[line(number)] && !sent[line(number)];
+                    prop_assert!(workers == 0 || !waiting.iter().any(unused), "room stayed unused");
                 }
                 Step::Reload { max_requests } => {
                     max = max_requests;
@@ -422,7 +580,7 @@ proptest! {
             }
             prop_assert_eq!(rig.queue.len(), waiting.len());
             prop_assert_eq!(rig.queue.expiries.len(), waiting.len());
-            let requests: u32 = rig.queue.classes(rig.now).iter().map(|it| it.requests).sum();
+            let requests: u32 = rig.queue.classes(rig.now, |_| true).iter().map(|it| it.requests).sum();
             prop_assert_eq!(requests as usize, waiting.len());
         }
         let left = rig.queue.end(rig.now, Outcome::Released).len();
@@ -443,7 +601,6 @@ fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_f
                 })
                 .into();
             settings.max_wait = Duration::from_secs(1);
-            settings.advanced.assumed_prefill_rate = 1_000;
         });
         rig.enter(|it| it.priority = 10).unwrap();
         rig.wait(500);
@@ -451,7 +608,7 @@ fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_f
             rig.enter(|it| it.priority = 0).unwrap();
         }
         rig.wait(600);
-        let left = rig.queue.advance(rig.now, IDLE, 0);
+        let left = rig.queue.advance(rig.now, FULL, 0, |_| Look::Full);
         let [left] = &left[..] else {
             panic!("{left:?}");
         };

@@ -55,8 +55,8 @@ impl Relay {
                         (queue.no_worker_timeout is 0s)"
                 .to_owned(),
             None => format!(
-                "no worker serves the model yet: the request would be refused at once ({error}); with `queue` it would \
-                 wait for one"
+                "no worker serves the model yet: the request would be refused at once ({error}); with `queue.no_worker_timeout` it \
+                 would wait for one"
             ),
         };
         Ok(Explanation {

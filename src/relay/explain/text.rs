@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::types::Score;
-use crate::relay::choice::NotDisaggregated;
+use crate::relay::chosen::NotDisaggregated;
 use crate::routing::pair::LocalReason;
 use crate::routing::{Cached, Reason};
 

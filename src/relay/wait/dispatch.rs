@@ -4,11 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::Queues;
-use super::model_queue::{Gone, ModelQueue};
-use super::room;
+use super::room::Rooms;
+use super::shared_queue::{Gone, Placed, SharedQueue, Waiter};
+use crate::fleet::Snapshot;
 use crate::http::drain::Tasks;
 use crate::observe;
-use crate::queue::{Room, Settings};
+use crate::queue::{Look, Settings};
+use crate::relay::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
 /// replicas' requests and circuit breakers report nothing.
@@ -20,7 +22,6 @@ impl Queues {
     /// Runs until the drain begins and no request waits any more.
     pub async fn dispatch(self: Arc<Self>, tasks: Tasks) {
         let freed = self.fleet.freed().clone();
-        let mut turn = 0;
         let mut looked = observe::now();
         loop {
             let is_idle = freed.waiting() == 0;
@@ -46,65 +47,99 @@ impl Queues {
                 looked = now;
                 self.stalled.lock().update(&self.fleet.snapshot(), now);
             }
-            turn += 1;
-            self.release(now, turn);
+            self.release(now);
         }
     }
 
-    /// Releases what there is room for. The queue at `turn` is first, since models can share workers.
-    fn release(&self, now: Instant, turn: usize) {
-        let queues = self.by_model.load();
-        let mut waiting: Vec<&Arc<ModelQueue>> = queues
-            .values()
-            .filter(|queue| queue.waiting() > 0)
-            .collect();
-        if waiting.is_empty() {
-            return;
-        }
-        let count = waiting.len();
-        waiting.rotate_left(turn % count);
+    /// Releases what there is room for.
+    fn release(&self, now: Instant) {
+        self.renew_sharing(now);
+        let queues = self.by_name.load();
         let settings = self.settings.load();
-        for queue in &waiting {
+        let mut promised = self.granted.promised();
+        for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
-                Some(settings) => self.advance(queue, &waiting, settings, now),
+                Some(settings) => self.advance(queue, settings, &mut promised, now),
                 // The queue was turned off.
                 None => queue.release_all(now),
             };
-            for Gone { left, class } in gone {
-                self.on_left(queue, &class, &left.outcome, left.waited);
-                queue.wake(self.fleet.freed(), left);
+            for gone in gone {
+                self.on_left(&gone);
+                gone.wake(&self.granted, self.fleet.freed());
             }
         }
+        self.granted.set_last(promised);
     }
 
+    /// Each waiting request, in its order, is promised to the worker where it costs the least behind those that were promised
+    /// before. It leaves if that worker has room and nobody before it waits for it. Promises are made anew each time, so a
+    /// worker that becomes free gets what is best there.
     fn advance(
         &self,
-        queue: &ModelQueue,
-        others: &[&Arc<ModelQueue>],
+        queue: &SharedQueue,
         settings: &Settings,
+        promised: &mut Promised,
         now: Instant,
     ) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
-        let Some(group) = snapshot.models.get(&queue.model) else {
-            return queue.advance(now, Room::default(), 0);
+        let models = queue.models();
+        let groups = models.iter().filter_map(|model| snapshot.models.get(model));
+        let workers = groups.map(|group| self.workers_of(group));
+        let mut rooms = {
+            let stalled = self.stalled.lock();
+            Rooms::new(workers, settings, promised, &stalled, now)
+        };
+        let (room, computed) = (rooms.room, rooms.computed_tokens);
+        queue.advance(now, room, computed, |waiter| {
+            if rooms.is_full() {
+                return (Look::Full, None);
+            }
+            self.look(&snapshot, waiter, settings, &mut rooms, promised, now)
+        })
+    }
+
+    fn look(
+        &self,
+        snapshot: &Snapshot,
+        waiter: &Waiter,
+        settings: &Settings,
+        rooms: &mut Rooms,
+        promised: &mut Promised,
+        now: Instant,
+    ) -> (Look, Option<Placed>) {
+        let Some(group) = snapshot.models.get(&waiter.model) else {
+            return (Look::Wait, None);
         };
         let workers = self.workers_of(group);
-        let mut room = room::room(workers, settings, &self.stalled.lock(), now);
-        // What was released and is not at a worker yet, also of models with the same workers.
-        let shares = |other: &&Arc<ModelQueue>| {
-            let other = snapshot.models.get(&other.model);
-            other.is_some_and(|other| room::shares_any(group, other))
+        let placed = match &waiter.placing {
+            Some(placing) => placing(now, promised, &rooms.stalled),
+            // It has to be planned first, which it does once a worker has room.
+            None => {
+                let mut usable = workers.usable(now);
+                let is_open = usable.any(|worker| rooms.is_open(worker, settings, promised));
+                let look = if is_open { Look::Send } else { Look::Wait };
+                return (look, None);
+            }
         };
-        let sharing = others.iter().copied().filter(shares);
-        let mut granted = 0;
-        for other in sharing {
-            granted += other.granted();
-            let requests = other.granted_requests();
-            room.free_slots = room.free_slots.saturating_sub(requests);
+        let Some(placed) = placed else {
+            // None of its workers takes it, for what it is: it finds out why. If none takes anything, it waits for one.
+            let look = match workers.can_take(now) {
+                true => Look::Send,
+                false => Look::Wait,
+            };
+            return (look, None);
+        };
+        let worker = placed.computes();
+        let is_sent = rooms.is_open(worker, settings, promised);
+        for (owner, promise) in &placed.promises {
+            let mut promise = *promise;
+            promise.waiting = u32::from(!is_sent);
+            promised.add(*owner, promise);
         }
-        room.free_tokens = room.free_tokens.saturating_sub(granted);
-        room.queued_tokens += granted;
-        room.own_queued_tokens += granted;
-        queue.advance(now, room, workers.computed_tokens())
+        if is_sent {
+            rooms.on_promised(worker, settings, promised);
+            return (Look::Send, Some(placed));
+        }
+        (Look::Wait, None)
     }
 }

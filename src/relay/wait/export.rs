@@ -7,11 +7,10 @@ use prometheus::IntGaugeVec;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::Queues;
-use super::model_queue::ModelQueue;
 use crate::fleet::Members;
 use crate::ids::Model;
 use crate::observe;
-use crate::queue::Settings;
+use crate::queue::{ClassStatus, Settings};
 
 /// Loads that were read already: models with the same workers share them, and each worker is read once. Each entry keeps
 /// its members, so that their address stays theirs.
@@ -24,27 +23,33 @@ impl Queues {
         let settings = settings.as_deref().unwrap_or(&default);
         let mut exported = FxHashSet::default();
         let mut loads = Loads::default();
+        let waiting = self.waiting_classes();
         for model in self.known_models() {
-            let queue = self.get(&model);
             for class in &settings.classes {
                 exported.insert((model.clone(), class.name.clone()));
             }
-            self.export_model(&model, queue.as_deref(), settings, &mut loads);
+            let classes = waiting.get(&model).map_or(&[][..], |it| &it[..]);
+            self.export_model(&model, classes, settings, &mut loads);
         }
         self.metrics.retain(exported);
+    }
+
+    /// The classes of the models of which requests wait.
+    pub(super) fn waiting_classes(&self) -> FxHashMap<Model, Vec<(String, ClassStatus)>> {
+        let now = observe::now();
+        let queues = self.by_name.load();
+        let waiting = queues.values().filter(|queue| queue.waiting() > 0);
+        waiting.flat_map(|queue| queue.status(now)).collect()
     }
 
     fn export_model(
         &self,
         model: &Model,
-        queue: Option<&ModelQueue>,
+        waiting: &[(String, ClassStatus)],
         settings: &Settings,
         loads: &mut Loads,
     ) {
         let metrics = &self.metrics;
-        let waiting = queue
-            .map(|queue| queue.status(observe::now()).0)
-            .unwrap_or_default();
         let mut tokens = 0;
         for class in &settings.classes {
             let status = waiting.iter().find(|(name, _)| *name == class.name);
@@ -90,7 +95,7 @@ impl Queues {
     pub(super) fn known_models(&self) -> Vec<Model> {
         let mut models: Vec<Model> = self.fleet.snapshot().models.keys().cloned().collect();
         models.extend(self.configured.load().iter().cloned());
-        models.extend(self.by_model.load().keys().cloned());
+        models.extend(self.waiting_classes().into_keys());
         models.sort_unstable();
         models.dedup();
         models

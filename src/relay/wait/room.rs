@@ -1,16 +1,14 @@
-//! How much the workers of a model could take: what each has to compute, against its bound.
+//! How much workers could take: what each has to compute and to generate, against its bounds.
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::fleet::{Group, Snapshot, Worker};
+use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
-use crate::queue::{Room, Settings};
-
-/// Free slots of a worker whose slots are not known: more than are ever released at once.
-const MANY_SLOTS: u32 = 1 << 20;
+use crate::queue::{self, Settings};
+use crate::relay::promised::{Promise, Promised};
 
 /// The workers that compute a model's prompts.
 #[derive(Clone, Copy)]
@@ -34,13 +32,6 @@ impl<'a> Workers<'a> {
         }
     }
 
-    pub(super) fn computed_tokens(&self) -> u64 {
-        self.workers
-            .iter()
-            .map(|worker| worker.load.computed_tokens())
-            .sum()
-    }
-
     /// Prompt tokens that the workers have not computed yet, and the number of workers.
     pub(super) fn queued(&self) -> (u64, usize) {
         let queued = self
@@ -50,69 +41,115 @@ impl<'a> Workers<'a> {
         (queued.sum(), self.workers.len())
     }
 
-    fn can_take(&self, worker: &Worker, now: Instant) -> bool {
-        worker.breaker.may_admit(now)
-            && (!self.is_prefill || worker.kv_transfer_breaker.may_admit(now))
+    /// Whether any of them may get a request.
+    pub(super) fn can_take(self, now: Instant) -> bool {
+        self.usable(now).next().is_some()
+    }
+
+    pub(super) fn usable(self, now: Instant) -> impl Iterator<Item = &'a Arc<Worker>> {
+        let is_prefill = self.is_prefill;
+        self.workers.iter().filter(move |worker| {
+            worker.breaker.may_admit(now)
+                && (!is_prefill || worker.kv_transfer_breaker.may_admit(now))
+        })
     }
 }
 
-/// Whether two models share a worker, as a model and its adapters do.
-pub(super) fn shares_any(group: &Group, other: &Group) -> bool {
-    let mut workers = group.workers.iter();
-    group.model == other.model
-        || workers.any(|worker| other.worker_indices.contains_key(&worker.id))
+/// Whether a worker that was promised so much has room for one more request, and nobody waits for it.
+pub(super) fn has_room(worker: &Worker, settings: &Settings, promise: Promise) -> bool {
+    let queued = worker.load.queued_tokens() + promise.queued_tokens;
+    let slots = worker.free_slots();
+    promise.waiting == 0
+        && queued < settings.max_worker_queued_tokens
+        && slots.is_none_or(|slots| slots > promise.requests)
 }
 
-/// Whether any of the workers can take a request and is below its bound. Looks at one after the other from a random
-/// one, so that it is short while most have room.
-pub(super) fn has_room(workers: Workers<'_>, settings: &Settings, now: Instant, seed: u64) -> bool {
-    let count = workers.workers.len();
-    if count == 0 {
-        return false;
-    }
-    let first = seed as usize % count;
-    let (before, from) = workers.workers.split_at(first);
-    from.iter().chain(before).any(|worker| {
-        worker.load.queued_tokens() < settings.max_worker_queued_tokens
-            && worker.free_slots().is_none_or(|slots| slots > 0)
-            && workers.can_take(worker, now)
-    })
+/// The workers of a queue at one moment.
+#[derive(Debug, Default)]
+pub(super) struct Rooms {
+    pub(super) room: queue::Room,
+    /// Prompt tokens that they have computed so far.
+    pub(super) computed_tokens: u64,
+    /// Those with room.
+    open: FxHashSet<WorkerId>,
+    seen: FxHashSet<WorkerId>,
+    /// Those that stopped computing. They are not counted, unless all have: then nothing is known, and requests do not wait.
+    pub(super) stalled: Vec<WorkerId>,
+    is_unknown: bool,
 }
 
-/// Workers that stopped computing are not counted, unless all have: then nothing is known, and requests do not wait.
-pub(super) fn room(
-    workers: Workers<'_>,
-    settings: &Settings,
-    stalled: &Stalled,
-    now: Instant,
-) -> Room {
-    let bound = settings.max_worker_queued_tokens;
-    let mut room = Room::default();
-    let mut stalled_workers = 0;
-    for worker in workers.workers {
-        if !workers.can_take(worker, now) {
-            continue;
+impl Rooms {
+    pub(super) fn new<'a>(
+        workers: impl Iterator<Item = Workers<'a>>,
+        settings: &Settings,
+        promised: &Promised,
+        stalled: &Stalled,
+        now: Instant,
+    ) -> Self {
+        let mut rooms = Self::default();
+        let mut rates = 0.0;
+        for worker in workers.flat_map(|workers| workers.usable(now)) {
+            if !rooms.seen.insert(worker.id) {
+                continue;
+            }
+            let load = &worker.load;
+            rooms.computed_tokens += load.computed_tokens();
+            let queued = load.queued_tokens();
+            if queued >= settings.max_worker_queued_tokens
+                && stalled.is_stalled(worker.id, settings, now)
+            {
+                rooms.stalled.push(worker.id);
+                continue;
+            }
+            let promise = promised.of(worker.id);
+            if has_room(worker, settings, promise) {
+                rooms.open.insert(worker.id);
+            }
+            rates += load.speed.get().rate();
+            rooms.room.workers += 1;
+            rooms.room.queued_tokens += queued + promise.queued_tokens;
+            rooms.room.own_queued_tokens += load.own_queued_tokens() + promise.queued_tokens;
         }
-        let queued = worker.load.queued_tokens();
-        if queued >= bound && stalled.is_stalled(worker.id, settings, now) {
-            stalled_workers += 1;
-            continue;
+        rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
+        if rooms.room.workers == 0 && !rooms.stalled.is_empty() {
+            rooms.is_unknown = true;
+            rooms.room.workers = rooms.stalled.len() as u32;
+            rooms.open.extend(std::mem::take(&mut rooms.stalled));
         }
-        room.workers += 1;
-        let slots = worker.free_slots().unwrap_or(MANY_SLOTS);
-        if slots > 0 {
-            room.free_slots = room.free_slots.saturating_add(slots);
-            room.free_tokens += bound.saturating_sub(queued);
-        }
-        room.queued_tokens += queued;
-        room.own_queued_tokens += worker.load.own_queued_tokens();
+        rooms.room.is_full = rooms.open.is_empty();
+        rooms
     }
-    if room.workers == 0 && stalled_workers > 0 {
-        room.workers = stalled_workers;
-        room.free_tokens = bound * u64::from(stalled_workers);
-        room.free_slots = MANY_SLOTS;
+
+    /// Whether none has room any more.
+    pub(super) fn is_full(&self) -> bool {
+        self.open.is_empty()
     }
-    room
+
+    /// Whether a worker has room for one more request.
+    pub(super) fn is_open(
+        &self,
+        worker: &Worker,
+        settings: &Settings,
+        promised: &Promised,
+    ) -> bool {
+        match self.seen.contains(&worker.id) {
+            true => self.open.contains(&worker.id),
+            // It computes no prompts of others: a decode worker, for a request that is not split.
+            false => has_room(worker, settings, promised.of(worker.id)),
+        }
+    }
+
+    /// A worker was promised something.
+    pub(super) fn on_promised(
+        &mut self,
+        worker: &Worker,
+        settings: &Settings,
+        promised: &Promised,
+    ) {
+        if !self.is_unknown && !has_room(worker, settings, promised.of(worker.id)) {
+            self.open.remove(&worker.id);
+        }
+    }
 }
 
 /// When each busy worker last computed something.

@@ -1,56 +1,134 @@
-//! The queue of one model as the I/O threads share it: entering, leaving, and being released.
+//! The queue of the models that share workers, as the I/O threads share it: entering, leaving, and being released.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use tokio::sync::oneshot;
 
+use super::granted::Granted;
 use crate::fleet::freed::Freed;
-use crate::ids::Model;
-use crate::queue::{ClassStatus, EntryId, Left, Outcome, Queue, Refusal, RefusalReason, Request};
-use crate::queue::{Room, Settings};
+use crate::fleet::{Group, Worker};
+use crate::ids::{Model, WorkerId};
+use crate::queue::{
+    ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason, Request,
+    Room, Settings,
+};
+use crate::relay::chosen::{self, Chosen};
+use crate::relay::promised::{Promise, Promised};
 
-/// How a waiting request learns that its wait is over.
-type Waker = oneshot::Sender<Result<Grant, Refusal>>;
+/// Where a waiting request would be sent now.
+pub(in crate::relay) struct Placed {
+    pub(in crate::relay) group: Arc<Group>,
+    pub(in crate::relay) chosen: Chosen,
+    /// What that promises its workers; first the one that computes the prompt.
+    pub(in crate::relay) promises: SmallVec<[(WorkerId, Promise); 2]>,
+}
 
-/// The queue of one model.
+impl Placed {
+    /// The worker that computes the prompt.
+    pub(super) fn computes(&self) -> &Arc<Worker> {
+        let decision = chosen::computes(&self.chosen);
+        &self.group.workers[decision.worker_index]
+    }
+}
+
+/// Looks where a waiting request would be sent now, behind what workers were promised, and without some of them.
+pub(in crate::relay) type Placing =
+    Box<dyn Fn(Instant, &Promised, &[WorkerId]) -> Option<Placed> + Send + Sync>;
+
+/// A waiting request to the task that releases it.
+pub(super) struct Waiter {
+    pub(super) model: Model,
+    /// `None` for one whose model had no workers when it came: it plans anew.
+    pub(super) placing: Option<Placing>,
+    wake: oneshot::Sender<Woken>,
+}
+
+impl fmt::Debug for Waiter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Waiter")
+            .field("model", &self.model)
+            .finish_non_exhaustive()
+    }
+}
+
+/// How a waiting request learns that its wait in this queue is over.
+pub(super) enum Woken {
+    Granted(Grant),
+    Refused(Refusal),
+    /// It waits on in another queue.
+    Moved(Option<Placing>),
+}
+
+impl fmt::Debug for Woken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Granted(_) => "Granted",
+            Self::Refused(_) => "Refused",
+            Self::Moved(_) => "Moved",
+        })
+    }
+}
+
+/// The queue of the models that share workers.
 #[derive(Debug)]
-pub(in crate::relay) struct ModelQueue {
-    pub(in crate::relay) model: Model,
+pub(in crate::relay) struct SharedQueue {
+    /// The first of the models.
+    pub(super) name: Model,
     /// Requests that wait, to be read without the lock.
     waiting: AtomicU32,
-    /// Tokens of released requests that no worker counts yet.
-    granted: AtomicU64,
-    /// How many they are.
-    granted_requests: AtomicU32,
+    /// Whether each of them was promised to a worker when workers were last looked at.
+    is_all_promised: AtomicBool,
     state: Mutex<State>,
 }
 
 #[derive(Debug)]
 struct State {
-    queue: Queue<Waker>,
+    queue: Queue<Waiter>,
     settings: Arc<Settings>,
     /// Removed from the queues: nothing may enter any more.
     is_closed: bool,
 }
 
-/// The right to be sent to a worker. Until it is dropped, its tokens count as queued at the workers.
+/// The right to be sent to a worker. Until it is dropped, the request counts at its worker.
 #[derive(Debug)]
 pub(in crate::relay) struct Grant {
-    queue: Arc<ModelQueue>,
+    granted: Arc<Granted>,
     freed: Arc<Freed>,
-    tokens: u64,
+    promises: SmallVec<[(WorkerId, Promise); 2]>,
+    /// The choice by which it was released.
+    chosen: Option<(Arc<Group>, Chosen)>,
+}
+
+impl Grant {
+    /// For a request that is sent although there is no room.
+    pub(super) fn at_once(granted: &Arc<Granted>, freed: &Arc<Freed>) -> Self {
+        freed.add_waiting(1);
+        Self {
+            granted: granted.clone(),
+            freed: freed.clone(),
+            promises: SmallVec::new(),
+            chosen: None,
+        }
+    }
+
+    /// The choice by which it was released, if it is one among these workers.
+    pub(in crate::relay) fn take_chosen(&mut self, group: &Arc<Group>) -> Option<Chosen> {
+        let (of, chosen) = self.chosen.take()?;
+        Arc::ptr_eq(&of, group).then_some(chosen)
+    }
 }
 
 impl Drop for Grant {
     fn drop(&mut self) {
-        self.queue.granted.fetch_sub(self.tokens, Relaxed);
-        self.queue.granted_requests.fetch_sub(1, Relaxed);
+        self.granted.remove(&self.promises);
         self.freed.remove_waiting(1);
-        if self.queue.waiting() > 0 {
+        if self.freed.waiting() > 0 {
             self.freed.notify();
         }
     }
@@ -58,41 +136,47 @@ impl Drop for Grant {
 
 #[cfg(test)]
 impl Grant {
-    /// One of a queue of its own, which counts it.
-    pub(in crate::relay) fn of_own_queue(tokens: u64) -> (Self, Arc<ModelQueue>) {
-        let settings = Arc::new(Settings::default());
-        let queue = Arc::new(ModelQueue::new(Model::from("m"), settings));
+    /// One for a request of so many tokens, and what counts it.
+    pub(in crate::relay) fn of_tokens(tokens: u64) -> (Self, impl Fn() -> u64) {
+        let worker = WorkerId(0);
+        let granted = Arc::new(Granted::default());
         let freed = Arc::new(Freed::default());
         freed.add_waiting(1);
-        queue.granted.fetch_add(tokens, Relaxed);
-        queue.granted_requests.fetch_add(1, Relaxed);
-        let grant = Self {
-            queue: queue.clone(),
-            freed,
-            tokens,
+        let promise = Promise {
+            requests: 1,
+            queued_tokens: tokens,
+            ..Promise::default()
         };
-        (grant, queue)
+        let promises = smallvec::smallvec![(worker, promise)];
+        granted.add(&promises);
+        let grant = Self {
+            granted: granted.clone(),
+            freed,
+            promises,
+            chosen: None,
+        };
+        (grant, move || granted.promised().of(worker).queued_tokens)
     }
 }
 
 /// A request in the queue. Dropped, it leaves.
 #[derive(Debug)]
 pub(super) struct Ticket {
-    queue: Arc<ModelQueue>,
+    queue: Arc<SharedQueue>,
     freed: Arc<Freed>,
     id: EntryId,
-    granted: oneshot::Receiver<Result<Grant, Refusal>>,
+    woken: oneshot::Receiver<Woken>,
     is_over: bool,
 }
 
 impl Ticket {
-    pub(super) async fn granted(mut self) -> Result<Grant, Refusal> {
-        let result = (&mut self.granted).await;
+    pub(super) async fn woken(mut self) -> Woken {
+        let woken = (&mut self.woken).await;
         self.is_over = true;
         // The sender is dropped with the queue, when the router ends.
-        result.unwrap_or(Err(Refusal {
+        woken.unwrap_or(Woken::Refused(Refusal {
             reason: RefusalReason::Draining,
-            retry_after: std::time::Duration::from_secs(1),
+            retry_after: Duration::from_secs(1),
         }))
     }
 }
@@ -112,17 +196,18 @@ impl Drop for Ticket {
 
 /// A request that has left, with the name of its class.
 pub(super) struct Gone {
-    pub(super) left: Left<Waker>,
+    pub(super) left: Left<Waiter>,
     pub(super) class: String,
+    /// Where it is sent, if it was released by a look.
+    pub(super) placed: Option<Placed>,
 }
 
-impl ModelQueue {
-    pub(super) fn new(model: Model, settings: Arc<Settings>) -> Self {
+impl SharedQueue {
+    pub(super) fn new(name: Model, settings: Arc<Settings>) -> Self {
         Self {
-            model,
+            name,
             waiting: AtomicU32::new(0),
-            granted: AtomicU64::new(0),
-            granted_requests: AtomicU32::new(0),
+            is_all_promised: AtomicBool::new(true),
             state: Mutex::new(State {
                 queue: Queue::new(settings.clone()),
                 settings,
@@ -136,14 +221,9 @@ impl ModelQueue {
         self.waiting.load(Relaxed)
     }
 
-    /// Tokens of released requests that no worker counts yet.
-    pub(in crate::relay) fn granted(&self) -> u64 {
-        self.granted.load(Relaxed)
-    }
-
-    /// How many requests were released that no worker counts yet.
-    pub(in crate::relay) fn granted_requests(&self) -> u32 {
-        self.granted_requests.load(Relaxed)
+    /// Whether each of them was promised to a worker when workers were last looked at.
+    pub(super) fn is_all_promised(&self) -> bool {
+        self.is_all_promised.load(Relaxed)
     }
 
     pub(super) fn set_settings(&self, settings: &Arc<Settings>) {
@@ -152,40 +232,88 @@ impl ModelQueue {
         state.settings = settings.clone();
     }
 
-    /// `None` if the queue is closed.
+    /// Adds a request, with who had to leave for it. `None` if the queue is closed; then `placing` stays.
     pub(super) fn enter(
         self: &Arc<Self>,
         freed: &Arc<Freed>,
         now: Instant,
         room: Room,
         request: Request,
-    ) -> Option<Result<Ticket, Refusal>> {
-        let (waker, granted) = oneshot::channel();
+        model: &Model,
+        placing: &mut Option<Placing>,
+    ) -> Option<Result<(Ticket, Vec<Gone>), Refusal>> {
         let mut state = self.state.lock();
         if state.is_closed {
             return None;
         }
-        let id = match state.queue.enter(now, room, request, waker) {
-            Ok(id) => id,
+        let (wake, woken) = oneshot::channel();
+        let waiter = Waiter {
+            model: model.clone(),
+            placing: placing.take(),
+            wake,
+        };
+        let Entered { id, left } = match state.queue.enter(now, room, request, waiter) {
+            Ok(entered) => entered,
             Err((refusal, _)) => return Some(Err(refusal)),
         };
+        self.is_all_promised.store(false, Relaxed);
         self.count(&state);
+        let gone = state.named(left);
         drop(state);
         // The worker that had room meanwhile did not know of this request.
         freed.add_waiting(1);
-        Some(Ok(Ticket {
+        let ticket = Ticket {
             queue: self.clone(),
             freed: freed.clone(),
             id,
-            granted,
+            woken,
             is_over: false,
-        }))
+        };
+        Some(Ok((ticket, gone)))
     }
 
-    /// Those who are released or refused now. They learn it by [`Self::wake`], without the lock.
-    pub(super) fn advance(&self, now: Instant, room: Room, computed: u64) -> Vec<Gone> {
+    /// Those who are released or refused now. They learn it by [`Self::wake`], without the lock. `look` also says where a
+    /// request is sent.
+    pub(super) fn advance(
+        &self,
+        now: Instant,
+        room: Room,
+        computed: u64,
+        mut look: impl FnMut(&Waiter) -> (Look, Option<Placed>),
+    ) -> Vec<Gone> {
         let mut state = self.state.lock();
-        let left = state.queue.advance(now, room, computed);
+        let mut all_placed = Vec::new();
+        let mut looked = 0;
+        let mut is_cut_short = room.is_full;
+        let left = state.queue.advance(now, room, computed, |waiter| {
+            let (look, placed) = look(waiter);
+            looked += usize::from(look == Look::Wait);
+            is_cut_short |= look == Look::Full;
+            if look == Look::Send {
+                all_placed.push(placed);
+            }
+            look
+        });
+        self.count(&state);
+        let is_all = !is_cut_short && looked == state.queue.len();
+        self.is_all_promised.store(is_all, Relaxed);
+        let mut gone = state.named(left);
+        drop(state);
+        let mut all_placed = all_placed.into_iter();
+        for gone in &mut gone {
+            if gone.left.outcome == Outcome::Released {
+                gone.placed = all_placed.next().flatten();
+            }
+        }
+        gone
+    }
+
+    /// Takes out the requests of models that now wait in another queue.
+    pub(super) fn take_moved(&self, now: Instant, is_moved: impl Fn(&Model) -> bool) -> Vec<Gone> {
+        let mut state = self.state.lock();
+        let left = state
+            .queue
+            .take_moved(now, |waiter| is_moved(&waiter.model));
         self.count(&state);
         state.named(left)
     }
@@ -198,24 +326,16 @@ impl ModelQueue {
         state.named(left)
     }
 
-    pub(super) fn wake(self: &Arc<Self>, freed: &Arc<Freed>, left: Left<Waker>) {
-        let result = match left.outcome {
-            Outcome::Released => {
-                self.granted.fetch_add(left.tokens, Relaxed);
-                self.granted_requests.fetch_add(1, Relaxed);
-                Ok(Grant {
-                    queue: self.clone(),
-                    freed: freed.clone(),
-                    tokens: left.tokens,
-                })
+    /// The models of those who wait.
+    pub(super) fn models(&self) -> Vec<Model> {
+        let state = self.state.lock();
+        let mut models: Vec<Model> = Vec::new();
+        for waiter in state.queue.wakers() {
+            if !models.contains(&waiter.model) {
+                models.push(waiter.model.clone());
             }
-            Outcome::Refused(refusal) => {
-                freed.remove_waiting(1);
-                Err(refusal)
-            }
-        };
-        // If its client has disconnected meanwhile, the grant is dropped.
-        let _ = left.waker.send(result);
+        }
+        models
     }
 
     /// Closes the queue, unless requests wait in it.
@@ -225,12 +345,22 @@ impl ModelQueue {
         state.is_closed
     }
 
-    /// The classes with their names, and the measured tokens a second and worker.
-    pub(super) fn status(&self, now: Instant) -> (Vec<(String, ClassStatus)>, Option<f64>) {
+    /// The classes of each model that waits, with their names.
+    pub(super) fn status(&self, now: Instant) -> Vec<(Model, Vec<(String, ClassStatus)>)> {
+        let models = self.models();
         let state = self.state.lock();
-        let classes = state.queue.classes(now).into_iter();
-        let named = classes.map(|status| (state.name_of(status.class), status));
-        (named.collect(), state.queue.measured_rate())
+        let models = models.into_iter().map(|model| {
+            let classes = state.queue.classes(now, |waiter| waiter.model == model);
+            let named = classes.into_iter();
+            let named = named.map(|status| (state.name_of(status.class), status));
+            (model, named.collect())
+        });
+        models.collect()
+    }
+
+    /// The measured tokens a second and worker.
+    pub(super) fn measured_rate(&self) -> Option<f64> {
+        self.state.lock().queue.measured_rate()
     }
 
     fn count(&self, state: &State) {
@@ -244,11 +374,47 @@ impl State {
         class.map_or_else(String::new, |class| class.name.clone())
     }
 
-    fn named(&self, left: Vec<Left<Waker>>) -> Vec<Gone> {
+    fn named(&self, left: Vec<Left<Waiter>>) -> Vec<Gone> {
         let gone = left.into_iter().map(|left| Gone {
             class: self.name_of(left.class),
             left,
+            placed: None,
         });
         gone.collect()
+    }
+}
+
+impl Gone {
+    /// Tells the request.
+    pub(super) fn wake(self, granted: &Arc<Granted>, freed: &Arc<Freed>) {
+        let Waiter { placing, wake, .. } = self.left.waker;
+        let woken = match self.left.outcome {
+            Outcome::Released => {
+                let (promises, chosen) = match self.placed {
+                    Some(placed) => (placed.promises, Some((placed.group, placed.chosen))),
+                    None => (SmallVec::new(), None),
+                };
+                granted.add(&promises);
+                Woken::Granted(Grant {
+                    granted: granted.clone(),
+                    freed: freed.clone(),
+                    promises,
+                    chosen,
+                })
+            }
+            Outcome::Refused(refusal) => {
+                freed.remove_waiting(1);
+                Woken::Refused(refusal)
+            }
+            Outcome::Moved => {
+                freed.remove_waiting(1);
+                // If its client has disconnected meanwhile, it is dropped.
+                let _ = wake.send(Woken::Moved(placing));
+                return;
+            }
+        };
+        // The request takes back what it lent for the looks.
+        drop(placing);
+        let _ = wake.send(woken);
     }
 }

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::Queues;
 use super::export::Loads;
-use crate::observe;
+use crate::queue::{ClassStatus, Settings};
 
 /// The queues of all known models.
 #[derive(Debug, Serialize)]
@@ -95,25 +95,40 @@ impl QueueStatus {
     }
 }
 
+/// The classes of a model of which no request waits.
+fn none(settings: &Settings) -> Vec<(String, ClassStatus)> {
+    let classes = settings.classes.iter().enumerate();
+    let classes = classes.map(|(class, of)| {
+        let status = ClassStatus {
+            class,
+            ..ClassStatus::default()
+        };
+        (of.name.clone(), status)
+    });
+    classes.collect()
+}
+
 impl Queues {
     pub fn status(&self) -> QueueStatus {
         let settings = self.settings.load();
         let shown = settings.as_deref().cloned().unwrap_or_default();
-        let now = observe::now();
         let mut loads = Loads::default();
+        let mut waiting = self.waiting_classes();
         let models = self.known_models().into_iter().map(|model| {
-            let queue = self.get(&model);
-            let (classes, rate) = queue
-                .as_ref()
-                .map(|queue| queue.status(now))
-                .unwrap_or_default();
+            let rate = self.get(&model).and_then(|queue| queue.measured_rate());
+            let classes = waiting
+                .remove(&model)
+                .unwrap_or_else(|| match settings.as_ref() {
+                    Some(settings) => none(settings),
+                    None => Vec::new(),
+                });
             let tokens = classes.iter().map(|(_, class)| class.tokens).sum();
             let (queued_tokens, workers) = self.load_of(&model, &mut loads);
             ModelRow {
                 workers,
                 queued_tokens,
                 saturation: self.saturation(&model, tokens, &shown, &mut loads),
-                waiting: queue.map_or(0, |queue| queue.waiting()),
+                waiting: classes.iter().map(|(_, class)| class.requests).sum(),
                 tokens_per_second_and_worker: rate.map(|rate| rate as u64),
                 classes: classes
                     .into_iter()

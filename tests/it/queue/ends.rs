@@ -121,7 +121,7 @@ async fn a_target_that_cannot_be_met_any_more_ends_the_wait() {
 }
 
 #[tokio::test]
-async fn a_drain_refuses_new_requests_and_finishes_those_that_wait() {
+async fn a_drain_sends_new_requests_at_once_and_finishes_those_that_wait() {
     let cluster = Cluster::with_router_child(vec![fast()], |config| {
         with_queue(config, |_| {});
         config.api.drain_delay = seconds(2);
@@ -135,12 +135,8 @@ async fn a_drain_refuses_new_requests_and_finishes_those_that_wait() {
     })
     .await;
     let answer = cluster.post(CHAT, chat("late", 1, false)).await;
-    assert_eq!(
-        (answer.status, &*answer.code()),
-        (503, "router_draining"),
-        "{}",
-        answer.text()
-    );
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(waiting(&cluster).await, 1);
     drop(blocker);
     assert_eq!(waiter.answer().await.status, 200);
 }
@@ -151,7 +147,7 @@ async fn a_reload_changes_the_bounds_and_turns_the_queue_on_and_off() {
     let engines = vec![Engine::here("w0", fast()).await];
     let listed = workers(&engines);
     let with = |queue: &str| text(&format!("{listed}{queue}"));
-    let cluster = folder.start(engines, &with("")).await;
+    let cluster = folder.start(engines, &with("queue: off\n")).await;
     cluster.is_worker("w0", "health", "up").await;
     let _blocker: Blocker = block(&cluster, "busy ").await;
     // Off: nothing waits.
@@ -169,7 +165,7 @@ async fn a_reload_changes_the_bounds_and_turns_the_queue_on_and_off() {
     assert_eq!(changes[0]["path"], "queue.max_requests", "{changes}");
     let second = wait(&cluster, &[], chat("d", 1, false)).await;
     // Off again: who waits goes on.
-    folder.write(&with(""));
+    folder.write(&with("queue: off\n"));
     applied(&cluster).await;
     assert_eq!(first.answer().await.status, 200);
     assert_eq!(second.answer().await.status, 200);
@@ -220,8 +216,12 @@ async fn a_refusal_names_the_setting_of_the_class_that_is_full() {
     let waiter = wait(&cluster, &[], chat("hello", 1, false)).await;
     let answer = cluster.post(CHAT, chat("one too many", 1, false)).await;
     assert_eq!((answer.status, &*answer.code()), (429, "queue_full"));
-    let named = "1 requests of this priority wait already (queue.classes[1].max_requests)";
-    assert!(answer.text().contains(named), "{}", answer.text());
+    for named in [
+        "1 requests of this priority wait already",
+        "(queue.classes[1].max_requests)",
+    ] {
+        assert!(answer.text().contains(named), "{}", answer.text());
+    }
     let answer = waiter.answer().await;
     assert_eq!((answer.status, &*answer.code()), (429, "queue_timeout"));
     let named = "(queue.classes[1].max_wait)";

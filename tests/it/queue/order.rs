@@ -74,7 +74,7 @@ fn tenant(name: &str, priority: i32) -> TenantSpec {
 /// Three tenants, and the worker busy with a request of one.
 async fn tenants() -> Cluster {
     Cluster::start(vec![fast()], |config| {
-        with_queue(config, |settings| settings.advanced.quantum_tokens = 1);
+        with_queue(config, |_| {});
         config.tenants = vec![tenant("flood", 0), tenant("quiet", 0), tenant("urgent", 5)];
     })
     .await

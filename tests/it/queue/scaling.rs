@@ -151,7 +151,11 @@ async fn a_worker_that_joins_gets_what_waits_for_busy_ones() {
 #[tokio::test]
 async fn metrics_of_known_models_are_there_before_anything_waits() {
     // Without a queue too: autoscalers are set up first.
-    let cluster = Cluster::start(vec![fast()], |config| config.models = vec![known("cold")]).await;
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.queue = warmroute::queue::Waiting::Off;
+        config.models = vec![known("cold")];
+    })
+    .await;
     let page = client::get(cluster.router.admin, "/metrics").await;
     for line in [
         "warmroute_queue_requests{class=\"normal\",model=\"sim\"} 0",

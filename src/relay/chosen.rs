@@ -1,0 +1,83 @@
+//! What was chosen for a request, and what that promises its workers.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::kv_transfer::SingleWorkerReason;
+use super::promised::Promise;
+use crate::fleet::Group;
+use crate::ids::WorkerId;
+use crate::routing::Decision;
+use crate::routing::pair::LocalReason;
+
+/// The decisions for the decode and the prefill worker, with indices into the group.
+pub(super) type Chosen = (Decision, Option<Result<Decision, NotDisaggregated>>);
+
+/// The decision for the worker that computes the prompt.
+pub(super) fn computes((decode, prefill): &Chosen) -> &Decision {
+    match prefill {
+        Some(Ok(prefill)) => prefill,
+        Some(Err(_)) | None => decode,
+    }
+}
+
+/// What a choice for a prompt of so many tokens promises its workers; first the one that computes it.
+pub(super) fn promises(
+    prompt_tokens: u32,
+    group: &Group,
+    chosen: &Chosen,
+) -> SmallVec<[(WorkerId, Promise); 2]> {
+    let promise = |decision: &Decision, queued_tokens: u32| {
+        let worker = group.workers[decision.worker_index].id;
+        let promise = Promise {
+            requests: 1,
+            waiting: 0,
+            queued_tokens: queued_tokens.into(),
+            context_tokens: prompt_tokens.into(),
+        };
+        (worker.cache_owner(decision.rank), promise)
+    };
+    match chosen {
+        (decode, Some(Ok(prefill))) => {
+            smallvec![promise(prefill, prefill.new_tokens), promise(decode, 0)]
+        }
+        (decode, Some(Err(_)) | None) => smallvec![promise(decode, decode.new_tokens)],
+    }
+}
+
+/// Why a request has no prefill leg.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NotDisaggregated {
+    /// Because of the workers, as they are now.
+    Local(LocalReason),
+    /// Because of the request itself.
+    Request(SingleWorkerReason),
+    /// Its prefill legs or KV transfers have failed.
+    Failed,
+}
+
+impl NotDisaggregated {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            NotDisaggregated::Local(reason) => reason.as_str(),
+            NotDisaggregated::Request(reason) => reason.as_str(),
+            NotDisaggregated::Failed => "prefill_failed",
+        }
+    }
+
+    /// True if the request would have a prefill leg if a prefill worker were there for it.
+    pub(super) fn is_lack_of_prefill(self) -> bool {
+        match self {
+            NotDisaggregated::Local(LocalReason::NoPrefillWorker | LocalReason::NoPair)
+            | NotDisaggregated::Failed => true,
+            NotDisaggregated::Local(LocalReason::PrefixCached) | NotDisaggregated::Request(_) => {
+                false
+            }
+        }
+    }
+}
+
+impl From<LocalReason> for NotDisaggregated {
+    fn from(reason: LocalReason) -> Self {
+        Self::Local(reason)
+    }
+}
