@@ -13,7 +13,7 @@ use crate::relay::Relay;
 /// Reads a worker's value, if it has one.
 type Read = fn(&Status, &Relay, Instant) -> Option<u64>;
 
-const GAUGES: [(&str, &str, Read); 13] = [
+const GAUGES: [(&str, &str, Read); 16] = [
     (
         "warmroute_worker_up",
         "1 for a worker that answers its health probes, else 0.",
@@ -48,6 +48,25 @@ const GAUGES: [(&str, &str, Read); 13] = [
         "warmroute_worker_prefill_tokens_per_second",
         "Prompt tokens that a worker computes in a second, as learnt or configured. None before enough was seen.",
         |status, _, _| Some(status.worker.prefill_rate()?.0 as u64),
+    ),
+    (
+        "warmroute_worker_step_microseconds",
+        "What a step of a worker's engine takes beside its prompts and answers, as learnt. None before enough was seen.",
+        |status, _, _| {
+            let is_learnt = status.worker.speed_samples() > 0;
+            let step = status.worker.load.speed.get().step;
+            is_learnt.then_some((step * 1e6) as u64)
+        },
+    ),
+    (
+        "warmroute_worker_slots",
+        "Answers that a worker generates at the same time, as learnt or configured. None before enough was seen.",
+        |status, _, _| Some(status.worker.known_slots()?.into()),
+    ),
+    (
+        "warmroute_worker_free_slots",
+        "Requests that a worker may still get before others wait for it: its slots and an eighth more, less its requests of all replicas.",
+        |status, _, _| Some(status.worker.free_slots()?.into()),
     ),
     (
         "warmroute_worker_reported_running",

@@ -251,13 +251,18 @@ impl Worker {
         }
     }
 
+    /// Its slots, if they are configured or were seen.
+    pub fn known_slots(&self) -> Option<u32> {
+        match self.configured_slots {
+            Some(slots) => Some(slots.get()),
+            None => self.load.learnt_slots(),
+        }
+    }
+
     /// Requests that may be sent to it before all of its slots are taken; `None` while slots are not known. A few more than it
     /// was seen to have: its engine runs them if it can, and then it is seen to have more.
     pub fn free_slots(&self) -> Option<u32> {
-        let slots = match self.configured_slots {
-            Some(slots) => slots.get(),
-            None => self.load.learnt_slots()?,
-        };
+        let slots = self.known_slots()?;
         let most = slots.saturating_add(slots.div_ceil(8));
         Some(most.saturating_sub(self.load.requests()))
     }

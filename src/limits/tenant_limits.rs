@@ -94,6 +94,17 @@ impl TenantLimits {
         }
     }
 
+    /// Refuses a request for a model that the tenant may not use.
+    pub fn refuse_model(&self, model: &str) -> Refusal {
+        let refusal = Refusal::Model {
+            model: observe::shortened(model).to_owned(),
+        };
+        let labels = [&*self.name, refusal.reason()];
+        let refusals = &self.limiter.metrics.refusals;
+        refusals.with_label_values(&labels).inc();
+        refusal
+    }
+
     /// What needs no count: the model, its `max_tokens`, and the size of the request.
     pub(super) fn check(
         &self,

@@ -117,18 +117,9 @@ impl fmt::Display for Error {
     }
 }
 
-/// Whether a client's request is sent as it is, or as one leg of a disaggregated request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum RequestKind {
-    Whole,
-    /// One leg of a disaggregated request. The router itself reads the answer.
-    Leg,
-}
-
 /// How a request is sent.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sending<'a> {
-    pub(super) kind: RequestKind,
     /// The dp rank that must process it.
     pub(super) rank: Option<u32>,
     pub(super) reuse: Reuse,
@@ -203,9 +194,6 @@ pub(super) fn request(
     *request.method_mut() = Method::POST;
     *request.uri_mut() = job.target.clone();
     *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
-    if sending.kind == RequestKind::Leg {
-        headers::of_leg(request.headers_mut());
-    }
     if let Some(rank) = sending.rank {
         headers::pin(request.headers_mut(), rank);
     }

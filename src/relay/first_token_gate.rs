@@ -1,15 +1,20 @@
-//! First-token gate: decides when the stream of a decode leg may go to the client. An engine begins the stream
-//! before it fetches the KV blocks, and reports a failed fetch within the stream; its first token proves that it has
-//! the blocks. Pure.
+//! First-token gate: decides when a stream may go to the client. An engine may begin it with comments and a role before it has
+//! computed anything, and report within it what went wrong, such as KV blocks that it could not fetch. Its first token proves
+//! that all is well. Pure.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
 
 use bytes::Bytes;
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
 
 use super::engine_answer;
 use crate::http::sse::Aligner;
 use crate::prompt::Api;
+
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
 
 /// A stream without a token in its first megabyte is passed on all the same.
 const BYTES_MAX: usize = 1 << 20;
@@ -23,6 +28,8 @@ pub(super) enum Verdict {
     Token,
     /// The engine reports an error.
     Error,
+    /// The same, and says that the request is at fault.
+    Refusal,
 }
 
 /// Watches one stream until its first token.
@@ -74,8 +81,11 @@ impl FirstTokenGate {
             Api::Messages => name == b"error",
             _ => false,
         };
-        if is_error || has_error(data) {
-            return Verdict::Error;
+        match error_of(data) {
+            Some(true) => return Verdict::Refusal,
+            Some(false) => return Verdict::Error,
+            None if is_error => return Verdict::Error,
+            None => {}
         }
         let is_end = data == b"[DONE]"
             || matches!(
@@ -102,15 +112,45 @@ fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     (name, data)
 }
 
-/// True if data is an object with a top-level `error` that is not null.
-fn has_error(data: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Wire {
-        #[serde(default)]
-        error: Option<IgnoredAny>,
+/// Whether some whole events of a stream have an error of the engine, which is not one of the request.
+pub(super) fn has_engine_error(api: Api, events: &[u8]) -> bool {
+    if matches!(api, Api::Responses | Api::Other) || ERROR.find(events).is_none() {
+        return false;
     }
-    memmem::find(data, b"\"error\"").is_some()
-        && serde_json::from_slice::<Wire>(data).is_ok_and(|wire| wire.error.is_some())
+    let lines = events.split(|byte| *byte == b'\n');
+    let mut data = lines.filter_map(|line| line.strip_prefix(b"data:"));
+    data.any(|data| error_of(data.trim_ascii()) == Some(false))
+}
+
+/// Whether the request is at fault, if data is an object with a top-level `error` that is not null.
+fn error_of(data: &[u8]) -> Option<bool> {
+    #[derive(Deserialize)]
+    struct Wire<'a> {
+        #[serde(default, borrow)]
+        error: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Coded {
+        code: u16,
+    }
+    #[derive(Deserialize)]
+    struct Typed<'a> {
+        #[serde(borrow)]
+        r#type: Cow<'a, str>,
+    }
+    ERROR.find(data)?;
+    let error = serde_json::from_slice::<Wire<'_>>(data).ok()?.error?.get();
+    // Engines write the status as the code, and the type as OpenAI or as Python names it.
+    let coded = serde_json::from_str::<Coded>(error);
+    let typed = serde_json::from_str::<Typed<'_>>(error);
+    let is_refusal = |text: &str| {
+        let text = text.to_ascii_lowercase().replace('_', "");
+        text.contains("invalidrequest") || text.contains("badrequest")
+    };
+    Some(match coded {
+        Ok(Coded { code }) => (400..500).contains(&code),
+        Err(_) => typed.is_ok_and(|typed| is_refusal(&typed.r#type)),
+    })
 }
 
 #[cfg(test)]
@@ -150,6 +190,22 @@ mod tests {
         check(Api::Chat, &[ROLE, TOKEN], Verdict::Token);
         check(Api::Chat, &[ROLE, ERROR, DONE], Verdict::Error);
         check(Api::Chat, &[ROLE, TOKEN, ERROR], Verdict::Token);
+        for refusal in [
+            "data: {\"error\":{\"message\":\"too long\",\"code\":400}}\n\n",
+            "data: {\"error\":{\"type\":\"invalid_request_error\",\"code\":\"context_length\"}}\n\n",
+            "data: {\"error\":{\"type\":\"BadRequestError\",\"code\":null}}\n\n",
+        ] {
+            check(Api::Chat, &[ROLE, refusal], Verdict::Refusal);
+        }
+        for error in [
+            "1",
+            "\"no\"",
+            "{\"code\":\"400\"}",
+            "{\"code\":503,\"type\":\"BadRequest\"}",
+        ] {
+            let event = format!("data: {{\"error\":{error}}}\n\n");
+            check(Api::Chat, &[&event], Verdict::Error);
+        }
         check(Api::Chat, &[ROLE, DONE], Verdict::Token);
         check(Api::Completions, &[ERROR, DONE], Verdict::Error);
         check(

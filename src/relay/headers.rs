@@ -25,8 +25,25 @@ const OWNED: [HeaderName; 7] = [
     HeaderName::from_static("x-session-id"),
 ];
 
-/// SGLang's headers that replace such fields of a body (`SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES`).
-const OVERRIDES: &str = "x-override-";
+/// Beginnings of such names: SGLang's headers that replace fields of a body (`SGLANG_ENABLE_REQUEST_HEADER_OVERRIDES`), and those
+/// that gateways and llm-d's parts send to each other. Its sidecars obey them as a router's.
+const OWNED_BEGINNINGS: [&str; 6] = [
+    "x-override-",
+    "x-prefiller-",
+    "x-data-parallel-",
+    "x-encoder-hosts-",
+    "x-llm-d-",
+    "x-gateway-",
+];
+
+fn is_owned(name: &HeaderName) -> bool {
+    let text = name.as_str();
+    OWNED.contains(name)
+        || text.starts_with("x-")
+            && OWNED_BEGINNINGS
+                .iter()
+                .any(|beginning| text.starts_with(beginning))
+}
 
 /// The headers of a request to an engine. Length and framing are the connection's business.
 pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMap {
@@ -34,11 +51,11 @@ pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMa
     let named = named_by_connection(client);
     for (name, value) in client {
         let stays = HOP_BY_HOP.contains(name)
-            || OWNED.contains(name)
-            || name.as_str().starts_with(OVERRIDES)
+            || is_owned(name)
+            // Usage is read from answers, and legs are read here: they must not be compressed.
             || matches!(
                 *name,
-                header::HOST | header::CONTENT_LENGTH | header::EXPECT
+                header::HOST | header::CONTENT_LENGTH | header::EXPECT | header::ACCEPT_ENCODING
             )
             || (*name == header::AUTHORIZATION && worker.authorization.is_some())
             || named
@@ -58,12 +75,6 @@ pub fn to_engine(client: &HeaderMap, worker: &Worker, id: RequestId) -> HeaderMa
         headers.insert(REQUEST_ID, id);
     }
     headers
-}
-
-/// Makes the headers of a request to an engine those of one of its two legs: the answer is read here, so it
-/// must not be compressed.
-pub fn of_leg(headers: &mut HeaderMap) {
-    headers.remove(header::ACCEPT_ENCODING);
 }
 
 /// Names the dp rank that must process the request.
@@ -181,6 +192,11 @@ mod tests {
             ("x-vllm-priority", "-1"),
             ("x-session-id", "s"),
             ("x-override-bootstrap-host", "2.2.2.2"),
+            ("x-prefiller-host-port", "2.2.2.2:80"),
+            ("x-data-parallel-host-port", "2.2.2.2:80"),
+            ("x-encoder-hosts-ports", "2.2.2.2:80"),
+            ("x-llm-d-slo-ttft-ms", "5"),
+            ("x-gateway-destination-endpoint", "2.2.2.2:80"),
         ]);
         assert_eq!(sent["x-request-id"], "wr-000000000000000000000000");
         assert_eq!(sent["host"], "a.test:8000");
@@ -188,9 +204,8 @@ mod tests {
     }
 
     #[test]
-    fn a_leg_goes_to_its_rank_and_comes_back_as_it_can_be_read() {
+    fn a_request_goes_to_its_rank_and_comes_back_as_it_can_be_read() {
         let mut headers = sent(&[("accept-encoding", "gzip"), ("x-custom", "1")]);
-        of_leg(&mut headers);
         pin(&mut headers, 3);
         assert_eq!(headers["x-data-parallel-rank"], "3");
         assert_eq!(headers["x-custom"], "1");

@@ -220,18 +220,21 @@ impl Error {
     }
 }
 
+fn there_is(known: &[String]) -> String {
+    match known {
+        [] => String::new(),
+        known => format!("; there is {}", known.join(", ")),
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::UnknownModel { model, known } => {
-                write!(
-                    f,
-                    "the model `{model}` does not exist; there is {}",
-                    known.join(", ")
-                )
+                write!(f, "the model `{model}` does not exist{}", there_is(known))
             }
             Error::NoModel { known } => {
-                write!(f, "`model` is missing; there is {}", known.join(", "))
+                write!(f, "`model` is missing{}", there_is(known))
             }
             Error::NoWorker { model, .. } if model.is_empty() => {
                 f.write_str("no worker can take requests now")

@@ -23,7 +23,7 @@ use super::target::{Name, Names};
 use super::tokens::PromptTokens;
 use crate::fleet::model_lookup::Lookup;
 use crate::fleet::{Group, PinnedApi, Places, Snapshot, Worker};
-use crate::ids::WorkerId;
+use crate::ids::{Tenant, WorkerId};
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tokenizer_check::{PromptCheck, PromptSource, TokenizerCheck};
 use crate::kv::unconfirmed::UnconfirmedPrompt;
@@ -262,12 +262,14 @@ impl Relay {
     /// The number of a prompt's tokens, if the router knows all of them. `chat`: as in [`Job`](super::Job).
     pub async fn count_tokens(
         &self,
+        tenant: Tenant,
         api: Api,
         headers: &HeaderMap,
         body: &Bytes,
         model: Option<&str>,
         chat: Option<&dyn ChatForm>,
     ) -> Result<Option<usize>, Error> {
+        self.check_right(tenant, model)?;
         let read =
             || body_edit::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
         let name = model.and_then(|it| self.names.get(it));
@@ -276,7 +278,8 @@ impl Relay {
             Some((_, candidate, body)) => (Some(&*candidate.model), body),
             None => (model, body),
         };
-        let group = self.group_or_look_up(model).await?;
+        let group = self.group_or_look_up(model).await;
+        let group = group.map_err(|error| self.without_others(tenant, error))?;
         let chat = chat.filter(|_| self.sends_chat(model));
         let converted = chat.and_then(|chat| chat.chat_body(body).ok());
         let (api, body) = match &converted {
@@ -289,13 +292,14 @@ impl Relay {
             .map(|found| found.ids.len()))
     }
 
-    /// An error if the model does not exist. Whether a worker can take a request now is not asked.
-    pub async fn check_model(&self, model: &str) -> Result<(), Error> {
+    /// An error if the model does not exist for a tenant. Whether a worker can take a request now is not asked.
+    pub async fn check_model(&self, tenant: Tenant, model: &str) -> Result<(), Error> {
+        self.check_right(tenant, Some(model))?;
         if self.names.get(model).is_some() {
             return Ok(());
         }
         match self.group_or_look_up(Some(model)).await {
-            Err(error @ Error::UnknownModel { .. }) => Err(error),
+            Err(error @ Error::UnknownModel { .. }) => Err(self.without_others(tenant, error)),
             Ok(_) | Err(_) => Ok(()),
         }
     }

@@ -30,6 +30,16 @@ impl Relay {
         job: &Job<'_>,
         peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
+        self.check_right(job.tenant, peek.model.as_deref())?;
+        let answer = self.run_permitted(job, peek).await;
+        answer.map_err(|error| self.without_others(job.tenant, error))
+    }
+
+    async fn run_permitted(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        peek: PeekedBody<'_>,
+    ) -> Result<Response<Body>, Error> {
         let name = peek.model.as_deref().and_then(|it| self.names.get(it));
         let asking = match self.needs_usage() {
             true => usage_option::asking(job.api, &job.body, &peek),

@@ -133,6 +133,7 @@ impl Relay {
         });
         let limits = stream::Limits {
             idle: self.settings.stream_idle_timeout,
+            keep_alive: Some(self.settings.keep_alive).filter(|it| !it.is_zero()),
             deadline,
         };
         let summary = job.summary.clone();

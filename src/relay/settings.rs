@@ -22,10 +22,15 @@ pub struct Settings {
     /// clients.
     #[serde(with = "DurationText")]
     pub response_timeout: Duration,
-    /// A response without a byte for this long ends with an error. An engine that shuts down can leave a stream
-    /// open for ever.
+    /// A response without a byte for this long ends with an error; comments do not count. An engine that shuts down can leave
+    /// a stream open for ever. Longer than an engine is silent within the call of a tool.
     #[serde(with = "DurationText")]
     pub stream_idle_timeout: Duration,
+    /// A stream that the client gets nothing of for this long gets a comment, so that no proxy between takes it for dead.
+    /// `0s`: none.
+    #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "0s", "max" = "1h"))]
+    pub keep_alive: Duration,
     /// From the header of the client's request to the end of the response, all attempts together.
     #[serde(with = "DurationText")]
     pub request_timeout: Duration,
@@ -60,7 +65,10 @@ impl Default for Settings {
             // Longer than any queue that anyone waits in.
             first_byte_timeout: Duration::from_secs(120),
             response_timeout: Duration::from_secs(600),
-            stream_idle_timeout: Duration::from_secs(60),
+            // Users of agents report silences of more than 5 minutes.
+            stream_idle_timeout: Duration::from_secs(600),
+            // A quarter of the usual time-out of proxies and load balancers.
+            keep_alive: Duration::from_secs(15),
             request_timeout: Duration::from_secs(1_800),
             decision_header: true,
             stream_usage: true,

@@ -2,22 +2,26 @@
 
 use std::time::Instant;
 
+use hyper::StatusCode;
 use smallvec::SmallVec;
 use tracing::debug;
 
 use super::choice::Choice;
 use super::core::Relay;
-use super::exchange::{self, RequestKind, Sending};
+use super::exchange::{self, Sending};
+use super::failure_owner::FailureOwner;
+use super::first_token::{self, Beginning};
 use super::gateway::CarriedTo;
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, PrefillLeg, Stage};
 use super::plan::Plan;
-use super::retries::Attempts;
+use super::retries::{Attempts, Failure};
 use super::running::{OptimisticInsert, Running};
 use super::send::may_refuse_rank;
 use super::traced;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
+use crate::prompt::Api;
 use crate::routing::Decision;
 
 impl Relay {
@@ -116,7 +120,6 @@ impl Relay {
         let (with_id, abort) = aborted.unzip();
         let body = with_id.as_ref().unwrap_or(body);
         let sending = Sending {
-            kind: RequestKind::Whole,
             rank,
             reuse: attempts.reuse(),
             carried,
@@ -150,6 +153,18 @@ impl Relay {
                 }
                 sent => sent,
             }
+        };
+        // A gateway's answer is its own.
+        let waits_for_token = carried.is_none()
+            && plan.is_stream
+            && matches!(job.api, Api::Chat | Api::Completions | Api::Messages);
+        let mut beginning = Beginning::Token;
+        let sent = async {
+            let mut answer = sent.await?;
+            if waits_for_token {
+                beginning = first_token::wait(job.api, &mut answer).await?;
+            }
+            Ok(answer)
         };
         let sent = match unseen_prefill {
             None => sent.await,
@@ -202,10 +217,15 @@ impl Relay {
                 )
             }
         };
-        if answer.head.status.is_success() {
+        let has_begun = matches!(beginning, Beginning::Token | Beginning::Refusal);
+        if answer.head.status.is_success() && has_begun {
             insert.confirm();
         }
-        let refusal = self.refusal(worker, &answer);
+        let refusal = match beginning {
+            Beginning::Token | Beginning::Refusal => self.refusal(worker, &answer),
+            // As an engine that answers 503: another one may do better.
+            Beginning::Error | Beginning::Nothing => Some(Failure::Refused),
+        };
         let answer = AttemptAnswer {
             answer,
             running,
@@ -225,7 +245,12 @@ impl Relay {
         match refusal {
             None => AttemptOutcome::Answered(answer),
             Some(failure) => {
-                AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer))
+                let mut failed = FailedAttempt::refused(Stage::Worker, failure, answer);
+                if beginning == Beginning::Error {
+                    failed.owner = FailureOwner::of_status(StatusCode::INTERNAL_SERVER_ERROR);
+                    failed.error = format!("{}: an error in place of the first token", worker.name);
+                }
+                AttemptOutcome::Failed(failed)
             }
         }
     }

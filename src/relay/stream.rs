@@ -20,10 +20,10 @@ use tracing::info;
 use self::continuing::Break;
 pub(super) use self::continuing::Continuing;
 pub(super) use self::limits::Limits;
-use self::limits::{TOO_LONG, Timer};
+use self::limits::{Fired, TOO_LONG, Timer};
 use self::pieces::join;
 use self::source::{Read, Source};
-use self::terminator::StreamTerminator;
+use self::terminator::{Missing, StreamTerminator};
 use super::continuation::End;
 use super::meter::Meter;
 use super::metrics::Outcome;
@@ -36,6 +36,9 @@ use crate::http::{self, BodyError};
 use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
+
+/// A comment, which clients ignore.
+const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 /// An incomplete event is buffered up to this size; a longer one passes in pieces.
 const EVENT_BYTES_MAX: usize = 1 << 20;
@@ -67,8 +70,19 @@ pub(super) fn relay(
     });
     let relayed = Relayed {
         source: Source::new(engine, first),
-        timer: Timer::new(limits, timer),
+        timer: Timer::new(
+            Limits {
+                // Those of the Responses API get their own.
+                keep_alive: limits
+                    .keep_alive
+                    .filter(|_| is_events && api != Api::Responses),
+                ..limits
+            },
+            timer,
+        ),
         last: observe::now(),
+        sent: observe::now(),
+        is_within_event: false,
         events,
         meter,
         usage,
@@ -82,7 +96,12 @@ pub(super) fn relay(
 struct Relayed {
     source: Source,
     timer: Timer,
+    /// When the engine sent something last that is no comment.
     last: Instant,
+    /// When the client was sent something last.
+    sent: Instant,
+    /// A long event has passed in part.
+    is_within_event: bool,
     events: Option<Events>,
     meter: Meter,
     /// Corrects the usage of a disaggregated request's answer.
@@ -102,7 +121,9 @@ struct Events {
 impl Relayed {
     /// Takes data from the engine; returns the whole events in it.
     fn on_data(&mut self, data: Bytes) -> Bytes {
-        self.last = observe::now();
+        if self.events.is_none() || !is_comment(&data) {
+            self.last = observe::now();
+        }
         if self.usage.is_some() || self.continuing.is_some() {
             return self.on_changed_data(data);
         }
@@ -262,14 +283,14 @@ impl Relayed {
                 Some(usage) if !held.is_empty() => usage.on_data(held),
                 _ => held,
             };
-            let rest = match events
-                .terminator
-                .take()
-                .and_then(|terminator| terminator.if_missing(&held))
-            {
-                None => held,
+            let terminator = events.terminator.take();
+            end = terminator.as_ref().map_or(end, StreamTerminator::outcome);
+            let missing = terminator.map(|terminator| terminator.at_end(&held));
+            let rest = match missing {
+                None | Some(Missing::Nothing) => held,
+                Some(Missing::Done(done)) => done,
                 // An incomplete event is dropped.
-                Some(error) => {
+                Some(Missing::Answer(error)) => {
                     end = Outcome::WorkerFailed;
                     error
                 }
@@ -305,9 +326,9 @@ impl Relayed {
             .events
             .as_mut()
             .and_then(|events| events.terminator.take());
-        if terminator.as_ref().is_some_and(StreamTerminator::has_end) {
+        if let Some(complete) = terminator.as_ref().filter(|it| it.has_end()) {
             // The stream was complete when the connection broke.
-            self.meter.on_end(self.last, Outcome::Complete);
+            self.meter.on_end(self.last, complete.outcome());
             return Ok(passed);
         }
         self.meter.on_end(observe::now(), end);
@@ -323,6 +344,12 @@ impl Relayed {
     fn has_next(&self) -> bool {
         self.continuing.as_ref().is_some_and(|it| it.is_waiting())
     }
+}
+
+/// Whether a piece of a stream is nothing but comments.
+fn is_comment(data: &[u8]) -> bool {
+    let is_blank = |line: &[u8]| line.is_empty() || line.starts_with(b":") || line == b"\r";
+    data.first() == Some(&b':') && data.split(|byte| *byte == b'\n').all(is_blank)
 }
 
 const ENGINE_ERROR: &str = "the engine failed before the answer's end";
@@ -369,13 +396,27 @@ impl http_body::Body for Relayed {
                 Poll::Ready(Read::Broken(data)) => {
                     this.on_broken(data, Outcome::WorkerFailed, CLOSED_EARLY)
                 }
-                Poll::Pending => match this.timer.poll(cx, this.last) {
+                Poll::Pending => match this.timer.poll(cx, this.last, this.sent) {
                     Poll::Pending => return Poll::Pending,
-                    Poll::Ready((end, message)) => this.on_broken(Bytes::new(), end, message),
+                    Poll::Ready(Fired::KeepAlive) => {
+                        this.sent = observe::now();
+                        if this.is_within_event {
+                            continue;
+                        }
+                        let comment = Bytes::from_static(KEEP_ALIVE);
+                        return Poll::Ready(Some(Ok(Frame::data(comment))));
+                    }
+                    Poll::Ready(Fired::End(end, message)) => {
+                        this.on_broken(Bytes::new(), end, message)
+                    }
                 },
             };
             // Only part of an event has come.
             if passed.as_ref().map_or(true, |passed| !passed.is_empty()) {
+                if let Ok(passed) = &passed {
+                    this.sent = this.sent.max(this.last);
+                    this.is_within_event = !passed.ends_with(b"\n\n");
+                }
                 return Poll::Ready(Some(passed.map(Frame::data)));
             }
         }
@@ -389,8 +430,14 @@ impl http_body::Body for Relayed {
 impl Drop for Relayed {
     fn drop(&mut self) {
         if !self.source.is_closed() || self.has_next() {
-            self.meter
-                .on_end(observe::now(), Outcome::ClientDisconnected);
+            let terminator = self.events.as_ref().and_then(|it| it.terminator.as_ref());
+            match terminator.filter(|it| it.has_passed_all()) {
+                // The client had all of it, and did not wait for the end of the body.
+                Some(complete) => self.meter.on_end(self.last, complete.outcome()),
+                None => self
+                    .meter
+                    .on_end(observe::now(), Outcome::ClientDisconnected),
+            }
         }
     }
 }

@@ -45,7 +45,9 @@ impl Responses {
         request.salt(&create)?;
         if !generates {
             // No engine will find out.
-            self.relay.check_model(&create.model).await?;
+            self.relay
+                .check_model(request.admitted.tenant, &create.model)
+                .await?;
         }
         let remembered = request.turn.and_then(|turn| turn.continued.as_deref());
         let needs_store = remembered.is_none() && create.parent.is_in_store();

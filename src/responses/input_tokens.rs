@@ -50,7 +50,14 @@ impl Responses {
         let model = Some(&*create.model).filter(|model| !model.is_empty());
         let counted = self
             .relay
-            .count_tokens(Api::Responses, request.headers, &body, model, Some(self))
+            .count_tokens(
+                request.admitted.tenant,
+                Api::Responses,
+                request.headers,
+                &body,
+                model,
+                Some(self),
+            )
             .await?;
         match counted {
             Some(tokens) => Ok(tokens),

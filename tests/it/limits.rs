@@ -3,6 +3,7 @@
 mod answers;
 mod counting;
 mod replicas;
+mod rights;
 
 use serde_json::json;
 use warmroute::config::Config;

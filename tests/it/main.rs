@@ -25,6 +25,7 @@ mod dying_workers;
 mod extra_endpoints;
 mod failures;
 mod fault_isolation;
+mod first_token;
 #[cfg(feature = "jwt")]
 mod jwt;
 #[cfg(feature = "kubernetes")]

@@ -34,6 +34,8 @@ enum Reply {
     Endless,
     /// These bytes; then the connection stays open, and is closed when the next request comes.
     Once(Arc<[u8]>),
+    /// The first bytes, and then the others again and again.
+    Repeating(Arc<[u8]>, Arc<[u8]>),
 }
 
 impl Stub {
@@ -44,6 +46,11 @@ impl Stub {
 
     pub(crate) async fn once(answer: impl Into<Vec<u8>>) -> Self {
         Self::with(Reply::Once(answer.into().into())).await
+    }
+
+    /// `first` to every POST, and then `again` every 20 ms for as long as somebody reads.
+    pub(crate) async fn repeating(first: impl Into<Vec<u8>>, again: impl Into<Vec<u8>>) -> Self {
+        Self::with(Reply::Repeating(first.into().into(), again.into().into())).await
     }
 
     pub(crate) async fn endless() -> Self {
@@ -159,6 +166,14 @@ impl Stub {
                 }
                 Reply::Bytes(answer) => stream.write_all(&answer).await,
                 Reply::Endless => self.write_for_ever(&mut stream).await,
+                Reply::Repeating(first, again) => {
+                    let mut written = stream.write_all(&first).await;
+                    while written.is_ok() {
+                        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                        written = stream.write_all(&again).await;
+                    }
+                    Ok(())
+                }
             };
             self.open.fetch_sub(1, Relaxed);
         } else if head.starts_with("get /v1/models ") {

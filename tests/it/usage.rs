@@ -369,5 +369,8 @@ fn a_usage_log_that_cannot_be_written_is_refused() {
     )
     .unwrap();
     assert_eq!(config.usage.max_queued_size, 16 << 20);
-    assert_eq!(config.requests.stream_idle_timeout, Duration::from_secs(60));
+    assert_eq!(
+        config.requests.stream_idle_timeout,
+        Duration::from_secs(600)
+    );
 }

@@ -168,7 +168,6 @@ async fn post(
     *request.method_mut() = Method::POST;
     *request.uri_mut() = PATH.parse().map_err(|_| "no path".to_owned())?;
     *request.headers_mut() = headers::to_engine(&client, worker, id);
-    headers::of_leg(request.headers_mut());
     if let Some(rank) = rank {
         headers::pin(request.headers_mut(), rank);
     }

@@ -9,7 +9,7 @@ use tracing::warn;
 use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use crate::observe;
-use crate::relay::exchange::{self, RequestKind, Sending};
+use crate::relay::exchange::{self, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::outcome::{FailedAttempt, Stage};
 use crate::relay::retries::Failure;
@@ -38,7 +38,6 @@ impl LegContext<'_> {
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
         let sending = Sending {
-            kind: RequestKind::Leg,
             rank: self.decode_rank(),
             reuse: self.attempts.reuse().without_replacement(),
             carried: None,

@@ -4,9 +4,11 @@
 use bytes::{Bytes, BytesMut};
 
 use crate::prompt::Api;
-use crate::relay::first_token_gate::{FirstTokenGate, Verdict};
+use crate::relay::exchange;
+use crate::relay::first_token::{self, Beginning};
 use crate::relay::kv_transfer::ANSWER_BYTES_MAX;
-use crate::relay::{exchange, headers};
+
+const ENDED: &str = "the stream ended before its first token";
 
 /// Why a decode leg has no first token.
 pub(super) enum DecodeFailure {
@@ -51,50 +53,15 @@ pub(super) async fn wait_for_first_token(
     api: Api,
     answer: &mut exchange::Answer,
 ) -> Result<(), DecodeFailure> {
-    let is_stream =
-        answer.head.status.is_success() && headers::is_event_stream(&answer.head.headers);
-    if !is_stream {
-        return Ok(());
-    }
-    let mut gate = FirstTokenGate::new(api);
-    let mut next = answer.first.take();
-    let mut passed = BytesMut::new();
-    loop {
-        let Some(piece) = next else {
-            return Err(DecodeFailure::BeforeFirstToken(
-                "the stream ended before its first token",
-            ));
-        };
-        match gate.on_data(&piece) {
-            Verdict::Error => {
-                return Err(DecodeFailure::BeforeFirstToken(
-                    "the engine reported an error before its first token",
-                ));
-            }
-            Verdict::Token if passed.is_empty() => {
-                answer.first = Some(piece);
-                return Ok(());
-            }
-            Verdict::Token => {
-                passed.extend_from_slice(&piece);
-                answer.first = Some(passed.freeze());
-                return Ok(());
-            }
-            Verdict::Undecided => passed.extend_from_slice(&piece),
+    let why = match first_token::wait(api, answer).await {
+        Ok(Beginning::Token) => return Ok(()),
+        Ok(Beginning::Refusal | Beginning::Error) => {
+            "the engine reported an error before its first token"
         }
-        let piece = tokio::select! {
-            biased;
-            piece = exchange::next_data(&mut answer.body) => piece,
-            () = &mut answer.timer => return Err(DecodeFailure::Exchange(exchange::ErrorKind::TimedOut.into())),
-        };
-        next = match piece {
-            Ok(next) => next,
-            // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
-            Err(_) if api == Api::Responses => None,
-            Err(error) => {
-                let error = exchange::ErrorKind::BrokeOff(error).into();
-                return Err(DecodeFailure::Exchange(error));
-            }
-        };
-    }
+        Ok(Beginning::Nothing) => ENDED,
+        // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
+        Err(error) if api == Api::Responses && error.cuts() > 0 => ENDED,
+        Err(error) => return Err(DecodeFailure::Exchange(error)),
+    };
+    Err(DecodeFailure::BeforeFirstToken(why))
 }

@@ -6,7 +6,7 @@ use super::context::LegContext;
 use super::leg_answers::read_whole;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
-use crate::relay::exchange::{self, RequestKind, Sending};
+use crate::relay::exchange::{self, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
 use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
@@ -77,7 +77,6 @@ impl LegContext<'_> {
             span.update(|tried| tried.rank = transfer.rank());
         }
         let sending = Sending {
-            kind: RequestKind::Leg,
             rank: transfer.rank(),
             reuse,
             carried: None,

@@ -13,7 +13,7 @@ use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, read_whole, wait_for_first_token};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
-use crate::relay::exchange::{self, RequestKind, Sending};
+use crate::relay::exchange::{self, Sending};
 use crate::relay::failure_owner::FailureOwner;
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
 use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
@@ -113,7 +113,6 @@ impl LegContext<'_> {
             let body = legs.meeting(&room);
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
             let sending = Sending {
-                kind: RequestKind::Leg,
                 rank: self.decode_rank(),
                 // The room may be used already.
                 reuse: self.attempts.reuse().without_replacement(),
@@ -210,7 +209,6 @@ impl LegContext<'_> {
         span: Option<&TrySpan>,
     ) -> Pin<Box<dyn Future<Output = PrefillEnd> + Send>> {
         let sending = Sending {
-            kind: RequestKind::Leg,
             rank: room.rank(),
             reuse: Reuse::Never,
             carried: None,

@@ -1,4 +1,4 @@
-//! The time limits of a stream.
+//! The time limits of a stream, and when a silent one needs a comment.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -15,7 +15,18 @@ const STOPPED: &str = "the engine stopped sending";
 #[derive(Clone, Copy, Debug)]
 pub(in crate::relay) struct Limits {
     pub(in crate::relay) idle: Duration,
+    /// A client that gets nothing for this long gets a comment, so that no proxy takes its connection for dead. `None`: it gets
+    /// none.
+    pub(in crate::relay) keep_alive: Option<Duration>,
     pub(in crate::relay) deadline: Instant,
+}
+
+/// What a timer fires for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fired {
+    /// The stream is over.
+    End(Outcome, &'static str),
+    KeepAlive,
 }
 
 /// Fires when a limit is reached.
@@ -44,12 +55,13 @@ impl Timer {
         now >= self.limits.deadline
     }
 
-    /// `last`: when the last piece came.
+    /// `last`: when the engine sent something last; `sent`: when the client was.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
         last: Instant,
-    ) -> Poll<(Outcome, &'static str)> {
+        sent: Instant,
+    ) -> Poll<Fired> {
         loop {
             if self.is_armed && self.timer.as_mut().poll(cx).is_pending() {
                 return Poll::Pending;
@@ -58,12 +70,20 @@ impl Timer {
             let now = observe::now();
             let silent_at = last + self.limits.idle;
             if self.is_over(now) {
-                return Poll::Ready((Outcome::RequestTimeout, TOO_LONG));
+                return Poll::Ready(Fired::End(Outcome::RequestTimeout, TOO_LONG));
             }
             if now >= silent_at {
-                return Poll::Ready((Outcome::StreamIdleTimeout, STOPPED));
+                return Poll::Ready(Fired::End(Outcome::StreamIdleTimeout, STOPPED));
             }
-            let next = silent_at.min(self.limits.deadline);
+            let mut next = silent_at.min(self.limits.deadline);
+            if let Some(interval) = self.limits.keep_alive {
+                let comment_at = sent + interval;
+                if now >= comment_at {
+                    self.is_armed = false;
+                    return Poll::Ready(Fired::KeepAlive);
+                }
+                next = next.min(comment_at);
+            }
             self.timer.as_mut().reset(next.into());
             self.is_armed = true;
         }

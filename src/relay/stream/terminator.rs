@@ -1,20 +1,41 @@
 //! Stream terminator: ends an event stream that its engine left without an end. Pure.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
-use memchr::memmem;
+use memchr::memmem::{self, FinderRev};
 use serde_json::{Value, json};
 
 use crate::http::sse;
 use crate::prompt::Api;
+use crate::relay::first_token_gate;
+use crate::relay::request_outcome::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
 pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
+
+static FINISH_REASON: LazyLock<FinderRev<'static>> =
+    LazyLock::new(|| FinderRev::new("\"finish_reason\""));
+
+/// What a stream lacks that its engine ended, and the events that stand for it.
+#[derive(Debug, PartialEq)]
+pub(super) enum Missing {
+    Nothing,
+    /// Only the terminal event.
+    Done(Bytes),
+    /// The rest of the answer.
+    Answer(Bytes),
+}
 
 /// Watches one stream for its terminal event.
 #[derive(Debug)]
 pub(super) struct StreamTerminator {
     api: Api,
     has_end: bool,
+    /// The engine reported an error.
+    has_error: bool,
+    /// The last choice had a reason for its end: only `[DONE]` may be missing.
+    is_finished: bool,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
     events: u64,
@@ -26,6 +47,8 @@ impl StreamTerminator {
             api,
             // Nothing is known of how streams of other endpoints end.
             has_end: api == Api::Other,
+            has_error: false,
+            is_finished: false,
             first: None,
             events: 0,
         }
@@ -38,6 +61,23 @@ impl StreamTerminator {
             self.first.get_or_insert_with(|| events.clone());
         }
         self.has_end = self.has_end || is_terminal(self.api, events);
+        self.has_error = self.has_error || first_token_gate::has_engine_error(self.api, events);
+        if let (Api::Chat | Api::Completions, Some(is_finished)) = (self.api, is_finished(events)) {
+            self.is_finished = is_finished;
+        }
+    }
+
+    /// How the request ends if the stream is over now.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self.has_error {
+            true => Outcome::WorkerFailed,
+            false => Outcome::Complete,
+        }
+    }
+
+    /// True once the client has had all of a stream whose end is known.
+    pub(super) fn has_passed_all(&self) -> bool {
+        self.has_end && self.api != Api::Other
     }
 
     /// True once the stream had its terminal event.
@@ -45,11 +85,15 @@ impl StreamTerminator {
         self.has_end
     }
 
-    /// What to add to a stream that the engine ended, with `held` as its incomplete last event. `None` if it had a
-    /// terminal event.
-    pub(super) fn if_missing(self, held: &[u8]) -> Option<Bytes> {
-        let has_end = self.has_end || is_terminal(self.api, held);
-        (!has_end).then(|| self.error(ENDED_EARLY))
+    /// What to add to a stream that the engine ended, with `held` as its incomplete last event.
+    pub(super) fn at_end(self, held: &[u8]) -> Missing {
+        if self.has_end || is_terminal(self.api, held) {
+            return Missing::Nothing;
+        }
+        match self.is_finished && held.trim_ascii().is_empty() {
+            true => Missing::Done(Bytes::from_static(b"data: [DONE]\n\n")),
+            false => Missing::Answer(self.error(ENDED_EARLY)),
+        }
     }
 
     /// The events that terminate a stream that broke off.
@@ -117,6 +161,16 @@ fn is_terminal(api: Api, events: &[u8]) -> bool {
         })
 }
 
+/// Whether the last choice in some events has a reason for its end. `None` if there is no choice.
+fn is_finished(events: &[u8]) -> Option<bool> {
+    // Within a text the quotes are escaped.
+    let is_name = |at: &usize| *at > 0 && events[at - 1] != b'\\';
+    let at = FINISH_REASON.rfind_iter(events).find(is_name)?;
+    let value = events[at + FINISH_REASON.needle().len()..].trim_ascii_start();
+    let value = value.strip_prefix(b":")?.trim_ascii_start();
+    Some(value.starts_with(b"\"") && !value.starts_with(b"\"abort\""))
+}
+
 /// The response object of a `response.created` event.
 fn created(events: &[u8]) -> Option<Value> {
     let mut found = Vec::new();
@@ -132,6 +186,16 @@ fn created(events: &[u8]) -> Option<Value> {
 mod tests {
     use super::*;
 
+    impl StreamTerminator {
+        /// What stands for an answer that the engine left without its end.
+        fn missing_at(self, held: &[u8]) -> Option<Bytes> {
+            match self.at_end(held) {
+                Missing::Nothing => None,
+                Missing::Done(done) | Missing::Answer(done) => Some(done),
+            }
+        }
+    }
+
     fn after(api: Api, passed: &[&'static str]) -> StreamTerminator {
         let mut terminator = StreamTerminator::new(api);
         for events in passed {
@@ -146,10 +210,10 @@ mod tests {
     #[test]
     fn a_terminated_stream_gets_no_second_end() {
         let done = ["data: {}\n\n", "data: {}\n\ndata: [DONE]\n\n"];
-        assert_eq!(after(Api::Chat, &done).if_missing(b""), None);
+        assert_eq!(after(Api::Chat, &done).missing_at(b""), None);
         assert_eq!(after(Api::Chat, &done).error("late"), "");
         assert_eq!(
-            after(Api::Chat, &["data: {}\n\n"]).if_missing(b"data: [DONE]\n"),
+            after(Api::Chat, &["data: {}\n\n"]).missing_at(b"data: [DONE]\n"),
             None
         );
         assert_eq!(
@@ -157,9 +221,31 @@ mod tests {
                 Api::Responses,
                 &[CREATED, "event: response.completed\ndata: {}\n\n"]
             )
-            .if_missing(b""),
+            .missing_at(b""),
             None
         );
+    }
+
+    #[test]
+    fn a_chat_that_lacks_only_its_last_event_gets_it() {
+        const TEXT: &str =
+            "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
+        const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\n";
+        const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\n";
+        const ABORT: &str = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n";
+        const QUOTED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"finish_reason\\\":\\\"stop\\\"\"}}]}\n\n";
+        let done = Missing::Done(Bytes::from_static(b"data: [DONE]\n\n"));
+        for passed in [&[TEXT, STOP][..], &[TEXT, STOP, USAGE]] {
+            assert_eq!(after(Api::Chat, passed).at_end(b""), done);
+            assert_eq!(after(Api::Completions, passed).at_end(b""), done);
+        }
+        for passed in [&[TEXT][..], &[QUOTED], &[TEXT, ABORT], &[STOP, TEXT], &[]] {
+            let end = after(Api::Chat, passed).at_end(b"");
+            assert!(matches!(end, Missing::Answer(_)), "{passed:?} {end:?}");
+        }
+        // An event has begun.
+        let end = after(Api::Chat, &[TEXT, STOP]).at_end(b"data: {\"us");
+        assert!(matches!(end, Missing::Answer(_)), "{end:?}");
     }
 
     #[test]
@@ -167,7 +253,7 @@ mod tests {
         let quoted = "event: response.output_text.delta\ndata: {\"delta\":\"event: error\"}\n\n";
         assert!(
             after(Api::Responses, &[CREATED, quoted])
-                .if_missing(b"")
+                .missing_at(b"")
                 .is_some()
         );
         assert!(
@@ -179,12 +265,12 @@ mod tests {
         );
         // A final event so long that it passed in pieces.
         let pieces = ["event: response.completed\ndata: {\"a", "b\"}\n\n"];
-        assert_eq!(after(Api::Responses, &pieces).if_missing(b""), None);
+        assert_eq!(after(Api::Responses, &pieces).missing_at(b""), None);
     }
 
     #[test]
     fn a_chat_that_breaks_off_ends_with_an_error_and_done() {
-        let end = after(Api::Chat, &["data: {}\n\n"]).if_missing(b"").unwrap();
+        let end = after(Api::Chat, &["data: {}\n\n"]).missing_at(b"").unwrap();
         let end = std::str::from_utf8(&end).unwrap();
         assert!(
             end.starts_with("data: {\"error\":{\"message\":\"the engine ended the stream"),
@@ -196,7 +282,7 @@ mod tests {
     #[test]
     fn a_message_that_breaks_off_ends_with_an_error_event_only() {
         const START: &str = "event: message_start\ndata: {\"type\":\"message_start\"}\n\n";
-        let end = after(Api::Messages, &[START]).if_missing(b"").unwrap();
+        let end = after(Api::Messages, &[START]).missing_at(b"").unwrap();
         let end = std::str::from_utf8(&end).unwrap();
         let expected = r#"event: error
 data: {"type":"error","error":{"type":"api_error","message":"the engine ended the stream before the answer's end"}}
@@ -207,12 +293,12 @@ data: {"type":"error","error":{"type":"api_error","message":"the engine ended th
             let last = format!("event: {last}\ndata: {{}}\n\n");
             let mut terminator = after(Api::Messages, &[START]);
             terminator.on_passed(&Bytes::from(last));
-            assert_eq!(terminator.if_missing(b""), None);
+            assert_eq!(terminator.missing_at(b""), None);
         }
         let quoted = "event: content_block_delta\ndata: {\"text\":\"event: message_stop\"}\n\n";
         assert!(
             after(Api::Messages, &[START, quoted])
-                .if_missing(b"")
+                .missing_at(b"")
                 .is_some()
         );
     }

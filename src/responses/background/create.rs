@@ -41,7 +41,7 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         let tenant = request.admitted.tenant;
         request.salt(create)?;
-        self.relay.check_model(&create.model).await?;
+        self.relay.check_model(tenant, &create.model).await?;
         // A background response exists only in the store, so it cannot be served without one.
         let admitted = self.store.admit().await;
         admitted.map_err(|error| ApiError::of_store(&error))?;

@@ -1,0 +1,63 @@
+//! Waits for the first token of a stream before the client gets anything of it: until then the request can be tried elsewhere.
+
+use bytes::BytesMut;
+
+use super::first_token_gate::{FirstTokenGate, Verdict};
+use super::{exchange, headers};
+use crate::prompt::Api;
+
+/// How a stream begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Beginning {
+    /// With a token or a proper end; or it is no stream of events.
+    Token,
+    /// With an error that says that the request is at fault.
+    Refusal,
+    /// With another error.
+    Error,
+    /// It ended without a token, an error or an end.
+    Nothing,
+}
+
+/// Reads up to the first token. What was read is in `answer.first`, for the client.
+pub(super) async fn wait(
+    api: Api,
+    answer: &mut exchange::Answer,
+) -> Result<Beginning, exchange::Error> {
+    let is_stream =
+        answer.head.status.is_success() && headers::is_event_stream(&answer.head.headers);
+    if !is_stream {
+        return Ok(Beginning::Token);
+    }
+    let mut gate = FirstTokenGate::new(api);
+    let mut next = answer.first.take();
+    let mut read = BytesMut::new();
+    loop {
+        let Some(piece) = next else {
+            answer.first = (!read.is_empty()).then(|| read.freeze());
+            return Ok(Beginning::Nothing);
+        };
+        let beginning = match gate.on_data(&piece) {
+            Verdict::Undecided => None,
+            Verdict::Token => Some(Beginning::Token),
+            Verdict::Refusal => Some(Beginning::Refusal),
+            Verdict::Error => Some(Beginning::Error),
+        };
+        if let Some(beginning) = beginning {
+            answer.first = Some(match read.is_empty() {
+                true => piece,
+                false => {
+                    read.extend_from_slice(&piece);
+                    read.freeze()
+                }
+            });
+            return Ok(beginning);
+        }
+        read.extend_from_slice(&piece);
+        next = tokio::select! {
+            biased;
+            piece = exchange::next_data(&mut answer.body) => piece.map_err(exchange::ErrorKind::BrokeOff)?,
+            () = &mut answer.timer => return Err(exchange::ErrorKind::TimedOut.into()),
+        };
+    }
+}

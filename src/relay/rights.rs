@@ -1,0 +1,36 @@
+//! Which models a tenant may use. That is asked once, before a request waits for anything, and no text that a client gets names
+//! another one.
+
+use super::core::Relay;
+use super::job::Error;
+use super::target::Name;
+use crate::ids::Tenant;
+
+impl Relay {
+    /// Whether a tenant may ask for a name: for itself, or for a model that it stands for.
+    pub fn may_use(&self, tenant: Tenant, name: &str) -> bool {
+        let Some(limits) = &self.tenants.of(tenant).limits else {
+            return true;
+        };
+        let mut models = self.names.get(name).into_iter().flat_map(Name::models);
+        limits.allows(name) || models.any(|model| limits.allows(model))
+    }
+
+    pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {
+        let Some(name) = name.filter(|name| !self.may_use(tenant, name)) else {
+            return Ok(());
+        };
+        match &self.tenants.of(tenant).limits {
+            Some(limits) => Err(Error::Limited(Box::new(limits.refuse_model(name)))),
+            None => Ok(()),
+        }
+    }
+
+    /// An error as a tenant may see it.
+    pub(super) fn without_others(&self, tenant: Tenant, mut error: Error) -> Error {
+        if let Error::UnknownModel { known, .. } | Error::NoModel { known } = &mut error {
+            known.retain(|name| self.may_use(tenant, name));
+        }
+        error
+    }
+}

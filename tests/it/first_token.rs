@@ -1,0 +1,193 @@
+//! Streams that begin or end oddly: what came before the first token is not the answer, and an end that only lacks its last
+//! event is one.
+
+use std::time::Duration;
+
+use warmroute::config::Config;
+use warmroute::fleet::discovery::WorkerSpec;
+
+use crate::client::{self, Answer};
+use crate::cluster::{Router, chat, eventually};
+use crate::stub::Stub;
+
+const CHAT: &str = "/v1/chat/completions";
+const ROLE: &str = r#"{"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}]}"#;
+const TOKEN: &str =
+    r#"{"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}"#;
+const STOP: &str = r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+const ABORT: &str = r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}"#;
+const ERROR: &str = r#"{"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","code":500}}"#;
+const REFUSAL: &str =
+    r#"{"error":{"message":"too long","type":"BadRequestError","param":null,"code":400}}"#;
+
+const HEAD: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n";
+
+/// An answer whose body ends as it should.
+fn stream(lines: &[&str]) -> String {
+    format!("{HEAD}{}0\r\n\r\n", chunk(lines))
+}
+
+fn chunk(lines: &[&str]) -> String {
+    let events = lines.iter().map(|line| match line.starts_with(':') {
+        true => format!("{line}\n\n"),
+        false => format!("data: {line}\n\n"),
+    });
+    let body = events.collect::<String>();
+    match body.len() {
+        0 => String::new(),
+        size => format!("{size:x}\r\n{body}\r\n"),
+    }
+}
+
+async fn router(stubs: &[&Stub]) -> Router {
+    router_with(stubs, |_| {}).await
+}
+
+async fn router_with(stubs: &[&Stub], change: impl FnOnce(&mut Config)) -> Router {
+    let others: Vec<WorkerSpec> = stubs[1..].iter().map(|stub| spec(stub)).collect();
+    let router = stubs[0].router(|config| {
+        config.workers.extend(others);
+        change(config);
+    });
+    let router = router.await;
+    eventually("all are up", async || {
+        let fleet = client::get(router.admin, "/fleet").await.json();
+        let workers = fleet["workers"].as_array().unwrap();
+        workers.iter().filter(|it| it["health"] == "up").count() == stubs.len()
+    })
+    .await;
+    router
+}
+
+fn spec(stub: &Stub) -> WorkerSpec {
+    WorkerSpec {
+        url: format!("http://{}", stub.address),
+        ..WorkerSpec::default()
+    }
+}
+
+async fn post(router: &Router) -> Answer {
+    client::send(router.api, "POST", CHAT, &[], chat("hello", 5, true)).await
+}
+
+async fn outcomes(router: &Router, outcome: &str) -> f64 {
+    let page = client::get(router.admin, "/metrics").await;
+    let page = page.text();
+    let label = format!("outcome=\"{outcome}\"");
+    let lines = page
+        .lines()
+        .filter(|line| line.starts_with("warmroute_requests_total{") && line.contains(&label));
+    let values = lines.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok());
+    values.sum()
+}
+
+#[tokio::test]
+async fn what_fails_before_its_first_token_is_tried_at_another_worker() {
+    for bad in [
+        stream(&[ERROR, "[DONE]"]),
+        stream(&[": ping", ROLE, ERROR, "[DONE]"]),
+        stream(&[": ping", ROLE]),
+        stream(&[]),
+    ] {
+        let bad = Stub::start(bad).await;
+        let good = Stub::start(stream(&[ROLE, TOKEN, STOP, "[DONE]"])).await;
+        let router = router(&[&bad, &good]).await;
+        for _ in 0..6 {
+            let answer = post(&router).await;
+            assert_eq!(answer.status, 200);
+            assert!(answer.text().contains("\"hi\""), "{}", answer.text());
+            assert!(!answer.text().contains("error"), "{}", answer.text());
+            assert!(answer.text().ends_with("data: [DONE]\n\n"));
+        }
+        assert_eq!(outcomes(&router, "complete").await, 6.0);
+    }
+}
+
+#[tokio::test]
+async fn what_the_engine_refuses_in_its_stream_is_refused_once() {
+    let refuses = Stub::start(stream(&[REFUSAL, "[DONE]"])).await;
+    let other = Stub::start(stream(&[REFUSAL, "[DONE]"])).await;
+    let router = router(&[&refuses, &other]).await;
+    let answer = post(&router).await;
+    assert!(answer.text().contains("too long"), "{}", answer.text());
+    let posts = async || outcomes(&router, "complete").await;
+    eventually("it is counted", async || posts().await == 1.0).await;
+}
+
+#[tokio::test]
+async fn an_error_of_the_engine_within_a_stream_is_a_failed_request() {
+    for lines in [&[ERROR, "[DONE]"][..], &[ROLE, TOKEN, ERROR, "[DONE]"]] {
+        let only = Stub::start(stream(lines)).await;
+        let router = router(&[&only]).await;
+        let answer = post(&router).await;
+        assert!(answer.text().contains("EngineCore"), "{}", answer.text());
+        eventually("it is counted", async || {
+            outcomes(&router, "worker_failed").await == 1.0
+        })
+        .await;
+        assert_eq!(outcomes(&router, "complete").await, 0.0);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_lacks_only_its_last_event_is_complete() {
+    let engine = Stub::start(stream(&[ROLE, TOKEN, STOP])).await;
+    let router = router(&[&engine]).await;
+    for _ in 0..6 {
+        let answer = post(&router).await;
+        assert!(!answer.text().contains("error"), "{}", answer.text());
+        assert!(answer.text().ends_with("\"stop\"}]}\n\ndata: [DONE]\n\n"));
+    }
+    assert_eq!(outcomes(&router, "complete").await, 6.0);
+}
+
+#[tokio::test]
+async fn a_stream_that_its_engine_aborts_is_not_complete() {
+    let engine = Stub::start(stream(&[ROLE, TOKEN, ABORT])).await;
+    let router = router(&[&engine]).await;
+    let answer = post(&router).await;
+    assert!(
+        answer.text().contains("engine_stream_broken"),
+        "{}",
+        answer.text()
+    );
+    assert_eq!(outcomes(&router, "complete").await, 0.0);
+}
+
+#[tokio::test]
+async fn a_silent_stream_gets_comments_for_its_client_until_it_is_given_up() {
+    let begun = format!("{HEAD}{}", chunk(&[ROLE, TOKEN]));
+    let engine = Stub::once(begun).await;
+    let router = router_with(&[&engine], |config| {
+        config.requests.keep_alive = Duration::from_millis(30);
+        config.requests.stream_idle_timeout = Duration::from_millis(600);
+    })
+    .await;
+    let answer = post(&router).await;
+    let text = answer.text();
+    let (answer, rest) = text.split_once(": keep-alive\n\n").unwrap();
+    assert!(answer.ends_with("}\n\n"), "{answer}");
+    assert!(rest.contains(": keep-alive\n\n"), "{rest}");
+    assert!(rest.contains("engine_stream_broken"), "{rest}");
+    assert_eq!(outcomes(&router, "stream_idle_timeout").await, 1.0);
+}
+
+#[tokio::test]
+async fn comments_of_an_engine_that_hangs_are_no_progress() {
+    // Before the first token, and after it.
+    for begun in [chunk(&[": ping", ROLE]), chunk(&[ROLE, TOKEN])] {
+        let engine = Stub::repeating(format!("{HEAD}{begun}"), chunk(&[": ping"])).await;
+        let router = router_with(&[&engine], |config| {
+            config.requests.max_attempts = 1;
+            config.requests.first_byte_timeout = Duration::from_millis(500);
+            config.requests.stream_idle_timeout = Duration::from_millis(500);
+        })
+        .await;
+        let answer = post(&router).await;
+        assert!(
+            answer.status == 504 || answer.text().contains("engine_stream_broken"),
+            "{}",
+            answer.text()
+        );
+    }
+}
