@@ -27,15 +27,22 @@ pub struct Usage {
 /// True if a piece of a stream has a token. What engines send before they compute anything has none: a chat
 /// stream's first chunk with the role, the first events of a response, keep-alive comments.
 pub fn is_token(api: Api, data: &[u8]) -> bool {
+    let mut data = data;
+    while data.starts_with(b":") {
+        data = match memmem::find(data, b"\n\n") {
+            Some(end) => &data[end + 2..],
+            None => &[],
+        };
+    }
     match api {
         Api::Responses => DELTA.find(data).is_some(),
         Api::Messages => BLOCK_DELTA.find(data).is_some(),
         Api::Chat => {
             let one_event =
                 data.len() < 2 || memmem::find(&data[..data.len() - 2], b"\n\n").is_none();
-            !(data.starts_with(b":") || (one_event && EMPTY_CONTENT.find(data).is_some()))
+            !(data.is_empty() || (one_event && EMPTY_CONTENT.find(data).is_some()))
         }
-        _ => !data.starts_with(b":"),
+        _ => !data.is_empty(),
     }
 }
 
@@ -254,6 +261,9 @@ mod tests {
         assert!(is_token(Api::Chat, token));
         assert!(is_token(Api::Chat, &[&role[..], &token[..]].concat()));
         assert!(!is_token(Api::Chat, b": ping\n\n"));
+        assert!(is_token(Api::Chat, &[&b": ping\n\n"[..], token].concat()));
+        assert!(!is_token(Api::Chat, &[&b": ping\n\n"[..], role].concat()));
+        assert!(!is_token(Api::Completions, b": ping\n\n: ping\n\n"));
         assert!(!is_token(
             Api::Responses,
             b"event: response.created\ndata: {}\n\n"

@@ -7,30 +7,30 @@ use crate::ids::WorkerId;
 
 /// By cache owner: a worker, which counts everything, and each of its dp ranks that requests are pinned to.
 #[derive(Clone, Debug, Default)]
-pub struct Promised {
+pub(super) struct Promised {
     by_owner: FxHashMap<WorkerId, Promise>,
 }
 
 /// What one worker or rank was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Promise {
-    pub requests: u32,
+pub(super) struct Promise {
+    pub(super) requests: u32,
     /// Those of them that wait.
-    pub waiting: u32,
-    pub queued_tokens: u64,
-    pub context_tokens: u64,
+    pub(super) waiting: u32,
+    pub(super) queued_tokens: u64,
+    pub(super) context_tokens: u64,
 }
 
 impl Promised {
     #[inline]
-    pub fn of(&self, owner: WorkerId) -> Promise {
+    pub(super) fn of(&self, owner: WorkerId) -> Promise {
         match self.by_owner.is_empty() {
             true => Promise::default(),
             false => self.by_owner.get(&owner).copied().unwrap_or_default(),
         }
     }
 
-    pub fn add(&mut self, owner: WorkerId, promise: Promise) {
+    pub(super) fn add(&mut self, owner: WorkerId, promise: Promise) {
         self.change(owner, |it| {
             it.requests += promise.requests;
             it.waiting += promise.waiting;
@@ -39,7 +39,7 @@ impl Promised {
         });
     }
 
-    pub fn remove(&mut self, owner: WorkerId, promise: Promise) {
+    pub(super) fn remove(&mut self, owner: WorkerId, promise: Promise) {
         self.change(owner, |it| {
             it.requests = it.requests.saturating_sub(promise.requests);
             it.waiting = it.waiting.saturating_sub(promise.waiting);

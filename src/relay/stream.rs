@@ -127,17 +127,13 @@ impl Relayed {
         if self.usage.is_some() || self.continuing.is_some() {
             return self.on_changed_data(data);
         }
-        self.meter.on_data(self.last, &data);
         let Some(events) = &mut self.events else {
+            self.meter.on_data(self.last, &data);
             return data;
         };
+        // Whole events: the usage may come in two pieces.
         let passed = events.aligner.push(data);
-        if let Some(terminator) = &mut events.terminator
-            && !passed.is_empty()
-        {
-            terminator.on_passed(&passed);
-        }
-        self.stripped(passed)
+        self.passed(passed)
     }
 
     /// What the client gets of whole events.
@@ -287,7 +283,12 @@ impl Relayed {
             end = terminator.as_ref().map_or(end, StreamTerminator::outcome);
             let missing = terminator.map(|terminator| terminator.at_end(&held));
             let rest = match missing {
-                None | Some(Missing::Nothing) => held,
+                None | Some(Missing::Nothing) => {
+                    if !held.is_empty() {
+                        self.meter.on_data(self.last, &held);
+                    }
+                    held
+                }
                 Some(Missing::Done(done)) => done,
                 // An incomplete event is dropped.
                 Some(Missing::Answer(error)) => {

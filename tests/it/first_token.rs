@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
+use warmroute::openai::tenant::TenantSpec;
+use warmroute::secret::Secret;
 
 use crate::client::{self, Answer};
 use crate::cluster::{Router, chat, eventually};
@@ -189,5 +191,45 @@ async fn comments_of_an_engine_that_hangs_are_no_progress() {
             "{}",
             answer.text()
         );
+    }
+}
+
+#[tokio::test]
+async fn usage_that_comes_in_two_pieces_is_read() {
+    const USAGE: &str = r#"{"id":"c","choices":[],"usage":{"prompt_tokens":11,"completion_tokens":7,"total_tokens":18}}"#;
+    let usage = format!("data: {USAGE}\n\n");
+    let part = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    for cut in [1, 20, usage.len() / 2, usage.len() - 1] {
+        let (first, second) = usage.split_at(cut);
+        let begun = chunk(&[ROLE, TOKEN, STOP]);
+        let end = chunk(&["[DONE]"]);
+        // They come one after the other; what follows the end is not read.
+        let engine = Stub::repeating(
+            format!("{HEAD}{begun}{}", part(first)),
+            format!("{}{end}0\r\n\r\n", part(second)),
+        )
+        .await;
+        let router = router_with(&[&engine], |config| {
+            config.tenants = vec![TenantSpec {
+                name: "t".to_owned(),
+                keys: vec![Secret::new("k")],
+                ..TenantSpec::default()
+            }];
+        })
+        .await;
+        let key = [("authorization", "Bearer k")];
+        let answer = client::send(router.api, "POST", CHAT, &key, chat("hello", 5, true)).await;
+        assert_eq!(answer.status, 200);
+        eventually("it is counted", async || {
+            let page = client::get(router.admin, "/metrics").await;
+            let tokens = page
+                .text()
+                .lines()
+                .filter(|line| line.starts_with("warmroute_usage_generation_tokens_total{"))
+                .filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
+                .sum::<f64>();
+            tokens == 7.0
+        })
+        .await;
     }
 }

@@ -559,7 +559,7 @@ proptest! {
                         true => Look::Send,
                         false => Look::Wait,
                     };
-                    let mut sent = vec![false; 3];
+                    let mut sent = [false; 3];
                     for left in rig.queue.advance(rig.now, room, 0, look) {
                         prop_assert!(waiting.remove(&left.waker), "left twice");
                         if left.outcome == Outcome::Released {

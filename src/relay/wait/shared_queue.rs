@@ -272,7 +272,7 @@ impl SharedQueue {
         Some(Ok((ticket, gone)))
     }
 
-    /// Those who are released or refused now. They learn it by [`Self::wake`], without the lock. `look` also says where a
+    /// Those who are released or refused now. They learn it by [`Gone::wake`], without the lock. `look` also says where a
     /// request is sent.
     pub(super) fn advance(
         &self,

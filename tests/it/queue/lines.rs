@@ -60,7 +60,7 @@ async fn a_request_waits_for_the_worker_with_its_prefix_while_others_pass_it() {
     let cluster = cluster(2, |_| {}).await;
     let story = "once upon a time there was a router that waited. ".repeat(200);
     let (first, _) = cluster.post_decided(CHAT, &chat(&story, 1, false)).await;
-    let warm = worker_of(&first.header("x-warmroute-decision"));
+    let warm = worker_of(first.header("x-warmroute-decision"));
     // Requests go to the other worker and to this one, until this one is busy.
     let mut blockers = vec![block(&cluster, "busy ").await];
     while cluster.worker(&warm).await["queued_tokens"] == 0 {
@@ -77,12 +77,12 @@ async fn a_request_waits_for_the_worker_with_its_prefix_while_others_pass_it() {
     let follower = wait(&cluster, &[], chat(&format!("{story} and then?"), 1, true)).await;
     // The other worker is idle, and a request that has nothing cached goes there at once.
     let (passed, _) = cluster.post_decided(CHAT, &chat("hello", 1, false)).await;
-    assert_ne!(worker_of(&passed.header("x-warmroute-decision")), warm);
+    assert_ne!(worker_of(passed.header("x-warmroute-decision")), warm);
     assert!(!passed.header("x-warmroute-decision").contains("queue_ms"));
     assert_eq!(waiting(&cluster).await, 1);
     blockers.clear();
     let answer = follower.answer().await;
-    assert_eq!(worker_of(&answer.header("x-warmroute-decision")), warm);
+    assert_eq!(worker_of(answer.header("x-warmroute-decision")), warm);
 }
 
 #[tokio::test]
