@@ -206,6 +206,11 @@ impl Relay {
             let is_stale = attempt.is_stale();
             let cuts = (choice.worker_at(attempt.stage).id, attempt.cuts);
             let step = attempts.on_failure(attempt.failure, cuts, is_stale, fastrand::f64());
+            if *attempts.cuts() != earlier_cuts {
+                // Now, since the client may leave before the next attempt. An answer takes it back.
+                let now = observe::now();
+                self.quarantine.on_cuts(now, job.original, attempts.cuts());
+            }
             let FailedAttempt {
                 stage,
                 failure,
@@ -247,10 +252,6 @@ impl Relay {
                 }
                 Step::Retry { .. } | Step::GiveUp => break,
             }
-        }
-        let cuts = attempts.cuts();
-        if *cuts != earlier_cuts {
-            self.quarantine.on_cuts(observe::now(), job.original, cuts);
         }
         if let Some(refused) = refused {
             return Ok(self.respond(job, plan, refused, count, deadline));

@@ -267,6 +267,29 @@ async fn a_request_that_ends_engines_reaches_two_at_most_however_often_it_is_sen
 }
 
 #[tokio::test]
+async fn a_request_that_ends_engines_reaches_two_at_most_although_its_client_leaves_after_each() {
+    let fleet = Fleet::start(&["sim"; 4], |config| {
+        config.requests.advanced.backoff = Duration::from_secs(600);
+        config.requests.advanced.max_backoff = Duration::from_secs(600);
+    })
+    .await;
+    for _ in 0..6 {
+        let before = fleet.seen(CUT);
+        let mut sent = Box::pin(fleet.post_as(GUILTY, chat(CUT, 1, false)));
+        // Until an engine has cut the connection, or it is refused.
+        let is_over = async {
+            eventually("an engine gets it", async || fleet.seen(CUT) > before).await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        };
+        tokio::select! {
+            answer = &mut sent => assert_eq!(answer.status, 502),
+            () = is_over => {}
+        }
+    }
+    assert_eq!(fleet.seen(CUT), 2);
+}
+
+#[tokio::test]
 async fn a_request_that_ends_a_single_engine_is_sent_to_it_twice_at_most() {
     let fleet = Fleet::start(&["sim"], |_| {}).await;
     let warm_up = fleet.post_as(INNOCENT, chat("x", 1, false)).await;
