@@ -2,6 +2,7 @@
 
 mod engines;
 mod finding;
+mod idle;
 mod observed;
 mod settings;
 mod versions;
@@ -16,6 +17,7 @@ pub use self::observed::Observed;
 pub fn examine(observed: &Observed) -> Vec<Finding> {
     let mut findings = engines::examine(observed);
     findings.extend(settings::examine(observed));
+    findings.extend(idle::examine(observed));
     findings.sort_by(|a, b| b.cost.total_cmp(&a.cost).then_with(|| a.rule.cmp(b.rule)));
     findings
 }

@@ -40,9 +40,21 @@ pub(super) struct Worker {
     pub(super) responses: String,
     pub(super) models: Vec<String>,
     pub(super) requests_total: u64,
+    /// Of this router, now.
+    pub(super) requests: u64,
+    /// Of other replicas.
+    pub(super) peers: Vec<PeerLoad>,
+    pub(super) circuit_breaker: String,
+    pub(super) is_draining: bool,
     pub(super) block_size: Option<u32>,
     pub(super) prefix_caching: Option<bool>,
     pub(super) events: Events,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PeerLoad {
+    pub(super) requests: u64,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -130,6 +142,15 @@ impl Observed {
             labels.all(|(label, value)| series.label(label) == Some(value))
         };
         self.all(name).filter(has).map(|series| series.value).sum()
+    }
+
+    /// The sample of a metric whose labels have these values.
+    pub(super) fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        let has = |series: &&Series| {
+            let mut labels = labels.iter();
+            labels.all(|(label, value)| series.label(label) == Some(value))
+        };
+        self.all(name).find(has).map(|series| series.value)
     }
 
     fn all(&self, name: &str) -> impl Iterator<Item = &Series> {

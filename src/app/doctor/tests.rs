@@ -67,6 +67,30 @@ fn each_lack_is_found_with_the_line_to_change() {
         "connection refused",
     );
     check(
+        "workers_idle_beside_busy",
+        |fleet, _, _| fleet["workers"][0]["requests"] = 9.into(),
+        "warmroute_worker_reported_waiting{worker=\"w0\"} 3\nwarmroute_worker_reported_waiting{worker=\"w1\"} 0\n",
+        "w1 have no request of m, while requests wait for the slots of w0",
+    );
+    check(
+        "workers_idle_beside_busy",
+        |fleet, _, _| {
+            fleet["workers"][0]["requests"] = 9.into();
+            fleet["workers"][1]["circuit_breaker"] = "open".into();
+        },
+        "warmroute_worker_free_slots{worker=\"w0\"} 0\nwarmroute_worker_free_slots{worker=\"w1\"} 9\n",
+        "the circuit breakers of w1 are open",
+    );
+    check(
+        "workers_idle_beside_busy",
+        |fleet, _, config| {
+            fleet["workers"][0]["requests"] = 9.into();
+            config["routing"]["policy"] = "consistent_hash".into();
+        },
+        "warmroute_worker_free_slots{worker=\"w0\"} 0\n",
+        "policy: cache_aware",
+    );
+    check(
         "prefix_caching_off",
         |fleet, _, _| fleet["workers"][0]["prefix_caching"] = false.into(),
         "",
