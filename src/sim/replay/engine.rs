@@ -191,9 +191,11 @@ impl EngineModel {
         };
         self.step += plan.steps;
         self.context_tokens += plan.batch.answers * plan.steps;
-        // Before the last step, the answers that end with it still had their memory.
-        self.memory.grow(plan.batch.answers * (plan.steps - 1));
-        self.memory.evict();
+        if plan.steps > 1 {
+            // Before the last step, the answers that end with it still had their memory.
+            self.memory.grow(plan.batch.answers * (plan.steps - 1));
+            self.memory.evict();
+        }
         self.memory.grow(plan.batch.answers);
         self.end_answers(jobs, &mut finished);
         for computed in plan.computed {
