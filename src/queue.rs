@@ -11,6 +11,7 @@ mod estimate;
 mod floors;
 mod forecast;
 mod machine;
+mod next;
 mod settings;
 mod types;
 

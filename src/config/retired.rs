@@ -1,4 +1,4 @@
-//! Keys that earlier versions had. A file that still has one is read, and told of it; the next version refuses it as an
+//! Keys that earlier versions had. A file that still has one is read, with a warning; the next version refuses it as an
 //! unknown key.
 
 /// Path, without the places in lists, and why the key is gone.

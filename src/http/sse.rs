@@ -5,6 +5,9 @@
 
 use bytes::{Bytes, BytesMut};
 
+/// A comment, which clients ignore. It keeps proxies from closing an idle connection.
+pub const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
+
 /// Forwards bytes, unchanged and in order, up to the end of the last complete event, and keeps the rest
 /// until its event is complete. A client could not read an error event after half of another one.
 #[derive(Debug)]

@@ -130,7 +130,7 @@ impl Class {
         Walk {
             class: self,
             untouched: self.turns.iter().peekable(),
-            begun: BinaryHeap::new(),
+            started: BinaryHeap::new(),
             rest: Vec::new(),
             number: self.turns_taken,
         }
@@ -184,7 +184,7 @@ impl Class {
     /// A client that comes back goes on where it was, or it would be first each time.
     fn remember(&mut self, client: ClientKey, sent: u64) {
         if self.clients.is_empty() {
-            // Nobody waits who could be passed.
+            // No client waits that could be passed.
             self.left.clear();
             return;
         }
@@ -210,7 +210,7 @@ pub(super) struct Walk<'a> {
     /// Clients of whom nothing was returned yet.
     untouched: Peekable<Iter<'a, Turn>>,
     /// The others that have more, with the place of theirs in `rest`.
-    begun: BinaryHeap<Reverse<(Turn, usize)>>,
+    started: BinaryHeap<Reverse<(Turn, usize)>>,
     rest: Vec<Peekable<Iter<'a, Costed>>>,
     number: u64,
 }
@@ -218,7 +218,7 @@ pub(super) struct Walk<'a> {
 impl Walk<'_> {
     /// The next request, and the tokens that it costs.
     pub(super) fn peek(&mut self) -> Option<(EntryId, u64)> {
-        let (place, tokens) = match self.next_begun() {
+        let (place, tokens) = match self.next_started() {
             Some(index) => **self.rest[index].peek()?,
             None => {
                 let turn = self.untouched.peek()?;
@@ -230,8 +230,8 @@ impl Walk<'_> {
 
     /// Goes on to the one after it.
     pub(super) fn advance(&mut self) {
-        let (turn, index) = match self.next_begun() {
-            Some(_) => match self.begun.pop() {
+        let (turn, index) = match self.next_started() {
+            Some(_) => match self.started.pop() {
                 Some(Reverse(next)) => next,
                 None => return,
             },
@@ -256,13 +256,13 @@ impl Walk<'_> {
                 number: self.number,
                 client: turn.client,
             };
-            self.begun.push(Reverse((turn, index)));
+            self.started.push(Reverse((turn, index)));
         }
     }
 
-    /// The client in `begun` whose turn it is, if it is not that of an untouched one.
-    fn next_begun(&mut self) -> Option<usize> {
-        let Reverse((turn, index)) = self.begun.peek()?;
+    /// The client in `started` whose turn it is, if it is not that of an untouched one.
+    fn next_started(&mut self) -> Option<usize> {
+        let Reverse((turn, index)) = self.started.peek()?;
         let is_first = self.untouched.peek().is_none_or(|other| turn < *other);
         is_first.then_some(*index)
     }

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::class::{Class, Place, Share, Walk};
+use super::class::{Class, Place, Share};
 use super::estimate::DrainRate;
 use super::floors::{self, Floor};
 use super::forecast::Forecast;
+use super::next::Next;
 use super::settings::Settings;
 use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
 
@@ -158,12 +159,7 @@ impl<T> Queue<T> {
         let left = match made_place {
             Ok(left) => left,
             Err(reason) => {
-                let retry_after = self.forecast().retry_after(reason, class);
-                let refusal = Refusal {
-                    reason,
-                    retry_after,
-                };
-                return Err((refusal, waker));
+                return Err((self.refused(reason, class), waker));
             }
         };
         let id = EntryId(self.next_id);
@@ -316,9 +312,11 @@ impl<T> Queue<T> {
         self.rate.measured()
     }
 
-    /// Tokens that wait, of all classes.
-    pub fn tokens(&self) -> u64 {
-        self.classes.iter().map(|class| class.tokens).sum()
+    fn refused(&self, reason: RefusalReason, class: usize) -> Refusal {
+        Refusal {
+            reason,
+            retry_after: self.forecast().retry_after(reason, class),
+        }
     }
 
     fn forecast(&self) -> Forecast<'_> {
@@ -425,11 +423,7 @@ impl<T> Queue<T> {
             let Some(entry) = newest.and_then(|id| self.remove(id, false)) else {
                 return Err(reason);
             };
-            let retry_after = self.forecast().retry_after(reason, class);
-            let refusal = Refusal {
-                reason,
-                retry_after,
-            };
+            let refusal = self.refused(reason, class);
             left.push(self.left(entry, now, Outcome::Refused(refusal)));
         }
         Ok(left)
@@ -498,11 +492,7 @@ impl<T> Queue<T> {
                     set_by: self.max_wait_of(entry.class).1,
                 },
             };
-            let retry_after = self.forecast().retry_after(reason, entry.class);
-            let refusal = Refusal {
-                reason,
-                retry_after,
-            };
+            let refusal = self.refused(reason, entry.class);
             left.push(self.left(entry, now, Outcome::Refused(refusal)));
         }
     }
@@ -516,11 +506,7 @@ impl<T> Queue<T> {
         match (entry.target, expected()) {
             (Some(target), Some(expected)) if expected > target => {
                 let reason = RefusalReason::TargetUnreachable { target, expected };
-                let retry_after = self.forecast().retry_after(reason, entry.class);
-                Outcome::Refused(Refusal {
-                    reason,
-                    retry_after,
-                })
+                Outcome::Refused(self.refused(reason, entry.class))
             }
             _ => Outcome::Released,
         }
@@ -552,39 +538,6 @@ impl<T> Queue<T> {
             tokens: entry.cost,
             waited: now.saturating_duration_since(entry.request.entered),
         }
-    }
-}
-
-/// The requests of all classes in their order, if all that come before are sent.
-struct Next<'a> {
-    walks: Vec<Walk<'a>>,
-    floors: Vec<Floor>,
-}
-
-impl<'a> Next<'a> {
-    fn new(classes: &'a [Class], floors: &[Floor]) -> Self {
-        Self {
-            walks: classes.iter().map(Class::walk).collect(),
-            floors: floors.to_vec(),
-        }
-    }
-
-    /// The next request, its class, and the tokens that it costs.
-    fn peek(&mut self) -> Option<(EntryId, usize, u64)> {
-        let heads: Vec<_> = self.walks.iter_mut().map(Walk::peek).collect();
-        let tokens: Vec<_> = heads
-            .iter()
-            .map(|head| head.map(|(_, tokens)| tokens))
-            .collect();
-        let class = floors::next(&self.floors, &tokens)?;
-        heads[class].map(|(id, tokens)| (id, class, tokens))
-    }
-
-    fn advance(&mut self, class: usize, tokens: u64) {
-        let waiting = |walk: &mut Walk<'_>| walk.peek().map(|(_, tokens)| tokens);
-        let heads: Vec<_> = self.walks.iter_mut().map(waiting).collect();
-        floors::on_sent(&mut self.floors, &heads, class, tokens);
-        self.walks[class].advance();
     }
 }
 

@@ -31,14 +31,11 @@ use super::outcome::AttemptAnswer;
 use super::usage_option;
 use super::usage_rewriter::UsageRewriter;
 use crate::http::client::EngineBody;
-use crate::http::sse::Aligner;
+use crate::http::sse::{Aligner, KEEP_ALIVE};
 use crate::http::{self, BodyError};
 use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
-
-/// A comment, which clients ignore.
-const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
 
 /// An incomplete event is buffered up to this size; a longer one passes in pieces.
 const EVENT_BYTES_MAX: usize = 1 << 20;

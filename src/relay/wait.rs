@@ -37,7 +37,7 @@ use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::{ClientKey, Model};
 use crate::observe;
 use crate::observe::metrics::Registry as MetricsRegistry;
-use crate::queue::{Outcome, Refusal, RefusalReason, Request, Room, SetBy, Settings};
+use crate::queue::{Outcome, Refusal, RefusalReason, Request, SetBy, Settings};
 
 /// Far more than there are models; what is listed bounds them too.
 const MAX_QUEUES: usize = 10_000;
@@ -202,8 +202,11 @@ impl Queues {
                 let set_by = SetBy::Queue;
                 return Err(refused(RefusalReason::TooManyRequests { max, set_by }));
             };
-            let group = self.fleet.snapshot().models.get(model).cloned();
-            let room = self.room_of(settings, group.as_deref(), now);
+            let mut models = queue.models();
+            models.push(model.clone());
+            let room = self
+                .rooms(&models, settings, &self.granted.promised(), now)
+                .room;
             // `None`: the queue was removed just now.
             let Some(entered) = queue.enter(freed, now, room, request, model, &mut placing) else {
                 continue;
@@ -286,14 +289,19 @@ impl Queues {
         }
     }
 
-    fn room_of(&self, settings: &Settings, group: Option<&Group>, now: Instant) -> Room {
-        let Some(group) = group else {
-            return Room::default();
-        };
-        let workers = std::iter::once(self.workers_of(group));
-        let promised = self.granted.promised();
+    /// The workers that compute the prompts of some models.
+    fn rooms(
+        &self,
+        models: &[Model],
+        settings: &Settings,
+        promised: &Promised,
+        now: Instant,
+    ) -> Rooms {
+        let snapshot = self.fleet.snapshot();
+        let groups = models.iter().filter_map(|model| snapshot.models.get(model));
+        let workers = groups.map(|group| self.workers_of(group));
         let stalled = self.stalled.lock();
-        Rooms::new(workers, settings, &promised, &stalled, now).room
+        Rooms::new(workers, settings, promised, &stalled, now)
     }
 
     /// The workers that compute prompts.

@@ -16,7 +16,7 @@ use tokio::time::{Sleep, sleep};
 use super::events::EventRewriter;
 use super::finish::{FinishedResponse, Finisher};
 use super::outcome::Outcome;
-use crate::http::{self, BodyError};
+use crate::http::{self, BodyError, sse};
 use crate::observe;
 use crate::store::Status;
 
@@ -25,9 +25,6 @@ const SPARE_BYTES: usize = 256;
 
 /// What an engine may send after its last event, such as `[DONE]`.
 const TRAILER_BYTES_MAX: usize = 16 << 10;
-
-/// A comment, which clients ignore. It keeps proxies from closing an idle connection.
-const COMMENT: &[u8] = b": keep-alive\n\n";
 
 struct StreamBody {
     /// `None` once the engine has closed the stream, or the router has.
@@ -199,7 +196,7 @@ impl http_body::Body for StreamBody {
             Poll::Pending => {
                 ready!(keep_alive.poll(cx));
                 keep_alive.last_sent = observe::now();
-                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))))
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(sse::KEEP_ALIVE)))))
             }
         }
     }

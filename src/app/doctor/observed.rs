@@ -137,20 +137,20 @@ impl Observed {
 
     /// The sum of a metric's samples whose labels have these values.
     pub(super) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
-        let has = |series: &&Series| {
-            let mut labels = labels.iter();
-            labels.all(|(label, value)| series.label(label) == Some(value))
-        };
-        self.all(name).filter(has).map(|series| series.value).sum()
+        self.labelled(name, labels).sum()
     }
 
     /// The sample of a metric whose labels have these values.
     pub(super) fn value(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
+        self.labelled(name, labels).next()
+    }
+
+    fn labelled(&self, name: &str, labels: &[(&str, &str)]) -> impl Iterator<Item = f64> {
         let has = |series: &&Series| {
             let mut labels = labels.iter();
             labels.all(|(label, value)| series.label(label) == Some(value))
         };
-        self.all(name).find(has).map(|series| series.value)
+        self.all(name).filter(has).map(|series| series.value)
     }
 
     fn all(&self, name: &str) -> impl Iterator<Item = &Series> {

@@ -243,7 +243,7 @@ mod tests {
             let end = after(Api::Chat, passed).at_end(b"");
             assert!(matches!(end, Missing::Answer(_)), "{passed:?} {end:?}");
         }
-        // An event has begun.
+        // An event has started.
         let end = after(Api::Chat, &[TEXT, STOP]).at_end(b"data: {\"us");
         assert!(matches!(end, Missing::Answer(_)), "{end:?}");
     }

@@ -82,13 +82,7 @@ impl Queues {
         now: Instant,
     ) -> Vec<Gone> {
         let snapshot = self.fleet.snapshot();
-        let models = queue.models();
-        let groups = models.iter().filter_map(|model| snapshot.models.get(model));
-        let workers = groups.map(|group| self.workers_of(group));
-        let mut rooms = {
-            let stalled = self.stalled.lock();
-            Rooms::new(workers, settings, promised, &stalled, now)
-        };
+        let mut rooms = self.rooms(&queue.models(), settings, promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
         queue.advance(now, room, computed, |waiter| {
             if rooms.is_full() {

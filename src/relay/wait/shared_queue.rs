@@ -385,7 +385,7 @@ impl State {
 }
 
 impl Gone {
-    /// Tells the request.
+    /// Wakes the request with how it left.
     pub(super) fn wake(self, granted: &Arc<Granted>, freed: &Arc<Freed>) {
         let Waiter { placing, wake, .. } = self.left.waker;
         let woken = match self.left.outcome {
