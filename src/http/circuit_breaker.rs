@@ -132,6 +132,13 @@ impl CircuitBreaker {
         opens
     }
 
+    /// The trial request says nothing about the server: the next request is the trial.
+    pub fn release_trial(&mut self, now: Instant) {
+        if self.state == State::HalfOpen {
+            self.retry_at = Some(now);
+        }
+    }
+
     /// Admits no request until then: the server is well and asked for a pause (Retry-After).
     pub fn pause(&mut self, until: Instant) {
         self.paused_until = Some(until);
@@ -198,6 +205,11 @@ impl SharedBreaker {
         let mut machine = self.machine.lock();
         self.is_active.store(true, Ordering::Release);
         machine.on_failure(now)
+    }
+
+    /// As [`CircuitBreaker::release_trial`].
+    pub fn release_trial(&self, now: Instant) {
+        self.machine.lock().release_trial(now);
     }
 
     pub fn pause(&self, until: Instant) {

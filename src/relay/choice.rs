@@ -20,6 +20,7 @@ use crate::fleet::kv_transfer::BootstrapInfo;
 use crate::fleet::{Role, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::WorkerId;
+use crate::observe;
 use crate::routing::pair::{self, LocalReason};
 use crate::routing::{self, Decision};
 
@@ -31,6 +32,7 @@ pub(super) struct Choice {
     pub(super) worker: Arc<Worker>,
     /// The worker of the prefill leg, or why there is none. `None` if disaggregation is not configured.
     pub(super) prefill: Option<Result<Prefill, NotDisaggregated>>,
+    _trial: Option<Trial>,
 }
 
 /// The worker of the prefill leg.
@@ -38,8 +40,20 @@ pub(super) struct Choice {
 pub(super) struct Prefill {
     pub(super) decision: Decision,
     pub(super) worker: Arc<Worker>,
+    _trial: Option<Trial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
+}
+
+/// The trial request of a worker's half-open circuit breaker. If it ends and says nothing about the worker (its client left, or
+/// the request is to blame), the next request is the trial.
+#[derive(Debug)]
+struct Trial(Arc<Worker>);
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        self.0.breaker.release_trial(observe::now());
+    }
 }
 
 /// The workers that have failed a request, by role.
@@ -145,21 +159,26 @@ impl Relay {
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
             let may_admit = worker.breaker.may_admit(now);
+            let mut prefill_trial = None;
             if let Some(Ok(decision)) = prefill {
                 let prefill = &plan.group.workers[decision.worker_index];
                 let may_both =
                     prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
-                let is_admitted =
-                    || self.admit(plan, prefill, now) && prefill.kv_transfer_breaker.admit(now);
-                if !may_both || (may_admit && !is_admitted()) {
+                let mut is_admitted = || {
+                    let admitted = self.admit(plan, prefill, now)?;
+                    prefill_trial = admitted;
+                    prefill.kv_transfer_breaker.admit(now).then_some(())
+                };
+                if !may_both || (may_admit && is_admitted().is_none()) {
                     failed.prefill.push(prefill.id);
                     continue;
                 }
             }
-            if !may_admit || !self.admit(plan, worker, now) {
+            let admitted = may_admit.then(|| self.admit(plan, worker, now));
+            let Some(trial) = admitted.flatten() else {
                 failed.decode.push(worker.id);
                 continue;
-            }
+            };
             let prefill = prefill.map(|prefill| {
                 let decision = prefill?;
                 let worker = plan.group.workers[decision.worker_index].clone();
@@ -167,6 +186,7 @@ impl Relay {
                     decision,
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
+                    _trial: prefill_trial,
                 })
             });
             if plan.group.is_adapter {
@@ -178,6 +198,7 @@ impl Relay {
                 decision,
                 worker: worker.clone(),
                 prefill,
+                _trial: trial,
             });
         }
     }
@@ -231,15 +252,17 @@ impl Relay {
                 .any(|again| may_have(&again))
     }
 
-    /// Has a worker's circuit breaker admit the request.
-    fn admit(&self, plan: &Plan, worker: &Worker, now: Instant) -> bool {
-        let is_admitted = worker.breaker.admit(now);
-        if is_admitted && worker.breaker.state() == State::HalfOpen {
-            plan.model
-                .families
-                .on_breaker_transition(worker, State::HalfOpen);
+    /// Has a worker's circuit breaker admit the request, which may be its trial request then. `None` if it does not.
+    fn admit(&self, plan: &Plan, worker: &Arc<Worker>, now: Instant) -> Option<Option<Trial>> {
+        if !worker.breaker.admit(now) {
+            return None;
         }
-        is_admitted
+        let is_trial = worker.breaker.state() == State::HalfOpen;
+        Some(is_trial.then(|| {
+            let families = &plan.model.families;
+            families.on_breaker_transition(worker, State::HalfOpen);
+            Trial(worker.clone())
+        }))
     }
 
     /// Chooses workers as things are now, behind what they were promised `before`. Changes nothing.

@@ -5,7 +5,10 @@
 //! Such a failure counts against the worker
 //! - if requests of several clients failed at it without a success in between,
 //! - if its health check fails, too, or
-//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others.
+//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, or
+//! - if it is the trial of a half-open circuit breaker, and no request of its client failed before.
+//!
+//! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
 //!
 //! The machine is pure; [`SharedEvidence`] lets requests pass without a lock while nothing fails.
 
@@ -17,6 +20,7 @@ use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, WorkerId};
 
 /// How many times as often one client's requests must fail at a worker as elsewhere.
@@ -68,21 +72,28 @@ pub(super) struct Evidence {
 }
 
 impl Evidence {
-    /// Takes a failure. Returns how many failures count against the worker now; 0 if the request is to blame.
+    /// Takes a failure at a worker whose circuit breaker is in this state. Returns how many failures count against the worker
+    /// now; 0 if the request is to blame.
     pub(super) fn on_failure(
         &mut self,
         now: Instant,
         worker: WorkerId,
         client: ClientKey,
+        breaker: State,
         is_unhealthy: bool,
     ) -> u32 {
         self.forget_old(now);
+        let has_failed_before = self.suspects.contains_key(&client);
         let suspect = self.suspects.entry(client).or_insert_with(|| Suspect {
             since: now,
             by_worker: SmallVec::new(),
         });
         suspect.tally(worker).failed += 1;
         let stands_out = suspect.stands_out(worker);
+        if breaker == State::Open {
+            return 0;
+        }
+        let is_first_trial = breaker == State::HalfOpen && !has_failed_before;
         let row = self.rows.entry(worker).or_insert(Row {
             since: now,
             client,
@@ -91,7 +102,7 @@ impl Evidence {
         });
         row.has_several_clients |= row.client != client;
         row.uncounted += 1;
-        match is_unhealthy || row.has_several_clients || stands_out {
+        match is_unhealthy || row.has_several_clients || stands_out || is_first_trial {
             true => std::mem::take(&mut row.uncounted),
             false => 0,
         }
@@ -103,6 +114,11 @@ impl Evidence {
         if let Some(suspect) = self.suspects.get_mut(&client) {
             suspect.tally(worker).succeeded += 1;
         }
+    }
+
+    /// The worker's circuit breaker has opened: what made it open does not count against the worker once more.
+    pub(super) fn on_opened(&mut self, worker: WorkerId) {
+        self.rows.remove(&worker);
     }
 
     fn forget_old(&mut self, now: Instant) {
@@ -157,15 +173,20 @@ impl SharedEvidence {
         now: Instant,
         worker: WorkerId,
         client: ClientKey,
+        breaker: State,
         is_unhealthy: bool,
     ) -> u32 {
         let mut evidence = self.evidence.lock();
-        let failures = evidence.on_failure(now, worker, client, is_unhealthy);
+        let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy);
         let workers = evidence.rows.keys().map(|worker| bit(u64::from(worker.0)));
         let clients = evidence.suspects.keys().map(|client| bit(client.0));
         let filter = workers.chain(clients).fold(0, |bits, bit| bits | bit);
         self.filter.store(filter, Relaxed);
         failures
+    }
+
+    pub(super) fn on_opened(&self, worker: WorkerId) {
+        self.evidence.lock().on_opened(worker);
     }
 
     pub(super) fn on_success(&self, worker: WorkerId, client: ClientKey) {
@@ -200,53 +221,86 @@ mod tests {
             .cycle()
             .take(40)
         {
-            assert_eq!(evidence.on_failure(now, worker, GUILTY, false), 0);
+            assert_eq!(
+                evidence.on_failure(now, worker, GUILTY, State::Closed, false),
+                0
+            );
         }
     }
 
     #[test]
     fn a_second_clients_failure_makes_all_in_the_row_count() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
-        assert_eq!(evidence.on_failure(now, A, OTHER, false), 3);
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 1);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.on_failure(now, A, OTHER, State::Closed, false), 3);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 1);
     }
 
     #[test]
     fn a_success_between_two_clients_failures_ends_the_row() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
         evidence.on_success(A, OTHER);
-        assert_eq!(evidence.on_failure(now, A, OTHER, false), 0);
+        assert_eq!(evidence.on_failure(now, A, OTHER, State::Closed, false), 0);
     }
 
     #[test]
     fn failures_of_a_worker_whose_health_check_fails_count() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
-        assert_eq!(evidence.on_failure(now, A, GUILTY, true), 2);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, true), 2);
     }
 
     #[test]
     fn one_clients_failures_count_if_its_requests_succeed_elsewhere() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
         for _ in 0..2 {
-            assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
+            assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
             (0..3).for_each(|_| evidence.on_success(B, GUILTY));
         }
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 3);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 3);
         // B fails as often as A does: the request is to blame.
-        (0..9).for_each(|_| assert_eq!(evidence.on_failure(now, B, GUILTY, false), 0));
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
+        (0..9)
+            .for_each(|_| assert_eq!(evidence.on_failure(now, B, GUILTY, State::Closed, false), 0));
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+    }
+
+    #[test]
+    fn a_trial_counts_if_its_client_never_failed_and_not_if_it_fails_everywhere() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        let trial = |evidence: &mut Evidence, client| {
+            evidence.on_failure(now, A, client, State::HalfOpen, false)
+        };
+        assert_eq!(trial(&mut evidence, GUILTY), 1);
+        evidence.on_opened(A);
+        (0..9).for_each(|_| assert_eq!(trial(&mut evidence, GUILTY), 0));
+        // A second client speaks against the worker.
+        assert!(trial(&mut evidence, OTHER) > 0);
+    }
+
+    #[test]
+    fn what_fails_while_the_breaker_is_open_makes_no_trial_count() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        for client in [GUILTY, OTHER, ClientKey(3)] {
+            let counted = evidence.on_failure(now, A, client, State::Open, false);
+            assert_eq!(counted, 0);
+        }
+        assert_eq!(
+            evidence.on_failure(now, A, GUILTY, State::HalfOpen, false),
+            0
+        );
     }
 
     #[test]
     fn evidence_is_forgotten_after_a_minute() {
         let (mut evidence, now) = (Evidence::default(), observe::now());
-        assert_eq!(evidence.on_failure(now, A, GUILTY, false), 0);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
         let later = now + WINDOW;
-        assert_eq!(evidence.on_failure(later, A, OTHER, false), 0);
+        assert_eq!(
+            evidence.on_failure(later, A, OTHER, State::Closed, false),
+            0
+        );
         assert_eq!((evidence.rows.len(), evidence.suspects.len()), (1, 1));
     }
 
@@ -254,7 +308,7 @@ mod tests {
     fn requests_of_others_take_no_lock() {
         let shared = SharedEvidence::default();
         let now = observe::now();
-        shared.on_failure(now, A, GUILTY, false);
+        shared.on_failure(now, A, GUILTY, State::Closed, false);
         let _held = shared.evidence.lock();
         // It would wait for ever.
         shared.on_success(WorkerId(5), ClientKey(6));
@@ -271,7 +325,7 @@ mod tests {
             for (worker, is_guilty) in steps {
                 let worker = WorkerId(worker);
                 match is_guilty {
-                    true => prop_assert_eq!(evidence.on_failure(now, worker, GUILTY, false), 0),
+                    true => prop_assert_eq!(evidence.on_failure(now, worker, GUILTY, State::Closed, false), 0),
                     false => evidence.on_success(worker, OTHER),
                 }
             }

@@ -20,6 +20,7 @@ use super::session_key::{KeySource, session_key};
 use super::target::NameSettings;
 use super::usage::CountersByTenant;
 use super::worker_series::SeriesByWorker;
+use crate::fleet::registry::Registry;
 use crate::fleet::speed::AnswerTokens;
 use crate::fleet::{Snapshot, Worker};
 use crate::http::circuit_breaker::State;
@@ -75,6 +76,7 @@ pub(super) struct Models {
 struct Shared {
     families: Arc<Families>,
     evidence: Arc<SharedEvidence>,
+    fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
     by_model: Mutex<FxHashMap<Model, Arc<Counts>>>,
 }
@@ -113,6 +115,7 @@ pub(super) struct ModelState {
     pub(super) families: Arc<Families>,
     /// Of all models' workers.
     evidence: Arc<SharedEvidence>,
+    fleet: Arc<Registry>,
     /// `None` if requests are not disaggregated.
     pub(super) disaggregated: Option<prefill_decode::ModelMetrics>,
 }
@@ -120,6 +123,7 @@ pub(super) struct ModelState {
 impl Models {
     pub(super) fn new(
         settings: ModelSettings,
+        fleet: Arc<Registry>,
         disaggregation: Option<prefill_decode::Families>,
         registry: &metrics::Registry,
     ) -> Self {
@@ -129,6 +133,7 @@ impl Models {
             shared: Arc::new(Shared {
                 families: Arc::new(Families::new(registry)),
                 evidence: Arc::default(),
+                fleet,
                 disaggregation,
                 by_model: Mutex::default(),
             }),
@@ -243,6 +248,7 @@ impl Models {
                 .map(|families| prefill_decode::ModelMetrics::new(families, name)),
             families,
             evidence: self.shared.evidence.clone(),
+            fleet: self.shared.fleet.clone(),
         }
     }
 }
@@ -309,12 +315,16 @@ impl ModelState {
         let now = observe::now();
         let failures = match owner {
             FailureOwner::Worker => 1,
-            // The result of a trial request counts whatever it is: the worker has proved nothing yet.
-            FailureOwner::Request if worker.breaker.state() != State::Closed => 1,
             FailureOwner::Request => {
                 let is_unhealthy = worker.last_probe_error.load().is_some();
-                self.evidence
-                    .on_failure(now, worker.id, client, is_unhealthy)
+                let state = worker.breaker.state();
+                let failures =
+                    self.evidence
+                        .on_failure(now, worker.id, client, state, is_unhealthy);
+                match state {
+                    State::Closed if !is_unhealthy && !self.may_open_one_more() => 0,
+                    _ => failures,
+                }
             }
             FailureOwner::Unattributed
             | FailureOwner::Router
@@ -328,6 +338,7 @@ impl ModelState {
         self.families.on_failure(&worker.name, owner);
         let has_opened = (0..failures).any(|_| worker.breaker.on_failure(now));
         if has_opened {
+            self.evidence.on_opened(worker.id);
             warn!(
                 worker = %worker.name,
                 reason,
@@ -335,5 +346,17 @@ impl ModelState {
             );
             self.families.on_breaker_transition(worker, State::Open);
         }
+    }
+
+    /// Failed requests alone open the circuit breakers of at most half of a model's workers: what fails at most of them is more
+    /// likely due to requests, and the rest could not carry the load. Workers that refuse connections or fail health checks do
+    /// not count as theirs.
+    fn may_open_one_more(&self) -> bool {
+        let snapshot = self.fleet.snapshot();
+        snapshot.models.get(&self.name).is_none_or(|group| {
+            let workers = group.workers.iter();
+            let open = workers.filter(|it| it.breaker.state() != State::Closed);
+            (open.count() + 1) * 2 <= group.workers.len()
+        })
     }
 }

@@ -174,6 +174,11 @@ impl Fleet {
         states
     }
 
+    async fn open_breakers(&self) -> usize {
+        let states = self.breakers().await;
+        states.iter().filter(|it| *it == "open").count()
+    }
+
     /// A request of the client at this address.
     async fn post_as(&self, address: &str, body: String) -> Answer {
         let headers = [("x-forwarded-for", address)];
@@ -213,15 +218,68 @@ async fn one_clients_bad_requests_take_no_worker_away_from_others() {
 #[tokio::test]
 async fn a_worker_that_fails_several_clients_requests_gets_no_more() {
     for words in [BREAK, CUT] {
-        let fleet = Fleet::start(&["sim"], |_| {}).await;
-        for number in 0..3 {
+        let fleet = Fleet::start(&["sim"; 2], |_| {}).await;
+        for number in 0..6 {
             let address = format!("198.51.100.{number}");
             fleet
                 .post_as(&address, chat(&format!("{words} {number}"), 1, false))
                 .await;
         }
-        assert_eq!(fleet.breakers().await, ["open"], "{words}");
+        assert!(fleet.open_breakers().await > 0, "{words}");
     }
+}
+
+#[tokio::test]
+async fn bad_requests_of_several_clients_leave_half_of_the_workers_to_others() {
+    for workers in [1, 2, 3, 4] {
+        let fleet = Fleet::start(&vec!["sim"; workers], |_| {}).await;
+        for number in 0..10 * workers {
+            let address = format!("198.51.100.{}", number / workers % 3);
+            let body = chat(&format!("{BREAK} {number}"), 1, false);
+            assert_eq!(fleet.post_as(&address, body).await.status, 500);
+        }
+        assert_eq!(fleet.open_breakers().await, workers / 2, "{workers}");
+        for number in 0..2 * workers {
+            let body = chat(&format!("{number}"), 1, false);
+            assert_eq!(fleet.post_as("192.0.2.1", body).await.status, 200);
+        }
+    }
+}
+
+/// The worker is well again, and one client's requests go on failing.
+#[tokio::test]
+async fn a_client_whose_requests_fail_keeps_no_circuit_breaker_open() {
+    let fleet = Fleet::start(&["sim"; 2], |config| {
+        config.fleet.circuit_breaker.open_duration = Duration::from_millis(300);
+    })
+    .await;
+    for number in 0..30 {
+        let address = format!("198.51.100.{}", number % 3);
+        let body = chat(&format!("{BREAK} {number}"), 1, false);
+        fleet.post_as(&address, body).await;
+    }
+    assert_eq!(fleet.open_breakers().await, 1);
+    // All of them are known to fail, so none is believed; the second of them would be.
+    let is_over = AtomicBool::new(false);
+    let attack = async {
+        let mut number = 1_000;
+        while !is_over.load(Relaxed) {
+            number += 1;
+            let body = chat(&format!("{BREAK} {number}"), 1, false);
+            fleet.post_as("198.51.100.0", body).await;
+        }
+    };
+    let victim = async {
+        eventually("the breaker closes", async || {
+            let answer = fleet.post_as(INNOCENT, chat("hello", 1, false)).await;
+            assert_eq!(answer.status, 200);
+            fleet.breakers().await == ["closed"; 2]
+        })
+        .await;
+        is_over.store(true, Relaxed);
+    };
+    tokio::join!(attack, victim);
+    assert_eq!(fleet.breakers().await, ["closed"; 2]);
 }
 
 #[tokio::test]
