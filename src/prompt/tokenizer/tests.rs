@@ -5,7 +5,7 @@ use super::*;
 use crate::prompt::cache;
 use crate::prompt::render::{Options, Templates};
 use crate::prompt::template::Template;
-use crate::prompt::vocabulary::tests::vocabulary;
+use crate::prompt::vocabulary::tests::{loaded, vocabulary};
 
 const CHATML: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}\
                       {{ m.content }}{% else %}{% for p in m.content %}{{ p.text if p.type == 'text' \
@@ -50,7 +50,7 @@ fn chat(turns: &[String]) -> Value {
 
 fn ids(name: &str, text: &str) -> Vec<u32> {
     let mut ids = Vec::new();
-    vocabulary(name).encode(text, &mut ids).unwrap();
+    loaded(name).encode(text, &mut ids).unwrap();
     ids
 }
 

@@ -141,6 +141,11 @@ pub(in crate::prompt) fn vocabulary(name: &str) -> Vocabulary {
 static ALL: LazyLock<Vec<(&str, Vocabulary)>> =
     LazyLock::new(|| NAMES.map(|name| (name, vocabulary(name))).into());
 
+pub(in crate::prompt) fn loaded(name: &str) -> &'static Vocabulary {
+    let found = ALL.iter().find(|(other, _)| *other == name);
+    &found.unwrap().1
+}
+
 fn ids(vocabulary: &Vocabulary, text: &str) -> Vec<u32> {
     let mut ids = Vec::new();
     vocabulary.encode(text, &mut ids).unwrap();

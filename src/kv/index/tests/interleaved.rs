@@ -30,7 +30,10 @@ fn had(
     let mut content = vec![root_of(prompt).0];
     content.extend((0..blocks).map(|at| local_at(prompt, at).0));
     moments.iter().flatten().any(|(other, model)| {
-        let block = model.blocks.get(&content).filter(|_| *other == worker);
+        let block = model
+            .blocks
+            .get(content.as_slice())
+            .filter(|_| *other == worker);
         block.is_some_and(|block| {
             tier.is_none_or(|tier| block.copies[tier as usize] != Count::Known(0))
         })

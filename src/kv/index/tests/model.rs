@@ -1,13 +1,14 @@
 //! The plainest model of a tree: a map whose key for a block is the list of all content up to it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::sync::Arc;
 
 use crate::kv::block::{ChainRoot, LocalHash, PathHash};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::{CopyReport, NewBlock, Parent, TreeBlock, UnknownParent};
 
 /// A root and the local hashes from there on.
-pub(super) type Content = Vec<u64>;
+pub(super) type Content = Arc<[u64]>;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Count {
@@ -24,7 +25,7 @@ pub(super) struct Block {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
-    pub(super) blocks: BTreeMap<Content, Block>,
+    pub(super) blocks: HashMap<Content, Block>,
     names: HashMap<EngineHash, Content>,
 }
 
@@ -38,10 +39,11 @@ impl Model {
     ) -> Result<(), UnknownParent> {
         let mut content = match after {
             Parent::Root(root) => vec![root.0],
-            Parent::Block(name) => self.names.get(&name).cloned().ok_or(UnknownParent)?,
+            Parent::Block(name) => self.names.get(&name).ok_or(UnknownParent)?.to_vec(),
         };
         for block in blocks {
             content.push(block.local.0);
+            let content: Content = content.as_slice().into();
             if let Some(other) = self.names.get(&block.name).cloned()
                 && other != content
             {
@@ -147,7 +149,7 @@ impl Model {
         missing
     }
 
-    pub(super) fn forget(&mut self, content: &Content) {
+    pub(super) fn forget(&mut self, content: &[u64]) {
         if let Some(block) = self.blocks.remove(content) {
             self.names.remove(&block.name);
         }
@@ -159,7 +161,7 @@ impl Model {
         let mut content = vec![root.0];
         for local in locals {
             content.push(local.0);
-            let Some(block) = self.blocks.get(&content) else {
+            let Some(block) = self.blocks.get(content.as_slice()) else {
                 break;
             };
             if block.copies[Tier::Gpu as usize] == Count::Known(0) {
