@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use memchr::memchr_iter;
-use memchr::memmem::{self, Finder};
+use memchr::memmem::{self, Finder, FinderRev};
 use serde::Deserialize;
 
 use crate::json_scan::Scan;
@@ -14,6 +14,10 @@ static USAGE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"usage\
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
 static BLOCK_DELTA: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("\"content_block_delta\""));
+static FINISH_REASON: LazyLock<FinderRev<'static>> =
+    LazyLock::new(|| FinderRev::new("\"finish_reason\""));
+static STOP_REASON: LazyLock<FinderRev<'static>> =
+    LazyLock::new(|| FinderRev::new("\"stop_reason\""));
 static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\""));
 
 /// Tokens of one request, as its engine reports them.
@@ -22,6 +26,37 @@ pub struct Usage {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
+}
+
+/// Why a choice has ended, as its engine says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Finish {
+    /// It goes on.
+    None,
+    Reason,
+    /// The engine gave it up, mostly because it is shut down: vLLM and SGLang say `abort`.
+    Abort,
+}
+
+/// Where the last choice in some events, or in a whole answer, says why it has ended, and what it says. `None` if there is no
+/// choice, or the API has none.
+pub(super) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, Finish)> {
+    let name = match api {
+        Api::Chat | Api::Completions => &*FINISH_REASON,
+        Api::Messages => &*STOP_REASON,
+        _ => return None,
+    };
+    // Within a text the quotes are escaped.
+    let is_name = |at: &usize| *at > 0 && answer[at - 1] != b'\\';
+    let at = name.rfind_iter(answer).find(is_name)?;
+    let value = answer[at + name.needle().len()..].trim_ascii_start();
+    let value = value.strip_prefix(b":")?.trim_ascii_start();
+    let finish = match value {
+        value if value.starts_with(b"\"abort\"") => Finish::Abort,
+        value if value.starts_with(b"\"") => Finish::Reason,
+        _ => Finish::None,
+    };
+    Some((at, finish))
 }
 
 /// True if a piece of a stream has a token. What engines send before they compute anything has none: a chat

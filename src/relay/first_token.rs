@@ -2,6 +2,7 @@
 
 use bytes::BytesMut;
 
+use super::engine_answer::{self, Finish};
 use super::first_token_gate::{FirstTokenGate, Verdict};
 use super::{exchange, headers};
 use crate::prompt::Api;
@@ -15,8 +16,17 @@ pub(super) enum Beginning {
     Refusal,
     /// With another error.
     Error,
-    /// It ended without a token, an error or an end.
+    /// It ended without a token, an error or an end, or its engine gave it up.
     Nothing,
+}
+
+/// Whether the first piece of a whole answer, which is mostly all of it, says that its engine gave it up.
+pub(super) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
+    let first = answer.first.as_ref().filter(|_| {
+        answer.head.status.is_success() && !headers::is_event_stream(&answer.head.headers)
+    });
+    let finish = first.and_then(|first| engine_answer::last_finish(api, first));
+    matches!(finish, Some((_, Finish::Abort)))
 }
 
 /// Reads up to the first token. What was read is in `answer.first`, for the client.
@@ -40,6 +50,7 @@ pub(super) async fn wait(
         let beginning = match gate.on_data(&piece) {
             Verdict::Undecided => None,
             Verdict::Token => Some(Beginning::Token),
+            Verdict::GivenUp => Some(Beginning::Nothing),
             Verdict::Refusal => Some(Beginning::Refusal),
             Verdict::Error => Some(Beginning::Error),
         };

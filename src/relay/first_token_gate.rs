@@ -10,11 +10,13 @@ use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::engine_answer;
+use super::engine_answer::{self, Finish};
 use crate::http::sse::Aligner;
 use crate::prompt::Api;
 
 static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
+
+static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"choices\":"));
 
 /// A stream without a token in its first megabyte is passed on all the same.
 const BYTES_MAX: usize = 1 << 20;
@@ -26,6 +28,8 @@ pub(super) enum Verdict {
     Undecided,
     /// A token, or a proper end without tokens.
     Token,
+    /// The engine gave the answer up before its first token.
+    GivenUp,
     /// The engine reports an error.
     Error,
     /// The same, and says that the request is at fault.
@@ -38,6 +42,8 @@ pub(super) struct FirstTokenGate {
     api: Api,
     aligner: Aligner,
     bytes: usize,
+    /// The last choice has not ended.
+    is_unfinished: bool,
 }
 
 impl FirstTokenGate {
@@ -46,6 +52,7 @@ impl FirstTokenGate {
             api,
             aligner: Aligner::new(BYTES_MAX),
             bytes: 0,
+            is_unfinished: false,
         }
     }
 
@@ -60,7 +67,7 @@ impl FirstTokenGate {
         }
     }
 
-    fn first_in(&self, events: &[u8]) -> Verdict {
+    fn first_in(&mut self, events: &[u8]) -> Verdict {
         let mut start = 0;
         while start < events.len() {
             let end = memmem::find(&events[start..], b"\n\n")
@@ -74,7 +81,7 @@ impl FirstTokenGate {
         Verdict::Undecided
     }
 
-    fn verdict_of(&self, event: &[u8]) -> Verdict {
+    fn verdict_of(&mut self, event: &[u8]) -> Verdict {
         let (name, data) = parts(event);
         let is_error = match self.api {
             Api::Responses => matches!(name, b"error" | b"response.failed"),
@@ -87,16 +94,36 @@ impl FirstTokenGate {
             None if is_error => return Verdict::Error,
             None => {}
         }
-        let is_end = data == b"[DONE]"
+        let is_done = data == b"[DONE]";
+        match engine_answer::last_finish(self.api, event) {
+            Some((_, Finish::Abort)) => return Verdict::GivenUp,
+            Some((_, finish)) => self.is_unfinished = finish == Finish::None,
+            None => {}
+        }
+        if is_done && self.is_unfinished && self.api != Api::Messages {
+            return Verdict::GivenUp;
+        }
+        let is_end = is_done
             || matches!(
                 name,
                 b"response.completed" | b"response.incomplete" | b"message_stop"
             );
-        if is_end || (!data.is_empty() && engine_answer::is_token(self.api, event)) {
+        let has_token = !data.is_empty()
+            && engine_answer::is_token(self.api, event)
+            && !(self.is_unfinished && has_no_choice(data));
+        if is_end || has_token {
             return Verdict::Token;
         }
         Verdict::Undecided
     }
+}
+
+/// Whether a chunk has the usage and no choice.
+fn has_no_choice(data: &[u8]) -> bool {
+    CHOICES.find(data).is_some_and(|at| {
+        let value = data[at + CHOICES.needle().len()..].trim_ascii_start();
+        value.starts_with(b"[]")
+    })
 }
 
 /// An event's name and data; engines write each on one line.

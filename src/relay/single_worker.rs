@@ -163,6 +163,8 @@ impl Relay {
             let mut answer = sent.await?;
             if waits_for_token {
                 beginning = first_token::wait(job.api, &mut answer).await?;
+            } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
+                beginning = Beginning::Nothing;
             }
             Ok(answer)
         };

@@ -165,12 +165,22 @@ impl Relayed {
         if passed.is_empty() {
             return passed;
         }
-        self.meter.on_data(self.last, &passed);
         let terminator = self.events.as_mut().and_then(|it| it.terminator.as_mut());
-        if let Some(terminator) = terminator {
-            terminator.on_passed(&passed);
+        let Some(terminator) = terminator else {
+            self.meter.on_data(self.last, &passed);
+            return self.stripped(passed);
+        };
+        let given_up = terminator.gives_up_at(&passed);
+        let passed = given_up.map_or(passed.clone(), |at| passed.slice(..at));
+        terminator.on_passed(&passed);
+        if !passed.is_empty() {
+            self.meter.on_data(self.last, &passed);
         }
-        self.stripped(passed)
+        let passed = self.stripped(passed);
+        match given_up {
+            None => passed,
+            Some(_) => join(passed, self.on_engine_end(End::Torn)),
+        }
     }
 
     /// The engine's answer is over although its connection is not. Returns what ends the stream, if no other worker is

@@ -818,7 +818,7 @@ async fn streams(cluster: &Cluster, count: usize, tokens: usize) -> Vec<client::
 async fn a_router_that_is_told_to_stop_finishes_what_it_has() {
     for by_signal in [true, false] {
         let mut cluster = Cluster::with_router_child(vec![unhurried(); 2], |_| {}).await;
-        let open = streams(&cluster, 50, 150).await;
+        let open = streams(&cluster, 20, 200).await;
         if by_signal {
             cluster.router.child.as_ref().unwrap().signal("TERM");
         } else {

@@ -17,6 +17,7 @@ const ROLE: &str = r#"{"id":"c","choices":[{"index":0,"delta":{"role":"assistant
 const TOKEN: &str =
     r#"{"id":"c","choices":[{"index":0,"delta":{"content":"hi"},"finish_reason":null}]}"#;
 const STOP: &str = r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#;
+const USAGE: &str = r#"{"id":"c","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":1}}"#;
 const ABORT: &str = r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"abort"}]}"#;
 const ERROR: &str = r#"{"error":{"message":"EngineCore encountered an issue","type":"InternalServerError","code":500}}"#;
 const REFUSAL: &str =
@@ -90,6 +91,9 @@ async fn what_fails_before_its_first_token_is_tried_at_another_worker() {
         stream(&[": ping", ROLE, ERROR, "[DONE]"]),
         stream(&[": ping", ROLE]),
         stream(&[]),
+        // An engine that is shut down.
+        stream(&[ROLE, ABORT, USAGE, "[DONE]"]),
+        stream(&[ROLE, USAGE, "[DONE]"]),
     ] {
         let bad = Stub::start(bad).await;
         let good = Stub::start(stream(&[ROLE, TOKEN, STOP, "[DONE]"])).await;
@@ -102,6 +106,47 @@ async fn what_fails_before_its_first_token_is_tried_at_another_worker() {
             assert!(answer.text().ends_with("data: [DONE]\n\n"));
         }
         assert_eq!(outcomes(&router, "complete").await, 6.0);
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_an_engine_gives_up_ends_with_an_error() {
+    for bad in [
+        stream(&[ROLE, TOKEN, ABORT, USAGE, "[DONE]"]),
+        stream(&[ROLE, TOKEN, USAGE, "[DONE]"]),
+    ] {
+        let bad = Stub::start(bad).await;
+        let router = router(&[&bad]).await;
+        let answer = post(&router).await;
+        let text = answer.text();
+        assert!(text.contains("\"hi\""), "{text}");
+        assert!(!text.contains("abort"), "{text}");
+        assert!(text.contains("engine_stream_broken"), "{text}");
+        assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+        assert_eq!(text.matches("[DONE]").count(), 1, "{text}");
+        assert_eq!(outcomes(&router, "worker_failed").await, 1.0);
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_that_an_engine_gives_up_is_asked_of_another() {
+    let whole = |reason: &str| {
+        let body = format!(
+            r#"{{"choices":[{{"message":{{"content":"{reason}"}},"finish_reason":"{reason}"}}],"usage":{{"prompt_tokens":1,"completion_tokens":1}}}}"#
+        );
+        let size = body.len();
+        format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {size}\r\nconnection: close\r\n\r\n{body}"
+        )
+    };
+    let bad = Stub::start(whole("abort")).await;
+    let good = Stub::start(whole("stop")).await;
+    let router = router(&[&bad, &good]).await;
+    for _ in 0..6 {
+        let body = chat("hello", 5, false);
+        let answer = client::send(router.api, "POST", CHAT, &[], body).await;
+        assert_eq!(answer.status, 200);
+        assert!(answer.text().contains("stop"), "{}", answer.text());
     }
 }
 

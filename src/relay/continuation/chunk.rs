@@ -114,6 +114,12 @@ impl<'a> Choice<'a> {
         })
     }
 
+    /// Its engine gave it up, mostly because it is shut down.
+    pub(super) fn is_aborted(&self) -> bool {
+        self.finish_reason
+            .is_some_and(|reason| reason.get() == "\"abort\"")
+    }
+
     /// A chunk that has nothing for the client, sent only because of the ids that were asked for.
     pub(super) fn is_empty(&self) -> bool {
         let is_empty = self.delta.as_ref().is_some_and(|delta| {

@@ -180,6 +180,9 @@ impl Reader {
             return Fate::Pass;
         };
         if data.starts_with(b"[DONE]") {
+            if self.has_text && !self.has_finish && self.refusal.is_none() {
+                return Fate::Torn;
+            }
             if self.times > 0 {
                 let comment = format!(": x-warmroute-continued: {}\n\n", self.times);
                 splice.put(event.start..event.start, comment.as_bytes());
@@ -250,6 +253,9 @@ impl Reader {
     }
 
     fn on_choice<'e>(&mut self, choice: &Choice<'e>, splice: &mut Splice<'e>) -> Fate {
+        if choice.is_aborted() {
+            return Fate::Torn;
+        }
         let ids = choice.token_ids.map(|ids| {
             splice.replace(ids.get(), NULL);
             match self.refusal {

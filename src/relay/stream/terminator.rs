@@ -1,21 +1,17 @@
 //! Stream terminator: ends an event stream that its engine left without an end. Pure.
 
-use std::sync::LazyLock;
-
 use bytes::Bytes;
-use memchr::memmem::{self, FinderRev};
+use memchr::memmem;
 use serde_json::{Value, json};
 
 use crate::http::sse;
 use crate::prompt::Api;
+use crate::relay::engine_answer::{Finish, last_finish};
 use crate::relay::first_token_gate;
 use crate::relay::request_outcome::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
 pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";
-
-static FINISH_REASON: LazyLock<FinderRev<'static>> =
-    LazyLock::new(|| FinderRev::new("\"finish_reason\""));
 
 /// What a stream lacks that its engine ended, and the events that stand for it.
 #[derive(Debug, PartialEq)]
@@ -34,8 +30,8 @@ pub(super) struct StreamTerminator {
     has_end: bool,
     /// The engine reported an error.
     has_error: bool,
-    /// The last choice had a reason for its end: only `[DONE]` may be missing.
-    is_finished: bool,
+    /// Whether the last choice had a reason for its end: then only `[DONE]` may be missing. `None` before any choice.
+    is_finished: Option<bool>,
     /// The first events of a Responses stream: they have the response object for `response.failed`.
     first: Option<Bytes>,
     events: u64,
@@ -48,13 +44,32 @@ impl StreamTerminator {
             // Nothing is known of how streams of other endpoints end.
             has_end: api == Api::Other,
             has_error: false,
-            is_finished: false,
+            is_finished: None,
             first: None,
             events: 0,
         }
     }
 
-    /// Takes whole events that go to the client.
+    /// Where the engine gives up the answer in the next whole events, if it does: by an end that no client asked for, or by the
+    /// last event of a chat whose last choice has not ended. What is before may go to the client.
+    pub(super) fn gives_up_at(&mut self, events: &[u8]) -> Option<usize> {
+        if self.has_end || self.has_error {
+            return None;
+        }
+        let finish = last_finish(self.api, events);
+        if let Some((at, Finish::Abort)) = finish {
+            return Some(event_start(events, at));
+        }
+        if let (Api::Chat | Api::Completions, Some((_, finish))) = (self.api, finish) {
+            self.is_finished = Some(finish == Finish::Reason);
+        }
+        let lacks_end = self.is_finished == Some(false)
+            && is_terminal(self.api, events)
+            && !first_token_gate::has_engine_error(self.api, events);
+        lacks_end.then(|| event_start(events, events.trim_ascii_end().len()))
+    }
+
+    /// Takes whole events that go to the client, after [`Self::gives_up_at`].
     pub(super) fn on_passed(&mut self, events: &Bytes) {
         if self.api == Api::Responses {
             self.events += memmem::find_iter(events, b"\n\n").count() as u64;
@@ -62,9 +77,6 @@ impl StreamTerminator {
         }
         self.has_end = self.has_end || is_terminal(self.api, events);
         self.has_error = self.has_error || first_token_gate::has_engine_error(self.api, events);
-        if let (Api::Chat | Api::Completions, Some(is_finished)) = (self.api, is_finished(events)) {
-            self.is_finished = is_finished;
-        }
     }
 
     /// How the request ends if the stream is over now.
@@ -90,7 +102,7 @@ impl StreamTerminator {
         if self.has_end || is_terminal(self.api, held) {
             return Missing::Nothing;
         }
-        match self.is_finished && held.trim_ascii().is_empty() {
+        match self.is_finished == Some(true) && held.trim_ascii().is_empty() {
             true => Missing::Done(Bytes::from_static(b"data: [DONE]\n\n")),
             false => Missing::Answer(self.error(ENDED_EARLY)),
         }
@@ -161,14 +173,9 @@ fn is_terminal(api: Api, events: &[u8]) -> bool {
         })
 }
 
-/// Whether the last choice in some events has a reason for its end. `None` if there is no choice.
-fn is_finished(events: &[u8]) -> Option<bool> {
-    // Within a text the quotes are escaped.
-    let is_name = |at: &usize| *at > 0 && events[at - 1] != b'\\';
-    let at = FINISH_REASON.rfind_iter(events).find(is_name)?;
-    let value = events[at + FINISH_REASON.needle().len()..].trim_ascii_start();
-    let value = value.strip_prefix(b":")?.trim_ascii_start();
-    Some(value.starts_with(b"\"") && !value.starts_with(b"\"abort\""))
+/// Where the event that is at a position begins.
+fn event_start(events: &[u8], at: usize) -> usize {
+    memmem::rfind(&events[..at], b"\n\n").map_or(0, |blank| blank + 2)
 }
 
 /// The response object of a `response.created` event.
@@ -199,6 +206,7 @@ mod tests {
     fn after(api: Api, passed: &[&'static str]) -> StreamTerminator {
         let mut terminator = StreamTerminator::new(api);
         for events in passed {
+            terminator.gives_up_at(events.as_bytes());
             terminator.on_passed(&Bytes::from_static(events.as_bytes()));
         }
         terminator
@@ -246,6 +254,48 @@ mod tests {
         // An event has started.
         let end = after(Api::Chat, &[TEXT, STOP]).at_end(b"data: {\"us");
         assert!(matches!(end, Missing::Answer(_)), "{end:?}");
+    }
+
+    #[test]
+    fn an_abort_and_an_end_before_the_last_choice_ended_give_the_answer_up() {
+        const TEXT: &str =
+            "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
+        const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\n";
+        const ABORT: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
+        const QUOTED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"finish_reason\\\":\\\"abort\\\"\"},\"finish_reason\":null}]}\n\n";
+        const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\n";
+        const ERROR: &str = "data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n";
+        const DONE: &str = "data: [DONE]\n\n";
+        // The events that pass; of the others none.
+        for (events, passing) in [
+            (&[TEXT, STOP, USAGE, DONE][..], 4),
+            (&[TEXT, QUOTED, STOP, DONE], 4),
+            (&[TEXT, ABORT, USAGE, DONE], 1),
+            (&[TEXT, USAGE, DONE], 2),
+            (&[STOP, TEXT, DONE], 2),
+            (&[TEXT, ERROR, DONE], 3),
+            (&["data: {}\n\n", DONE], 2),
+        ] {
+            let expected = events[..passing].concat();
+            let mut terminator = StreamTerminator::new(Api::Chat);
+            let mut passed = String::new();
+            for event in events {
+                let at = terminator.gives_up_at(event.as_bytes());
+                passed += &event[..at.unwrap_or(event.len())];
+                if at.is_some() {
+                    break;
+                }
+                terminator.on_passed(&Bytes::from_static(event.as_bytes()));
+            }
+            assert_eq!(passed, expected);
+            let whole = events.concat();
+            let at = StreamTerminator::new(Api::Chat).gives_up_at(whole.as_bytes());
+            let at = at.unwrap_or(whole.len());
+            assert_eq!(whole[..at], expected, "in one piece");
+        }
+        let abort = "event: message_delta\ndata: {\"delta\":{\"stop_reason\":\"abort\"}}\n\n";
+        let at = StreamTerminator::new(Api::Messages).gives_up_at(abort.as_bytes());
+        assert_eq!(at, Some(0));
     }
 
     #[test]
