@@ -56,7 +56,8 @@ impl WorkersFile {
     }
 }
 
-/// A DNS name each of whose addresses is a worker, such as a headless Service of Kubernetes.
+/// A DNS name each of whose addresses is a worker, such as a headless Service of Kubernetes. IPv6 addresses count only if there are
+/// no IPv4 addresses: they are mostly of the same hosts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct DnsWorkers {
     /// The name, without a port.

@@ -22,6 +22,7 @@ use hyper::http::request;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
 
 pub use self::body::EngineBody;
@@ -42,6 +43,16 @@ const MAX_BUFFER_BYTES: usize = 64 << 10;
 
 /// A connection that was idle for less is needed by its own thread soon: a busy one would take it back.
 const UNUSED_AFTER: Duration = Duration::from_millis(100);
+
+/// A peer whose host or network is gone says nothing: after this time without a sign of life a probe is sent, and again after each
+/// [`PROBE_INTERVAL`]. Engines are silent for minutes while they compute; their hosts answer all the same.
+const PROBE_AFTER: Duration = Duration::from_secs(30);
+const PROBE_INTERVAL: Duration = Duration::from_secs(10);
+/// Probes without an answer after which the connection is lost: a minute after the last sign of life.
+const PROBES: u32 = 3;
+/// What was sent and is not acknowledged for this long loses the connection, too.
+#[cfg(target_os = "linux")]
+const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
 /// With more I/O threads than this, some share a shard and contend for its lock.
 const SHARDS: usize = 32;
@@ -182,6 +193,7 @@ impl Pool {
     async fn connect(&self) -> io::Result<Socket> {
         let stream = TcpStream::connect(self.authority()).await?;
         let _ = stream.set_nodelay(true);
+        lose_dead_peers(&stream);
         let Some(tls) = &self.tls else {
             return Ok(Socket::Clear(stream));
         };
@@ -421,6 +433,16 @@ impl Connection {
         self.drive();
         !self.ended && self.sender.is_ready()
     }
+}
+
+/// Has the kernel break a connection whose peer is gone. Where it cannot, the time limits of requests do it later.
+fn lose_dead_peers(stream: &TcpStream) {
+    let socket = SockRef::from(stream);
+    let probes = TcpKeepalive::new().with_time(PROBE_AFTER);
+    let probes = probes.with_interval(PROBE_INTERVAL).with_retries(PROBES);
+    let _ = socket.set_tcp_keepalive(&probes);
+    #[cfg(target_os = "linux")]
+    let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
 }
 
 #[cfg(test)]

@@ -1,9 +1,46 @@
 //! Discovery by DNS: each address of a name is a worker. The name is resolved periodically.
+//!
+//! A host with an IPv4 and an IPv6 address is one worker, and DNS does not say which addresses are of one host. So addresses of
+//! one family count: IPv4, if there are any.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::{Discovery, WorkerDefaults};
 use crate::fleet::Member;
+
+/// A resolver that fails for one family answers with the other's addresses alone. IPv4 addresses that are missing for this
+/// many lookups in a row are gone.
+const MISSING_LOOKUPS_MAX: u32 = 10;
+
+/// The addresses of one family. Pure.
+#[derive(Debug, Default)]
+struct OneFamily {
+    v4: Vec<SocketAddr>,
+    /// Lookups in a row without one of them.
+    missing: u32,
+}
+
+impl OneFamily {
+    /// The addresses that count after a lookup, in a fixed order: resolvers rotate them, and workers should keep theirs.
+    fn on_found(&mut self, found: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+        let (mut v4, mut v6): (Vec<_>, Vec<_>) = found.partition(SocketAddr::is_ipv4);
+        for addresses in [&mut v4, &mut v6] {
+            addresses.sort();
+            addresses.dedup();
+        }
+        if !v4.is_empty() {
+            self.missing = 0;
+            self.v4 = v4;
+        } else if self.missing < MISSING_LOOKUPS_MAX && !self.v4.is_empty() {
+            self.missing += 1;
+        } else {
+            self.v4.clear();
+            return v6;
+        }
+        self.v4.clone()
+    }
+}
 
 #[derive(Debug)]
 pub struct Dns {
@@ -14,6 +51,7 @@ pub struct Dns {
     workers: WorkerDefaults,
     /// The first lookup happens immediately, later ones after the interval.
     is_first: bool,
+    family: OneFamily,
 }
 
 impl Dns {
@@ -32,6 +70,7 @@ impl Dns {
             interval,
             workers,
             is_first: true,
+            family: OneFamily::default(),
         }
     }
 }
@@ -49,15 +88,12 @@ impl Discovery for Dns {
         let found = tokio::net::lookup_host(name)
             .await
             .map_err(|error| format!("cannot resolve {name}: {error}"))?;
-        // Resolvers rotate the order of addresses; workers should keep theirs.
-        let mut addresses: Vec<String> = found.map(|address| address.to_string()).collect();
-        addresses.sort();
-        addresses.dedup();
+        let addresses = self.family.on_found(found);
         if addresses.is_empty() {
             return Err(format!("{name} has no addresses"));
         }
-        let member = |address| {
-            let member = self.workers.member(address);
+        let member = |address: SocketAddr| {
+            let member = self.workers.member(address.to_string());
             member.map_err(|(key, error)| format!("{key}: {error}"))
         };
         addresses.into_iter().map(member).collect()
@@ -85,6 +121,32 @@ mod tests {
             assert_eq!(members.len(), 1);
             assert_eq!(members[0].address, "127.0.0.1:8000");
         }
+    }
+
+    #[test]
+    fn a_host_with_both_families_is_one_worker_and_a_family_that_fails_keeps_its_workers() {
+        let v4 = ["10.0.0.1:80", "10.0.0.2:80"];
+        let v6 = ["[fd00::1]:80", "[fd00::2]:80"];
+        let of = |texts: &[&str]| -> Vec<SocketAddr> {
+            texts.iter().map(|text| text.parse().unwrap()).collect()
+        };
+        let both = [v6[1], v4[1], v6[0], v4[0], v4[1]];
+        let mut family = OneFamily::default();
+        assert_eq!(family.on_found(of(&both).into_iter()), of(&v4));
+        // The resolver fails for IPv4.
+        for _ in 0..MISSING_LOOKUPS_MAX {
+            assert_eq!(family.on_found(of(&v6).into_iter()), of(&v4));
+        }
+        assert_eq!(family.on_found(of(&both).into_iter()), of(&v4));
+        // It fails for IPv6.
+        assert_eq!(family.on_found(of(&v4[..1]).into_iter()), of(&v4[..1]));
+        // IPv4 was turned off.
+        for _ in 0..MISSING_LOOKUPS_MAX {
+            assert_eq!(family.on_found(of(&v6).into_iter()), of(&v4[..1]));
+        }
+        assert_eq!(family.on_found(of(&v6).into_iter()), of(&v6));
+        assert_eq!(family.on_found(of(&v6).into_iter()), of(&v6));
+        assert_eq!(OneFamily::default().on_found(of(&v6).into_iter()), of(&v6));
     }
 
     #[tokio::test]

@@ -16,6 +16,8 @@ pub mod metrics;
 #[cfg(feature = "kubernetes")]
 mod objects;
 #[cfg(feature = "kubernetes")]
+mod pace;
+#[cfg(feature = "kubernetes")]
 mod pause;
 #[cfg(feature = "kubernetes")]
 mod roster;

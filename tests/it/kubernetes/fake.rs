@@ -59,6 +59,10 @@ pub(crate) struct Faults {
     pub(crate) continue_expires: bool,
     /// A watch from before the compaction gets the status 410, instead of 200 and an event of type ERROR.
     pub(crate) gone_as_status: bool,
+    /// Watches end at once.
+    pub(crate) ends_watches: bool,
+    /// Each list and watch is answered with 429 and this Retry-After.
+    pub(crate) retry_after: Option<u64>,
     /// Watches stay open and say nothing.
     pub(crate) mute: bool,
     /// Each list is answered with 503.
@@ -341,6 +345,11 @@ async fn answer(shared: &Arc<Shared>, request: Request<Incoming>) -> Response<Bo
         return status(403, "Forbidden", &message);
     }
     shared.state.lock().requests.push((verb, plural));
+    if let Some(seconds) = faults.retry_after {
+        let mut refusal = status(429, "TooManyRequests", "please try again later");
+        refusal.headers_mut().insert("retry-after", seconds.into());
+        return refusal;
+    }
     match (verb, &query.name) {
         ("watch", _) => stream::watch(shared, query, &faults),
         ("list", _) if faults.unavailable => status(503, "ServiceUnavailable", "etcd is away"),

@@ -167,26 +167,21 @@ async fn while_the_api_server_is_away_the_workers_stay() {
 
 #[tokio::test]
 async fn an_incomplete_list_removes_nothing() {
-    for expires in [false, true] {
-        let (mut api, router) = serving(vllm(), &["a", "b", "c", "d"]).await;
-        api.stop();
-        api.delete("pods", "d");
-        put_pods(&api, &["e", "f"]);
-        api.compact();
-        api.set(|faults| match expires {
-            false => faults.failing_page = Some(1),
-            true => faults.continue_expires = true,
-        });
-        api.listen().await;
-        let lists = api.count("list", "pods");
-        eventually("lists fail on their second page", async || {
-            api.count("list", "pods") >= lists + 6
-        })
-        .await;
-        assert_eq!(router.serving(), ["a", "b", "c", "d"]);
-        api.set(|faults| (faults.failing_page, faults.continue_expires) = (None, false));
-        router.serves(&["a", "b", "c", "e", "f"]).await;
-    }
+    let (mut api, router) = serving(vllm(), &["a", "b", "c", "d"]).await;
+    api.stop();
+    api.delete("pods", "d");
+    put_pods(&api, &["e", "f"]);
+    api.compact();
+    api.set(|faults| faults.failing_page = Some(1));
+    api.listen().await;
+    let lists = api.count("list", "pods");
+    eventually("lists fail on their second page", async || {
+        api.count("list", "pods") >= lists + 6
+    })
+    .await;
+    assert_eq!(router.serving(), ["a", "b", "c", "d"]);
+    api.set(|faults| faults.failing_page = None);
+    router.serves(&["a", "b", "c", "e", "f"]).await;
 }
 
 #[tokio::test]
@@ -198,6 +193,56 @@ async fn a_complete_list_without_workers_is_believed() {
     router.keeps_serving(&["a", "b"], SHORT).await;
     api.set(|faults| faults.unavailable = false);
     router.serves(&[]).await;
+}
+
+#[tokio::test]
+async fn watches_that_end_at_once_are_not_opened_again_and_again() {
+    let (api, router) = serving(relisting(), &["a"]).await;
+    api.set(|faults| faults.ends_watches = true);
+    api.drop_connections();
+    eventually("they are counted", async || {
+        let failures = "warmroute_kubernetes_failures_total";
+        router.metric(failures, "ended_at_once").await >= 2.0
+    })
+    .await;
+    // The complete lists still say what is there.
+    put_pods(&api, &["b"]);
+    router.serves(&["a", "b"]).await;
+    let watches = api.count("watch", "pods");
+    assert!(watches < 40, "{watches}");
+    api.set(|faults| faults.ends_watches = false);
+    put_pods(&api, &["c"]);
+    router.serves(&["a", "b", "c"]).await;
+}
+
+#[tokio::test]
+async fn a_server_that_names_a_time_is_not_asked_before() {
+    let (api, router) = serving(vllm(), &["a"]).await;
+    api.set(|faults| faults.retry_after = Some(3));
+    api.drop_connections();
+    let asked = || api.count("watch", "pods") + api.count("list", "pods");
+    let before = asked();
+    eventually("it was refused", async || asked() > before).await;
+    let refused = asked();
+    router.keeps_serving(&["a"], SHORT).await;
+    // One more may have been under way.
+    assert!(asked() <= refused + 1, "{} {refused}", asked());
+    api.set(|faults| faults.retry_after = None);
+    put_pods(&api, &["b"]);
+    router.serves(&["a", "b"]).await;
+}
+
+#[tokio::test]
+async fn a_list_whose_pages_always_expire_is_asked_for_in_one_piece() {
+    let api = FakeApi::start().await;
+    put_pods(&api, &["a", "b", "c"]);
+    api.set(|faults| faults.continue_expires = true);
+    let mut entry = vllm();
+    entry.advanced.page_size = 1;
+    let router = Routed::start(&api, entry).await;
+    router.serves(&["a", "b", "c"]).await;
+    let failures = "warmroute_kubernetes_failures_total";
+    assert!(router.metric(failures, "gone").await >= 1.0);
 }
 
 #[tokio::test]

@@ -38,8 +38,12 @@ pub(super) fn watch(shared: &Arc<Shared>, query: Query, faults: &Faults) -> Resp
         return status(410, "Expired", "too old resource version");
     }
     let (lines, received) = mpsc::channel(16);
+    let ends_at_once = faults.ends_watches;
     let (shared, is_mute) = (shared.clone(), faults.mute);
     tokio::spawn(async move {
+        if ends_at_once {
+            return;
+        }
         if is_gone {
             let gone = status_object(410, "Expired", "too old resource version");
             let _ = lines.send(json!({"type": "ERROR", "object": gone})).await;

@@ -2,17 +2,24 @@
 
 use std::time::Duration;
 
+use kube::client::ClientBuilder;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
+use tower::layer::layer_fn;
 
 use super::failure::Failure;
+use super::metrics::EntryMetrics;
+use super::pace::Paced;
 use super::settings::Settings;
 
 /// A connection within a cluster takes milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A client, and the namespace to look into. Tokens and certificates are read anew each time.
-pub(super) async fn client(settings: &Settings) -> Result<(Client, String), Failure> {
+pub(super) async fn client(
+    settings: &Settings,
+    metrics: &EntryMetrics,
+) -> Result<(Client, String), Failure> {
     let mut config = config(settings).await?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retries are paused, counted and logged here.
@@ -21,8 +28,10 @@ pub(super) async fn client(settings: &Settings) -> Result<(Client, String), Fail
         true => config.default_namespace.clone(),
         false => settings.namespace.clone(),
     };
-    let client = Client::try_from(config).map_err(|error| Failure::connect(&error))?;
-    Ok((client, namespace))
+    let client = ClientBuilder::try_from(config).map_err(|error| Failure::connect(&error))?;
+    let metrics = metrics.clone();
+    let paced = layer_fn(move |inner| Paced::new(inner, metrics.clone()));
+    Ok((client.with_layer(&paced).build(), namespace))
 }
 
 async fn config(settings: &Settings) -> Result<Config, Failure> {

@@ -95,7 +95,7 @@ impl Kubernetes {
     }
 
     async fn connect(&mut self) -> Result<Followed, Failure> {
-        let (client, namespace) = client(&self.settings).await?;
+        let (client, namespace) = client(&self.settings, &self.metrics).await?;
         let context = Context {
             client,
             namespace,

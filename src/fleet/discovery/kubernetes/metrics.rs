@@ -42,7 +42,7 @@ impl Metrics {
             failures: registry.counters(
                 "warmroute_kubernetes_failures_total",
                 "Requests to the Kubernetes API that failed, by kind (connect, list, watch) and reason. `gone` is usual: the watch \
-                 was behind, and everything is listed again.",
+                 was behind, and everything is listed again. `ended_at_once` counts watches that wait because those before ended within 5 s.",
                 &["discovery", "request", "reason"],
             ),
             lost_events: registry.counters(

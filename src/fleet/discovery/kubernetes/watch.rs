@@ -224,8 +224,14 @@ where
         if matches!(error, watcher::Error::WatchStartFailed(_)) {
             self.start_anew();
         }
-        match failure.reason {
-            "gone" => Ok(()),
+        match (failure.request, failure.reason) {
+            (Request::Watch, "gone") => Ok(()),
+            (Request::List, "gone") => {
+                // Its pages do not stay for as long as it takes.
+                self.settings.page_size = 0;
+                self.start_anew();
+                Err(failure)
+            }
             _ => Err(failure),
         }
     }
@@ -281,7 +287,10 @@ where
         let (api, target) = (self.api.clone(), self.target.clone());
         let limit = self.settings.list_timeout;
         let grace = MAX_GRACE.min(self.settings.relist_interval / 20);
-        let mut params = ListParams::default().limit(self.settings.page_size);
+        let mut params = ListParams {
+            limit: page_size(&self.settings),
+            ..ListParams::default()
+        };
         params.label_selector.clone_from(&self.filter.labels);
         params.field_selector.clone_from(&self.filter.fields);
         Box::pin(async move {
@@ -354,11 +363,16 @@ where
     Ok(objects)
 }
 
+/// 0 stands for a list in one piece.
+fn page_size(settings: &Advanced) -> Option<u32> {
+    Some(settings.page_size).filter(|size| *size > 0)
+}
+
 fn config(filter: &Filter, settings: &Advanced) -> watcher::Config {
     watcher::Config {
         label_selector: filter.labels.clone(),
         field_selector: filter.fields.clone(),
-        page_size: Some(settings.page_size),
+        page_size: page_size(settings),
         ..watcher::Config::default()
     }
 }
