@@ -171,7 +171,10 @@ impl Relayed {
             return self.stripped(passed);
         };
         let given_up = terminator.gives_up_at(&passed);
-        let passed = given_up.map_or(passed.clone(), |at| passed.slice(..at));
+        let passed = match given_up {
+            None => passed,
+            Some(at) => passed.slice(..at),
+        };
         terminator.on_passed(&passed);
         if !passed.is_empty() {
             self.meter.on_data(self.last, &passed);

@@ -212,6 +212,10 @@ mod tests {
         terminator
     }
 
+    const TEXT: &str =
+        "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
+    const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\n";
+    const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\n";
     const CREATED: &str = "event: response.created\ndata: {\"response\":{\"id\":\"r\",\"status\":\"in_progress\"},\"sequence_number\":0}\n\n";
     const DELTA: &str = "event: response.output_text.delta\ndata: {\"delta\":\"a\"}\n\n";
 
@@ -236,10 +240,6 @@ mod tests {
 
     #[test]
     fn a_chat_that_lacks_only_its_last_event_gets_it() {
-        const TEXT: &str =
-            "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
-        const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\n";
-        const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\n";
         const ABORT: &str = "data: {\"choices\":[{\"finish_reason\":\"abort\"}]}\n\n";
         const QUOTED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"finish_reason\\\":\\\"stop\\\"\"}}]}\n\n";
         let done = Missing::Done(Bytes::from_static(b"data: [DONE]\n\n"));
@@ -258,12 +258,8 @@ mod tests {
 
     #[test]
     fn an_abort_and_an_end_before_the_last_choice_ended_give_the_answer_up() {
-        const TEXT: &str =
-            "data: {\"choices\":[{\"delta\":{\"content\":\"a\"},\"finish_reason\":null}]}\n\n";
-        const STOP: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\n";
         const ABORT: &str = "data: {\"choices\":[{\"delta\":{},\"finish_reason\":\"abort\"}]}\n\n";
         const QUOTED: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"finish_reason\\\":\\\"abort\\\"\"},\"finish_reason\":null}]}\n\n";
-        const USAGE: &str = "data: {\"choices\":[],\"usage\":{\"completion_tokens\":3}}\n\n";
         const ERROR: &str = "data: {\"error\":{\"message\":\"x\",\"code\":500}}\n\n";
         const DONE: &str = "data: [DONE]\n\n";
         // The events that pass; of the others none.

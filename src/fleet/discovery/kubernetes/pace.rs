@@ -46,8 +46,8 @@ struct Pace {
 #[derive(Debug, PartialEq)]
 struct Wait {
     pause: Duration,
-    /// It is the first of a row of watches that waits.
-    is_new: bool,
+    /// How many watches of a row have waited, with this one; 0 if it does not wait for those before it.
+    in_row: u32,
 }
 
 impl Pace {
@@ -58,7 +58,7 @@ impl Pace {
         let Some(path) = watched else {
             return Wait {
                 pause: asked,
-                is_new: false,
+                in_row: 0,
             };
         };
         let short = match self.watches.get(path) {
@@ -75,7 +75,7 @@ impl Pace {
         self.watches.insert(path.to_owned(), Starts { last, short });
         Wait {
             pause,
-            is_new: doublings == 1,
+            in_row: doublings,
         }
     }
 
@@ -110,10 +110,10 @@ impl<S> Paced<S> {
         let is_watch = query.split('&').any(|part| part == "watch=true");
         let watched = is_watch.then_some(path);
         let wait = self.pace.lock().on_request(observe::now(), watched);
-        if is_watch && !wait.pause.is_zero() {
+        if wait.in_row > 0 {
             self.metrics.failed("watch", "ended_at_once");
         }
-        if wait.is_new {
+        if wait.in_row == 1 {
             warn!(
                 path,
                 "watches of the Kubernetes API end at once; the next ones wait before they start"
@@ -166,7 +166,7 @@ mod tests {
             *now += lasted;
             let wait = pace.on_request(*now, Some("/pods"));
             *now += wait.pause;
-            assert_eq!(wait.is_new, wait.pause == FIRST_PAUSE);
+            assert_eq!(wait.in_row == 1, wait.pause == FIRST_PAUSE);
             wait.pause.as_millis()
         };
         let found = [(); 8].map(|()| waits(&mut now, Duration::ZERO));
@@ -190,6 +190,11 @@ mod tests {
     #[test]
     fn a_server_that_names_a_time_is_asked_nothing_before() {
         let (mut pace, now) = (Pace::default(), observe::now());
+        let mut headers = HeaderMap::new();
+        headers.insert(RETRY_AFTER, HeaderValue::from_static("7"));
+        pace.on_answer(now, &headers);
+        // It waits, and not because watches end at once.
+        assert_eq!(pace.on_request(now, Some("/slices")).in_row, 0);
         for (value, expected) in [("7", 7), ("100000", 60), ("soon", 60), ("0", 0)] {
             let mut headers = HeaderMap::new();
             headers.insert(RETRY_AFTER, HeaderValue::from_static(value));
