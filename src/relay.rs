@@ -60,6 +60,7 @@ mod single_worker;
 mod standing;
 mod stream;
 mod summary;
+mod taken_out;
 pub mod target;
 mod tenants;
 pub mod tokens;

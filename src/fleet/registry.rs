@@ -274,6 +274,7 @@ impl Registry {
     pub fn set_health(&self, id: WorkerId, health: Health) {
         self.change(id, |entry| {
             entry.status.health = health;
+            entry.status.worker.set_down(health == Health::Down);
             // A worker that was down may come back as another process.
             if health == Health::Down {
                 entry.begin_incarnation();

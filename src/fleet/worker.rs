@@ -5,7 +5,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use hyper::header::HeaderValue;
 use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use tokio::sync::Notify;
 
 use super::adapter_slots::AdapterSlots;
 use super::circuit_breaker;
@@ -24,7 +25,7 @@ use super::load::Load;
 use super::load::pinned::PinnedLoads;
 use super::responses_api::ResponsesApi;
 use super::speed::{LoadNow, Passed, Seen, Speed};
-use crate::http::circuit_breaker::SharedBreaker;
+use crate::http::circuit_breaker::{self as breaker, SharedBreaker};
 use crate::http::client;
 use crate::http::tls::ClientSettings;
 use crate::ids::WorkerId;
@@ -147,6 +148,10 @@ pub struct WorkerState {
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
     /// Why the last probe of its `/health` failed; none after one that succeeded.
     pub last_probe_error: ArcSwapOption<String>,
+    /// Its health checks fail, or it sleeps.
+    is_down: AtomicBool,
+    /// Wakes the requests that wait for its answer when it is taken out.
+    taken_out: Notify,
 }
 
 /// Prompt tokens of the answers of a worker, as its engine reported them.
@@ -192,7 +197,38 @@ impl WorkerState {
             refuses_token_ids: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
             last_probe_error: ArcSwapOption::empty(),
+            is_down: AtomicBool::new(false),
+            taken_out: Notify::new(),
         })
+    }
+
+    pub(super) fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Release);
+        if is_down {
+            self.taken_out.notify_waiters();
+        }
+    }
+
+    /// Its circuit breaker has opened.
+    pub fn on_breaker_open(&self) {
+        self.taken_out.notify_waiters();
+    }
+
+    /// True if its health checks or its circuit breaker keep requests from it.
+    fn is_out(&self) -> bool {
+        self.is_down.load(Acquire) || self.breaker.state() == breaker::State::Open
+    }
+
+    /// Resolves once its health checks or its circuit breaker keep requests from it.
+    pub async fn taken_out(&self) {
+        loop {
+            // Before the look, so that no change in between is missed.
+            let taken_out = self.taken_out.notified();
+            if self.is_out() {
+                return;
+            }
+            taken_out.await;
+        }
     }
 }
 

@@ -1,5 +1,6 @@
 //! The life of a request: plan, choose, attempt, retry, respond.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -161,23 +162,22 @@ impl Relay {
                 Some(Ok(prefill)) if carried.is_none() => Some(prefill),
                 _ => None,
             };
-            // Boxed, so that other requests do not carry the state of two legs, or of a grant.
-            let outcome = match (prefill, grant) {
-                (Some(prefill), grant) => {
-                    let attempt = self
-                        .attempt_disaggregated(sent, &plan, &choice, prefill, &attempts, deadline);
-                    let attempt = Box::pin(attempt);
-                    match grant {
-                        Some(grant) => Box::pin(with_grant(grant, attempt)).await,
-                        None => attempt.await,
-                    }
+            let outcome = match prefill {
+                Some(prefill) => {
+                    // Boxed, so that other requests do not carry the state of two legs.
+                    let mut attempt =
+                        Box::pin(self.attempt_disaggregated(
+                            sent, &plan, &choice, prefill, &attempts, deadline,
+                        ));
+                    let attempt = pin!(with_grant(grant, attempt.as_mut()));
+                    self.or_released(attempt, sent, &plan, &choice, &attempts, &failed)
+                        .await
                 }
-                (None, Some(grant)) => {
-                    let attempt = self.attempt(sent, &plan, &choice, &attempts, deadline, carried);
-                    Box::pin(with_grant(grant, attempt)).await
-                }
-                (None, None) => {
-                    self.attempt(sent, &plan, &choice, &attempts, deadline, carried)
+                None => {
+                    let attempt =
+                        pin!(self.attempt(sent, &plan, &choice, &attempts, deadline, carried));
+                    let attempt = pin!(with_grant(grant, attempt));
+                    self.or_released(attempt, sent, &plan, &choice, &attempts, &failed)
                         .await
                 }
             };
@@ -237,9 +237,10 @@ impl Relay {
                 }
                 Step::Retry { after } if observe::now() + after < deadline => {
                     debug!(id = %job.id, error = last_error, ?after, "attempt failed; retrying");
-                    // What was not sent, or over a connection that was closed already, costs the fleet nothing.
-                    let is_paid = failure != Failure::Local && !is_stale;
-                    retried = is_paid.then_some((failed_worker, failure));
+                    // What was not sent, or over a connection that was closed already, costs the fleet nothing. One that
+                    // was released has paid.
+                    let is_free = matches!(failure, Failure::Local | Failure::TakenOut) || is_stale;
+                    retried = (!is_free).then_some((failed_worker, failure));
                     tokio::time::sleep(after).await;
                 }
                 // Costs no more than without a prefill worker, so it is not counted as a retry.

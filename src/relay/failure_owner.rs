@@ -54,7 +54,8 @@ impl FailureOwner {
             Failure::Connect => Self::Worker,
             Failure::Broken if is_stale => Self::Unattributed,
             Failure::Broken | Failure::TimedOut => Self::Request,
-            Failure::Refused => Self::Unattributed,
+            // What took the worker out was counted already.
+            Failure::Refused | Failure::TakenOut => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,
         }
     }
@@ -94,6 +95,7 @@ mod tests {
             (Failure::Broken, FailureOwner::Request),
             (Failure::TimedOut, FailureOwner::Request),
             (Failure::Refused, FailureOwner::Unattributed),
+            (Failure::TakenOut, FailureOwner::Unattributed),
             (Failure::KvTransfer, FailureOwner::KvTransfer),
         ] {
             assert_eq!(FailureOwner::of_failure(failure, false), expected);

@@ -339,6 +339,7 @@ impl ModelState {
         let has_opened = (0..failures).any(|_| worker.breaker.on_failure(now));
         if has_opened {
             self.evidence.on_opened(worker.id);
+            worker.on_breaker_open();
             warn!(
                 worker = %worker.name,
                 reason,

@@ -1,6 +1,7 @@
 //! The answer of the next worker, for a stream whose worker is lost: choose, attempt, retry, as for a new request. It
 //! owns what the request's first part only borrowed, because the client's body outlives that.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -15,7 +16,7 @@ use super::headers;
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome};
 use super::plan::Plan;
-use super::retries::{Attempts, Step};
+use super::retries::{Attempts, Failure, Step};
 use super::summary::SummaryCell;
 use super::traced;
 use crate::fleet::Worker;
@@ -131,8 +132,13 @@ impl NextAnswer {
                 return Err("no other worker can take it now".to_owned());
             };
             attempts.begin();
-            let outcome = relay.attempt(&job, plan, &choice, &attempts, self.deadline, None);
-            let attempt = match outcome.await {
+            let outcome = {
+                let attempt = relay.attempt(&job, plan, &choice, &attempts, self.deadline, None);
+                let attempt = pin!(attempt);
+                let outcome = relay.or_released(attempt, &job, plan, &choice, &attempts, failed);
+                outcome.await
+            };
+            let attempt = match outcome {
                 AttemptOutcome::Failed(attempt) => attempt,
                 AttemptOutcome::Answered(answer) => {
                     let (worker, head) = (answer.running.worker(), &answer.answer.head);
@@ -161,7 +167,10 @@ impl NextAnswer {
                 Step::Retry { after } if now + after < self.deadline => after,
                 Step::Retry { .. } | Step::GiveUp => return Err(attempt.error),
             };
-            if !relay.may_retry(plan, &choice.worker.name, attempt.failure) {
+            // One that was released has paid.
+            if attempt.failure != Failure::TakenOut
+                && !relay.may_retry(plan, &choice.worker.name, attempt.failure)
+            {
                 return Err(attempt.error);
             }
             debug!(id = %job.id, error = attempt.error, ?after, "attempt to continue a stream failed; retrying");

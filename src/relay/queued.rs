@@ -58,7 +58,7 @@ impl Waits {
 
 /// Gives a grant back once the attempt counts at its worker, which it does before it first waits for anything. If it were
 /// given back earlier, another request would be released for the same room.
-pub(super) async fn with_grant<A: Future>(grant: Grant, attempt: A) -> A::Output {
+pub(super) async fn with_grant<A: Future>(grant: Option<Grant>, attempt: A) -> A::Output {
     let mut attempt = pin!(attempt);
     let first = poll_fn(|context| Poll::Ready(attempt.as_mut().poll(context))).await;
     drop(grant);
@@ -336,7 +336,7 @@ mod tests {
             at_worker.set(100);
             answered.await.unwrap()
         };
-        let mut running = pin!(with_grant(grant, attempt));
+        let mut running = pin!(with_grant(Some(grant), attempt));
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(granted(), 100);
         assert!(running.as_mut().poll(&mut context).is_pending());
@@ -350,11 +350,11 @@ mod tests {
     #[test]
     fn a_released_request_that_is_never_sent_gives_its_room_back() {
         let (grant, granted) = Grant::of_tokens(100);
-        drop(with_grant(grant, std::future::pending::<()>()));
+        drop(with_grant(Some(grant), std::future::pending::<()>()));
         assert_eq!(granted(), 0);
         let (grant, granted) = Grant::of_tokens(7);
         let mut context = Context::from_waker(Waker::noop());
-        let mut at_once = pin!(with_grant(grant, std::future::ready(1)));
+        let mut at_once = pin!(with_grant(Some(grant), std::future::ready(1)));
         assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(1));
         assert_eq!(granted(), 0);
     }

@@ -25,11 +25,13 @@ pub enum Failure {
     Refused,
     /// The KV transfer from the prefill to the decode worker failed.
     KvTransfer,
+    /// The worker was taken out before it answered.
+    TakenOut,
 }
 
 impl Failure {
     /// Every value of [`Failure::as_str`].
-    pub const REASONS: [&'static str; 7] = [
+    pub const REASONS: [&'static str; 8] = [
         "router_resources",
         "connect",
         "connection_lost",
@@ -37,6 +39,7 @@ impl Failure {
         "request_timeout",
         "refused",
         "kv_transfer",
+        "worker_taken_out",
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -48,6 +51,7 @@ impl Failure {
             Failure::Deadline => "request_timeout",
             Failure::Refused => "refused",
             Failure::KvTransfer => "kv_transfer",
+            Failure::TakenOut => "worker_taken_out",
         }
     }
 }
@@ -134,6 +138,11 @@ impl Attempts {
         self.count
     }
 
+    /// True if no attempt may follow this one.
+    pub fn is_last(&self) -> bool {
+        self.count >= self.count_max
+    }
+
     /// `cuts`: the worker where the attempt failed, and how many connections to it broke after the request was sent over
     /// them. `is_stale`: the worker had closed an idle connection. `random` from 0 to 1 spreads the pause over 50 % to
     /// 100 % of the backoff.
@@ -148,13 +157,17 @@ impl Attempts {
         self.was_stale = is_stale;
         self.may_have_computed |= match failure {
             Failure::Broken => !is_stale,
-            Failure::TimedOut | Failure::Deadline | Failure::KvTransfer => true,
+            Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
             Failure::Local | Failure::Connect | Failure::Refused => false,
         };
         self.has_cut_new |= failure == Failure::Broken && !is_stale;
         self.cuts.add(worker, cuts);
-        if self.count >= self.count_max || self.has_cut_enough() || failure == Failure::Deadline {
+        if self.is_last() || self.has_cut_enough() || failure == Failure::Deadline {
             return Step::GiveUp;
+        }
+        if failure == Failure::TakenOut {
+            let after = Duration::ZERO;
+            return Step::Retry { after };
         }
         let doublings = self.count.saturating_sub(1).min(16);
         let full = self
@@ -203,7 +216,8 @@ impl Attempts {
             Some(Failure::Local | Failure::Connect | Failure::KvTransfer) => !self.has_cut_new,
             // The worker most likely never read the request.
             Some(Failure::Broken) => self.was_stale,
-            Some(Failure::TimedOut | Failure::Deadline | Failure::Refused) | None => false,
+            Some(Failure::TimedOut | Failure::Deadline | Failure::Refused | Failure::TakenOut)
+            | None => false,
         }
     }
 }
@@ -263,6 +277,20 @@ mod tests {
     }
 
     #[test]
+    fn a_request_whose_worker_was_taken_out_goes_to_the_next_one_at_once() {
+        let mut attempts = attempts(3);
+        attempts.begin();
+        let step = attempts.on_failure(Failure::TakenOut, (A, 0), false, 1.0);
+        let after = Duration::ZERO;
+        assert_eq!(step, Step::Retry { after });
+        assert!(attempts.may_have_computed());
+        attempts.begin();
+        assert!(!attempts.is_last());
+        attempts.begin();
+        assert!(attempts.is_last());
+    }
+
+    #[test]
     fn only_an_unreachable_worker_may_get_the_request_again() {
         for (failure, expected) in [
             (Failure::Local, true),
@@ -271,6 +299,7 @@ mod tests {
             (Failure::KvTransfer, true),
             (Failure::TimedOut, false),
             (Failure::Refused, false),
+            (Failure::TakenOut, false),
         ] {
             let mut attempts = attempts(3);
             attempts.begin();

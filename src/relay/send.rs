@@ -18,10 +18,14 @@ use super::plan::Plan;
 use super::retries::Failure;
 use super::{headers, kv_report_request};
 use crate::fleet::Worker;
+use crate::http::circuit_breaker::State;
 use crate::observe;
 
 /// An engine may ask for a pause (Retry-After), but not for a longer one than this.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
+
+/// After a trial request that a busy or starting worker refused: as often as a health check asks.
+const REFUSED_TRIAL_PAUSE: Duration = Duration::from_secs(2);
 
 /// Whether an engine may have refused a request because of the dp rank that it was pinned to.
 pub(super) fn may_refuse_rank(answer: &exchange::Answer) -> bool {
@@ -139,7 +143,10 @@ impl Relay {
         if !statuses.contains(&answer.head.status.as_u16()) {
             return None;
         }
-        if let Some(pause) = headers::retry_after(&answer.head.headers) {
+        let asked = headers::retry_after(&answer.head.headers);
+        // A trial that is refused says nothing of the worker. The next one must not be the next request.
+        let is_trial = worker.breaker.state() == State::HalfOpen;
+        if let Some(pause) = asked.or_else(|| is_trial.then_some(REFUSED_TRIAL_PAUSE)) {
             worker.breaker.pause(observe::now() + pause.min(PAUSE_MAX));
         }
         Some(Failure::Refused)

@@ -26,6 +26,7 @@ mod extra_endpoints;
 mod failures;
 mod fault_isolation;
 mod first_token;
+mod frozen_workers;
 #[cfg(feature = "jwt")]
 mod jwt;
 #[cfg(feature = "kubernetes")]

@@ -1,0 +1,121 @@
+//! A worker that health checks or its circuit breaker take out releases the requests that wait for its answer: they are tried
+//! at another worker at once. Only those of which the client has nothing yet, and never those for which the engine itself may have
+//! run tools: what a tool does would be done twice.
+//!
+//! Requests stay where they are as long as no other worker could take them, and while the retry budget is used up.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::choice::{Choice, FailedWorkers};
+use super::core::Relay;
+use super::failure_owner::FailureOwner;
+use super::job::Job;
+use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
+use super::plan::Plan;
+use super::retries::{Attempts, Failure};
+use crate::fleet::{Role, Worker};
+use crate::observe;
+use crate::prompt::Api;
+
+/// How often a request that waits for a worker that is out looks for another one.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+impl Relay {
+    /// Waits for an attempt, or until it is released: then it has failed.
+    pub(super) async fn or_released<F: Future<Output = AttemptOutcome>>(
+        &self,
+        attempt: Pin<&mut F>,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        attempts: &Attempts,
+        failed: &FailedWorkers,
+    ) -> AttemptOutcome {
+        // A gateway has the connection itself.
+        if attempts.is_last() || job.gateway.is_some() {
+            return attempt.await;
+        }
+        tokio::select! {
+            biased;
+            outcome = attempt => outcome,
+            failed = self.released(job, plan, choice, failed) => AttemptOutcome::Failed(failed),
+        }
+    }
+
+    /// Resolves once a worker of the choice was taken out and another one may get the request in its place.
+    async fn released(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        failed: &FailedWorkers,
+    ) -> FailedAttempt {
+        loop {
+            let (stage, worker) = match &choice.prefill {
+                Some(Ok(prefill)) => tokio::select! {
+                    biased;
+                    () = choice.worker.taken_out() => (Stage::Worker, &choice.worker),
+                    () = prefill.worker.taken_out() => (Stage::Prefill, &prefill.worker),
+                },
+                Some(Err(_)) | None => {
+                    choice.worker.taken_out().await;
+                    (Stage::Worker, &choice.worker)
+                }
+            };
+            let excluded = match stage {
+                Stage::Prefill => &failed.prefill,
+                Stage::Worker | Stage::Transfer => &failed.decode,
+            };
+            let may_take = |it: &Arc<Worker>| {
+                it.id != worker.id
+                    && !excluded.contains(&it.id)
+                    && (it.role == worker.role || it.role == Role::Both)
+                    && it.breaker.may_admit(observe::now())
+            };
+            let snapshot = self.fleet.snapshot();
+            let group = snapshot.models.get(&plan.group.model);
+            let has_other = group.is_some_and(|group| group.workers.iter().any(may_take));
+            drop(snapshot);
+            if has_other && !may_run_tools(job) && self.budget.may_retry() {
+                let failure = Failure::TakenOut;
+                plan.model.families.on_retry(&worker.name, failure);
+                return FailedAttempt {
+                    stage,
+                    failure,
+                    error: format!("{} was taken out before it answered", worker.name),
+                    answer: None,
+                    owner: FailureOwner::Unattributed,
+                    cuts: 0,
+                    is_rank_refused: false,
+                };
+            }
+            // Boxed, so that other requests do not carry its state.
+            Box::pin(tokio::time::sleep(LOOK_EVERY)).await;
+        }
+    }
+}
+
+/// True if the engine itself may run tools for the request: the Responses API has such tools.
+fn may_run_tools(job: &Job<'_>) -> bool {
+    #[derive(Default, Deserialize)]
+    struct Wire<'a> {
+        #[serde(borrow, default)]
+        tools: Vec<Tool<'a>>,
+    }
+    #[derive(Deserialize)]
+    struct Tool<'a> {
+        #[serde(rename = "type", borrow)]
+        kind: std::borrow::Cow<'a, str>,
+    }
+    // A body that does not parse might have some.
+    job.api == Api::Responses
+        && !job.is_converted
+        && serde_json::from_slice::<Wire<'_>>(&job.body).map_or(true, |wire| {
+            let mut tools = wire.tools.iter();
+            tools.any(|tool| !matches!(&*tool.kind, "function" | "custom"))
+        })
+}

@@ -1,0 +1,197 @@
+//! A worker that stops working without closing its connections: its health checks fail, or its circuit breaker opens. The
+//! requests that wait for it go to another worker long before their time is over.
+
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::task::JoinSet;
+use warmroute::config::Config;
+use warmroute::routing::Policy;
+use warmroute::sim::worker::Role;
+
+use crate::client;
+use crate::cluster::{Cluster, Engine, chat, eventually, fast, generating};
+use crate::failures::{hang, refuse};
+use crate::prefill_decode::failures::{BOTH, engine, split};
+
+const CHAT: &str = "/v1/chat/completions";
+
+fn by_turns(config: &mut Config) {
+    config.routing.policy = Policy::RoundRobin;
+    probed_quickly(config);
+}
+
+fn probed_quickly(config: &mut Config) {
+    config.fleet.health.timeout = Duration::from_millis(500);
+}
+
+/// Every kind of request that generates, `rounds` times, all at once. Each must be answered.
+async fn are_answered(cluster: &Cluster, rounds: usize, what: &str) {
+    let mut asked = JoinSet::new();
+    for round in 0..rounds {
+        for stream in [false, true] {
+            for (path, body) in generating(3, stream) {
+                let body = body.replace("once", &format!("{round}: once"));
+                let api = cluster.router.api;
+                asked.spawn(async move { (client::post(api, path, body).await, path, stream) });
+            }
+        }
+    }
+    for (answer, path, stream) in asked.join_all().await {
+        let text = answer.text();
+        assert_eq!(
+            answer.status, 200,
+            "{what}: {path}, stream {stream}: {text}"
+        );
+        assert!(!client::has_error(text), "{what}: {path}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_worker_that_is_frozen_are_answered_by_another_one() {
+    let cluster = Cluster::start_children(vec![fast(); 2], by_turns).await;
+    cluster.engines[0].signal("STOP");
+    are_answered(&cluster, 3, "one of two is frozen").await;
+    let labels = ["reason=\"worker_taken_out\"", "worker=\"w0\""];
+    let retries = cluster.metric("warmroute_retries_total", &labels).await;
+    assert!(retries > 0.0, "nothing waited for it");
+    // It failed nobody's request.
+    let failures = "warmroute_worker_failures_total";
+    assert_eq!(cluster.metric(failures, &["owner=\"worker\""]).await, 0.0);
+    cluster.engines[0].signal("CONT");
+    cluster.is_worker("w0", "health", "up").await;
+    are_answered(&cluster, 1, "both work again").await;
+}
+
+#[tokio::test]
+async fn requests_stay_at_a_frozen_worker_that_no_other_can_replace() {
+    let cluster = Cluster::start_children(vec![fast()], probed_quickly).await;
+    cluster.engines[0].signal("STOP");
+    let api = cluster.router.api;
+    let waiting = tokio::spawn(client::post(api, CHAT, chat("once", 3, false)));
+    cluster.is_worker("w0", "health", "down").await;
+    cluster.engines[0].signal("CONT");
+    let answer = waiting.await.unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+/// A tool may have sent a message or bought something.
+#[tokio::test]
+async fn a_request_for_which_the_engine_may_have_run_tools_is_not_tried_elsewhere() {
+    let cluster = Cluster::start_children(vec![fast(); 2], by_turns).await;
+    cluster.engines[0].signal("STOP");
+    let mut asked = JoinSet::new();
+    for kind in ["function", "code_interpreter"] {
+        for _ in 0..2 {
+            let tool = match kind {
+                "function" => json!({"type": kind, "name": "f", "parameters": {"type": "object"}}),
+                _ => json!({"type": kind, "container": {"type": "auto"}}),
+            };
+            let body = json!({"model": "sim", "input": "once", "tools": [tool]}).to_string();
+            let (api, headers) = (cluster.router.api, [("x-warmroute-decision", "1")]);
+            asked.spawn(async move {
+                let answer = client::send(api, "POST", "/v1/responses", &headers, body).await;
+                (answer, kind)
+            });
+        }
+    }
+    cluster.is_worker("w0", "health", "down").await;
+    let mut ended = Vec::new();
+    // Those at the other worker, and the one with a function that was at this one.
+    for _ in 0..3 {
+        ended.push(asked.join_next().await.unwrap().unwrap());
+    }
+    let functions = ended.iter().filter(|(_, kind)| *kind == "function");
+    assert_eq!(
+        functions.count(),
+        2,
+        "only a tool of the engine's own may stay"
+    );
+    cluster.engines[0].signal("CONT");
+    ended.extend(asked.join_all().await);
+    for (answer, kind) in &ended {
+        assert_eq!(answer.status, 200, "{kind}: {}", answer.text());
+    }
+    let (last, _) = ended.last().unwrap();
+    let decision = last.header("x-warmroute-decision");
+    assert!(
+        decision.contains("worker=w0") && decision.contains("attempts=1"),
+        "{decision}"
+    );
+}
+
+#[tokio::test]
+async fn requests_that_wait_for_a_worker_whose_circuit_breaker_opens_are_answered_by_another_one() {
+    let cluster = Cluster::start(vec![fast(); 2], |config| {
+        by_turns(config);
+        config.fleet.circuit_breaker.failure_threshold = 2;
+        let proxies = vec!["127.0.0.1".to_owned()];
+        config.api.requests.trusted_proxies = proxies.try_into().unwrap();
+    })
+    .await;
+    cluster.engines[0].fault(hang()).await;
+    let api = cluster.router.api;
+    let mut waiting = JoinSet::new();
+    for _ in 0..2 {
+        waiting.spawn(client::post(api, CHAT, chat("once", 3, false)));
+    }
+    let first = waiting.join_next().await.unwrap().unwrap();
+    assert_eq!(first.status, 200);
+    cluster.engines[0].fault(refuse(500)).await;
+    for client in 1..=4 {
+        let address = format!("198.51.100.{client}");
+        let headers = [("x-forwarded-for", &*address)];
+        client::send(api, "POST", CHAT, &headers, chat("twice", 3, false)).await;
+    }
+    let second = waiting.join_next().await.unwrap().unwrap();
+    assert_eq!(second.status, 200, "{}", second.text());
+}
+
+#[tokio::test]
+async fn a_pair_with_a_frozen_worker_is_replaced() {
+    for connector in BOTH {
+        for frozen in 0..4 {
+            let child = |(name, role)| Engine::child(name, &engine(role, connector));
+            let roles = [("p0", Role::Prefill), ("p1", Role::Prefill)];
+            let roles = roles
+                .into_iter()
+                .chain([("d0", Role::Decode), ("d1", Role::Decode)]);
+            let engines = roles.map(child).collect();
+            let cluster = Cluster::with(engines, |config| {
+                split(config, connector);
+                probed_quickly(config);
+            })
+            .await;
+            cluster.engines[frozen].signal("STOP");
+            let name = &cluster.engines[frozen].name;
+            are_answered(&cluster, 2, &format!("{connector:?}, {name}")).await;
+            cluster.engines[frozen].signal("CONT");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_comes_back_while_all_are_out_gets_the_requests_of_the_others() {
+    let cluster = Cluster::start_children(vec![fast(); 2], by_turns).await;
+    cluster
+        .engines
+        .iter()
+        .for_each(|engine| engine.signal("STOP"));
+    let api = cluster.router.api;
+    let mut waiting = JoinSet::new();
+    for _ in 0..4 {
+        waiting.spawn(client::post(api, CHAT, chat("once", 3, false)));
+    }
+    for name in ["w0", "w1"] {
+        cluster.is_worker(name, "health", "down").await;
+    }
+    cluster.engines[1].signal("CONT");
+    for answer in waiting.join_all().await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    cluster.engines[0].signal("CONT");
+    eventually("w0 is up", async || {
+        cluster.worker("w0").await["health"] == "up"
+    })
+    .await;
+}
