@@ -24,6 +24,7 @@ mod engine_error;
 mod engine_events;
 mod engine_input;
 mod events;
+pub mod fail_reason;
 mod finish;
 mod history;
 mod http_response;

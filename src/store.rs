@@ -28,7 +28,8 @@ use std::sync::Arc;
 
 pub use self::cancel::{Notice, NoticeCursor};
 pub use self::conversation::{
-    Claim, Commit, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
+    Claim, Commit, CommitRefusal, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation,
+    Page, PutOutcome,
 };
 pub use self::error::Error;
 pub use self::history::{History, HistoryLimits, Turn, Turns};

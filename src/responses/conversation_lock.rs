@@ -11,7 +11,7 @@ use super::retry;
 use crate::http::drain::Tasks;
 use crate::store::{
     self, Claim, Commit, ConversationKey, IdempotencyToken, Item, LockOutcome, NewRecord,
-    PutOutcome, ResponseKey, ResponseStore,
+    PutOutcome, ResponseKey, ResponseStore, StoreFuture,
 };
 
 /// Renewals per lease period.
@@ -49,14 +49,9 @@ pub(super) async fn acquire(
     lease: Duration,
     tasks: &Tasks,
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
-    resume(
-        store,
-        key,
-        IdempotencyToken(fastrand::u64(..)),
-        lease,
-        tasks,
-    )
-    .await
+    let token = IdempotencyToken(fastrand::u64(..));
+    let claim = Claim { token, lease };
+    held(store, key, claim, tasks, store.lock(key, claim)).await
 }
 
 /// Continues the lock that was acquired with this token, unless another response has taken it since.
@@ -68,11 +63,23 @@ pub(super) async fn resume(
     tasks: &Tasks,
 ) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
     let claim = Claim { token, lease };
+    held(store, key, claim, tasks, store.renew_lock(key, claim)).await
+}
+
+/// The lock, if `asked` gets it.
+async fn held(
+    store: &Arc<dyn ResponseStore>,
+    key: ConversationKey,
+    claim: Claim,
+    tasks: &Tasks,
+    asked: StoreFuture<'_, LockOutcome>,
+) -> Result<Result<ConversationLock, LockOutcome>, store::Error> {
+    let token = claim.token;
     let (end, ending) = oneshot::channel();
     // Spawned first: if the caller is dropped while the lock is being acquired, the task releases it.
     let (acquired, is_acquired) = oneshot::channel();
     tasks.spawn(hold(store.clone(), key, claim, is_acquired, ending));
-    let lock = store.lock(key, claim).await?;
+    let lock = asked.await?;
     if lock != LockOutcome::Locked {
         return Ok(Err(lock));
     }
@@ -92,15 +99,21 @@ async fn hold(
         unlock(&store, key, claim.token).await;
         return;
     }
+    let mut is_lost = false;
     let end = loop {
         tokio::select! {
             biased;
             end = &mut ending => break end,
-            () = tokio::time::sleep(claim.lease / RENEWALS) => {
-                if let Err(error) = store.lock(key, claim).await {
+            () = tokio::time::sleep(claim.lease / RENEWALS), if !is_lost => match store.renew_lock(key, claim).await {
+                Ok(LockOutcome::Locked) => {}
+                Ok(lock) => {
+                    is_lost = true;
+                    debug!(conversation_id = %key.id, ?lock, "conversation lock lost; the response will not be added");
+                }
+                Err(error) => {
                     debug!(conversation_id = %key.id, %error, "conversation lock not renewed; trying again");
                 }
-            }
+            },
         }
     };
     let (record, items, done) = match end {

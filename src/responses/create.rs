@@ -10,6 +10,7 @@ use super::client_state::{StateReader, StateSigner, joined};
 use super::conversation_lock::ConversationLock;
 use super::engine_call::collect;
 use super::events::{EventOptions, EventRewriter};
+use super::fail_reason::{CHANGED, HISTORIES_MAX};
 use super::finish::Finisher;
 use super::history::{Access, History};
 use super::http_response::{mark_degraded, mark_state_left_out, set_body_headers};
@@ -53,21 +54,30 @@ impl Responses {
         let needs_store = remembered.is_none() && create.parent.is_in_store();
         let is_stored = self.will_store(&create, needs_store).await?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
-        let mut history = match remembered {
-            Some(response) => self.remembered(response, is_stored)?,
-            None => {
-                self.history(&create.parent, &reader, Access::Exclusive)
-                    .await?
+        let mut old_histories = 0;
+        loop {
+            let mut history = match remembered {
+                Some(response) => self.remembered(response, is_stored)?,
+                None => {
+                    self.history(&create.parent, &reader, Access::Exclusive)
+                        .await?
+                }
+            };
+            let mut lock = history.take_lock();
+            let answer = self
+                .generate(request, &create, history, &reader, &mut lock, is_stored)
+                .await;
+            if let Some(lock) = lock.filter(|_| answer.is_err()) {
+                lock.release().await;
             }
-        };
-        let mut lock = history.take_lock();
-        let answer = self
-            .generate(request, &create, history, &reader, &mut lock, is_stored)
-            .await;
-        if let Some(lock) = lock.filter(|_| answer.is_err()) {
-            lock.release().await;
+            match answer {
+                // The client has nothing of it yet.
+                Err(error) if error.code == CHANGED && old_histories < HISTORIES_MAX => {
+                    old_histories += 1;
+                }
+                answer => return answer,
+            }
         }
-        answer
     }
 
     /// Takes `lock` only once the response itself will release it.

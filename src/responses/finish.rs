@@ -8,6 +8,7 @@ use tracing::{debug, warn};
 
 use super::client_state::{ClientState, LARGE_BYTES, StateItem, joined};
 use super::conversation_lock::ConversationLock;
+use super::fail_reason::FailReason;
 use super::members::{self, Members};
 use super::metrics::InFlight;
 use super::object::with_member;
@@ -21,7 +22,9 @@ use crate::ids::Model;
 use crate::observe;
 use crate::openai::error::ApiError;
 use crate::store::record::{Content, InitialState};
-use crate::store::{self, IdempotencyToken, Item, NewRecord, PutOutcome, ResponseKey, RoutingHint};
+use crate::store::{
+    self, CommitRefusal, IdempotencyToken, Item, NewRecord, ResponseKey, RoutingHint,
+};
 
 /// The final Response object, without its output.
 #[derive(Debug)]
@@ -59,14 +62,14 @@ pub(super) struct Finisher {
 pub(super) enum NotStored {
     Store(store::Error),
     /// Its conversation did not accept it.
-    NotAdded(PutOutcome),
+    NotAdded(CommitRefusal),
 }
 
 impl fmt::Display for NotStored {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Store(error) => error.fmt(f),
-            Self::NotAdded(put) => write!(f, "its conversation did not accept it: {put:?}"),
+            Self::NotAdded(refusal) => write!(f, "its conversation did not accept it: {refusal:?}"),
         }
     }
 }
@@ -105,9 +108,21 @@ impl Finisher {
         if is_state_left_out {
             debug!(response_id = %self.key.id, "state token too large; response sent without it");
         }
-        let stored = self.store(&response, &outcome).await;
+        let mut stored = self.store(&response, &outcome).await;
         if let Some(lock) = self.conversation.take() {
             lock.release().await;
+        }
+        let mut state_item = state_item;
+        if let Err(NotStored::NotAdded(refusal @ CommitRefusal::Unlocked)) = stored
+            && !self.may_withhold
+        {
+            // Its client has read most of it.
+            state_item = None;
+            outcome.refuse(FailReason::of_conversation(refusal));
+            response = template
+                .ended(&outcome, observe::unix_s().unsigned_abs())
+                .into();
+            stored = self.store(&response, &outcome).await;
         }
         responses.metrics.on_end(outcome.status);
         let mut finished = FinishedResponse {
@@ -118,7 +133,10 @@ impl Finisher {
             is_degraded: false,
             is_state_left_out,
         };
-        if let Err(error) = stored {
+        if let Err(NotStored::NotAdded(refusal @ CommitRefusal::Unlocked)) = stored {
+            let reason = FailReason::of_conversation(refusal);
+            finished.error = Some(ApiError::refused_turn(reason.code, reason.message));
+        } else if let Err(error) = stored {
             warn!(response_id = %self.key.id, %error, "response generated but not stored");
             finished.is_degraded = true;
             let unstored = with_member(&response, "store", "false");
@@ -207,8 +225,13 @@ impl Finisher {
         let items = self.conversation_items(outcome);
         let record = record.map(|record| Box::new((self.key, record)));
         match lock.commit(record, items).await {
-            Ok(PutOutcome::Done) => Ok(()),
-            Ok(put) => Err(NotStored::NotAdded(put)),
+            Ok(put) => match put.refusal() {
+                None => Ok(()),
+                Some(refusal) => {
+                    self.responses.metrics.on_turn_refused(refusal);
+                    Err(NotStored::NotAdded(refusal))
+                }
+            },
             Err(error) => Err(NotStored::Store(error)),
         }
     }
@@ -233,7 +256,7 @@ impl Finisher {
     }
 
     /// What the conversation gets: new input and output.
-    pub(super) fn conversation_items(&mut self, outcome: &Outcome) -> Vec<Item> {
+    pub(super) fn conversation_items(&self, outcome: &Outcome) -> Vec<Item> {
         let output = std::str::from_utf8(&outcome.output).ok();
         let output = output.and_then(members::list).unwrap_or_default();
         let output = output.into_iter().filter_map(|raw| {
@@ -243,6 +266,6 @@ impl Finisher {
                 json: Bytes::copy_from_slice(raw.as_bytes()),
             })
         });
-        self.new_items.drain(..).chain(output).collect()
+        self.new_items.iter().cloned().chain(output).collect()
     }
 }

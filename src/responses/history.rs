@@ -102,7 +102,13 @@ impl Responses {
                 }
             }
             Parent::Response(id) => self.chain(id, reader.tenant).await?,
-            Parent::Conversation(id) => self.conversation(id, reader.tenant, access).await?,
+            Parent::Conversation(id) => {
+                let read = self.conversation(id, reader.tenant, access).await;
+                if read.as_ref().is_err_and(ApiError::is_locked_conversation) {
+                    self.metrics.conversation_conflicts.inc();
+                }
+                read?
+            }
         };
         let took = observe::now().saturating_duration_since(started);
         self.metrics.on_history_read(took.as_secs_f64());
@@ -238,7 +244,8 @@ impl Responses {
         }
     }
 
-    async fn conversation(
+    /// The items of a conversation, which is locked for one response unless it is only read.
+    pub(super) async fn conversation(
         &self,
         text: &str,
         tenant: Tenant,
@@ -261,8 +268,7 @@ impl Responses {
                 match taken.map_err(of_store)? {
                     Ok(locked) => Some(locked),
                     Err(LockOutcome::Gone) => return Err(unknown()),
-                    Err(LockOutcome::Busy | LockOutcome::Locked) => {
-                        self.metrics.conversation_conflicts.inc();
+                    Err(LockOutcome::Busy | LockOutcome::Lost | LockOutcome::Locked) => {
                         return Err(ApiError::locked_conversation());
                     }
                 }

@@ -3,7 +3,7 @@
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use crate::observe::metrics::Registry;
-use crate::store::Status;
+use crate::store::{CommitRefusal, Status};
 
 /// Buckets for the items of a history: a first question, a chat, an agent at work for a day.
 const ITEMS: &[f64] = &[
@@ -27,6 +27,7 @@ pub(super) struct Metrics {
     over_chat: IntCounterVec,
     replaced_arguments: IntCounter,
     pub(super) conversation_conflicts: IntCounter,
+    turns_refused: IntCounterVec,
     prewarms_in_flight: IntGauge,
     prewarms: IntCounterVec,
 }
@@ -93,6 +94,13 @@ impl Metrics {
                 "warmroute_responses_conversation_conflicts_total",
                 "Requests refused because another response was being added to the same conversation.",
             ),
+            turns_refused: registry.counters(
+                "warmroute_responses_turns_refused_total",
+                "Responses that their conversation did not accept at their end, by reason: another response was added \
+                 first (changed), it was deleted (not_found), or it is too large. Those with `changed` of which no \
+                 client had any part were generated again; the others failed.",
+                &["reason"],
+            ),
         }
     }
 
@@ -111,6 +119,15 @@ impl Metrics {
         self.history_seconds
             .with_label_values(none)
             .observe(seconds);
+    }
+
+    pub(super) fn on_turn_refused(&self, refusal: CommitRefusal) {
+        let reason = match refusal {
+            CommitRefusal::Unlocked | CommitRefusal::Taken => "changed",
+            CommitRefusal::Gone => "not_found",
+            CommitRefusal::TooLarge => "too_large",
+        };
+        self.turns_refused.with_label_values(&[reason]).inc();
     }
 
     pub(super) fn on_end(&self, status: Status) {

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 
 use super::client_state::StateSigner;
+use super::fail_reason::FailReason;
 use super::item::Ids;
 use super::known_json;
 use super::members::{Members, put, put_number};
@@ -177,6 +178,17 @@ impl Outcome {
                 message: message.into(),
             }),
         }
+    }
+
+    /// It fails after all, and keeps its output.
+    pub(super) fn refuse(&mut self, reason: FailReason) {
+        let failed = Self::failed(reason.code, reason.message);
+        let (output, usage) = (std::mem::take(&mut self.output), self.usage);
+        *self = Self {
+            output,
+            usage,
+            ..failed
+        };
     }
 
     /// The outcome in an engine's Response object, without the output. `None` if it has not ended or is not a

@@ -168,6 +168,24 @@ impl Responses {
         })
     }
 
+    /// The list of items for the engine: a history, and the new items of a turn as a conversation gets them.
+    pub(super) fn input_after(
+        &self,
+        history: &History,
+        new_items: &[Item],
+    ) -> Result<Vec<u8>, ApiError> {
+        let bytes = history.bytes() + new_items.iter().map(|item| item.json.len()).sum::<usize>();
+        let unsupported = self.settings.advanced.unsupported_items;
+        let mut input = EngineInput::new(unsupported, bytes + bytes / 8 + 128);
+        for list in &history.lists {
+            input.add_list(list)?;
+        }
+        for item in new_items {
+            input.add(std::str::from_utf8(&item.json).unwrap_or_default())?;
+        }
+        input.finish()
+    }
+
     /// Checks that the input fits into the record or conversation, before an engine is asked. The output
     /// comes on top and is checked when it is stored.
     fn check_size(

@@ -42,6 +42,28 @@ pub enum PutOutcome {
     Unlocked,
 }
 
+/// Why a conversation did not accept the items of a response, as [`PutOutcome`] says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CommitRefusal {
+    Gone,
+    Unlocked,
+    Taken,
+    /// With them it would exceed the maximum size of a conversation.
+    TooLarge,
+}
+
+impl PutOutcome {
+    /// Why nothing was written; `None` if it was.
+    pub fn refusal(&self) -> Option<CommitRefusal> {
+        match self {
+            Self::Done => None,
+            Self::Gone => Some(CommitRefusal::Gone),
+            Self::Taken(_) => Some(CommitRefusal::Taken),
+            Self::Unlocked => Some(CommitRefusal::Unlocked),
+        }
+    }
+}
+
 /// The items that a response leaves in its conversation, written together with its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Commit {
@@ -59,12 +81,14 @@ pub enum LockOutcome {
     Locked,
     /// Another response holds the lock.
     Busy,
+    /// Only of a renewal: the caller no longer holds the lock. Another response may have added its turn since.
+    Lost,
     /// No such conversation.
     Gone,
 }
 
-/// A request for the lock: its holder, and the lease from now. Repeating it with the same token extends the
-/// lease.
+/// A request for the lock, or for its renewal: its holder, and the lease from now. Repeating it with the same token
+/// extends the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Claim {
     pub token: IdempotencyToken,

@@ -81,12 +81,8 @@ pub struct Log {
 impl Log {
     /// Appends if `batch` starts where the log ends. A log that would exceed `bytes_max` drops its oldest events.
     pub fn append(&mut self, batch: &EventBatch, bytes_max: u64) -> Append {
-        let next = self.last.map_or(0, |last| last + 1);
-        if batch.first != next || batch.last < batch.first {
-            return match self.last {
-                Some(last) if batch.last <= last => Append::Duplicate { last },
-                last => Append::Gap { last },
-            };
+        if let Some(mismatch) = self.mismatch(batch) {
+            return mismatch;
         }
         self.last = Some(batch.last);
         self.bytes += batch.size();
@@ -101,6 +97,18 @@ impl Log {
             true => Append::Overflow,
             false => Append::Done,
         }
+    }
+
+    /// Why `batch` cannot be appended: it does not start where the log ends.
+    pub fn mismatch(&self, batch: &EventBatch) -> Option<Append> {
+        let next = self.last.map_or(0, |last| last + 1);
+        if batch.first == next && batch.last >= batch.first {
+            return None;
+        }
+        Some(match self.last {
+            Some(last) if batch.last <= last => Append::Duplicate { last },
+            last => Append::Gap { last },
+        })
     }
 
     /// Whether all events after this number are here.

@@ -21,7 +21,6 @@ mod values;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tracing::warn;
 
 pub use self::settings::Settings;
 pub use self::store::{Clock, Memory};
@@ -146,20 +145,11 @@ impl ResponseStore for Memory {
     ) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Finalize, key, move |shard, now| {
             self.check_size(response::content_size(&end.content) + end.delta_table.len())?;
-            let (commit, status) = (end.commit.clone(), end.status);
+            let status = end.status;
             let runs = shard.is_running(now, key);
-            let outcome = shard.finalize(now, key, fence, end);
+            let outcome = shard.finalize(now, key, fence, end)?;
             if runs && outcome == WriteOutcome::Done {
                 self.outbox.on_end(now, key, status);
-            }
-            if let Some(commit) = commit
-                && outcome == WriteOutcome::Done
-            {
-                let conversation_id = commit.conversation.id;
-                let put = shard.commit(now, commit, self.keep.max_record);
-                if put != Ok(PutOutcome::Done) {
-                    warn!(response_id = %key.id, %conversation_id, ?put, "background response stored but not added to its conversation");
-                }
             }
             Ok(outcome)
         })
@@ -357,6 +347,13 @@ impl ResponseStore for Memory {
         self.on_conversation(Op::Lock, key, move |shard, now| {
             let locked = shard.conversation(now, key, |found| found.lock(now, claim));
             Ok(locked.unwrap_or(LockOutcome::Gone))
+        })
+    }
+
+    fn renew_lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
+        self.on_conversation(Op::RenewLock, key, move |shard, now| {
+            let renewed = shard.conversation(now, key, |found| found.renew_lock(now, claim));
+            Ok(renewed.unwrap_or(LockOutcome::Gone))
         })
     }
 

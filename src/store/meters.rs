@@ -53,6 +53,7 @@ pub(super) enum Op {
     Item,
     DeleteItem,
     Lock,
+    RenewLock,
     Commit,
     Unlock,
     ClaimEvents,
@@ -62,7 +63,7 @@ pub(super) enum Op {
     Report,
 }
 
-const OPS: [(Op, &str); 39] = [
+const OPS: [(Op, &str); 40] = [
     (Op::Admit, "admit"),
     (Op::Create, "create"),
     (Op::CreateInConversation, "create_in_conversation"),
@@ -95,6 +96,7 @@ const OPS: [(Op, &str); 39] = [
     (Op::Item, "item"),
     (Op::DeleteItem, "delete_item"),
     (Op::Lock, "lock"),
+    (Op::RenewLock, "renew_lock"),
     (Op::Commit, "commit"),
     (Op::Unlock, "unlock"),
     (Op::ClaimEvents, "claim_events"),
@@ -293,6 +295,7 @@ impl Outcome for WriteOutcome {
             Self::Duplicate { .. } => "duplicate",
             Self::Gap { .. } => "gap",
             Self::Overflow => "overflow",
+            Self::NotAdded(_) => "not_added",
         }
     }
 }
@@ -356,6 +359,7 @@ impl Outcome for LockOutcome {
         match self {
             Self::Locked => OK,
             Self::Busy => "busy",
+            Self::Lost => "lost",
             Self::Gone => "gone",
         }
     }

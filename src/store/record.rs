@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::conversation::Commit;
+use super::conversation::{Commit, CommitRefusal};
 use super::log::EventBatch;
 use super::ownership::{FencingToken, Owner};
 use super::status::Status;
@@ -116,8 +116,7 @@ pub struct Finalization {
     /// Where each delta event ends in the final output, so that the events can be reproduced after the log has
     /// expired. The store does not interpret it.
     pub delta_table: Bytes,
-    /// Added to its conversation in the same write. If the conversation does not accept the items, the response ends
-    /// all the same.
+    /// Added to its conversation in the same write. If the conversation does not accept the items, nothing is written.
     pub commit: Option<Commit>,
 }
 
@@ -156,6 +155,8 @@ pub enum WriteOutcome {
     Gap { last: Option<u64> },
     /// The log is full. The response may continue; its events are no longer stored.
     Overflow,
+    /// Only of a finalize: its conversation does not accept the items, so the response has not ended.
+    NotAdded(CommitRefusal),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -258,7 +258,11 @@ impl ResponseStore for Redis {
     }
 
     fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
-        self.meter(Op::Lock, move || self.take_lock(key, claim))
+        self.meter(Op::Lock, move || self.take_lock(key, "lock", claim))
+    }
+
+    fn renew_lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
+        self.meter(Op::RenewLock, move || self.take_lock(key, "renew", claim))
     }
 
     fn commit(

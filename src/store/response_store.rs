@@ -110,7 +110,8 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         batch: EventBatch,
     ) -> StoreFuture<'_, WriteOutcome>;
 
-    /// Ends the response, unless it has ended: status, content, last events and delta table in one write.
+    /// Ends the response, unless it has ended: status, content, last events, delta table and the items of its
+    /// conversation in one write, or nothing of it.
     fn finalize(
         &self,
         key: ResponseKey,
@@ -224,6 +225,10 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
 
     /// Locks the conversation for one running response.
     fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome>;
+
+    /// Extends the lease of the lock, which may have run out, for the response that holds it. `Lost` if it does not:
+    /// a lock that another response had in between is not taken back, because what its holder read is outdated.
+    fn renew_lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome>;
 
     /// Appends the response's items and unlocks the conversation, in one write.
     fn commit(

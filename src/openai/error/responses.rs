@@ -10,6 +10,8 @@ use crate::observe::shortened;
 use crate::state_token::Rejected;
 use crate::store;
 
+const CONVERSATION_LOCKED: &str = "conversation_locked";
+
 impl ApiError {
     fn bad(code: &'static str, param: &str, message: impl Into<String>) -> Self {
         let error = Self::new(StatusCode::BAD_REQUEST, code, message);
@@ -95,12 +97,21 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "", message)
     }
 
+    pub fn is_locked_conversation(&self) -> bool {
+        self.code == CONVERSATION_LOCKED
+    }
+
     pub fn locked_conversation() -> Self {
         Self::bad(
-            "conversation_locked",
+            CONVERSATION_LOCKED,
             "conversation",
             "Another process is currently operating on this conversation. Please retry in a few seconds.",
         )
+    }
+
+    /// Its conversation did not accept the turn: so nothing of it is stored, and its client gets none of it.
+    pub fn refused_turn(code: &'static str, message: &str) -> Self {
+        Self::bad(code, "conversation", message)
     }
 
     pub fn output_without_call(kind: &str, call_id: &str) -> Self {

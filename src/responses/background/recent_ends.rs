@@ -137,6 +137,8 @@ pub fn adapt(end: &mut Finalization, outcome: &WriteOutcome) -> bool {
     match outcome {
         WriteOutcome::Gap { last } => end.batch = events_after(end, *last),
         WriteOutcome::Duplicate { .. } | WriteOutcome::Overflow => end.batch = None,
+        // Clients know the end, so it stands. Its turn is lost if the store has lost the lock, too.
+        WriteOutcome::NotAdded(_) => end.commit = None,
         _ => return false,
     }
     true

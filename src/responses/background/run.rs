@@ -5,14 +5,16 @@ mod engine_stream;
 mod going_on;
 mod in_conversation;
 mod job;
+mod new_history;
 mod stopping;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::runtime::Handle;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use self::encoder::{EndOfRun, EventEncoder};
@@ -116,43 +118,54 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         trace.set_conversation(id);
     }
     let summary = trace.map(|trace| SummaryCell::traced(Some(trace)));
-    let context = RequestContext {
-        headers: &job.headers,
-        original: request.input(),
-        client: ClientKey::of_tenant(guard.key.tenant),
-        tenant: guard.key.tenant,
-        id: job.id,
-        charge: ChargeId::Response(key.id),
-        started: observe::now(),
-        response: Some(key.id),
-        summary: summary.as_ref(),
-        is_background: true,
-        standing: None,
-        progress: progress.as_ref(),
-        resumed: None,
-    };
-    tokio::select! {
-        biased;
-        reason = stopped(&responses, &guard) => guard.run.state.lock().on_stop(reason),
-        () = async {
-            runner.resume_conversation(&request).await;
-            runner.generate(&create, &request, &name, &context).await;
-        } => {}
-    }
-    // Dropping `generate` has closed the connection to the engine.
-    if let Some(requested) = guard.run.cancel_requested.get() {
-        let took = observe::now().saturating_duration_since(*requested);
-        let seconds = &responses.background.metrics.cancel_stop_seconds;
-        seconds.observe(took.as_secs_f64());
-    }
     let limit = responses.background.settings.run_timeout;
-    tokio::select! {
-        biased;
-        () = lease_lost(&guard) => guard.run.state.lock().on_stop(StopReason::LeaseLost),
-        () = runner.store_end() => {}
-        () = sleep(limit) => {
-            warn!(response_id = %key.id, "end of a background response not stored within run_timeout; another replica takes it over");
+    let until = Instant::now() + limit;
+    // With another history, if the one that it was created with is outdated.
+    let mut current = Cow::Borrowed(&request);
+    loop {
+        tokio::select! {
+            biased;
+            reason = stopped(&responses, &guard, until) => guard.run.state.lock().on_stop(reason),
+            () = async {
+                if let Some(anew) = runner.set_up_conversation(&current).await {
+                    current = Cow::Owned(anew);
+                }
+                let context = RequestContext {
+                    headers: &job.headers,
+                    original: current.input(),
+                    client: ClientKey::of_tenant(guard.key.tenant),
+                    tenant: guard.key.tenant,
+                    id: job.id,
+                    charge: ChargeId::Response(key.id),
+                    started: observe::now(),
+                    response: Some(key.id),
+                    summary: summary.as_ref(),
+                    is_background: true,
+                    standing: None,
+                    progress: progress.as_ref(),
+                    resumed: None,
+                };
+                runner.generate(&create, &current, &name, &context).await;
+            } => {}
         }
+        // Dropping `generate` has closed the connection to the engine.
+        if let Some(requested) = guard.run.cancel_requested.get() {
+            let took = observe::now().saturating_duration_since(*requested);
+            let seconds = &responses.background.metrics.cancel_stop_seconds;
+            seconds.observe(took.as_secs_f64());
+        }
+        tokio::select! {
+            biased;
+            () = lease_lost(&guard) => guard.run.state.lock().on_stop(StopReason::LeaseLost),
+            () = runner.store_end() => {}
+            () = sleep(limit) => {
+                warn!(response_id = %key.id, "end of a background response not stored within run_timeout; another replica takes it over");
+            }
+        }
+        if !guard.run.state.lock().has_old_history() {
+            break;
+        }
+        runner.begin_again();
     }
     let reason = guard.run.state.lock().stop_reason();
     if let Some(reason) = reason {
@@ -180,14 +193,13 @@ fn end_of_trace(id: String, stopped: Option<StopReason>, status: Option<Status>)
 }
 
 impl Runner<'_> {
-    /// After a take-over: continues the lock of the conversation.
-    async fn resume_conversation(&mut self, request: &StoredRequest) {
-        if self.finisher.conversation.is_none()
-            && let Some((lock, items)) =
-                in_conversation::resume(self.responses, self.guard, request).await
-        {
-            self.finisher.conversation = Some(lock);
-            self.finisher.new_items = items;
+    /// The end was refused, and nobody has read any of it.
+    fn begin_again(&mut self) {
+        debug!(response_id = %self.guard.key.id, "another response was added to the conversation first; generating again");
+        self.responses.background.metrics.restarted.inc();
+        self.encoder.restart();
+        if let Some(progress) = &self.progress {
+            progress.restart();
         }
     }
 
@@ -345,13 +357,20 @@ impl Runner<'_> {
                 } => {
                     let (events, outcome) = match has_stored_output {
                         true => self.encoder.fail_taken_over(state.lock().log(), reason),
-                        false => self.encoder.fail(reason),
+                        false => self.encoder.fail_because(reason),
                     };
                     self.conclude(&events, outcome).await;
                     Then::Continue
                 }
-                Step::FailWithoutOutput { number } => {
-                    let end = self.encoder.fail_too_large(&mut state.lock(), number);
+                Step::FailInstead {
+                    number,
+                    reason,
+                    keeps_output,
+                } => {
+                    let kept = self.end.take().filter(|_| keeps_output);
+                    let kept = kept.map(|end| end.outcome);
+                    let mut state = state.lock();
+                    let end = self.encoder.fail_instead(&mut state, number, reason, kept);
                     self.end = Some(end);
                     Then::Continue
                 }
@@ -372,6 +391,10 @@ impl Runner<'_> {
                     }
                     if let Err(error) = &result {
                         warn!(response_id = %key.id, %error, "end of a background response not stored");
+                    }
+                    if let Ok(WriteOutcome::NotAdded(refusal)) = result {
+                        let commit = self.commit.take();
+                        in_conversation::on_not_added(self.responses, key, refusal, commit).await;
                     }
                     let then = state.lock().on_finalized(&result);
                     self.on_finalized(&result);

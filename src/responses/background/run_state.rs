@@ -6,6 +6,8 @@
 //!   │ ├───────▶ ReadingCancelled ─▶ (ReadingStored) ─▶ StoringPartial ─▶ Over   cancelled
 //!   │ ├───────▶ Releasing ──▶ Over        draining before any output: any replica may start it again
 //!   │ └───────▶ Over                      another replica has taken it over
+//! Finalizing ─▶ Generating                another response came into its conversation first: again, if nobody read any of it
+//!   └──────────▶ FailingInstead ─▶ FinalizingInstead ─▶ Over   the end is refused: a failure instead
 //! ReadingStored ─▶ Failing                taken over after output was read: those events become the output
 //! ReadingToGoOn ─▶ SettingUp ─▶ Generating  taken over, and the engine's tokens are stored: it goes on after them
 //!                  └──────────▶ Failing   some of that is missing
@@ -18,9 +20,10 @@
 use bytes::Bytes;
 
 use super::log::Log;
-use super::run_phase::{CONVERSATION_LOST, Phase, REFUSED, STOPPED, TOO_LONG};
+use super::run_phase::{Phase, REFUSED, STOPPED, TOO_LARGE, TOO_LONG};
 use super::run_step::{FIRST_EVENTS, Step, StopReason, Tail, Then};
-use crate::store::{self, EventBatch, Status, WriteOutcome};
+use crate::responses::fail_reason::{FailReason, HISTORIES_MAX};
+use crate::store::{self, CommitRefusal, EventBatch, Status, WriteOutcome};
 
 /// See the module.
 #[derive(Debug)]
@@ -36,8 +39,14 @@ pub struct RunState {
     log: Log,
     /// Whether another replica could go on after the stored events.
     may_go_on: bool,
-    /// The final event of a response that fails without output.
+    /// The final event of a response that fails because its end was refused.
     short: Option<EventBatch>,
+    /// Why its end was refused.
+    refused_end: FailReason,
+    /// Whether the history that it was to continue is outdated.
+    has_old_history: bool,
+    /// How often its history was outdated.
+    old_histories: u32,
     stop_reason: Option<StopReason>,
     /// Whether another replica has the response now, or any may take it.
     is_given_up: bool,
@@ -55,13 +64,16 @@ impl RunState {
             log: Log::after(stored),
             may_go_on: false,
             short: None,
+            refused_end: REFUSED,
+            has_old_history: false,
+            old_histories: 0,
             stop_reason: None,
             is_given_up: false,
         }
     }
 
     /// A response taken over from another replica that cannot be generated again.
-    pub fn failing(streams: bool, stored: u64, reason: &'static str) -> Self {
+    pub fn failing(streams: bool, stored: u64, reason: FailReason) -> Self {
         let has_stored_output = streams && stored > 0;
         let phase = match has_stored_output {
             true => Phase::ReadingStored {
@@ -110,9 +122,14 @@ impl RunState {
                 has_stored_output: self.has_stored_output,
             },
             Phase::Finalizing => Step::Finalize(self.batch()),
-            Phase::FinalizingWithoutOutput => Step::Finalize(self.short.clone()),
-            Phase::DroppingOutput => Step::FailWithoutOutput {
+            Phase::FinalizingInstead { .. } => Step::Finalize(self.short.clone()),
+            Phase::FailingInstead {
+                reason,
+                keeps_output,
+            } => Step::FailInstead {
                 number: self.log.stored(),
+                reason,
+                keeps_output,
             },
             Phase::ReadingCancelled => Step::ReadCancelled,
             Phase::CancellingAgain => Step::CancelAgain,
@@ -140,11 +157,15 @@ impl RunState {
     pub fn restart(&mut self) -> bool {
         let may_restart = self.phase == Phase::Generating && self.is_unseen();
         if may_restart {
-            self.log = Log::after(self.log.stored());
-            self.may_go_on = false;
-            self.has_engine_started = false;
+            self.begin_again();
         }
         may_restart
+    }
+
+    fn begin_again(&mut self) {
+        self.log = Log::after(self.log.stored());
+        self.may_go_on = false;
+        self.has_engine_started = false;
     }
 
     /// New events were written.
@@ -169,7 +190,7 @@ impl RunState {
                 self.on_events(text);
                 self.phase = Phase::Finalizing;
             }
-            Phase::DroppingOutput => {
+            Phase::FailingInstead { keeps_output, .. } => {
                 let number = self.log.stored();
                 self.short = self.streams.then(|| EventBatch {
                     first: number,
@@ -177,7 +198,7 @@ impl RunState {
                     bytes: Bytes::copy_from_slice(text),
                     tokens: Bytes::new(),
                 });
-                self.phase = Phase::FinalizingWithoutOutput;
+                self.phase = Phase::FinalizingInstead { keeps_output };
             }
             // The run was stopped meanwhile.
             _ => {}
@@ -256,20 +277,22 @@ impl RunState {
             Ok(WriteOutcome::Gone | WriteOutcome::Terminal(_)) => self.on_ended_elsewhere(),
             Ok(WriteOutcome::Fenced) => self.on_lost(),
             Err(error) if error.retry_after().is_some() => return Then::RetryLater,
-            Err(_) => self.on_stop(StopReason::StoreRefused),
+            // Of these, no append has the first.
+            Ok(WriteOutcome::NotAdded(_)) | Err(_) => self.on_stop(StopReason::StoreRefused),
         }
         Then::Continue
     }
 
     /// The store answered the write of the end.
     pub fn on_finalized(&mut self, result: &Result<WriteOutcome, store::Error>) -> Then {
-        let is_short = match self.phase {
-            Phase::Finalizing => false,
-            Phase::FinalizingWithoutOutput => true,
+        let (is_short, keeps_output) = match self.phase {
+            Phase::Finalizing => (false, true),
+            Phase::FinalizingInstead { keeps_output } => (true, keeps_output),
             _ => return Then::Continue,
         };
         match result {
             Ok(WriteOutcome::Done) if is_short => self.leave(),
+            Ok(WriteOutcome::NotAdded(refusal)) => self.on_not_added(*refusal),
             Ok(WriteOutcome::Done) => {
                 if let Some(batch) = self.batch() {
                     self.log.on_stored(batch.last);
@@ -284,16 +307,57 @@ impl RunState {
                 if is_short =>
             {
                 self.log.on_stored(*last);
-                self.phase = Phase::DroppingOutput;
+                self.phase = Phase::FailingInstead {
+                    reason: self.refused_end,
+                    keeps_output,
+                };
             }
             Ok(WriteOutcome::Gap { last }) => self.on_gap(*last),
             Ok(WriteOutcome::Duplicate { last }) => self.log.on_stored(*last),
             Ok(WriteOutcome::Overflow) => self.log.on_overflow(),
-            Err(store::Error::TooLarge { .. }) if !is_short => self.phase = Phase::DroppingOutput,
+            Err(store::Error::TooLarge { .. }) if keeps_output => {
+                self.fail_instead(TOO_LARGE, false);
+            }
             // If the store never accepts this end, there is no smaller one.
             Err(error) => return self.later(error),
         }
         Then::Continue
+    }
+
+    /// Its conversation did not accept its items.
+    fn on_not_added(&mut self, refusal: CommitRefusal) {
+        let is_outdated = refusal == CommitRefusal::Unlocked;
+        let is_first_end = self.phase == Phase::Finalizing;
+        if is_outdated && is_first_end && self.is_unseen() && self.on_old_history() {
+            self.phase = Phase::Generating;
+            return self.begin_again();
+        }
+        self.fail_instead(FailReason::of_conversation(refusal), true);
+    }
+
+    /// True if it may be generated again, on another history.
+    fn on_old_history(&mut self) -> bool {
+        self.old_histories += 1;
+        self.has_old_history = self.old_histories <= HISTORIES_MAX;
+        self.has_old_history
+    }
+
+    fn fail_instead(&mut self, reason: FailReason, keeps_output: bool) {
+        self.refused_end = reason;
+        self.phase = Phase::FailingInstead {
+            reason,
+            keeps_output,
+        };
+    }
+
+    /// Whether its history must be read anew before an engine is asked.
+    pub fn has_old_history(&self) -> bool {
+        self.phase == Phase::Generating && self.has_old_history
+    }
+
+    /// The history of now is read.
+    pub fn on_new_history(&mut self) {
+        self.has_old_history = false;
     }
 
     /// Retries a step if a retry can help. The driver bounds the retries.
@@ -369,9 +433,14 @@ impl RunState {
         self.is_given_up
     }
 
-    /// Its conversation was continued by another response, so this one cannot run.
-    pub fn on_conversation_lost(&mut self) {
-        let reason = CONVERSATION_LOST;
+    /// After a take-over: its conversation is not locked for it any more. Another response may have continued it, or it
+    /// is deleted.
+    pub fn on_conversation_lost(&mut self, refusal: CommitRefusal) {
+        let reason = FailReason::of_conversation(refusal);
+        let is_outdated = refusal == CommitRefusal::Unlocked && self.phase == Phase::Generating;
+        if is_outdated && self.is_unseen() && self.on_old_history() {
+            return;
+        }
         self.phase = match self.phase {
             Phase::Generating => Phase::Failing { reason },
             Phase::ReadingToGoOn => Phase::ReadingStored {

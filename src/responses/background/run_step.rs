@@ -1,5 +1,6 @@
 //! The steps of a run, and why it stops: outputs and inputs of [`RunState`](super::run_state::RunState). Pure.
 
+use crate::responses::fail_reason::FailReason;
 use crate::store::EventBatch;
 
 /// The number of events that are written before an engine has answered. Every replica that starts the
@@ -51,13 +52,15 @@ pub enum Step {
     /// Build the final event of a failed response. `has_stored_output`: its output is what another
     /// replica stored, which was read before.
     Fail {
-        reason: &'static str,
+        reason: FailReason,
         has_stored_output: bool,
     },
-    /// Build a failed response without output, because the store rejects its size. Its final event gets
-    /// this number.
-    FailWithoutOutput {
+    /// Build a failed response instead of the end that the store rejects. Its final event gets this number.
+    /// `keeps_output`: it has the output of that end.
+    FailInstead {
         number: u64,
+        reason: FailReason,
+        keeps_output: bool,
     },
     /// Store the final status, with these last events.
     Finalize(Option<EventBatch>),

@@ -110,6 +110,15 @@ impl StoredRequest {
         Some((conversation, IdempotencyToken(lock.token), items))
     }
 
+    /// With another list of items for the engine.
+    pub(super) fn with_input(&self, input: Vec<u8>) -> Option<Self> {
+        let input = RawValue::from_string(String::from_utf8(input).ok()?).ok()?;
+        Some(Self {
+            input,
+            ..self.clone()
+        })
+    }
+
     /// Whether any replica can run it.
     pub(super) fn may_move(&self) -> bool {
         self.is_portable || self.lock.is_some()

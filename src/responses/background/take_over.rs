@@ -1,9 +1,9 @@
 //! Whether an orphan is generated again or fails: no reader may see two different beginnings. Pure.
 
-use crate::store::Status;
-
-use super::run_phase::LOST;
+use super::run_phase::{ALL_LOST, LOST};
 use super::run_step::FIRST_EVENTS;
+use crate::responses::fail_reason::FailReason;
+use crate::store::Status;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeOver {
@@ -11,7 +11,7 @@ pub enum TakeOver {
     /// Go on after the stored events, or fail if what is stored does not allow it.
     Continue,
     /// End it as failed, with the output that is stored.
-    Fail(&'static str),
+    Fail(FailReason),
     /// It was cancelled: store the output that readers had received.
     StoreCancelled,
 }
@@ -48,7 +48,7 @@ impl OrphanState {
         }
         let lost_max = attempts_max.saturating_mul(LOST_OWNERS_FACTOR);
         if self.attempts > attempts_max || self.lost_owners > lost_max {
-            return TakeOver::Fail("Every replica that ran this response was lost.");
+            return TakeOver::Fail(ALL_LOST);
         }
         match was_read {
             true => TakeOver::Continue,

@@ -56,7 +56,12 @@ async fn fail(responses: &Responses, guard: &RunGuard) {
             Ok(
                 WriteOutcome::Gap { .. } | WriteOutcome::Duplicate { .. } | WriteOutcome::Overflow,
             ) => {}
-            Ok(WriteOutcome::Gone | WriteOutcome::Fenced | WriteOutcome::Terminal(_)) => return,
+            Ok(
+                WriteOutcome::Gone
+                | WriteOutcome::Fenced
+                | WriteOutcome::Terminal(_)
+                | WriteOutcome::NotAdded(_),
+            ) => return,
             Err(error) if error.retry_after().is_some() => sleep(PAUSE).await,
             Err(error @ store::Error::Unreadable(_)) => {
                 // A replica of a newer release may be able to decode it.

@@ -156,6 +156,14 @@ impl Conversation {
         LockOutcome::Locked
     }
 
+    /// Succeeds after the lease has expired, if no other request took the lock.
+    pub(super) fn renew_lock(&mut self, now: Instant, claim: Claim) -> LockOutcome {
+        match self.lock {
+            Some((holder, _)) if holder == claim.token => self.lock(now, claim),
+            _ => LockOutcome::Lost,
+        }
+    }
+
     pub(super) fn is_locked(&self, now: Instant) -> bool {
         self.lock.is_some_and(|(_, until)| now < until)
     }

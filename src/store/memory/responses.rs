@@ -8,9 +8,10 @@ use bytes::Bytes;
 use super::response::Response;
 use super::shard::Shard;
 use crate::store::{
-    CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, Error, EventBatch,
-    FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents, NewRecord,
-    Orphan, Owner, OwnershipLoss, Record, ResponseKey, Takeover, Turn, Turns, WriteOutcome,
+    CancelOutcome, Cancellation, CancelledOutput, Chain, CommitRefusal, DeleteOutcome, Error,
+    EventBatch, FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents,
+    NewRecord, Orphan, Owner, OwnershipLoss, Record, ResponseKey, Takeover, Turn, Turns,
+    WriteOutcome,
 };
 
 impl Shard {
@@ -162,11 +163,26 @@ impl Shard {
         now: Instant,
         key: ResponseKey,
         fence: FencingToken,
-        end: Finalization,
-    ) -> WriteOutcome {
+        mut end: Finalization,
+    ) -> Result<WriteOutcome, Error> {
         let keep = self.keep.clone();
+        let Some(found) = self.find(now, key) else {
+            return Ok(WriteOutcome::Gone);
+        };
+        if let Some(outcome) = found.without_end(fence, &end) {
+            return Ok(outcome);
+        }
+        if let Some(commit) = end.commit.take() {
+            let refusal = match self.commit(now, commit, keep.max_record) {
+                Err(Error::TooLarge { .. }) => Some(CommitRefusal::TooLarge),
+                put => put?.refusal(),
+            };
+            if let Some(refusal) = refusal {
+                return Ok(WriteOutcome::NotAdded(refusal));
+            }
+        }
         let ended = self.change(now, key, |found| found.finalize(now, fence, end, &keep));
-        ended.unwrap_or(WriteOutcome::Gone)
+        Ok(ended.unwrap_or(WriteOutcome::Gone))
     }
 
     pub(super) fn cancel(

@@ -66,6 +66,30 @@ impl Response {
         }
     }
 
+    /// The outcome of a finalize that changes nothing: it is refused, or was applied before. `None` if it ends the
+    /// response.
+    pub(super) fn without_end(
+        &self,
+        fence: FencingToken,
+        end: &Finalization,
+    ) -> Option<WriteOutcome> {
+        let Some(run) = &self.run else {
+            return Some(WriteOutcome::Terminal(self.status));
+        };
+        if self.status.is_terminal() && run.end_token == Some(end.token) {
+            return Some(WriteOutcome::Done);
+        }
+        if let Some(refused) = self.refusal(fence) {
+            return Some(refused);
+        }
+        match run.log.mismatch(end.batch.as_ref()?)? {
+            Append::Duplicate { last } => Some(WriteOutcome::Duplicate { last }),
+            Append::Gap { last } => Some(WriteOutcome::Gap { last }),
+            Append::Done | Append::Overflow => None,
+        }
+    }
+
+    /// Call only if [`Self::without_end`] is `None`.
     pub(super) fn finalize(
         &mut self,
         now: Instant,
@@ -73,15 +97,6 @@ impl Response {
         end: Finalization,
         keep: &RetentionSettings,
     ) -> WriteOutcome {
-        let Some(run) = &mut self.run else {
-            return WriteOutcome::Terminal(self.status);
-        };
-        if self.status.is_terminal() && run.end_token == Some(end.token) {
-            return WriteOutcome::Done;
-        }
-        if let Some(refused) = self.refusal(fence) {
-            return refused;
-        }
         debug_assert!(end.status.is_terminal() && end.status != Status::Cancelled);
         if let Some(batch) = &end.batch {
             // A full log takes no more events, but the response still ends.

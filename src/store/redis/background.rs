@@ -1,7 +1,6 @@
 //! The operations on running background responses: start, append, finalize, cancel, and reading their events.
 
 use bytes::Bytes;
-use tracing::warn;
 
 use super::client::Redis;
 use super::reply::write_hint;
@@ -81,7 +80,7 @@ impl Redis {
         let mut committed = None;
         if let Some(commit) = &end.commit {
             let (with_items, items) = self.commit_in(call, commit).await?;
-            (call, committed) = (with_items, Some((commit, items)));
+            (call, committed) = (with_items, Some(items));
         } else {
             call = call.arg("");
         }
@@ -110,13 +109,9 @@ impl Redis {
                 self.unindex(Some(fence.owner), key);
             }
         }
-        if let Some((commit, items)) = committed
+        if let Some(items) = committed
             && put != "ok"
         {
-            if outcome == WriteOutcome::Done && put != "again" {
-                let conversation_id = commit.conversation.id;
-                warn!(response_id = %key.id, %conversation_id, put, "background response stored but not added to its conversation");
-            }
             self.drop_items(items);
         }
         Ok(outcome)

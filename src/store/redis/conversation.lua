@@ -1,6 +1,7 @@
 -- Updates the object of a conversation, or locks, unlocks or deletes the conversation.
--- KEYS conversation, items, order; ARGV update, lock, unlock or delete; then
---   update: object, ttl in ms (0: none)   lock: token, lease in ms   unlock: token
+-- KEYS conversation, items, order; ARGV update, lock, renew, unlock or delete; then
+--   update: object, ttl in ms (0: none)   lock, renew: token, lease in ms   unlock: token
+-- A lock is renewed for its holder alone: once another had it, what the former holder read is outdated.
 local v = redis.call('HMGET', KEYS[1], 'v', 'lk', 'lu')
 if not v[1] then
   return {'gone'}
@@ -13,7 +14,10 @@ if ARGV[1] == 'update' then
   for _, key in ipairs(KEYS) do
     expire(key, ARGV[3])
   end
-elseif ARGV[1] == 'lock' then
+elseif ARGV[1] == 'lock' or ARGV[1] == 'renew' then
+  if ARGV[1] == 'renew' and v[2] ~= ARGV[2] then
+    return {'lost'}
+  end
   local time = redis.call('TIME')
   local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
   if v[2] and v[2] ~= ARGV[2] and now < tonumber(v[3]) then

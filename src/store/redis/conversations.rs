@@ -234,20 +234,23 @@ impl Redis {
         existed(self.call_replicated(Kind::WriteOnce, call).await?)
     }
 
+    /// `how`: `lock` or `renew`.
     pub(super) async fn take_lock(
         &self,
         key: ConversationKey,
+        how: &'static str,
         claim: Claim,
     ) -> Result<LockOutcome, Error> {
         let call = self
             .call_about(Name::CONVERSATION, key)
-            .arg("lock")
+            .arg(how)
             .arg(claim.token.to_string())
             .number(claim.lease.as_millis() as u64);
         let mut reply = self.call(Kind::Write, call).await?;
         match reply.word()?.as_str() {
             "ok" => Ok(LockOutcome::Locked),
             "busy" => Ok(LockOutcome::Busy),
+            "lost" => Ok(LockOutcome::Lost),
             "gone" => Ok(LockOutcome::Gone),
             other => Err(reply.unexpected(other)),
         }

@@ -5,7 +5,7 @@ use std::vec;
 use redis::Value;
 
 use super::keys::parse_owner;
-use crate::store::{Error, Owner, RoutingHint, Status, WriteOutcome};
+use crate::store::{CommitRefusal, Error, Owner, RoutingHint, Status, WriteOutcome};
 
 /// An array, read element by element.
 pub(super) struct Reply(vec::IntoIter<Value>);
@@ -113,6 +113,17 @@ impl Reply {
                 last: self.last_event()?,
             },
             "overflow" => WriteOutcome::Overflow,
+            "not_added" => WriteOutcome::NotAdded(self.commit_refusal()?),
+            other => return Err(self.unexpected(other)),
+        })
+    }
+
+    fn commit_refusal(&mut self) -> Result<CommitRefusal, Error> {
+        Ok(match self.word()?.as_str() {
+            "gone" => CommitRefusal::Gone,
+            "unlocked" => CommitRefusal::Unlocked,
+            "taken" => CommitRefusal::Taken,
+            "too_large" => CommitRefusal::TooLarge,
             other => return Err(self.unexpected(other)),
         })
     }

@@ -156,7 +156,7 @@ impl Run {
                     self.conclude(Status::Failed);
                     continue;
                 }
-                Step::FailWithoutOutput { number } => {
+                Step::FailInstead { number, .. } => {
                     self.encoder.go_on_at(number);
                     self.conclude(Status::Failed);
                     self.failure = Some(FailureCause::TooLarge);

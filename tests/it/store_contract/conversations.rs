@@ -5,8 +5,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use warmroute::store::conversation::Order;
 use warmroute::store::{
-    Claim, Commit, Error, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page,
-    PutOutcome, WriteOutcome,
+    Claim, Commit, CommitRefusal, Error, Item, ItemOutcome, ItemsOutcome, LockOutcome,
+    NewConversation, Page, PutOutcome, WriteOutcome,
 };
 
 use super::*;
@@ -377,12 +377,129 @@ async fn a_background_response_ends_and_commits_in_one_write() {
         let mut expected = items(0..3);
         expected.push(large);
         assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(expected.clone())));
-        // It is unlocked, so this one ends without adding anything.
-        let ended = a.finalize(two, FENCE, end(vec![item(9)])).await;
-        assert_eq!(ended, Ok(WriteOutcome::Done));
-        assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(expected)));
+        // It is unlocked, so nothing of this end is written.
+        let refused = |refusal| Ok(WriteOutcome::NotAdded(refusal));
+        let batch = || Some(batch(0, 1));
+        let late = Finalization {
+            batch: batch(),
+            commit: Some(Commit {
+                conversation: key,
+                token: token(),
+                items: vec![item(9)],
+            }),
+            ..ending(Status::Completed)
+        };
+        let ended = a.finalize(two, FENCE, late).await;
+        assert_eq!(ended, refused(CommitRefusal::Unlocked));
+        assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(expected.clone())));
         let record = b.get(two).await.unwrap().unwrap();
-        assert_eq!(record.status, Status::Completed);
+        assert_eq!(record.status, Status::Queued);
+        assert_eq!(record.background.unwrap().last_event, None);
+        let again = Claim {
+            token: token(),
+            ..claim
+        };
+        assert_eq!(a.lock(key, again).await, Ok(LockOutcome::Locked));
+        let with = |items: Vec<Item>| Finalization {
+            batch: batch(),
+            commit: Some(Commit {
+                conversation: key,
+                token: again.token,
+                items,
+            }),
+            ..ending(Status::Completed)
+        };
+        let ended = a.finalize(two, FENCE, with(items(2..3))).await;
+        assert_eq!(ended, refused(CommitRefusal::Taken));
+        let ended = a.finalize(two, FENCE, with(items(3..4))).await;
+        assert_eq!(ended, Ok(WriteOutcome::Done));
+        expected.push(item(3));
+        assert_eq!(b.all_items(key, 1 << 30).await, Ok(found(expected)));
+        // The conversation is deleted, and this one ends without it.
+        let three = response();
+        a.create(three, queued()).await.unwrap();
+        assert!(b.delete_conversation(key).await.unwrap());
+        let ended = a.finalize(three, FENCE, with(items(4..5))).await;
+        assert_eq!(ended, refused(CommitRefusal::Gone));
+        let ended = a.finalize(three, FENCE, ending(Status::Failed)).await;
+        assert_eq!(ended, Ok(WriteOutcome::Done));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_end_whose_items_are_too_large_for_the_conversation_is_refused() {
+    let keep = RetentionSettings {
+        max_record: 64 << 10,
+        ..keep()
+    };
+    on_each_with(&keep, async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        a.create_conversation(key, new(vec![])).await.unwrap();
+        let claim = Claim {
+            token: token(),
+            lease: LEASE,
+        };
+        assert_eq!(a.lock(key, claim).await, Ok(LockOutcome::Locked));
+        let response = ResponseKey {
+            tenant: key.tenant,
+            id: ResponseId::new(key.id.root(), 1),
+        };
+        a.create(response, queued()).await.unwrap();
+        let large = Item {
+            id: "large".into(),
+            json: vec![b' '; 65 << 10].into(),
+        };
+        let end = Finalization {
+            commit: Some(Commit {
+                conversation: key,
+                token: claim.token,
+                items: vec![large],
+            }),
+            ..ending(Status::Completed)
+        };
+        let ended = a.finalize(response, FENCE, end).await;
+        let refused = WriteOutcome::NotAdded(CommitRefusal::TooLarge);
+        assert_eq!(ended, Ok(refused));
+        let record = b.get(response).await.unwrap().unwrap();
+        assert_eq!(record.status, Status::Queued);
+        assert_eq!(b.all_items(key, ALL).await, Ok(found(vec![])));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_lock_is_renewed_for_its_holder_alone() {
+    on_each(async |Pair { a, b, .. }| {
+        let key = new_conversation_key();
+        let (mine, theirs) = (token(), token());
+        let claim = |token| Claim {
+            token,
+            lease: LEASE,
+        };
+        let renewed = async |token| a.renew_lock(key, claim(token)).await.unwrap();
+        assert_eq!(renewed(mine).await, LockOutcome::Gone);
+        a.create_conversation(key, new(vec![])).await.unwrap();
+        assert_eq!(renewed(mine).await, LockOutcome::Lost);
+        let brief = Claim {
+            token: mine,
+            lease: Duration::from_millis(50),
+        };
+        assert_eq!(a.lock(key, brief).await.unwrap(), LockOutcome::Locked);
+        tokio::time::sleep(Duration::from_millis(80)).await;
+        // Its lease has run out, and nobody else took it.
+        assert_eq!(renewed(mine).await, LockOutcome::Locked);
+        assert_eq!(b.lock(key, claim(theirs)).await.unwrap(), LockOutcome::Busy);
+        assert_eq!(a.lock(key, brief).await.unwrap(), LockOutcome::Locked);
+        eventually("the lease runs out", async || {
+            b.lock(key, claim(theirs)).await.unwrap() == LockOutcome::Locked
+        })
+        .await;
+        assert_eq!(renewed(mine).await, LockOutcome::Lost);
+        // Not even once the other response has added its turn.
+        let put = b.commit(key, theirs, items(0..1)).await.unwrap();
+        assert_eq!(put, PutOutcome::Done);
+        assert_eq!(renewed(mine).await, LockOutcome::Lost);
     })
     .await;
 }

@@ -9,6 +9,7 @@ use crate::responses::background::log::{self, Log};
 use crate::responses::background::run_state::RunState;
 use crate::responses::client_state::StateSigner;
 use crate::responses::events::{EventOptions, EventRewriter};
+use crate::responses::fail_reason::FailReason;
 use crate::responses::finish::{FinalResponse, Finisher};
 use crate::responses::outcome::Outcome;
 use crate::responses::template::ResponseTemplate;
@@ -21,8 +22,6 @@ use crate::store::{
 const DONE: &[u8] = b"data: [DONE]\n\n";
 /// The error message of a response whose engine's stream broke off.
 const ENGINE_LOST: &str = "The connection to the engine was lost.";
-/// The error message of a response that fails because the store rejected its size.
-const TOO_LARGE: &str = "The response is larger than the store allows.";
 
 pub(super) struct EventEncoder {
     template: ResponseTemplate,
@@ -128,22 +127,31 @@ impl EventEncoder {
         (out, outcome)
     }
 
+    /// As [`Self::fail`], for a reason of the router's own.
+    pub(super) fn fail_because(&mut self, reason: FailReason) -> (Vec<u8>, Outcome) {
+        let (out, mut outcome) = self.fail(reason.message);
+        if let Some(failure) = &mut outcome.error {
+            failure.code = reason.code;
+        }
+        (out, outcome)
+    }
+
     /// The response fails with the output that this replica has read so far.
-    pub(super) fn fail(&mut self, reason: &str) -> (Vec<u8>, Outcome) {
+    fn fail(&mut self, reason: &str) -> (Vec<u8>, Outcome) {
         let mut out = Vec::new();
         let outcome = self.events.fail(reason, &mut out);
         (out, outcome)
     }
 
     /// The response fails after it was taken over. Its output is what the previous owner stored, from `log`.
-    pub(super) fn fail_taken_over(&mut self, log: &Log, reason: &str) -> (Vec<u8>, Outcome) {
+    pub(super) fn fail_taken_over(&mut self, log: &Log, reason: FailReason) -> (Vec<u8>, Outcome) {
         let stored = log.stored_text().unwrap_or_default();
         let partial = self.new_rewriter().cancel_from(stored);
         self.events.continue_at(log.stored());
         let outcome = Outcome {
             output: partial.output,
             client_output: partial.client_output,
-            ..Outcome::failed("server_error", reason)
+            ..Outcome::failed(reason.code, reason.message)
         };
         (Vec::new(), outcome)
     }
@@ -189,10 +197,21 @@ impl EventEncoder {
         }
     }
 
-    /// Ends the response as failed and without output, after the store rejected it as too large. The final event gets
-    /// the number `event_number`.
-    pub(super) fn fail_too_large(&mut self, state: &mut RunState, event_number: u64) -> EndOfRun {
-        let outcome = Outcome::failed("server_error", TOO_LARGE);
+    /// Ends the response as failed, after the store rejected its end; with the output of that end, `kept`, if there is
+    /// one. The final event gets the number `event_number`.
+    pub(super) fn fail_instead(
+        &mut self,
+        state: &mut RunState,
+        event_number: u64,
+        reason: FailReason,
+        kept: Option<Outcome>,
+    ) -> EndOfRun {
+        // What was not stored, no reader has received.
+        let is_kept = kept.is_some() && state.streams();
+        let stored = state.log().stored_text().filter(|_| is_kept);
+        let compressed_log = stored.map(log::compressed).unwrap_or_default();
+        let mut outcome = kept.unwrap_or_else(|| Outcome::failed(reason.code, reason.message));
+        outcome.refuse(reason);
         let now_s = observe::unix_s().unsigned_abs();
         let response = self.template.ended(&outcome, now_s);
         self.events.continue_at(event_number);
@@ -201,7 +220,7 @@ impl EventEncoder {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: response.into(),
-            compressed_log: Bytes::new(),
+            compressed_log,
         }
     }
 

@@ -4,28 +4,30 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use crate::responses::background::runs::RunGuard;
-use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::conversation_lock::{self, ConversationLock};
 use crate::responses::finish::Finisher;
 use crate::responses::outcome::Outcome;
 use crate::responses::service::Responses;
-use crate::store::{Commit, ConversationKey, Item};
+use crate::store::{
+    Commit, CommitRefusal, ConversationKey, IdempotencyToken, LockOutcome, ResponseKey,
+};
 
-const PAUSE: Duration = Duration::from_millis(200);
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
 
 /// Continues the lock that the previous owner of the response held. Returns once the store has answered; without the
-/// lock the response fails.
+/// lock the response is generated again, or fails.
 pub(super) async fn resume(
     responses: &Responses,
     guard: &RunGuard,
-    request: &StoredRequest,
-) -> Option<(ConversationLock, Vec<Item>)> {
-    let (id, token, items) = request.conversation()?;
+    id: &str,
+    token: IdempotencyToken,
+) -> Option<ConversationLock> {
     let Ok(id) = id.parse() else {
-        guard.run.state.lock().on_conversation_lost();
+        let mut state = guard.run.state.lock();
+        state.on_conversation_lost(CommitRefusal::Gone);
         return None;
     };
     let key = ConversationKey {
@@ -36,15 +38,32 @@ pub(super) async fn resume(
     loop {
         let resumed =
             conversation_lock::resume(&responses.store, key, token, lease, &responses.tasks);
-        match resumed.await {
-            Ok(Ok(lock)) => return Some((lock, items)),
-            Err(error) if error.retry_after().is_some() => sleep(PAUSE).await,
-            refused => {
-                debug!(conversation_id = %key.id, refused = ?refused.err(), "conversation of an orphaned response not locked");
-                guard.run.state.lock().on_conversation_lost();
-                return None;
+        let refusal = match resumed.await {
+            Ok(Ok(lock)) => return Some(lock),
+            Err(error) if error.retry_after().is_some() => {
+                sleep(PAUSE).await;
+                continue;
             }
-        }
+            Ok(Err(LockOutcome::Gone)) => CommitRefusal::Gone,
+            Ok(Err(_)) | Err(_) => CommitRefusal::Unlocked,
+        };
+        debug!(conversation_id = %key.id, ?refusal, "conversation of an orphaned response not locked");
+        guard.run.state.lock().on_conversation_lost(refusal);
+        return None;
+    }
+}
+
+/// The conversation did not accept the items. It is unlocked, if this response still holds the lock.
+pub(super) async fn on_not_added(
+    responses: &Responses,
+    key: ResponseKey,
+    refusal: CommitRefusal,
+    commit: Option<Commit>,
+) {
+    warn!(response_id = %key.id, ?refusal, "background response not added to its conversation");
+    responses.metrics.on_turn_refused(refusal);
+    if let Some(commit) = commit {
+        conversation_lock::unlock(&responses.store, commit.conversation, commit.token).await;
     }
 }
 

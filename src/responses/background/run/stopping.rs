@@ -1,13 +1,13 @@
 //! What stops a run before its end: a request, the drain, its time limit, or another replica that took it over.
 
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep_until};
 
 use crate::responses::background::run_step::StopReason;
 use crate::responses::background::runs::RunGuard;
 use crate::responses::service::Responses;
 
-/// Resolves when the run must stop generating.
-pub(super) async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReason {
+/// Resolves when the run must stop generating, `until` at the latest.
+pub(super) async fn stopped(responses: &Responses, guard: &RunGuard, until: Instant) -> StopReason {
     let mut stop = guard.run.stop.subscribe();
     let requested = async {
         match stop.wait_for(Option::is_some).await {
@@ -24,12 +24,11 @@ pub(super) async fn stopped(responses: &Responses, guard: &RunGuard) -> StopReas
         }
         StopReason::Draining
     };
-    let limit = responses.background.settings.run_timeout;
     tokio::select! {
         biased;
         reason = requested => reason,
         reason = drained => reason,
-        () = sleep(limit) => StopReason::TimeLimit,
+        () = sleep_until(until) => StopReason::TimeLimit,
     }
 }
 

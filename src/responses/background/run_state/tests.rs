@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::*;
 use crate::responses::background::log;
 use crate::responses::background::run_phase::LOST;
-use crate::store::{CancelOutcome, LoggedEvents};
+use crate::store::{CancelOutcome, CommitRefusal, LoggedEvents};
 
 fn event(number: u64) -> Vec<u8> {
     format!("event: e\ndata: {number}\n\n").into_bytes()
@@ -18,6 +18,14 @@ fn down() -> store::Error {
 
 fn too_large() -> store::Error {
     store::Error::TooLarge { bytes: 2, max: 1 }
+}
+
+fn changed() -> FailReason {
+    FailReason::of_conversation(CommitRefusal::Unlocked)
+}
+
+fn not_added(refusal: CommitRefusal) -> Result<WriteOutcome, store::Error> {
+    Ok(WriteOutcome::NotAdded(refusal))
 }
 
 /// A run whose engine answers, with `count` events stored.
@@ -65,7 +73,7 @@ fn a_drained_run_is_released_before_output_and_fails_after() {
         state.on_stop(StopReason::Draining);
         assert_eq!(state.next(), expected);
     }
-    let mut state = RunState::failing(true, 4, "lost");
+    let mut state = RunState::failing(true, 4, LOST);
     state.on_stop(StopReason::Draining);
     assert_eq!(state.next(), Step::Release);
 }
@@ -98,7 +106,7 @@ fn the_store_decides_between_a_cancel_and_an_end() {
 
 #[test]
 fn a_cancel_after_a_take_over_keeps_the_stored_events() {
-    let mut state = RunState::failing(true, 2, "lost");
+    let mut state = RunState::failing(true, 2, LOST);
     state.on_stop(StopReason::Cancelled);
     assert_eq!(state.next(), Step::ReadCancelled);
     assert_eq!(
@@ -180,11 +188,16 @@ fn after_the_lease_is_lost_nothing_is_written() {
 
 #[test]
 fn an_end_that_is_too_large_to_store_becomes_a_failure_without_output() {
+    let instead = |number| Step::FailInstead {
+        number,
+        reason: TOO_LARGE,
+        keeps_output: false,
+    };
     let mut state = streaming(3);
     state.on_events(&event(3));
     state.on_last_event(&event(4));
     assert_eq!(state.on_finalized(&Err(too_large())), Then::Continue);
-    assert_eq!(state.next(), Step::FailWithoutOutput { number: 3 });
+    assert_eq!(state.next(), instead(3));
     state.on_last_event(&event(3));
     let Step::Finalize(Some(batch)) = state.next() else {
         panic!("{:?}", state.next());
@@ -195,10 +208,81 @@ fn an_end_that_is_too_large_to_store_becomes_a_failure_without_output() {
         state.on_finalized(&Ok(WriteOutcome::Duplicate { last: 3 })),
         Then::Continue
     );
-    assert_eq!(state.next(), Step::FailWithoutOutput { number: 4 });
+    assert_eq!(state.next(), instead(4));
     state.on_last_event(&event(4));
     assert_eq!(state.on_finalized(&Err(too_large())), Then::Continue);
     assert_eq!(state.next(), Step::Done);
+}
+
+#[test]
+fn a_turn_that_another_one_came_before_is_generated_again_while_nobody_has_read_any_of_it() {
+    let mut state = RunState::new(false, 0);
+    for _ in 0..HISTORIES_MAX {
+        state.on_engine_started();
+        let _ = state.on_started(&Ok(WriteOutcome::Done));
+        state.on_last_event(&event(0));
+        assert_eq!(state.next(), Step::Finalize(None));
+        let _ = state.on_finalized(&not_added(CommitRefusal::Unlocked));
+        assert!(state.has_old_history());
+        assert_eq!(state.next(), Step::ReadEngine);
+        state.on_new_history();
+        assert!(!state.has_old_history());
+    }
+    state.on_last_event(&event(0));
+    let _ = state.on_finalized(&not_added(CommitRefusal::Unlocked));
+    let failed = Step::FailInstead {
+        number: 0,
+        reason: changed(),
+        keeps_output: true,
+    };
+    assert_eq!(state.next(), failed);
+}
+
+#[test]
+fn a_refused_turn_that_readers_have_a_part_of_fails_with_its_output() {
+    for (stored, refusal) in [
+        (4, CommitRefusal::Unlocked),
+        (3, CommitRefusal::Gone),
+        (4, CommitRefusal::TooLarge),
+    ] {
+        let mut state = streaming(stored);
+        state.on_events(&event(stored));
+        state.on_last_event(&event(stored + 1));
+        let _ = state.on_finalized(&not_added(refusal));
+        let failed = |keeps_output, reason| Step::FailInstead {
+            number: stored,
+            reason,
+            keeps_output,
+        };
+        let reason = FailReason::of_conversation(refusal);
+        assert_eq!(state.next(), failed(true, reason));
+        state.on_last_event(&event(stored));
+        let Step::Finalize(Some(batch)) = state.next() else {
+            panic!("{:?}", state.next());
+        };
+        assert_eq!((batch.first, batch.last), (stored, stored));
+        // With its output it is too large, too.
+        let _ = state.on_finalized(&Err(too_large()));
+        assert_eq!(state.next(), failed(false, TOO_LARGE));
+        state.on_last_event(&event(stored));
+        let _ = state.on_finalized(&Ok(WriteOutcome::Done));
+        assert_eq!(state.next(), Step::Done);
+    }
+}
+
+#[test]
+fn an_orphan_whose_conversation_went_on_is_generated_again_or_fails() {
+    let mut unseen = RunState::new(true, 3);
+    unseen.on_conversation_lost(CommitRefusal::Unlocked);
+    assert!(unseen.has_old_history());
+    assert_eq!(unseen.next(), Step::ReadEngine);
+    unseen.on_conversation_lost(CommitRefusal::Gone);
+    let failed = Step::Fail {
+        reason: FailReason::of_conversation(CommitRefusal::Gone),
+        has_stored_output: false,
+    };
+    assert_eq!(unseen.next(), failed);
+    assert!(!unseen.has_old_history());
 }
 
 #[test]
@@ -222,7 +306,7 @@ fn events_that_the_store_lost_are_stored_again_with_the_end() {
 
 #[test]
 fn another_replicas_events_are_read_before_the_failure_is_stored() {
-    let mut state = RunState::failing(true, 4, "lost");
+    let mut state = RunState::failing(true, 4, LOST);
     assert_eq!(state.next(), Step::ReadStored { after: None });
     let read = |first: u64, last: u64| {
         Ok(Some(LoggedEvents {
@@ -242,7 +326,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
     assert_eq!(state.on_stored_events(&Err(down())), Then::RetryLater);
     assert_eq!(state.on_stored_events(&read(1, 3)), Then::Continue);
     let failed = Step::Fail {
-        reason: "lost",
+        reason: LOST,
         has_stored_output: true,
     };
     assert_eq!(state.next(), failed);
@@ -270,10 +354,10 @@ fn a_write_that_the_store_rejects_for_good_is_not_retried() {
     state.on_last_event(&event(0));
     assert!(matches!(state.next(), Step::Finalize(Some(_))));
 
-    let mut state = RunState::failing(true, 4, "lost");
+    let mut state = RunState::failing(true, 4, LOST);
     assert_eq!(state.on_stored_events(&Err(too_large())), Then::Continue);
     let failed = Step::Fail {
-        reason: "lost",
+        reason: LOST,
         has_stored_output: true,
     };
     assert_eq!((state.next(), state.log().stored_text()), (failed, None));
@@ -367,10 +451,10 @@ fn a_run_that_cannot_go_on_fails_with_the_stored_output() {
     without.on_set_up(false);
     let mut state = RunState::continuing(true, 5);
     assert_eq!(state.on_stored_events(&Err(down())), Then::RetryLater);
-    state.on_conversation_lost();
+    state.on_conversation_lost(CommitRefusal::Unlocked);
     let batches = vec![stored(0, 4, b"a")];
     assert_eq!(state.on_stored_events(&all(batches)), Then::Continue);
-    for (state, expected) in [(without, LOST), (state, CONVERSATION_LOST)] {
+    for (state, expected) in [(without, LOST), (state, changed())] {
         let failed = Step::Fail {
             reason: expected,
             has_stored_output: true,
