@@ -214,9 +214,14 @@ impl WorkerState {
         self.taken_out.notify_waiters();
     }
 
+    /// True if its health checks fail, or it sleeps.
+    pub fn is_down(&self) -> bool {
+        self.is_down.load(Acquire)
+    }
+
     /// True if its health checks or its circuit breaker keep requests from it.
     fn is_out(&self) -> bool {
-        self.is_down.load(Acquire) || self.breaker.state() == breaker::State::Open
+        self.is_down() || self.breaker.state() == breaker::State::Open
     }
 
     /// Resolves once its health checks or its circuit breaker keep requests from it.

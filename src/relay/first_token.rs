@@ -1,6 +1,7 @@
 //! Waits for the first token of a stream before the client gets anything of it: until then the request can be tried elsewhere.
 
 use bytes::BytesMut;
+use http_body::Body as _;
 
 use super::engine_answer::{self, Finish};
 use super::first_token_gate::{FirstTokenGate, Verdict};
@@ -25,8 +26,19 @@ pub(super) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
     let first = answer.first.as_ref().filter(|_| {
         answer.head.status.is_success() && !headers::is_event_stream(&answer.head.headers)
     });
-    let finish = first.and_then(|first| engine_answer::last_finish(api, first));
-    matches!(finish, Some((_, Finish::Abort)))
+    let Some(first) = first else {
+        return false;
+    };
+    let finish = engine_answer::last_finish(api, first).map(|(_, finish)| finish);
+    match finish {
+        Some(Finish::Abort) => true,
+        Some(Finish::Reason) => false,
+        // The reason may be still to come.
+        _ if !answer.body.is_end_stream() => false,
+        Some(Finish::None) => true,
+        // vLLM leaves it out.
+        None => api == Api::Messages,
+    }
 }
 
 /// Reads up to the first token. What was read is in `answer.first`, for the client.

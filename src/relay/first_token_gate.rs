@@ -100,14 +100,14 @@ impl FirstTokenGate {
             Some((_, finish)) => self.is_unfinished = finish == Finish::None,
             None => {}
         }
-        if is_done && self.is_unfinished && self.api != Api::Messages {
-            return Verdict::GivenUp;
-        }
         let is_end = is_done
             || matches!(
                 name,
                 b"response.completed" | b"response.incomplete" | b"message_stop"
             );
+        if is_end && self.is_unfinished {
+            return Verdict::GivenUp;
+        }
         let has_token = !data.is_empty()
             && engine_answer::is_token(self.api, event)
             && !(self.is_unfinished && has_no_choice(data));

@@ -407,7 +407,10 @@ impl http_body::Body for Relayed {
                 Poll::Ready(Read::Broken(data)) => {
                     this.on_broken(data, Outcome::WorkerFailed, CLOSED_EARLY)
                 }
-                Poll::Pending => match this.timer.poll(cx, this.last, this.sent) {
+                Poll::Pending => match this
+                    .timer
+                    .poll(cx, this.last, this.sent, || this.meter.worker().is_down())
+                {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Fired::KeepAlive) => {
                         this.sent = observe::now();

@@ -19,7 +19,7 @@ const RESPONSES: &str = "/v1/responses";
 const COUNT: &str = "warmroute_stream_continuations_total";
 
 /// Turns, and streams that may go on this often.
-fn continued(config: &mut Config, times: u32) {
+pub(crate) fn continued(config: &mut Config, times: u32) {
     config.routing.policy = Policy::RoundRobin;
     config.fleet.circuit_breaker.failure_threshold = 1_000;
     let settings = json!({"max_per_request": times});

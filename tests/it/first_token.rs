@@ -9,7 +9,7 @@ use warmroute::openai::tenant::TenantSpec;
 use warmroute::secret::Secret;
 
 use crate::client::{self, Answer};
-use crate::cluster::{Router, chat, eventually};
+use crate::cluster::{Engine, Router, chat, eventually, fast};
 use crate::stub::Stub;
 
 const CHAT: &str = "/v1/chat/completions";
@@ -147,6 +147,92 @@ async fn a_whole_answer_that_an_engine_gives_up_is_asked_of_another() {
         let answer = client::send(router.api, "POST", CHAT, &[], body).await;
         assert_eq!(answer.status, 200);
         assert!(answer.text().contains("stop"), "{}", answer.text());
+    }
+}
+
+/// What vLLM 0.32 sent to requests that ran when it got SIGTERM: path, stream, whole answer.
+const SHUT_DOWN: [(&str, &str, &str); 3] = [
+    (
+        CHAT,
+        include_str!("../fixtures/vllm-0.32-shutdown/chat_completions_stream.txt"),
+        include_str!("../fixtures/vllm-0.32-shutdown/chat_completions_whole.txt"),
+    ),
+    (
+        "/v1/completions",
+        include_str!("../fixtures/vllm-0.32-shutdown/completions_stream.txt"),
+        include_str!("../fixtures/vllm-0.32-shutdown/completions_whole.txt"),
+    ),
+    (
+        "/v1/messages",
+        include_str!("../fixtures/vllm-0.32-shutdown/messages_stream.txt"),
+        include_str!("../fixtures/vllm-0.32-shutdown/messages_whole.txt"),
+    ),
+];
+
+fn asking(path: &str, stream: bool) -> String {
+    let mut body = serde_json::json!({"model": "sim", "max_tokens": 5, "stream": stream});
+    match path {
+        "/v1/completions" => body["prompt"] = "hello".into(),
+        _ => body["messages"] = serde_json::json!([{"role": "user", "content": "hello"}]),
+    }
+    body.to_string()
+}
+
+#[tokio::test]
+async fn a_real_vllm_that_is_shut_down_ends_no_stream() {
+    for (path, events, _) in SHUT_DOWN {
+        // Cut within events, too.
+        for size in [events.len(), 1_000] {
+            let mut sent = HEAD.as_bytes().to_vec();
+            for piece in events.as_bytes().chunks(size) {
+                sent.extend(format!("{:x}\r\n", piece.len()).into_bytes());
+                sent.extend(piece);
+                sent.extend(b"\r\n");
+            }
+            sent.extend(b"0\r\n\r\n");
+            let bad = Stub::start(sent).await;
+            let router = router(&[&bad]).await;
+            let answer = client::send(router.api, "POST", path, &[], asking(path, true)).await;
+            let text = answer.text();
+            assert_eq!(answer.status, 200);
+            assert!(!text.contains("abort"), "{path}: {text}");
+            assert!(!text.contains("event: message_stop"), "{path}: {text}");
+            assert!(text.contains("before the answer's end"), "{path}: {text}");
+            eventually("it is counted", async || {
+                outcomes(&router, "worker_failed").await == 1.0
+            })
+            .await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_whole_answer_of_a_real_vllm_that_is_shut_down_is_asked_of_another() {
+    for (path, _, answer) in SHUT_DOWN {
+        let size = answer.len();
+        let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close";
+        let bad = Stub::start(format!("{head}\r\ncontent-length: {size}\r\n\r\n{answer}")).await;
+        let good = Engine::here("good", fast()).await;
+        let router = bad
+            .router(|config| config.workers.push(good.listed()))
+            .await;
+        eventually("all are up", async || {
+            let fleet = client::get(router.admin, "/fleet").await.json();
+            let workers = fleet["workers"].as_array().unwrap();
+            workers.iter().all(|it| it["health"] == "up") && workers.len() == 2
+        })
+        .await;
+        let mut tries = 0;
+        for _ in 0..6 {
+            let headers = [("x-warmroute-decision", "1")];
+            let body = asking(path, false);
+            let answer = client::send(router.api, "POST", path, &headers, body).await;
+            assert_eq!(answer.status, 200, "{path}: {}", answer.text());
+            let decided = answer.header("x-warmroute-decision");
+            assert!(decided.contains("worker=good"), "{path}: {decided}");
+            tries += usize::from(decided.contains("attempts=2"));
+        }
+        assert!(tries > 0, "{path}: the other was never asked");
     }
 }
 

@@ -10,7 +10,8 @@ use warmroute::routing::Policy;
 use warmroute::sim::worker::Role;
 
 use crate::client;
-use crate::cluster::{Cluster, Engine, chat, eventually, fast, generating};
+use crate::cluster::{Cluster, Engine, chat, eventually, fast, generating, unhurried};
+use crate::continuation::continued;
 use crate::failures::{hang, refuse};
 use crate::prefill_decode::failures::{BOTH, engine, split};
 
@@ -194,4 +195,32 @@ async fn a_worker_that_comes_back_while_all_are_out_gets_the_requests_of_the_oth
         cluster.worker("w0").await["health"] == "up"
     })
     .await;
+}
+
+/// An engine that is shut down can leave its streams open, in the middle, until it is killed.
+#[tokio::test]
+async fn a_stream_that_is_silent_while_its_worker_is_down_does_not_wait_for_more() {
+    for goes_on in [false, true] {
+        let cluster = Cluster::start_children(vec![unhurried(); 2], |config| {
+            by_turns(config);
+            if goes_on {
+                continued(config, 1);
+            }
+        })
+        .await;
+        let mut streams = Vec::new();
+        for _ in 0..2 {
+            let mut stream = cluster.open(CHAT, &chat("once", 300, true)).await;
+            stream.until("\"content\":\"").await;
+            streams.push(stream);
+        }
+        cluster.engines[0].signal("STOP");
+        let mut broken = 0;
+        for mut stream in streams {
+            let (text, _) = stream.rest().await;
+            assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+            broken += usize::from(text.contains("engine_stream_broken"));
+        }
+        assert_eq!(broken, usize::from(!goes_on));
+    }
 }

@@ -11,6 +11,13 @@ use crate::relay::request_outcome::Outcome;
 
 pub(super) const TOO_LONG: &str = "the request took longer than the router allows";
 const STOPPED: &str = "the engine stopped sending";
+const DOWN: &str = "the engine stopped sending, and its health checks fail";
+
+/// How long an engine that is down may be silent: one that is shut down can leave its streams open until it is killed, which
+/// takes 30 s in Kubernetes. Health checks take a moment to find out.
+const SILENT_WHILE_DOWN: Duration = Duration::from_secs(10);
+/// How often a stream that is silent for longer asks whether its worker is down.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug)]
 pub(in crate::relay) struct Limits {
@@ -55,12 +62,13 @@ impl Timer {
         now >= self.limits.deadline
     }
 
-    /// `last`: when the engine sent something last; `sent`: when the client was.
+    /// `last`: when the engine sent something last; `sent`: when the client was. `is_down`: the worker's health checks fail.
     pub(super) fn poll(
         &mut self,
         cx: &mut Context<'_>,
         last: Instant,
         sent: Instant,
+        is_down: impl Fn() -> bool,
     ) -> Poll<Fired> {
         loop {
             if self.is_armed && self.timer.as_mut().poll(cx).is_pending() {
@@ -76,6 +84,14 @@ impl Timer {
                 return Poll::Ready(Fired::End(Outcome::StreamIdleTimeout, STOPPED));
             }
             let mut next = silent_at.min(self.limits.deadline);
+            let lost_at = last + SILENT_WHILE_DOWN;
+            if now >= lost_at && is_down() {
+                return Poll::Ready(Fired::End(Outcome::StreamIdleTimeout, DOWN));
+            }
+            next = next.min(match now < lost_at {
+                true => lost_at,
+                false => now + LOOK_EVERY,
+            });
             if let Some(interval) = self.limits.keep_alive {
                 let comment_at = sent + interval;
                 if now >= comment_at {

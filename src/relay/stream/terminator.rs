@@ -51,7 +51,7 @@ impl StreamTerminator {
     }
 
     /// Where the engine gives up the answer in the next whole events, if it does: by an end that no client asked for, or by the
-    /// last event of a chat whose last choice has not ended. What is before may go to the client.
+    /// last event of an answer whose last choice has not ended. What is before may go to the client.
     pub(super) fn gives_up_at(&mut self, events: &[u8]) -> Option<usize> {
         if self.has_end || self.has_error {
             return None;
@@ -60,7 +60,7 @@ impl StreamTerminator {
         if let Some((at, Finish::Abort)) = finish {
             return Some(event_start(events, at));
         }
-        if let (Api::Chat | Api::Completions, Some((_, finish))) = (self.api, finish) {
+        if let Some((_, finish)) = finish {
             self.is_finished = Some(finish == Finish::Reason);
         }
         let lacks_end = self.is_finished == Some(false)
@@ -102,7 +102,8 @@ impl StreamTerminator {
         if self.has_end || is_terminal(self.api, held) {
             return Missing::Nothing;
         }
-        match self.is_finished == Some(true) && held.trim_ascii().is_empty() {
+        let may_lack_done = matches!(self.api, Api::Chat | Api::Completions);
+        match may_lack_done && self.is_finished == Some(true) && held.trim_ascii().is_empty() {
             true => Missing::Done(Bytes::from_static(b"data: [DONE]\n\n")),
             false => Missing::Answer(self.error(ENDED_EARLY)),
         }
@@ -292,6 +293,36 @@ mod tests {
         let abort = "event: message_delta\ndata: {\"delta\":{\"stop_reason\":\"abort\"}}\n\n";
         let at = StreamTerminator::new(Api::Messages).gives_up_at(abort.as_bytes());
         assert_eq!(at, Some(0));
+    }
+
+    #[test]
+    fn a_message_that_stops_for_no_reason_is_given_up() {
+        const START: &str = "event: message_start\ndata: {\"message\":{\"stop_reason\":null}}\n\n";
+        const STOP: &str = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
+        let delta = |reason: &str| {
+            format!("event: message_delta\ndata: {{\"delta\":{{\"stop_reason\":{reason}}}}}\n\n")
+        };
+        for (reason, is_given_up) in [("null", true), ("\"end_turn\"", false)] {
+            let mut terminator = StreamTerminator::new(Api::Messages);
+            let events = [START.to_owned(), delta(reason), STOP.to_owned()];
+            let at: Vec<Option<usize>> = events
+                .iter()
+                .map(|event| {
+                    let at = terminator.gives_up_at(event.as_bytes());
+                    terminator.on_passed(&Bytes::from(event.clone()));
+                    at
+                })
+                .collect();
+            let expected = [None, None, is_given_up.then_some(0)];
+            assert_eq!(at, expected, "{reason}");
+            let whole = events.concat();
+            let at = StreamTerminator::new(Api::Messages).gives_up_at(whole.as_bytes());
+            assert_eq!(
+                at,
+                is_given_up.then(|| whole.len() - STOP.len()),
+                "{reason}"
+            );
+        }
     }
 
     #[test]
