@@ -226,6 +226,7 @@ impl App {
         let loads = load_sockets::follow(
             fleet.clone(),
             config.kv_events.advanced.zmq.clone(),
+            load_sockets::failures(&metrics),
             tasks.clone(),
         );
         tasks.spawn_until_stopped_on(kv_events.runtime(), loads);

@@ -7,6 +7,7 @@
 
 pub mod adapter_slots;
 pub mod circuit_breaker;
+mod departed;
 pub mod discovery;
 pub mod engine;
 pub mod events;
@@ -35,4 +36,4 @@ pub use self::rank_places::PinnedApi;
 pub use self::responses_api::{ChatWorkers, ResponsesApi};
 pub use self::snapshot::Snapshot;
 pub use self::status::{Facts, Status};
-pub use self::worker::{Member, RateSource, Role, Worker};
+pub use self::worker::{Member, RateSource, Role, Worker, WorkerState};

@@ -1,6 +1,7 @@
 //! Logs, the clock that tasks read, and (in `metrics`) the metrics registry.
 
 pub mod line_log;
+pub mod log_once;
 mod log_writer;
 pub mod metrics;
 pub mod metrics_text;

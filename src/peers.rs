@@ -20,6 +20,7 @@ pub mod numbers;
 pub mod pace;
 pub mod roster;
 pub mod routed;
+mod said;
 mod server;
 mod session;
 pub mod settings;

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use prometheus::IntCounterVec;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -101,6 +102,7 @@ pub(super) struct FollowedDiscoveries {
         )
     )]
     kubernetes: kubernetes::Metrics,
+    failures: IntCounterVec,
     followed: Vec<Followed>,
 }
 
@@ -136,6 +138,11 @@ impl FollowedDiscoveries {
             fleet: fleet.clone(),
             tasks: tasks.clone(),
             kubernetes: kubernetes::Metrics::new(metrics),
+            failures: metrics.counters(
+                "warmroute_discovery_failures_total",
+                "Times that an entry of `discovery` could not list its workers. Those that it listed before stay.",
+                &["discovery"],
+            ),
             followed: Vec::new(),
         };
         let members = config.members();
@@ -231,7 +238,12 @@ impl FollowedDiscoveries {
     ) -> oneshot::Receiver<()> {
         let name = discovery.name().to_owned();
         let (answered, answer) = oneshot::channel();
-        let following = discovery::follow(discovery, self.fleet.clone(), answered);
+        let following = discovery::follow(
+            discovery,
+            self.fleet.clone(),
+            self.failures.clone(),
+            answered,
+        );
         let task = Handle::current().spawn(self.tasks.track_until_stopped(following));
         self.followed.push(Followed {
             entry: entry.clone(),

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use tracing::{info, warn};
+use prometheus::IntCounterVec;
+use tracing::warn;
 
 use super::events::reported;
 use crate::fleet::Worker;
@@ -15,6 +16,7 @@ use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::WorkerId;
 use crate::kv::zmq;
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 
 /// A rank whose load is followed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -24,8 +26,23 @@ struct LoadSocket {
     endpoint: Endpoint,
 }
 
+/// What is counted of them.
+pub(super) fn failures(registry: &observe::metrics::Registry) -> IntCounterVec {
+    registry.counters(
+        "warmroute_load_stream_failures_total",
+        "Attempts to receive the load that a worker publishes which failed, and reports that could not be read. Its load is asked \
+         for instead.",
+        &["worker"],
+    )
+}
+
 /// Runs one subscription for each rank that publishes its load.
-pub(super) async fn follow(fleet: Arc<Registry>, settings: zmq::Settings, tasks: Tasks) {
+pub(super) async fn follow(
+    fleet: Arc<Registry>,
+    settings: zmq::Settings,
+    failures: IntCounterVec,
+    tasks: Tasks,
+) {
     let mut changes = fleet.changes();
     let mut running = KeyedTasks::new(tasks);
     let mut loads: BTreeMap<WorkerId, Arc<RankLoads>> = BTreeMap::new();
@@ -57,7 +74,8 @@ pub(super) async fn follow(fleet: Arc<Registry>, settings: zmq::Settings, tasks:
                 .map(|worker| worker.name.clone());
             let load = loads.get(&wanted.worker);
             let load = load.map(|ranks| ranks.rank(wanted.rank));
-            subscribe(name, wanted.endpoint.clone(), settings.clone(), load)
+            let (endpoint, settings) = (wanted.endpoint.clone(), settings.clone());
+            subscribe(name, endpoint, settings, failures.clone(), load)
         });
         tokio::time::sleep(CHANGES_APART).await;
         tokio::select! {
@@ -75,6 +93,7 @@ async fn subscribe(
     name: Option<Arc<str>>,
     endpoint: Endpoint,
     settings: zmq::Settings,
+    failures: IntCounterVec,
     load: Option<RankLoad>,
 ) {
     let (Some(name), Some(load)) = (name, load) else {
@@ -96,20 +115,20 @@ async fn subscribe(
         }
     };
     let mut socket = zmq::LoadSocket::new(endpoint, topic, settings);
-    let mut last_error = None;
+    let mut log = LogOnce::default();
     loop {
         match socket.next().await {
             Ok(stat) => {
-                last_error = None;
+                log.reset();
                 let now = observe::now();
                 load.report(now, reported(now, &stat));
             }
-            // Attempts mostly fail for the same reason.
-            Err(error) if last_error.as_ref() != Some(&error) => {
-                info!(worker = %name, error, "the load that this worker publishes is not received; it is asked for it");
-                last_error = Some(error);
+            Err(error) => {
+                failures.with_label_values(&[&*name]).inc();
+                if log.should_log(observe::now(), &error) {
+                    warn!(worker = %name, error, "the load that this worker publishes is not received; it is asked for it");
+                }
             }
-            Err(_) => {}
         }
     }
 }
@@ -150,7 +169,9 @@ mod tests {
             sockets.push(socket);
         }
         fleet.set_facts(worker.id, known);
-        let following = follow(fleet, zmq::Settings::default(), Tasks::default());
+        let failures = failures(&observe::metrics::Registry::default());
+        let settings = zmq::Settings::default();
+        let following = follow(fleet, settings, failures, Tasks::default());
         let reported = async {
             for _ in 0..3_000 {
                 for (socket, running) in sockets.iter_mut().zip([2, 3]) {

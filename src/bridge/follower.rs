@@ -15,6 +15,7 @@ use crate::kv::protobuf::LeftOutReason;
 use crate::kv::source::{Source, SourceBatch, SourceEvent};
 use crate::kv::stream::{self, EventStream, State, Step, Steps};
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 
 /// Inputs taken in a row before the task yields its thread and checks its timer.
 const INPUTS_PER_TURN: u32 = 64;
@@ -26,6 +27,8 @@ pub async fn follow<S: Source>(mut source: S, settings: stream::Settings, feed: 
     let mut follower = Follower {
         stream: EventStream::new(settings, observe::now()),
         is_connected: false,
+        disconnect_log: LogOnce::default(),
+        is_said_lost: true,
         left_out_logged: Vec::new(),
         replay_ended: false,
         inputs_this_turn: 0,
@@ -59,6 +62,9 @@ struct Follower {
     stream: EventStream<Batch>,
     feed: Arc<Feed>,
     is_connected: bool,
+    disconnect_log: LogOnce,
+    /// The log says that there is no connection.
+    is_said_lost: bool,
     /// Why events were left out, as far as it was logged.
     left_out_logged: Vec<LeftOutReason>,
     /// The input just handled completed a replay.
@@ -73,7 +79,10 @@ impl Follower {
         let rank = self.feed.rank();
         match event {
             SourceEvent::Connected { incarnation } => {
-                info!(rank, "connected to the engine's KV events");
+                if std::mem::take(&mut self.is_said_lost) {
+                    info!(rank, "connected to the engine's KV events");
+                }
+                self.disconnect_log.reset();
                 self.is_connected = true;
                 self.stream
                     .on_connected(now, incarnation.as_deref(), can_replay)
@@ -95,11 +104,10 @@ impl Follower {
                 self.stream.on_replay_failed(now)
             }
             SourceEvent::Disconnected { reason } => {
-                // Failed reconnects repeat; one warning is enough.
-                if self.is_connected {
+                // Failures repeat; one warning is enough.
+                if self.disconnect_log.should_log(now, &reason) {
+                    self.is_said_lost = true;
                     warn!(rank, reason, "engine disconnected; reconnecting");
-                } else {
-                    debug!(rank, reason, "cannot connect to the engine; retrying");
                 }
                 self.is_connected = false;
                 self.stream.on_disconnected(now)

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use hyper::Uri;
 use hyper::header::HeaderValue;
+use prometheus::IntCounterVec;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 use tokio::sync::oneshot;
@@ -20,6 +21,8 @@ use super::events::{Events, EventsSpec};
 use super::registry::Registry;
 use super::{Member, ResponsesApi, Role};
 use crate::http::tls::ClientSettings;
+use crate::observe;
+use crate::observe::log_once::LogOnce;
 use crate::secret::Secret;
 
 /// Lists the members of the fleet.
@@ -37,23 +40,23 @@ pub trait Discovery: Send + 'static {
 pub async fn follow(
     mut discovery: impl Discovery,
     registry: Arc<Registry>,
+    failures: IntCounterVec,
     answered: oneshot::Sender<()>,
 ) {
     let name = discovery.name().to_owned();
-    let mut last_error = None;
+    let mut log = LogOnce::default();
     let mut answered = Some(answered);
     loop {
         let listed = discovery.next().await;
         match listed {
             Ok(members) => {
                 registry.set_members(&name, members);
-                last_error = None;
+                log.reset();
             }
             Err(error) => {
-                // Log each reason once, not every attempt.
-                if last_error.as_ref() != Some(&error) {
+                failures.with_label_values(&[&*name]).inc();
+                if log.should_log(observe::now(), &error) {
                     warn!(discovery = %name, %error, "cannot list workers; keeping the current ones");
-                    last_error = Some(error);
                 }
             }
         }

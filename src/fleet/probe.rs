@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
 
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
@@ -33,6 +33,7 @@ use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;
 use crate::ids::WorkerId;
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 
 /// Short, because the probes of the worker itself wait for its bootstrap server.
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -100,6 +101,7 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
     let mut no_models = None;
     let mut failures = 0_u32;
     let mut logged = None;
+    let mut bootstrap_log = LogOnce::default();
     // Whether the engine has the page that says so.
     let mut may_sleep = false;
     let mut worker = worker;
@@ -217,7 +219,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             worker.load.expire_report();
         } else if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
             // After the check for a restart, which clears the bootstrap info.
-            update_bootstrap_info(&worker, &registry, bootstrap, limit).await;
+            let log = &mut bootstrap_log;
+            update_bootstrap_info(&worker, &registry, bootstrap, limit, log).await;
         }
         let changed = match is_asleep {
             true => machine.on_sleep(),
@@ -300,9 +303,11 @@ async fn update_bootstrap_info(
     registry: &Registry,
     bootstrap: (Connector, u16),
     limit: Duration,
+    log: &mut LogOnce,
 ) {
     match fetch_bootstrap_info(worker, bootstrap, limit.min(BOOTSTRAP_TIMEOUT)).await {
         Ok(info) => {
+            log.reset();
             if worker.bootstrap_info.load().as_deref() != Some(&info) {
                 let ranks = info.ranks().len();
                 info!(worker = %worker.name, bootstrap = %info.url, ranks, "bootstrap server reported new engine ids");
@@ -310,7 +315,11 @@ async fn update_bootstrap_info(
             }
         }
         // One failed request does not mean that the engine restarted, so the last info stays.
-        Err(error) => debug!(worker = %worker.name, error, "bootstrap server does not answer"),
+        Err(error) => {
+            if log.should_log(observe::now(), &error) {
+                warn!(worker = %worker.name, error, "bootstrap server does not answer; what it said last counts");
+            }
+        }
     }
 }
 
@@ -373,7 +382,8 @@ pub async fn once(
             facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);
         }
         if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
-            update_bootstrap_info(worker, registry, bootstrap, limit).await;
+            let mut log = LogOnce::default();
+            update_bootstrap_info(worker, registry, bootstrap, limit, &mut log).await;
         }
         Ok(facts)
     };

@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 use super::circuit_breaker;
+use super::departed::Departed;
 use super::freed::Freed;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
@@ -65,6 +66,7 @@ struct State {
     role_conflicts: BTreeSet<String>,
     /// In the order in which the workers joined, so that worker indices are stable.
     entries: Vec<Entry>,
+    departed: Departed,
     /// The models of a worker that has reported none yet.
     no_models: Arc<ModelSet>,
 }
@@ -106,10 +108,7 @@ impl Entry {
     /// with new connections.
     fn update(&mut self, member: &Member) -> bool {
         let identity = |member: &Member| (member.name.clone(), member.role, member.tls.clone());
-        let is_other_pod = matches!(
-            (&member.identity, &self.member.identity),
-            (Some(new), Some(old)) if new != old
-        );
+        let is_other_pod = member.is_other_pod(self.member.identity.as_ref());
         if is_other_pod || identity(member) != identity(&self.member) {
             return false;
         }
@@ -132,10 +131,7 @@ impl Entry {
     /// The engine may be another process now: its cache and its bootstrap info are not valid any more.
     fn begin_incarnation(&mut self) {
         self.status.incarnation += 1;
-        self.status.worker.bootstrap_info.store(None);
-        self.status.worker.adapters.clear();
-        self.status.worker.load.forget_slots();
-        self.status.worker.refuses_ranks.store(false, Relaxed);
+        self.status.worker.forget_engine();
     }
 }
 
@@ -189,6 +185,11 @@ impl Registry {
         let state = self.state.lock();
         let status = state.status(id)?;
         Some(status.worker.clone())
+    }
+
+    /// The addresses at which requests run although no list has them any more.
+    pub fn departed(&self) -> Vec<(Arc<str>, Arc<WorkerState>)> {
+        self.state.lock().departed.running().collect()
     }
 
     /// The label that the workers of a pair must share; empty for none.
@@ -251,12 +252,16 @@ impl Registry {
             .iter()
             .map(|member| (member.address.as_str(), member))
             .collect();
-        state.entries.retain_mut(|entry| {
-            // A worker of another name, role or TLS is a new one, with new connections and counts.
+        let State {
+            entries, departed, ..
+        } = &mut *state;
+        entries.retain_mut(|entry| {
+            // A worker of another name, role or TLS is a new one, with new connections.
             let member = listed.remove(entry.member.address.as_str());
             let stays = member.is_some_and(|member| entry.update(member));
             if !stays {
                 info!(worker = %entry.member.name, "worker left");
+                departed.add(&entry.member, &entry.status.worker);
                 listed.extend(member.map(|member| (member.address.as_str(), member)));
             }
             stays
@@ -411,9 +416,24 @@ impl Registry {
     fn join(&self, state: &mut State, member: Member) -> Entry {
         let id = WorkerId(state.next_id);
         state.next_id += 1;
-        let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
-        let pool = client::Pool::with_tls(member.address.clone(), self.client.clone(), tls);
-        let shared = WorkerState::new(&self.settings().circuit_breaker, self.freed.clone());
+        let new_pool = || {
+            let tls = member.tls.as_ref().map(|tls| self.tls.get(tls));
+            client::Pool::with_tls(member.address.clone(), self.client.clone(), tls)
+        };
+        let (shared, pool) = match state.departed.take(&member) {
+            Some((shared, pool)) => {
+                let requests = shared.load.own_requests();
+                info!(worker = %member.name, requests, "requests from before still run at the worker; they count as its load");
+                // It may be another process, in which they are about to end.
+                shared.forget_engine();
+                (shared, pool.unwrap_or_else(new_pool))
+            }
+            None => {
+                let breakers = &self.settings().circuit_breaker;
+                let shared = WorkerState::new(breakers, self.freed.clone());
+                (shared, new_pool())
+            }
+        };
         let worker = Worker::new(id, &member, pool, shared);
         let draining = member.draining;
         let status = Status {

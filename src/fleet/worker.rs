@@ -85,6 +85,13 @@ pub struct Member {
     pub identity: Option<Arc<str>>,
 }
 
+impl Member {
+    /// True if another pod than this one had the address: then another process has it now.
+    pub(super) fn is_other_pod(&self, before: Option<&Arc<str>>) -> bool {
+        matches!((&self.identity, before), (Some(new), Some(old)) if new != old)
+    }
+}
+
 /// Where a worker's prefill rate is from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -111,7 +118,7 @@ pub struct Worker {
     pub(super) state: Arc<WorkerState>,
 }
 
-/// What is known of a worker, for as long as its address is listed.
+/// What is known of a worker, for as long as its address is listed or requests run there.
 #[derive(Debug)]
 pub struct WorkerState {
     pub load: Load,
@@ -234,6 +241,14 @@ impl WorkerState {
             }
             taken_out.await;
         }
+    }
+
+    /// The engine may be another process now.
+    pub(super) fn forget_engine(&self) {
+        self.bootstrap_info.store(None);
+        self.adapters.clear();
+        self.load.forget_slots();
+        self.refuses_ranks.store(false, Relaxed);
     }
 }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use tokio::time::Sleep;
+use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
 use self::connection::{Call, Connection, PendingCall, Target, is_history_gone};
@@ -50,7 +50,9 @@ pub struct Grpc {
     /// Sequence number of the last batch, across connections.
     last: Option<u64>,
     /// Failed attempts since the last message.
+    /// Streams in a row that were not opened, or ended soon.
     failures: u32,
+    connected_at: Option<Instant>,
     service: Option<Service>,
     /// False once the server could not even replay the batch it had just sent.
     keeps_history: bool,
@@ -85,6 +87,7 @@ impl Grpc {
             metrics,
             last: None,
             failures: 0,
+            connected_at: None,
             service: None,
             keeps_history: true,
             last_error: None,
@@ -161,6 +164,7 @@ impl Grpc {
 
     fn on_connected(&mut self, connection: Connection, call: Call) {
         self.metrics.connections.inc();
+        self.connected_at = Some(Instant::now());
         self.service = Some(call.service);
         self.last_error = None;
         let session = Box::new(Session::new(connection, call));
@@ -173,6 +177,13 @@ impl Grpc {
 
     fn on_disconnected(&mut self, status: &Status) {
         let settings = &self.target.settings;
+        if self
+            .connected_at
+            .take()
+            .is_some_and(|at| at.elapsed() > settings.max_backoff)
+        {
+            self.failures = 0;
+        }
         // The server would refuse the same number again.
         if is_history_gone(status) {
             self.last = None;
@@ -208,7 +219,6 @@ impl Grpc {
             // Without its sequence number, no later batch can be placed.
             Err(error) => return self.on_disconnected(&Status::invalid_argument(error.0)),
         };
-        self.failures = 0;
         if message.batch.rank.unwrap_or(0) != self.target.rank {
             return;
         }

@@ -9,7 +9,6 @@ mod entry;
 mod join;
 pub mod joins;
 mod kept_removals;
-mod log_once;
 mod metrics;
 mod page_events;
 mod peer_trees;
@@ -25,7 +24,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use tokio::sync::{mpsc, watch};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::event::Batch;
 use super::event_filter::TreeImpact;
@@ -33,11 +32,11 @@ use super::source::{Source, SourceEvent};
 use super::stream::{EventStream, ResyncReason, State, Step, Steps};
 use super::tree_copies::{FetchedTree, TreeSource};
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 use apply::RankTree;
 use batch_effect::BatchEffect;
 pub use entry::RepeatReport;
 use joins::{Joining, Joins, QueuedBytes, WaitingToJoin};
-use log_once::LogOnce;
 use metrics::Meters;
 pub use metrics::Metrics;
 use peer_trees::{Fetching, MAX_TREE_REQUESTS, PeerTrees};
@@ -137,6 +136,7 @@ struct Task {
     unreported_since: Option<Instant>,
     eviction_checked_at: Instant,
     replay_log: LogOnce,
+    disconnect_log: LogOnce,
     decode_log: LogOnce,
     blocks_this_turn: u64,
     inputs_this_turn: u32,
@@ -188,6 +188,7 @@ impl Task {
             unreported_since: None,
             eviction_checked_at: now,
             replay_log: LogOnce::default(),
+            disconnect_log: LogOnce::default(),
             decode_log: LogOnce::default(),
             blocks_this_turn: 0,
             inputs_this_turn: 0,
@@ -241,6 +242,7 @@ impl Task {
         match event {
             SourceEvent::Connected { incarnation } => {
                 debug!(%worker, rank, incarnation, "KV events connected");
+                self.disconnect_log.reset();
                 self.status.set_connected();
                 self.status.update(|report| report.status.connected = true);
                 self.meters.connected.set(1);
@@ -267,7 +269,9 @@ impl Task {
                 self.stream.on_replay_failed(now)
             }
             SourceEvent::Disconnected { reason } => {
-                debug!(%worker, rank, reason, "KV events disconnected; reconnecting");
+                if self.disconnect_log.should_log(now, &reason) {
+                    warn!(%worker, rank, reason, "KV events are not received; connecting again and again");
+                }
                 self.status.update(|report| {
                     report.status.connected = false;
                     report.status.disconnect_reason = Some(reason);

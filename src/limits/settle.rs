@@ -10,6 +10,8 @@ use tracing::{debug, warn};
 use super::limiter::{Limiter, SharedUse};
 use crate::http::drain::Tasks;
 use crate::ids::Tenant;
+use crate::observe;
+use crate::observe::log_once::LogOnce;
 use crate::store::redis::Redis;
 
 /// Requests that end within this time are settled together.
@@ -100,15 +102,20 @@ impl Limiter {
     async fn renew(self: Arc<Self>, redis: Arc<Redis>) {
         let lease = self.advanced.lease;
         let interval = lease / 3;
+        let mut log = LogOnce::default();
         loop {
             let next = Instant::now() + interval;
             for (tenant, running) in self.running() {
                 for batch in running.chunks(BATCH) {
-                    if let Err(error) = redis.renew_charges(tenant, lease, batch).await {
+                    let Err(error) = redis.renew_charges(tenant, lease, batch).await else {
+                        log.reset();
+                        continue;
+                    };
+                    self.on_store_failure("renew");
+                    if log.should_log(observe::now(), &error.to_string()) {
                         warn!(%tenant, %error, "leases of running requests not renewed");
-                        self.on_store_failure("renew");
-                        break;
                     }
+                    break;
                 }
             }
             tokio::time::sleep_until(next).await;

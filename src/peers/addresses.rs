@@ -40,9 +40,8 @@ impl Addresses {
         self.0.retain(|address, _| is_listed(address));
     }
 
-    /// Returns the former state.
-    pub(super) fn set(&mut self, address: &Arc<str>, state: AddressState) -> Option<AddressState> {
-        self.0.insert(address.clone(), state)
+    pub(super) fn set(&mut self, address: &Arc<str>, state: AddressState) {
+        self.0.insert(address.clone(), state);
     }
 
     pub(super) fn is_empty(&self) -> bool {

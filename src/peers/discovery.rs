@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use prometheus::IntCounter;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{debug, info, warn};
 
@@ -11,6 +12,7 @@ use super::addresses::AddressState;
 use super::client;
 use super::handshake::Refusal;
 use super::link::Failure;
+use super::said::Level;
 use super::session;
 use super::settings::{DnsPeers, PeerDiscovery};
 use super::state::State;
@@ -18,6 +20,7 @@ use super::wire;
 use crate::http::drain::Tasks;
 use crate::http::keyed_tasks::KeyedTasks;
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 
 /// A first failure is often a replica that is just starting.
 const FIRST_BACKOFF: Duration = Duration::from_millis(50);
@@ -36,7 +39,8 @@ pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks
                 by_entry.insert(index, addresses.collect());
             }
             PeerDiscovery::Dns(dns) => {
-                tasks.spawn_until_stopped(resolve(index, dns, sender.clone()));
+                let failures = state.metrics.lookup_failures.clone();
+                tasks.spawn_until_stopped(resolve(index, dns, failures, sender.clone()));
             }
         }
     }
@@ -67,12 +71,17 @@ pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks
 }
 
 /// Looks a name up again and again. While it fails the last addresses stay.
-async fn resolve(index: usize, dns: DnsPeers, found: mpsc::Sender<(usize, BTreeSet<Arc<str>>)>) {
-    let mut last_error = None;
+async fn resolve(
+    index: usize,
+    dns: DnsPeers,
+    failures: IntCounter,
+    found: mpsc::Sender<(usize, BTreeSet<Arc<str>>)>,
+) {
+    let mut log = LogOnce::default();
     loop {
         match tokio::net::lookup_host((dns.name.as_str(), dns.port)).await {
             Ok(addresses) => {
-                last_error = None;
+                log.reset();
                 let addresses = addresses.map(|address| address.to_string().into());
                 if found.send((index, addresses.collect())).await.is_err() {
                     return;
@@ -80,9 +89,9 @@ async fn resolve(index: usize, dns: DnsPeers, found: mpsc::Sender<(usize, BTreeS
             }
             Err(error) => {
                 let error = error.to_string();
-                if last_error.as_ref() != Some(&error) {
+                failures.inc();
+                if log.should_log(observe::now(), &error) {
                     warn!(name = %dns.name, %error, "cannot resolve the replicas' name; keeping the addresses known");
-                    last_error = Some(error);
                 }
             }
         }
@@ -107,6 +116,7 @@ async fn keep_connected(state: Arc<State>, address: Arc<str>, tasks: Tasks) {
             Ok(link) => {
                 let peer = link.peer.id;
                 state.set_address(observe::now(), &address, AddressState::Connected(peer));
+                state.says_address(observe::now(), &address, Level::Well);
                 run_session(&state, link, &address, &tasks).await;
                 // The replica may be connected by a stream that it opened itself.
                 let mut changes = state.changes();
@@ -150,7 +160,7 @@ async fn run_session(
     let _ = on_end.await;
 }
 
-/// Notes and logs a failure once. Returns how long to wait, if that is longer than usual.
+/// Notes and counts a failure, and logs it once. Returns how long to wait, if that is longer than usual.
 fn on_failure(state: &State, address: &Arc<str>, failure: &Failure) -> Option<Duration> {
     let (next, wait) = match failure {
         Failure::Refused(Refusal::Itself) => (AddressState::Itself, Some(REFUSED_BACKOFF)),
@@ -161,8 +171,16 @@ fn on_failure(state: &State, address: &Arc<str>, failure: &Failure) -> Option<Du
         }
         failure => (AddressState::Lost(failure.to_string()), None),
     };
-    let former = state.set_address(observe::now(), address, next.clone());
-    if former.as_ref() == Some(&next) {
+    if next != AddressState::Itself {
+        state.metrics.connect_failures.inc();
+    }
+    let now = observe::now();
+    state.set_address(now, address, next.clone());
+    let level = match next {
+        AddressState::Refused(_) => Level::Lost,
+        _ => Level::Poor,
+    };
+    if !state.says_address(now, address, level) {
         return wait;
     }
     match next {

@@ -14,6 +14,7 @@ use super::handshake::{Identity, InstanceId, Refusal};
 use super::link::{Failure, Link};
 use super::metrics::Metrics;
 use super::routed::RoutedPrompts;
+use super::said::Level;
 use super::server::{self, Accept, Call};
 use super::session;
 use super::settings::Settings;
@@ -258,7 +259,12 @@ impl Accept for Acceptor {
         metrics.refused.with_label_values(&[reason]).inc();
         match failure {
             Failure::Refused(Refusal::Secret | Refusal::Version(_)) | Failure::NotAllowed(_) => {
-                warn!(%from, reason = %failure, "replica refused");
+                // Once: it tries again every few seconds.
+                let from = from.to_string().into();
+                let state = &self.shared.state;
+                if state.says_address(observe::now(), &from, Level::Lost) {
+                    warn!(%from, reason = %failure, "replica refused");
+                }
             }
             _ => debug!(%from, reason = %failure, "replica's handshake failed"),
         }

@@ -18,6 +18,8 @@ pub(super) struct Metrics {
     pub(super) unknown_workers: IntGauge,
     pub(super) ignored: IntCounter,
     pub(super) skipped: IntCounter,
+    pub(super) connect_failures: IntCounter,
+    pub(super) lookup_failures: IntCounter,
 }
 
 impl Metrics {
@@ -65,6 +67,14 @@ impl Metrics {
                 "warmroute_peer_ignored_total",
                 "What was ignored in messages of other replicas: workers without a name or beyond \
                  `peers.advanced.max_workers`, and messages that only a later release knows.",
+            ),
+            connect_failures: registry.counter(
+                "warmroute_peer_connect_failures_total",
+                "Attempts to connect to the address of another replica that failed.",
+            ),
+            lookup_failures: registry.counter(
+                "warmroute_peer_lookup_failures_total",
+                "Lookups of a name of `peers.discovery` that failed. The addresses known stay.",
             ),
             skipped: registry.counter(
                 "warmroute_peer_reports_skipped_total",

@@ -24,8 +24,6 @@ pub struct Peer {
     pub received_at: Instant,
     pub is_ready: bool,
     pub is_draining: bool,
-    /// Silent for long, as was said last.
-    is_stale: bool,
 }
 
 /// How a connected replica is.
@@ -50,16 +48,6 @@ pub enum Admission {
     Duplicate,
     /// As many replicas are connected as may be.
     Full,
-}
-
-/// What the passing of time did.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// Silent for long: its numbers still count.
-    BecameStale(InstanceId),
-    ConnectedAgain(InstanceId),
-    /// Silent for too long: its stream ends.
-    Dead(InstanceId, StreamId),
 }
 
 /// All connected replicas.
@@ -124,7 +112,6 @@ impl Roster {
             is_draining: former
                 .as_ref()
                 .is_some_and(|(_, former)| former.is_draining),
-            is_stale: former.as_ref().is_some_and(|(_, former)| former.is_stale),
         };
         self.peers.insert(identity.id, peer);
         match former {
@@ -158,23 +145,12 @@ impl Roster {
         }
     }
 
-    /// Looks for replicas that fell silent or send again. The streams of dead ones are to be ended.
-    pub fn on_time(&mut self, now: Instant) -> Vec<Change> {
-        let mut changes = Vec::new();
-        for (id, peer) in &mut self.peers {
-            let silent = now.saturating_duration_since(peer.received_at);
-            if silent >= self.dead_after {
-                changes.push(Change::Dead(*id, peer.stream));
-            }
-            let is_stale = silent >= self.stale_after;
-            if std::mem::replace(&mut peer.is_stale, is_stale) != is_stale {
-                changes.push(match is_stale {
-                    true => Change::BecameStale(*id),
-                    false => Change::ConnectedAgain(*id),
-                });
-            }
-        }
-        changes
+    /// The streams of replicas that have been silent for too long: they are to be ended.
+    pub fn dead(&self, now: Instant) -> Vec<StreamId> {
+        let silent = |peer: &&Peer| now.saturating_duration_since(peer.received_at);
+        let peers = self.peers.values();
+        let dead = peers.filter(|peer| silent(peer) >= self.dead_after);
+        dead.map(|peer| peer.stream).collect()
     }
 
     pub fn is_connected(&self, peer: InstanceId) -> bool {
@@ -283,14 +259,21 @@ mod tests {
         let id = identity(1).id;
         let _ = roster.admit(now, &identity(1), Side::Acceptor, None);
         let after = |ms| now + Duration::from_millis(ms);
-        assert_eq!(roster.on_time(after(999)), []);
-        assert_eq!(roster.on_time(after(1_000)), [Change::BecameStale(id)]);
-        assert_eq!(roster.on_time(after(2_999)), []);
+        let check = |roster: &Roster, ms, freshness, is_dead: bool| {
+            let peer = roster.peer(id).unwrap();
+            let found = roster.freshness(after(ms), peer);
+            let dead = roster.dead(after(ms));
+            assert_eq!(
+                (found, dead.len()),
+                (freshness, usize::from(is_dead)),
+                "{ms}"
+            );
+        };
+        check(&roster, 999, Freshness::Connected, false);
+        check(&roster, 1_000, Freshness::Stale, false);
+        check(&roster, 2_999, Freshness::Stale, false);
         roster.on_message(after(2_999), id, StreamId(0));
-        assert_eq!(roster.on_time(after(3_000)), [Change::ConnectedAgain(id)]);
-        assert_eq!(
-            roster.on_time(after(5_999)),
-            [Change::Dead(id, StreamId(0)), Change::BecameStale(id)]
-        );
+        check(&roster, 3_000, Freshness::Connected, false);
+        check(&roster, 5_999, Freshness::Stale, true);
     }
 }

@@ -18,8 +18,9 @@ use super::handshake::{Identity, InstanceId, PeerIdentity, Side};
 use super::link::Outgoing;
 use super::load_table::LoadTable;
 use super::metrics::Metrics;
-use super::roster::{Admission, Change, Freshness, Peer, Roster, StreamId};
+use super::roster::{Admission, Freshness, Peer, Roster, StreamId};
 use super::routed::RoutedPrompts;
+use super::said::{Level, Said};
 use super::settings::Advanced;
 use super::status::{self, LoadRow, ReplicaRow, Status};
 use super::streams::Streams;
@@ -57,7 +58,14 @@ struct Inner {
     /// Another replica has been connected before.
     was_connected: bool,
     workers: Workers,
+    /// What the log says of the replicas, of their addresses, and of being alone.
+    replicas_said: Said<InstanceId>,
+    addresses_said: Said<Arc<str>>,
+    alone_said: Said<()>,
 }
+
+/// A replica that was silent is said to be connected again once it was not for so many times what makes it stale.
+const CALM: u32 = 10;
 
 /// Replicas that could be asked for their trees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -84,6 +92,7 @@ impl State {
             settings.dead_after,
             settings.max_peers as usize,
         );
+        let calm = settings.stale_after * CALM;
         Arc::new(Self {
             inner: Mutex::new(Inner {
                 gauges: Gauges::new(now, settings.heartbeat_interval),
@@ -93,6 +102,9 @@ impl State {
                 addresses: Addresses::default(),
                 was_connected: false,
                 workers: Workers::default(),
+                replicas_said: Said::new(calm),
+                addresses_said: Said::new(calm),
+                alone_said: Said::new(calm),
             }),
             tls,
             identity: Arc::new(identity),
@@ -132,7 +144,10 @@ impl State {
         let stream = match inner.roster.admit(now, peer, side, address) {
             Admission::First(stream) => {
                 self.metrics.connections.inc();
-                info!(peer = %peer.name, id = %peer.id, release = %peer.release, "replica connected");
+                // One that was lost is said to be connected again when it stays.
+                if !inner.replicas_said.is_bad(&peer.id) {
+                    info!(peer = %peer.name, id = %peer.id, release = %peer.release, "replica connected");
+                }
                 stream
             }
             Admission::Replaces { stream, former } => {
@@ -181,6 +196,7 @@ impl State {
         match lost.is_draining {
             true => {
                 self.metrics.lost.with_label_values(&["drained"]).inc();
+                inner.replicas_said.forget(&peer);
                 info!(peer = %name, id = %peer, "replica has drained and left");
             }
             false => {
@@ -188,7 +204,10 @@ impl State {
                     now.saturating_duration_since(lost.received_at) >= self.settings.dead_after;
                 let kind = if is_silent { "silent" } else { "closed" };
                 self.metrics.lost.with_label_values(&[kind]).inc();
-                warn!(peer = %name, id = %peer, reason, "replica lost; its load no longer counts");
+                let said = inner.replicas_said.observe(now, &peer, Level::Lost);
+                if said.is_some() {
+                    warn!(peer = %name, id = %peer, reason, "replica lost; its load no longer counts");
+                }
             }
         }
         self.update_alone(now, inner);
@@ -267,21 +286,30 @@ impl State {
             self.routed.on_missed(now);
         }
         inner.streams.end_retired(now);
-        for change in inner.roster.on_time(now) {
-            match change {
-                Change::BecameStale(id) => {
-                    let name = inner.roster.peer(id).map(|peer| &*peer.identity.name);
-                    warn!(peer = name, %id, "replica is silent; its last load still counts");
-                }
-                Change::ConnectedAgain(id) => {
-                    let name = inner.roster.peer(id).map(|peer| &*peer.identity.name);
-                    info!(peer = name, %id, "replica is connected again");
-                }
-                Change::Dead(_, stream) => inner.streams.end(stream),
-            }
+        for stream in inner.roster.dead(now) {
+            inner.streams.end(stream);
         }
+        Self::say_silent(now, inner);
         self.update_alone(now, inner);
         is_sent
+    }
+
+    /// Logs who fell silent, and who is not silent any more.
+    fn say_silent(now: Instant, inner: &mut Inner) {
+        for peer in inner.roster.peers() {
+            let (id, name) = (peer.identity.id, &peer.identity.name);
+            let level = match inner.roster.freshness(now, peer) {
+                Freshness::Connected => Level::Well,
+                Freshness::Stale => Level::Poor,
+            };
+            match inner.replicas_said.observe(now, &id, level) {
+                Some(Level::Well) => info!(peer = %name, %id, "replica is connected again"),
+                Some(_) => {
+                    warn!(peer = %name, %id, "replica is silent; its last load still counts")
+                }
+                None => {}
+            }
+        }
     }
 
     fn condition(&self) -> Condition {
@@ -322,17 +350,17 @@ impl State {
         self.update_alone(now, inner);
     }
 
-    /// Returns the address's former state.
-    pub(super) fn set_address(
-        &self,
-        now: Instant,
-        address: &Arc<str>,
-        state: AddressState,
-    ) -> Option<AddressState> {
+    pub(super) fn set_address(&self, now: Instant, address: &Arc<str>, state: AddressState) {
         let inner = &mut *self.inner.lock();
-        let former = inner.addresses.set(address, state);
+        inner.addresses.set(address, state);
         self.update_alone(now, inner);
-        former
+    }
+
+    /// True if the log should say how it is with an address now.
+    pub(super) fn says_address(&self, now: Instant, address: &Arc<str>, level: Level) -> bool {
+        let inner = &mut *self.inner.lock();
+        let said = inner.addresses_said.observe(now, address, level);
+        said.is_some_and(|level| level > Level::Well)
     }
 
     /// The replicas that could be asked for their trees. Both answers are of one moment, so that none that reports
@@ -400,7 +428,7 @@ impl State {
             let workers = &inner.workers;
             inner
                 .gauges
-                .forget(now, |address| workers.is_listed(address));
+                .forget(now, |address| workers.may_have_load(address));
             workers.number_ranks(now, &mut inner.gauges.numbers);
             workers.set_all(now, &inner.table);
         }
@@ -414,16 +442,23 @@ impl State {
         }
     }
 
-    fn update_alone(&self, now: Instant, inner: &Inner) {
+    fn update_alone(&self, now: Instant, inner: &mut Inner) {
         let is_fresh = |peer: &Peer| inner.roster.freshness(now, peer) == Freshness::Connected;
         let is_alone =
             inner.addresses.are_replicas_expected() && !inner.roster.peers().any(is_fresh);
+        self.is_alone.store(is_alone, Relaxed);
         // A start is no loss.
-        if self.is_alone.swap(is_alone, Relaxed) != is_alone && inner.was_connected {
-            match is_alone {
-                true => warn!("no other replica is connected; routing without them"),
-                false => info!("another replica is connected, or none is expected"),
-            }
+        if !inner.was_connected {
+            return;
+        }
+        let level = match is_alone {
+            true => Level::Poor,
+            false => Level::Well,
+        };
+        match inner.alone_said.observe(now, &(), level) {
+            Some(Level::Well) => info!("another replica is connected, or none is expected"),
+            Some(_) => warn!("no other replica is connected; routing without them"),
+            None => {}
         }
     }
 }

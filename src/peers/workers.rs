@@ -18,7 +18,7 @@ use super::wire::peer_message::Kind;
 use crate::fleet::load::pinned::RankShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::Speed;
-use crate::fleet::{Snapshot, Worker};
+use crate::fleet::{Snapshot, Worker, WorkerState};
 use crate::ids::WorkerId;
 
 /// A message of so many has some 30 KB.
@@ -29,6 +29,8 @@ const SPEEDS_OF_A_MESSAGE: usize = 500;
 pub(super) struct Workers {
     snapshot: Arc<Snapshot>,
     by_address: FxHashMap<Arc<str>, Listed>,
+    /// What no list of this replica has any more and may still run requests.
+    departed: Vec<(Arc<str>, Arc<WorkerState>)>,
 }
 
 #[derive(Debug)]
@@ -56,11 +58,19 @@ impl Workers {
             (Arc::from(worker.pool.address()), listed)
         });
         self.by_address = workers.collect();
+        self.departed = fleet.departed();
         true
     }
 
     pub(super) fn is_listed(&self, address: &str) -> bool {
         self.by_address.contains_key(address)
+    }
+
+    /// True as long as the others may have to hear of this replica's load there.
+    pub(super) fn may_have_load(&self, address: &str) -> bool {
+        let mut departed = self.departed.iter();
+        self.is_listed(address)
+            || departed.any(|(other, state)| **other == *address && is_busy(state))
     }
 
     /// Gives the dp ranks of workers that have several numbers of their own: routed prompts and loads name them.
@@ -76,19 +86,29 @@ impl Workers {
         }
     }
 
-    /// What this replica itself has at each worker, and of it what is pinned to each of its ranks.
+    /// What this replica itself has at each worker, and of it what is pinned to each of its ranks. Also at workers that left
+    /// its list and run its requests: the others may list them.
     pub(super) fn own_loads(&self) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
-        self.by_address.iter().flat_map(|(address, listed)| {
+        let whole = |state: &WorkerState| WorkerLoad {
+            requests: state.load.own_requests().into(),
+            queued_tokens: state.load.own_queued_tokens(),
+            context_tokens: state.load.own_context_tokens(),
+        };
+        let departed = self.departed.iter().filter(|(_, state)| is_busy(state));
+        let departed = departed.map(move |(address, state)| {
+            let key = WorkerKey {
+                address: address.clone(),
+                rank: None,
+            };
+            (key, whole(state))
+        });
+        let listed = self.by_address.iter().flat_map(move |(address, listed)| {
             let key = |rank| WorkerKey {
                 address: address.clone(),
                 rank,
             };
             let worker = &listed.worker;
-            let whole = WorkerLoad {
-                requests: worker.load.own_requests().into(),
-                queued_tokens: worker.load.own_queued_tokens(),
-                context_tokens: worker.load.own_context_tokens(),
-            };
+            let whole = whole(worker);
             let of_rank = move |rank| {
                 let own = worker.pinned.own(rank);
                 let load = WorkerLoad {
@@ -101,7 +121,8 @@ impl Workers {
             let ranks = (0..listed.ranks).map(of_rank);
             let busy = ranks.filter(|(_, load)| !load.is_zero());
             [(key(None), whole)].into_iter().chain(busy)
-        })
+        });
+        departed.chain(listed)
     }
 
     /// Writes what the others have at each worker to where routing reads it.
@@ -210,6 +231,10 @@ impl Workers {
         }
         workers
     }
+}
+
+fn is_busy(state: &WorkerState) -> bool {
+    state.load.own_requests() > 0
 }
 
 fn bounded(requests: u64) -> u32 {

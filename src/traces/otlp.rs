@@ -12,7 +12,7 @@ use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{SpanData, SpanExporter as _};
 use tokio::time::Instant;
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use super::export::Export;
 use super::names;
@@ -23,6 +23,11 @@ use super::tracer::Tracer;
 use crate::http::io_threads::OffloadThread;
 use crate::http::tls;
 use crate::observe;
+use crate::observe::log_once::LogOnce;
+
+/// A collector that fails is asked again after the interval, then after longer ones, up to this. Spans that come meanwhile are
+/// lost, as they would be with it.
+const PAUSE_MAX: Duration = Duration::from_secs(30);
 
 /// Sends the spans of a [`Tracer`]. Dropped, it sends no more.
 #[derive(Debug)]
@@ -52,7 +57,9 @@ impl Exporter {
             max_batch: export.max_batch,
             interval: export.export_interval,
             timeout: export.export_timeout,
-            is_failing: false,
+            failures: 0,
+            not_before: None,
+            log: LogOnce::default(),
         };
         drop(thread.runtime().spawn(task.run(records)));
         let exporter = Self {
@@ -98,8 +105,11 @@ struct Task {
     max_batch: usize,
     interval: Duration,
     timeout: Duration,
-    /// The last export has failed. What goes on is logged once.
-    is_failing: bool,
+    /// Exports in a row that failed. What goes on is logged once.
+    failures: u32,
+    /// Until then nothing is sent, after failures.
+    not_before: Option<Instant>,
+    log: LogOnce,
 }
 
 impl Task {
@@ -133,6 +143,7 @@ impl Task {
                     }
                 }
                 Some(Message::Flush(flushed)) => {
+                    self.not_before = None;
                     self.export(std::mem::take(&mut batch)).await;
                     due = None;
                     let _ = flushed.send(());
@@ -147,26 +158,30 @@ impl Task {
             return;
         }
         let count = batch.len() as u64;
+        if self.not_before.is_some_and(|at| Instant::now() < at) {
+            self.metrics.failed.inc_by(count);
+            return;
+        }
         let sent = tokio::time::timeout(self.timeout, self.sender.export(batch)).await;
         let failure = match sent {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
             Err(_) => Some("timed out".to_owned()),
         };
-        match &failure {
-            None => self.metrics.exported.inc_by(count),
-            Some(_) => self.metrics.failed.inc_by(count),
-        }
-        match (failure, self.is_failing) {
-            (Some(error), false) => {
-                self.is_failing = true;
-                warn!(error, "spans are not exported; requests go on without them");
+        let Some(error) = failure else {
+            self.metrics.exported.inc_by(count);
+            self.log.reset();
+            if std::mem::take(&mut self.failures) > 0 {
+                debug!("spans are exported again");
             }
-            (None, true) => {
-                self.is_failing = false;
-                info!("spans are exported again");
-            }
-            (Some(_), true) | (None, false) => {}
+            return;
+        };
+        self.metrics.failed.inc_by(count);
+        let pause = self.interval.saturating_mul(1 << self.failures.min(10));
+        self.not_before = Some(Instant::now() + pause.min(PAUSE_MAX));
+        self.failures += 1;
+        if self.log.should_log(observe::now(), &error) {
+            warn!(error, "spans are not exported; requests go on without them");
         }
     }
 }

@@ -20,6 +20,8 @@ mod pace;
 #[cfg(feature = "kubernetes")]
 mod pause;
 #[cfg(feature = "kubernetes")]
+mod received;
+#[cfg(feature = "kubernetes")]
 mod roster;
 pub mod settings;
 #[cfg(feature = "kubernetes")]

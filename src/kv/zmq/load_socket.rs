@@ -2,7 +2,7 @@
 //! on each change and about every second. No report depends on another one, so a lost one is not asked for.
 
 use bytes::Bytes;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use super::connection::{CloseReason, Connection};
 use super::endpoint::Endpoint;
@@ -18,8 +18,9 @@ pub struct LoadSocket {
     topic: Bytes,
     settings: Settings,
     connection: Option<Box<Connection>>,
-    /// Failed attempts and connections without a report in a row.
+    /// Failed attempts, and connections that ended soon, in a row.
     failures: u32,
+    connected_at: Option<Instant>,
 }
 
 impl LoadSocket {
@@ -30,6 +31,7 @@ impl LoadSocket {
             settings,
             connection: None,
             failures: 0,
+            connected_at: None,
         }
     }
 
@@ -38,12 +40,14 @@ impl LoadSocket {
         match self.parts().await {
             Ok(parts) => {
                 let payload = parts.last().map(AsRef::as_ref).unwrap_or_default();
-                let load = load_stat::decode(payload).map_err(|error| error.to_string())?;
-                self.failures = 0;
-                Ok(load)
+                load_stat::decode(payload).map_err(|error| error.to_string())
             }
             Err(closed) => {
                 self.connection = None;
+                let lasted = self.connected_at.take().map(|at| at.elapsed());
+                if lasted.is_some_and(|lasted| lasted > self.settings.max_backoff) {
+                    self.failures = 0;
+                }
                 self.failures = self.failures.saturating_add(1);
                 Err(closed.to_string())
             }
@@ -63,6 +67,7 @@ impl LoadSocket {
         let topic = self.topic.clone();
         let role = Role::Subscriber { topic };
         let (connection, early) = Connection::open(&self.endpoint, role, &self.settings).await?;
+        self.connected_at = Some(Instant::now());
         let connection = self.connection.insert(Box::new(connection));
         match early {
             Some(parts) => Ok(parts),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 
 use super::*;
-use crate::fleet::registry::tests::registry;
+use crate::fleet::in_flight::InFlight;
+use crate::fleet::registry::tests::{member, registry};
 use crate::ids::{Block, BlockHash};
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
@@ -286,4 +287,27 @@ fn the_first_replica_that_comes_is_told_at_once_that_this_one_is_ready() {
     }));
     // After the workers' names.
     assert_eq!(sent[1..], [ready]);
+}
+
+#[test]
+fn a_worker_that_left_the_list_counts_for_the_others_while_requests_run_there() {
+    let now = observe::now();
+    let world = World::new(now);
+    let fleet = world.state.fleet.clone();
+    let worker = fleet.snapshot().workers[0].worker.clone();
+    let running = InFlight::new(worker, 10, 0);
+    let reported = || {
+        world.state.tick(now);
+        let inner = world.state.inner.lock();
+        let mut loads = inner.workers.own_loads();
+        let found = loads.find(|(key, _)| &*key.address == "a.test:8000");
+        found.map(|(_, load)| load.requests)
+    };
+    assert_eq!(reported(), Some(1));
+    fleet.set_members("static", vec![member("b")]);
+    assert_eq!(reported(), Some(1));
+    drop(running);
+    assert_eq!(reported(), None);
+    fleet.set_members("static", vec![member("a"), member("b")]);
+    assert_eq!(reported(), Some(0));
 }

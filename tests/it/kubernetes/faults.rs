@@ -285,3 +285,51 @@ async fn a_worker_that_does_not_answer_holds_up_nothing() {
     }
     drop(silent);
 }
+
+/// A pod whose port is none.
+fn unreadable(name: &str) -> Value {
+    let mut pod = named_pod(name);
+    pod["spec"]["containers"] = json!([{"ports": [{"name": "http", "containerPort": "eighty"}]}]);
+    pod
+}
+
+const UNREADABLE: &str = "warmroute_kubernetes_unreadable_objects_total";
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_costs_itself_alone_in_the_first_list() {
+    let api = FakeApi::start().await;
+    put_pods(&api, &["a", "c"]);
+    api.put("pods", unreadable("b"));
+    let mut labels = named_pod("d");
+    labels["metadata"]["labels"]["other"] = json!([1]);
+    api.put("pods", labels);
+    for page_size in [0, 1, 3] {
+        let mut entry = relisting();
+        entry.advanced.page_size = page_size;
+        let router = Routed::start(&api, entry).await;
+        router.serves(&["a", "c"]).await;
+        assert!(router.metric(UNREADABLE, "").await >= 2.0);
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_cannot_be_read_any_more_stays_as_it_was() {
+    let (api, router) = serving(relisting(), &["a", "b"]).await;
+    let watches = api.count("watch", "pods");
+    api.put("pods", unreadable("b"));
+    api.put("pods", unreadable("new"));
+    put_pods(&api, &["c"]);
+    router.serves(&["a", "b", "c"]).await;
+    // Over several complete lists.
+    router.keeps_serving(&["a", "b", "c"], SHORT * 2).await;
+    assert_eq!(api.count("watch", "pods"), watches, "no watch was lost");
+    let lost = "warmroute_kubernetes_lost_events_total";
+    assert_eq!(router.metric(lost, "").await, 0.0);
+    // It can be read again, or is gone.
+    api.put("pods", with_ready(named_pod("b"), false));
+    put_pods(&api, &["new"]);
+    router.serves(&["a", "c", "new"]).await;
+    api.put("pods", unreadable("a"));
+    api.delete("pods", "a");
+    router.serves(&["c", "new"]).await;
+}

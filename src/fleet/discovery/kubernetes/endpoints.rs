@@ -37,6 +37,7 @@ pub(super) enum LeftOut {
     NoPort(String),
     UnknownRole(String),
     RoleWithoutConnector(Role),
+    Unreadable(String),
 }
 
 impl LeftOut {
@@ -51,6 +52,9 @@ impl LeftOut {
             Self::RoleWithoutConnector(role) => Some(format!(
                 "its label says `{role}`, which needs `prefill_decode.connector`; with `role_label: \"\"` labels do \
                  not count"
+            )),
+            Self::Unreadable(reason) => Some(format!(
+                "the Kubernetes API's endpoint cannot be read: {reason}"
             )),
         }
     }
@@ -137,8 +141,10 @@ pub(super) fn of_slices<'s>(
     let mut left_out = Vec::new();
     for slice in slices.filter(|slice| slice.address_type == family) {
         let port = port_of_slice(slice, port);
-        for endpoint in slice.endpoints.iter().flatten() {
-            let endpoint = match of_slice_endpoint(endpoint, &port) {
+        for endpoint in &slice.endpoints {
+            let endpoint = endpoint.as_ref();
+            let endpoint = endpoint.map_err(|reason| LeftOut::Unreadable(reason.clone()));
+            let endpoint = match endpoint.and_then(|endpoint| of_slice_endpoint(endpoint, &port)) {
                 Ok(endpoint) => endpoint,
                 Err(reason) => {
                     left_out.push(Err(reason));

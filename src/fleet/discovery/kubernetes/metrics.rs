@@ -18,6 +18,7 @@ pub const STATES: [&str; 4] = ["ready", "draining", "starting", "left_out"];
 pub struct Metrics {
     failures: IntCounterVec,
     lost_events: IntCounterVec,
+    unreadable: IntCounterVec,
     pods: IntGaugeVec,
     ages: GaugeVec,
     /// Entry -> when it had a complete list for the last time.
@@ -48,6 +49,12 @@ impl Metrics {
             lost_events: registry.counters(
                 "warmroute_kubernetes_lost_events_total",
                 "Objects that a complete list showed otherwise than the watch had reported.",
+                &["discovery"],
+            ),
+            unreadable: registry.counters(
+                "warmroute_kubernetes_unreadable_objects_total",
+                "Objects in lists and watches of the Kubernetes API that could not be read, each time that they came; the log names them \
+                 once. One that could be read before stays as it was; the others are left out.",
                 &["discovery"],
             ),
             pods: registry.gauges(
@@ -91,6 +98,11 @@ impl EntryMetrics {
     pub fn lost(&self, events: usize) {
         let lost = self.all.lost_events.with_label_values(&[&*self.entry]);
         lost.inc_by(events as u64);
+    }
+
+    pub fn unreadable(&self) {
+        let unreadable = &self.all.unreadable;
+        unreadable.with_label_values(&[&*self.entry]).inc();
     }
 
     /// The number of pods in each of [`STATES`].

@@ -7,6 +7,8 @@ use kube::Resource;
 use kube::core::{NamespaceResourceScope, ObjectMeta};
 use serde::Deserialize;
 
+use super::received::each;
+
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Pod {
@@ -58,8 +60,9 @@ pub(super) struct Condition {
 pub(super) struct EndpointSlice {
     pub(super) metadata: ObjectMeta,
     pub(super) address_type: String,
-    /// Null in a slice without endpoints.
-    pub(super) endpoints: Option<Vec<SliceEndpoint>>,
+    /// One that cannot be read costs no other one.
+    #[serde(deserialize_with = "each")]
+    pub(super) endpoints: Vec<Result<SliceEndpoint, String>>,
     pub(super) ports: Option<Vec<SlicePort>>,
 }
 

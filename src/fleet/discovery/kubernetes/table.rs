@@ -28,6 +28,10 @@ impl<T> Table<T> {
         self.objects.values()
     }
 
+    pub(super) fn get(&self, uid: &str) -> Option<&T> {
+        self.objects.get(uid)
+    }
+
     /// The watch begins anew with a complete list: what is not in it is gone. Ends a relist.
     pub(super) fn replace(&mut self, listed: BTreeMap<String, T>) {
         self.touched = None;

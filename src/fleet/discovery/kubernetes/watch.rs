@@ -1,6 +1,6 @@
 //! Follows the objects of one type: by kube's watcher, and by complete lists beside it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::future::{Future, pending, poll_fn};
 use std::pin::Pin;
@@ -18,6 +18,7 @@ use tracing::warn;
 use super::failure::{Failure, Request, Target};
 use super::metrics::EntryMetrics;
 use super::pause::Pause;
+use super::received::{Received, Unreadable};
 use super::settings::Advanced;
 use super::table::Table;
 
@@ -27,9 +28,32 @@ const MAX_GRACE: Duration = Duration::from_millis(500);
 /// Pages of one list. It ends a server that always has one more.
 const MAX_PAGES: u32 = 10_000;
 
-type Events<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<K>>> + Send>>;
+type Events<K> = Pin<Box<dyn Stream<Item = watcher::Result<Event<Received<K>>>> + Send>>;
 type Objects<K> = BTreeMap<String, K>;
-type Relist<K> = Pin<Box<dyn Future<Output = Result<Objects<K>, Failure>> + Send>>;
+type Relist<K> = Pin<Box<dyn Future<Output = Result<Listing<K>, Failure>> + Send>>;
+
+/// One list.
+#[derive(Debug)]
+struct Listing<K> {
+    objects: Objects<K>,
+    unreadable: Vec<Unreadable>,
+}
+
+impl<K: Resource> Listing<K> {
+    fn new() -> Self {
+        Self {
+            objects: Objects::new(),
+            unreadable: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, received: Received<K>) {
+        match received {
+            Received::Object(object) => self.objects.extend(by_uid(object)),
+            Received::Unreadable(object) => self.unreadable.push(*object),
+        }
+    }
+}
 
 /// What is followed of one type.
 #[derive(Clone, Debug)]
@@ -42,7 +66,7 @@ pub(super) struct Filter {
 
 /// The objects of one type, kept up to date.
 pub(super) struct Watch<K> {
-    api: Api<K>,
+    api: Api<Received<K>>,
     filter: Filter,
     target: Target,
     settings: Advanced,
@@ -50,7 +74,9 @@ pub(super) struct Watch<K> {
     table: Table<K>,
     events: Events<K>,
     /// The watcher's own list, while it comes in, and when it must be complete.
-    listing: Option<(Objects<K>, Instant)>,
+    listing: Option<(Listing<K>, Instant)>,
+    /// Those of the last list, and of the watch since. Each was logged.
+    unreadable: BTreeSet<String>,
     has_list: bool,
     relist: Option<Relist<K>>,
     relist_at: Instant,
@@ -66,9 +92,9 @@ impl<K> Debug for Watch<K> {
 
 /// What happened to a watch.
 enum Step<K> {
-    Event(watcher::Result<Event<K>>),
+    Event(watcher::Result<Event<Received<K>>>),
     RelistDue,
-    Relisted(Result<Objects<K>, Failure>),
+    Relisted(Result<Listing<K>, Failure>),
     ListTimedOut,
     PauseOver,
 }
@@ -106,6 +132,7 @@ where
             table: Table::default(),
             events,
             listing: None,
+            unreadable: BTreeSet::new(),
             has_list: false,
             relist: None,
             relist_at: Instant::now(),
@@ -175,41 +202,95 @@ where
     }
 
     /// Returns whether the objects may have changed.
-    fn on_event(&mut self, event: Event<K>) -> bool {
+    fn on_event(&mut self, event: Event<Received<K>>) -> bool {
         match event {
             Event::Init => {
                 let deadline = Instant::now() + self.settings.list_timeout;
-                self.listing = Some((Objects::new(), deadline));
+                self.listing = Some((Listing::new(), deadline));
                 false
             }
             Event::InitApply(object) => {
-                if let Some((listed, _)) = &mut self.listing {
-                    listed.extend(by_uid(object));
+                if let Some((listing, _)) = &mut self.listing {
+                    listing.add(object);
                 }
                 false
             }
             Event::InitDone => {
-                let listed = self.listing.take().map(|(listed, _)| listed);
-                self.table.replace(listed.unwrap_or_default());
+                let listing = self.listing.take().map(|(listing, _)| listing);
+                let listed = self.readable(listing.unwrap_or_else(Listing::new));
+                self.table.replace(listed);
                 self.relist = None;
                 self.listed();
                 true
             }
-            Event::Apply(object) => {
+            Event::Apply(Received::Object(object)) => {
                 let Some((uid, object)) = by_uid(object) else {
                     return false;
                 };
+                self.unreadable.remove(&uid);
                 self.table.apply(uid, object);
                 true
             }
+            Event::Apply(Received::Unreadable(object)) => {
+                if let Some((uid, before)) = self.on_unreadable(&object) {
+                    self.table.apply(uid, before);
+                }
+                false
+            }
             Event::Delete(object) => {
-                let Some((uid, _)) = by_uid(object) else {
+                let Some(uid) = &object.meta().uid else {
                     return false;
                 };
-                self.table.remove(&uid);
+                self.unreadable.remove(uid);
+                self.table.remove(uid);
                 true
             }
         }
+    }
+
+    /// The objects of a complete list. One that cannot be read stays as it was when it could be.
+    fn readable(&mut self, listing: Listing<K>) -> Objects<K> {
+        let Listing {
+            mut objects,
+            unreadable,
+        } = listing;
+        let before = std::mem::take(&mut self.unreadable);
+        let keys: BTreeSet<String> = unreadable.iter().map(key).collect();
+        self.unreadable = before.intersection(&keys).cloned().collect();
+        for object in &unreadable {
+            if let Some((uid, before)) = self.on_unreadable(object) {
+                objects.entry(uid).or_insert(before);
+            }
+        }
+        objects
+    }
+
+    /// Counts an object that cannot be read, and logs it once. Returns it as it was before, if it could be read then.
+    fn on_unreadable(&mut self, object: &Unreadable) -> Option<(String, K)> {
+        let uid = object.uid().unwrap_or_default();
+        let before = self.table.get(uid).cloned();
+        self.metrics.unreadable();
+        if self.unreadable.insert(key(object)) {
+            let (plural, namespace) = (&self.target.plural, &self.target.namespace);
+            let (name, reason) = (object.name(), &object.reason);
+            match before {
+                Some(_) => warn!(
+                    plural,
+                    namespace,
+                    name,
+                    reason,
+                    "object of the Kubernetes API cannot be read; it stays as it was"
+                ),
+                None => warn!(
+                    plural,
+                    namespace,
+                    name,
+                    reason,
+                    "object of the Kubernetes API cannot be read; it is left out"
+                ),
+            }
+        }
+        Some((uid.to_owned(), before?))
     }
 
     /// A watch that is behind is usual: everything is listed again. Other failures are the caller's to report.
@@ -236,9 +317,9 @@ where
         }
     }
 
-    fn on_relist(&mut self, listed: Result<Objects<K>, Failure>) -> Result<(), Failure> {
+    fn on_relist(&mut self, listed: Result<Listing<K>, Failure>) -> Result<(), Failure> {
         let listed = match listed {
-            Ok(listed) => listed,
+            Ok(listing) => self.readable(listing),
             Err(failure) => {
                 self.table.cancel_relist();
                 return Err(self.failed(failure));
@@ -347,20 +428,22 @@ fn without_connect(failure: Failure) -> Failure {
 }
 
 /// All pages. The version that a list shows may be gone before its last page was asked for; that is an error.
-async fn list<K>(api: &Api<K>, mut params: ListParams) -> kube::Result<Objects<K>>
+async fn list<K>(api: &Api<Received<K>>, mut params: ListParams) -> kube::Result<Listing<K>>
 where
     K: Clone + Debug + DeserializeOwned + Resource,
 {
-    let mut objects = Objects::new();
+    let mut listing = Listing::new();
     for _ in 0..MAX_PAGES {
         let page = api.list(&params).await?;
-        objects.extend(page.items.into_iter().filter_map(by_uid));
+        page.items
+            .into_iter()
+            .for_each(|object| listing.add(object));
         params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
         if params.continue_token.is_none() {
             break;
         }
     }
-    Ok(objects)
+    Ok(listing)
 }
 
 /// 0 stands for a list in one piece.
@@ -377,7 +460,7 @@ fn config(filter: &Filter, settings: &Advanced) -> watcher::Config {
     }
 }
 
-fn events<K>(api: &Api<K>, filter: &Filter, settings: &Advanced) -> Events<K>
+fn events<K>(api: &Api<Received<K>>, filter: &Filter, settings: &Advanced) -> Events<K>
 where
     K: Resource + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
 {
@@ -385,8 +468,13 @@ where
     Box::pin(watcher::watcher(api.clone(), config))
 }
 
-async fn next<K>(events: &mut Events<K>) -> Option<watcher::Result<Event<K>>> {
+async fn next<K>(events: &mut Events<K>) -> Option<watcher::Result<Event<Received<K>>>> {
     poll_fn(|context| events.as_mut().poll_next(context)).await
+}
+
+/// How an object that cannot be read is remembered.
+fn key(object: &Unreadable) -> String {
+    object.uid().unwrap_or_else(|| object.name()).to_owned()
 }
 
 /// An object by its uid, without what takes memory and is never read.

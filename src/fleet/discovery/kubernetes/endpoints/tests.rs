@@ -207,6 +207,23 @@ fn of_two_families_one_counts_and_it_stays_the_same_while_pods_leave() {
 }
 
 #[test]
+fn an_endpoint_that_cannot_be_read_costs_no_other_one_of_its_slice() {
+    let ready = json!({"ready": true});
+    let mut bad = endpoint("b", "10.0.0.2", &ready);
+    bad["addresses"] = json!([5]);
+    let endpoints = json!([endpoint("a", "10.0.0.1", &ready), bad, null]);
+    let slices = [slice("IPv4", &endpoints)];
+    let a = ("a".to_owned(), "10.0.0.1".to_owned(), true);
+    assert_eq!(found(&slices), [a]);
+    let warnings: Vec<String> = of_slices(slices.iter(), None)
+        .into_iter()
+        .filter_map(|it| it.err()?.warning())
+        .collect();
+    assert_eq!(warnings.len(), 2);
+    assert!(warnings[0].contains(r#""name":"b""#), "{warnings:?}");
+}
+
+#[test]
 fn an_endpoint_in_two_slices_is_one_worker() {
     let ready = slice(
         "IPv4",
