@@ -26,12 +26,12 @@ use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
 use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue};
-use hyper::{Method, Request, Response, StatusCode, Version};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use prometheus::IntCounterVec;
 use tracing::debug;
 
 use self::access_log::{AccessLine, LoggedBody};
-use self::body_budget::BodyBudget;
+use self::body_budget::{BodyBudget, Claim};
 use self::cors::Cors;
 use self::health::{HEALTH_PATH, health};
 use self::route::{Route, route};
@@ -40,7 +40,7 @@ use self::websocket::open::Open;
 use crate::admin::Readiness;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
-use crate::ids::{ClientKey, RequestId};
+use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::limits::{Standing, TenantLimits};
 use crate::observe::metrics::Registry;
 use crate::openai::error::{ApiError, ErrorShape};
@@ -317,6 +317,16 @@ impl ApiServer {
         }
     }
 
+    /// Whose memory a body uses.
+    fn claim<'a>(&'a self, owner: ClientKey, tenant: Tenant, headers: &'a HeaderMap) -> Claim<'a> {
+        Claim {
+            owner,
+            tenant,
+            headers,
+            relay: Some(&self.relay),
+        }
+    }
+
     fn body_limits(&self) -> body::Limits {
         body::Limits {
             max: self.settings.max_body,
@@ -338,7 +348,10 @@ impl ApiServer {
             ..
         } = caller;
         let (head, body) = request.into_parts();
-        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        let (body, _reserved) = {
+            let claim = self.claim(caller.client, caller.admitted.tenant, &head.headers);
+            body::read(body, self.body_limits(), &self.bodies, claim).await?
+        };
         prompt::check_nesting(&body)?;
         debug!(
             %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),

@@ -1,5 +1,8 @@
 //! `POST /explain`: the decision for a request, without sending it.
 
+use std::time::Duration;
+
+use bytes::Bytes;
 use http_body_util::{BodyExt, Limited};
 use hyper::{Request, Response, StatusCode};
 
@@ -10,6 +13,28 @@ use crate::http;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::prompt::{self, Api};
+
+/// For the whole body: operators' own tools send it.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
+
+async fn read(
+    body: RequestBody,
+    bytes_max: usize,
+    limit: Duration,
+) -> Result<Bytes, (StatusCode, &'static str)> {
+    let body = Limited::new(body, bytes_max).collect();
+    match tokio::time::timeout(limit, body).await {
+        Ok(Ok(body)) => Ok(body.to_bytes()),
+        Ok(Err(_)) => Err((
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "the request body is too large or incomplete",
+        )),
+        Err(_) => Err((
+            StatusCode::REQUEST_TIMEOUT,
+            "the request body did not come in time",
+        )),
+    }
+}
 
 pub(super) async fn page(
     sources: &Sources,
@@ -24,13 +49,10 @@ pub(super) async fn page(
         Some(_) => return refuse(StatusCode::BAD_REQUEST, "tokens is true or false"),
     };
     let (head, body) = request.into_parts();
-    let Ok(body) = Limited::new(body, body_bytes_max).collect().await else {
-        return refuse(
-            StatusCode::PAYLOAD_TOO_LARGE,
-            "the request body is too large or incomplete",
-        );
+    let body = match read(body, body_bytes_max, BODY_TIMEOUT).await {
+        Ok(body) => body,
+        Err((status, message)) => return refuse(status, message),
     };
-    let body = body.to_bytes();
     let api = match path.as_deref() {
         None | Some("/v1/chat/completions") => Api::Chat,
         Some("/v1/completions") => Api::Completions,
@@ -68,5 +90,25 @@ pub(super) async fn page(
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::http::piped::pipe;
+
+    #[tokio::test]
+    async fn a_body_that_does_not_come_is_not_waited_for() {
+        let status = async |text: &'static [u8], ends: bool| {
+            let (sender, body) = pipe(1);
+            sender.send(Bytes::from_static(text)).await.unwrap();
+            let _open = (!ends).then_some(sender);
+            let read = read(body.into(), 2, Duration::from_millis(20)).await;
+            read.map_err(|(status, _)| status.as_u16())
+        };
+        assert_eq!(status(b"{}", true).await.unwrap(), "{}");
+        assert_eq!(status(b"{ }", true).await, Err(413));
+        assert_eq!(status(b"{", false).await, Err(408));
     }
 }

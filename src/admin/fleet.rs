@@ -48,6 +48,9 @@ struct ModelRow {
 #[derive(Debug, Serialize)]
 pub(super) struct WorkerRow {
     name: String,
+    /// What clients see in place of a name that is the address.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    client_name: Option<String>,
     address: String,
     role: Role,
     health: Health,
@@ -212,6 +215,7 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
     let (predicted_blocks, predicted_tokens) = relay.predicted().size(worker.id);
     WorkerRow {
         name: worker.name.to_string(),
+        client_name: (worker.client_name != worker.name).then(|| worker.client_name.to_string()),
         address: worker.pool.address().to_owned(),
         role: worker.role,
         health: status.health,

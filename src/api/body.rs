@@ -1,13 +1,13 @@
 //! Reads request bodies, within a size, a time and one memory budget for all clients.
 
 use std::future::Future;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::Body as _;
 
-use super::body_budget::{BodyBudget, Reservation};
+use super::body_budget::{BodyBudget, Claim, Reservation};
 use crate::http::server::RequestBody;
 use crate::observe;
 use crate::openai::error::ApiError;
@@ -16,12 +16,16 @@ use crate::openai::error::ApiError;
 /// keep a request open with a byte now and then.
 const TOTAL_TIMEOUTS: u32 = 10;
 
+/// Bytes that come in a second at least, while a client is waited for: a byte now and then would keep what came before in
+/// memory. Slower than any connection that a prompt is typed over.
+const LEAST_RATE: u64 = 1 << 10;
+
 /// The limits of one body.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Its size in bytes.
     pub(super) max: u64,
-    /// The time between two of its pieces.
+    /// The time within which some of it must come, at [`LEAST_RATE`].
     pub(super) timeout: Duration,
 }
 
@@ -30,6 +34,7 @@ pub(super) async fn read<'a>(
     mut body: RequestBody,
     limits: Limits,
     budget: &'a BodyBudget,
+    claim: Claim<'a>,
 ) -> Result<(Bytes, Reservation<'a>), ApiError> {
     let Limits {
         max,
@@ -39,7 +44,7 @@ pub(super) async fn read<'a>(
     if announced > max {
         return Err(ApiError::too_large(max));
     }
-    let mut reserved = budget.start(announced).await?;
+    let mut reserved = budget.start(claim, announced).await?;
     // A client may announce a length and send nothing: no more than this is allocated before bytes come.
     const MAX_RESERVED: u64 = 1 << 20;
     let mut whole = BytesMut::new();
@@ -47,17 +52,20 @@ pub(super) async fn read<'a>(
     let total = limit.saturating_mul(TOTAL_TIMEOUTS);
     // When the body first had to be waited for. A body that is complete at once needs no clock.
     let mut started = None;
+    let mut pace = Pace::new(limit);
+    let mut bytes = 0;
     loop {
         let frame = match poll_once(body.frame()).await {
             Ok(ready) => ready,
             Err(_) => {
                 let now = observe::now();
                 let left = total.saturating_sub(now - *started.get_or_insert(now));
-                tokio::time::timeout(limit.min(left), body.frame())
+                let pause = pace.pause(now, bytes);
+                tokio::time::timeout(pause.min(left), body.frame())
                     .await
-                    .map_err(|_| match left < limit {
+                    .map_err(|_| match left < pause {
                         true => ApiError::endless_body(total),
-                        false => ApiError::slow_body(limit.as_millis() as u64),
+                        false => ApiError::slow_body(pace.least, limit),
                     })?
             }
         };
@@ -69,11 +77,14 @@ pub(super) async fn read<'a>(
             Ok(data) => data,
             Err(_) => continue,
         };
-        let bytes = (whole.len() + first.len() + data.len()) as u64;
+        bytes = (whole.len() + first.len() + data.len()) as u64;
         if bytes > max {
             return Err(ApiError::too_large(max));
         }
-        reserved.grow(bytes).await?;
+        if reserved.grow(bytes).await? {
+            // The client had to wait, and not the router.
+            pace = Pace::new(limit);
+        }
         // Most bodies are one piece, which is not copied.
         if first.is_empty() && whole.is_empty() {
             first = data;
@@ -102,6 +113,36 @@ pub(super) async fn read<'a>(
     Ok((whole, reserved))
 }
 
+/// Whether a client sends fast enough: [`LEAST_RATE`] in each `limit` in which it is waited for. Pure.
+struct Pace {
+    limit: Duration,
+    /// Bytes that must come in each.
+    least: u64,
+    /// When the current one began, and what had come before.
+    began: Option<(Instant, u64)>,
+}
+
+impl Pace {
+    fn new(limit: Duration) -> Self {
+        let least = u128::from(LEAST_RATE) * limit.as_millis() / 1_000;
+        Self {
+            limit,
+            least: u64::try_from(least).unwrap_or(u64::MAX).max(1),
+            began: None,
+        }
+    }
+
+    /// How long the next piece may be waited for, when so many bytes have come.
+    fn pause(&mut self, now: Instant, bytes: u64) -> Duration {
+        let (began, before) = *self.began.get_or_insert((now, bytes));
+        if bytes - before >= self.least {
+            self.began = Some((now, bytes));
+            return self.limit;
+        }
+        self.limit.saturating_sub(now - began)
+    }
+}
+
 /// Polls a future once: a body that is complete already needs no timer.
 async fn poll_once<F: Future + Unpin>(mut future: F) -> Result<F::Output, ()> {
     std::future::poll_fn(|cx| match std::pin::Pin::new(&mut future).poll(cx) {
@@ -109,4 +150,35 @@ async fn poll_once<F: Future + Unpin>(mut future: F) -> Result<F::Output, ()> {
         std::task::Poll::Pending => std::task::Poll::Ready(Err(())),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_byte_now_and_then_does_not_keep_a_body_open() {
+        let now = observe::now();
+        let after = |seconds| now + Duration::from_secs(seconds);
+        let mut pace = Pace::new(LIMIT);
+        // Fast at first.
+        assert_eq!(pace.pause(now, 8 << 20), LIMIT);
+        for (number, second) in (8..30).step_by(8).enumerate() {
+            let left = pace.pause(after(second), (8 << 20) + number as u64);
+            assert_eq!(left, LIMIT - Duration::from_secs(second));
+        }
+        assert!(pace.pause(after(30), (8 << 20) + 9).is_zero());
+    }
+
+    #[test]
+    fn a_slow_client_has_as_long_as_it_takes() {
+        let now = observe::now();
+        let mut pace = Pace::new(LIMIT);
+        for second in 0..1_000_u32 {
+            let at = now + Duration::from_secs(second.into());
+            assert!(!pace.pause(at, u64::from(second) * LEAST_RATE).is_zero());
+        }
+    }
 }

@@ -33,7 +33,10 @@ impl ApiServer {
             ..
         } = caller;
         let (head, body) = request.into_parts();
-        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        let (body, _reserved) = {
+            let claim = self.claim(caller.client, caller.admitted.tenant, &head.headers);
+            body::read(body, self.body_limits(), &self.bodies, claim).await?
+        };
         let content_type = head.headers.get(CONTENT_TYPE);
         let form = content_type.and_then(|it| it.to_str().ok());
         let form = form.filter(|it| api == Api::Other && prompt::is_form(it));

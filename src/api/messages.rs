@@ -20,7 +20,10 @@ impl ApiServer {
     ) -> Result<Response<http::Body>, ApiError> {
         let started = observe::now();
         let (head, body) = request.into_parts();
-        let (body, _reserved) = body::read(body, self.body_limits(), &self.bodies).await?;
+        let (body, _reserved) = {
+            let claim = self.claim(caller.client, caller.admitted.tenant, &head.headers);
+            body::read(body, self.body_limits(), &self.bodies, claim).await?
+        };
         prompt::check_nesting(&body)?;
         debug!(id = %caller.id, tenant = %caller.admitted.tenant, bytes = body.len(), "request");
         let original = body.clone();

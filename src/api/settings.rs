@@ -17,8 +17,9 @@ pub struct Settings {
     #[serde(with = "SizeText")]
     pub max_body: u64,
     /// Memory for the bodies of all clients' requests together, from their first byte until an engine has started to
-    /// answer. Beyond it new requests wait, except those whose body has up to 64 KiB. 1 GiB is 16 bodies of the largest
-    /// size.
+    /// answer. Beyond it requests wait, and those of lower priority that wait for workers give theirs up. One tenant (without
+    /// tenants: one client address) gets no more than it leaves to all others: alone, half of it. 1 GiB is 16 bodies of the
+    /// largest size.
     #[serde(with = "SizeText")]
     pub max_total_body: u64,
     /// A request whose body finds no room in `max_total_body` for this long is answered with 503. Bodies are in memory
@@ -26,7 +27,8 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub max_body_wait: Duration,
-    /// A request without a byte of its body for this long is refused; the whole body may take 10 times as long.
+    /// A request of whose body less than 1 KiB a second comes for this long is refused; the whole body may take 10 times as
+    /// long.
     #[serde(with = "DurationText")]
     pub body_timeout: Duration,
     /// Proxies in front of the router, as addresses or networks such as `10.0.0.0/8`. A request from one of them

@@ -106,6 +106,8 @@ pub enum RateSource {
 pub struct Worker {
     pub id: WorkerId,
     pub name: Arc<str>,
+    /// The name that clients may see: of one that is called by its address, nothing of that.
+    pub client_name: Arc<str>,
     pub role: Role,
     pub authorization: Option<HeaderValue>,
     pub events: Events,
@@ -260,6 +262,13 @@ impl Deref for Worker {
     }
 }
 
+fn client_name(id: WorkerId, member: &Member) -> Arc<str> {
+    match member.name == member.address {
+        true => format!("worker-{}", id.0).into(),
+        false => member.name.as_str().into(),
+    }
+}
+
 impl Worker {
     /// The rank to pin a request to that was planned for it.
     pub fn pinned_to(&self, planned: Option<u32>) -> Option<u32> {
@@ -275,6 +284,7 @@ impl Worker {
         let worker = Self {
             id,
             name: member.name.as_str().into(),
+            client_name: client_name(id, member),
             role: member.role,
             authorization: member.authorization.clone(),
             events: member.events.clone(),

@@ -7,6 +7,7 @@ pub mod health;
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
 use futures_core::Stream;
@@ -22,6 +23,14 @@ use super::{Body, BodyError};
 const HEAD_BYTES: usize = 5;
 
 const CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
+
+/// Clients send the first message of a call together with its head. A call without one would keep its connection busy.
+pub const FIRST_MESSAGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The end of a call whose first message does not come.
+pub fn no_message() -> Status {
+    Status::deadline_exceeded("no message came")
+}
 
 /// Adds a message in its gRPC frame to `buffer`.
 pub fn frame_into(message: &impl prost::Message, buffer: &mut BytesMut) {
@@ -48,8 +57,20 @@ pub async fn question<B>(request: Request<B>, bytes_max: usize) -> Result<Bytes,
 where
     B: http_body::Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
 {
-    let body = Limited::new(request.into_body(), HEAD_BYTES + bytes_max);
-    let body = body.collect().await;
+    question_within(request, bytes_max, FIRST_MESSAGE_TIMEOUT).await
+}
+
+async fn question_within<B>(
+    request: Request<B>,
+    bytes_max: usize,
+    limit: Duration,
+) -> Result<Bytes, Status>
+where
+    B: http_body::Body<Data = Bytes, Error: std::error::Error + Send + Sync + 'static>,
+{
+    let body = Limited::new(request.into_body(), HEAD_BYTES + bytes_max).collect();
+    let body = tokio::time::timeout(limit, body).await;
+    let body = body.map_err(|_| no_message())?;
     let body = body.map_err(|error| Status::invalid_argument(error.to_string()))?;
     unframe(body.to_bytes())
 }
@@ -188,6 +209,8 @@ fn put(status: &Status, headers: &mut HeaderMap) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::piped::pipe;
+    use crate::http::server::RequestBody;
 
     #[test]
     fn a_framed_message_is_read_as_it_was() {
@@ -203,6 +226,14 @@ mod tests {
         assert!(unframe(framed.slice(..3)).is_err());
         assert!(unframe([&framed[..], b"x"].concat().into()).is_err());
         assert!(unframe(Bytes::from_static(&[1, 0, 0, 0, 0])).is_err());
+    }
+
+    #[tokio::test]
+    async fn a_call_without_a_message_ends() {
+        let (_open, body) = pipe(1);
+        let request = Request::new(RequestBody::from(body));
+        let asked = question_within(request, 10, Duration::from_millis(20)).await;
+        assert_eq!(asked.unwrap_err().code(), Code::DeadlineExceeded);
     }
 
     #[tokio::test]

@@ -6,6 +6,7 @@ mod activity;
 mod body;
 mod connection;
 mod counted;
+mod discard;
 mod executor;
 mod malformed;
 mod metrics;

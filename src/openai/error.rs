@@ -157,8 +157,11 @@ impl ApiError {
     }
 
     /// Not 408: SDKs would retry, and send the same body as slowly again.
-    pub fn slow_body(limit_ms: u64) -> Self {
-        let message = format!("no data of the request body arrived for {limit_ms} ms");
+    pub fn slow_body(least_bytes: u64, limit: Duration) -> Self {
+        let message = format!(
+            "fewer than {least_bytes} bytes of the request body arrived in {} ms",
+            limit.as_millis()
+        );
         Self::new(StatusCode::BAD_REQUEST, "request_body_timeout", message)
     }
 

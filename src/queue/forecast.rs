@@ -59,7 +59,9 @@ impl Forecast<'_> {
             RefusalReason::TargetUnreachable { target, expected } => {
                 expected.saturating_sub(target)
             }
-            RefusalReason::TooManyRequests { .. } | RefusalReason::TooManyBytes { .. } => {
+            RefusalReason::TooManyRequests { .. }
+            | RefusalReason::TooManyBytes { .. }
+            | RefusalReason::MemoryNeeded => {
                 // Until a quarter of it has left.
                 seconds(higher as f64 / rate / 4.0)
             }

@@ -79,6 +79,16 @@ pub struct Entered<T> {
     pub left: Vec<Left<T>>,
 }
 
+/// A request whose memory a request of a higher class may get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Below {
+    pub id: EntryId,
+    /// Its place among the classes; lower classes have higher numbers.
+    pub class: usize,
+    pub entered: Instant,
+    pub bytes: u64,
+}
+
 /// One class for operators.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClassStatus {
@@ -242,6 +252,31 @@ impl<T> Queue<T> {
             }
         }
         left
+    }
+
+    /// Those of lower classes than that of `priority`, with clients that wait for them.
+    pub fn below(&self, priority: i32) -> Vec<Below> {
+        let class = self.class_of(priority);
+        if self.classes[class + 1..].iter().all(Class::is_empty) {
+            return Vec::new();
+        }
+        let entries = self.entries.iter();
+        let below =
+            entries.filter(|(_, entry)| entry.class > class && !entry.request.is_background);
+        let below = below.map(|(id, entry)| Below {
+            id: *id,
+            class: entry.class,
+            entered: entry.request.entered,
+            bytes: entry.request.bytes,
+        });
+        below.collect()
+    }
+
+    /// Refuses a request whose memory is needed. `None` if it has left.
+    pub fn give_up(&mut self, now: Instant, id: EntryId) -> Option<Left<T>> {
+        let entry = self.remove(id, false)?;
+        let refusal = self.refused(RefusalReason::MemoryNeeded, entry.class);
+        Some(self.left(entry, now, Outcome::Refused(refusal)))
     }
 
     /// Takes out those who wait on in another queue.

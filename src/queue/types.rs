@@ -83,6 +83,8 @@ pub enum RefusalReason {
     TooManyRequests { max: u32, set_by: SetBy },
     /// The bodies of its class use as much memory as they may.
     TooManyBytes { max: u64 },
+    /// A request of a higher class needs the memory of its body.
+    MemoryNeeded,
     /// It waited as long as a request may.
     TimedOut { waited: Duration, set_by: SetBy },
     /// It cannot meet its target; `expected` if it had waited.
@@ -136,7 +138,9 @@ impl RefusalReason {
 
     pub fn code(self) -> &'static str {
         match self {
-            Self::TooManyRequests { .. } | Self::TooManyBytes { .. } => "queue_full",
+            Self::TooManyRequests { .. } | Self::TooManyBytes { .. } | Self::MemoryNeeded => {
+                "queue_full"
+            }
             Self::TimedOut { .. } => "queue_timeout",
             Self::TargetUnreachable { .. } => "ttft_target_unreachable",
             Self::NoWorker { .. } => "no_healthy_worker",
@@ -157,6 +161,10 @@ impl fmt::Display for RefusalReason {
                 f,
                 "the workers are busy, and the waiting requests of this priority have {max} bytes already, of no client more \
                  than of this one (queue.max_size)"
+            ),
+            Self::MemoryNeeded => f.write_str(
+                "the workers are busy, and requests of a higher priority need the memory of this one's body \
+                 (api.max_total_body)",
             ),
             Self::TimedOut { waited, set_by } => {
                 let seconds = waited.as_secs_f64();

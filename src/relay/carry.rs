@@ -79,7 +79,7 @@ impl Relay {
         // A retryable answer, for the client if no other attempt does better.
         let mut refused = None;
         let mut last_error = String::new();
-        let mut last_worker = None;
+        let mut last_worker: Option<Arc<Worker>> = None;
         let mut lacks_prefill = false;
         let mut is_over = false;
         // What a chat completion cannot have, if a worker that needs one was chosen.
@@ -223,8 +223,8 @@ impl Relay {
             // prefill leg would most likely end the same.
             let is_decode_error = stage == Stage::Transfer && answer.is_some();
             refused = answer.or(refused);
+            last_worker = Some(choice.worker_at(stage).clone());
             let failed_worker = choice.worker_at(stage).name.clone();
-            last_worker = Some(failed_worker.clone());
             // The fleet may have changed meanwhile.
             self.renew(&mut plan);
             match step {
@@ -282,7 +282,14 @@ impl Relay {
             false => (
                 match no_worker_may_get(&plan, &failed, attempts.cuts()) {
                     true => Error::CutsConnections,
-                    false => failure_of(&plan, &attempts, lacks_prefill, last_error),
+                    false => failure_of(
+                        &plan,
+                        &attempts,
+                        lacks_prefill,
+                        last_worker
+                            .as_deref()
+                            .filter(|_| self.settings.decision_header),
+                    ),
                 },
                 Outcome::WorkerFailed,
             ),
@@ -290,14 +297,14 @@ impl Relay {
         if let Some(summary) = &job.summary {
             summary.update(|it| {
                 it.model = Some(plan.group.model.clone());
-                it.worker = last_worker;
+                it.worker = last_worker.as_ref().map(|worker| worker.name.clone());
                 it.attempts += attempts.count();
                 it.outcome = Some(outcome.as_str());
             });
         }
         // Absent from the line if the client sent none.
         let client_id = job.headers.get("x-request-id").map(field::debug);
-        warn!(id = %job.id, client_id, %error, "request failed");
+        warn!(id = %job.id, client_id, %error, last = last_error, "request failed");
         count.fail(outcome);
         Err(error)
     }
@@ -405,7 +412,12 @@ fn no_worker_may_get(plan: &Plan, failed: &FailedWorkers, cuts: &Cuts) -> bool {
 }
 
 /// The error of a request that no attempt answered.
-fn failure_of(plan: &Plan, attempts: &Attempts, lacks_prefill: bool, last: String) -> Error {
+fn failure_of(
+    plan: &Plan,
+    attempts: &Attempts,
+    lacks_prefill: bool,
+    last_worker: Option<&Worker>,
+) -> Error {
     let model = || plan.group.model.to_string();
     let retry_after = NO_WORKER_RETRY_AFTER;
     match attempts.count() {
@@ -419,10 +431,11 @@ fn failure_of(plan: &Plan, attempts: &Attempts, lacks_prefill: bool, last: Strin
         },
         count => match attempts.last() {
             Some(Failure::TimedOut) => Error::TimedOut { attempts: count },
-            Some(Failure::Local) => Error::OutOfResources { retry_after, last },
-            _ => Error::Unreachable {
+            Some(Failure::Local) => Error::OutOfResources { retry_after },
+            last => Error::Unreachable {
                 attempts: count,
-                last,
+                last: last.unwrap_or(Failure::Broken),
+                worker: last_worker.map(|worker| worker.client_name.clone()),
                 may_have_computed: attempts.may_have_computed(),
             },
         },

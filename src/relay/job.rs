@@ -11,6 +11,7 @@ use hyper::{HeaderMap, Uri};
 use super::continuation::{Progress, Resume};
 use super::gateway::Gateway;
 use super::kv_transfer::SingleWorkerReason;
+use super::retries::Failure;
 use super::standing::StandingCell;
 use super::summary::SummaryCell;
 use super::target::TargetReason;
@@ -165,7 +166,9 @@ pub enum Error {
     /// Every attempt failed before an answer.
     Unreachable {
         attempts: u32,
-        last: String,
+        last: Failure,
+        /// The worker of the last attempt, if clients may know it.
+        worker: Option<Arc<str>>,
         /// An engine may have computed an answer that was lost.
         may_have_computed: bool,
     },
@@ -174,7 +177,7 @@ pub enum Error {
     /// The time of the whole request is over.
     Deadline { attempts: u32, limit: Duration },
     /// The router had no file descriptor, port or memory for a connection to a worker.
-    OutOfResources { retry_after: Duration, last: String },
+    OutOfResources { retry_after: Duration },
     /// It waited in vain for a worker with room, or did not wait.
     NotQueued(Refusal),
     /// A header that the router reads has a value that it cannot.
@@ -251,8 +254,17 @@ impl fmt::Display for Error {
                 reason.as_str(),
                 reason.explanation()
             ),
-            Error::Unreachable { attempts, last, .. } => {
-                write!(f, "no engine answered in {attempts} attempts: {last}")
+            Error::Unreachable {
+                attempts,
+                last,
+                worker,
+                ..
+            } => {
+                write!(f, "no engine answered in {attempts} attempts: ")?;
+                if let Some(worker) = worker {
+                    write!(f, "{worker}: ")?;
+                }
+                f.write_str(last.explanation())
             }
             Error::TimedOut { attempts } => {
                 write!(f, "no engine answered in time, in {attempts} attempts")
@@ -263,8 +275,8 @@ impl fmt::Display for Error {
                     "the request took longer than the {limit:?} that the router allows, in {attempts} attempts"
                 )
             }
-            Error::OutOfResources { last, .. } => {
-                write!(f, "the router cannot open a connection to an engine now: {last}")
+            Error::OutOfResources { .. } => {
+                f.write_str("the router cannot open a connection to an engine now")
             }
             Error::NotQueued(refusal) => refusal.reason.fmt(f),
             Error::BadHeader { name, expected } => write!(f, "the header `{name}` must be {expected}"),

@@ -8,6 +8,7 @@ use super::exchange;
 use super::failure_owner::FailureOwner;
 use super::retries::Failure;
 use super::running::Running;
+use crate::fleet::Worker;
 use crate::observe;
 use crate::routing::Decision;
 use crate::traces::TrySpan;
@@ -32,7 +33,7 @@ pub(super) struct AttemptAnswer {
 
 /// The prefill leg of a disaggregated request.
 pub(super) struct PrefillLeg {
-    pub(super) worker: Arc<str>,
+    pub(super) worker: Arc<Worker>,
     /// The dp rank that it was pinned to.
     pub(super) rank: Option<u32>,
     pub(super) decision: Decision,

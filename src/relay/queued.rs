@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use hyper::HeaderMap;
 use tracing::debug;
 
 use super::choice::FailedWorkers;
@@ -17,7 +18,7 @@ use super::plan::Plan;
 use super::request_count::RequestCount;
 use super::wait::{Grant, Placed, Placing, Standing, Waiting};
 use crate::fleet::Worker;
-use crate::ids::Model;
+use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::queue::{Refusal, RefusalReason, Settings};
@@ -69,6 +70,15 @@ pub(super) async fn with_grant<A: Future>(grant: Option<Grant>, attempt: A) -> A
 }
 
 impl Relay {
+    /// The priority of a tenant's request of which only the headers are known.
+    pub fn priority_of(&self, tenant: Tenant, headers: &HeaderMap) -> i32 {
+        let profile = self.tenants.of(tenant);
+        let standing = self.queue.as_ref().and_then(|settings| {
+            Standing::of(headers, &PeekedBody::default(), profile, settings).ok()
+        });
+        standing.map_or(profile.priority, |standing| standing.priority)
+    }
+
     /// `None` if requests do not wait.
     pub(super) fn waits(
         &self,

@@ -53,7 +53,7 @@ impl Relay {
                 summary.status = Some(answer.answer.head.status);
                 summary.attempts += answer.attempts;
                 summary.prefill_worker = match &answer.prefill {
-                    Some(Ok(prefill)) => Some(prefill.worker.clone()),
+                    Some(Ok(prefill)) => Some(prefill.worker.name.clone()),
                     _ => None,
                 };
                 summary.prefill_rank = match &answer.prefill {
@@ -236,7 +236,7 @@ impl Relay {
 
 fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String {
     let decision = &answer.decision;
-    let mut text = format!("worker={}; ", answer.running.worker().name);
+    let mut text = format!("worker={}; ", answer.running.worker().client_name);
     // Writing to memory cannot fail, here and below.
     if let Some(rank) = answer.running.rank() {
         let _ = write!(text, "rank={rank}; ");
@@ -276,7 +276,11 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
             let _ = write!(text, "; disaggregated={}", reason.as_str());
         }
         Some(Ok(prefill)) => {
-            let _ = write!(text, "; disaggregated=yes; prefill={}", prefill.worker);
+            let _ = write!(
+                text,
+                "; disaggregated=yes; prefill={}",
+                prefill.worker.client_name
+            );
             if let Some(rank) = prefill.rank {
                 let _ = write!(text, "; prefill_rank={rank}");
             }

@@ -54,6 +54,20 @@ impl Failure {
             Failure::TakenOut => "worker_taken_out",
         }
     }
+
+    /// For clients: without the worker's address, which errors of its connection may have.
+    pub fn explanation(self) -> &'static str {
+        match self {
+            Failure::Local => "the router could open no connection",
+            Failure::Connect => "cannot connect",
+            Failure::Broken => "the connection closed before the answer",
+            Failure::TimedOut => "timed out",
+            Failure::Deadline => "the request's time was over",
+            Failure::Refused => "it refused the request",
+            Failure::KvTransfer => "the KV transfer failed",
+            Failure::TakenOut => "the worker was taken out before it answered",
+        }
+    }
 }
 
 /// Whether a request may be sent over a connection that was kept alive.

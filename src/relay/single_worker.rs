@@ -236,7 +236,7 @@ impl Relay {
             attempts: attempts.count(),
             prefill: match prefill {
                 Some(prefill) => Some(Ok(PrefillLeg {
-                    worker: prefill.worker.name.clone(),
+                    worker: prefill.worker.clone(),
                     rank: prefill.worker.pinned_to(prefill.decision.rank),
                     decision: prefill.decision,
                     tokens: None,

@@ -226,6 +226,33 @@ impl Queues {
         }
     }
 
+    /// Ends the wait of requests of lower priority until they give so many bytes of their bodies back: of the newest of the
+    /// lowest class first. Returns how many they give.
+    pub fn give_up(&self, priority: i32, bytes: u64) -> u64 {
+        let now = observe::now();
+        let queues = self.by_name.load();
+        let mut below = Vec::new();
+        for queue in queues.values().filter(|queue| queue.waiting() > 0) {
+            let found = queue.below(priority).into_iter();
+            below.extend(found.map(|waiting| (waiting, queue)));
+        }
+        below.sort_unstable_by_key(|(waiting, _)| {
+            std::cmp::Reverse((waiting.class, waiting.entered))
+        });
+        let mut given = 0;
+        for (waiting, queue) in below {
+            if given >= bytes {
+                break;
+            }
+            if let Some(gone) = queue.give_up(now, waiting.id) {
+                given += waiting.bytes;
+                self.on_left(&gone);
+                gone.wake(&self.granted, self.fleet.freed());
+            }
+        }
+        given
+    }
+
     /// What is known of a model's queue. `None` if nothing has waited there.
     pub(super) fn get(&self, model: &Model) -> Option<Arc<SharedQueue>> {
         let sharing = self.sharing.load();

@@ -256,25 +256,26 @@ async fn every_field_of_a_body_may_be_nested_equally_deep() {
 
 #[tokio::test]
 async fn large_bodies_wait_for_memory_and_small_ones_go_on() {
-    const BUDGET: f64 = (3 << 20) as f64;
+    // One client gets half of it.
+    const BUDGET: f64 = (8 << 20) as f64;
     // The simulated engine takes no prompt as long.
     const ENGINES_ANSWER: &str = "maximum context length";
     let cluster = Cluster::start(vec![fast()], |config| {
-        config.api.requests.max_total_body = 3 << 20;
+        config.api.requests.max_total_body = 8 << 20;
         config.api.requests.max_body_wait = too_long();
     })
     .await;
     let api = cluster.router.api;
     let body = chat(&"x".repeat(900 << 10), 1, false);
-    let (uploads, rest) = client::unfinished_uploads(api, CHAT, &body, 3).await;
+    let (uploads, rest) = client::unfinished_uploads(api, CHAT, &body, 4).await;
     let used = async || cluster.metric("warmroute_request_body_bytes", &[]).await;
     let waiting = async || {
         cluster
             .metric("warmroute_request_bodies_waiting", &[])
             .await
     };
-    eventually("three bodies are in memory", async || {
-        used().await == BUDGET
+    eventually("four bodies are in memory", async || {
+        used().await == BUDGET / 2.0
     })
     .await;
     let mut large = tokio::task::JoinSet::new();
@@ -342,6 +343,63 @@ async fn a_connection_that_was_idle_for_long_serves_on() {
     let answers = String::from_utf8(answers).unwrap();
     assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
     assert!(answers.contains("malformed_request"), "{answers}");
+}
+
+#[tokio::test]
+async fn an_answer_says_whether_its_connection_can_be_used_again() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.api.requests.max_body = 1 << 20;
+    })
+    .await;
+    let long = "x".repeat(300_000);
+    let post = |path: &str, more: &str, body: &str| {
+        let length = body.len();
+        format!("POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {length}\r\n{more}\r\n{body}")
+    };
+    let chunked = "POST /nowhere HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n";
+    for (request, status, closes) in [
+        (post("/nowhere", "", "{}"), 404, false),
+        (post("/nowhere", "", &long), 404, true),
+        (format!("{chunked}2\r\n{{}}\r\n"), 404, true),
+        (post("/nowhere", "expect: 100-continue\r\n", ""), 404, false),
+        (post("/v1/models", "", "{}"), 405, false),
+        (post("/v1/models", "", &long), 405, true),
+        (post(CHAT, "", &"x".repeat(2 << 20)), 413, true),
+        (post(CHAT, "content-encoding: gzip\r\n", "{}"), 415, false),
+        (post(CHAT, "content-encoding: gzip\r\n", &long), 415, true),
+        (post(CHAT, "", "{"), 400, false),
+        (MODELS.to_owned(), 200, false),
+    ] {
+        let what = request[..60.min(request.len())].to_owned();
+        let stream = TcpStream::connect(cluster.router.api).await.unwrap();
+        let (mut reads, mut writes) = stream.into_split();
+        // The router may close before all is sent.
+        let sent = tokio::spawn(async move {
+            let _ = writes.write_all(request.as_bytes()).await;
+            writes
+        });
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"}") {
+            let read = tokio::time::timeout(too_long(), reads.read_buf(&mut answer)).await;
+            assert_ne!(read.unwrap().unwrap(), 0, "{what}");
+        }
+        let (head, _) = last(std::str::from_utf8(&answer).unwrap());
+        assert!(
+            head.starts_with(&format!("http/1.1 {status} ")),
+            "{what}: {head}"
+        );
+        assert_eq!(
+            header(&head, "connection") == "close",
+            closes,
+            "{what}: {head}"
+        );
+        let mut writes = sent.await.unwrap();
+        let _ = writes.write_all(MODELS.as_bytes()).await;
+        let mut next = vec![0; 4096];
+        let read = tokio::time::timeout(too_long(), reads.read(&mut next)).await;
+        let is_answered = read.unwrap().is_ok_and(|length| length > 0);
+        assert_eq!(is_answered, !closes, "{what}");
+    }
 }
 
 #[tokio::test]

@@ -473,28 +473,33 @@ async fn a_router_with_few_file_descriptors_blames_no_worker() {
 }
 
 #[tokio::test]
-async fn large_bodies_beyond_their_memory_are_refused_and_small_ones_go_on() {
+async fn a_client_whose_bodies_have_their_share_of_memory_leaves_the_rest_to_others() {
     let fleet = Fleet::start(&["sim"], |config| {
-        config.api.requests.max_total_body = 3 << 20;
+        config.api.requests.max_total_body = 8 << 20;
         config.api.requests.max_body_wait = Duration::from_millis(100);
     })
     .await;
     let body = chat(&"x".repeat(900 << 10), 1, false);
-    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 3).await;
-    let held = 3 << 20;
-    eventually("three bodies are held", async || {
+    let (uploads, rest) = client::unfinished_uploads(fleet.router.api, CHAT, &body, 4).await;
+    let held = 4 << 20;
+    eventually("four bodies are held", async || {
         fleet
             .has_metric(&format!("warmroute_request_body_bytes {held}"))
             .await
     })
     .await;
-    let refused = fleet.post_as(GUILTY, body.clone()).await;
+    // As the uploads, from the address of the proxy itself.
+    let refused = client::post(fleet.router.api, CHAT, body.clone()).await;
     assert_eq!(
         (refused.status, refused.code()),
         (503, "router_overloaded".to_owned())
     );
     assert_eq!(refused.header("retry-after"), "1");
-    let small = fleet.post_as(INNOCENT, chat("x", 1, false)).await;
+    for other in [chat("x", 1, false), body.clone()] {
+        let answer = fleet.post_as(INNOCENT, other).await;
+        assert_eq!(answer.status, 200);
+    }
+    let small = client::post(fleet.router.api, CHAT, chat("x", 1, false)).await;
     assert_eq!(small.status, 200);
     for mut upload in uploads {
         upload.write_all(rest.as_bytes()).await.unwrap();
@@ -549,6 +554,51 @@ async fn the_decision_header_can_be_switched_off() {
         (answer.status, answer.header("x-warmroute-decision")),
         (200, "")
     );
+}
+
+/// A chat without a worker's name, to a worker that is called by its address and to the one that is left once it is gone.
+async fn decisions_and_errors(shows: bool) -> [String; 2] {
+    let mut engine = cluster::Engine::here("w", fast()).await;
+    let mut config = cluster::config();
+    config.requests.decision_header = shows;
+    config.fleet.health.interval = Duration::from_secs(600);
+    let url = format!("http://{}", engine.address);
+    config.workers = vec![WorkerSpec::from(url)];
+    let router = Router::here(&config).await;
+    eventually("the worker is up", async || {
+        client::get(router.admin, "/readyz").await.status == 200
+    })
+    .await;
+    let headers = [("x-warmroute-decision", "1")];
+    let ask = async || {
+        let body = chat("x", 1, false);
+        client::send(router.api, "POST", CHAT, &headers, body).await
+    };
+    let answered = ask().await;
+    assert_eq!(answered.status, 200, "{}", answered.text());
+    let decision = answered.header("x-warmroute-decision").to_owned();
+    engine.kill().await;
+    let failed = ask().await;
+    assert_eq!(failed.code(), "engine_unreachable");
+    let port = engine.address.port().to_string();
+    let texts = [decision, failed.text().to_owned()];
+    for text in &texts {
+        assert!(
+            !text.contains("127.0.0.1") && !text.contains(&port),
+            "{text}"
+        );
+    }
+    texts
+}
+
+#[tokio::test]
+async fn clients_see_no_worker_address() {
+    let [decision, error] = decisions_and_errors(true).await;
+    assert!(decision.starts_with("worker=worker-"), "{decision}");
+    assert!(error.contains(": worker-"), "{error}");
+    let [decision, error] = decisions_and_errors(false).await;
+    assert_eq!(decision, "");
+    assert!(!error.contains("worker-"), "{error}");
 }
 
 #[tokio::test]

@@ -46,6 +46,8 @@ const TOGETHER_BYTES: usize = 64 << 10;
 enum Failure {
     /// The gateway has ended the stream: its client has left, or the worker's connection broke.
     Left,
+    /// It has opened the stream and sent nothing.
+    Silent,
     /// It sent what makes no sense here.
     Status(Status),
 }
@@ -85,6 +87,10 @@ pub(super) async fn run(
     let outcome = match exchange.run(api, peer).await {
         Ok(outcome) => outcome,
         Err(Failure::Left) => Outcome::GatewayLeft,
+        Err(Failure::Silent) => {
+            let _ = outgoing.send(Err(grpc::no_message())).await;
+            Outcome::Silent
+        }
         Err(Failure::Status(status)) => {
             debug!(%status, "an exchange with a gateway failed");
             let _ = outgoing.send(Err(status)).await;
@@ -119,7 +125,9 @@ struct Exchange<'a> {
 
 impl Exchange<'_> {
     async fn run(mut self, api: Arc<ApiServer>, peer: IpAddr) -> Result<Outcome, Failure> {
-        let first = self.incoming.message().await?.ok_or(Failure::Left)?;
+        let first = tokio::time::timeout(grpc::FIRST_MESSAGE_TIMEOUT, self.incoming.message());
+        let first = first.await.map_err(|_| Failure::Silent)?;
+        let first = first?.ok_or(Failure::Left)?;
         if let Some(config) = &first.protocol_config {
             let has_body =
                 !matches!(&first.request, Some(Part::RequestHeaders(it)) if it.end_of_stream);

@@ -18,6 +18,8 @@ pub(super) enum Outcome {
     GatewayLeft,
     /// The gateway sent what makes no sense.
     Malformed,
+    /// The gateway sent nothing.
+    Silent,
 }
 
 impl Outcome {
@@ -27,6 +29,7 @@ impl Outcome {
             Self::Refused => "refused",
             Self::GatewayLeft => "gateway_left",
             Self::Malformed => "malformed",
+            Self::Silent => "silent",
         }
     }
 }
@@ -47,7 +50,7 @@ impl Metrics {
             ),
             ended: registry.counters(
                 "warmroute_endpoint_picker_exchanges_total",
-                "Requests of gateways by outcome: `picked` (a worker was chosen and its answer passed through), `refused` (the router itself answered), `gateway_left` (the gateway ended the stream: its client left, or the worker's connection broke), `malformed`.",
+                "Requests of gateways by outcome: `picked` (a worker was chosen and its answer passed through), `refused` (the router itself answered), `gateway_left` (the gateway ended the stream: its client left, or the worker's connection broke), `malformed`, `silent` (no message came for 5 seconds).",
                 &["outcome"],
             ),
             decision: registry.histograms(

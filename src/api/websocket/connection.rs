@@ -5,6 +5,7 @@
 
 mod timers;
 
+use std::mem::MaybeUninit;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -13,6 +14,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_core::Stream;
 use futures_sink::Sink;
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::time::{Sleep, sleep_until};
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tokio_websockets::{CloseCode, Config, Error, Limits, Message, ServerBuilder, WebSocketStream};
@@ -32,10 +34,17 @@ use crate::responses::websocket::step::{Bounds, CloseReason, Step, Steps, Turn};
 
 /// Frames that are read on while the client takes none: enough for all turns that may run and their closing.
 const READS_WHILE_BLOCKED: u32 = 64;
-/// Parts of messages up to this size are not counted, as those of bodies over HTTP are not.
+/// Parts of messages up to this size are not counted: every connection has a buffer for the next one.
+const UNCOUNTED_BYTES: u64 = 8 << 10;
+/// Parts of messages up to this size are read on when there is no room: most messages are shorter.
 const SMALL_BYTES: u64 = 64 << 10;
+/// The header of a control frame of a client, with its mask.
+const CONTROL_HEAD_BYTES: u64 = 6;
 /// Frames that are read, and pieces of streams that are sent, before other tasks of the I/O thread get their turn.
 const STEPS_AT_ONCE: u32 = 32;
+/// How long a client is read on whose message found no memory. Bytes that are left unread would reset the connection, and
+/// the close with it.
+const DISCARD_TIME: std::time::Duration = std::time::Duration::from_secs(1);
 /// How long the client may take to answer a close.
 const CLOSE_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 
@@ -93,6 +102,7 @@ impl Connection {
             read_before: 0,
             partial_bytes: 0,
             closing: None,
+            is_discarding: false,
             is_registered: false,
         };
         let reason = std::future::poll_fn(|cx| live.poll(cx)).await;
@@ -123,12 +133,14 @@ struct Live<'a> {
     /// The latest frame. It goes when nothing more is to be read: the buffer for the next one is then a small one, and not
     /// this one's again.
     unread: Option<Bytes>,
-    /// Bytes that had been read of the socket when the latest frame was complete.
+    /// Bytes that had been read of the socket when the latest message was complete, and those of control frames since then.
     read_before: u64,
     /// Of the message of which a part has come, if it is large.
     partial_bytes: u64,
     /// Why it closes, and until when the client may answer.
     closing: Option<(&'static str, Instant)>,
+    /// Nothing that the client sends is kept any more.
+    is_discarding: bool,
     is_registered: bool,
 }
 
@@ -153,7 +165,11 @@ impl Live<'_> {
         }
         for _ in 0..STEPS_AT_ONCE {
             if let Some((reason, _)) = self.closing {
-                return self.poll_close(cx).map(|()| reason);
+                let closed = match self.is_discarding {
+                    true => self.poll_discard(cx),
+                    false => self.poll_close(cx),
+                };
+                return closed.map(|()| reason);
             }
             let was_blocked = self.blocked_since.is_some();
             let has_read = match self.poll_read(cx) {
@@ -213,12 +229,18 @@ impl Live<'_> {
             Poll::Ready(Some(Ok(message))) => message,
         };
         self.lifetime.on_received();
-        self.read_before = self.socket.get_ref().bytes_read;
-        self.partial_bytes = 0;
         self.reads_while_blocked += u32::from(self.blocked_since.is_some());
         let (is_text, is_binary, is_close) =
             (message.is_text(), message.is_binary(), message.is_close());
         let payload = Bytes::from(message.into_payload());
+        if is_text || is_binary {
+            self.read_before = self.socket.get_ref().bytes_read;
+            self.partial_bytes = 0;
+        } else {
+            // It came alone, or between the fragments of a message.
+            self.read_before += CONTROL_HEAD_BYTES + payload.len() as u64;
+            self.on_partial();
+        }
         if is_text {
             let room = self.room();
             let steps = self.session.on_text(&payload, room);
@@ -239,13 +261,14 @@ impl Live<'_> {
     /// Counts the message of which a part has come, if that is large. True if there is no room for more of it: the
     /// connection then closes.
     fn on_partial(&mut self) -> bool {
-        let bytes = self.socket.get_ref().bytes_read - self.read_before;
-        if bytes <= SMALL_BYTES || bytes == self.partial_bytes {
+        let read = self.socket.get_ref().bytes_read;
+        let bytes = read.saturating_sub(self.read_before);
+        if bytes <= UNCOUNTED_BYTES || bytes == self.partial_bytes {
             return false;
         }
         self.partial_bytes = bytes;
         self.slot.set_bytes(self.session.bytes() + bytes);
-        if self.room() > 0 {
+        if bytes <= SMALL_BYTES || self.room() > 0 {
             return false;
         }
         let limited = &self.slot.open.metrics.limited;
@@ -255,6 +278,9 @@ impl Live<'_> {
             CloseCode::SERVICE_OVERLOAD,
             "no memory for the message",
         );
+        self.closing = Some(("memory", observe::now() + DISCARD_TIME));
+        self.is_discarding = true;
+        self.reset_timer();
         true
     }
 
@@ -362,6 +388,25 @@ impl Live<'_> {
 
     fn is_writable(&mut self, cx: &mut Context<'_>) -> bool {
         Pin::new(&mut self.socket).poll_ready(cx).is_ready()
+    }
+
+    /// Sends the close, and reads on for a while.
+    fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.turns.clear();
+        self.unread = None;
+        self.set_timer(cx);
+        if let Poll::Ready(Err(_)) = Pin::new(&mut self.socket).poll_flush(cx) {
+            return Poll::Ready(());
+        }
+        let mut bytes = [MaybeUninit::uninit(); 8 << 10];
+        loop {
+            let mut buffer = ReadBuf::uninit(&mut bytes);
+            match Pin::new(self.socket.get_mut()).poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {}
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
     }
 
     /// Waits until the client has closed, too.

@@ -78,10 +78,6 @@ impl ApiServer {
         if let Some(line) = &mut line {
             line.tenant = Some(admitted.name.clone());
         }
-        let bytes = body.len() as u64;
-        let mut reserved = self.bodies.start(bytes).await?;
-        reserved.grow(bytes).await?;
-        debug!(%id, tenant = %admitted.tenant, bytes, "turn");
         let (client, headers) = match self.tenants.require_keys() {
             // The key is the router's; engines have their own.
             true => {
@@ -91,6 +87,11 @@ impl ApiServer {
             }
             false => (ClientKey::of_address(opener.address), None),
         };
+        let bytes = body.len() as u64;
+        let claim = self.claim(client, admitted.tenant, &opener.headers);
+        let mut reserved = self.bodies.start(claim, bytes).await?;
+        reserved.grow(bytes).await?;
+        debug!(%id, tenant = %admitted.tenant, bytes, "turn");
         let call = ClientRequest {
             headers: headers.as_ref().unwrap_or(&opener.headers),
             query: "",

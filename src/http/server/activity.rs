@@ -13,8 +13,10 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use hyper::Version;
+use hyper::body::Incoming;
 use parking_lot::Mutex;
 
+use super::discard::discard;
 use crate::observe;
 
 /// The time-outs of a connection: for a request's head, without a request, and for a client that does not read.
@@ -61,8 +63,12 @@ pub(super) struct Activity {
     /// A part of the next request's head has come.
     in_head: AtomicBool,
     http2: AtomicBool,
+    /// The handler has an HTTP/1 request's body that has not come to its end.
+    in_body: AtomicBool,
     /// A request's body was dropped before its end: what follows on the connection is no request's head.
     has_unread_body: AtomicBool,
+    /// That body, if what is left of it may be read.
+    unread_body: Mutex<Option<Incoming>>,
     /// When the connection became idle, or when the first byte of the head came.
     since_ms: AtomicU64,
     /// When a write first found the socket's buffer full; 0 while writes succeed.
@@ -158,7 +164,9 @@ impl Activity {
             requests: AtomicU32::new(0),
             in_head: AtomicBool::new(false),
             http2: AtomicBool::new(false),
+            in_body: AtomicBool::new(false),
             has_unread_body: AtomicBool::new(false),
+            unread_body: Mutex::default(),
             since_ms: AtomicU64::new(0),
             blocked_ms: AtomicU64::new(0),
             waiting_body: Mutex::default(),
@@ -250,8 +258,49 @@ impl Activity {
         self.requests.load(Relaxed) > 0
     }
 
-    pub(super) fn leave_body_unread(&self) {
+    pub(super) fn begin_body(&self) {
+        self.in_body.store(true, Relaxed);
+    }
+
+    pub(super) fn end_body(&self) {
+        self.in_body.store(false, Relaxed);
+    }
+
+    /// A request's body was dropped before its end.
+    pub(super) fn leave_body_unread(&self, body: Option<Incoming>) {
+        self.in_body.store(false, Relaxed);
         self.has_unread_body.store(true, Relaxed);
+        *self.unread_body.lock() = body;
+    }
+
+    /// True if the body of the HTTP/1 request that has its response now was not read to its end, nor can be at once: the
+    /// connection cannot be used again.
+    pub(super) async fn leaves_body_unread(&self) -> bool {
+        if self.in_body.load(Relaxed) {
+            return true;
+        }
+        if !self.has_unread_body.load(Relaxed) {
+            return false;
+        }
+        let body = self.unread_body.lock().take();
+        let is_read = match body {
+            Some(body) => discard(body).await,
+            None => false,
+        };
+        if is_read {
+            self.has_unread_body.store(false, Relaxed);
+        }
+        !is_read
+    }
+
+    /// True while what comes over an HTTP/1 connection is behind the request that runs. If the rest of its body may still
+    /// come, that does not count.
+    pub(super) fn is_behind_request(&self) -> bool {
+        self.has_requests() && !self.in_body.load(Relaxed) && !self.http2.load(Relaxed)
+    }
+
+    pub(super) fn has_unread_body(&self) -> bool {
+        self.has_unread_body.load(Relaxed)
     }
 
     pub(super) fn on_read(&self, bytes: &[u8]) {
@@ -381,7 +430,7 @@ mod tests {
         assert!(!is_between(5), "a response waits");
         activity.on_write(false);
         assert!(is_between(5));
-        activity.leave_body_unread();
+        activity.leave_body_unread(None);
         assert!(!is_between(5), "the rest of a body may follow");
     }
 

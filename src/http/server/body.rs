@@ -15,14 +15,17 @@ use crate::http::piped::Piped;
 #[derive(Debug)]
 pub struct RequestBody {
     source: Source,
-    /// None once the end has come.
+    /// None once the end has come, and over HTTP/2, whose streams end by themselves.
     unread: Option<Arc<Activity>>,
+    /// What nobody wants of it may be read all the same, so that the connection can be used again.
+    is_discardable: bool,
 }
 
 #[derive(Debug)]
 enum Source {
     Connection(Incoming),
     Piped(Piped),
+    Over,
 }
 
 impl From<Piped> for RequestBody {
@@ -31,25 +34,36 @@ impl From<Piped> for RequestBody {
         Self {
             source: Source::Piped(piped),
             unread: None,
+            is_discardable: false,
         }
     }
 }
 
 impl RequestBody {
-    pub(super) fn new(incoming: Incoming, activity: &Arc<Activity>) -> Self {
-        let unread = (!incoming.is_end_stream()).then(|| activity.clone());
+    /// `is_promised`: the client sends it only once somebody reads (`Expect: 100-continue`).
+    pub(super) fn new(incoming: Incoming, activity: &Arc<Activity>, is_promised: bool) -> Self {
+        let has_more = !incoming.is_end_stream() && !activity.is_http2();
+        if has_more {
+            activity.begin_body();
+        }
         Self {
             source: Source::Connection(incoming),
-            unread,
+            unread: has_more.then(|| activity.clone()),
+            is_discardable: !is_promised,
         }
     }
 }
 
 impl Drop for RequestBody {
     fn drop(&mut self) {
-        if let Some(activity) = self.unread.take() {
-            activity.leave_body_unread();
-        }
+        let Some(activity) = self.unread.take() else {
+            return;
+        };
+        let rest = match std::mem::replace(&mut self.source, Source::Over) {
+            Source::Connection(incoming) if self.is_discardable => Some(incoming),
+            _ => None,
+        };
+        activity.leave_body_unread(rest);
     }
 }
 
@@ -68,16 +82,21 @@ impl Body for RequestBody {
                     .poll_data(cx)
                     .map(|data| data.map(Frame::data).map(Ok));
             }
+            Source::Over => return Poll::Ready(None),
         };
         let polled = Pin::new(&mut *incoming).poll_frame(cx);
         let is_end = match &polled {
             Poll::Ready(Some(Ok(_))) => incoming.is_end_stream(),
             Poll::Ready(None) => true,
-            // After an error hyper closes the connection.
-            Poll::Ready(Some(Err(_))) | Poll::Pending => false,
+            Poll::Ready(Some(Err(_))) => {
+                // hyper closes the connection.
+                self.is_discardable = false;
+                false
+            }
+            Poll::Pending => false,
         };
-        if is_end {
-            self.unread = None;
+        if is_end && let Some(activity) = self.unread.take() {
+            activity.end_body();
         }
         polled
     }
@@ -86,13 +105,14 @@ impl Body for RequestBody {
         match &self.source {
             Source::Connection(incoming) => incoming.is_end_stream(),
             Source::Piped(piped) => piped.is_end(),
+            Source::Over => true,
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.source {
             Source::Connection(incoming) => incoming.size_hint(),
-            Source::Piped(_) => SizeHint::default(),
+            Source::Piped(_) | Source::Over => SizeHint::default(),
         }
     }
 }

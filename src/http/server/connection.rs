@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http_body::Body;
 use hyper::body::Incoming;
-use hyper::header::UPGRADE;
+use hyper::header::{CONNECTION, EXPECT, HeaderValue, UPGRADE};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
@@ -127,7 +127,9 @@ where
             let upgrade = upgrade.clone();
             move |request: Request<Incoming>| {
                 let busy = activity.begin(request.version());
-                let mut request = request.map(|body| RequestBody::new(body, &activity));
+                let is_promised = request.headers().contains_key(EXPECT);
+                let mut request =
+                    request.map(|body| RequestBody::new(body, &activity, is_promised));
                 if let Some(names) = &names {
                     request.extensions_mut().insert(names.clone());
                 }
@@ -139,7 +141,16 @@ where
                 // only what it starts with is written, and not all 20 kB of room that it has.
                 let place = Box::new_uninit();
                 let response = Box::into_pin(Box::write(place, (handler.handler)(request, peer)));
-                async move { Ok::<_, Infallible>(response.await.map(|body| BusyBody { body, busy })) }
+                let activity = activity.clone();
+                async move {
+                    let mut response = response.await;
+                    if activity.leaves_body_unread().await {
+                        // hyper closes the connection then: what follows is no request's head.
+                        let close = HeaderValue::from_static("close");
+                        response.headers_mut().insert(CONNECTION, close);
+                    }
+                    Ok::<_, Infallible>(response.map(|body| BusyBody { body, busy }))
+                }
             }
         });
         let first = first_bytes(&mut stream, early, protocol_of, &mut watch).await;
@@ -154,7 +165,7 @@ where
             };
             let mut builder = http2::Builder::new(executor);
             builder.max_concurrent_streams(self.settings.max_http2_streams);
-            let socket = Watched::new(stream, early, activity.clone(), None);
+            let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);
             let mut connection = Box::pin(builder.serve_connection(TokioIo::new(socket), service));
             let finish = |connection: Pin<&mut _>| http2::Connection::graceful_shutdown(connection);
             watch.drive(connection.as_mut(), finish).await;
@@ -169,7 +180,7 @@ where
         let mut service = service;
         loop {
             let on_malformed = self.on_malformed.clone();
-            let socket = Watched::new(stream, early, activity.clone(), on_malformed);
+            let socket = Watched::new(stream, early, activity.clone(), on_malformed, &self.metrics);
             let connection = builder.serve_connection(TokioIo::new(socket), service);
             let mut connection = Box::new(connection);
             let finish = |connection: Pin<&mut _>| http1::Connection::graceful_shutdown(connection);

@@ -46,7 +46,7 @@ impl Metrics {
             closed: registry.counters(
                 "warmroute_connections_closed_total",
                 "Client connections that the router closed, by reason: idle, header_timeout, send_timeout, \
-                 proxy_header (missing or malformed).",
+                 pipelined (more than 64 KiB behind a request that runs), proxy_header (missing or malformed).",
                 &["reason"],
             ),
             reset: registry.counter(

@@ -42,6 +42,10 @@ impl Upgrade {
     }
 }
 
+/// After so many bytes in one go the reader has to look at what it has read: whoever sends fast would fill its memory
+/// meanwhile.
+const READ_AT_ONCE: u64 = 256 << 10;
+
 /// A connection that no longer speaks HTTP.
 #[derive(Debug)]
 pub struct Upgraded {
@@ -50,6 +54,8 @@ pub struct Upgraded {
     early: Bytes,
     /// Bytes that were read of it, ever.
     pub bytes_read: u64,
+    /// Those since the reader was last told to wait.
+    read_at_once: u64,
     /// How long the other end may leave bytes unread.
     pub send_timeout: Duration,
 }
@@ -60,6 +66,7 @@ impl Upgraded {
             socket,
             early,
             bytes_read: 0,
+            read_at_once: 0,
             send_timeout,
         };
         upgraded.let_go();
@@ -87,9 +94,19 @@ impl AsyncRead for Upgraded {
             self.bytes_read += length as u64;
             return Poll::Ready(Ok(()));
         }
+        if self.read_at_once >= READ_AT_ONCE {
+            self.read_at_once = 0;
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
-        self.bytes_read += (buffer.filled().len() - before) as u64;
+        let bytes = (buffer.filled().len() - before) as u64;
+        self.bytes_read += bytes;
+        self.read_at_once = match read.is_pending() {
+            true => 0,
+            false => self.read_at_once + bytes,
+        };
         read
     }
 }

@@ -1,27 +1,37 @@
-//! A client's socket, which records reads and writes in its connection's activity, and sends another response where
-//! hyper would send an empty one.
+//! A client's socket, which records reads and writes in its connection's activity, sends another response where hyper would
+//! send an empty one, and notices a client that leaves with bytes behind its request.
 
 use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::{Buf, Bytes};
+use prometheus::IntCounterVec;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::activity::Activity;
 use super::malformed::{OnMalformed, automatic_status};
+use super::metrics::Metrics;
 use crate::http::tls::Socket;
 
 #[derive(Debug)]
 pub(super) struct Watched {
     socket: Socket,
-    /// Bytes that were read from the socket before it was wrapped; reads return them first.
+    /// Bytes that were read from the socket before hyper asked for them; its reads return them first.
     early: Bytes,
+    /// hyper has asked for bytes and waits for them, so it finds the end of the connection by itself.
+    is_reading: bool,
     activity: Arc<Activity>,
     on_malformed: Option<OnMalformed>,
     replacement: Option<Replacement>,
+    closed: IntCounterVec,
 }
+
+/// What a client may send behind the HTTP/1 request that runs: requests that it does not wait with. It must be read, since
+/// the end of the connection comes behind it. As much as hyper itself reads.
+const MAX_BEHIND_BYTES: usize = 64 << 10;
 
 /// A response that is being sent in place of hyper's.
 #[derive(Debug)]
@@ -37,10 +47,13 @@ impl Watched {
         early: Bytes,
         activity: Arc<Activity>,
         on_malformed: Option<OnMalformed>,
+        metrics: &Metrics,
     ) -> Self {
         Self {
             socket,
             early,
+            is_reading: false,
+            closed: metrics.closed.clone(),
             activity,
             on_malformed,
             replacement: None,
@@ -50,6 +63,32 @@ impl Watched {
     /// The socket, and the early bytes that were not read.
     pub(super) fn into_parts(self) -> (Socket, Bytes) {
         (self.socket, self.early)
+    }
+
+    /// Reads on while a request runs and hyper does not: that has bytes of the next request and leaves the rest to the socket,
+    /// and would not notice that the client leaves. An error ends the connection, and the request with it.
+    fn look_ahead(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
+        if self.is_reading || !self.activity.is_behind_request() {
+            return Ok(());
+        }
+        let mut bytes = [MaybeUninit::uninit(); 4 << 10];
+        while self.early.len() <= MAX_BEHIND_BYTES {
+            let mut buffer = ReadBuf::uninit(&mut bytes);
+            match Pin::new(&mut self.socket).poll_read(cx, &mut buffer) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(read) => read?,
+            }
+            if buffer.filled().is_empty() {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            self.early = [&self.early, buffer.filled()].concat().into();
+        }
+        if self.activity.has_unread_body() {
+            // It is the rest of that body, and the connection ends with the response.
+            return Ok(());
+        }
+        self.closed.with_label_values(&["pipelined"]).inc();
+        Err(io::Error::other("too many bytes behind a request"))
     }
 
     /// Begins to replace what hyper is about to write, if that is hyper's own response to a malformed head. While a
@@ -89,6 +128,7 @@ impl AsyncRead for Watched {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if !self.early.is_empty() {
+            self.is_reading = false;
             let length = self.early.len().min(buffer.remaining());
             buffer.put_slice(&self.early.split_to(length));
             if self.early.is_empty() {
@@ -101,6 +141,7 @@ impl AsyncRead for Watched {
         }
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        self.is_reading = read.is_pending();
         if buffer.filled().len() > before {
             self.activity.on_read(&buffer.filled()[before..]);
         }
@@ -141,7 +182,9 @@ impl AsyncWrite for Watched {
         self.socket.is_write_vectored()
     }
 
+    /// hyper also calls this each time that it has nothing to write.
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.look_ahead(cx)?;
         let flushed = Pin::new(&mut self.socket).poll_flush(cx);
         // What was written with TLS waits for the socket here.
         if self.socket.is_tls() {

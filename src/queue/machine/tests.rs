@@ -216,6 +216,37 @@ fn a_class_has_bounds_of_its_own() {
 }
 
 #[test]
+fn the_memory_of_lower_classes_is_given_up_and_no_other() {
+    let mut rig = Rig::new(|_| {});
+    for priority in [-5, 5, 0, -5, 0] {
+        rig.enter(|it| it.priority = priority).unwrap();
+        rig.wait(10);
+    }
+    rig.enter(|it| {
+        it.priority = -5;
+        it.is_background = true;
+    })
+    .unwrap();
+    let below = |rig: &Rig, priority| {
+        let mut found = rig.queue.below(priority);
+        found.sort_by_key(|it| std::cmp::Reverse((it.class, it.entered)));
+        found
+    };
+    assert!(below(&rig, -5).is_empty());
+    assert_eq!(below(&rig, 0).len(), 2);
+    let found = below(&rig, 5);
+    assert_eq!(found.len(), 4);
+    // The newest of the lowest class first.
+    let now = rig.now;
+    let left: Vec<u64> = found
+        .iter()
+        .map(|it| rig.queue.give_up(now, it.id).unwrap().waker)
+        .collect();
+    assert_eq!(left, [4, 1, 5, 3]);
+    assert!(rig.queue.give_up(now, found[0].id).is_none());
+}
+
+#[test]
 fn a_flood_makes_place_for_the_others_with_its_newest_requests() {
     let mut rig = Rig::new(|settings| {
         settings.max_requests = 4;

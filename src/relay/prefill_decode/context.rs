@@ -45,7 +45,7 @@ impl LegContext<'_> {
 
     pub(super) fn prefill_leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
         PrefillLeg {
-            worker: self.prefill.worker.name.clone(),
+            worker: self.prefill.worker.clone(),
             rank: self.prefill_rank(),
             decision: self.prefill.decision,
             tokens,

@@ -15,8 +15,8 @@ use crate::fleet::freed::Freed;
 use crate::fleet::{Group, Worker};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
-    ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason, Request,
-    Room, Settings,
+    Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason,
+    Request, Room, Settings,
 };
 use crate::relay::chosen::{self, Chosen};
 use crate::relay::promised::{Promise, Promised};
@@ -306,6 +306,19 @@ impl SharedQueue {
             }
         }
         gone
+    }
+
+    /// Those of lower classes than that of `priority`.
+    pub(super) fn below(&self, priority: i32) -> Vec<Below> {
+        self.state.lock().queue.below(priority)
+    }
+
+    /// Refuses a request whose memory is needed.
+    pub(super) fn give_up(&self, now: Instant, id: EntryId) -> Option<Gone> {
+        let mut state = self.state.lock();
+        let left = state.queue.give_up(now, id)?;
+        self.count(&state);
+        state.named(vec![left]).pop()
     }
 
     /// Takes out the requests of models that now wait in another queue.

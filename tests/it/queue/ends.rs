@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use warmroute::config::ModelOverride;
 
-use super::{Blocker, CHAT, block, cluster, seconds, wait, waiting, with_queue};
+use super::{Blocker, CHAT, block, cluster, seconds, send, wait, waiting, with_queue};
 use crate::client;
 use crate::cluster::{Cluster, Engine, chat, eventually, fast};
+use crate::patience::too_long;
 use crate::reload::{Folder, applied, text, workers};
 
 async fn refusals(cluster: &Cluster, reason: &str) -> f64 {
@@ -17,6 +18,41 @@ async fn refusals(cluster: &Cluster, reason: &str) -> f64 {
             &["model=\"sim\"", &reason],
         )
         .await
+}
+
+#[tokio::test]
+async fn a_request_of_higher_priority_gets_the_memory_of_the_newest_of_lower_that_wait() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        with_queue(config, |_| {});
+        let requests = &mut config.api.requests;
+        // A body of 200 KB takes a fifth of it.
+        requests.max_total_body = 5 << 18;
+        requests.max_body_wait = too_long();
+        requests.trusted_proxies = vec!["127.0.0.1".to_owned()].try_into().unwrap();
+    })
+    .await;
+    let _blocker = block(&cluster, "busy ").await;
+    let body = || chat(&"x".repeat(200 << 10), 1, false);
+    let mut low = Vec::new();
+    for client in ["10.0.0.1", "10.0.0.2", "10.0.0.3"] {
+        let headers = [("x-forwarded-for", client), ("x-warmroute-priority", "-5")];
+        low.push(wait(&cluster, &headers, body()).await);
+    }
+    let _high = send(&cluster, &[("x-forwarded-for", "10.0.0.4")], body());
+    let newest = low.pop().unwrap().answer().await;
+    assert_eq!(
+        (newest.status, newest.code()),
+        (429, "queue_full".to_owned()),
+        "{}",
+        newest.text()
+    );
+    assert!(newest.text().contains("api.max_total_body"));
+    eventually("it waits in its place", async || {
+        waiting(&cluster).await == 3
+    })
+    .await;
+    let refused = cluster.metric("warmroute_request_bodies_refused_total", &[]);
+    assert_eq!(refused.await, 0.0);
 }
 
 #[tokio::test]

@@ -195,6 +195,21 @@ async fn a_message_for_which_no_memory_is_left_closes_its_connection() {
 }
 
 #[tokio::test]
+async fn a_ping_between_the_fragments_of_a_message_hides_none_of_them() {
+    let cluster = with(|config| config.responses.websocket.max_total_memory = 1 << 20).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    socket.fragments(0..8, 60_000).await;
+    let bytes = "warmroute_websocket_memory_bytes";
+    eventually("they count", async || {
+        cluster.metric(bytes, &[]).await > 400_000.0
+    })
+    .await;
+    socket.fragments(8..60, 60_000).await;
+    closed(&cluster.router, "memory").await;
+    assert!(cluster.metric(bytes, &[]).await < 4096.0);
+}
+
+#[tokio::test]
 async fn an_old_connection_ends_when_its_turns_have() {
     let cluster = with(|config| config.responses.websocket.max_age = Duration::from_secs(1)).await;
     let mut socket = Socket::open(cluster.router.api).await;

@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::pin::Pin;
 
 use futures_core::Stream as _;
@@ -77,6 +78,21 @@ impl Socket {
         bytes.extend(vec![b' '; sent]);
         // A mask of zeros changes nothing.
         let _ = self.0.get_mut().write_all(&bytes).await;
+    }
+
+    /// Sends fragments of one message, each of which is never the last, with a ping behind each.
+    pub(super) async fn fragments(&mut self, numbers: Range<usize>, size: u16) {
+        for number in numbers {
+            let opcode = u8::from(number == 0);
+            let mut bytes = vec![opcode, 0x80 | 126];
+            bytes.extend(size.to_be_bytes());
+            bytes.extend([0; 4]);
+            bytes.extend(vec![b' '; size.into()]);
+            bytes.extend([0x89, 0x80 | 1, 0, 0, 0, 0, b'p']);
+            if self.0.get_mut().write_all(&bytes).await.is_err() {
+                return;
+            }
+        }
     }
 
     /// Sends a create with these members besides a model, an input and a short output.

@@ -1,0 +1,486 @@
+//! Who has how much of the memory of all clients' bodies, and which body that waits for memory is next. Pure.
+//!
+//! An owner (a tenant, or a client's address) gets no more than it leaves to all others. So there is always room for one that
+//! has little, and who has much waits for its own bodies to end.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::SeqCst;
+
+use rustc_hash::FxHashMap;
+
+use crate::ids::ClientKey;
+
+/// How far a body has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// It has bytes that count for its owner, and needs more.
+    Growing,
+    /// The first of its bytes have come that must count.
+    Beginning,
+    /// It is announced. Its bytes are not counted yet: they may never come.
+    New,
+}
+
+/// A body's place among those that wait: those that have memory come first, since they end and give it back; then those of a
+/// higher priority, then older ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Place {
+    pub(super) stage: Stage,
+    pub(super) priority: Reverse<i32>,
+    pub(super) number: u64,
+}
+
+/// What a body needs next.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ask {
+    pub(super) place: Place,
+    pub(super) owner: ClientKey,
+    /// Bytes that it needs.
+    pub(super) more: u64,
+    /// Bytes that it has, of which its owner is not known here.
+    pub(super) unowned: u64,
+    /// Short bodies may still come once their owner has its share of long ones.
+    pub(super) is_small: bool,
+}
+
+impl Ask {
+    /// It has bytes that count for its owner.
+    fn is_holder(&self) -> bool {
+        self.place.stage == Stage::Growing
+    }
+
+    fn is_new(&self) -> bool {
+        self.place.stage == Stage::New
+    }
+}
+
+/// Everybody's part of the memory, and the bodies that wait, each with a `T` to tell it by.
+#[derive(Debug)]
+pub(super) struct Shares<T> {
+    pub(super) max: u64,
+    /// All bytes, also those without an owner, which come and go without this.
+    used: Arc<AtomicU64>,
+    owners: FxHashMap<ClientKey, Owner<T>>,
+    /// The first waiting body of each owner.
+    heads: BTreeSet<(Place, ClientKey)>,
+    /// Bodies whose bytes count for their owner, and how many of them wait.
+    holders: usize,
+    waiting_holders: usize,
+    waiting: usize,
+    /// Bytes that were asked for of requests in the queue and have not come back yet.
+    expected: u64,
+}
+
+#[derive(Debug)]
+struct Owner<T> {
+    bytes: u64,
+    waiting: BTreeMap<Place, (Ask, T)>,
+}
+
+impl<T> Default for Owner<T> {
+    fn default() -> Self {
+        Self {
+            bytes: 0,
+            waiting: BTreeMap::new(),
+        }
+    }
+}
+
+impl<T> Owner<T> {
+    fn head(&self) -> Option<Place> {
+        self.waiting.keys().next().copied()
+    }
+}
+
+impl<T> Shares<T> {
+    pub(super) fn new(max: u64, used: Arc<AtomicU64>) -> Self {
+        Self {
+            max,
+            used,
+            owners: FxHashMap::default(),
+            heads: BTreeSet::new(),
+            holders: 0,
+            waiting_holders: 0,
+            waiting: 0,
+            expected: 0,
+        }
+    }
+
+    /// Bodies that wait.
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting
+    }
+
+    /// Gives a body what it needs, if nobody waits that could come first.
+    pub(super) fn try_now(&mut self, ask: &Ask) -> bool {
+        self.waiting == 0 && self.grant(ask)
+    }
+
+    /// Adds a body to those that wait, and settles.
+    pub(super) fn enter(&mut self, ask: Ask, waker: T) -> Vec<(T, bool)> {
+        let owner = self.owners.entry(ask.owner).or_default();
+        if let Some(head) = owner.head() {
+            self.heads.remove(&(head, ask.owner));
+        }
+        owner.waiting.insert(ask.place, (ask, waker));
+        if let Some(head) = owner.head() {
+            self.heads.insert((head, ask.owner));
+        }
+        self.waiting += 1;
+        self.waiting_holders += usize::from(ask.is_holder());
+        self.settle()
+    }
+
+    /// A body that waits gives up. False if it was told an end before.
+    pub(super) fn leave(&mut self, ask: &Ask) -> bool {
+        let has_left = self.remove(ask.place, ask.owner).is_some();
+        self.forget(ask.owner);
+        has_left
+    }
+
+    /// Takes back what a body was given that does not want it any more.
+    pub(super) fn take_back(&mut self, ask: &Ask) {
+        if ask.is_new() {
+            return;
+        }
+        self.used.fetch_sub(ask.more, SeqCst);
+        if let Some(owner) = self.owners.get_mut(&ask.owner) {
+            owner.bytes -= ask.more + ask.unowned;
+        }
+        self.holders -= usize::from(!ask.is_holder());
+        self.forget(ask.owner);
+    }
+
+    /// A body has ended whose bytes counted for its owner.
+    pub(super) fn give_back(&mut self, owner: ClientKey, bytes: u64) {
+        self.used.fetch_sub(bytes, SeqCst);
+        self.expected = self.expected.saturating_sub(bytes);
+        if let Some(owner) = self.owners.get_mut(&owner) {
+            owner.bytes -= bytes;
+        }
+        self.holders -= 1;
+        self.forget(owner);
+    }
+
+    /// Bytes that have to come back before a body that waits can have what it needs, beyond those that are expected.
+    pub(super) fn lacks(&self, ask: &Ask) -> u64 {
+        let own = self.bytes_of(ask.owner) + ask.unowned + ask.more;
+        let needs = ask.more + if ask.is_small { own.div_ceil(2) } else { own };
+        let needs = needs.min(self.max);
+        needs.saturating_sub(self.free() + self.expected)
+    }
+
+    pub(super) fn expect(&mut self, bytes: u64) {
+        self.expected += bytes;
+    }
+
+    /// Those who wait no longer, and whether they get what they need. Whenever memory has come back.
+    pub(super) fn settle(&mut self) -> Vec<(T, bool)> {
+        let mut told = Vec::new();
+        // Who waits for memory is passed by bodies of owners that have less.
+        let mut least = u64::MAX;
+        let mut passed: Option<(Place, ClientKey)> = None;
+        while least > 0 {
+            let from = passed.map_or(Bound::Unbounded, Bound::Excluded);
+            let Some((place, owner)) = self.heads.range((from, Bound::Unbounded)).next().copied()
+            else {
+                break;
+            };
+            let bytes = self.bytes_of(owner);
+            let waiting = &self.owners[&owner].waiting;
+            let ask = waiting.get(&place).map(|(ask, _)| *ask);
+            if bytes < least
+                && ask.is_some_and(|ask| self.grant(&ask))
+                && let Some((_, waker)) = self.remove(place, owner)
+            {
+                told.push((waker, true));
+                continue;
+            }
+            least = least.min(bytes);
+            passed = Some((place, owner));
+        }
+        if self.holders > 1
+            && self.waiting_holders == self.holders
+            && let Some((place, owner)) = self.last_holder()
+            && let Some((_, waker)) = self.remove(place, owner)
+        {
+            // All that have memory wait for more. The last one gives its part back.
+            told.push((waker, false));
+        }
+        told
+    }
+
+    fn last_holder(&self) -> Option<(Place, ClientKey)> {
+        let last = self.owners.iter().filter_map(|(key, owner)| {
+            let mut holders = owner.waiting.iter().rev();
+            let (place, _) = holders.find(|(_, (ask, _))| ask.is_holder())?;
+            Some((*place, *key))
+        });
+        last.max()
+    }
+
+    fn grant(&mut self, ask: &Ask) -> bool {
+        if !self.fits(ask) {
+            return false;
+        }
+        if ask.is_new() {
+            return true;
+        }
+        let max = self.max;
+        let add = |used: u64| used.checked_add(ask.more).filter(|sum| *sum <= max);
+        // Bytes without an owner may have come meanwhile.
+        if self.used.fetch_update(SeqCst, SeqCst, add).is_err() {
+            return false;
+        }
+        self.owners.entry(ask.owner).or_default().bytes += ask.more + ask.unowned;
+        self.holders += usize::from(!ask.is_holder());
+        true
+    }
+
+    fn fits(&self, ask: &Ask) -> bool {
+        let free = self.free();
+        if ask.more > free {
+            return false;
+        }
+        let left = free - ask.more;
+        let own = self.bytes_of(ask.owner) + ask.unowned + ask.more;
+        let share = if ask.is_small { 2 * left } else { left };
+        // Alone it may have all there is.
+        own <= share || self.holders == usize::from(ask.is_holder())
+    }
+
+    fn free(&self) -> u64 {
+        self.max.saturating_sub(self.used.load(SeqCst))
+    }
+
+    fn bytes_of(&self, owner: ClientKey) -> u64 {
+        self.owners.get(&owner).map_or(0, |owner| owner.bytes)
+    }
+
+    fn remove(&mut self, place: Place, key: ClientKey) -> Option<(Ask, T)> {
+        let owner = self.owners.get_mut(&key)?;
+        let head = owner.head()?;
+        let removed = owner.waiting.remove(&place)?;
+        self.heads.remove(&(head, key));
+        if let Some(head) = owner.head() {
+            self.heads.insert((head, key));
+        }
+        self.waiting -= 1;
+        self.waiting_holders -= usize::from(removed.0.is_holder());
+        Some(removed)
+    }
+
+    fn forget(&mut self, key: ClientKey) {
+        let owner = self.owners.get(&key);
+        if owner.is_some_and(|owner| owner.bytes == 0 && owner.waiting.is_empty()) {
+            self.owners.remove(&key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn shares(max: u64) -> Shares<u64> {
+        Shares::new(max, Arc::default())
+    }
+
+    fn ask(number: u64, owner: u64, more: u64, is_holder: bool) -> Ask {
+        Ask {
+            place: Place {
+                stage: if is_holder {
+                    Stage::Growing
+                } else {
+                    Stage::Beginning
+                },
+                priority: Reverse(0),
+                number,
+            },
+            owner: ClientKey(owner),
+            more,
+            unowned: 0,
+            is_small: false,
+        }
+    }
+
+    fn used(shares: &Shares<u64>) -> u64 {
+        shares.used.load(SeqCst)
+    }
+
+    #[test]
+    fn an_owner_gets_no_more_than_it_leaves_to_all_others() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 4, false)));
+        assert!(shares.try_now(&ask(2, 1, 4, false)));
+        assert!(!shares.try_now(&ask(3, 1, 1, false)));
+        // Others have what is left, each as much as it leaves again.
+        assert!(!shares.try_now(&ask(4, 2, 5, false)));
+        assert!(shares.try_now(&ask(4, 2, 4, false)));
+        assert!(shares.try_now(&ask(5, 3, 2, false)));
+        assert!(!shares.try_now(&ask(6, 4, 2, false)));
+        assert!(shares.try_now(&ask(6, 4, 1, false)));
+        // Short bodies of one with its share still come.
+        let small = |number| Ask {
+            is_small: true,
+            ..ask(number, 2, 1, false)
+        };
+        shares.give_back(ClientKey(3), 2);
+        shares.give_back(ClientKey(4), 1);
+        assert!(!shares.try_now(&ask(7, 2, 1, false)));
+        assert!(shares.try_now(&small(7)));
+    }
+
+    #[test]
+    fn a_body_alone_may_have_all_memory() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 8, false)));
+        assert!(shares.try_now(&ask(1, 1, 8, true)));
+        assert!(!shares.try_now(&ask(2, 2, 1, false)));
+        shares.give_back(ClientKey(1), 16);
+        assert_eq!((used(&shares), shares.owners.len()), (0, 0));
+    }
+
+    #[test]
+    fn who_has_much_waits_alone() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 8, false)));
+        assert!(shares.enter(ask(2, 1, 4, false), 2).is_empty());
+        // Another owner is not behind it.
+        assert_eq!(shares.enter(ask(3, 2, 4, false), 3), [(3, true)]);
+        assert_eq!(shares.waiting(), 1);
+        shares.give_back(ClientKey(1), 8);
+        assert_eq!(shares.settle(), [(2, true)]);
+    }
+
+    #[test]
+    fn bodies_being_read_come_first_then_a_higher_priority_then_the_older() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 16, false)));
+        let new = |number, priority| Ask {
+            place: Place {
+                stage: Stage::New,
+                priority: Reverse(priority),
+                number,
+            },
+            ..ask(number, number, 2, false)
+        };
+        for (number, priority) in [(2, 0), (3, 5), (4, 5)] {
+            assert!(shares.enter(new(number, priority), number).is_empty());
+        }
+        assert!(shares.enter(ask(5, 5, 2, false), 5).is_empty());
+        shares.give_back(ClientKey(1), 16);
+        let order: Vec<u64> = shares
+            .settle()
+            .into_iter()
+            .map(|(number, _)| number)
+            .collect();
+        assert_eq!(order, [5, 3, 4, 2]);
+    }
+
+    #[test]
+    fn of_bodies_that_wait_for_each_other_the_newest_is_refused() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 4, false)));
+        assert!(shares.try_now(&ask(2, 2, 4, false)));
+        assert!(shares.enter(ask(2, 2, 4, true), 2).is_empty());
+        assert_eq!(shares.enter(ask(1, 1, 4, true), 1), [(2, false)]);
+        assert!(shares.settle().is_empty(), "its memory has not come back");
+        shares.give_back(ClientKey(2), 4);
+        assert_eq!(shares.settle(), [(1, true)]);
+    }
+
+    #[test]
+    fn what_is_lacking_is_asked_for_once() {
+        let mut shares = shares(16);
+        assert!(shares.try_now(&ask(1, 1, 8, false)));
+        assert!(shares.try_now(&ask(2, 2, 4, false)));
+        let third = ask(3, 3, 3, false);
+        assert!(shares.enter(third, 3).is_empty());
+        // It has to leave as much as it takes.
+        assert_eq!(shares.lacks(&third), 2);
+        shares.expect(2);
+        assert_eq!(shares.lacks(&third), 0);
+        shares.give_back(ClientKey(2), 4);
+        assert_eq!(shares.settle(), [(3, true)]);
+    }
+
+    /// A body that comes in steps.
+    #[derive(Debug)]
+    struct Upload {
+        owner: u64,
+        steps: u64,
+        started: bool,
+        has: u64,
+        is_waiting: bool,
+        ended: bool,
+    }
+
+    proptest! {
+        /// Whatever the order in which bodies go on: never more than the memory, and all of them end without a time-out.
+        #[test]
+        fn bodies_together_never_exceed_the_memory_or_wait_for_ever(
+            bodies in proptest::collection::vec((0_u64..4, 1_u64..12), 1..20),
+            mut order in proptest::collection::vec(any::<prop::sample::Index>(), 0..200),
+        ) {
+            let mut shares = shares(12);
+            let mut uploads: Vec<Upload> = bodies.iter().map(|&(owner, steps)| Upload {
+                owner, steps, started: false, has: 0, is_waiting: false, ended: false,
+            }).collect();
+            loop {
+                let random = order.pop().map(|index| index.index(uploads.len()));
+                let turns = random.map_or(0..uploads.len(), |index| index..index + 1);
+                let mut moved = false;
+                for index in turns {
+                    let upload = &mut uploads[index];
+                    if upload.ended || upload.is_waiting {
+                        continue;
+                    }
+                    moved = true;
+                    let told = if upload.started && upload.has == upload.steps {
+                        upload.ended = true;
+                        shares.give_back(ClientKey(upload.owner), upload.has);
+                        upload.has = 0;
+                        shares.settle()
+                    } else {
+                        let more = if upload.started { 1 } else { upload.steps };
+                        let mut ask = ask(index as u64, upload.owner, more, upload.has > 0);
+                        if !upload.started {
+                            ask.place.stage = Stage::New;
+                        }
+                        upload.is_waiting = true;
+                        shares.enter(ask, index as u64)
+                    };
+                    let mut told = std::collections::VecDeque::from(told);
+                    while let Some((index, is_granted)) = told.pop_front() {
+                        let upload = &mut uploads[index as usize];
+                        upload.is_waiting = false;
+                        if is_granted {
+                            upload.has += u64::from(upload.started);
+                            upload.started = true;
+                            continue;
+                        }
+                        upload.ended = true;
+                        shares.give_back(ClientKey(upload.owner), upload.has);
+                        upload.has = 0;
+                        told.extend(shares.settle());
+                    }
+                }
+                let sum: u64 = uploads.iter().map(|upload| upload.has).sum();
+                prop_assert!(used(&shares) == sum && sum <= 12);
+                if uploads.iter().all(|upload| upload.ended) {
+                    break;
+                }
+                prop_assert!(moved || random.is_some(), "all wait for each other");
+            }
+            prop_assert!(shares.waiting() == 0 && shares.owners.is_empty());
+            prop_assert!(shares.heads.is_empty() && shares.holders == 0);
+        }
+    }
+}
