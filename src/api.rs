@@ -34,7 +34,7 @@ use self::access_log::{AccessLine, LoggedBody};
 use self::body_budget::{BodyBudget, Claim};
 use self::cors::Cors;
 use self::health::{HEALTH_PATH, health};
-use self::route::{Route, route};
+use self::route::{NO_API, Route, api_of, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
 use crate::admin::Readiness;
@@ -185,6 +185,7 @@ impl ApiServer {
         });
         let grant = self.cors.grant(request.headers());
         let shape = ErrorShape::of_path(request.uri().path());
+        let api = api_of(request.uri().path(), &self.settings.extra_endpoints);
         let mut standing = None;
         let (echo, answer) = match request_id::of_client(request.headers()) {
             Ok(client_id) => {
@@ -206,7 +207,7 @@ impl ApiServer {
             Err(error) => (request_id::header(id), Err(error)),
         };
         let mut response = answer.unwrap_or_else(|error| {
-            self.on_error(id, &error, line.as_deref_mut());
+            self.on_error(id, &error, api, line.as_deref_mut());
             error.shaped(shape)
         });
         if shape == ErrorShape::Anthropic {
@@ -308,6 +309,7 @@ impl ApiServer {
             Route::WrongMethod { allow } => {
                 let shape = ErrorShape::of_path(request.uri().path());
                 let error = ApiError::wrong_method(request.method(), allow);
+                self.relay.count_unsent(NO_API, true);
                 let mut response = error.shaped(shape);
                 response
                     .headers_mut()

@@ -285,6 +285,12 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     }
 }
 
+/// The number of bytes of a string before its end or its first escape. `None` if the text ends before.
+#[must_use]
+pub fn plain_string(text: &[u8]) -> Option<usize> {
+    plain_length::<false>(text)
+}
+
 /// The number of bytes before the first quote or backslash, or control character if `CHECKS`. `None` only if there is none.
 #[inline]
 fn plain_length<const CHECKS: bool>(text: &[u8]) -> Option<usize> {

@@ -5,13 +5,25 @@ use std::sync::Arc;
 use tracing::debug;
 
 use super::access_log::AccessLine;
+use super::route::NO_API;
 use super::{ApiServer, request_id};
 use crate::http::server::OnMalformed;
 use crate::ids::RequestId;
 use crate::openai::error::ApiError;
 
 impl ApiServer {
-    pub(super) fn on_error(&self, id: RequestId, error: &ApiError, line: Option<&mut AccessLine>) {
+    /// `api`: what the path is of, in metrics.
+    pub(super) fn on_error(
+        &self,
+        id: RequestId,
+        error: &ApiError,
+        api: &'static str,
+        line: Option<&mut AccessLine>,
+    ) {
+        if !error.is_from_engine && !error.is_counted {
+            let is_refused = error.status.is_client_error();
+            self.relay.count_unsent(api, is_refused);
+        }
         if !error.is_from_engine {
             let counter = [error.status.as_str(), error.code];
             self.errors.with_label_values(&counter).inc();
@@ -30,6 +42,7 @@ impl ApiServer {
             let error = ApiError::malformed(status);
             let counter = [error.status.as_str(), error.code];
             server.errors.with_label_values(&counter).inc();
+            server.relay.count_unsent(NO_API, true);
             debug!(%id, status = status.as_u16(), message = error.message, "request refused");
             let mut response = error.into_text();
             let headers = response.headers_mut();

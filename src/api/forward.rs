@@ -66,7 +66,8 @@ impl ApiServer {
             return Err(ApiError::salted_already());
         }
         let job = job(api, &head, body.clone(), &original, caller, started);
-        let answer = self.relay.run(&job, peek).await?;
+        let answer = self.relay.run(&job, peek).await;
+        let answer = answer.map_err(ApiError::of_run)?;
         Ok(match api {
             Api::Messages => with_shaped_error(answer).await,
             _ => answer,
@@ -107,7 +108,7 @@ pub(super) fn job<'a>(
         is_background: false,
         gateway: gateway_of(head),
         requested: None,
-        strips_usage: false,
+        unasked_usage: relay::UnaskedUsage::default(),
         progress: None,
         resume: None,
         summary: caller.summary.cloned(),

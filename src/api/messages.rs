@@ -45,9 +45,13 @@ impl ApiServer {
         let name = model.unwrap_or_default().to_owned();
         let job = job(api, &head, body.clone(), &original, caller, started);
         match self.relay.run(&job, peek).await {
-            Err(relay::Error::NotServed { .. }) => Err(ApiError::cannot_count(&name)),
+            Err(relay::Error::NotServed { .. }) => {
+                let mut error = ApiError::cannot_count(&name);
+                error.is_counted = true;
+                Err(error)
+            }
             answer => {
-                let answer = answer?;
+                let answer = answer.map_err(ApiError::of_run)?;
                 let is_unknown = matches!(
                     answer.status(),
                     StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED

@@ -61,6 +61,21 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String])
     }
 }
 
+/// The API of a path that is none.
+pub(super) const NO_API: &str = "none";
+
+/// Which API a path is of, in metrics.
+pub(super) fn api_of(path: &str, further: &[String]) -> &'static str {
+    match route(&Method::POST, path, Mode::PassThrough, further) {
+        Route::Relay(api) => api.as_str(),
+        Route::CountTokens => Api::CountTokens.as_str(),
+        _ if path.starts_with("/v1/responses") || path.starts_with("/v1/conversations") => {
+            Api::Responses.as_str()
+        }
+        _ => NO_API,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

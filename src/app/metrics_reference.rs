@@ -20,6 +20,25 @@ Generated from the code by `warmroute metrics reference`; a test holds this page
 
 ";
 
+const OUTCOMES: &str = "
+## How requests end
+
+Every request that the API port answers with an error, and every one that a worker answered, is counted once for each answer in
+`warmroute_requests_total`. `status` is that of a worker's answer, and `none` where no worker answered; `model` is `none` where the request ended before it was known. The dashboard
+and `warmroute top` show the shares of the third column. `warmroute_request_errors_total` has the router's own errors by status and code.
+
+| outcome | which answer | shown as |
+|---|---|---|
+| `complete` | a worker's whole answer, whatever its status | complete; failed with a status of 500 and above |
+| `client_disconnected` | the client left before the end | client left |
+| `refused` | the router's own 4xx: no known key (401), what the tenant may not use (403), a path or a model that does not exist (404), a body that cannot be read (400, 408, 413), a limit of the tenant (429) | refused |
+| `not_queued` | 429 of the queue: it was full, or the request waited too long | refused |
+| `worker_failed` | no worker could take the request or answered it (502, 503, 504), or a worker's answer broke off or had an error in it | failed |
+| `stream_idle_timeout` | the worker's stream was silent for too long | failed |
+| `request_timeout` | the request took longer than `requests.request_timeout` (504, or an error event in the stream) | failed |
+| `router_failed` | the router's own 5xx: its store is away, it drains, or it has no connections left | failed |
+";
+
 /// The page in Markdown. Starts a router on free loopback ports, so that every part registers its metrics.
 pub async fn page() -> io::Result<String> {
     let mut config = Config::default();
@@ -31,5 +50,6 @@ pub async fn page() -> io::Result<String> {
     // A router starts it for models whose tokenizer it has.
     let _pool = Pool::start(&pool::Settings::default(), &app.metrics)?;
     bridge::metrics::Metrics::new(&app.metrics);
-    Ok(format!("{HEADER}{}", app.metrics.reference()))
+    let reference = app.metrics.reference();
+    Ok(format!("{HEADER}{reference}{OUTCOMES}"))
 }

@@ -114,6 +114,14 @@ impl Limiter {
         running.filter(|(_, running)| !running.is_empty()).collect()
     }
 
+    /// Tenants of which the store must say how many requests run.
+    pub(super) fn to_recount(&self) -> Vec<(Tenant, SharedUse)> {
+        let uses = self.uses.lock().clone();
+        let uses = uses.into_iter();
+        uses.filter(|(_, usage)| usage.lock().must_recount())
+            .collect()
+    }
+
     pub(super) fn on_store_failure(&self, operation: &str) {
         self.metrics.without_store.set(1);
         let failures = &self.metrics.store_failures;

@@ -1,4 +1,4 @@
-//! Settles ended requests in Redis, and renews the leases of those that run. Clients do not wait for either: what a
+//! Settles ended requests in Redis, renews the leases of those that run, and asks how many run elsewhere. Clients do not wait for either: what a
 //! tenant has yet to settle goes along with its next charge, or is sent within milliseconds.
 
 use std::sync::Arc;
@@ -20,6 +20,8 @@ const PAUSE: Duration = Duration::from_millis(10);
 const RETRY: Duration = Duration::from_millis(250);
 /// Settlements of one call, and leases that one call renews: less than a millisecond of Redis' time.
 const BATCH: usize = 256;
+/// How old the number of requests may be that run on other replicas. Operators look at it, and nothing else.
+const RECOUNT: Duration = Duration::from_secs(2);
 /// Settlements of the last requests are tried for this long when the router drains.
 const LAST_TRIES: Duration = Duration::from_secs(2);
 
@@ -31,6 +33,8 @@ impl Limiter {
         };
         let renewing = self.clone().renew(redis.clone());
         tasks.spawn_until_stopped(renewing);
+        let recounting = self.clone().recount(redis.clone());
+        tasks.spawn_until_stopped(recounting);
         let stopped = tasks.stopped();
         tokio::pin!(stopped);
         loop {
@@ -119,6 +123,23 @@ impl Limiter {
                 }
             }
             tokio::time::sleep_until(next).await;
+        }
+    }
+
+    /// Asks for what charges do not say: whether requests on other replicas have ended.
+    async fn recount(self: Arc<Self>, redis: Arc<Redis>) {
+        loop {
+            sleep(RECOUNT).await;
+            for (tenant, usage) in self.to_recount() {
+                match redis.renew_charges(tenant, self.advanced.lease, &[]).await {
+                    Ok(running) => usage.lock().on_recount(running),
+                    Err(error) => {
+                        debug!(%tenant, %error, "running requests not counted; trying again");
+                        self.on_store_failure("renew");
+                        break;
+                    }
+                }
+            }
         }
     }
 }

@@ -24,6 +24,8 @@ pub struct Use {
     running: FxHashSet<ChargeId>,
     /// Over all replicas, as of the last answer of the store.
     running_everywhere: u64,
+    /// Whether it has answered since that was last asked.
+    has_answered: bool,
     /// Whether this replica has counted alone since the store last answered.
     is_apart: bool,
     unsettled: Vec<Settlement>,
@@ -57,6 +59,18 @@ impl Use {
 
     pub fn running_everywhere(&self) -> u64 {
         self.running_everywhere.max(self.running.len() as u64)
+    }
+
+    /// Whether requests are believed to run elsewhere of which the store has said nothing since this was last asked: only it
+    /// knows when those end.
+    pub fn must_recount(&mut self) -> bool {
+        let has_answered = std::mem::take(&mut self.has_answered);
+        !has_answered && self.running_everywhere > self.running.len() as u64
+    }
+
+    /// So many run over all replicas.
+    pub fn on_recount(&mut self, running: u64) {
+        self.running_everywhere = running;
     }
 
     pub fn running(&self) -> Vec<ChargeId> {
@@ -100,6 +114,7 @@ impl Use {
             self.set(&limit.limit, now.saturating_add(*used));
         }
         self.running_everywhere = reply.running;
+        self.has_answered = true;
         self.is_apart = false;
         if reply.is_granted {
             self.running.insert(charge.id);
@@ -361,5 +376,11 @@ mod tests {
         assert_eq!(usage.of("r", 2_000_000), 8_000_000);
         assert_eq!(usage.running_everywhere(), 7);
         assert!(!usage.is_apart());
+        // It has just said so.
+        assert!(!usage.must_recount());
+        assert!(usage.must_recount());
+        usage.on_recount(1);
+        assert_eq!(usage.running_everywhere(), 2);
+        assert!(!usage.must_recount());
     }
 }

@@ -41,6 +41,8 @@ pub struct ApiError {
     should_retry: Option<bool>,
     /// Whether it reports an engine's error response, not an error of the router.
     pub is_from_engine: bool,
+    /// Whether the relay has counted the request that ends with it.
+    pub is_counted: bool,
 }
 
 impl ApiError {
@@ -54,6 +56,7 @@ impl ApiError {
             counted: None,
             should_retry: None,
             is_from_engine: false,
+            is_counted: false,
         }
     }
 
@@ -274,6 +277,16 @@ impl From<prompt::Error> for ApiError {
             prompt::Error::Type { param, .. } => bad("invalid_type").param(param),
             prompt::Error::TooDeep(param) => bad("nested_too_deeply").param(&param),
             prompt::Error::Forbidden(param) => bad("unsupported_parameter").param(param),
+        }
+    }
+}
+
+impl ApiError {
+    /// The error of a request that the relay has run, and has counted.
+    pub fn of_run(error: relay::Error) -> Self {
+        Self {
+            is_counted: true,
+            ..Self::from(error)
         }
     }
 }

@@ -38,6 +38,8 @@ pub struct PeekedBody<'a> {
     pub vllm_xargs: Option<&'a str>,
     /// The raw JSON of `stream_options`. If the key is repeated, the last value.
     pub stream_options: Option<&'a str>,
+    /// The client may get events of several tokens each (`stream_interval`).
+    pub has_stream_interval: bool,
     /// How many times the body has the key `cache_salt`, with any value.
     pub cache_salt_count: u32,
     /// The most output tokens that the client allows, under any of the APIs' names.
@@ -211,6 +213,9 @@ impl<'de> BodyReader<'de> {
                 }
             }
             Key::StreamOptions => self.peek.stream_options = Some(raw(value)?),
+            Key::StreamInterval => {
+                self.peek.has_stream_interval = !matches!(raw(value)?, "null" | "1");
+            }
             Key::Metadata => {
                 let user = field::user_of(raw(value)?);
                 self.peek.user = user.or(self.peek.user.take());

@@ -8,7 +8,7 @@ use hyper::Response;
 use super::body_edit;
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
-use super::job::{Error, Job, NotConvertible};
+use super::job::{Error, FailedRequest, Job, NotConvertible};
 use super::plan::Plan;
 use crate::fleet::{ChatWorkers, Group};
 use crate::http::Body;
@@ -60,7 +60,7 @@ impl Relay {
     pub(super) async fn carry_chat(
         self: &Arc<Self>,
         job: &Job<'_>,
-    ) -> Result<Response<Body>, Error> {
+    ) -> Result<Response<Body>, FailedRequest> {
         let peek = body_edit::read_again(Api::Chat, &job.body, self.block_bytes(), "");
         self.carry(job, peek).await
     }

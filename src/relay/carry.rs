@@ -12,9 +12,8 @@ use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
 use super::cuts::Cuts;
 use super::failure_owner::FailureOwner;
-use super::job::{Error, Job};
+use super::job::{Error, FailedRequest, Job};
 use super::kv_report_request::KvReportRequest;
-use super::metrics::Outcome;
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
 use super::queued::{Waits, with_grant};
@@ -33,7 +32,7 @@ impl Relay {
         self: &Arc<Self>,
         job: &Job<'_>,
         mut peek: PeekedBody<'_>,
-    ) -> Result<Response<Body>, Error> {
+    ) -> Result<Response<Body>, FailedRequest> {
         if job.chat.is_some()
             && let Some(chat) = self.chat_for_all(job, peek.model.as_deref())?
         {
@@ -65,7 +64,7 @@ impl Relay {
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
             self.quarantine.on_refused();
             warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
-            return Err(Error::CutsConnections);
+            return Err(Error::CutsConnections.into());
         }
         failed.exclude_all(earlier_cuts.excluded());
         let charge = self.reserve(job, &plan, wanted).await?;
@@ -260,40 +259,34 @@ impl Relay {
         if attempts.count() == 0
             && let Some(why) = not_convertible
         {
-            count.fail(Outcome::WorkerFailed);
-            return Err(Error::NotConvertible(why));
+            let error = Error::NotConvertible(why);
+            count.fail(error.outcome());
+            return Err(FailedRequest::counted(error));
         }
         if attempts.count() == 0
             && let Some(reason) = self.not_split(&plan)
         {
-            count.fail(Outcome::WorkerFailed);
             let model = plan.group.model.to_string();
-            return Err(Error::NotSplit { model, reason });
+            let error = Error::NotSplit { model, reason };
+            count.fail(error.outcome());
+            return Err(FailedRequest::counted(error));
         }
         is_over |= attempts.last() == Some(Failure::Deadline);
-        let (error, outcome) = match is_over {
-            true => (
-                Error::Deadline {
-                    attempts: attempts.count(),
-                    limit: self.settings.request_timeout,
-                },
-                Outcome::RequestTimeout,
-            ),
-            false => (
-                match no_worker_may_get(&plan, &failed, attempts.cuts()) {
-                    true => Error::CutsConnections,
-                    false => failure_of(
-                        &plan,
-                        &attempts,
-                        lacks_prefill,
-                        last_worker
-                            .as_deref()
-                            .filter(|_| self.settings.decision_header),
-                    ),
-                },
-                Outcome::WorkerFailed,
-            ),
+        let error = match is_over {
+            true => Error::Deadline {
+                attempts: attempts.count(),
+                limit: self.settings.request_timeout,
+            },
+            false => match no_worker_may_get(&plan, &failed, attempts.cuts()) {
+                true => Error::CutsConnections,
+                false => {
+                    let shown = last_worker.as_deref();
+                    let shown = shown.filter(|_| self.settings.decision_header);
+                    failure_of(&plan, &attempts, lacks_prefill, shown)
+                }
+            },
         };
+        let outcome = error.outcome();
         if let Some(summary) = &job.summary {
             summary.update(|it| {
                 it.model = Some(plan.group.model.clone());
@@ -306,7 +299,7 @@ impl Relay {
         let client_id = job.headers.get("x-request-id").map(field::debug);
         warn!(id = %job.id, client_id, %error, last = last_error, "request failed");
         count.fail(outcome);
-        Err(error)
+        Err(FailedRequest::counted(error))
     }
 
     /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.

@@ -74,9 +74,11 @@ impl FailureOwner {
     pub(super) fn of_outcome(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Complete => Self::Unattributed,
-            Outcome::ClientDisconnected | Outcome::RequestTimeout | Outcome::NotQueued => {
-                Self::Client
-            }
+            Outcome::ClientDisconnected
+            | Outcome::RequestTimeout
+            | Outcome::NotQueued
+            | Outcome::Refused
+            | Outcome::RouterFailed => Self::Client,
             Outcome::WorkerFailed | Outcome::StreamIdleTimeout => Self::Request,
         }
     }

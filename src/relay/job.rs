@@ -12,9 +12,11 @@ use super::continuation::{Progress, Resume};
 use super::gateway::Gateway;
 use super::kv_transfer::SingleWorkerReason;
 use super::retries::Failure;
+use super::request_outcome::Outcome;
 use super::standing::StandingCell;
 use super::summary::SummaryCell;
 use super::target::TargetReason;
+use super::usage_option::UnaskedUsage;
 use crate::ids::{ClientKey, Model, RequestId, ResponseId, Tenant};
 use crate::limits::{self, ChargeId};
 use crate::prompt::Api;
@@ -85,8 +87,8 @@ pub struct Job<'a> {
     pub response: Option<ResponseId>,
     /// The name that the client asked for, if the configuration leads it to a model. Then `body` names that model.
     pub requested: Option<RequestedName>,
-    /// True if the router asked the engine for usage on its own: the event with it is not passed on.
-    pub strips_usage: bool,
+    /// The usage that the router asked the engine for on its own: it is not passed on.
+    pub unasked_usage: UnaskedUsage,
     /// For workers that do not serve the Responses API: makes a chat completion of the body.
     pub chat: Option<&'a dyn ChatForm>,
     /// True if `body` is a chat completion that was made of a request of the Responses API.
@@ -219,6 +221,59 @@ impl Error {
             | Error::CutsConnections => false,
             // A full queue is a lack of workers, too.
             Error::NotQueued(refusal) => refusal.reason != RefusalReason::Draining,
+        }
+    }
+
+    /// How a request has ended that gets this error.
+    pub(super) fn outcome(&self) -> Outcome {
+        match self {
+            Error::UnknownModel { .. }
+            | Error::NoModel { .. }
+            | Error::NotSplit { .. }
+            | Error::BadHeader { .. }
+            | Error::NotServed { .. }
+            | Error::NotConvertible(_) => Outcome::Refused,
+            Error::Limited(refusal) => match **refusal {
+                limits::Refusal::Store { .. } => Outcome::RouterFailed,
+                _ => Outcome::Refused,
+            },
+            Error::NotQueued(refusal) => match refusal.reason {
+                RefusalReason::NoWorker { .. } => Outcome::WorkerFailed,
+                RefusalReason::Draining => Outcome::RouterFailed,
+                _ => Outcome::NotQueued,
+            },
+            Error::NoWorker { .. }
+            | Error::NoPrefill { .. }
+            | Error::Unreachable { .. }
+            | Error::TimedOut { .. }
+            | Error::CutsConnections => Outcome::WorkerFailed,
+            Error::OutOfResources { .. } | Error::NotContinued { .. } => Outcome::RouterFailed,
+            Error::Deadline { .. } => Outcome::RequestTimeout,
+        }
+    }
+}
+
+/// An error, and whether the request is counted with it.
+#[derive(Debug)]
+pub(super) struct FailedRequest {
+    pub(super) error: Error,
+    pub(super) is_counted: bool,
+}
+
+impl FailedRequest {
+    pub(super) fn counted(error: Error) -> Self {
+        Self {
+            error,
+            is_counted: true,
+        }
+    }
+}
+
+impl From<Error> for FailedRequest {
+    fn from(error: Error) -> Self {
+        Self {
+            error,
+            is_counted: false,
         }
     }
 }

@@ -7,18 +7,19 @@ use bytes::Bytes;
 use hyper::StatusCode;
 use prometheus::local::LocalHistogram;
 
-use super::engine_answer::{count_tokens, has_usage, is_token, last_usage, messages_usage};
+use super::engine_answer::{Usage, is_token};
 use super::failure_owner::FailureOwner;
 use super::metrics::Outcome;
 use super::request_count::RequestCount;
 use super::running::Running;
 use super::summary::SummaryCell;
+use super::token_count::TokenCount;
 use super::traced;
 use super::usage::UsageEntry;
+use super::usage_reader::UsageReader;
 use super::worker_series::WorkerSeries;
 use crate::fleet::Worker;
 use crate::ids::ClientKey;
-use crate::prompt::Api;
 
 /// The histogram of gaps is shared by all streams of a worker, so a stream adds to it this often and not with each piece.
 const GAPS_TIME: Duration = Duration::from_secs(1);
@@ -57,12 +58,10 @@ pub(super) struct Meter {
     last: Instant,
     gaps: Option<Gaps>,
     bytes: u64,
-    /// The last piece with usage in it.
-    usage: Option<Bytes>,
-    /// The first one, of a stream of Messages.
-    first_usage: Option<Bytes>,
-    /// Output tokens that passed, as far as the stream shows them.
-    tokens: u64,
+    /// What the engine reports.
+    usage: UsageReader,
+    /// Output that passed after what the engine has reported.
+    unreported: TokenCount,
     /// When the first token came, and how many there were then. None of a stream that another worker went on with.
     first: Option<(Instant, u64)>,
     /// Of the request's tenant.
@@ -81,6 +80,7 @@ impl Meter {
         client: ClientKey,
         entry: Option<UsageEntry>,
     ) -> Self {
+        let usage = UsageReader::new(count.wire());
         Self {
             series: count.model.series().of(running.worker()),
             last: count.started,
@@ -96,9 +96,8 @@ impl Meter {
             is_lost: false,
             is_next: false,
             bytes: 0,
-            usage: None,
-            first_usage: None,
-            tokens: 0,
+            usage,
+            unreported: TokenCount::default(),
             first: None,
             entry,
             passed: traced::Passed::default(),
@@ -113,20 +112,29 @@ impl Meter {
     pub(super) fn on_data(&mut self, now: Instant, data: &Bytes) {
         self.bytes += data.len() as u64;
         if self.running.span().is_some() {
-            self.passed.on_data(data);
+            self.passed.on_data(data, self.is_events);
         }
         if !self.is_events {
             self.running.on_whole_answer(now);
-            // Usage stands near the end of a whole answer, so the last piece has it, or the last two.
-            self.usage = Some(match self.usage.take() {
-                Some(before) if data.len() < USAGE_BYTES => ending(&before, data),
-                _ => data.clone(),
-            });
+            self.usage.on_whole(data);
             return;
         }
-        let tokens = count_tokens(self.count.wire(), data);
+        let before = match self.is_read_late {
+            true => self.output(),
+            false => 0,
+        };
+        let reported = self.usage.on_events(data);
+        if reported.is_some() {
+            self.unreported = TokenCount::default();
+        }
+        let unreported = &data[reported.unwrap_or(0)..];
+        self.unreported.add(self.count.wire(), unreported);
         let mut is_first = false;
         if self.has_token {
+            let tokens = match self.is_read_late {
+                true => self.output().saturating_sub(before),
+                false => 1,
+            };
             self.on_gap(now, tokens);
             if self.is_next {
                 self.is_next = false;
@@ -154,16 +162,30 @@ impl Meter {
                 summary.update(|it| it.time_to_first_token = Some(waited));
             }
         }
-        self.tokens += tokens;
         if is_first {
-            self.first = Some((now, self.tokens));
+            self.first = Some((now, self.output()));
         }
-        if has_usage(data) {
-            if self.count.wire() == Api::Messages {
-                self.first_usage.get_or_insert_with(|| data.clone());
-            }
-            self.usage = Some(data.clone());
-        }
+    }
+
+    /// Output tokens so far.
+    fn output(&self) -> u64 {
+        let passed = self.passed_tokens();
+        let reported = self.usage.usage();
+        reported.map_or(passed, |usage| usage.output_tokens + passed)
+    }
+
+    /// Output tokens that the engine has not reported.
+    fn passed_tokens(&self) -> u64 {
+        self.unreported.total(self.count.model.bytes_per_token)
+    }
+
+    /// What the request has used: what the engine reports, and what passed after that. `None` if it reports nothing.
+    fn used(&self) -> Option<Usage> {
+        let reported = self.usage.usage()?;
+        Some(Usage {
+            output_tokens: reported.output_tokens.saturating_add(self.passed_tokens()),
+            ..reported
+        })
     }
 
     fn on_gap(&mut self, now: Instant, tokens: u64) {
@@ -174,10 +196,7 @@ impl Meter {
             counted: series.inter_token_latency.local(),
             since: now,
         });
-        let count = match self.is_read_late {
-            true => tokens.clamp(1, LATE_TOKENS_MAX),
-            false => 1,
-        };
+        let count = tokens.clamp(1, LATE_TOKENS_MAX);
         let gap = gap.as_secs_f64() / count as f64;
         for _ in 0..count {
             gaps.counted.observe(gap);
@@ -196,7 +215,7 @@ impl Meter {
         model.report_failure(worker, self.client, owner, outcome.as_str());
         if let Some(span) = self.running.span() {
             let ended = (self.status, outcome);
-            traced::end(span, now, ended, (&self.passed, None), None);
+            traced::end(span, now, ended, &self.passed, None);
         }
         self.running.on_lost();
         self.is_lost = true;
@@ -232,14 +251,8 @@ impl Meter {
             _ if self.is_lost => {}
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
-        let last = self.usage.take();
-        let usage = last.as_ref().and_then(|data| match self.count.wire() {
-            Api::Messages => messages_usage(self.first_usage.as_deref(), data),
-            _ => last_usage(data),
-        });
-        let generated = usage
-            .as_ref()
-            .map_or(self.tokens, |usage| usage.output_tokens);
+        let (usage, passed) = (self.used(), self.passed_tokens());
+        let generated = usage.map_or(passed, |usage| usage.output_tokens);
         self.show_speed(now, generated);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
         if outcome == Outcome::Complete && generated > 0 {
@@ -251,9 +264,9 @@ impl Meter {
                 model.end_ratio.observe(ratio);
             }
         }
-        self.count.settle(self.status, usage.as_ref(), self.tokens);
+        self.count.settle(self.status, usage.as_ref(), passed);
         if let Some(entry) = self.entry.take() {
-            entry.end(now, outcome, usage.as_ref(), self.tokens);
+            entry.end(now, outcome, usage.as_ref(), passed);
         }
         if let Some(usage) = &usage {
             model.prompt_tokens.inc_by(usage.prompt_tokens);
@@ -262,8 +275,8 @@ impl Meter {
             worker.usage.add(usage.prompt_tokens, usage.cached_tokens);
         }
         if let Some(span) = self.running.span() {
-            let (ended, passed) = ((self.status, outcome), (&self.passed, last.as_ref()));
-            traced::end(span, now, ended, passed, usage.as_ref());
+            let ended = (self.status, outcome);
+            traced::end(span, now, ended, &self.passed, usage.as_ref());
         }
         if let Some(summary) = self.summary.take() {
             let usage = usage.unwrap_or_default();
@@ -302,12 +315,3 @@ impl Meter {
 
 /// A shorter answer shows nothing of how long tokens take.
 const MIN_TOKENS: u64 = 16;
-
-/// More than the usage of an answer and what stands behind it.
-const USAGE_BYTES: usize = 2_048;
-
-/// The end of a piece and a short one after it.
-fn ending(before: &Bytes, last: &Bytes) -> Bytes {
-    let start = before.len().saturating_sub(USAGE_BYTES);
-    [&before[start..], last].concat().into()
-}

@@ -14,7 +14,7 @@ use tracing::{info, warn};
 use super::continuation;
 use super::evidence::SharedEvidence;
 use super::failure_owner::FailureOwner;
-use super::metrics::Families;
+use super::metrics::{Families, NONE, Outcome};
 use super::prefill_decode;
 use super::session_key::{KeySource, session_key};
 use super::target::NameSettings;
@@ -172,6 +172,13 @@ impl Models {
             states
         });
         state
+    }
+
+    /// Counts a request that ended before its model was known to have a worker.
+    pub(super) fn count_unsent(&self, api: &str, outcome: Outcome) {
+        let labels = [NONE, api, NONE, NONE, outcome.as_str()];
+        let requests = &self.shared.families.requests;
+        requests.with_label_values(&labels).inc();
     }
 
     /// Removes the metric series of workers that left the fleet.

@@ -19,6 +19,7 @@ use super::plan::Plan;
 use super::retries::{Attempts, Failure, Step};
 use super::summary::SummaryCell;
 use super::traced;
+use super::usage_option::UnaskedUsage;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, RequestId, Tenant};
@@ -110,7 +111,7 @@ impl NextAnswer {
             started: self.started,
             response: None,
             requested: None,
-            strips_usage: false,
+            unasked_usage: UnaskedUsage::default(),
             progress: None,
             resume: None,
             chat: None,

@@ -12,8 +12,7 @@ use tracing::debug;
 use super::choice::FailedWorkers;
 use super::chosen::{self, Chosen};
 use super::core::Relay;
-use super::job::{Error, Job};
-use super::metrics::Outcome;
+use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
 use super::request_count::RequestCount;
 use super::wait::{Grant, Placed, Placing, Standing, Waiting};
@@ -125,13 +124,13 @@ impl Relay {
     }
 
     /// The end of a request that was sent to no worker.
-    pub(super) fn not_queued(job: &Job<'_>, count: RequestCount, error: Error) -> Error {
+    pub(super) fn not_queued(job: &Job<'_>, count: RequestCount, error: Error) -> FailedRequest {
         debug!(id = %job.id, %error, "request refused by the queue");
         if let Some(summary) = &job.summary {
-            summary.update(|it| it.outcome = Some(Outcome::NotQueued.as_str()));
+            summary.update(|it| it.outcome = Some(error.outcome().as_str()));
         }
-        count.fail(Outcome::NotQueued);
-        error
+        count.fail(error.outcome());
+        FailedRequest::counted(error)
     }
 
     /// Waits for a worker of a model that the configuration names and that no listed worker serves. False if the model

@@ -12,12 +12,13 @@ use tracing::info;
 
 use super::body_edit::{self, Edit};
 use super::core::Relay;
-use super::job::{Error, Job, RequestedName};
+use super::job::{Error, FailedRequest, Job, RequestedName};
 use super::output_cap;
 use super::plan::NO_WORKER_RETRY_AFTER;
+use super::request_outcome::Outcome;
 use super::session_key::session_key;
 use super::target::{Candidate, Candidates, Name, Names};
-use super::usage_option;
+use super::usage_option::{self, UnaskedUsage};
 use crate::http::Body;
 use crate::ids::Model;
 use crate::observe;
@@ -30,16 +31,35 @@ impl Relay {
         job: &Job<'_>,
         peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
-        self.check_right(job.tenant, peek.model.as_deref())?;
-        let answer = self.run_permitted(job, peek).await;
-        answer.map_err(|error| self.without_others(job.tenant, error))
+        let answer = match self.check_right(job.tenant, peek.model.as_deref()) {
+            Ok(()) => self.run_permitted(job, peek).await,
+            Err(error) => Err(error.into()),
+        };
+        answer.map_err(|failed| {
+            let FailedRequest { error, is_counted } = failed;
+            if !is_counted {
+                let api = job.asked_api().as_str();
+                self.models.count_unsent(api, error.outcome());
+            }
+            self.without_others(job.tenant, error)
+        })
+    }
+
+    /// Counts a request that the router answered with an error before it came here. `api`: [`Api::as_str`], or `none`.
+    /// `is_refused`: the fault is the client's.
+    pub fn count_unsent(&self, api: &'static str, is_refused: bool) {
+        let outcome = match is_refused {
+            true => Outcome::Refused,
+            false => Outcome::RouterFailed,
+        };
+        self.models.count_unsent(api, outcome);
     }
 
     async fn run_permitted(
         self: &Arc<Self>,
         job: &Job<'_>,
         peek: PeekedBody<'_>,
-    ) -> Result<Response<Body>, Error> {
+    ) -> Result<Response<Body>, FailedRequest> {
         let name = peek.model.as_deref().and_then(|it| self.names.get(it));
         let asking = match self.needs_usage() {
             true => usage_option::asking(job.api, &job.body, &peek),
@@ -50,9 +70,9 @@ impl Relay {
             return Box::pin(self.redirect(job, peek, name, asking)).await;
         }
         let capped = self.capped(job, &peek, None);
-        let strips_usage = asking.is_some();
+        let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
         let max_tokens = capped.as_ref().map(|(max_tokens, _)| *max_tokens);
-        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().collect();
+        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().map(|(edit, _)| edit).collect();
         edits.extend(capped.map(|(_, edit)| edit));
         if edits.is_empty() {
             return self.carry(job, peek).await;
@@ -61,7 +81,7 @@ impl Relay {
             body: body_edit::applied(&job.body, &mut edits),
             target: job.target.clone(),
             requested: None,
-            strips_usage,
+            unasked_usage: unasked_usage.unwrap_or_default(),
             summary: job.summary.clone(),
             ..*job
         };
@@ -109,8 +129,8 @@ impl Relay {
         job: &Job<'_>,
         peek: PeekedBody<'_>,
         name: &Name,
-        asking: Option<Edit>,
-    ) -> Result<Response<Body>, Error> {
+        asking: Option<(Edit, UnaskedUsage)>,
+    ) -> Result<Response<Body>, FailedRequest> {
         let session = session_key(name.key_sources(), job.headers, &peek);
         let session = session.or(job.response.map(|response| response.root().0));
         let candidates = self.names.candidates(name, session, fastrand::u64(..));
@@ -120,6 +140,7 @@ impl Relay {
             .map(|candidate| self.capped(job, &peek, Some(&candidate.model)))
             .collect();
         let mut peek = Some(peek);
+        let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
         let last = candidates.len() - 1;
         for (index, candidate) in candidates.iter().enumerate() {
             let Candidate { model, reason } = candidate;
@@ -131,7 +152,8 @@ impl Relay {
             self.metrics.model_targets.with_label_values(&labels).inc();
             let cap = caps[index].clone();
             let max_tokens = cap.as_ref().map(|(max_tokens, _)| *max_tokens);
-            let more = asking.iter().cloned().chain(cap.map(|(_, edit)| edit));
+            let asked = asking.iter().map(|(edit, _)| edit.clone());
+            let more = asked.chain(cap.map(|(_, edit)| edit));
             let named = Job {
                 body: edited(&job.body, model_json, name, model, more),
                 target: job.target.clone(),
@@ -139,7 +161,7 @@ impl Relay {
                     name: name.requested.clone(),
                     reason: *reason,
                 }),
-                strips_usage: asking.is_some(),
+                unasked_usage: unasked_usage.unwrap_or_default(),
                 summary: job.summary.clone(),
                 ..*job
             };
@@ -156,15 +178,19 @@ impl Relay {
                 None => body_edit::read_again(job.api, &named.body, self.block_bytes(), model),
             };
             match self.carry(&named, own).await {
-                Err(error) if index < last && error.is_lack_of_workers() => {
+                Err(FailedRequest { error, .. }) if index < last && error.is_lack_of_workers() => {
                     info!(id = %job.id, requested = %name.requested, %model, %error, "no worker of the model answered; trying the fallback");
                 }
                 // The configuration knows the name, so that it exists, whether or not a worker serves it now.
-                Err(Error::UnknownModel { .. } | Error::NoWorker { .. }) => {
-                    return Err(Error::NoWorker {
+                Err(FailedRequest {
+                    error: Error::UnknownModel { .. } | Error::NoWorker { .. },
+                    is_counted,
+                }) => {
+                    let error = Error::NoWorker {
                         model: name.requested.to_string(),
                         retry_after: NO_WORKER_RETRY_AFTER,
-                    });
+                    };
+                    return Err(FailedRequest { error, is_counted });
                 }
                 answer => return answer,
             }

@@ -14,6 +14,10 @@ pub(super) enum Outcome {
     RequestTimeout,
     /// No worker had room for it, so it was sent to none.
     NotQueued,
+    /// The router refused it before any worker was chosen: its fault, or a limit of its tenant.
+    Refused,
+    /// The router itself could not: its store is away, it drains, it has no connections left.
+    RouterFailed,
 }
 
 impl Outcome {
@@ -25,6 +29,8 @@ impl Outcome {
             Outcome::StreamIdleTimeout => "stream_idle_timeout",
             Outcome::RequestTimeout => "request_timeout",
             Outcome::NotQueued => "not_queued",
+            Outcome::Refused => "refused",
+            Outcome::RouterFailed => "router_failed",
         }
     }
 }

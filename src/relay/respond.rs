@@ -106,8 +106,9 @@ impl Relay {
             Some(Ok(prefill)) => prefill.tokens,
             _ => None,
         };
-        let strips_usage = job.strips_usage && is_events && status.is_success();
-        if strips_usage {
+        let is_stripped = is_events && status.is_success();
+        let unasked_usage = Some(job.unasked_usage).filter(|it| is_stripped && it.is_any());
+        if unasked_usage.is_some() {
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }
         let usage = prompt.map(|(prompt_tokens, cached_tokens)| {
@@ -154,7 +155,7 @@ impl Relay {
                 is_events,
                 meter,
                 usage,
-                strips_usage,
+                unasked_usage,
                 continuing,
                 job.id,
             )

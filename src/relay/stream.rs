@@ -28,7 +28,7 @@ use super::continuation::End;
 use super::meter::Meter;
 use super::metrics::Outcome;
 use super::outcome::AttemptAnswer;
-use super::usage_option;
+use super::usage_option::{self, UnaskedUsage};
 use super::usage_rewriter::UsageRewriter;
 use crate::http::client::EngineBody;
 use crate::http::sse::{Aligner, KEEP_ALIVE};
@@ -55,7 +55,7 @@ pub(super) fn relay(
     is_events: bool,
     meter: Meter,
     usage: Option<Box<UsageRewriter>>,
-    strips_usage: bool,
+    unasked_usage: Option<UnaskedUsage>,
     continuing: Option<Box<Continuing>>,
     id: RequestId,
 ) -> http::Body {
@@ -83,7 +83,7 @@ pub(super) fn relay(
         events,
         meter,
         usage,
-        strips_usage,
+        unasked_usage,
         continuing,
         id,
     };
@@ -103,8 +103,8 @@ struct Relayed {
     meter: Meter,
     /// Corrects the usage of a disaggregated request's answer.
     usage: Option<Box<UsageRewriter>>,
-    /// Leaves out the event with the usage, for which the router asked.
-    strips_usage: bool,
+    /// Leaves out the usage for which the router asked.
+    unasked_usage: Option<UnaskedUsage>,
     /// Goes on on another worker, if that is configured.
     continuing: Option<Box<Continuing>>,
     id: RequestId,
@@ -135,9 +135,9 @@ impl Relayed {
 
     /// What the client gets of whole events.
     fn stripped(&self, events: Bytes) -> Bytes {
-        match self.strips_usage {
-            true => usage_option::without_usage(events),
-            false => events,
+        match self.unasked_usage {
+            Some(unasked) => usage_option::without_usage(events, unasked),
+            None => events,
         }
     }
 

@@ -13,6 +13,7 @@ use super::engine_answer;
 use super::job::Job;
 use super::metrics::Outcome;
 use super::plan::Plan;
+use super::usage_reader;
 use crate::fleet::Worker;
 use crate::prompt::Api;
 use crate::routing;
@@ -121,12 +122,17 @@ fn request_fields(body: &[u8], is_stream: bool) -> RequestFields {
 pub(super) struct Passed {
     /// The last piece with a reason for which generation ended.
     finish: Option<Bytes>,
+    /// The last piece with usage, or of a whole answer.
+    last: Option<Bytes>,
 }
 
 impl Passed {
-    pub(super) fn on_data(&mut self, data: &Bytes) {
+    pub(super) fn on_data(&mut self, data: &Bytes, is_events: bool) {
         if FINISH.find(data).is_some() {
             self.finish = Some(data.clone());
+        }
+        if !is_events || memmem::find(data, USAGE).is_some() {
+            self.last = Some(data.clone());
         }
     }
 }
@@ -136,9 +142,10 @@ pub(super) fn end(
     span: &mut TrySpan,
     now: Instant,
     (status, outcome): (StatusCode, Outcome),
-    (passed, last): (&Passed, Option<&Bytes>),
+    passed: &Passed,
     usage: Option<&engine_answer::Usage>,
 ) {
+    let last = passed.last.as_ref();
     let mut response = last.map(|last| response_fields(last)).unwrap_or_default();
     if let Some(finish) = &passed.finish {
         let finish = response_fields(finish);
@@ -150,7 +157,7 @@ pub(super) fn end(
         prompt_tokens: usage.prompt_tokens,
         cached_tokens: usage.cached_tokens,
         output_tokens: usage.output_tokens,
-        reasoning_tokens: last.and_then(|last| reasoning_tokens(last)),
+        reasoning_tokens: usage.reasoning_tokens,
     });
     span.update(|tried| {
         tried.status = Some(status.as_u16());
@@ -168,16 +175,13 @@ pub(super) fn end(
 
 /// The end of a prefill leg, whose answer is read here.
 pub(super) fn end_prefill(span: &mut TrySpan, now: Instant, status: StatusCode, whole: &Bytes) {
-    let usage = engine_answer::last_usage(whole);
-    let passed = Passed::default();
-    let last = Some(whole);
-    end(
-        span,
-        now,
-        (status, Outcome::Complete),
-        (&passed, last),
-        usage.as_ref(),
-    );
+    let usage = usage_reader::of_whole(Api::Chat, whole);
+    let passed = Passed {
+        finish: None,
+        last: Some(whole.clone()),
+    };
+    let ended = (status, Outcome::Complete);
+    end(span, now, ended, &passed, usage.as_ref());
 }
 
 /// The answer is another worker's than the chosen one's: a gateway may send a request elsewhere.
@@ -201,22 +205,6 @@ pub(super) fn continued(job: &Job<'_>, now: Instant, lost: &Worker, answer_token
             },
         );
     }
-}
-
-/// The tokens of reasoning in the last usage of a piece of an answer, if it says how many they are.
-fn reasoning_tokens(piece: &[u8]) -> Option<u64> {
-    #[derive(Deserialize)]
-    struct Wire {
-        #[serde(alias = "completion_tokens_details")]
-        output_tokens_details: Option<Details>,
-    }
-    #[derive(Deserialize)]
-    struct Details {
-        reasoning_tokens: Option<u64>,
-    }
-    let at = memmem::rfind(piece, USAGE)? + USAGE.len();
-    let mut wires = serde_json::Deserializer::from_slice(&piece[at..]).into_iter::<Wire>();
-    wires.next()?.ok()?.output_tokens_details?.reasoning_tokens
 }
 
 fn error_of(status: StatusCode) -> &'static str {
@@ -306,24 +294,6 @@ mod tests {
         );
         check(r#"{"temperature":"warm"}"#, None, None);
         check("not JSON", None, None);
-    }
-
-    #[test]
-    fn reasoning_is_counted_where_the_engine_counts_it() {
-        let check = |piece: &str, expected| {
-            assert_eq!(reasoning_tokens(piece.as_bytes()), expected, "{piece}");
-        };
-        check(
-            r#"{"usage":{"completion_tokens":9,"completion_tokens_details":{"reasoning_tokens":5}}}"#,
-            Some(5),
-        );
-        check(
-            "data: {\"response\":{\"usage\":{\"output_tokens\":9,\"output_tokens_details\":{\"reasoning_tokens\":0}}}}\n\n",
-            Some(0),
-        );
-        check(r#"{"usage":{"completion_tokens":9}}"#, None);
-        check(r#"{"usage":{"completion_tokens_details":null}}"#, None);
-        check("data: [DONE]", None);
     }
 
     #[test]

@@ -236,7 +236,7 @@ impl UsageEntry {
         }
     }
 
-    /// The answer has ended. `passed`: output tokens that went to the client.
+    /// The answer has ended. `passed`: output tokens that went to the client, if the engine reported nothing.
     pub(super) fn end(
         self,
         now: Instant,
@@ -249,10 +249,7 @@ impl UsageEntry {
             Some(usage) => Tokens {
                 prompt: usage.prompt_tokens,
                 cached: usage.cached_tokens,
-                // An engine that reports usage with each token may have been stopped in between.
-                output: usage
-                    .output_tokens
-                    .max(if is_complete { 0 } else { passed }),
+                output: usage.output_tokens,
             },
             None => Tokens {
                 output: passed,

@@ -15,7 +15,7 @@ use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible};
+use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible, UnaskedUsage};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -121,12 +121,13 @@ impl Responses {
             gateway: None,
             is_background: context.is_background,
             requested: None,
-            strips_usage: false,
+            unasked_usage: UnaskedUsage::default(),
             progress: context.progress,
             resume: context.resumed.map(|resumed| &resumed.tokens),
             summary: context.summary.cloned(),
         };
-        let answer = self.relay.run(&job, peek).await?;
+        let answer = self.relay.run(&job, peek).await;
+        let answer = answer.map_err(ApiError::of_run)?;
         let status = answer.status();
         if status.is_success() {
             return Ok(answer);

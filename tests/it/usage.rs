@@ -1,5 +1,7 @@
 //! What tenants use: metrics by tenant and model, and the usage log.
 
+mod numbers;
+
 use std::fs;
 use std::path::Path;
 use std::time::Duration;

@@ -16,12 +16,14 @@ pub(super) const REQUESTS: &str = "warmroute_requests_total";
 const DECISIONS: &str = "warmroute_routing_decisions_total";
 
 /// How requests end, as the charts show it.
-const ENDS: [&str; 8] = [
+const ENDS: [&str; 10] = [
     "complete",
     "status_4xx",
     "status_5xx",
     "client_disconnected",
+    "refused",
     "worker_failed",
+    "router_failed",
     "stream_idle_timeout",
     "request_timeout",
     "other",
@@ -140,6 +142,7 @@ fn end_of(status: &str, outcome: &str) -> usize {
     let end = match outcome {
         "complete" if status.starts_with('5') => "status_5xx",
         "complete" if status.starts_with('4') => "status_4xx",
+        "not_queued" => "refused",
         known => known,
     };
     let place = ENDS.iter().position(|it| *it == end);
@@ -173,6 +176,9 @@ mod tests {
         check("503", "complete", "status_5xx");
         check("200", "client_disconnected", "client_disconnected");
         check("none", "worker_failed", "worker_failed");
+        check("none", "refused", "refused");
+        check("none", "not_queued", "refused");
+        check("none", "router_failed", "router_failed");
         check("200", "a later one", "other");
     }
 

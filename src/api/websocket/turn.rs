@@ -15,6 +15,7 @@ use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::observe;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
+use crate::prompt::Api;
 use crate::responses::websocket::memory::TurnContext;
 use crate::responses::{ClientRequest, Endpoint};
 
@@ -50,7 +51,8 @@ impl ApiServer {
             .answer_turn(&opener, tenant, body, turn, id, line.as_deref_mut())
             .await;
         let response = answer.unwrap_or_else(|error| {
-            self.on_error(id, &error, line.as_deref_mut());
+            let api = Api::Responses.as_str();
+            self.on_error(id, &error, api, line.as_deref_mut());
             error.into_response()
         });
         if let Some(line) = &mut line {

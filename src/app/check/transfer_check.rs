@@ -18,7 +18,7 @@ use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
 use crate::relay::kv_transfer::{ANSWER_BYTES_MAX, Legs, Rendezvous, Transfer};
-use crate::relay::{engine_answer, headers};
+use crate::relay::{headers, usage_reader};
 
 const PATH: &str = "/v1/completions";
 /// Two or three tokens each: several blocks of any usual size.
@@ -107,7 +107,7 @@ pub(super) async fn run(
         None => None,
     };
     Ok(Transferred {
-        prompt_tokens: engine_answer::last_usage(&second)
+        prompt_tokens: usage_reader::of_whole(Api::Completions, &second)
             .unwrap_or_default()
             .prompt_tokens,
         received_tokens,
@@ -134,7 +134,7 @@ async fn run_together(
     // The first to fail ends both.
     let (_, second) = tokio::try_join!(first, second)?;
     text(&second).ok_or("decode: the answer is no completion")?;
-    let prompt_tokens = engine_answer::last_usage(&second)
+    let prompt_tokens = usage_reader::of_whole(Api::Completions, &second)
         .unwrap_or_default()
         .prompt_tokens;
     Ok(Transferred {

@@ -273,16 +273,21 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         workers.iter().map(|worker| worker.requests).sum::<u64>(),
         sample.metrics.sum("warmroute_queue_requests", is_any),
     );
-    let failed = samples.rate("warmroute_requests_total", |it| {
-        !matches!(
-            it.label("outcome"),
-            Some("complete" | "client_disconnected")
-        )
+    let failed = samples.rate("warmroute_requests_total", |it| match it.label("outcome") {
+        Some("complete") => it.label("status").is_some_and(|it| it.starts_with('5')),
+        outcome => !matches!(
+            outcome,
+            Some("client_disconnected" | "refused" | "not_queued")
+        ),
+    });
+    let refused = samples.rate("warmroute_requests_total", |it| {
+        matches!(it.label("outcome"), Some("refused" | "not_queued"))
     });
     let rates = format!(
-        "req/s {}   failed/s {}   tokens/s {}   cached {}   TTFT {} / {}   ITL {} / {}",
+        "req/s {}   failed/s {}   refused/s {}   tokens/s {}   cached {}   TTFT {} / {}   ITL {} / {}",
         rate("warmroute_requests_total").map_or_else(none, |it| format!("{it:.1}")),
         failed.map_or_else(none, |it| format!("{it:.1}")),
+        refused.map_or_else(none, |it| format!("{it:.1}")),
         rate("warmroute_generation_tokens_total").map_or_else(none, count),
         samples
             .share(
@@ -349,6 +354,9 @@ pub(super) mod tests {
             {"name": "gpu-c", "role": "prefill", "health": "down", "circuit_breaker": "closed", "models": ["llama"]}]}"#;
         let last = "warmroute_requests_total{worker=\"gpu-b\",outcome=\"complete\"} 8\n\
                     warmroute_requests_total{worker=\"none\",outcome=\"worker_failed\"} 2\n\
+                    warmroute_requests_total{worker=\"none\",outcome=\"refused\"} 4\n\
+                    warmroute_requests_total{worker=\"none\",outcome=\"not_queued\"} 2\n\
+                    warmroute_requests_total{worker=\"gpu-c\",status=\"500\",outcome=\"complete\"} 2\n\
                     warmroute_prompt_tokens_total 100\nwarmroute_cached_prompt_tokens_total 75\n\
                     warmroute_generation_tokens_total 400\n\
                     warmroute_routing_decisions_total{reason=\"cold\"} 4\n\
@@ -374,7 +382,7 @@ pub(super) mod tests {
             [
                 "gpu-a both open 1 0 - 0.0 - - - -",
                 "gpu-b both up 3 12k 50% 4.0 100m 198m - live",
-                "gpu-c prefill down 0 0 - 0.0 - - - -",
+                "gpu-c prefill down 0 0 - 1.0 - - - -",
             ]
         );
         assert_eq!(
@@ -389,7 +397,7 @@ pub(super) mod tests {
             summary(&three_workers()),
             [
                 "ready   workers 1/3 up   running 4   waiting in the router 0",
-                "req/s 5.0   failed/s 1.0   tokens/s 200   cached 75%   TTFT 100m / 198m   ITL - / -",
+                "req/s 9.0   failed/s 2.0   refused/s 3.0   tokens/s 200   cached 75%   TTFT 100m / 198m   ITL - / -",
                 "decisions cold 100%",
             ]
         );

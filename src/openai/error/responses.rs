@@ -321,6 +321,7 @@ impl ApiError {
         let mut error = Self::new(StatusCode::BAD_GATEWAY, "invalid_engine_response", message);
         // A retry would make an engine do all the work again.
         error.should_retry = Some(false);
+        error.is_counted = true;
         error
     }
 }

@@ -31,6 +31,7 @@ pub(super) enum Key {
     Forbidden(&'static str),
     VllmXargs,
     StreamOptions,
+    StreamInterval,
     /// Of a Messages request: it names the user.
     Metadata,
     Other,
@@ -67,6 +68,7 @@ impl Key {
             _ if let Some(name) = engine_field(name, api) => Key::Forbidden(name),
             "vllm_xargs" => Key::VllmXargs,
             "stream_options" => Key::StreamOptions,
+            "stream_interval" => Key::StreamInterval,
             _ => Key::Other,
         }
     }

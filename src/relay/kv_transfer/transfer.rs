@@ -6,7 +6,7 @@ use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, Tran
 use super::{mooncake, moriio, nixl, sglang};
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
-use crate::relay::engine_answer;
+use crate::relay::usage_reader;
 
 pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
     match connector {
@@ -69,11 +69,7 @@ impl Transfer {
         let parsed: Answer<'_> =
             serde_json::from_slice(answer).map_err(|_| TransferError::Malformed)?;
         let read = dialect(self.connector).read(&self, &parsed)?;
-        let usage = match self.api {
-            Api::Messages => engine_answer::messages_usage(None, answer),
-            _ => engine_answer::last_usage(answer),
-        };
-        let usage = usage.unwrap_or_default();
+        let usage = usage_reader::of_whole(self.api, answer).unwrap_or_default();
         Ok(PrefillResult {
             params: TransferParams(read.fields),
             prompt_tokens: usage.prompt_tokens,

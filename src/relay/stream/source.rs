@@ -4,7 +4,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http_body::Body as _;
+use http_body::Body;
 
 use super::pieces::{BATCH_BYTES, Batch};
 use crate::http::client::EngineBody;
@@ -64,6 +64,11 @@ impl Source {
                 Poll::Pending => break,
             }
         }
-        Poll::Ready(Read::Data(batch.take()))
+        // The client's side may not ask for more than the length that it knows.
+        let is_over = self.engine.as_ref().is_none_or(Body::is_end_stream);
+        Poll::Ready(match is_over {
+            true => Read::End(batch.take()),
+            false => Read::Data(batch.take()),
+        })
     }
 }

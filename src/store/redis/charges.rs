@@ -54,19 +54,21 @@ impl Redis {
         self.call(Kind::Write, call).await.map(drop)
     }
 
-    /// Renews the leases of a tenant's running requests.
+    /// Renews the leases of a tenant's running requests. Returns how many run, those of other replicas among them.
     pub async fn renew_charges(
         &self,
         tenant: Tenant,
         lease: Duration,
         running: &[ChargeId],
-    ) -> Result<(), Error> {
+    ) -> Result<u64, Error> {
         let [_, key, _] = self.keys.limits(tenant);
         let mut call = Call::new(Name::RENEW_CHARGES).key(key).arg(micros(lease));
         for id in running {
             call = call.arg(id.to_string());
         }
-        self.call(Kind::Write, call).await.map(drop)
+        let mut reply = self.call(Kind::Write, call).await?;
+        parse_number(&reply.whole("the outcome")?)
+            .ok_or_else(|| malformed("an unexpected number of running requests from Redis"))
     }
 }
 

@@ -154,6 +154,53 @@ async fn tenant_row(cluster: &Cluster, name: &str) -> serde_json::Value {
 }
 
 #[tokio::test]
+async fn every_answer_of_the_router_is_counted_with_its_outcome() {
+    let limits = r#"{"requests_per_minute": 1, "burst": "60s"}"#;
+    let cluster = cluster(vec![tenant("a", limits), tenant("free", "")]).await;
+    let path = "/v1/chat/completions";
+    let ask = async |key: &str, method: &str, path: &str, model: &str| {
+        let body = cluster::chat("hello", 1, false).replace("\"sim\"", &format!("\"{model}\""));
+        let headers = [("authorization", &*bearer(key))];
+        let answer = client::send(cluster.router.api, method, path, &headers, body).await;
+        answer.status
+    };
+    assert_eq!(ask("a", "POST", path, "sim").await, 200);
+    for (key, method, path, model, status) in [
+        ("a", "POST", path, "sim", 429),
+        ("nobody", "POST", path, "sim", 401),
+        ("free", "POST", path, "none-such", 404),
+        ("free", "POST", "/v1/nothing", "sim", 404),
+        ("free", "GET", path, "sim", 405),
+        ("free", "GET", "/v1/responses/resp_none", "sim", 404),
+        ("free", "POST", "/v1/responses", "none-such", 400),
+    ] {
+        let count = async || {
+            let labels = ["outcome=\"refused\"", "worker=\"none\"", "status=\"none\""];
+            cluster.metric("warmroute_requests_total", &labels).await
+        };
+        let before = count().await;
+        assert_eq!(
+            ask(key, method, path, model).await,
+            status,
+            "{method} {path}"
+        );
+        assert_eq!(count().await - before, 1.0, "{method} {path} {status}");
+    }
+    let all = cluster.metric("warmroute_requests_total", &[]).await;
+    let complete = ["outcome=\"complete\"", "worker=\"w0\""];
+    assert_eq!(all, 8.0);
+    assert_eq!(
+        cluster.metric("warmroute_requests_total", &complete).await,
+        1.0
+    );
+    let chats = ["api=\"chat\"", "outcome=\"refused\""];
+    assert_eq!(
+        cluster.metric("warmroute_requests_total", &chats).await,
+        3.0
+    );
+}
+
+#[tokio::test]
 async fn models_and_lengths_that_a_tenant_may_not_use_are_refused() {
     let limits =
         r#"{"requests_per_minute": 100, "models": ["other*", {"name": "sim", "max_tokens": 10}]}"#;

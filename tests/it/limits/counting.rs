@@ -151,6 +151,26 @@ async fn a_charge_is_made_once_for_one_id_and_settled_once() {
     drop(probe);
 }
 
+/// A replica that has nothing more to ask for learns that the requests of others have ended.
+#[tokio::test]
+async fn requests_that_have_ended_run_nowhere_on_any_replica() {
+    let server = Server::start().await;
+    let limits = r#"{"requests_per_minute": 6000, "concurrent_requests": 100}"#;
+    let replicas: Vec<_> = (0..3).map(|_| Replica::new(&at(&server), limits)).collect();
+    let running = || {
+        let reports = replicas.iter().map(|replica| replica.limits.report());
+        reports
+            .map(|report| report.running_requests)
+            .collect::<Vec<_>>()
+    };
+    let charges = flood(&replicas, 72).await;
+    assert_eq!(charges.len(), 72);
+    let seen = running();
+    assert!(seen.iter().any(|running| *running > 60), "{seen:?}");
+    drop(charges);
+    eventually("nothing runs", async || running() == [0, 0, 0]).await;
+}
+
 /// Charges that are asked for at the same time go to Redis together, and each is still decided by itself.
 #[tokio::test]
 async fn charges_that_are_made_together_are_decided_one_after_the_other() {

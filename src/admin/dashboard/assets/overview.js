@@ -36,6 +36,7 @@ export class Overview {
       ttft: tile("tile-ttft", "Time to first token", TTFT),
       itl: tile("tile-itl", "Time between tokens", ITL),
       failed: tile("tile-failed", "Failed requests", REQUESTS),
+      refused: tile("tile-refused", "Refused requests", REQUESTS),
       workers: tile("tile-workers", "Workers", "warmroute_worker_up"),
     };
     this.requests = new Chart({
@@ -45,6 +46,7 @@ export class Overview {
         { key: "complete", label: "complete", colour: "good", metric: REQUESTS, fill: true },
         { key: "client_disconnected", label: "client left", colour: "quiet", metric: REQUESTS, optional: true },
         { key: "status_4xx", label: "4xx", colour: "mark", metric: REQUESTS, optional: true },
+        { key: "refused", label: "refused", colour: "warm", metric: REQUESTS, optional: true },
         { key: "failed", label: "failed", colour: "bad", metric: REQUESTS },
       ],
     });
@@ -117,7 +119,7 @@ export class Overview {
   render(model) {
     const series = model.series();
     const { times, ends } = series;
-    const failed = ["status_5xx", "worker_failed", "stream_idle_timeout", "request_timeout", "other"];
+    const failed = ["status_5xx", "worker_failed", "router_failed", "stream_idle_timeout", "request_timeout", "other"];
     const sum = (names) => times.map((_, index) => names.reduce((all, name) => (ends[name][index] === null ? all : (all ?? 0) + ends[name][index]), null));
     const failures = sum(failed);
     const policies = model.changes.filter((change) => change.kind === "policy" || change.kind === "down" || change.kind === "breaker_open");
@@ -149,6 +151,8 @@ export class Overview {
     const continued = model.panels.continuations?.outcomes.continued ?? 0;
     const saved = continued > 0 ? `${count(retries)} retries, ${count(continued)} streams went on` : `${count(retries)} retries since the start`;
     tiles.failed.set(failing === null ? "–" : `${rate(failing)} /s`, saved, failing > 0 ? "alarm" : "");
+    const refusing = lastOf(series.ends.refused);
+    tiles.refused.set(refusing === null ? "–" : `${rate(refusing)} /s`, "by limits, rights and the queue");
     const [workers, usable] = [model.gauge("workers"), model.gauge("usable_workers")];
     const missing = workers - usable;
     tiles.workers.set(`${count(usable)} of ${count(workers)}`, missing > 0 ? `${count(missing)} get no requests` : "all can get requests", missing > 0 ? "alarm" : "");
