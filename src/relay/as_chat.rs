@@ -88,7 +88,6 @@ impl FailedWorkers {
     /// Excludes the workers that speak chat completions only.
     pub(super) fn exclude_chat(&mut self, group: &Group) {
         let workers = group.workers.iter().map(|worker| worker.id);
-        self.decode
-            .extend(workers.filter(|id| group.speaks_chat_only(*id)));
+        self.exclude_all(workers.filter(|id| group.speaks_chat_only(*id)));
     }
 }

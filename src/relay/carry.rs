@@ -236,9 +236,8 @@ impl Relay {
                 }
                 Step::Retry { after } if observe::now() + after < deadline => {
                     debug!(id = %job.id, error = last_error, ?after, "attempt failed; retrying");
-                    // What was not sent, or over a connection that was closed already, costs the fleet nothing. One that
-                    // was released has paid.
-                    let is_free = matches!(failure, Failure::Local | Failure::TakenOut) || is_stale;
+                    // What was sent over a connection that was closed already costs the fleet nothing.
+                    let is_free = failure.is_free() || is_stale;
                     retried = (!is_free).then_some((failed_worker, failure));
                     tokio::time::sleep(after).await;
                 }

@@ -17,7 +17,7 @@ use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
 use super::promised::Promised;
 use crate::fleet::kv_transfer::BootstrapInfo;
-use crate::fleet::{Role, Worker};
+use crate::fleet::{Group, Role, Worker};
 use crate::http::circuit_breaker::State;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -137,24 +137,9 @@ impl Relay {
             let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             let chosen = first.take().or_else(|| {
                 let held = self.held(plan, candidates);
-                self.choose_once(plan, &held, now, &failed, None)
-                    .or_else(|| {
-                        let mut chances = failed.second_chances(may_repeat);
-                        chances.find_map(|again| self.choose_once(plan, &held, now, &again, None))
-                    })
+                self.find(plan, &held, now, &failed, may_repeat)
             });
-            let (decision, mut prefill) = chosen?;
-            if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, prefill)
-                && may_repeat
-                && !may_compute_locally(settings, reason)
-                && failed.prefill.len() > failed.unfit.len()
-            {
-                // A prefill worker that has failed is better than none.
-                failed.prefill = failed.unfit.clone();
-                let held = self.held(plan, candidates);
-                let again = self.choose_once(plan, &held, now, &failed, None);
-                prefill = again.map_or(prefill, |(_, prefill)| prefill);
-            }
+            let (decision, prefill) = chosen?;
             let worker = &plan.group.workers[decision.worker_index];
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
@@ -244,12 +229,57 @@ impl Relay {
     ) -> bool {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
         let held = self.held(plan, candidates);
-        let may_have =
-            |failed: &FailedWorkers| self.choose_once(plan, &held, now, failed, None).is_some();
-        may_have(failed)
-            || failed
-                .second_chances(may_repeat)
-                .any(|again| may_have(&again))
+        self.find(plan, &held, now, failed, may_repeat).is_some()
+    }
+
+    /// True if a retry would find workers among those of `group` that may get the request. Changes nothing.
+    pub(super) fn may_retry_in(
+        &self,
+        plan: &Plan,
+        group: &Group,
+        now: Instant,
+        failed: &FailedWorkers,
+        may_repeat: bool,
+    ) -> bool {
+        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
+        let held = self.held_by(plan, group, candidates);
+        let found = self.find(plan, &held, now, failed, may_repeat);
+        found.is_some_and(|(decision, prefill)| {
+            let role = group.workers[decision.worker_index].role;
+            let reason = prefill.and_then(Result::err);
+            reason.is_none_or(|reason| !self.lacks_prefill(role, reason))
+        })
+    }
+
+    /// Chooses workers without those that have `failed`; with `may_repeat` one of those if there is no other. Changes
+    /// nothing.
+    fn find(
+        &self,
+        plan: &Plan,
+        held: &CachedPrefixes<'_>,
+        now: Instant,
+        failed: &FailedWorkers,
+        may_repeat: bool,
+    ) -> Option<Chosen> {
+        let once = |failed: &FailedWorkers| self.choose_once(plan, held, now, failed, None);
+        let chosen = once(failed).or_else(|| {
+            let mut chances = failed.second_chances(may_repeat);
+            chances.find_map(|again| once(&again))
+        })?;
+        if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, chosen.1)
+            && may_repeat
+            && !may_compute_locally(settings, reason)
+            && failed.prefill.len() > failed.unfit.len()
+        {
+            // A prefill worker that has failed is better than none.
+            let prefill = failed.unfit.clone();
+            return once(&FailedWorkers {
+                prefill,
+                ..failed.clone()
+            })
+            .or(Some(chosen));
+        }
+        Some(chosen)
     }
 
     /// Has a worker's circuit breaker admit the request, which may be its trial request then. `None` if it does not.
@@ -306,12 +336,18 @@ impl Relay {
 
     /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
     pub(super) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
-        match (&self.prefill_decode, &choice.prefill) {
-            (Some(settings), Some(Err(_))) if !settings.connector.decodes_alone() => {
-                choice.worker.role == Role::Decode
-            }
-            (Some(settings), Some(Err(reason))) => !may_compute_locally(settings, *reason),
-            _ => false,
+        match choice.prefill {
+            Some(Err(reason)) => self.lacks_prefill(choice.worker.role, reason),
+            Some(Ok(_)) | None => false,
+        }
+    }
+
+    /// The same for a worker of this role, which has no prefill leg for this reason.
+    fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
+        match &self.prefill_decode {
+            Some(settings) if !settings.connector.decodes_alone() => role == Role::Decode,
+            Some(settings) => !may_compute_locally(settings, reason),
+            None => false,
         }
     }
 

@@ -16,7 +16,7 @@ use super::headers;
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome};
 use super::plan::Plan;
-use super::retries::{Attempts, Failure, Step};
+use super::retries::{Attempts, Step};
 use super::summary::SummaryCell;
 use super::traced;
 use super::usage_option::UnaskedUsage;
@@ -82,7 +82,7 @@ impl NextAnswer {
         answer_tokens: u32,
     ) -> Result<AttemptAnswer, String> {
         let relay = self.relay.clone();
-        self.failed.decode.push(lost.id);
+        self.failed.exclude_all(std::iter::once(lost.id));
         self.plan.body = Some(body.clone());
         let prompt_tokens = self.plan.request.prompt_tokens;
         self.plan.request.prompt_tokens = prompt_tokens.saturating_add(answer_tokens);
@@ -129,15 +129,17 @@ impl NextAnswer {
                 return Err("the request took too long".to_owned());
             }
             relay.renew(plan);
-            let Some(choice) = relay.choose(plan, now, failed, false, None) else {
+            let Some(choice) = relay.choose(plan, now, failed, attempts.may_repeat_worker(), None)
+            else {
                 return Err("no other worker can take it now".to_owned());
             };
             attempts.begin();
             let outcome = {
                 let attempt = relay.attempt(&job, plan, &choice, &attempts, self.deadline, None);
                 let attempt = pin!(attempt);
-                let outcome = relay.or_released(attempt, &job, plan, &choice, &attempts, failed);
-                outcome.await
+                relay
+                    .or_released(attempt, &job, plan, &choice, &attempts, failed)
+                    .await
             };
             let attempt = match outcome {
                 AttemptOutcome::Failed(attempt) => attempt,
@@ -168,8 +170,7 @@ impl NextAnswer {
                 Step::Retry { after } if now + after < self.deadline => after,
                 Step::Retry { .. } | Step::GiveUp => return Err(attempt.error),
             };
-            // One that was released has paid.
-            if attempt.failure != Failure::TakenOut
+            if !attempt.failure.is_free()
                 && !relay.may_retry(plan, &choice.worker.name, attempt.failure)
             {
                 return Err(attempt.error);

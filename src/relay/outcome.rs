@@ -129,8 +129,13 @@ impl FailedAttempt {
     }
 
     pub(super) fn at_prefill(failure: Failure, error: String) -> Self {
+        Self::of_nobody(Stage::Prefill, failure, error)
+    }
+
+    /// One that is the fault of no worker, or whose fault is not known.
+    pub(super) fn of_nobody(stage: Stage, failure: Failure, error: String) -> Self {
         Self {
-            stage: Stage::Prefill,
+            stage,
             failure,
             error,
             answer: None,

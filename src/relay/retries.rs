@@ -55,6 +55,12 @@ impl Failure {
         }
     }
 
+    /// True if its retry takes nothing more from the retry budget: what was not sent costs the fleet nothing, and a request that is
+    /// released has paid before.
+    pub fn is_free(self) -> bool {
+        matches!(self, Failure::Local | Failure::TakenOut)
+    }
+
     /// For clients: without the worker's address, which errors of its connection may have.
     pub fn explanation(self) -> &'static str {
         match self {
@@ -223,15 +229,21 @@ impl Attempts {
     }
 
     /// True if a worker that failed this request may get it again when there is no other: an unreachable worker may
-    /// be restarting, and after a failed KV transfer either worker may be healthy. A worker that refused or timed out
+    /// be restarting, one that was taken out may be back, and after a failed KV transfer either worker may be healthy. A worker that refused or timed out
     /// would do so again, and one that cut a new connection may have ended because of the request.
     pub fn may_repeat_worker(&self) -> bool {
-        match self.last {
-            Some(Failure::Local | Failure::Connect | Failure::KvTransfer) => !self.has_cut_new,
+        self.last.is_some_and(|last| self.may_repeat_after(last))
+    }
+
+    /// The same if the attempt that runs now fails like this.
+    pub fn may_repeat_after(&self, failure: Failure) -> bool {
+        match failure {
+            Failure::Local | Failure::Connect | Failure::KvTransfer | Failure::TakenOut => {
+                !self.has_cut_new
+            }
             // The worker most likely never read the request.
-            Some(Failure::Broken) => self.was_stale,
-            Some(Failure::TimedOut | Failure::Deadline | Failure::Refused | Failure::TakenOut)
-            | None => false,
+            Failure::Broken => self.was_stale,
+            Failure::TimedOut | Failure::Deadline | Failure::Refused => false,
         }
     }
 }
@@ -305,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_unreachable_worker_may_get_the_request_again() {
+    fn a_worker_that_was_unreachable_or_taken_out_may_get_the_request_again() {
         for (failure, expected) in [
             (Failure::Local, true),
             (Failure::Connect, true),
@@ -313,7 +325,7 @@ mod tests {
             (Failure::KvTransfer, true),
             (Failure::TimedOut, false),
             (Failure::Refused, false),
-            (Failure::TakenOut, false),
+            (Failure::TakenOut, true),
         ] {
             let mut attempts = attempts(3);
             attempts.begin();

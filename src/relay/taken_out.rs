@@ -5,19 +5,17 @@
 //! Requests stay where they are as long as no other worker could take them, and while the retry budget is used up.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
 
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
-use super::failure_owner::FailureOwner;
 use super::job::Job;
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use super::retries::{Attempts, Failure};
-use crate::fleet::{Role, Worker};
+use crate::ids::WorkerId;
 use crate::observe;
 use crate::prompt::Api;
 
@@ -42,7 +40,7 @@ impl Relay {
         tokio::select! {
             biased;
             outcome = attempt => outcome,
-            failed = self.released(job, plan, choice, failed) => AttemptOutcome::Failed(failed),
+            failed = self.released(job, plan, choice, attempts, failed) => AttemptOutcome::Failed(failed),
         }
     }
 
@@ -52,6 +50,7 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
+        attempts: &Attempts,
         failed: &FailedWorkers,
     ) -> FailedAttempt {
         loop {
@@ -66,36 +65,42 @@ impl Relay {
                     (Stage::Worker, &choice.worker)
                 }
             };
-            let excluded = match stage {
-                Stage::Prefill => &failed.prefill,
-                Stage::Worker | Stage::Transfer => &failed.decode,
-            };
-            let may_take = |it: &Arc<Worker>| {
-                it.id != worker.id
-                    && !excluded.contains(&it.id)
-                    && (it.role == worker.role || it.role == Role::Both)
-                    && it.breaker.may_admit(observe::now())
-            };
-            let snapshot = self.fleet.snapshot();
-            let group = snapshot.models.get(&plan.group.model);
-            let has_other = group.is_some_and(|group| group.workers.iter().any(may_take));
-            drop(snapshot);
-            if has_other && !may_run_tools(job) && self.budget.may_retry() {
+            if self.may_go_on_without(worker.id, job, plan, attempts, failed)
+                && !may_run_tools(job)
+                && self.budget.may_retry()
+            {
                 let failure = Failure::TakenOut;
                 plan.model.families.on_retry(&worker.name, failure);
-                return FailedAttempt {
-                    stage,
-                    failure,
-                    error: format!("{} was taken out before it answered", worker.name),
-                    answer: None,
-                    owner: FailureOwner::Unattributed,
-                    cuts: 0,
-                    is_rank_refused: false,
-                };
+                let error = format!("{} was taken out before it answered", worker.name);
+                return FailedAttempt::of_nobody(stage, failure, error);
             }
             // Boxed, so that other requests do not carry its state.
             Box::pin(tokio::time::sleep(LOOK_EVERY)).await;
         }
+    }
+
+    /// True if a retry of the request finds a worker now, or a pair, without this one.
+    fn may_go_on_without(
+        &self,
+        out: WorkerId,
+        job: &Job<'_>,
+        plan: &Plan,
+        attempts: &Attempts,
+        failed: &FailedWorkers,
+    ) -> bool {
+        let snapshot = self.fleet.snapshot();
+        let Some(group) = snapshot.models.get(&plan.group.model) else {
+            return false;
+        };
+        let mut failed = failed.clone();
+        failed.exclude_all(std::iter::once(out));
+        if let Some(chat) = job.chat
+            && chat.chat_body(&job.body).is_err()
+        {
+            failed.exclude_chat(group);
+        }
+        let may_repeat = attempts.may_repeat_after(Failure::TakenOut);
+        self.may_retry_in(plan, group, observe::now(), &failed, may_repeat)
     }
 }
 
