@@ -22,6 +22,7 @@ pub mod model_lookup;
 mod model_set;
 mod places;
 pub mod probe;
+pub mod process_end;
 mod rank_places;
 pub mod registry;
 mod responses_api;

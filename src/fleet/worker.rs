@@ -23,6 +23,7 @@ use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
 use super::load::Load;
 use super::load::pinned::PinnedLoads;
+use super::process_end::ProcessEnds;
 use super::responses_api::ResponsesApi;
 use super::speed::{LoadNow, Passed, Seen, Speed};
 use crate::http::circuit_breaker::{self as breaker, SharedBreaker};
@@ -128,6 +129,8 @@ pub struct WorkerState {
     pub pinned: PinnedLoads,
     /// The engine refuses requests for the rank that they are pinned to. In the next snapshot it has no ranks to pin to.
     pub(super) refuses_ranks: AtomicBool,
+    /// When its process ended, as requests saw it.
+    pub ends: ProcessEnds,
     /// Of the whole fleet.
     pub(super) freed: Arc<Freed>,
     pub breaker: SharedBreaker,
@@ -192,6 +195,7 @@ impl WorkerState {
             load: Load::default(),
             pinned: PinnedLoads::default(),
             refuses_ranks: AtomicBool::new(false),
+            ends: ProcessEnds::default(),
             freed,
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),

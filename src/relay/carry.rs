@@ -2,7 +2,7 @@
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hyper::Response;
 use tracing::{debug, field, warn};
@@ -10,7 +10,7 @@ use tracing::{debug, field, warn};
 use super::charge::WantedOutput;
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
-use super::cuts::Cuts;
+use super::cuts::{Cut, Cuts};
 use super::failure_owner::FailureOwner;
 use super::job::{Error, FailedRequest, Job};
 use super::kv_report_request::KvReportRequest;
@@ -25,6 +25,10 @@ use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::traces::{Event, RequestTrace};
+
+/// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
+/// the other.
+const COMPANY_WAIT: Duration = Duration::from_millis(100);
 
 impl Relay {
     /// Sends a request to an engine of the model that its body names.
@@ -71,7 +75,7 @@ impl Relay {
         let mut count = RequestCount::new(plan.model.clone(), job.asked_api(), job.started, charge);
         self.budget.on_request();
         let deadline = job.started + self.settings.request_timeout;
-        let mut attempts = Attempts::new(&self.settings, earlier_cuts.clone());
+        let mut attempts = Attempts::new(&self.settings, earlier_cuts);
         if job.gateway.is_some() {
             attempts = attempts.only_one();
         }
@@ -109,13 +113,18 @@ impl Relay {
             let may_repeat = attempts.may_repeat_worker();
             if let Some((worker, failure)) = retried.take() {
                 // A retry that no worker can take must not use up the budget of others.
-                if !self.has_choice(&plan, now, &failed, may_repeat)
-                    || !self.may_retry(&plan, &worker, failure)
-                {
+                if !self.has_choice(&plan, now, &failed, may_repeat) {
                     break;
+                }
+                // What ended with all that its worker had is no further load.
+                match attempts.is_acquitted() {
+                    true => plan.model.families.on_retry(&worker, failure),
+                    false if self.may_retry(&plan, &worker, failure) => {}
+                    false => break,
                 }
             }
             let choice = self.choose(&plan, now, &failed, may_repeat, chosen);
+            let sent_at = now;
             if let Some(waits) = &mut waits
                 && waits.goes_on(choice.is_some(), attempts.count())
             {
@@ -203,13 +212,16 @@ impl Relay {
                 plan.rank_refused_by = Some(choice.worker.id);
             }
             let is_stale = attempt.is_stale();
-            let cuts = (choice.worker_at(attempt.stage).id, attempt.cuts);
-            let step = attempts.on_failure(attempt.failure, cuts, is_stale, fastrand::f64());
-            if *attempts.cuts() != earlier_cuts {
+            if attempt.is_cut {
+                let (now, worker) = (observe::now(), choice.worker_at(attempt.stage));
+                attempts.on_cut(&Cut::at(worker, (now, sent_at), job.client, job.original));
                 // Now, since the client may leave before the next attempt. An answer takes it back.
-                let now = observe::now();
                 self.quarantine.on_cuts(now, job.original, attempts.cuts());
+                if attempts.has_cut_enough() || attempts.is_last() {
+                    tokio::time::sleep(COMPANY_WAIT).await;
+                }
             }
+            let step = attempts.on_failure(attempt.failure, is_stale, fastrand::f64());
             let FailedAttempt {
                 stage,
                 failure,
@@ -400,7 +412,7 @@ fn no_worker_may_get(plan: &Plan, failed: &FailedWorkers, cuts: &Cuts) -> bool {
         !failed.unfit.contains(&id) && !cuts.excludes(id)
     };
     let has_excluded = cuts.excluded().next().is_some();
-    cuts.has_several_workers() || has_excluded && !plan.group.workers.iter().any(may_get)
+    cuts.are_of_the_request() || has_excluded && !plan.group.workers.iter().any(may_get)
 }
 
 /// The error of a request that no attempt answered.

@@ -49,11 +49,7 @@ impl Answer {
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(super) struct Error {
-    kind: ErrorKind,
-    /// The request was sent before, over a pooled connection that broke; the engine may have read it.
-    was_resent: bool,
-}
+pub(super) struct Error(ErrorKind);
 
 #[derive(Debug)]
 pub(super) enum ErrorKind {
@@ -67,33 +63,30 @@ pub(super) enum ErrorKind {
 
 impl From<ErrorKind> for Error {
     fn from(kind: ErrorKind) -> Self {
-        Self {
-            kind,
-            was_resent: false,
-        }
+        Self(kind)
     }
 }
 
 impl Error {
     /// Who is to blame, for a request whose time ends at `deadline`.
     pub(super) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
-        let is_stale = matches!(self.kind, ErrorKind::Send(client::Error::Stale { .. }));
+        let is_stale = matches!(self.0, ErrorKind::Send(client::Error::Stale { .. }));
         FailureOwner::of_failure(self.failure(now, deadline), is_stale)
     }
 
-    /// How many connections broke after the request was sent over them.
-    pub(super) fn cuts(&self) -> u32 {
-        let is_cut = match &self.kind {
+    /// Whether the connection broke after the request was sent over it. One that was idle for long, and was replaced, says
+    /// nothing.
+    pub(super) fn is_cut(&self) -> bool {
+        match &self.0 {
             ErrorKind::Send(error) => error.may_have_been_read(),
             ErrorKind::BrokeOff(_) => true,
             ErrorKind::TimedOut | ErrorKind::TooLong => false,
-        };
-        u32::from(is_cut) + u32::from(self.was_resent)
+        }
     }
 
     /// How the attempt failed, for a request whose time ends at `deadline`.
     pub(super) fn failure(&self, now: Instant, deadline: Instant) -> Failure {
-        match &self.kind {
+        match &self.0 {
             ErrorKind::Send(error) if error.is_local() => Failure::Local,
             ErrorKind::Send(client::Error::Connect(_)) => Failure::Connect,
             ErrorKind::Send(client::Error::Stale { .. } | client::Error::Broken(_))
@@ -108,7 +101,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
+        match &self.0 {
             ErrorKind::Send(error) => error.fmt(f),
             ErrorKind::BrokeOff(error) => write!(f, "connection closed after the headers: {error}"),
             ErrorKind::TimedOut => f.write_str("timed out"),
@@ -141,7 +134,6 @@ pub(super) async fn attempt(
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
-    let mut was_resent = false;
     let begin = async {
         if let Some(to) = sending.carried {
             let request = request(job, body, sending, worker);
@@ -159,7 +151,6 @@ pub(super) async fn attempt(
                 if !error.may_have_been_read()
                     || sending.reuse == Reuse::Replaced && idle >= IDLE_LIMIT_MIN =>
             {
-                was_resent = error.may_have_been_read();
                 worker.pool.send_anew(build()).await
             }
             answer => answer,
@@ -173,7 +164,7 @@ pub(super) async fn attempt(
         result = begin => result,
         () = &mut timer => Err(ErrorKind::TimedOut),
     };
-    let (head, body, first, served) = result.map_err(|kind| Error { kind, was_resent })?;
+    let (head, body, first, served) = result.map_err(Error)?;
     Ok(Answer {
         head,
         body,

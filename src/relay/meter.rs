@@ -20,6 +20,7 @@ use super::usage_reader::UsageReader;
 use super::worker_series::WorkerSeries;
 use crate::fleet::Worker;
 use crate::ids::ClientKey;
+use crate::observe;
 
 /// The histogram of gaps is shared by all streams of a worker, so a stream adds to it this often and not with each piece.
 const GAPS_TIME: Duration = Duration::from_secs(1);
@@ -205,6 +206,12 @@ impl Meter {
             gaps.counted.flush();
             gaps.since = now;
         }
+    }
+
+    /// The connection broke. What else was cut in the same moment is not to blame for it.
+    pub(super) fn on_cut(&self) {
+        let ends = &self.running.worker().ends;
+        ends.on_cut(observe::now(), self.count.started, None);
     }
 
     /// The worker is lost, and another one is looked for: the failure counts as that of any stream that breaks off.

@@ -11,7 +11,7 @@ use tracing::debug;
 
 use super::choice::FailedWorkers;
 use super::core::Relay;
-use super::cuts::Cuts;
+use super::cuts::{Cut, Cuts};
 use super::headers;
 use super::job::Job;
 use super::outcome::{AttemptAnswer, AttemptOutcome};
@@ -160,12 +160,11 @@ impl NextAnswer {
                 }
             };
             relay.on_failed_attempt(&job, plan, &choice, &attempt, failed);
-            let step = attempts.on_failure(
-                attempt.failure,
-                (choice.worker.id, attempt.cuts),
-                attempt.is_stale(),
-                fastrand::f64(),
-            );
+            if attempt.is_cut {
+                let times = (observe::now(), now);
+                attempts.on_cut(&Cut::at(&choice.worker, times, job.client, &job.body));
+            }
+            let step = attempts.on_failure(attempt.failure, attempt.is_stale(), fastrand::f64());
             let after = match step {
                 Step::Retry { after } if now + after < self.deadline => after,
                 Step::Retry { .. } | Step::GiveUp => return Err(attempt.error),

@@ -50,8 +50,8 @@ pub(super) struct FailedAttempt {
     /// A retryable answer (503, ...): it goes to the client if no other attempt does better.
     pub(super) answer: Option<AttemptAnswer>,
     pub(super) owner: FailureOwner,
-    /// Connections that broke after the request was sent over them.
-    pub(super) cuts: u32,
+    /// The connection broke after the request was sent over it.
+    pub(super) is_cut: bool,
     /// The decode engine may have refused the dp rank that its leg was pinned to.
     pub(super) is_rank_refused: bool,
 }
@@ -89,7 +89,7 @@ impl FailedAttempt {
             error: format!("{name}: {error}"),
             answer: None,
             owner: error.owner(now, deadline),
-            cuts: error.cuts(),
+            is_cut: error.is_cut(),
             is_rank_refused: false,
         }
     }
@@ -108,7 +108,7 @@ impl FailedAttempt {
             error,
             owner: answer.answer.owner(),
             answer: Some(answer),
-            cuts: 0,
+            is_cut: false,
             is_rank_refused: false,
         }
     }
@@ -140,7 +140,7 @@ impl FailedAttempt {
             error,
             answer: None,
             owner: FailureOwner::Unattributed,
-            cuts: 0,
+            is_cut: false,
             is_rank_refused: false,
         }
     }

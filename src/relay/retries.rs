@@ -4,9 +4,12 @@
 
 use std::time::Duration;
 
-use super::cuts::Cuts;
+use super::cuts::{Cut, Cuts};
 use super::settings::Settings;
-use crate::ids::WorkerId;
+
+/// So many ends of processes use up none of a request's attempts. A request that ends engines which have others, too, gets no
+/// further.
+const ACQUITTED_MAX: u32 = 2;
 
 /// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -98,6 +101,13 @@ impl Reuse {
     }
 }
 
+/// Whether a connection that was cut had been idle before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reused {
+    Idle,
+    No,
+}
+
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
@@ -121,8 +131,13 @@ pub struct Attempts {
     may_have_computed: bool,
     /// The last attempt failed because the worker had closed the idle connection that it used.
     was_stale: bool,
-    /// A connection that had not been idle before was cut.
+    /// A connection that had not been idle before was cut, and no other request's with it.
     has_cut_new: bool,
+    /// Attempts that ended with the worker's process, and not because of the request.
+    acquitted: u32,
+    /// The last attempt was cut.
+    last_cut: Option<Reused>,
+    is_only_one: bool,
 }
 
 impl Attempts {
@@ -138,6 +153,9 @@ impl Attempts {
             may_have_computed: false,
             was_stale: false,
             has_cut_new: false,
+            acquitted: 0,
+            last_cut: None,
+            is_only_one: false,
         }
     }
 
@@ -145,34 +163,44 @@ impl Attempts {
     #[must_use]
     pub fn only_one(self) -> Self {
         Self {
-            count_max: 1,
+            is_only_one: true,
             ..self
         }
     }
 
     pub fn begin(&mut self) {
+        // Whoever was cut with the last attempt has said so by now.
+        match self.last_cut.take() {
+            Some(_) if self.cuts.is_last_shared() => self.acquitted = self.with_one_more(),
+            Some(Reused::No) => self.has_cut_new = true,
+            Some(Reused::Idle) | None => {}
+        }
         self.count += 1;
+    }
+
+    /// The ends of processes that use up no attempts, with one more.
+    fn with_one_more(&self) -> u32 {
+        (self.acquitted + 1).min(ACQUITTED_MAX)
+    }
+
+    /// True if this attempt is the last one, unless it ends with its worker's process.
+    pub fn is_last(&self) -> bool {
+        self.is_only_one || self.count >= self.count_max + self.acquitted
     }
 
     pub fn count(&self) -> u32 {
         self.count
     }
 
-    /// True if no attempt may follow this one.
-    pub fn is_last(&self) -> bool {
-        self.count >= self.count_max
+    /// The connection of the last attempt broke after the request was sent over it. Called before
+    /// [`Attempts::on_failure`].
+    pub(super) fn on_cut(&mut self, cut: &Cut) {
+        self.cuts.add(cut);
     }
 
-    /// `cuts`: the worker where the attempt failed, and how many connections to it broke after the request was sent over
-    /// them. `is_stale`: the worker had closed an idle connection. `random` from 0 to 1 spreads the pause over 50 % to
-    /// 100 % of the backoff.
-    pub fn on_failure(
-        &mut self,
-        failure: Failure,
-        (worker, cuts): (WorkerId, u32),
-        is_stale: bool,
-        random: f64,
-    ) -> Step {
+    /// `is_stale`: the worker had closed an idle connection. `random` from 0 to 1 spreads the pause over 50 % to 100 % of
+    /// the backoff.
+    pub fn on_failure(&mut self, failure: Failure, is_stale: bool, random: f64) -> Step {
         self.last = Some(failure);
         self.was_stale = is_stale;
         self.may_have_computed |= match failure {
@@ -180,9 +208,17 @@ impl Attempts {
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
             Failure::Local | Failure::Connect | Failure::Refused => false,
         };
-        self.has_cut_new |= failure == Failure::Broken && !is_stale;
-        self.cuts.add(worker, cuts);
-        if self.is_last() || self.has_cut_enough() || failure == Failure::Deadline {
+        self.last_cut = (failure == Failure::Broken).then_some(match is_stale {
+            true => Reused::Idle,
+            false => Reused::No,
+        });
+        let acquitted = match self.is_acquitted() {
+            true => self.with_one_more(),
+            false => self.acquitted,
+        };
+        // The first ends of processes under a request use up none of its attempts.
+        let is_last = self.is_only_one || self.count >= self.count_max + acquitted;
+        if is_last || self.has_cut_enough() || failure == Failure::Deadline {
             return Step::GiveUp;
         }
         if failure == Failure::TakenOut {
@@ -225,12 +261,18 @@ impl Attempts {
 
     /// True if the request may not be sent once more, because it seems to end the engines that get it.
     pub fn has_cut_enough(&self) -> bool {
-        self.cuts.has_several_workers()
+        self.cuts.are_of_the_request()
+    }
+
+    /// True if the last attempt ended with the worker's process, and other requests with it: the worker has no more of
+    /// what it had, so that sending it elsewhere is no further load.
+    pub fn is_acquitted(&self) -> bool {
+        self.last == Some(Failure::Broken) && self.cuts.is_last_shared()
     }
 
     /// True if a worker that failed this request may get it again when there is no other: an unreachable worker may
-    /// be restarting, one that was taken out may be back, and after a failed KV transfer either worker may be healthy. A worker that refused or timed out
-    /// would do so again, and one that cut a new connection may have ended because of the request.
+    /// be restarting, one that was taken out may be back, and after a failed KV transfer either worker may be healthy. A worker
+    /// that refused or timed out would do so again, and one that cut a new connection may have ended because of the request.
     pub fn may_repeat_worker(&self) -> bool {
         self.last.is_some_and(|last| self.may_repeat_after(last))
     }
@@ -241,8 +283,8 @@ impl Attempts {
             Failure::Local | Failure::Connect | Failure::KvTransfer | Failure::TakenOut => {
                 !self.has_cut_new
             }
-            // The worker most likely never read the request.
-            Failure::Broken => self.was_stale,
+            // The worker most likely never read the request, or its process ended with all that it had.
+            Failure::Broken => self.was_stale || self.cuts.is_last_shared(),
             Failure::TimedOut | Failure::Deadline | Failure::Refused => false,
         }
     }
@@ -250,11 +292,16 @@ impl Attempts {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cuts::tests::cut;
     use super::*;
+    use crate::ids::WorkerId;
     use crate::relay::settings::Retries;
 
     const A: WorkerId = WorkerId(0);
     const B: WorkerId = WorkerId(1);
+    /// The request itself, and others.
+    const ALONE: &[u64] = &[0];
+    const TOGETHER: &[u64] = &[0, 1, 2];
 
     fn attempts(max_attempts: u32) -> Attempts {
         let settings = Settings {
@@ -273,7 +320,7 @@ mod tests {
         (0..count)
             .map(|_| {
                 attempts.begin();
-                attempts.on_failure(Failure::Connect, (A, 0), false, 1.0)
+                attempts.on_failure(Failure::Connect, false, 1.0)
             })
             .collect()
     }
@@ -295,7 +342,7 @@ mod tests {
         let mut attempts = attempts(3);
         attempts.begin();
         assert_eq!(
-            attempts.on_failure(Failure::Connect, (A, 0), false, 0.0),
+            attempts.on_failure(Failure::Connect, false, 0.0),
             Step::Retry {
                 after: Duration::from_millis(50)
             }
@@ -306,7 +353,7 @@ mod tests {
     fn a_request_whose_worker_was_taken_out_goes_to_the_next_one_at_once() {
         let mut attempts = attempts(3);
         attempts.begin();
-        let step = attempts.on_failure(Failure::TakenOut, (A, 0), false, 1.0);
+        let step = attempts.on_failure(Failure::TakenOut, false, 1.0);
         let after = Duration::ZERO;
         assert_eq!(step, Step::Retry { after });
         assert!(attempts.may_have_computed());
@@ -329,64 +376,82 @@ mod tests {
         ] {
             let mut attempts = attempts(3);
             attempts.begin();
-            let cuts = u32::from(failure == Failure::Broken);
-            let _ = attempts.on_failure(failure, (A, cuts), false, 0.5);
+            if failure == Failure::Broken {
+                attempts.on_cut(&cut(A, ALONE));
+            }
+            let _ = attempts.on_failure(failure, false, 0.5);
             assert_eq!(attempts.may_repeat_worker(), expected, "{failure:?}");
         }
+    }
+
+    /// The step after a connection to the worker was cut.
+    fn broken(attempts: &mut Attempts, worker: WorkerId, bodies: &[u64], is_stale: bool) -> Step {
+        attempts.begin();
+        attempts.on_cut(&cut(worker, bodies));
+        attempts.on_failure(Failure::Broken, is_stale, 0.5)
     }
 
     #[test]
     fn a_request_that_two_workers_cut_is_not_sent_again_and_never_to_the_same_worker() {
         let mut one = attempts(9);
+        assert_ne!(broken(&mut one, A, ALONE, false), Step::GiveUp);
         one.begin();
-        let step = one.on_failure(Failure::Broken, (A, 1), false, 0.5);
-        assert_ne!(step, Step::GiveUp);
-        one.begin();
-        let step = one.on_failure(Failure::Connect, (B, 0), false, 0.5);
+        let step = one.on_failure(Failure::Connect, false, 0.5);
         assert_ne!(step, Step::GiveUp);
         assert!(!one.may_repeat_worker());
-        one.begin();
-        let step = one.on_failure(Failure::Broken, (B, 1), false, 0.5);
-        assert_eq!(step, Step::GiveUp);
+        assert_eq!(broken(&mut one, B, ALONE, false), Step::GiveUp);
         assert!(one.has_cut_enough());
     }
 
-    /// Cuts of one worker, each as the connections that one attempt cost and whether the last was an idle one.
     #[test]
     fn one_dying_worker_ends_no_request_however_many_connections_it_cuts() {
+        // Each as whether it was an idle one.
         for cuts in [
-            &[(1, true)][..],
-            &[(1, false)],
-            // Once over a kept-alive connection and once over a new one, in one attempt.
-            &[(2, false)],
-            &[(1, true), (1, true)],
-            &[(1, true), (1, false)],
-            &[(1, true), (1, true), (1, true), (2, false)],
+            &[true][..],
+            &[false],
+            &[true, true],
+            &[true, false],
+            &[true, true, true, false],
         ] {
             let mut attempts = attempts(9);
-            for (cut, is_stale) in cuts {
-                attempts.begin();
-                let step = attempts.on_failure(Failure::Broken, (A, *cut), *is_stale, 0.5);
+            for is_stale in cuts {
+                let step = broken(&mut attempts, A, ALONE, *is_stale);
                 assert_ne!(step, Step::GiveUp, "{cuts:?}");
                 assert_eq!(attempts.reuse(), Reuse::Never, "{cuts:?}");
             }
             assert!(!attempts.has_cut_enough(), "{cuts:?}");
-            attempts.begin();
-            let step = attempts.on_failure(Failure::Broken, (B, 1), false, 0.5);
+            let step = broken(&mut attempts, B, ALONE, false);
             assert_eq!(step, Step::GiveUp, "{cuts:?}");
         }
+    }
+
+    #[test]
+    fn engines_that_end_with_all_that_they_have_use_up_no_attempts() {
+        let mut attempts = attempts(2);
+        for worker in [A, B] {
+            let step = broken(&mut attempts, worker, TOGETHER, false);
+            assert_ne!(step, Step::GiveUp);
+            assert!(attempts.is_acquitted() && attempts.may_repeat_worker());
+        }
+        for expected in [false, true] {
+            attempts.begin();
+            let step = attempts.on_failure(Failure::Connect, false, 0.5);
+            assert_eq!(step == Step::GiveUp, expected);
+            assert!(!attempts.is_acquitted());
+        }
+        let mut carried = self::attempts(9).only_one();
+        assert_eq!(broken(&mut carried, A, TOGETHER, false), Step::GiveUp);
     }
 
     #[test]
     fn a_worker_that_closed_an_idle_connection_may_get_the_request_over_a_new_one() {
         let mut attempts = attempts(9);
         assert_eq!(attempts.reuse(), Reuse::Replaced);
-        attempts.begin();
-        let _ = attempts.on_failure(Failure::Broken, (A, 1), true, 0.5);
+        let _ = broken(&mut attempts, A, ALONE, true);
         assert!(attempts.may_repeat_worker());
         // Another one is unreachable.
         attempts.begin();
-        let _ = attempts.on_failure(Failure::Connect, (B, 0), false, 0.5);
+        let _ = attempts.on_failure(Failure::Connect, false, 0.5);
         assert!(attempts.may_repeat_worker());
         assert_eq!(attempts.reuse(), Reuse::Never);
     }
@@ -396,7 +461,7 @@ mod tests {
         let mut attempts = attempts(9);
         attempts.begin();
         assert_eq!(
-            attempts.on_failure(Failure::Deadline, (A, 0), false, 0.5),
+            attempts.on_failure(Failure::Deadline, false, 0.5),
             Step::GiveUp
         );
     }

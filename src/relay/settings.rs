@@ -98,8 +98,8 @@ pub struct Retries {
     /// Retries that are allowed each second in any case.
     #[schemars(range(max = 1000000))]
     pub min_retries_per_second: u32,
-    /// A request whose body made two engines cut the connection, or the only one twice, is refused for this long, so that
-    /// a client's retries do not end one engine after the other. `0s`: never.
+    /// A request whose body made two engines cut the connection, or the only one twice, and nothing else in the same moment,
+    /// is refused for this long, so that a client's retries do not end one engine after the other. `0s`: never.
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub quarantine_duration: Duration,

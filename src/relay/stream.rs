@@ -405,6 +405,7 @@ impl http_body::Body for Relayed {
                 Poll::Ready(Read::Data(data)) => Ok(this.on_data(data)),
                 Poll::Ready(Read::End(data)) => Ok(this.on_end(data)),
                 Poll::Ready(Read::Broken(data)) => {
+                    this.meter.on_cut();
                     this.on_broken(data, Outcome::WorkerFailed, CLOSED_EARLY)
                 }
                 Poll::Pending => match this

@@ -10,6 +10,7 @@ use parking_lot::Mutex;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use warmroute::config::Config;
 use warmroute::fleet::discovery::WorkerSpec;
@@ -28,6 +29,12 @@ const CHAT: &str = "/v1/chat/completions";
 const CUT: &str = "cut the connection";
 const BREAK: &str = "answer 500";
 const BUSY: &str = "answer 503";
+/// It waits with the answer until it ends, unless it was killed before.
+const HOLD: &str = "wait with the answer";
+/// The same after the first token of a stream.
+const BEGIN: &str = "wait with the second token";
+/// Its process ends.
+const KILL: &str = "end the process";
 
 /// An engine that does what the body of a request says. It keeps its connections open.
 #[derive(Clone, Debug)]
@@ -37,6 +44,8 @@ struct ScriptedEngine {
     bodies: Arc<Mutex<Vec<String>>>,
     /// It answers 500 to everything.
     is_broken: Arc<AtomicBool>,
+    /// Changes when its process ends. The next one has the same address and waits with no answer.
+    ends: watch::Sender<u32>,
 }
 
 impl ScriptedEngine {
@@ -47,13 +56,20 @@ impl ScriptedEngine {
             model,
             bodies: Arc::default(),
             is_broken: Arc::default(),
+            ends: watch::Sender::new(0),
         };
         let served = engine.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let engine = served.clone();
-                tokio::spawn(async move { engine.serve(stream).await });
+                let mut ends = engine.ends.subscribe();
+                tokio::spawn(async move {
+                    tokio::select! {
+                        served = engine.serve(stream) => served,
+                        _ = ends.changed() => None,
+                    }
+                });
             }
         });
         engine
@@ -78,6 +94,19 @@ impl ScriptedEngine {
             }
             let body = String::from_utf8_lossy(&bytes[end..end + length]).into_owned();
             bytes.drain(..end + length);
+            if *self.ends.borrow() == 0 && [HOLD, BEGIN].iter().any(|words| body.contains(words)) {
+                if body.contains(BEGIN) {
+                    let head = "HTTP/1.1 200 X\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+                    let token = json!({"choices": [{"index": 0, "delta": {"content": "a"}}]});
+                    let event = format!("data: {token}\n\n");
+                    let begun = format!("{head}{:x}\r\n{event}\r\n", event.len());
+                    stream.write_all(begun.as_bytes()).await.ok()?;
+                }
+                self.bodies.lock().push(body);
+                // Until its process ends.
+                std::future::pending::<()>().await;
+                return None;
+            }
             let (status, page) = self.answer(&head, body)?;
             let answer = format!(
                 "HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{page}",
@@ -100,14 +129,22 @@ impl ScriptedEngine {
             return Some((400, "{}".to_owned()));
         }
         let has = |words: &str| body.contains(words);
+        if has(KILL) {
+            self.kill();
+        }
         let answer = match () {
-            () if has(CUT) => None,
+            () if has(CUT) || has(KILL) => None,
             () if has(BREAK) || self.is_broken.load(Relaxed) => Some(500),
             () if has(BUSY) => Some(503),
             () => Some(200),
         };
         self.bodies.lock().push(body);
         answer.map(|status| (status, "{}".to_owned()))
+    }
+
+    /// Ends its process, which closes all of its connections.
+    fn kill(&self) {
+        self.ends.send_modify(|ends| *ends += 1);
     }
 
     fn seen(&self, words: &str) -> usize {
@@ -345,6 +382,90 @@ async fn a_request_that_ends_engines_reaches_two_at_most_although_its_client_lea
         }
     }
     assert_eq!(fleet.seen(CUT), 2);
+}
+
+/// Bodies with these words and numbers.
+fn bodies(words: &str, is_stream: bool, count: usize) -> Vec<String> {
+    let bodies = (0..count).map(|number| chat(&format!("{words} {number}"), 1, is_stream));
+    bodies.collect()
+}
+
+/// Sends all of them at once, each as a client of its own, and waits until engines have them.
+async fn send_all(fleet: &Fleet, bodies: Vec<String>) -> JoinSet<Answer> {
+    let before = fleet.seen("");
+    let count = bodies.len();
+    let mut sent = JoinSet::new();
+    for (number, body) in bodies.into_iter().enumerate() {
+        let api = fleet.router.api;
+        sent.spawn(async move {
+            let address = format!("198.51.100.{number}");
+            let headers = [("x-forwarded-for", &*address)];
+            client::send(api, "POST", CHAT, &headers, body).await
+        });
+    }
+    eventually("engines have them", async || {
+        fleet.seen("") == before + count
+    })
+    .await;
+    sent
+}
+
+#[tokio::test]
+async fn engines_that_are_killed_in_turn_under_several_requests_make_none_of_them_suspect() {
+    for (engines, count) in [(2, 3), (2, 2), (3, 6), (3, 20)] {
+        let fleet = Fleet::start(&vec!["sim"; engines], |_| {}).await;
+        let sent = send_all(&fleet, bodies(HOLD, false, count)).await;
+        for number in 0..2 {
+            let seen = fleet.seen(HOLD);
+            let had = fleet.engines[number].seen(HOLD);
+            fleet.engines[number].kill();
+            eventually("others get what it had", async || {
+                fleet.seen(HOLD) >= seen + had
+            })
+            .await;
+        }
+        for engine in &fleet.engines[2..] {
+            engine.kill();
+        }
+        for answer in sent.join_all().await {
+            assert_eq!(answer.status, 200, "{engines} {count}: {}", answer.text());
+        }
+        for body in bodies(HOLD, false, count) {
+            assert_eq!(fleet.post_as(INNOCENT, body).await.status, 200);
+        }
+        let refused = "warmroute_quarantine_refusals_total 0";
+        assert!(fleet.has_metric(refused).await);
+    }
+}
+
+#[tokio::test]
+async fn answers_that_had_begun_acquit_the_request_that_was_cut_with_them() {
+    let fleet = Fleet::start(&["sim"; 2], |_| {}).await;
+    let streams = send_all(&fleet, bodies(BEGIN, true, 4)).await;
+    let sent = send_all(&fleet, bodies(HOLD, false, 1)).await;
+    let first = fleet.engines.iter().position(|it| it.seen(HOLD) == 1);
+    let first = first.unwrap();
+    fleet.engines[first].kill();
+    let second = &fleet.engines[1 - first];
+    eventually("the other one gets it", async || second.seen(HOLD) == 1).await;
+    second.kill();
+    for answer in sent.join_all().await {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    drop(streams);
+}
+
+#[tokio::test]
+async fn a_request_that_ends_engines_among_others_reaches_five_at_most() {
+    let fleet = Fleet::start(&["sim"; 7], |_| {}).await;
+    let streams = send_all(&fleet, bodies(BEGIN, true, 14)).await;
+    for attempt in 0..4 {
+        let answer = fleet.post_as(GUILTY, chat(KILL, 1, false)).await;
+        assert_eq!(answer.status, 502, "{attempt}: {}", answer.text());
+        assert_eq!(answer.header("x-should-retry"), "false", "{attempt}");
+        assert_eq!(fleet.seen(KILL), 5, "{attempt}");
+    }
+    drop(streams);
 }
 
 #[tokio::test]

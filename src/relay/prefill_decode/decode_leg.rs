@@ -115,7 +115,7 @@ impl LegContext<'_> {
             error: format!("{name}: {why}"),
             answer: None,
             owner,
-            cuts: 0,
+            is_cut: false,
             is_rank_refused: false,
         }
     }

@@ -60,7 +60,7 @@ pub(super) async fn wait_for_first_token(
         }
         Ok(Beginning::Nothing) => ENDED,
         // vLLM cuts a Responses stream when it could not fetch the blocks; other streams break only with the engine.
-        Err(error) if api == Api::Responses && error.cuts() > 0 => ENDED,
+        Err(error) if api == Api::Responses && error.is_cut() => ENDED,
         Err(error) => return Err(DecodeFailure::Exchange(error)),
     };
     Err(DecodeFailure::BeforeFirstToken(why))
