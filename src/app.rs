@@ -185,6 +185,7 @@ impl App {
         let queues = relay.queues().clone();
         tasks.spawn(queues.clone().dispatch(tasks.clone()));
         tasks.spawn_until_stopped(relay.aborts().clone().run());
+        tasks.spawn_until_stopped(relay.hindsight().clone().run());
         tls.watch(&fleet, &tasks);
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;

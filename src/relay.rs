@@ -27,6 +27,7 @@ mod first_token_gate;
 pub mod fleet_view;
 mod gateway;
 pub mod headers;
+pub mod hindsight;
 mod job;
 mod kv_report_request;
 pub mod kv_transfer;

@@ -5,6 +5,7 @@
 
 mod affinity;
 pub mod cost;
+pub mod hindsight;
 pub mod pair;
 pub mod policy;
 mod prefix_hash;

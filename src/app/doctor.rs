@@ -1,5 +1,6 @@
 //! What a fleet leaves on the table: rules over the pages and metrics of a running router. Pure.
 
+mod choice;
 mod engines;
 mod finding;
 mod idle;
@@ -18,6 +19,7 @@ pub fn examine(observed: &Observed) -> Vec<Finding> {
     let mut findings = engines::examine(observed);
     findings.extend(settings::examine(observed));
     findings.extend(idle::examine(observed));
+    findings.extend(choice::examine(observed));
     findings.sort_by(|a, b| b.cost.total_cmp(&a.cost).then_with(|| a.rule.cmp(b.rule)));
     findings
 }

@@ -8,6 +8,7 @@ use super::abort::Aborts;
 use super::budget::RetryBudget;
 use super::cached_prefix::Caches;
 use super::decision_log::DecisionLog;
+use super::hindsight::Hindsight;
 use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::quarantine::SharedQuarantine;
@@ -204,6 +205,11 @@ impl Relay {
     /// A sample of the latest decisions, for operators.
     pub fn decisions(&self) -> &DecisionLog {
         &self.decisions
+    }
+
+    /// Whether the choice was worse than others would have been.
+    pub fn hindsight(&self) -> &Arc<Hindsight> {
+        self.models.hindsight()
     }
 
     /// The routing policy of models that have none of their own.

@@ -1,5 +1,5 @@
-//! Looks closer at a few of the decisions: records them with all candidates, and compares the chosen worker with random
-//! ones.
+//! Looks closer at a few of the decisions: records them with all candidates, compares the chosen worker with random ones, and
+//! keeps what is played again later (`relay/hindsight`).
 
 use std::time::Instant;
 
@@ -12,7 +12,8 @@ use super::job::Job;
 use super::plan::Plan;
 use super::standing::StandingCell;
 use crate::observe;
-use crate::routing::View;
+use crate::routing::hindsight::{self, Sent};
+use crate::routing::{Policy, View};
 
 /// One in so many requests is compared with random workers.
 const COMPARED: u64 = 100;
@@ -30,6 +31,9 @@ impl Relay {
         choice: &Choice,
         attempt: u32,
     ) {
+        if attempt == 1 {
+            keep(plan, choice, observe::now());
+        }
         // The lower half of the seed breaks ties.
         let is_compared = attempt == 1
             && ((plan.request.seed >> 32).is_multiple_of(COMPARED)
@@ -110,4 +114,21 @@ impl Relay {
             explanation,
         });
     }
+}
+
+/// Keeps what is played again. Not the requests of other policies than `cache_aware`, which have reasons of their own, and not
+/// those of pairs.
+fn keep(plan: &Plan, choice: &Choice, now: Instant) {
+    let is_pair = matches!(choice.prefill, Some(Ok(_)));
+    if is_pair || plan.model.routing.policy != Policy::CacheAware {
+        return;
+    }
+    plan.model.choices().on_sent(now, || Sent {
+        at: now,
+        worker: choice.worker.id,
+        prompt_tokens: plan.request.prompt_tokens,
+        cached_tokens: choice.decision.cached_tokens,
+        answer_tokens: plan.request.answer_tokens,
+        prefixes: hindsight::prefixes(&plan.prompt.blocks),
+    });
 }

@@ -14,6 +14,7 @@ use tracing::{info, warn};
 use super::continuation;
 use super::evidence::SharedEvidence;
 use super::failure_owner::FailureOwner;
+use super::hindsight::{Choices, Hindsight};
 use super::metrics::{Families, NONE, Outcome};
 use super::prefill_decode;
 use super::session_key::{KeySource, session_key};
@@ -78,6 +79,7 @@ struct Shared {
     evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
     disaggregation: Option<prefill_decode::Families>,
+    hindsight: Arc<Hindsight>,
     by_model: Mutex<FxHashMap<Model, Arc<Counts>>>,
 }
 
@@ -87,6 +89,7 @@ pub(super) struct Counts {
     tickets: AtomicU64,
     series: SeriesByWorker,
     answers: AnswerTokens,
+    choices: Arc<Choices>,
 }
 
 /// One model's state, shared by its requests that started with the same configuration.
@@ -133,6 +136,7 @@ impl Models {
             shared: Arc::new(Shared {
                 families: Arc::new(Families::new(registry)),
                 evidence: Arc::default(),
+                hindsight: Arc::new(Hindsight::new(fleet.clone(), registry)),
                 fleet,
                 disaggregation,
                 by_model: Mutex::default(),
@@ -152,6 +156,10 @@ impl Models {
     /// The policy of models without one of their own.
     pub(super) fn policy(&self) -> routing::Policy {
         self.settings.common.routing.policy
+    }
+
+    pub(super) fn hindsight(&self) -> &Arc<Hindsight> {
+        &self.shared.hindsight
     }
 
     pub(super) fn continues_streams(&self) -> bool {
@@ -207,6 +215,7 @@ impl Models {
                 tickets: AtomicU64::new(0),
                 series: SeriesByWorker::new(families.clone(), name.clone()),
                 answers: AnswerTokens::default(),
+                choices: self.shared.hindsight.of(name),
             })
         };
         let mut by_model = self.shared.by_model.lock();
@@ -273,6 +282,11 @@ impl ModelState {
     /// How long its answers usually are.
     pub(super) fn answers(&self) -> &AnswerTokens {
         &self.counts.answers
+    }
+
+    /// Where its requests were sent.
+    pub(super) fn choices(&self) -> &Choices {
+        &self.counts.choices
     }
 
     pub(super) fn series(&self) -> &SeriesByWorker {

@@ -91,6 +91,13 @@ fn each_lack_is_found_with_the_line_to_change() {
         "policy: cache_aware",
     );
     check(
+        "choice_worse_than_others",
+        |_, _, _| {},
+        "warmroute_hindsight_seconds{model=\"m\",policy=\"chosen\"} 8\nwarmroute_hindsight_seconds{model=\"m\",policy=\"least_load\"} 5.3\n\
+         warmroute_hindsight_seconds{model=\"m\",policy=\"round_robin\"} 5.5\n",
+        "take 8.00 s where they are sent, and would have taken 5.30 s with least_load",
+    );
+    check(
         "prefix_caching_off",
         |fleet, _, _| fleet["workers"][0]["prefix_caching"] = false.into(),
         "",
