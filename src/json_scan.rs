@@ -348,3 +348,61 @@ pub fn is_plain(text: &[u8]) -> bool {
         .chain([&last])
         .all(|word| special_bytes::<true>(u64::from_le_bytes(*word)) == 0)
 }
+/// The text with U+FFFD for each escaped surrogate that is not one of a pair; `None` if there is none. Python engines write
+/// them, and read none: a text that has one cannot be sent back.
+pub fn without_lone_surrogates(text: &str) -> Option<String> {
+    let has = |escape: &[u8]| memchr::memmem::find(text.as_bytes(), escape).is_some();
+    if !has(br"\ud") && !has(br"\uD") {
+        return None;
+    }
+    let unit = |at: usize| {
+        let digits = text.get(at..at + 6)?.strip_prefix("\\u")?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let mut out = String::with_capacity(text.len());
+    let (mut copied, mut from) = (0, 0);
+    while let Some(found) = memchr::memchr(b'\\', &text.as_bytes()[from..]) {
+        let at = from + found;
+        from = match (unit(at), unit(at + 6)) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => at + 12,
+            (Some(0xd800..=0xdfff), _) => {
+                out.push_str(&text[copied..at]);
+                out.push_str("\\ufffd");
+                copied = at + 6;
+                copied
+            }
+            // What is escaped may be a backslash.
+            _ => at + 2,
+        };
+        if from >= text.len() {
+            break;
+        }
+    }
+    if copied == 0 {
+        return None;
+    }
+    out.push_str(&text[copied..]);
+    Some(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_surrogates_without_their_other_half_are_replaced() {
+        for (text, expected) in [
+            (r#""a\ud83d""#, Some(r#""a\ufffd""#)),
+            (
+                r#""\uDE00 \ud83d\ude00 \ud83d\n""#,
+                Some(r#""\ufffd \ud83d\ude00 \ufffd\n""#),
+            ),
+            (r#""\ud83d\ud83d\ude00""#, Some(r#""\ufffd\ud83d\ude00""#)),
+            (r#""\\ud83d \ud83d\ude00 \u00e9""#, None),
+            (r#""\ud8""#, None),
+            (r#""é\ud800é""#, Some(r#""é\ufffdé""#)),
+        ] {
+            assert_eq!(without_lone_surrogates(text).as_deref(), expected, "{text}");
+        }
+    }
+}

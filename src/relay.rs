@@ -82,7 +82,9 @@ pub use self::continuation::{
 pub use self::core::Relay;
 pub use self::explain::{Explanation, Score};
 pub use self::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};
-pub use self::job::{AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy};
+pub use self::job::{
+    AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy, ToolLoss,
+};
 pub use self::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::model::{ModelSettings, PerModel};
 pub use self::session_key::KeySource;

@@ -8,7 +8,7 @@ use hyper::Response;
 use super::body_edit;
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
-use super::job::{Error, FailedRequest, Job, NotConvertible};
+use super::job::{Error, FailedRequest, Job, NotConvertible, ToolLoss};
 use super::plan::Plan;
 use crate::fleet::{ChatWorkers, Group};
 use crate::http::Body;
@@ -50,9 +50,10 @@ impl Relay {
         let Some(chat) = job.chat.filter(|_| self.sends_chat(model)) else {
             return Ok(None);
         };
-        match chat.chat_body(&job.body) {
+        let loss = tool_loss(self.chat_workers(model));
+        match chat.chat_body(&job.body, loss) {
             Ok(body) => Ok(Some(job.as_chat(body))),
-            Err(_) if self.chat_workers(model) == ChatWorkers::Some => Ok(None),
+            Err(_) if loss == ToolLoss::Refused => Ok(None),
             Err(why) => Err(Error::NotConvertible(why)),
         }
     }
@@ -66,12 +67,13 @@ impl Relay {
     }
 
     /// The request in the form of the chosen worker; `None` if that is the job's own form. Of a model with workers of both
-    /// kinds a retry may need the other form.
+    /// kinds a retry may need the other form. An error if it can only go to a worker with the Responses API, if there is one.
     pub(super) fn converted<'a>(
         &self,
         job: &Job<'a>,
         plan: &Plan,
         choice: &Choice,
+        loss: ToolLoss,
     ) -> Result<Option<Job<'a>>, NotConvertible> {
         let Some(chat) = job.chat else {
             return Ok(None);
@@ -79,8 +81,22 @@ impl Relay {
         if !plan.group.speaks_chat_only(choice.worker.id) {
             return Ok(None);
         }
-        let body: Bytes = chat.chat_body(&job.body)?;
+        let body: Bytes = chat.chat_body(&job.body, loss)?;
         Ok(Some(job.as_chat(body)))
+    }
+}
+
+/// What becomes of tools that a chat completion cannot have, of a model of whose workers so many are sent one.
+fn tool_loss(workers: ChatWorkers) -> ToolLoss {
+    match workers {
+        ChatWorkers::None | ChatWorkers::Some => ToolLoss::Refused,
+        ChatWorkers::All => ToolLoss::AsConfigured,
+    }
+}
+
+impl Plan {
+    pub(super) fn tool_loss(&self) -> ToolLoss {
+        tool_loss(self.group.chat_workers)
     }
 }
 

@@ -12,7 +12,7 @@ use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
 use super::cuts::{Cut, Cuts};
 use super::failure_owner::FailureOwner;
-use super::job::{Error, FailedRequest, Job};
+use super::job::{Error, FailedRequest, Job, ToolLoss};
 use super::kv_report_request::KvReportRequest;
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
@@ -140,15 +140,21 @@ impl Relay {
                 failed.decode.push(choice.worker.id);
                 continue;
             }
-            let converted = match self.converted(job, &plan, &choice) {
+            let mut converted = self.converted(job, &plan, &choice, plan.tool_loss());
+            if converted.is_err() && plan.tool_loss() == ToolLoss::Refused {
+                let mut others = failed.clone();
+                others.exclude_chat(&plan.group);
+                if self.has_choice(&plan, now, &others, false) {
+                    failed = others;
+                    continue;
+                }
+                // No worker with the Responses API can be had now.
+                converted = self.converted(job, &plan, &choice, ToolLoss::AsConfigured);
+            }
+            let converted = match converted {
                 Ok(converted) => converted,
                 Err(why) => {
-                    failed.exclude_chat(&plan.group);
                     not_convertible = Some(why);
-                    // Another worker must be chosen, and there may be none.
-                    if self.has_choice(&plan, now, &failed, false) {
-                        continue;
-                    }
                     break;
                 }
             };

@@ -43,7 +43,16 @@ pub struct AnsweredAsChat;
 /// Makes a chat completion of a request of the Responses API, for workers that do not serve that.
 pub trait ChatForm: fmt::Debug + Sync {
     /// The body for `/v1/chat/completions`.
-    fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible>;
+    fn chat_body(&self, native: &Bytes, loss: ToolLoss) -> Result<Bytes, NotConvertible>;
+}
+
+/// What becomes of tools that a chat completion cannot have, or not with all that they say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolLoss {
+    /// The request is refused: a worker with the Responses API can have all of it.
+    Refused,
+    /// There is no such worker, and the settings decide.
+    AsConfigured,
 }
 
 /// What a request has that a chat completion cannot have.

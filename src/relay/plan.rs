@@ -12,7 +12,7 @@ use super::body_edit;
 use super::cached_prefix::{CachedPrefixes, Caches};
 use super::continuation::{self, Refusal};
 use super::core::Relay;
-use super::job::{ChatForm, Error};
+use super::job::{ChatForm, Error, ToolLoss};
 use super::kv_report_request::KvReportRequest;
 use super::kv_transfer::{Legs, SingleWorkerReason};
 use super::model::ModelState;
@@ -281,7 +281,7 @@ impl Relay {
         let group = self.group_or_look_up(model).await;
         let group = group.map_err(|error| self.without_others(tenant, error))?;
         let chat = chat.filter(|_| self.sends_chat(model));
-        let converted = chat.and_then(|chat| chat.chat_body(body).ok());
+        let converted = chat.and_then(|chat| chat.chat_body(body, ToolLoss::AsConfigured).ok());
         let (api, body) = match &converted {
             Some(body) => (Api::Chat, body),
             None => (api, body),

@@ -71,7 +71,12 @@ impl Responses {
     ) -> Answer {
         let members = request_body::parse(&request.body)?;
         let metadata = metadata(&members)?;
-        let metadata = metadata.ok_or_else(|| ApiError::missing_parameter("metadata"))?;
+        let metadata = match metadata {
+            Some(metadata) => metadata,
+            // As the SDK sends `None`.
+            None if members.iter().any(|(name, _)| name == "metadata") => "{}",
+            None => return Err(ApiError::missing_parameter("metadata")),
+        };
         let key = key(request.admitted.tenant, id)?;
         let unknown = || ApiError::unknown_conversation(id);
         let object = self.store.conversation(key).await.map_err(of_store)?;

@@ -224,7 +224,7 @@ impl Responses {
             if !self.relay.sends_chat(Some(model)) {
                 return Ok((Api::Responses, body));
             }
-            let chat = self.as_chat(&body);
+            let chat = self.as_chat(&body, relay::ToolLoss::AsConfigured);
             let chat = chat.map_err(relay::Error::NotConvertible)?;
             Ok((Api::Chat, chat.body))
         };

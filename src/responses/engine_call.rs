@@ -11,11 +11,12 @@ use tracing::debug;
 use super::chat::{self, AnsweredTools, ChatBody, Written};
 use super::client_request::RequestContext;
 use super::engine_error;
+use super::http_response::mark_tools_left_out;
 use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible, UnaskedUsage};
+use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible, ToolLoss, UnaskedUsage};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -24,8 +25,8 @@ const ERROR_BYTES_MAX: usize = 64 << 10;
 const CHAT_ATTEMPTS: u32 = 2;
 
 impl ChatForm for Responses {
-    fn chat_body(&self, native: &Bytes) -> Result<Bytes, NotConvertible> {
-        let chat = self.as_chat(native);
+    fn chat_body(&self, native: &Bytes, loss: ToolLoss) -> Result<Bytes, NotConvertible> {
+        let chat = self.as_chat(native, loss);
         let replaced = chat.as_ref().ok().map(|chat| chat.replaced_arguments);
         self.metrics.on_converted(replaced);
         chat.map(|chat| chat.body)
@@ -34,8 +35,12 @@ impl ChatForm for Responses {
 
 impl Responses {
     /// The request as a chat completion.
-    pub(super) fn as_chat(&self, native: &[u8]) -> Result<ChatBody, NotConvertible> {
-        chat::chat_body(native, &self.settings.chat, &|model| {
+    pub(super) fn as_chat(
+        &self,
+        native: &[u8],
+        loss: ToolLoss,
+    ) -> Result<ChatBody, NotConvertible> {
+        chat::chat_body(native, &self.settings.chat, loss, &|model| {
             let model = self.relay.names().canonical(model);
             self.relay
                 .refuses_later_system(Some(model).filter(|it| !it.is_empty()))
@@ -77,7 +82,7 @@ impl Responses {
         native: &[u8],
         written: Option<&Written>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (head, engine) = answer.into_parts();
+        let (mut head, engine) = answer.into_parts();
         if !is_events(&head.headers) {
             return Err(ApiError::invalid_engine_response(
                 "the engine answered a streamed chat completion with something else than events",
@@ -85,6 +90,10 @@ impl Responses {
         }
         let mut tools = AnsweredTools::of(native);
         tools.marks_phases = self.settings.chat.message_phases;
+        if !tools.left_out.is_empty() {
+            self.metrics.on_tools_left_out(&tools.left_out);
+            mark_tools_left_out(&mut head.headers, &tools.left_out);
+        }
         let bytes_max = self.event_options().bytes_max;
         let body = match tools.is_streamed {
             true => chat::native_body(engine, tools, bytes_max, written).await?,

@@ -13,6 +13,7 @@ use super::input::NewInput;
 use super::item::{Item, Kind, call_id, joined_text};
 use super::known_json;
 use super::members::{self, Members, put, put_string, put_text};
+use crate::json_scan::without_lone_surrogates;
 use crate::openai::error::ApiError;
 
 /// How items are handled that engines do not support, such as calls of hosted tools.
@@ -32,12 +33,19 @@ pub(super) struct EngineInput {
     json: Vec<u8>,
     unsupported: UnsupportedItems,
     calls: Vec<Call>,
-    /// Index in `calls` of the last call with each id.
-    by_id: HashMap<String, usize>,
+    /// Indexes in `calls` of the calls with each id, whose outputs come in the same order.
+    by_id: HashMap<String, Calls>,
     /// Index of the next item.
     next: usize,
     /// Index of the last item that is neither a call nor reasoning.
     last_other: Option<usize>,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    indexes: Vec<usize>,
+    /// How many of them have an output.
+    answered: usize,
 }
 
 #[derive(Debug)]
@@ -192,7 +200,11 @@ impl EngineInput {
             return Err(ApiError::call_without_output(call.kind, &call.id));
         }
         self.json.push(b']');
-        Ok(self.json)
+        // Items that were stored before engines' own were replaced, and those of clients.
+        let replaced = std::str::from_utf8(&self.json)
+            .ok()
+            .and_then(without_lone_surrogates);
+        Ok(replaced.map_or(self.json, String::into_bytes))
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -274,7 +286,8 @@ impl EngineInput {
     fn add_call(&mut self, item: &Item<'_>, kind: &'static str, index: usize) {
         let id = members::text(call_id(item)).unwrap_or_default();
         let id = id.into_owned();
-        self.by_id.insert(id.clone(), self.calls.len());
+        let calls = self.by_id.entry(id.clone()).or_default();
+        calls.indexes.push(self.calls.len());
         self.calls.push(Call {
             id,
             kind,
@@ -286,13 +299,15 @@ impl EngineInput {
     fn mark_answered(&mut self, item: &Item<'_>, kind: &str) -> Result<(), ApiError> {
         // Compared as text: the client may have changed the escapes.
         let id = members::text(call_id(item)).unwrap_or_default();
-        match self.by_id.get(&*id) {
-            Some(index) => {
-                self.calls[*index].is_answered = true;
-                Ok(())
-            }
-            None => Err(ApiError::output_without_call(kind, &id)),
+        let Some(calls) = self.by_id.get_mut(&*id) else {
+            return Err(ApiError::output_without_call(kind, &id));
+        };
+        // A second output of a call changes nothing.
+        if let Some(index) = calls.indexes.get(calls.answered) {
+            self.calls[*index].is_answered = true;
+            calls.answered += 1;
         }
+        Ok(())
     }
 
     /// Writes a call as a function call. `arguments`: JSON that becomes a string.

@@ -36,6 +36,10 @@ impl FailReason {
                 "conversation_too_large",
                 "With this response the conversation would be larger than the store allows.",
             ),
+            CommitRefusal::Damaged => (
+                "conversation_damaged",
+                "A part of the conversation was lost while the response was generated.",
+            ),
         };
         Self { code, message }
     }

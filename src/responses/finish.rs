@@ -145,9 +145,9 @@ impl Finisher {
                 responses.metrics.on_withheld();
                 finished.error = Some(match error {
                     // A retry would fail in the same way.
-                    NotStored::Store(error @ store::Error::TooLarge { .. }) => {
-                        ApiError::of_store(&error)
-                    }
+                    NotStored::Store(
+                        error @ (store::Error::TooLarge { .. } | store::Error::DamagedConversation),
+                    ) => ApiError::of_store(&error),
                     NotStored::Store(_) | NotStored::NotAdded(_) => ApiError::not_stored(),
                 });
             } else {

@@ -10,6 +10,10 @@ use crate::http;
 const STORE: HeaderName = HeaderName::from_static("x-warmroute-store");
 /// Set to `left-out` if the state token that the client asked for was too large.
 const STATE: HeaderName = HeaderName::from_static("x-warmroute-state");
+/// Types of tools that the worker could not be sent.
+const TOOLS: HeaderName = HeaderName::from_static("x-warmroute-tools-left-out");
+/// Bytes of that header.
+const TOOLS_BYTES_MAX: usize = 256;
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// An answer of 200 with a JSON body.
@@ -48,4 +52,14 @@ pub(super) fn mark_degraded(response: &mut Response<http::Body>, is_degraded: bo
 pub(super) fn mark_state_left_out(response: &mut Response<http::Body>) {
     let headers = response.headers_mut();
     headers.insert(STATE, HeaderValue::from_static("left-out"));
+}
+
+/// Names the types of tools that no worker was sent.
+pub(super) fn mark_tools_left_out(headers: &mut HeaderMap, types: &[String]) {
+    let mut names = types.join(", ");
+    names.retain(|sign| sign.is_ascii_graphic() || sign == ' ');
+    names.truncate(TOOLS_BYTES_MAX);
+    if let Ok(value) = HeaderValue::from_str(&names) {
+        headers.insert(TOOLS, value);
+    }
 }

@@ -23,6 +23,8 @@ const CALL_ID_LENGTH_MAX: usize = 64;
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct NewInput {
     pub(super) items: Vec<InputItem>,
+    /// Ids that the router gave to items of earlier responses, which the client sent again or referred to.
+    pub(super) earlier: HashSet<String>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -90,6 +92,9 @@ impl NewInput {
         for (index, members) in items.into_iter().enumerate() {
             let path = || format!("{param}[{index}]");
             let mut item = Item::of(members, &path)?;
+            if let Some(id) = item.id().filter(|id| owner(id).is_some()) {
+                new_input.earlier.insert(id.into_owned());
+            }
             if item.kind == Kind::Reference {
                 let id = item
                     .id()
@@ -161,6 +166,21 @@ impl NewInput {
         json.push(b']');
         json.into()
     }
+}
+
+/// The first of the items in stored lists that has one of these ids.
+pub(super) fn first_of(lists: &[Bytes], ids: &HashSet<String>) -> Option<String> {
+    if ids.is_empty() {
+        return None;
+    }
+    let lists = lists
+        .iter()
+        .filter_map(|list| std::str::from_utf8(list).ok());
+    let mut items = lists.filter_map(members::list).flatten();
+    items.find_map(|raw| {
+        let id = Members::parse(raw).ok()?.text("id")?;
+        ids.contains(&*id).then(|| id.into_owned())
+    })
 }
 
 /// The ids in the `item_reference`s of an input.

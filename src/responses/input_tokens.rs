@@ -15,7 +15,7 @@ use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::Api;
-use crate::relay::ChatForm;
+use crate::relay::{ChatForm, ToolLoss};
 
 /// Asks the engine to answer without image data.
 const NO_MEDIA: &str = r#""mm_payload":"none""#;
@@ -74,7 +74,7 @@ impl Responses {
         let sends_chat = self
             .relay
             .sends_chat(Some(self.relay.names().canonical(&create.model)));
-        let chat = sends_chat.then(|| self.chat_body(&body).ok());
+        let chat = sends_chat.then(|| self.chat_body(&body, ToolLoss::AsConfigured).ok());
         let (path, body) = match chat.flatten() {
             Some(chat) => ("/v1/chat/completions/render", chat),
             None => ("/v1/responses/render", body),

@@ -1,6 +1,7 @@
 //! Metrics of responses.
 
 use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use tracing::warn;
 
 use crate::observe::metrics::Registry;
 use crate::store::{CommitRefusal, Status};
@@ -26,6 +27,7 @@ pub(super) struct Metrics {
     not_stored: IntCounterVec,
     over_chat: IntCounterVec,
     replaced_arguments: IntCounter,
+    tools_left_out: IntCounter,
     pub(super) conversation_conflicts: IntCounter,
     turns_refused: IntCounterVec,
     prewarms_in_flight: IntGauge,
@@ -90,6 +92,11 @@ impl Metrics {
                 "Arguments of earlier calls that were no JSON object and were replaced by {} \
                  (responses.chat.invalid_arguments).",
             ),
+            tools_left_out: registry.counter(
+                "warmroute_responses_over_chat_tools_left_out_total",
+                "Answers of workers that speak chat completions only to requests with tools that these cannot have, which were \
+                 left out (responses.chat.unsupported_tools).",
+            ),
             conversation_conflicts: registry.counter(
                 "warmroute_responses_conversation_conflicts_total",
                 "Requests refused because another response was being added to the same conversation.",
@@ -97,7 +104,7 @@ impl Metrics {
             turns_refused: registry.counters(
                 "warmroute_responses_turns_refused_total",
                 "Responses that their conversation did not accept at their end, by reason: another response was added \
-                 first (changed), it was deleted (not_found), or it is too large. Those with `changed` of which no \
+                 first (changed), it was deleted (not_found), it is too large, or the store lost a part of it (damaged). Those with `changed` of which no \
                  client had any part were generated again; the others failed.",
                 &["reason"],
             ),
@@ -121,11 +128,23 @@ impl Metrics {
             .observe(seconds);
     }
 
+    /// Said once; from then on the header of each answer says it.
+    pub(super) fn on_tools_left_out(&self, types: &[String]) {
+        if self.tools_left_out.get() == 0 {
+            warn!(
+                ?types,
+                "tools that a worker with chat completions only cannot have were left out; the header x-warmroute-tools-left-out names them in each answer"
+            );
+        }
+        self.tools_left_out.inc();
+    }
+
     pub(super) fn on_turn_refused(&self, refusal: CommitRefusal) {
         let reason = match refusal {
             CommitRefusal::Unlocked | CommitRefusal::Taken => "changed",
             CommitRefusal::Gone => "not_found",
             CommitRefusal::TooLarge => "too_large",
+            CommitRefusal::Damaged => "damaged",
         };
         self.turns_refused.with_label_values(&[reason]).inc();
     }

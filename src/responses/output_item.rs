@@ -5,9 +5,24 @@ use std::borrow::Cow;
 use super::item::{self, Ids};
 use super::known_json;
 use super::members::{put, put_read, put_string, put_text};
+use crate::json_scan::without_lone_surrogates;
 
 /// Writes an item, which is JSON, and returns its type; `None` if it is not an object with a type.
 pub(super) fn put_item<'a>(
+    out: &mut Vec<u8>,
+    raw: &'a str,
+    ids: &Ids,
+    index: usize,
+    status: &str,
+) -> Option<Cow<'a, str>> {
+    let Some(replaced) = without_lone_surrogates(raw) else {
+        return put_whole_item(out, raw, ids, index, status);
+    };
+    let kind = put_whole_item(out, &replaced, ids, index, status)?;
+    Some(Cow::Owned(kind.into_owned()))
+}
+
+fn put_whole_item<'a>(
     out: &mut Vec<u8>,
     raw: &'a str,
     ids: &Ids,

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::client_state::{ClientState, StateReader, StateSigner};
 use super::engine_input::EngineInput;
 use super::history::History;
-use super::input::{InputContext, NewInput};
+use super::input::{self, InputContext, NewInput};
 use super::item::Ids;
 use super::request::{self, CreateRequest, Parent};
 use super::service::Responses;
@@ -144,6 +144,10 @@ impl Responses {
             param: "input",
         };
         let new_input = self.new_input(create.input, &context).await?;
+        // The engine would read it twice.
+        if let Some(id) = input::first_of(&history.lists, &new_input.earlier) {
+            return Err(ApiError::duplicate_item(&id));
+        }
         let history_bytes = history.bytes();
         let bytes = history_bytes + create.input.map_or(0, str::len);
         let mut input = EngineInput::new(

@@ -50,6 +50,8 @@ pub enum CommitRefusal {
     Taken,
     /// With them it would exceed the maximum size of a conversation.
     TooLarge,
+    /// The store has lost a part of it.
+    Damaged,
 }
 
 impl PutOutcome {

@@ -25,6 +25,8 @@ pub enum Error {
     Exists,
     /// The record is damaged, or was written by a newer release.
     Unreadable(Arc<str>),
+    /// A part of the conversation is lost, because the store evicted it.
+    DamagedConversation,
 }
 
 impl Error {
@@ -34,7 +36,10 @@ impl Error {
             Self::Unavailable { retry_after, .. }
             | Self::Unknown { retry_after, .. }
             | Self::Full { retry_after } => Some(*retry_after),
-            Self::TooLarge { .. } | Self::Exists | Self::Unreadable(_) => None,
+            Self::TooLarge { .. }
+            | Self::Exists
+            | Self::Unreadable(_)
+            | Self::DamagedConversation => None,
         }
     }
 
@@ -47,6 +52,7 @@ impl Error {
             Self::TooLarge { .. } => "too_large",
             Self::Exists => "exists",
             Self::Unreadable(_) => "unreadable",
+            Self::DamagedConversation => "damaged",
         }
     }
 }
@@ -69,6 +75,9 @@ impl fmt::Display for Error {
             }
             Self::Exists => f.write_str("the id exists already"),
             Self::Unreadable(reason) => write!(f, "the stored record cannot be decoded: {reason}"),
+            Self::DamagedConversation => {
+                f.write_str("a part of the conversation is lost: the store has evicted it")
+            }
         }
     }
 }

@@ -122,6 +122,7 @@ pub(super) struct Meters {
     /// 1 if Redis may evict keys.
     pub(super) may_evict: IntGauge,
     pub(super) reconnects: IntCounter,
+    pub(super) foreign_replies: IntCounter,
     pub(super) replica_waits: IntCounterVec,
     pub(super) scripts_reloaded: IntCounter,
 }
@@ -181,6 +182,10 @@ impl Meters {
             reconnects: registry.counter(
                 "warmroute_store_connections_opened_total",
                 "Connections opened to Redis.",
+            ),
+            foreign_replies: registry.counter(
+                "warmroute_store_foreign_replies_total",
+                "Replies of Redis that belonged to another request and were given to nobody; each connection with one is replaced.",
             ),
             replica_waits: registry.counters(
                 "warmroute_store_replica_waits_total",

@@ -8,6 +8,7 @@ mod fleet;
 mod leaving;
 mod long_streams;
 mod races;
+mod readers;
 mod turns;
 
 use std::time::Duration;

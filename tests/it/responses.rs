@@ -532,6 +532,29 @@ async fn an_item_reference_needs_only_the_id() {
 }
 
 #[tokio::test]
+async fn an_item_of_the_history_that_is_sent_again_is_refused() {
+    let cluster = one().await;
+    let first = cluster.create(&ask("one")).await;
+    let said = &first["output"][0];
+    let next = json!({"role": "user", "content": "two"});
+    let previous = json!({"previous_response_id": first["id"]});
+    let reference = json!({"type": "item_reference", "id": said["id"]});
+    for twice in [said, &reference] {
+        let input = json!([twice, next]);
+        let body = with(ask(input.clone()), previous.clone());
+        let answer = cluster.post(PATH, body.to_string()).await;
+        refused(&answer, 400, "", "input");
+        let text = answer.text();
+        let named = format!("Duplicate item found with id {}.", id(said));
+        assert!(text.contains(&named), "{text}");
+        // Without the history it comes once.
+        cluster.create(&ask(input)).await;
+    }
+    cluster.create(&with(ask(json!([next])), previous)).await;
+    assert_eq!(cluster.sent().await["input"].as_array().unwrap().len(), 3);
+}
+
+#[tokio::test]
 async fn item_references_are_limited_to_as_many_responses_as_a_history() {
     const TURNS_MAX: usize = 20;
     let cluster = Cluster::start(vec![fast()], |config| {
@@ -820,6 +843,9 @@ async fn a_conversation_grows_with_its_responses() {
         (&added["object"], added["data"].as_array().unwrap().len()),
         (&json!("list"), 1)
     );
+    // The SDK sends `None`, which its type allows.
+    let cleared = cluster.post(&path, r#"{"metadata": null}"#).await.json();
+    assert_eq!(cleared["metadata"], json!({}));
     let updated = cluster
         .post(&path, json!({"metadata": {"c": "d"}}).to_string())
         .await

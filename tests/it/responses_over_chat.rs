@@ -306,7 +306,10 @@ async fn a_retry_on_a_worker_of_the_other_kind_is_converted_again() {
 
 #[tokio::test]
 async fn a_request_that_no_worker_can_take_is_refused_by_name() {
-    let cluster = cluster(vec![chat_only()]).await;
+    let cluster = Cluster::start(vec![chat_only()], |config: &mut Config| {
+        config.responses.chat.unsupported_tools = warmroute::responses::UnsupportedTools::Refuse;
+    })
+    .await;
     let check = async |more: Value, param: &str| {
         let answer = cluster.post(PATH, with(ask("x"), more).to_string()).await;
         assert_eq!(
@@ -318,18 +321,30 @@ async fn a_request_that_no_worker_can_take_is_refused_by_name() {
         assert_eq!(answer.code(), "unsupported_parameter");
     };
     check(json!({"tools": [{"type": "web_search"}]}), "tools[0]").await;
-    let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}});
-    check(json!({"tools": [grammar]}), "tools[0]").await;
     assert_eq!(cluster.requests().await, [0]);
-    let ignoring = Cluster::start(vec![chat_only()], |config: &mut Config| {
-        config.responses.chat.unsupported_tools = warmroute::responses::UnsupportedTools::Ignore;
-    })
-    .await;
-    create(
-        &ignoring,
-        &with(ask("x"), json!({"tools": [{"type": "web_search"}]})),
-    )
-    .await;
+}
+
+#[tokio::test]
+async fn tools_that_no_worker_can_run_are_left_out_and_named() {
+    const LEFT_OUT: &str = "x-warmroute-tools-left-out";
+    let cluster = cluster(vec![chat_only()]).await;
+    // As Codex sends them.
+    let grammar = json!({"type": "custom", "name": "apply_patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}});
+    let tools =
+        json!([grammar, {"type": "local_shell"}, {"type": "web_search"}, {"type": "web_search"}]);
+    for stream in [false, true] {
+        let more = json!({"tools": tools, "stream": stream});
+        let answer = cluster.post(PATH, with(ask("x"), more).to_string()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        assert_eq!(answer.header(LEFT_OUT), "local_shell, web_search");
+        let sent = cluster.engines[0].last_post().await;
+        let sent: Value = serde_json::from_slice(&sent.body).unwrap();
+        let sent = sent["tools"].as_array().unwrap();
+        assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0]["function"]["name"], "apply_patch");
+    }
+    let answer = cluster.post(PATH, ask("x").to_string()).await;
+    assert_eq!(answer.header(LEFT_OUT), "");
 }
 
 #[tokio::test]

@@ -124,6 +124,14 @@ impl ApiError {
         Self::bad("", "input", message)
     }
 
+    /// An item of the history that the request continues is in its input again.
+    pub fn duplicate_item(id: &str) -> Self {
+        let message = format!(
+            "Duplicate item found with id {id}. Remove duplicate items from your input and try again."
+        );
+        Self::bad("", "input", message)
+    }
+
     pub fn unknown_item(id: &str) -> Self {
         let message = format!(
             "Item with id '{id}' not found. Items are not persisted when `store` is set to false. Try again with `store` set to true, or remove this item from your input."
@@ -206,10 +214,16 @@ impl ApiError {
                     format!("{bytes} bytes exceed the limit of {max} for a stored response");
                 Self::bad("", "input", message)
             }
-            store::Error::Exists | store::Error::Unreadable(_) => {
+            store::Error::Exists
+            | store::Error::Unreadable(_)
+            | store::Error::DamagedConversation => {
                 let message = error.to_string();
                 let status = StatusCode::INTERNAL_SERVER_ERROR;
-                let mut error = Self::new(status, "store_error", message);
+                let code = match error {
+                    store::Error::DamagedConversation => "conversation_damaged",
+                    _ => "store_error",
+                };
+                let mut error = Self::new(status, code, message);
                 // A retry would meet the same record.
                 error.should_retry = Some(false);
                 error

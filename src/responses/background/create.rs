@@ -93,6 +93,7 @@ impl Responses {
             key,
             None,
             Some(run),
+            response,
         )));
         *answer.headers_mut() = HeaderMap::new();
         set_body_headers(answer.headers_mut(), true);

@@ -46,8 +46,8 @@ pub(super) struct Reader {
     is_over: bool,
     /// Whether it wants events that were dropped.
     is_behind: bool,
-    /// The record when the stream began, in case the response is deleted.
-    first_record: Option<Record>,
+    /// The Response object when the stream began, in case the response is deleted.
+    response: Bytes,
 }
 
 struct LocalRun {
@@ -77,8 +77,7 @@ impl Responses {
             Some(_) => "resume",
         });
         let run = self.background.find(key);
-        let mut reader = Reader::new(self.clone(), key, after, run);
-        reader.first_record = Some(record);
+        let reader = Reader::new(self.clone(), key, after, run, record.content.response);
         let mut answer = Response::new(body(reader));
         set_body_headers(answer.headers_mut(), true);
         Ok(answer)
@@ -91,6 +90,7 @@ impl Reader {
         key: ResponseKey,
         after: Option<u64>,
         run: Option<Arc<Run>>,
+        response: Bytes,
     ) -> Self {
         let local = run.map(|run| LocalRun {
             updates: run.updates.subscribe(),
@@ -104,7 +104,7 @@ impl Reader {
             last_sent: observe::now(),
             is_over: false,
             is_behind: false,
-            first_record: None,
+            response,
         }
     }
 
@@ -132,6 +132,10 @@ impl Reader {
                 return Some(COMMENT.to_vec());
             }
             self.wait(max).await;
+            if self.local.is_none() && self.responses.background.tasks.is_stopping() {
+                self.is_over = true;
+                return Some(self.moved());
+            }
         }
         None
     }
@@ -152,10 +156,7 @@ impl Reader {
         let background = &self.responses.background;
         let poll = background.settings.poll_interval;
         let Some(local) = &mut self.local else {
-            tokio::time::sleep(poll.min(max)).await;
-            // The client continues on another replica.
-            self.is_over = background.tasks.is_stopping();
-            return;
+            return tokio::time::sleep(poll.min(max)).await;
         };
         let _ = tokio::time::timeout(max.min(RECHECK_INTERVAL), local.updates.changed()).await;
     }
@@ -234,23 +235,33 @@ impl Reader {
     fn unreadable(&mut self, error: &store::Error) -> Vec<u8> {
         warn!(response_id = %self.key.id, %error, "stored events cannot be read; ending the event stream with an error");
         self.is_over = true;
-        let mut out = unreadable(self.position.next_number());
+        let number = self.position.next_number();
+        let message = "The events of this response cannot be read.";
+        let mut out = error_event(number, "server_error", message);
+        out.extend_from_slice(DONE);
+        out
+    }
+
+    /// The end of a stream on a replica that is stopping, of a response that runs on another one.
+    fn moved(&self) -> Vec<u8> {
+        let number = self.position.next_number();
+        let after = match self.position.after() {
+            Some(after) => format!("&starting_after={after}"),
+            None => String::new(),
+        };
+        let message = format!(
+            "This replica is stopping, and the response goes on: read on with GET /v1/responses/{}?stream=true{after}",
+            self.key.id
+        );
+        let mut out = error_event(number, "router_draining", &message);
         out.extend_from_slice(DONE);
         out
     }
 
     /// The final event of a response that was deleted while it was read.
     fn deleted(&self) -> Vec<u8> {
-        let response = match &self.first_record {
-            Some(record) => record.content.response.clone(),
-            None => format!(
-                r#"{{"id":"{}","object":"response","error":null,"status":""}}"#,
-                self.key.id
-            )
-            .into(),
-        };
         let error = r#"{"code":"server_error","message":"The response was deleted."}"#;
-        let response = with_member(&response, "status", "\"failed\"");
+        let response = with_member(&self.response, "status", "\"failed\"");
         let response = with_output(&with_member(&response, "error", error), b"[]");
         let number = self.position.next_number();
         let mut out = response_event("response.failed", number, &response);
@@ -272,11 +283,11 @@ fn final_event(record: &Record) -> Vec<u8> {
     response_event(name, number.unwrap_or_default(), &response)
 }
 
-/// The error event that OpenAI uses within a stream.
-fn unreadable(number: u64) -> Vec<u8> {
+/// The error event that OpenAI uses within a stream. `message` needs no escapes.
+fn error_event(number: u64, code: &str, message: &str) -> Vec<u8> {
     format!(
-        "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"server_error\",\
-         \"message\":\"The events of this response cannot be read.\",\"param\":null}}\n\n"
+        "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"{code}\",\
+         \"message\":\"{message}\",\"param\":null}}\n\n"
     )
     .into_bytes()
 }

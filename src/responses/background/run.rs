@@ -70,6 +70,8 @@ struct Runner<'a> {
     end: Option<EndOfRun>,
     /// What the conversation gets, once the end is known.
     commit: Option<Commit>,
+    /// The last failure of the store, which is said once.
+    said: Option<&'static str>,
     /// The token ids of the answer, for a replica that goes on with it. `None` if no model continues streams.
     progress: Option<Arc<Progress>>,
 }
@@ -110,6 +112,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         finisher,
         end: None,
         commit: None,
+        said: None,
         progress: progress.clone(),
     };
     let tracer = responses.relay.tracer();
@@ -390,7 +393,7 @@ impl Runner<'_> {
                         self.responses.background.on_end_written(key, write);
                     }
                     if let Err(error) = &result {
-                        warn!(response_id = %key.id, %error, "end of a background response not stored");
+                        self.say(error, "end of a background response not stored");
                     }
                     if let Ok(WriteOutcome::NotAdded(refusal)) = result {
                         let commit = self.commit.take();
@@ -423,7 +426,7 @@ impl Runner<'_> {
                         Ok(WriteOutcome::Done) => self.on_cancelled_stored(partial.clone()),
                         Ok(_) => {}
                         Err(error) => {
-                            warn!(response_id = %key.id, %error, "partial output of a cancelled response not stored");
+                            self.say(error, "partial output of a cancelled response not stored");
                         }
                     }
                     state.lock().on_partial_stored(&result)
@@ -431,7 +434,7 @@ impl Runner<'_> {
                 Step::Release => {
                     let result = store.release(key, fence).await;
                     if let Err(error) = &result {
-                        warn!(response_id = %key.id, %error, "background response not released; others take it over when the lease ends");
+                        self.say(error, "background response not released; others take it over when the lease ends");
                     }
                     state.lock().on_released(&result)
                 }
@@ -444,6 +447,15 @@ impl Runner<'_> {
             if then == Then::RetryLater {
                 sleep(STORE_PAUSE).await;
             }
+        }
+    }
+
+    /// A write failed, which is tried again: says it when the failure is another one than before.
+    fn say(&mut self, error: &store::Error, what: &str) {
+        let said = self.said.replace(error.as_str());
+        match said == self.said {
+            true => debug!(response_id = %self.guard.key.id, %error, "{what}"),
+            false => warn!(response_id = %self.guard.key.id, %error, "{what}"),
         }
     }
 

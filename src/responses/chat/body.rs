@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::messages;
 use super::settings::{ChatSettings, SystemMessages};
 use super::tools::{self, ALLOWED_TOOLS};
-use crate::relay::NotConvertible;
+use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::members::{Members, put, put_read, put_text};
 
 const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
@@ -66,6 +66,7 @@ pub(in crate::responses) struct ChatBody {
 pub(in crate::responses) fn chat_body(
     native: &[u8],
     settings: &ChatSettings,
+    loss: ToolLoss,
     refuses_later_system: &dyn Fn(&str) -> bool,
 ) -> Result<ChatBody, NotConvertible> {
     let not_json = || NotConvertible::new("", "the body is not a JSON object");
@@ -89,10 +90,10 @@ pub(in crate::responses) fn chat_body(
         put(&mut out, settings.output_limit_name.member(), limit);
     }
     let choice = native.get("tool_choice");
-    if let Some(list) = tools::chat_tools(native.get("tools"), settings.unsupported_tools)? {
+    if let Some(list) = tools::chat_tools(native.get("tools"), settings.unsupported_tools, loss)? {
         put(&mut out, "tools", &list);
         if let Some(choice) = choice {
-            let choice = tools::chat_choice(choice, settings.unsupported_tools)?;
+            let choice = tools::chat_choice(choice, settings.unsupported_tools, loss)?;
             put(&mut out, "tool_choice", &choice);
         }
         if let Some(parallel) = native.get("parallel_tool_calls") {

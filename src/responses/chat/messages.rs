@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::parts::put_content;
 use super::settings::{ChatSettings, InvalidArguments};
@@ -43,7 +43,7 @@ pub(super) fn write(
         let items = members::objects(input);
         let items = items.ok_or_else(|| NotConvertible::new("input", "is no list of items"))?;
         continues = items.last().is_some_and(is_unfinished);
-        messages.collect_outputs(&items);
+        messages.pair_outputs(&items);
         for (index, item) in items.iter().enumerate() {
             messages.item(index, item)?;
         }
@@ -70,8 +70,10 @@ struct Messages<'a> {
     /// The messages after it.
     json: Vec<u8>,
     assistant: Assistant,
-    /// By call: the outputs that are not written yet.
-    outputs: FxHashMap<String, VecDeque<&'a str>>,
+    /// The output of each call, by the place of the call among the items.
+    outputs: FxHashMap<usize, &'a str>,
+    /// The places of those outputs.
+    paired: FxHashSet<usize>,
     replaced_arguments: u64,
 }
 
@@ -82,8 +84,8 @@ struct Assistant {
     text: Option<String>,
     /// A list without its brackets.
     calls: Vec<u8>,
-    /// In order.
-    call_ids: Vec<String>,
+    /// Place and id of each, in order.
+    call_ids: Vec<(usize, String)>,
 }
 
 impl<'a> Messages<'a> {
@@ -96,18 +98,30 @@ impl<'a> Messages<'a> {
             json: Vec::new(),
             assistant: Assistant::default(),
             outputs: FxHashMap::default(),
+            paired: FxHashSet::default(),
             replaced_arguments: 0,
         }
     }
 
-    fn collect_outputs(&mut self, items: &[Members<'a>]) {
-        for item in items {
-            if let Some("function_call_output" | "custom_tool_call_output") =
-                item.text("type").as_deref()
-            {
-                let id = item.text("call_id").unwrap_or_default().into_owned();
-                let output = item.get("output").unwrap_or("\"\"");
-                self.outputs.entry(id).or_default().push_back(output);
+    /// An output belongs to the first call before it with its id that has none yet: engines may give the same id in
+    /// every turn.
+    fn pair_outputs(&mut self, items: &[Members<'a>]) {
+        let mut open: FxHashMap<String, VecDeque<usize>> = FxHashMap::default();
+        for (index, item) in items.iter().enumerate() {
+            let id = || item.text("call_id").unwrap_or_default();
+            match item.text("type").as_deref() {
+                Some("function_call" | "custom_tool_call") => {
+                    open.entry(id().into_owned()).or_default().push_back(index);
+                }
+                Some("function_call_output" | "custom_tool_call_output") => {
+                    let call = open.get_mut(&*id()).and_then(VecDeque::pop_front);
+                    if let Some(call) = call {
+                        self.outputs
+                            .insert(call, item.get("output").unwrap_or("\"\""));
+                        self.paired.insert(index);
+                    }
+                }
+                _ => {}
             }
         }
     }
@@ -132,7 +146,7 @@ impl<'a> Messages<'a> {
                 let arguments = item.get("arguments").unwrap_or("\"\"");
                 let namespace = item.text("namespace").unwrap_or_default();
                 let name = item.text("name").unwrap_or_default();
-                self.call(item, &qualified(&namespace, &name), arguments);
+                self.call(index, item, &qualified(&namespace, &name), arguments);
                 Ok(())
             }
             "custom_tool_call" => {
@@ -141,17 +155,18 @@ impl<'a> Messages<'a> {
                 put_text(&mut arguments, &format!(r#"{{"input":{input}}}"#));
                 let arguments = String::from_utf8(arguments).unwrap_or_default();
                 let name = item.text("name").unwrap_or_default();
-                self.call(item, &name, &arguments);
+                self.call(index, item, &name, &arguments);
                 Ok(())
             }
             "function_call_output" | "custom_tool_call_output" => {
                 self.end_assistant(true)?;
+                if self.paired.contains(&index) {
+                    return Ok(());
+                }
                 // Of a call that stands nowhere, or a second output: it stays here.
                 let id = item.text("call_id").unwrap_or_default();
-                match self.outputs.get_mut(&*id).and_then(VecDeque::pop_front) {
-                    Some(output) => self.tool_messages(&[(id.into_owned(), output)]),
-                    None => Ok(()),
-                }
+                let output = item.get("output").unwrap_or("\"\"");
+                self.tool_messages(&[(id.into_owned(), output)])
             }
             kind => Err(NotConvertible::new(
                 &format!("input[{index}]"),
@@ -205,7 +220,7 @@ impl<'a> Messages<'a> {
         self.head.push_str(text);
     }
 
-    fn call(&mut self, item: &Members<'_>, name: &str, arguments: &str) {
+    fn call(&mut self, index: usize, item: &Members<'_>, name: &str, arguments: &str) {
         let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
         let arguments = match replaces && !is_object(arguments) {
             true => {
@@ -225,7 +240,7 @@ impl<'a> Messages<'a> {
         put_text(calls, name);
         put(calls, "arguments", arguments);
         calls.extend_from_slice(b"}}");
-        self.assistant.call_ids.push(id.into_owned());
+        self.assistant.call_ids.push((index, id.into_owned()));
     }
 
     fn begin(&mut self, role: &str) {
@@ -264,8 +279,8 @@ impl<'a> Messages<'a> {
         }
         self.json.push(b'}');
         let mut answered = Vec::new();
-        for id in assistant.call_ids {
-            if let Some(output) = self.outputs.get_mut(&id).and_then(VecDeque::pop_front) {
+        for (index, id) in assistant.call_ids {
+            if let Some(output) = self.outputs.remove(&index) {
                 answered.push((id, output));
             }
         }

@@ -11,7 +11,7 @@ pub struct ChatSettings {
     pub system_messages: SystemMessages,
     /// The member that has `max_output_tokens`. Engines ignore or refuse the one that they do not know.
     pub output_limit_name: OutputLimit,
-    /// Tools that a chat completion cannot have: hosted tools, and custom tools with a grammar.
+    /// Tools that a chat completion cannot have, such as `web_search` and `local_shell`.
     pub unsupported_tools: UnsupportedTools,
     /// Arguments of earlier calls that are no JSON object. Some templates fail on them.
     pub invalid_arguments: InvalidArguments,
@@ -63,9 +63,9 @@ impl OutputLimit {
 #[serde(rename_all = "snake_case")]
 pub enum UnsupportedTools {
     /// The request is refused with 400, unless another worker speaks the Responses API.
-    #[default]
     Refuse,
-    /// A hosted tool is left out, a grammar is ignored.
+    /// They are left out, as no model could be answered by them. The header `x-warmroute-tools-left-out` names them.
+    #[default]
     Ignore,
 }
 

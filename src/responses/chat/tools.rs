@@ -6,9 +6,11 @@ use std::borrow::Cow;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::settings::UnsupportedTools;
-use crate::relay::NotConvertible;
+use crate::relay::{NotConvertible, ToolLoss};
 use crate::responses::members::{self, Members, put, put_string, put_text};
 
+/// Named in a refusal that it decides.
+const SETTING: &str = "(responses.chat.unsupported_tools)";
 const NO_PARAMETERS: &str = r#"{"type":"object","properties":{}}"#;
 /// As vLLM shows a custom tool to the model.
 const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type":"string","description":"The freeform text payload for this tool."}},"required":["input"],"additionalProperties":false}"#;
@@ -17,24 +19,23 @@ const CUSTOM_PARAMETERS: &str = r#"{"type":"object","properties":{"input":{"type
 pub(super) fn chat_tools(
     tools: Option<&str>,
     unsupported: UnsupportedTools,
+    loss: ToolLoss,
 ) -> Result<Option<String>, NotConvertible> {
     let tools = tools.and_then(members::objects).unwrap_or_default();
     let mut out = vec![b'['];
     for (index, tool) in tools.iter().enumerate() {
         let kind = tool.text("type").unwrap_or_default();
-        let refuse = |why: String| match unsupported {
-            UnsupportedTools::Ignore => Ok(()),
-            UnsupportedTools::Refuse => Err(NotConvertible::new(&format!("tools[{index}]"), &why)),
+        let refused = |why: &str| {
+            let why = format!(
+                "{why} cannot be sent to a worker that speaks chat completions only {SETTING}"
+            );
+            NotConvertible::new(&format!("tools[{index}]"), &why)
         };
         match &*kind {
             "function" => function(&mut out, "", tool),
             "custom" => {
-                let format = tool.get("format").and_then(|raw| Members::parse(raw).ok());
-                if format.is_some_and(|it| it.get("type") == Some("\"grammar\"")) {
-                    refuse(format!(
-                        "the grammar of the custom tool '{}' cannot be sent to a worker that speaks chat completions only",
-                        tool.text("name").unwrap_or_default()
-                    ))?;
+                if loss == ToolLoss::Refused && grammar(tool).is_some() {
+                    return Err(refused("the grammar of a custom tool"));
                 }
                 custom(&mut out, tool);
             }
@@ -47,14 +48,18 @@ pub(super) fn chat_tools(
                     }
                 }
             }
-            _ => refuse(format!(
-                "tools of type '{kind}' cannot be sent to a worker that speaks chat completions only"
-            ))?,
+            _ if is_left_out(unsupported, loss) => {}
+            _ => return Err(refused(&format!("tools of type '{kind}'"))),
         }
     }
     out.push(b']');
     let list = String::from_utf8(out).unwrap_or_default();
     Ok((list.len() > 2).then_some(list))
+}
+
+/// Whether a tool that a chat completion cannot have is left out.
+fn is_left_out(unsupported: UnsupportedTools, loss: ToolLoss) -> bool {
+    unsupported == UnsupportedTools::Ignore && loss == ToolLoss::AsConfigured
 }
 
 fn begin(out: &mut Vec<u8>, name: &str, description: Option<&str>) {
@@ -81,9 +86,34 @@ fn function(out: &mut Vec<u8>, namespace: &str, tool: &Members<'_>) {
 
 fn custom(out: &mut Vec<u8>, tool: &Members<'_>) {
     let name = tool.text("name").unwrap_or_default();
-    begin(out, &name, tool.get("description"));
+    match with_grammar(tool) {
+        Some(description) => {
+            let mut raw = Vec::with_capacity(description.len() + 2);
+            put_text(&mut raw, &description);
+            begin(out, &name, std::str::from_utf8(&raw).ok());
+        }
+        None => begin(out, &name, tool.get("description")),
+    }
     put(out, "parameters", CUSTOM_PARAMETERS);
     out.extend_from_slice(b"}}");
+}
+
+fn grammar<'a>(tool: &Members<'a>) -> Option<Members<'a>> {
+    let format = Members::parse(tool.get("format")?).ok()?;
+    (format.get("type") == Some("\"grammar\"")).then_some(format)
+}
+
+/// The description of a custom tool with the grammar of its input, which models are shown, since chat completions bind no
+/// call to one; `None` without a grammar.
+fn with_grammar(tool: &Members<'_>) -> Option<String> {
+    let format = grammar(tool)?;
+    let description = tool.text("description").unwrap_or_default();
+    let syntax = format.text("syntax").unwrap_or_default();
+    let definition = format.text("definition").unwrap_or_default();
+    let space = if description.is_empty() { "" } else { "\n\n" };
+    Some(format!(
+        "{description}{space}`input` must match this grammar ({syntax}):\n{definition}"
+    ))
 }
 
 /// The name of a function in a namespace, as models see it.
@@ -101,6 +131,7 @@ pub(in crate::responses) const ALLOWED_TOOLS: &str = "allowed_tools";
 pub(super) fn chat_choice(
     choice: &str,
     unsupported: UnsupportedTools,
+    loss: ToolLoss,
 ) -> Result<Cow<'_, str>, NotConvertible> {
     let Ok(members) = Members::parse(choice) else {
         return Ok(Cow::Borrowed(choice));
@@ -114,11 +145,11 @@ pub(super) fn chat_choice(
             out.extend_from_slice(b"}}");
             Ok(Cow::Owned(String::from_utf8(out).unwrap_or_default()))
         }
-        _ if unsupported == UnsupportedTools::Ignore => Ok(Cow::Borrowed("\"auto\"")),
+        _ if is_left_out(unsupported, loss) => Ok(Cow::Borrowed("\"auto\"")),
         kind => Err(NotConvertible::new(
             "tool_choice",
             &format!(
-                "of type '{}' cannot be sent to a worker that speaks chat completions only",
+                "of type '{}' cannot be sent to a worker that speaks chat completions only {SETTING}",
                 kind.unwrap_or_default()
             ),
         )),
@@ -143,6 +174,8 @@ pub(in crate::responses) struct AnsweredTools {
     tools: FxHashMap<String, Tool>,
     /// Whether any of them is a custom tool.
     pub(super) has_custom: bool,
+    /// Types of tools that were left out.
+    pub(in crate::responses) left_out: Vec<String>,
     /// The functions that `allowed_tools` lists, if the request has it.
     allowed: Option<FxHashSet<String>>,
     /// Whether the answer is to be events.
@@ -159,6 +192,7 @@ impl AnsweredTools {
         let text = std::str::from_utf8(native).unwrap_or_default();
         let native = Members::parse(text).unwrap_or_default();
         let mut tools = FxHashMap::default();
+        let mut left_out: Vec<String> = Vec::new();
         let list = native.get("tools").and_then(members::objects);
         for tool in list.unwrap_or_default() {
             let name = tool.text("name").unwrap_or_default();
@@ -177,10 +211,16 @@ impl AnsweredTools {
                         tools.insert(qualified, in_namespace(&name, &inner));
                     }
                 }
-                _ => {}
+                kind => {
+                    let kind = kind.unwrap_or_default();
+                    if !left_out.iter().any(|known| known == kind) {
+                        left_out.push(kind.to_owned());
+                    }
+                }
             }
         }
         Self {
+            left_out,
             has_custom: tools.values().any(|tool| *tool == Tool::Custom),
             tools,
             allowed: native.get(ALLOWED_TOOLS).and_then(allowed),

@@ -155,6 +155,12 @@ local function finish(v, rec, events, status, token, ttl, ephemeral_ttl, log_ttl
   redis.call('PEXPIRE', events, log_ttl)
 end
 
+-- Whether a conversation whose items have so many bytes has lost its items or their order: servers that evict drop keys one
+-- by one. Nothing is read from what is left, and nothing added.
+local function is_damaged(keys, bytes)
+  return tonumber(bytes or '0') > 0 and redis.call('EXISTS', keys[2], keys[3]) < 2
+end
+
 -- Adds items to a conversation, which create, add and commit do; put_items.lua has its form. The items are three
 -- arguments each, id, bytes and value, in ARGV from `from` to `to`.
 -- Returns ok, or again if it was applied before
@@ -174,6 +180,8 @@ local function put_items(keys, how, token, ttl, bytes_max, object, tokens_max, f
     end
   elseif not v[1] then
     return {'gone'}
+  elseif is_damaged(keys, v[6]) then
+    return {'damaged'}
   elseif string.find(how == 'add' and v[3] or how == 'commit' and v[4] or '', token, 1, true) then
     return {'again'}
   elseif how == 'commit' and v[5] ~= token then

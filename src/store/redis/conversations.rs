@@ -7,6 +7,7 @@ use super::packed::{Field, Packed};
 use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Arg, Call, Name};
+use super::values::fields_of;
 use crate::store::conversation::TOKENS_MAX;
 use crate::store::{
     Claim, Commit, ConversationKey, Error, IdempotencyToken, Item, LockOutcome, NewConversation,
@@ -206,9 +207,8 @@ impl Redis {
         key: ConversationKey,
     ) -> Result<Option<Bytes>, Error> {
         let [conversation, ..] = self.keys.conversation(key);
-        let mut command = redis::cmd("HMGET");
-        command.arg(conversation).arg(&["v", "ob"]);
-        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(command)).await?)?;
+        let call = fields_of(conversation, &["v", "ob"]);
+        let mut reply = self.call(Kind::Read, call).await?;
         match reply.version()? {
             Some(()) => self.unpack(reply.whole("object")?).await.map(Some),
             None => Ok(None),

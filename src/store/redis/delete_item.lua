@@ -7,6 +7,9 @@ end
 if is_newer(v[1]) then
   return {'newer', v[1]}
 end
+if is_damaged(KEYS, v[3]) then
+  return {'damaged'}
+end
 local found = redis.call('HGET', KEYS[2], 'i:' .. ARGV[1])
 if not found then
   return {'no_item'}

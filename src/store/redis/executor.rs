@@ -190,9 +190,7 @@ impl Executor {
         let (index, mut connection) = self.connection(index, deadline).await?;
         let sending = async {
             let answer = match request {
-                Request::Command(command) | Request::Bulk { command, .. } => {
-                    connection.wire.one(command).await
-                }
+                Request::Command(command) => connection.wire.one(command).await,
                 Request::Script(call) => connection.wire.one(&call.by_hash()).await,
             };
             match (answer, request) {
@@ -204,10 +202,19 @@ impl Executor {
             }
         };
         match timeout_at(deadline, sending).await {
-            Ok(Ok(value)) => {
-                self.link.on_answer(index);
-                Ok((value, (index == wanted).then_some(connection)))
-            }
+            Ok(Ok(value)) => match request.own_reply(value) {
+                Some(value) => {
+                    self.link.on_answer(index);
+                    Ok((value, (index == wanted).then_some(connection)))
+                }
+                None => {
+                    meters.foreign_replies.inc();
+                    self.link.on_foreign_reply(index, connection.number);
+                    Err(server_failure(unknown(
+                        "the reply belongs to another request",
+                    )))
+                }
+            },
             Ok(Err(error)) => {
                 let failure = classify(&error);
                 if failure.is_server_failure && !connection.wire.is_cluster() {

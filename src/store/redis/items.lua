@@ -9,6 +9,9 @@ end
 if is_newer(v[1]) then
   return {'newer', v[1]}
 end
+if is_damaged(KEYS, v[2]) then
+  return {'damaged'}
+end
 local function item(id)
   local found = redis.call('HGET', KEYS[2], 'i:' .. id)
   local packed = found and string.match(found, '^%d+:(.*)$')

@@ -276,6 +276,25 @@ impl Link {
         }
     }
 
+    /// A reply belongs to another request, and so do all that follow on this connection.
+    pub(super) fn on_foreign_reply(&self, index: usize, number: u64) {
+        let is_current = {
+            let mut state = self.slots[index].state.lock();
+            let is_current =
+                matches!(&*state, State::Up { number: current, .. } if *current == number);
+            if is_current {
+                *state = State::Idle;
+            }
+            is_current
+        };
+        if is_current {
+            warn!(
+                connection = index,
+                "a reply of Redis belongs to another request: a reply was lost or repeated between router and Redis; the connection is replaced"
+            );
+        }
+    }
+
     /// Drops this connection and all others: a server that is gone, or no longer the master, affects all of
     /// them. Does nothing if the connection was replaced already.
     pub(super) fn lose(&self, index: usize, number: u64) {

@@ -124,6 +124,7 @@ impl Reply {
             "unlocked" => CommitRefusal::Unlocked,
             "taken" => CommitRefusal::Taken,
             "too_large" => CommitRefusal::TooLarge,
+            "damaged" => CommitRefusal::Damaged,
             other => return Err(self.unexpected(other)),
         })
     }
@@ -132,6 +133,7 @@ impl Reply {
     pub(super) fn unexpected(&mut self, word: &str) -> Error {
         match word {
             "newer" => malformed("written by a newer release"),
+            "damaged" => Error::DamagedConversation,
             word => malformed(format!("unexpected outcome `{word}` from Redis")),
         }
     }

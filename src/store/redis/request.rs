@@ -10,11 +10,6 @@ use super::scripts::Call;
 #[derive(Debug)]
 pub(super) enum Request {
     Command(Cmd),
-    /// A command whose reply may have this many bytes.
-    Bulk {
-        command: Cmd,
-        bytes: u64,
-    },
     Script(Call),
 }
 
@@ -22,12 +17,10 @@ impl Request {
     /// The first key, which determines the node of a cluster; empty for a command without one.
     pub(super) fn first_key(&self) -> &[u8] {
         match self {
-            Self::Command(command) | Self::Bulk { command, .. } => {
-                match command.args_iter().nth(1) {
-                    Some(redis::Arg::Simple(key)) => key,
-                    _ => &[],
-                }
-            }
+            Self::Command(command) => match command.args_iter().nth(1) {
+                Some(redis::Arg::Simple(key)) => key,
+                _ => &[],
+            },
             Self::Script(call) => call.first_key().as_bytes(),
         }
     }
@@ -35,15 +28,22 @@ impl Request {
     /// How long its reply is waited for at most, if that is shorter than the setting.
     pub(super) fn timeout(&self) -> Option<Duration> {
         match self {
-            Self::Command(_) | Self::Bulk { .. } => None,
+            Self::Command(_) => None,
             Self::Script(call) => call.timeout(),
+        }
+    }
+
+    /// The value of the reply; `None` if that is another request's. Of a command, only what it returns says so.
+    pub(super) fn own_reply(&self, value: redis::Value) -> Option<redis::Value> {
+        match self {
+            Self::Command(_) => Some(value),
+            Self::Script(call) => call.own_reply(value),
         }
     }
 
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Command(_) => 0,
-            Self::Bulk { bytes, .. } => *bytes,
             Self::Script(call) => call.bytes(),
         }
     }

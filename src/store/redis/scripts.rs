@@ -1,5 +1,8 @@
 //! The Lua scripts, one per transition. They are called by the SHA-1 of their text; a server that does not have
 //! a script cached (after a restart or a failover) is sent the text.
+//!
+//! Each call has a number, which its reply repeats. If anything between router and Redis loses a reply, all that follow
+//! on that connection belong to other calls: their records are other responses, maybe of other tenants.
 
 use std::io::Write as _;
 use std::sync::{Arc, LazyLock};
@@ -16,6 +19,17 @@ use super::packed::{Field, RAW};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Name(usize);
 
+/// Before and after each script: takes the number of the call off its arguments, and returns it with the reply.
+macro_rules! numbered {
+    ($($text:expr),*) => {
+        concat!(
+            "local call_number = table.remove(ARGV)\nlocal function run()\n",
+            $($text,)*
+            "end\nlocal reply = run()\nif reply.err then\n  return reply\nend\nreturn {call_number, reply}\n"
+        )
+    };
+}
+
 macro_rules! scripts {
     ({ $($name:ident = $index:literal, $file:literal;)* } { $($alone:ident = $place:literal, $own:literal;)* }) => {
         impl Name {
@@ -24,9 +38,9 @@ macro_rules! scripts {
         }
 
         static ALL: LazyLock<Vec<Loaded>> = LazyLock::new(|| vec![
-            $(Loaded::new($file, concat!(include_str!("common.lua"), include_str!($file))),)*
+            $(Loaded::new($file, numbered!(include_str!("common.lua"), include_str!($file))),)*
             // Without the functions on records.
-            $(Loaded::new($own, include_str!($own)),)*
+            $(Loaded::new($own, numbered!(include_str!($own))),)*
         ]);
     };
 }
@@ -60,6 +74,7 @@ scripts! {
         OUTBOX_CLAIM = 22, "outbox_claim.lua";
         OUTBOX_SETTLE = 23, "outbox_settle.lua";
         OUTBOX_DISABLE = 24, "outbox_disable.lua";
+        FIELDS = 25, "fields.lua";
     }
 }
 
@@ -83,6 +98,8 @@ impl Loaded {
 #[derive(Clone, Debug)]
 pub(super) struct Call {
     name: Name,
+    /// Random, since a proxy may share a connection between routers.
+    number: u64,
     keys: SmallVec<[Key; 4]>,
     args: Vec<Arg>,
     /// Expected size of the reply, if it may be large.
@@ -196,6 +213,7 @@ impl Call {
     pub(super) fn new(name: Name) -> Self {
         Self {
             name,
+            number: fastrand::u64(..),
             keys: SmallVec::new(),
             args: Vec::with_capacity(ARGS),
             reply_bytes: 0,
@@ -269,8 +287,8 @@ impl Call {
     fn command(&self, verb: &str, script: &str) -> Cmd {
         let keys: usize = self.keys.iter().map(|key| key.len()).sum();
         let args: usize = self.args.iter().map(Arg::len).sum();
-        let bytes = verb.len() + script.len() + DIGITS_MAX + keys + args;
-        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), bytes);
+        let bytes = verb.len() + script.len() + 2 * DIGITS_MAX + keys + args;
+        let mut command = Cmd::with_capacity(4 + self.keys.len() + self.args.len(), bytes);
         command.arg(verb).arg(script).arg(self.keys.len());
         for key in &self.keys {
             command.arg(&**key);
@@ -278,7 +296,21 @@ impl Call {
         for arg in &self.args {
             arg.write(&mut command);
         }
+        command.arg(self.number);
         command
+    }
+
+    /// The script's reply, if it is the reply to this call.
+    pub(super) fn own_reply(&self, value: redis::Value) -> Option<redis::Value> {
+        let redis::Value::Array(values) = value else {
+            return None;
+        };
+        let [number, reply] = <[redis::Value; 2]>::try_from(values).ok()?;
+        let redis::Value::BulkString(number) = number else {
+            return None;
+        };
+        let number = std::str::from_utf8(&number).ok()?.parse::<u64>();
+        (number == Ok(self.number)).then_some(reply)
     }
 }
 
@@ -302,11 +334,12 @@ mod tests {
             (Name::CHARGE, "charge.lua"),
             (Name::RENEW_CHARGES, "renew_charges.lua"),
             (Name::OUTBOX_DISABLE, "outbox_disable.lua"),
+            (Name::FIELDS, "fields.lua"),
         ];
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 25);
+        assert_eq!(ALL.len(), 26);
     }
 
     #[test]
@@ -324,7 +357,8 @@ mod tests {
             })
             .collect();
         let sha = ALL[0].sha.as_bytes();
-        let expected: [&[u8]; 13] = [
+        let number = call.number.to_string();
+        let expected: [&[u8]; 14] = [
             b"EVALSHA",
             sha,
             b"1",
@@ -338,15 +372,38 @@ mod tests {
             b"rx",
             b"e",
             b"y",
+            number.as_bytes(),
         ];
         assert_eq!(sent, expected);
+    }
+
+    #[test]
+    fn a_reply_belongs_to_the_call_whose_number_it_repeats() {
+        let call = Call::new(Name::FIELDS).key("k").arg("v");
+        let text = |text: String| redis::Value::BulkString(text.into_bytes());
+        let reply = |number: u64| {
+            let reply = redis::Value::Array(vec![text("1".into())]);
+            redis::Value::Array(vec![text(number.to_string()), reply])
+        };
+        let own = redis::Value::Array(vec![text("1".into())]);
+        assert_eq!(call.own_reply(reply(call.number)), Some(own.clone()));
+        assert_eq!(call.own_reply(reply(call.number ^ 1)), None);
+        for foreign in [
+            own,
+            redis::Value::Okay,
+            redis::Value::Nil,
+            redis::Value::Int(1),
+        ] {
+            assert_eq!(call.own_reply(foreign), None);
+        }
     }
 
     #[test]
     fn each_script_starts_with_a_comment() {
         for script in ALL.iter() {
             let common = include_str!("common.lua");
-            let own = script.text.strip_prefix(common).unwrap_or(script.text);
+            let (_, text) = script.text.split_once("run()\n").unwrap();
+            let own = text.strip_prefix(common).unwrap_or(text);
             assert!(own.starts_with("-- "), "{}", script.file);
         }
     }

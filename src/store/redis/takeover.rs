@@ -10,6 +10,7 @@ use super::outbox::EventMark;
 use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Call, Name};
+use super::values::fields_of;
 use crate::store::{
     Error, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Status, TakenOver, Takeover,
     WriteOutcome,
@@ -54,11 +55,9 @@ impl Redis {
     async fn states(&self, keys: Vec<ResponseKey>) -> Result<Vec<ReadState>, Error> {
         let mut requests = Vec::with_capacity(keys.len());
         for key in keys {
-            let mut command = redis::cmd("HMGET");
-            command
-                .arg(self.keys.record(key))
-                .arg(&["v", "st", "bg", "own", "ep", "po", "wh"]);
-            requests.push(self.spawn(Kind::Read, Request::Command(command)));
+            let fields = ["v", "st", "bg", "own", "ep", "po", "wh"];
+            let call = fields_of(self.keys.record(key), &fields);
+            requests.push(self.spawn(Kind::Read, Request::Script(call)));
         }
         let mut states = Vec::with_capacity(requests.len());
         let mut unavailable = 0;

@@ -86,10 +86,13 @@ impl Redis {
         Ok(())
     }
 
-    pub(super) async fn read(&self, key: ResponseKey, fields: &[&str]) -> Result<Reply, Error> {
-        let mut command = redis::cmd("HMGET");
-        command.arg(self.keys.record(key)).arg(fields);
-        Reply::new(self.execute(Kind::Read, Request::Command(command)).await?)
+    pub(super) async fn read(
+        &self,
+        key: ResponseKey,
+        fields: &[&'static str],
+    ) -> Result<Reply, Error> {
+        let call = fields_of(self.keys.record(key), fields);
+        self.call(Kind::Read, call).await
     }
 
     /// Reads fields of several responses of one root, in batches with a deadline each, so that small reads of
@@ -171,11 +174,13 @@ impl Redis {
         }
         let mut whole = Vec::new();
         for pieces in pieces(name, &field)?.chunks(PIECES_AT_A_TIME) {
-            let mut command = redis::cmd("HMGET");
-            command.arg(hash).arg(pieces);
-            let bytes = BATCH_BYTES as u64;
-            let request = self.execute(Kind::Read, Request::Bulk { command, bytes });
-            let mut reply = Reply::new(request.await?)?;
+            let mut call = Call::new(Name::FIELDS).key(hash);
+            for piece in pieces {
+                call = call.arg(piece.clone());
+            }
+            let mut reply = self
+                .call(Kind::Read, call.expecting(BATCH_BYTES as u64))
+                .await?;
             for _ in pieces {
                 match reply.bytes()? {
                     Some(piece) => whole.extend_from_slice(&piece),
@@ -185,4 +190,10 @@ impl Redis {
         }
         self.unpack(whole).await.map(Some)
     }
+}
+
+/// A read of fields of a hash.
+pub(super) fn fields_of(hash: String, fields: &[&'static str]) -> Call {
+    let call = Call::new(Name::FIELDS).key(hash);
+    fields.iter().fold(call, |call, field| call.arg(*field))
 }

@@ -172,10 +172,16 @@ pub(super) async fn followed_after(
         let text = std::mem::take(&mut started) + &text;
         let whole = text.strip_suffix(END);
         seen.extend(part(whole.unwrap_or(&text), seen.len() as u64));
+        let last = seen.last();
+        let has_moved = last.is_some_and(|(_, event)| event["code"] == "router_draining");
+        if has_moved {
+            // A reader of a response that runs elsewhere is sent there.
+            seen.pop();
+        }
         let Some((_, first)) = seen.first() else {
             return seen;
         };
-        if whole.is_some() {
+        if whole.is_some() && !has_moved {
             return seen;
         }
         let after = seen.len() - 1;

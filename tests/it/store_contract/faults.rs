@@ -1,5 +1,6 @@
 //! Redis that is slow, stopped, killed, empty, full, or another than before.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -9,10 +10,11 @@ use tokio::sync::watch;
 use warmroute::http::io_threads::IoThreadScope;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
+use warmroute::store::conversation::Order;
 use warmroute::store::redis::{Advanced, CircuitBreaker, Mode, Settings, Tls};
 use warmroute::store::{
-    Error, History, Item, ItemOutcome, ItemsOutcome, NewConversation, Orphan, PutOutcome, Takeover,
-    WriteOutcome,
+    Claim, Commit, CommitRefusal, Error, History, Item, ItemOutcome, ItemsOutcome, LockOutcome,
+    NewConversation, Orphan, Page, PutOutcome, Takeover, WriteOutcome,
 };
 
 use super::*;
@@ -323,7 +325,7 @@ async fn a_stored_response_is_one_write_and_a_chain_of_a_hundred_two_reads() {
         panic!("not found");
     };
     assert_eq!(found.turns.len(), 101);
-    assert_eq!(listening.commands().await, ["hmget", "evalsha"]);
+    assert_eq!(listening.commands().await, ["evalsha"; 2]);
     let listening = server.listen().await;
     store.create(next, continuing(found.chain)).await.unwrap();
     assert_eq!(listening.commands().await, ["evalsha"]);
@@ -995,4 +997,183 @@ async fn what_was_released_without_a_note_is_noted_when_its_owner_looks() {
     assert_eq!(strays, []);
     let found = store.orphans(9).await.unwrap();
     assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [key]);
+}
+
+/// Passes connections on to a server, and swallows one reply when it is told to.
+async fn swallowing(server: &Server) -> (Settings, Arc<AtomicBool>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let to = server.url().replace("redis://", "");
+    let swallows = Arc::<AtomicBool>::default();
+    let is_told = swallows.clone();
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let server = TcpStream::connect(to.trim_end_matches('/')).await.unwrap();
+            let is_told = is_told.clone();
+            tokio::spawn(async move {
+                let (mut from_client, mut to_client) = client.into_split();
+                let (mut from_server, mut to_server) = server.into_split();
+                let replies = async {
+                    let mut buffer = vec![0; 1 << 16];
+                    loop {
+                        let Ok(length @ 1..) = from_server.read(&mut buffer).await else {
+                            return;
+                        };
+                        // One reply, while one request is on its way.
+                        if !is_told.swap(false, Relaxed)
+                            && to_client.write_all(&buffer[..length]).await.is_err()
+                        {
+                            return;
+                        }
+                    }
+                };
+                tokio::select! {
+                    () = replies => {}
+                    _ = tokio::io::copy(&mut from_client, &mut to_server) => {}
+                }
+            });
+        }
+    });
+    let settings = Settings {
+        urls: vec![format!("redis://{address}")],
+        ..impatient(server)
+    };
+    (settings, swallows)
+}
+
+#[tokio::test]
+async fn a_reply_that_is_lost_on_the_way_gives_nobody_the_record_of_another() {
+    let server = Server::start().await;
+    let (settings, swallows) = swallowing(&server).await;
+    let registry = Registry::default();
+    let store = Redis::open(&settings, &keep(), CARRIERS, &registry).unwrap();
+    let store: Store = Arc::new(store);
+    let own = |number: usize| Content {
+        response: format!("{{\"id\":{number}}}").into(),
+        output: format!("[{number}]").into(),
+    };
+    let mut keys = Vec::new();
+    for number in 0..16 {
+        let key = ResponseKey {
+            tenant: Tenant::tagged(number as u64 % 2),
+            ..new_key()
+        };
+        let record = NewRecord {
+            content: own(number),
+            ..finished()
+        };
+        store.create(key, record).await.unwrap();
+        keys.push(key);
+    }
+    for _ in 0..3 {
+        swallows.store(true, Relaxed);
+        let lost = tokio::spawn({
+            let (store, key) = (store.clone(), keys[0]);
+            async move { store.get(key).await }
+        });
+        eventually("a reply is swallowed", async || !swallows.load(Relaxed)).await;
+        let mut found = 0;
+        for round in 0..20 {
+            let reads = keys.iter().enumerate().map(|(number, key)| {
+                let store = store.clone();
+                let key = *key;
+                tokio::spawn(async move {
+                    (number, store.get(key).await, store.history(key, ANY).await)
+                })
+            });
+            let reads: Vec<_> = reads.collect();
+            for read in reads {
+                let (number, record, history) = read.await.unwrap();
+                if let Ok(record) = record {
+                    assert_eq!(record.unwrap().content, own(number), "round {round}");
+                    found += 1;
+                }
+                if let Ok(history) = history {
+                    let History::Found(turns) = history else {
+                        panic!("{history:?}");
+                    };
+                    assert_eq!(turns.turns[0].output, own(number).output);
+                }
+            }
+        }
+        assert!(found > 0);
+        if let Ok(record) = lost.await.unwrap() {
+            assert_eq!(record.unwrap().content, own(0));
+        }
+        eventually("Redis answers again", async || {
+            store.get(keys[1]).await.is_ok()
+        })
+        .await;
+    }
+    let text = registry.text();
+    assert!(
+        !text.contains("warmroute_store_foreign_replies_total 0"),
+        "{text}"
+    );
+}
+
+#[tokio::test]
+async fn a_conversation_that_has_lost_a_part_is_damaged_and_takes_nothing_more() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    for part in ["wr:x:*", "wr:i:*"] {
+        let key = new_conversation_key();
+        let items = |range: std::ops::Range<usize>| {
+            let item = |number: usize| Item {
+                id: format!("msg_{number}").into(),
+                json: format!("{{\"n\":{number}}}").into(),
+            };
+            range.map(item).collect::<Vec<_>>()
+        };
+        let conversation = NewConversation {
+            token: token(),
+            object: Bytes::from_static(b"{}"),
+            items: items(0..3),
+        };
+        store.create_conversation(key, conversation).await.unwrap();
+        let claim = Claim {
+            token: token(),
+            lease: LEASE,
+        };
+        assert_eq!(store.lock(key, claim).await, Ok(LockOutcome::Locked));
+        let names = server.cli(&["--scan", "--pattern", part]);
+        server.cli(&["del", names.trim()]);
+        let page = Page {
+            after: None,
+            limit: 2,
+            order: Order::OldestFirst,
+        };
+        let damaged = Error::DamagedConversation;
+        assert_eq!(
+            store.all_items(key, 1 << 20).await,
+            Err(damaged.clone()),
+            "{part}"
+        );
+        assert_eq!(store.items(key, page).await, Err(damaged.clone()));
+        assert_eq!(store.item(key, "msg_1").await, Err(damaged.clone()));
+        assert_eq!(store.delete_item(key, "msg_1").await, Err(damaged.clone()));
+        let added = store.add_items(key, token(), items(3..4)).await;
+        assert_eq!(added, Err(damaged.clone()));
+        let commit = Commit {
+            conversation: key,
+            token: claim.token,
+            items: items(3..4),
+        };
+        let response = ResponseKey {
+            tenant: key.tenant,
+            id: ResponseId::new(key.id.root(), 1),
+        };
+        let created = store.create_in_conversation(response, finished(), commit.clone());
+        assert_eq!(created.await, Err(damaged));
+        store.create(response, queued()).await.unwrap();
+        let end = Finalization {
+            commit: Some(commit),
+            ..ending(Status::Completed)
+        };
+        let refused = WriteOutcome::NotAdded(CommitRefusal::Damaged);
+        assert_eq!(store.finalize(response, FENCE, end).await, Ok(refused));
+        // It can be deleted.
+        assert!(store.delete_conversation(key).await.unwrap());
+        assert_eq!(server.cli(&["--scan", "--pattern", "wr:[ix]:*"]).trim(), "");
+    }
 }

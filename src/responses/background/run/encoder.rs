@@ -263,7 +263,11 @@ impl EndOfRun {
             status: self.outcome.status,
             content: Content {
                 response: self.response.clone(),
-                output: Bytes::copy_from_slice(&self.outcome.output),
+                // One with a state token is not continued by its id, so its output is read by its client alone.
+                output: Bytes::copy_from_slice(match finisher.client_state {
+                    Some(_) => self.outcome.client_output(),
+                    None => &self.outcome.output,
+                }),
             },
             hint: RoutingHint {
                 model: finisher.model.clone(),

@@ -7,6 +7,7 @@ use super::super::settings::{ChatSettings, OutputLimit, SystemMessages};
 use super::super::tools::AnsweredTools;
 use super::answers::{delta, done, events_with, finish, fragment};
 use super::messages::{DEFAULT, message};
+use crate::relay::ToolLoss;
 
 fn convert(native: Value, settings: &ChatSettings, refuses: bool) -> Value {
     let text = native.to_string();
@@ -14,7 +15,7 @@ fn convert(native: Value, settings: &ChatSettings, refuses: bool) -> Value {
         assert_eq!(model, "m");
         refuses
     };
-    let body = chat_body(text.as_bytes(), settings, &asked).unwrap();
+    let body = chat_body(text.as_bytes(), settings, ToolLoss::AsConfigured, &asked).unwrap();
     serde_json::from_slice(&body.body).unwrap()
 }
 
@@ -57,7 +58,13 @@ fn effort_none_turns_thinking_off_unless_the_client_decided() {
     check("low", Value::Null, Value::Null);
     check("low", json!({"a": 1}), json!({"a": 1}));
     let null = json!({"model": "m", "input": "x", "reasoning": {"effort": "none"}, "chat_template_kwargs": null});
-    let body = chat_body(null.to_string().as_bytes(), &DEFAULT, &|_| false).unwrap();
+    let body = chat_body(
+        null.to_string().as_bytes(),
+        &DEFAULT,
+        ToolLoss::AsConfigured,
+        &|_| false,
+    )
+    .unwrap();
     let text = String::from_utf8(body.body.to_vec()).unwrap();
     assert_eq!(text.matches("chat_template_kwargs").count(), 1, "{text}");
 }

@@ -4,6 +4,7 @@ use super::super::body::chat_body;
 use super::super::settings::{
     ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
 };
+use crate::relay::ToolLoss;
 
 pub(super) const DEFAULT: ChatSettings = ChatSettings {
     system_messages: SystemMessages::Auto,
@@ -20,7 +21,13 @@ fn accepts(_: &str) -> bool {
 }
 
 fn convert(native: &Value, settings: &ChatSettings) -> Value {
-    let body = chat_body(native.to_string().as_bytes(), settings, &accepts).unwrap();
+    let body = chat_body(
+        native.to_string().as_bytes(),
+        settings,
+        ToolLoss::AsConfigured,
+        &accepts,
+    )
+    .unwrap();
     serde_json::from_slice(&body.body).unwrap()
 }
 
@@ -57,7 +64,13 @@ fn check_members(members: Value, expected: Value) {
 }
 
 fn check_refused(native: Value, param: &str, message: &str) {
-    let refused = chat_body(native.to_string().as_bytes(), &DEFAULT, &accepts).unwrap_err();
+    let refused = chat_body(
+        native.to_string().as_bytes(),
+        &DEFAULT,
+        ToolLoss::AsConfigured,
+        &accepts,
+    )
+    .unwrap_err();
     assert_eq!(refused.param, param, "{native}");
     assert!(refused.message.contains(message), "{}", refused.message);
 }
@@ -197,11 +210,10 @@ fn what_cannot_be_sent_is_refused_by_name_and_never_dropped() {
         "tools[0]",
         "'web_search'",
     );
-    let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}});
     check_refused(
-        json!({"input": "x", "tools": [grammar]}),
+        json!({"input": "x", "tools": [{"type": "local_shell"}]}),
         "tools[0]",
-        "grammar of the custom tool 'c'",
+        "(responses.chat.unsupported_tools)",
     );
     let choice = json!({"type": "web_search"});
     let function = json!({"type": "function", "name": "f"});
@@ -285,6 +297,49 @@ fn outputs_follow_their_calls_in_the_order_of_the_calls() {
             {"role": "user", "content": "u"}, {"role": "user", "content": "u"},
             {"role": "assistant", "content": null, "tool_calls": [chat_call("1", "f", "{}")]},
             tool("1", "a"), tool("1", "again"),
+        ]),
+    );
+}
+
+#[test]
+fn calls_with_the_same_id_get_their_outputs_in_order() {
+    let calls = |calls: Value| json!({"role": "assistant", "content": null, "tool_calls": calls});
+    // In two turns.
+    check(
+        json!([
+            message("user", "q"),
+            call("0", "f", "{}"),
+            output("0", json!("first")),
+            message("assistant", "ok"),
+            message("user", "again"),
+            call("0", "f", "{}"),
+            output("0", json!("second"))
+        ]),
+        json!([
+            {"role": "user", "content": "q"},
+            calls(json!([chat_call("0", "f", "{}")])),
+            tool("0", "first"),
+            {"role": "assistant", "content": "ok"},
+            {"role": "user", "content": "again"},
+            calls(json!([chat_call("0", "f", "{}")])),
+            tool("0", "second"),
+        ]),
+    );
+    // In one.
+    check(
+        json!([
+            call("0", "f", "{}"),
+            call("0", "g", "{}"),
+            output("0", json!("a")),
+            output("0", json!("b"))
+        ]),
+        json!([
+            calls(json!([
+                chat_call("0", "f", "{}"),
+                chat_call("0", "g", "{}")
+            ])),
+            tool("0", "a"),
+            tool("0", "b"),
         ]),
     );
 }
@@ -452,6 +507,25 @@ fn tools_are_functions_in_the_same_order() {
 }
 
 #[test]
+fn the_grammar_of_a_custom_tool_is_in_its_description() {
+    let tool = |description: Value| {
+        let grammar = json!({"type": "grammar", "syntax": "lark", "definition": "start: \"a\"\n"});
+        let tool = json!({"type": "custom", "name": "apply_patch", "description": description, "format": grammar});
+        let found = convert(&json!({"input": "x", "tools": [tool]}), &DEFAULT);
+        found["tools"][0]["function"].clone()
+    };
+    let grammar = "`input` must match this grammar (lark):\nstart: \"a\"\n";
+    let found = tool(json!("Edits \"files\"."));
+    assert_eq!(found["name"], "apply_patch");
+    assert_eq!(
+        found["description"],
+        format!("Edits \"files\".\n\n{grammar}")
+    );
+    assert_eq!(found["parameters"]["required"], json!(["input"]));
+    assert_eq!(tool(Value::Null)["description"], grammar);
+}
+
+#[test]
 fn unsupported_tools_are_left_out_by_setting() {
     let ignoring = ChatSettings {
         unsupported_tools: UnsupportedTools::Ignore,
@@ -468,6 +542,17 @@ fn unsupported_tools_are_left_out_by_setting() {
         &ignoring,
     );
     assert_eq!((none.get("tools"), none.get("tool_choice")), (None, None));
+    // While another worker can have them, they are not.
+    let hosted = json!({"type": "web_search"});
+    let grammar = json!({"type": "custom", "name": "c", "format": {"type": "grammar"}});
+    for tool in [hosted, grammar] {
+        let native = json!({"input": "x", "tools": [tool]}).to_string();
+        let loss = |loss| chat_body(native.as_bytes(), &ignoring, loss, &accepts).is_ok();
+        assert!(
+            loss(ToolLoss::AsConfigured) && !loss(ToolLoss::Refused),
+            "{native}"
+        );
+    }
 }
 
 #[test]
@@ -480,10 +565,15 @@ fn an_equal_conversation_is_written_in_the_same_bytes() {
         .push(message("user", "c"));
     let text = |native: &Value| {
         String::from_utf8(
-            chat_body(native.to_string().as_bytes(), &DEFAULT, &accepts)
-                .unwrap()
-                .body
-                .to_vec(),
+            chat_body(
+                native.to_string().as_bytes(),
+                &DEFAULT,
+                ToolLoss::AsConfigured,
+                &accepts,
+            )
+            .unwrap()
+            .body
+            .to_vec(),
         )
         .unwrap()
     };
