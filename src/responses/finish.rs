@@ -113,7 +113,7 @@ impl Finisher {
             lock.release().await;
         }
         let mut state_item = state_item;
-        if let Err(NotStored::NotAdded(refusal @ CommitRefusal::Unlocked)) = stored
+        if let Err(NotStored::NotAdded(refusal)) = stored
             && !self.may_withhold
         {
             // Its client has read most of it.
@@ -133,9 +133,8 @@ impl Finisher {
             is_degraded: false,
             is_state_left_out,
         };
-        if let Err(NotStored::NotAdded(refusal @ CommitRefusal::Unlocked)) = stored {
-            let reason = FailReason::of_conversation(refusal);
-            finished.error = Some(ApiError::refused_turn(reason.code, reason.message));
+        if let Err(NotStored::NotAdded(refusal)) = stored {
+            finished.error = Some(refused_turn(refusal));
         } else if let Err(error) = stored {
             warn!(response_id = %self.key.id, %error, "response generated but not stored");
             finished.is_degraded = true;
@@ -145,9 +144,9 @@ impl Finisher {
                 responses.metrics.on_withheld();
                 finished.error = Some(match error {
                     // A retry would fail in the same way.
-                    NotStored::Store(
-                        error @ (store::Error::TooLarge { .. } | store::Error::DamagedConversation),
-                    ) => ApiError::of_store(&error),
+                    NotStored::Store(error @ store::Error::TooLarge { .. }) => {
+                        ApiError::of_store(&error)
+                    }
                     NotStored::Store(_) | NotStored::NotAdded(_) => ApiError::not_stored(),
                 });
             } else {
@@ -224,15 +223,19 @@ impl Finisher {
         };
         let items = self.conversation_items(outcome);
         let record = record.map(|record| Box::new((self.key, record)));
-        match lock.commit(record, items).await {
-            Ok(put) => match put.refusal() {
-                None => Ok(()),
-                Some(refusal) => {
-                    self.responses.metrics.on_turn_refused(refusal);
-                    Err(NotStored::NotAdded(refusal))
-                }
-            },
-            Err(error) => Err(NotStored::Store(error)),
+        let refusal = match lock.commit(record, items).await {
+            Ok(put) => put.refusal(),
+            // What is too large for the store is too large for a conversation, which has it as well.
+            Err(store::Error::TooLarge { .. }) => Some(CommitRefusal::TooLarge),
+            Err(store::Error::DamagedConversation) => Some(CommitRefusal::Damaged),
+            Err(error) => return Err(NotStored::Store(error)),
+        };
+        match refusal {
+            None => Ok(()),
+            Some(refusal) => {
+                self.responses.metrics.on_turn_refused(refusal);
+                Err(NotStored::NotAdded(refusal))
+            }
         }
     }
 
@@ -267,5 +270,17 @@ impl Finisher {
             })
         });
         self.new_items.iter().cloned().chain(output).collect()
+    }
+}
+
+/// The answer to a turn that its conversation did not accept, and of which its client has nothing.
+fn refused_turn(refusal: CommitRefusal) -> ApiError {
+    let reason = FailReason::of_conversation(refusal);
+    match refusal {
+        CommitRefusal::Damaged => ApiError::of_store(&store::Error::DamagedConversation),
+        CommitRefusal::Gone => ApiError::deleted_conversation(reason.code, reason.message),
+        CommitRefusal::Unlocked | CommitRefusal::Taken | CommitRefusal::TooLarge => {
+            ApiError::refused_turn(reason.code, reason.message)
+        }
     }
 }

@@ -928,7 +928,7 @@ async fn a_conversation_has_one_running_response() {
 }
 
 #[tokio::test]
-async fn a_response_that_its_conversation_rejects_is_not_stored() {
+async fn a_response_that_its_conversation_rejects_fails() {
     let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
     for stream in [true, false] {
         let conversation = cluster.post("/v1/conversations", "").await.json();
@@ -943,13 +943,14 @@ async fn a_response_that_its_conversation_rejects_is_not_stored() {
             assert_eq!(cluster.delete(&path).await.status, 200);
             let (rest, _) = open.rest().await;
             let received = events(&(started + &rest));
-            let last = &received.last().unwrap().1["response"];
+            let (name, last) = received.last().unwrap();
+            let last = &last["response"];
             assert_eq!(
-                (&last["store"], &last["conversation"]),
-                (&json!(false), &Value::Null)
+                (name.as_str(), &last["error"]["code"]),
+                ("response.failed", &json!("conversation_not_found"))
             );
             let again = cluster.get(&format!("{PATH}/{}", id(last))).await;
-            assert_eq!(again.status, 404);
+            assert_eq!(&again.json(), last);
         } else {
             let body = with(body, json!({"stream": false}));
             let deleted = async {
@@ -961,8 +962,7 @@ async fn a_response_that_its_conversation_rejects_is_not_stored() {
             };
             let (answer, deleted) = tokio::join!(cluster.post(PATH, body.to_string()), deleted);
             assert_eq!(deleted, 200);
-            refused(&answer, 503, "store_unavailable", "");
-            assert_eq!(answer.header("x-should-retry"), "false");
+            refused(&answer, 404, "conversation_not_found", "");
         }
     }
 }

@@ -114,6 +114,11 @@ impl ApiError {
         Self::bad(code, "conversation", message)
     }
 
+    /// The same, as the conversation is not there any more.
+    pub fn deleted_conversation(code: &'static str, message: &str) -> Self {
+        Self::new(StatusCode::NOT_FOUND, code, message.to_owned())
+    }
+
     pub fn output_without_call(kind: &str, call_id: &str) -> Self {
         let message = format!("No tool call found for {kind} with call_id {call_id}.");
         Self::bad("", "input", message)

@@ -199,6 +199,53 @@ async fn a_background_turn_that_its_conversation_refuses_fails_with_its_output()
     }
 }
 
+#[tokio::test]
+async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() {
+    let pair = Pair::with(unhurried(), |config| {
+        patient(config);
+        config.responses.store.retention.max_record = 64 << 10;
+    })
+    .await;
+    for streams in [false, true] {
+        for (code, status) in [
+            ("conversation_not_found", 404),
+            ("conversation_too_large", 400),
+        ] {
+            let conversation = new_conversation(&pair.b).await;
+            let more = json!({"background": false, "stream": streams, "max_output_tokens": 300});
+            let body = turn("A", &conversation, more).to_string();
+            let path = format!("/v1/conversations/{}", conversation.as_str().unwrap());
+            let refusing = async {
+                pair.runs(1).await;
+                let answer = match status {
+                    404 => client::send(pair.b.api, "DELETE", &path, &[], "").await,
+                    _ => {
+                        let items =
+                            json!({"items": [{"role": "user", "content": "x".repeat(65_000)}]});
+                        let path = format!("{path}/items");
+                        client::post(pair.b.api, &path, items.to_string()).await
+                    }
+                };
+                assert_eq!(answer.status, 200, "{}", answer.text());
+            };
+            let asking = client::post(pair.a.api, PATH, body);
+            let (answer, ()) = tokio::join!(asking, refusing);
+            if streams {
+                let (name, last) = events(answer.text(), 0).pop().unwrap();
+                assert_eq!(name, "response.failed");
+                let last = &last["response"];
+                assert_eq!(last["error"]["code"], code);
+                assert_ne!(last["output"], json!([]));
+                // Its record says the same.
+                let stored = client::get(pair.b.api, &super::path(last)).await.json();
+                assert_eq!(&stored, last);
+            } else {
+                assert_eq!((answer.status, answer.code().as_str()), (status, code));
+            }
+        }
+    }
+}
+
 /// The response ends with this error, in its record and for its readers.
 async fn refused(pair: &Pair, mut open: Open, code: &str) {
     let (text, _) = open.rest().await;
