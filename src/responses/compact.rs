@@ -69,7 +69,7 @@ impl Responses {
             .await?;
         let reader = self.state_reader(request.admitted.tenant, &create.model);
         let history = self
-            .history(&create.parent, &reader, Access::ReadOnly)
+            .history(&create.parent, &reader, Access::Compaction)
             .await?;
         // A chain of its own: what it replaces is not read again.
         let id = ResponseId::new(Root(fastrand::u64(..)), random()?);

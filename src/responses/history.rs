@@ -42,15 +42,19 @@ pub(super) struct History {
 #[derive(Debug)]
 pub(super) struct Conversation {
     pub(super) id: ConversationId,
-    /// `None` for [`Access::ReadOnly`].
+    /// Only for [`Access::Exclusive`].
     pub(super) lock: Option<ConversationLock>,
 }
 
-/// Whether to lock the conversation.
+/// What the history is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Access {
+    /// A turn: its conversation is locked.
     Exclusive,
     ReadOnly,
+    /// A compaction, which changes nothing either. Of any number of turns: it is the way out for a chain that has too many
+    /// to be continued.
+    Compaction,
 }
 
 impl History {
@@ -101,7 +105,7 @@ impl Responses {
                     ..History::new(Root(fastrand::u64(..)))
                 }
             }
-            Parent::Response(id) => self.chain(id, reader.tenant).await?,
+            Parent::Response(id) => self.chain(id, reader.tenant, access).await?,
             Parent::Conversation(id) => {
                 let read = self.conversation(id, reader.tenant, access).await;
                 if read.as_ref().is_err_and(ApiError::is_locked_conversation) {
@@ -205,11 +209,16 @@ impl Responses {
         result
     }
 
-    async fn chain(&self, text: &str, tenant: Tenant) -> Result<History, ApiError> {
+    async fn chain(&self, text: &str, tenant: Tenant, access: Access) -> Result<History, ApiError> {
         let unknown = || ApiError::unknown_previous(text);
         let id: ResponseId = text.parse().map_err(|_| unknown())?;
         let max = HistoryLimits {
-            turns: usize::try_from(self.settings.advanced.max_history_turns).unwrap_or(usize::MAX),
+            turns: match access {
+                Access::Exclusive | Access::ReadOnly => {
+                    usize::try_from(self.settings.advanced.max_history_turns).unwrap_or(usize::MAX)
+                }
+                Access::Compaction => usize::MAX,
+            },
             bytes: self.settings.advanced.max_history_size,
         };
         let history = self.store.history(ResponseKey { tenant, id }, max).await;
@@ -236,7 +245,7 @@ impl Responses {
     fn too_long(&self, turns: usize, bytes: u64) -> ApiError {
         let turns_max = self.settings.advanced.max_history_turns;
         match turns as u64 > turns_max {
-            true => ApiError::too_long_history("turns", turns_max),
+            true => ApiError::too_many_turns(turns_max),
             false => {
                 debug_assert!(bytes > 0);
                 ApiError::too_long_history("bytes", self.settings.advanced.max_history_size)
@@ -256,7 +265,7 @@ impl Responses {
         let key = ConversationKey { tenant, id };
         let of_store = |error: store::Error| ApiError::of_store(&error);
         let lock = match access {
-            Access::ReadOnly => None,
+            Access::ReadOnly | Access::Compaction => None,
             Access::Exclusive => {
                 let taken = conversation_lock::acquire(
                     &self.store,

@@ -156,6 +156,31 @@ async fn a_compacted_conversation_goes_on_by_its_items_or_by_its_id() {
 }
 
 #[tokio::test]
+async fn a_chain_with_too_many_turns_is_compacted_and_goes_on() {
+    let cluster = Cluster::start(vec![finishing()], |config: &mut Config| {
+        config.responses.advanced.max_history_turns = 2;
+    })
+    .await;
+    let next = |previous: &Value| json!({"model": "sim", "input": "x", "previous_response_id": previous["id"]});
+    let mut last = cluster
+        .created(&json!({"model": "sim", "input": "first"}))
+        .await;
+    for _ in 0..2 {
+        last = cluster.created(&next(&last)).await;
+    }
+    let refused = cluster.post(PATH, next(&last).to_string()).await;
+    assert_eq!(
+        (refused.status, refused.code().as_str()),
+        (400, "context_length_exceeded")
+    );
+    assert!(refused.text().contains(COMPACT), "{}", refused.text());
+    let compacted = cluster.compacted(&next(&last)).await;
+    cluster.created(&next(&compacted)).await;
+    let (sent, _) = cluster.last_sent().await;
+    assert_eq!(texts(&sent["input"])[0], "first");
+}
+
+#[tokio::test]
 async fn a_compacted_conversation_is_no_response() {
     let cluster = one().await;
     let compacted = cluster

@@ -184,6 +184,13 @@ impl ApiError {
         Self::bad("context_length_exceeded", "input", message)
     }
 
+    pub fn too_many_turns(max: u64) -> Self {
+        let message = format!(
+            "the conversation has more than {max} turns; compact it with POST /v1/responses/compact and continue from that"
+        );
+        Self::bad("context_length_exceeded", "input", message)
+    }
+
     /// `item_reference`s name items of too many other responses.
     pub fn too_many_references(max: u64) -> Self {
         let message = format!("the input refers to items of more than {max} other responses");
