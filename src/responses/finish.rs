@@ -144,9 +144,10 @@ impl Finisher {
                 responses.metrics.on_withheld();
                 finished.error = Some(match error {
                     // A retry would fail in the same way.
-                    NotStored::Store(error @ store::Error::TooLarge { .. }) => {
-                        ApiError::of_store(&error)
-                    }
+                    // One that is full says when to try again, and refuses that before it is generated.
+                    NotStored::Store(
+                        error @ (store::Error::TooLarge { .. } | store::Error::Full { .. }),
+                    ) => ApiError::of_store(&error),
                     NotStored::Store(_) | NotStored::NotAdded(_) => ApiError::not_stored(),
                 });
             } else {

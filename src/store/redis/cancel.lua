@@ -19,6 +19,9 @@ end
 if not runs(v.st) then
   return {'terminal', v.st}
 end
+-- A server that is out of memory refuses a script's first write if that may need memory, and no later one. A cancel frees
+-- the request, and a worker. No response that runs has this field.
+redis.call('HDEL', KEYS[1], 'po')
 local number = v.sq + 1
 local has_output = number > 0 and not v.lx and redis.call('HGET', KEYS[1], 'sm') == '1'
 log(v, KEYS[1], KEYS[2], number, number, ARGV[6], tonumber(ARGV[5]))

@@ -112,10 +112,13 @@ impl Redis {
         kind: Kind,
         request: Request,
     ) -> Result<redis::Value, Error> {
-        match self.link.index_for(io_threads::index()) {
+        let bytes = request.bytes_sent();
+        let result = match self.link.index_for(io_threads::index()) {
             SHARED => self.spawn(kind, request).result().await,
             own => self.executor.execute(own, kind, &request).await,
-        }
+        };
+        self.memory.on_result(&result, bytes);
+        result
     }
 
     pub(super) async fn call(&self, kind: Kind, call: Call) -> Result<Reply, Error> {
@@ -130,9 +133,12 @@ impl Redis {
         }
         let (executor, index) = (self.executor.clone(), self.link.waiting());
         let request = Request::Script(call);
+        let bytes = request.bytes_sent();
         let result = async move { executor.execute(index, kind, &request).await };
         let spawned = SpawnedRequest(self.own_thread.runtime().spawn(result));
-        Reply::new(spawned.result().await?)
+        let result = spawned.result().await;
+        self.memory.on_result(&result, bytes);
+        Reply::new(result?)
     }
 
     /// Sends a command without waiting for it: a later scan makes up for its failure.
@@ -159,10 +165,23 @@ impl Redis {
             return self.memory.last();
         }
         let mut write = redis::cmd("ZADD");
-        write.arg(self.keys.owners()).arg("XX").arg(0).arg("");
+        // As large as what did not fit: Redis counts a request that it reads, and a small one may fit where no record does.
+        let room = vec![0_u8; self.memory.room()];
+        write.arg(self.keys.owners()).arg("XX").arg(0).arg(room);
         let result = self.execute(Kind::Write, Request::Command(write)).await;
         self.memory.on_checked(&result);
         result.map(drop)
+    }
+
+    /// Looks in the background whether Redis may evict keys.
+    pub(super) fn check_eviction(&self) {
+        let link = self.link.clone();
+        let check = async move {
+            if let Some(connection) = link.up(SHARED) {
+                link.check_eviction(connection.wire).await;
+            }
+        };
+        drop(self.own_thread.runtime().spawn(check));
     }
 
     pub(super) fn is_up(&self) -> bool {
@@ -257,10 +276,15 @@ struct MemoryCheck {
     /// Milliseconds after `started`, plus one; 0 for never.
     checked_ms: AtomicU64,
     is_full: AtomicBool,
+    /// The largest write that has not fitted since it was known to be full.
+    refused_bytes: AtomicU64,
 }
 
 /// Time between two checks while Redis answers.
 const MEMORY_CHECK_MS: u64 = 1_000;
+
+/// The most that a check asks Redis to have room for.
+const ROOM_BYTES_MAX: u64 = 1 << 20;
 
 impl Default for MemoryCheck {
     fn default() -> Self {
@@ -268,6 +292,7 @@ impl Default for MemoryCheck {
             started: observe::now(),
             checked_ms: AtomicU64::new(0),
             is_full: AtomicBool::new(false),
+            refused_bytes: AtomicU64::new(0),
         }
     }
 }
@@ -281,11 +306,24 @@ impl MemoryCheck {
     }
 
     fn on_checked(&self, result: &Result<redis::Value, Error>) {
-        match result {
-            Ok(_) => self.is_full.store(false, Relaxed),
-            Err(Error::Full { .. }) => self.is_full.store(true, Relaxed),
-            Err(_) => {}
+        if result.is_ok() {
+            self.is_full.store(false, Relaxed);
+            self.refused_bytes.store(0, Relaxed);
         }
+    }
+
+    /// Any write says that Redis is full. Only a check says that it is not.
+    fn on_result(&self, result: &Result<redis::Value, Error>, bytes: u64) {
+        if let Err(Error::Full { .. }) = result {
+            self.refused_bytes
+                .fetch_max(bytes.min(ROOM_BYTES_MAX), Relaxed);
+            self.is_full.store(true, Relaxed);
+        }
+    }
+
+    /// Bytes that a check must find room for.
+    fn room(&self) -> usize {
+        self.refused_bytes.load(Relaxed) as usize
     }
 
     fn last(&self) -> Result<(), Error> {

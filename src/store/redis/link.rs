@@ -213,7 +213,7 @@ impl Link {
     }
 
     /// Warns if Redis may evict keys: responses, histories, or what says which replica runs what.
-    async fn check_eviction(&self, mut wire: Wire) {
+    pub(super) async fn check_eviction(&self, mut wire: Wire) {
         let mut command = redis::cmd("INFO");
         command.arg("memory");
         let reply = tokio::time::timeout(self.timeout, wire.one(&command)).await;
@@ -237,10 +237,14 @@ impl Link {
             ),
             false => String::new(),
         };
-        if may_evict {
-            warn!(policy, "{warning}");
+        let mut known = self.warning.lock();
+        if *known != warning {
+            match may_evict {
+                true => warn!(policy, "{warning}"),
+                false => info!(policy, "Redis evicts no responses any more"),
+            }
+            *known = warning;
         }
-        *self.warning.lock() = warning;
     }
 
     pub(super) fn warning(&self) -> String {

@@ -49,6 +49,8 @@ impl Redis {
             self.execute(Kind::Write, Request::Command(set)).await?;
         }
         self.note_alive(owner).await;
+        // It may be changed while Redis runs.
+        self.check_eviction();
         Ok(())
     }
 

@@ -41,6 +41,15 @@ impl Request {
         }
     }
 
+    /// About how large it is as it is sent.
+    pub(super) fn bytes_sent(&self) -> u64 {
+        match self {
+            Self::Command(_) => 0,
+            Self::Script(call) => call.bytes_sent(),
+        }
+    }
+
+    /// How large its reply is, if it may be large.
     pub(super) fn bytes(&self) -> u64 {
         match self {
             Self::Command(_) => 0,

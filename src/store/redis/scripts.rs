@@ -300,6 +300,11 @@ impl Call {
         command
     }
 
+    /// About how large it is as it is sent.
+    pub(super) fn bytes_sent(&self) -> u64 {
+        self.args.iter().map(Arg::len).sum::<usize>() as u64
+    }
+
     /// The script's reply, if it is the reply to this call.
     pub(super) fn own_reply(&self, value: redis::Value) -> Option<redis::Value> {
         let redis::Value::Array(values) = value else {

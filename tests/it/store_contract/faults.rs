@@ -13,8 +13,8 @@ use warmroute::secret::Secret;
 use warmroute::store::conversation::Order;
 use warmroute::store::redis::{Advanced, CircuitBreaker, Mode, Settings, Tls};
 use warmroute::store::{
-    Claim, Commit, CommitRefusal, Error, History, Item, ItemOutcome, ItemsOutcome, LockOutcome,
-    NewConversation, Orphan, Page, PutOutcome, Takeover, WriteOutcome,
+    CancelOutcome, Claim, Commit, CommitRefusal, Error, History, Item, ItemOutcome, ItemsOutcome,
+    LockOutcome, NewConversation, Orphan, Page, PutOutcome, Takeover, WriteOutcome,
 };
 
 use super::*;
@@ -236,7 +236,8 @@ async fn a_full_redis_refuses_writes_and_answers_reads() {
     let key = new_key();
     store.create(key, finished()).await.unwrap();
     store.heartbeat(OWNER, "a", LEASE).await.unwrap();
-    store.create(new_key(), queued()).await.unwrap();
+    let running = new_key();
+    store.create(running, queued()).await.unwrap();
     server.cli(&["config", "set", "maxmemory", "1"]);
     let refused = store.create(new_key(), finished()).await;
     assert!(matches!(refused, Err(Error::Full { .. })), "{refused:?}");
@@ -248,6 +249,14 @@ async fn a_full_redis_refuses_writes_and_answers_reads() {
     })
     .await;
     store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+    // A cancel needs no memory: its worker is freed.
+    let cancelled = store.cancel(running, cancelling()).await.unwrap();
+    assert!(
+        matches!(cancelled, CancelOutcome::Done { .. }),
+        "{cancelled:?}"
+    );
+    let record = store.get(running).await.unwrap().unwrap();
+    assert_eq!(record.status, Status::Cancelled);
     server.cli(&["config", "set", "maxmemory", "0"]);
     eventually("it takes writes again", async || {
         store.admit().await.is_ok()
@@ -283,6 +292,54 @@ async fn a_redis_that_evicts_leases_makes_no_orphans_and_is_warned_of() {
     );
     let page = store.report().await.unwrap();
     assert_eq!(page.details["owners"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn a_policy_that_is_changed_while_redis_runs_is_warned_of() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let warned = async || {
+        store.heartbeat(OWNER, "a", LEASE).await.unwrap();
+        store.health().warning.contains("noeviction")
+    };
+    assert!(!warned().await);
+    server.cli(&["config", "set", "maxmemory-policy", "allkeys-lru"]);
+    eventually("it is noticed", async || warned().await).await;
+    server.cli(&["config", "set", "maxmemory-policy", "noeviction"]);
+    eventually("it is over", async || !warned().await).await;
+}
+
+#[tokio::test]
+async fn a_redis_in_which_only_small_writes_fit_is_full() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &keep());
+    let large = || NewRecord {
+        // Not compressible.
+        input: Bytes::from_iter((0..400_000).map(|_| fastrand::u8(b'!'..=b'~'))),
+        ..finished()
+    };
+    store.create(new_key(), large()).await.unwrap();
+    let info = server.cli(&["info", "memory"]);
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    let used: u64 = used.unwrap().trim().parse().unwrap();
+    server.cli(&["config", "set", "maxmemory", &(used + 200_000).to_string()]);
+    let mut in_vain = 0;
+    for _ in 0..40 {
+        match store.admit().await {
+            Ok(()) => in_vain += u32::from(store.create(new_key(), large()).await.is_err()),
+            Err(error) => assert!(matches!(error, Error::Full { .. }), "{error:?}"),
+        }
+        // The next check is due.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(in_vain, 1);
+    server.cli(&["config", "set", "maxmemory", "0"]);
+    eventually("it takes writes again", async || {
+        store.admit().await.is_ok()
+    })
+    .await;
 }
 
 #[tokio::test]
