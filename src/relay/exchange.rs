@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -134,7 +134,8 @@ pub(super) async fn attempt(
     worker: &Arc<Worker>,
     mut timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
-    let begin = async {
+    // Pinned, so that it is not moved again.
+    let begin = pin!(async {
         if let Some(to) = sending.carried {
             let request = request(job, body, sending, worker);
             // Boxed, so that other requests do not carry its state.
@@ -158,7 +159,7 @@ pub(super) async fn attempt(
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
         Ok((head, body, first, None))
-    };
+    });
     let result = tokio::select! {
         biased;
         result = begin => result,

@@ -153,7 +153,7 @@ mod tests {
     #[tokio::test]
     async fn what_the_last_ten_minutes_took_is_a_metric_as_long_as_there_were_requests() {
         let registry = metrics::Registry::default();
-        let fleet = Registry::new(client::Settings::default(), fleet::Settings::default());
+        let fleet = Registry::new(Default::default(), Default::default());
         let hindsight = Hindsight::new(fleet, &registry);
         let model = Model::from("m");
         let choices = hindsight.of(&model);

@@ -1,5 +1,6 @@
 //! One attempt at one worker, which computes the prompt and generates the answer.
 
+use std::pin::pin;
 use std::time::Instant;
 
 use hyper::StatusCode;
@@ -125,52 +126,57 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
-        let sent = async {
-            match report {
-                None => match asking_ids {
-                    None => exchange::attempt(job, body, sending, worker, timer).await,
-                    Some(asking) => {
-                        let bodies = (asking, body);
-                        self.send_asking_ids(job, bodies, sending, worker, timer)
-                            .await
-                    }
-                },
-                Some(report) => {
-                    let asking = report.put_into(asking_ids.unwrap_or(body));
-                    self.send_asking(job, (&asking, body), sending, plan, worker, timer)
-                        .await
-                }
-            }
-        };
-        let sent = async {
-            match sent.await {
-                Ok(answer) if rank.is_some() && carried.is_none() && may_refuse_rank(&answer) => {
-                    let sending = Sending {
-                        rank: None,
-                        ..sending
-                    };
-                    self.send_unpinned(job, body, sending, worker, answer).await
-                }
-                sent => sent,
-            }
-        };
         // A gateway's answer is its own.
         let waits_for_token = carried.is_none()
             && plan.is_stream
             && matches!(job.api, Api::Chat | Api::Completions | Api::Messages);
         let mut beginning = Beginning::Token;
-        let sent = async {
-            let mut answer = sent.await?;
-            if waits_for_token {
-                beginning = first_token::wait(job.api, &mut answer).await?;
-            } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
-                beginning = Beginning::Nothing;
+        let sent = {
+            // Each part is pinned where it is: futures that were moved into one another would be copied again and again.
+            let mut sent = pin!(async {
+                match report {
+                    None => match asking_ids {
+                        None => exchange::attempt(job, body, sending, worker, timer).await,
+                        Some(asking) => {
+                            let bodies = (asking, body);
+                            self.send_asking_ids(job, bodies, sending, worker, timer)
+                                .await
+                        }
+                    },
+                    Some(report) => {
+                        let asking = report.put_into(asking_ids.unwrap_or(body));
+                        self.send_asking(job, (&asking, body), sending, plan, worker, timer)
+                            .await
+                    }
+                }
+            });
+            let mut sent = pin!(async {
+                match sent.as_mut().await {
+                    Ok(answer)
+                        if rank.is_some() && carried.is_none() && may_refuse_rank(&answer) =>
+                    {
+                        let sending = Sending {
+                            rank: None,
+                            ..sending
+                        };
+                        self.send_unpinned(job, body, sending, worker, answer).await
+                    }
+                    sent => sent,
+                }
+            });
+            let sent = pin!(async {
+                let mut answer = sent.as_mut().await?;
+                if waits_for_token {
+                    beginning = first_token::wait(job.api, &mut answer).await?;
+                } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
+                    beginning = Beginning::Nothing;
+                }
+                Ok(answer)
+            });
+            match unseen_prefill {
+                None => sent.await,
+                Some(after) => Box::pin(running.prefilled_after(after, sent)).await,
             }
-            Ok(answer)
-        };
-        let sent = match unseen_prefill {
-            None => sent.await,
-            Some(after) => Box::pin(running.prefilled_after(after, sent)).await,
         };
         let answer = match sent {
             Ok(answer) => {

@@ -11,7 +11,7 @@ use serde::Deserialize;
 
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
-use super::job::Job;
+use super::job::{Job, ToolLoss};
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use super::retries::{Attempts, Failure};
@@ -95,7 +95,7 @@ impl Relay {
         let mut failed = failed.clone();
         failed.exclude_all(std::iter::once(out));
         if let Some(chat) = job.chat
-            && chat.chat_body(&job.body).is_err()
+            && chat.chat_body(&job.body, ToolLoss::AsConfigured).is_err()
         {
             failed.exclude_chat(group);
         }

@@ -8,16 +8,16 @@
 //! the router.
 
 mod engine;
+mod types;
 mod verdict;
 
 use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
-use smallvec::SmallVec;
 
 use self::engine::Engine;
+pub use self::types::{Prefixes, Sent, Took, Worker};
 pub use self::verdict::{Change, Verdict};
-use crate::fleet::speed::Speed;
 use crate::ids::{Block, WorkerId};
 
 /// The requests of one minute that are played again: enough to fill the slots of some workers, and played in milliseconds.
@@ -29,21 +29,6 @@ const POSITIONS: [u32; 16] = [
     128, 256, 512, 1_024, 1_536, 2_048, 3_072, 4_096, 6_144, 8_192, 12_288, 16_384, 24_576, 32_768,
     65_536, 131_072,
 ];
-
-/// The first tokens of a prompt up to some of the [`POSITIONS`]: what identifies them, and how many they are.
-type Prefixes = SmallVec<[(u64, u32); 8]>;
-
-/// A request, and the worker that it was sent to.
-#[derive(Clone, Debug)]
-pub struct Sent {
-    pub at: Instant,
-    pub worker: WorkerId,
-    pub prompt_tokens: u32,
-    /// Those that the worker was expected to have.
-    pub cached_tokens: u32,
-    pub answer_tokens: f64,
-    pub prefixes: Prefixes,
-}
 
 /// What identifies a prompt's prefixes at the positions that are compared.
 pub fn prefixes(blocks: &[Block]) -> Prefixes {
@@ -84,24 +69,6 @@ impl Journal {
     pub fn take(&mut self) -> Vec<Sent> {
         std::mem::take(&mut self.sent)
     }
-}
-
-/// A worker as it is played.
-#[derive(Clone, Copy, Debug)]
-pub struct Worker {
-    pub id: WorkerId,
-    pub speed: Speed,
-    pub slots: u32,
-}
-
-/// How long requests took together, from the choice to the end of the answer, in seconds.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Took {
-    pub requests: usize,
-    /// At the workers that they were sent to.
-    pub chosen: f64,
-    pub least_load: f64,
-    pub round_robin: f64,
 }
 
 /// Plays the requests again, in the order in which they were sent. Those whose worker is not among these are left out.

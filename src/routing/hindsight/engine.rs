@@ -6,7 +6,7 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use rustc_hash::FxHashSet;
 
-use super::{Sent, Worker};
+use super::types::{Prefixes, Sent, Worker};
 use crate::fleet::speed::Speed;
 
 /// Prompt tokens of one step: what vLLM takes by default on current GPUs.
@@ -33,7 +33,7 @@ struct Request {
     at: f64,
     prompt_tokens: f64,
     answer_tokens: f64,
-    prefixes: super::Prefixes,
+    prefixes: Prefixes,
 }
 
 #[derive(Debug)]

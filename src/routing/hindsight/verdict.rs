@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::Took;
+use super::types::Took;
 
 /// Ten minutes.
 const MINUTES: usize = 10;
