@@ -25,7 +25,7 @@ use super::load::Load;
 use super::load::pinned::PinnedLoads;
 use super::process_end::ProcessEnds;
 use super::responses_api::ResponsesApi;
-use super::speed::{LoadNow, Passed, Seen, Speed};
+use super::speed::{LoadNow, Passed, Seen, SharedSpeed, Speed};
 use crate::http::circuit_breaker::{self as breaker, SharedBreaker};
 use crate::http::client;
 use crate::http::tls::ClientSettings;
@@ -139,6 +139,8 @@ pub struct WorkerState {
     pub kv_transfer_breaker: SharedBreaker,
     /// What its answers showed of its speed.
     pub(super) seen: Seen,
+    /// What decisions would count with, were no prefill rate configured.
+    pub learnt_speed: SharedSpeed,
     /// Rows that its own speed was learnt from.
     speed_samples: AtomicU64,
     /// What another replica has learnt of its speed, and from how many rows, until the learner takes it.
@@ -200,6 +202,7 @@ impl WorkerState {
             breaker: breakers.build(),
             kv_transfer_breaker: breakers.build(),
             seen: Seen::default(),
+            learnt_speed: SharedSpeed::default(),
             speed_samples: AtomicU64::new(0),
             peer_speed: Mutex::default(),
             adapters: AdapterSlots::default(),
@@ -300,7 +303,7 @@ impl Worker {
             pool,
             state,
         };
-        worker.set_speed(&worker.load.speed.get(), worker.speed_samples());
+        worker.set_speed(&worker.learnt_speed.get(), worker.speed_samples());
         Arc::new(worker)
     }
 
@@ -356,6 +359,7 @@ impl Worker {
     pub(super) fn set_speed(&self, learnt: &Speed, samples: u64) {
         let configured = self.configured_prefill_rate;
         let configured = configured.map(|rate| 1.0 / f64::from(rate.get()));
+        self.learnt_speed.set(learnt);
         self.load.speed.set(&Speed {
             prompt_token: configured.unwrap_or(learnt.prompt_token),
             ..*learnt

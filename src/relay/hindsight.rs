@@ -96,8 +96,8 @@ impl Hindsight {
             Some(Change::Worse) => warn!(
                 %model,
                 means,
-                "the last ten minutes' requests would have been answered sooner at other workers: what is learnt of speeds may be \
-                 wrong (`speed` in GET /fleet), or set wrongly (`prefill_rate`, `slots`); POST /explain shows a choice"
+                "the last ten minutes' requests would have been answered sooner at other workers: `prefill_rate` or `slots` of workers may \
+                 be set wrongly (GET /fleet shows what is learnt), or the cost leaves out what matters here; POST /explain shows a choice"
             ),
             Some(Change::AsGood) => {
                 info!(%model, means, "requests are answered as soon as at other workers again");
@@ -132,13 +132,17 @@ fn means(sum: &Took) -> [(&'static str, f64); 3] {
     ]
 }
 
-/// The workers that answer, as they are now.
+/// The workers that answer, as they are now. What is learnt of them counts before what is configured, which may be wrong.
 fn played(group: &Group) -> Vec<hindsight::Worker> {
-    let answering = group.workers.iter().filter(|it| it.role != Role::Prefill);
+    let workers = group.workers.iter();
+    let answering = workers.filter(|worker| worker.role != Role::Prefill);
     let as_played = answering.map(|worker| hindsight::Worker {
         id: worker.id,
-        speed: worker.load.speed.get(),
-        slots: worker.slots(),
+        speed: match worker.speed_samples() {
+            0 => worker.load.speed.get(),
+            _ => worker.learnt_speed.get(),
+        },
+        slots: worker.load.learnt_slots().unwrap_or(worker.slots()),
     });
     as_played.collect()
 }

@@ -31,8 +31,8 @@ fn of_model(observed: &Observed, model: &str) -> Option<Finding> {
              (the last ten minutes, played again)"
         ),
         effect: "answers take longer than they need to",
-        change: "GET /fleet: what is learnt of each worker's speed and slots may be wrong; `prefill_rate` and `slots` of a worker \
-                 count before it. POST /explain shows the costs of a choice"
+        change: "remove `prefill_rate` and `slots` of workers: what is learnt is mostly right (GET /fleet shows it). Without them, report \
+                 what POST /explain shows of such a request; `routing: {policy: least_load}` is better until then"
             .to_owned(),
     })
 }
