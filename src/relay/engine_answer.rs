@@ -3,17 +3,16 @@
 
 use std::sync::LazyLock;
 
-use memchr::memmem::{self, Finder, FinderRev};
+use memchr::memmem::{self, Finder};
 
 use crate::prompt::Api;
 
 static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
 pub(super) static BLOCK_DELTA: LazyLock<Finder<'static>> =
     LazyLock::new(|| Finder::new("\"content_block_delta\""));
-static FINISH_REASON: LazyLock<FinderRev<'static>> =
-    LazyLock::new(|| FinderRev::new("\"finish_reason\""));
-static STOP_REASON: LazyLock<FinderRev<'static>> =
-    LazyLock::new(|| FinderRev::new("\"stop_reason\""));
+static FINISH_REASON: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"finish_reason\""));
+static STOP_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"stop_reason\""));
 pub(super) static DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(".delta\""));
 
 /// Tokens of one request, as its engine reports them.
@@ -46,7 +45,8 @@ pub(super) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, Finish)> {
     };
     // Within a text the quotes are escaped.
     let is_name = |at: &usize| *at > 0 && answer[at - 1] != b'\\';
-    let at = name.rfind_iter(answer).find(is_name)?;
+    // Forwards: backwards there is no search with vector instructions.
+    let at = name.find_iter(answer).filter(is_name).last()?;
     let value = answer[at + name.needle().len()..].trim_ascii_start();
     let value = value.strip_prefix(b":")?.trim_ascii_start();
     let finish = match value {

@@ -135,12 +135,13 @@ fn means(sum: &Took) -> [(&'static str, f64); 3] {
 /// The workers that answer, as they are now. What is learnt of them counts before what is configured, which may be wrong.
 fn played(group: &Group) -> Vec<hindsight::Worker> {
     let workers = group.workers.iter();
+    let is_learnt = workers.clone().any(|worker| worker.speed_samples() > 0);
     let answering = workers.filter(|worker| worker.role != Role::Prefill);
     let as_played = answering.map(|worker| hindsight::Worker {
         id: worker.id,
-        speed: match worker.speed_samples() {
-            0 => worker.load.speed.get(),
-            _ => worker.learnt_speed.get(),
+        speed: match is_learnt {
+            true => worker.learnt_speed.get(),
+            false => worker.load.speed.get(),
         },
         slots: worker.load.learnt_slots().unwrap_or(worker.slots()),
     });
