@@ -45,7 +45,7 @@ impl Relay {
         })
     }
 
-    /// Counts a request that the router answered with an error before it came here. `api`: [`Api::as_str`], or `none`.
+    /// Counts a request that the router answered with an error before it came here. `api`: [`crate::prompt::Api::as_str`], or `none`.
     /// `is_refused`: the fault is the client's.
     pub fn count_unsent(&self, api: &'static str, is_refused: bool) {
         let outcome = match is_refused {
