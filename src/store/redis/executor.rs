@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use redis::Value;
+use redis::{RedisResult, Value};
 use tokio::time::timeout_at;
 use tracing::{info, warn};
 
@@ -20,7 +20,9 @@ use super::failure::{
 use super::link::{Connection, Link, SHARED};
 use super::replica_wait::ReplicaWait;
 use super::request::{Kind, Request};
+use super::scripts::Call;
 use super::settings::{Mode, Settings};
+use super::target::Wire;
 use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::store::Error;
@@ -191,7 +193,7 @@ impl Executor {
         let sending = async {
             let answer = match request {
                 Request::Command(command) => connection.wire.one(command).await,
-                Request::Script(call) => connection.wire.one(&call.by_hash()).await,
+                Request::Script(call) => call_script(&mut connection.wire, call).await,
             };
             match (answer, request) {
                 (Err(error), Request::Script(call)) if is_script_missing(&error) => {
@@ -286,6 +288,16 @@ impl Executor {
             }
         }
     }
+}
+
+/// As the commands that it is, if that is all, else by its script's hash.
+async fn call_script(wire: &mut Wire, call: &Call) -> RedisResult<Value> {
+    if let Some(commands) = call.as_commands()
+        && let Some(reply) = wire.with_echo(&commands).await?
+    {
+        return Ok(reply);
+    }
+    wire.one(&call.by_hash()).await
 }
 
 /// Counts an operation while it is in flight.

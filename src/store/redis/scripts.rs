@@ -2,14 +2,15 @@
 //! a script cached (after a restart or a failover) is sent the text.
 //!
 //! Each call has a number, which its reply repeats. If anything between router and Redis loses a reply, all that follow
-//! on that connection belong to other calls: their records are other responses, maybe of other tenants.
+//! on that connection belong to other calls: their records are other responses, maybe of other tenants. A read that is a
+//! command besides costs a third of its script as the command with an `ECHO` of the number.
 
 use std::io::Write as _;
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
-use redis::{Cmd, RedisWrite as _, Script};
+use redis::{Cmd, Pipeline, RedisWrite as _, Script};
 use serde_json::{Value, json};
 use smallvec::SmallVec;
 
@@ -284,6 +285,23 @@ impl Call {
         self.command("EVAL", ALL[self.name.0].text)
     }
 
+    /// The call without its script, if it is no more than a command: the command, and an `ECHO` of the number.
+    pub(super) fn as_commands(&self) -> Option<Pipeline> {
+        if self.name != Name::FIELDS {
+            return None;
+        }
+        let mut fields = Cmd::with_capacity(1 + self.keys.len() + self.args.len(), 0);
+        fields.arg("HMGET").arg(self.first_key());
+        for arg in &self.args {
+            arg.write(&mut fields);
+        }
+        let mut echo = redis::cmd("ECHO");
+        echo.arg(self.number);
+        let mut commands = Pipeline::with_capacity(2);
+        commands.add_command(fields).add_command(echo);
+        Some(commands)
+    }
+
     fn command(&self, verb: &str, script: &str) -> Cmd {
         let keys: usize = self.keys.iter().map(|key| key.len()).sum();
         let args: usize = self.args.iter().map(Arg::len).sum();
@@ -401,6 +419,18 @@ mod tests {
         ] {
             assert_eq!(call.own_reply(foreign), None);
         }
+    }
+
+    #[test]
+    fn a_read_that_is_a_command_is_sent_without_its_script() {
+        let call = Call::new(Name::FIELDS).key("k").arg("v").arg("ob");
+        let sent = call.as_commands().unwrap().get_packed_pipeline();
+        let sent = String::from_utf8(sent).unwrap();
+        let number = call.number.to_string();
+        let echo = format!("*2\r\n$4\r\nECHO\r\n${}\r\n{number}\r\n", number.len());
+        let fields = "*4\r\n$5\r\nHMGET\r\n$1\r\nk\r\n$1\r\nv\r\n$2\r\nob\r\n";
+        assert_eq!(sent, format!("{fields}{echo}"));
+        assert!(Call::new(Name::VALUES).as_commands().is_none());
     }
 
     #[test]

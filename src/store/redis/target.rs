@@ -13,7 +13,7 @@ use redis::io::tcp::TcpSettings;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{
     AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo,
-    IntoConnectionInfo, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
+    IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
 };
 use socket2::TcpKeepalive;
 
@@ -79,6 +79,23 @@ impl Wire {
         };
         // An error of the server arrives as a value.
         answer?.extract_error()
+    }
+
+    /// A command and an `ECHO` after it: the echo, then the reply, as scripts reply. `None` if that cannot be asked here:
+    /// in a cluster, which may move one of the two, or of a user who has no `ECHO`.
+    pub(super) async fn with_echo(&mut self, commands: &Pipeline) -> RedisResult<Option<Value>> {
+        let Self::One(connection) = self else {
+            return Ok(None);
+        };
+        let replies = connection.send_packed_commands(commands, 0, 2).await?;
+        Ok(match <[Value; 2]>::try_from(replies) {
+            Ok([_, Value::ServerError(_)]) | Err(_) => None,
+            Ok([reply, echo @ Value::BulkString(_)]) => {
+                Some(Value::Array(vec![echo, reply.extract_error()?]))
+            }
+            // It belongs to another request, whatever the first one is.
+            Ok([reply, echo]) => Some(Value::Array(vec![echo, reply])),
+        })
     }
 
     /// A command without a key, for the master of this slot.
