@@ -282,7 +282,13 @@ impl AdminServer {
                 None => text(StatusCode::OK, "ready\n"),
                 Some(detail) => text(StatusCode::OK, format!("ready; {detail}\n")),
             },
-            Err(missing) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{missing}\n")),
+            Err(missing) => {
+                let line = match self.readiness.detail_of(missing) {
+                    None => format!("{missing}\n"),
+                    Some(detail) => format!("{missing}: {detail}\n"),
+                };
+                text(StatusCode::SERVICE_UNAVAILABLE, line)
+            }
         }
     }
 

@@ -11,6 +11,8 @@ use crate::peers::warm_start::WarmStartStatus;
 use crate::relay::Relay;
 use crate::store::{self, ResponseStore};
 
+const STORE_UNAVAILABLE: &str = "response store unavailable";
+
 /// What readiness depends on.
 pub struct Readiness {
     relay: Arc<Relay>,
@@ -78,6 +80,14 @@ impl Readiness {
         (!details.is_empty()).then(|| details.join("; "))
     }
 
+    /// What operators should know of what is missing.
+    pub fn detail_of(&self, missing: &str) -> Option<String> {
+        let store = self.store.as_ref().filter(|_| missing == STORE_UNAVAILABLE);
+        store
+            .map(|store| store.health().warning)
+            .filter(|warning| !warning.is_empty())
+    }
+
     /// From now on the router is not ready.
     pub fn begin_drain(&self) {
         self.is_draining.store(true, Relaxed);
@@ -104,7 +114,7 @@ impl Readiness {
             Some(store) => match store.admit().await {
                 Ok(()) => Ok(()),
                 Err(store::Error::Full { .. }) => Err("response store full"),
-                Err(_) => Err("response store unavailable"),
+                Err(_) => Err(STORE_UNAVAILABLE),
             },
             None => Ok(()),
         }

@@ -20,6 +20,7 @@ mod conversations;
 mod executor;
 mod failure;
 mod keys;
+mod lacking;
 mod link;
 mod notices;
 mod outbox;

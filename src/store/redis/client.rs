@@ -12,10 +12,11 @@ use tokio::task::JoinHandle;
 use super::executor::Executor;
 use super::failure::BUSY_RETRY;
 use super::keys::Keys;
+use super::lacking::LackingCommands;
 use super::link::{Link, SHARED};
 use super::reply::Reply;
 use super::request::{Kind, Request};
-use super::scripts::{self, Call};
+use super::scripts::{self, Call, Name};
 use super::settings::{Mode, Settings};
 use super::target::Target;
 use crate::http::circuit_breaker::State;
@@ -40,6 +41,7 @@ pub struct Redis {
     pub(super) subscriptions: SharedSubscriptions,
     /// The latest check whether Redis is out of memory.
     memory: MemoryCheck,
+    lacking: LackingCommands,
     meters: Meters,
     /// The thread of the shared connection. It ends with the store.
     own_thread: OffloadThread,
@@ -93,6 +95,7 @@ impl Redis {
             lease_ms: AtomicU64::new(0),
             subscriptions: SharedSubscriptions::default(),
             memory: MemoryCheck::default(),
+            lacking: LackingCommands::default(),
             meters,
             own_thread: OffloadThread::start("redis")?,
             compression_thread: OffloadThread::start("redis-values")?,
@@ -157,6 +160,7 @@ impl Redis {
     /// Checks that Redis answers and takes writes: once a second while it does. The write changes nothing, and needs
     /// memory: a server that is out of memory refuses it before anything is generated that could not be stored.
     pub(super) async fn admit_now(&self) -> Result<(), Error> {
+        self.check_commands().await?;
         // In a cluster one reply says nothing about the other nodes.
         if self.is_cluster() && self.is_up() {
             return Ok(());
@@ -171,6 +175,20 @@ impl Redis {
         let result = self.execute(Kind::Write, Request::Command(write)).await;
         self.memory.on_checked(&result);
         result.map(drop)
+    }
+
+    /// Checks now and then which commands are refused. An error names them.
+    async fn check_commands(&self) -> Result<(), Error> {
+        if self.lacking.is_due() {
+            let call = Call::new(Name::LACKING).key(self.keys.lacking());
+            let mut reply = self.call(Kind::Read, call).await?;
+            let mut refused = Vec::new();
+            while !reply.is_empty() {
+                refused.push((reply.word()?, reply.word()?));
+            }
+            self.lacking.on_checked(&refused);
+        }
+        self.lacking.check()
     }
 
     /// Looks in the background whether Redis may evict keys.
@@ -264,7 +282,10 @@ impl Redis {
                 true => String::new(),
                 false => self.executor.last_failure().to_string(),
             },
-            warning: self.link.warning(),
+            warning: match &*self.lacking.said() {
+                "" => self.link.warning(),
+                lacking => lacking.to_owned(),
+            },
         }
     }
 }

@@ -73,6 +73,11 @@ impl Keys {
         ["hd", "ha", "he", "ho"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
     }
 
+    /// Never exists.
+    pub(super) fn lacking(&self) -> String {
+        format!("{}none:{:016x}", self.prefix, fastrand::u64(..))
+    }
+
     /// Exists while the lease of the owner is valid.
     pub(super) fn lease(&self, owner: Owner) -> String {
         format!("{}o:{owner}", self.prefix)

@@ -76,6 +76,7 @@ scripts! {
         OUTBOX_SETTLE = 23, "outbox_settle.lua";
         OUTBOX_DISABLE = 24, "outbox_disable.lua";
         FIELDS = 25, "fields.lua";
+        LACKING = 26, "lacking.lua";
     }
 }
 
@@ -358,11 +359,12 @@ mod tests {
             (Name::RENEW_CHARGES, "renew_charges.lua"),
             (Name::OUTBOX_DISABLE, "outbox_disable.lua"),
             (Name::FIELDS, "fields.lua"),
+            (Name::LACKING, "lacking.lua"),
         ];
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 26);
+        assert_eq!(ALL.len(), 27);
     }
 
     #[test]

@@ -1258,3 +1258,39 @@ async fn a_stored_response_is_read_without_a_script() {
     assert!(store.get(key).await.unwrap().is_some());
     assert_ne!(scripts(), before);
 }
+
+#[tokio::test]
+async fn a_command_that_redis_refuses_is_named_before_anything_is_generated() {
+    over_each(async || {
+        let server = Server::start().await;
+        server.cli(&["acl", "setuser", "default", "-hset", "-zrevrank"]);
+        let store = open(&at(&server), &keep());
+        let refused = store.admit().await.unwrap_err();
+        let Error::Unavailable { reason, .. } = &refused else {
+            panic!("{refused:?}");
+        };
+        assert!(reason.contains("refuses HSET, ZREVRANK that"), "{reason}");
+        let warning = store.health().warning;
+        assert!(warning.contains("HSET, ZREVRANK"), "{warning}");
+        server.cli(&["acl", "setuser", "default", "+@all"]);
+        eventually("it is admitted", async || store.admit().await.is_ok()).await;
+        assert_eq!(store.health().warning, "");
+        assert_eq!(server.cli(&["dbsize"]).trim(), "0");
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_command_with_another_name_is_named_too() {
+    let server = Server::with(&["--rename-command", "XADD", "other"], &[]).await;
+    let store = open(&at(&server), &keep());
+    let refused = store.admit().await.unwrap_err();
+    assert!(
+        refused.to_string().contains("refuses XADD that"),
+        "{refused}"
+    );
+    let server = Server::with(&["--rename-command", "EVALSHA", ""], &[]).await;
+    let store = open(&at(&server), &keep());
+    let refused = store.admit().await.unwrap_err().to_string();
+    assert!(refused.to_lowercase().contains("evalsha"), "{refused}");
+}
