@@ -32,23 +32,69 @@ pub(crate) fn with_digests<T>(serialize: impl FnOnce() -> T) -> T {
     serialize()
 }
 
+/// Between the path and the secret in what the configuration's reader makes of `file:/path`. In no text of a file.
+const FROM_FILE: char = '\0';
+
 /// Plain text, `${ENV}` or `file:/path` in the configuration; always the secret itself here.
-#[derive(Clone, PartialEq, Eq, Default)]
-pub struct Secret(String);
+#[derive(Clone, Default)]
+pub struct Secret {
+    text: String,
+    /// The file that it was read from; empty for none.
+    file: String,
+}
+
+impl PartialEq for Secret {
+    /// Wherever they are from.
+    fn eq(&self, other: &Self) -> bool {
+        self.text == other.text
+    }
+}
+
+impl Eq for Secret {}
 
 impl Secret {
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self {
+            text: text.into(),
+            file: String::new(),
+        }
     }
 
     /// The secret in the clear. A call to this is the thing to look for in a review.
     pub fn expose(&self) -> &str {
-        &self.0
+        &self.text
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.text.is_empty()
     }
+
+    /// The secret that its file has now. The same one if that cannot be read.
+    pub(crate) fn read_again(&self) -> Self {
+        let content = match self.file.as_str() {
+            "" => return self.clone(),
+            path => std::fs::read_to_string(path),
+        };
+        let text = content.as_deref().map(of_file).unwrap_or_default();
+        match text.is_empty() {
+            true => self.clone(),
+            false => Self {
+                text: text.to_owned(),
+                file: self.file.clone(),
+            },
+        }
+    }
+}
+
+/// The secret in a file. Editors and `echo` end a file with a line break that is no part of it.
+pub(crate) fn of_file(content: &str) -> &str {
+    let secret = content.strip_suffix('\n').unwrap_or(content);
+    secret.strip_suffix('\r').unwrap_or(secret)
+}
+
+/// What a secret is deserialized from so that it knows its file.
+pub(crate) fn with_file(path: &str, secret: &str) -> String {
+    [path, secret].join(&FROM_FILE.to_string())
 }
 
 impl fmt::Debug for Secret {
@@ -59,11 +105,11 @@ impl fmt::Debug for Secret {
 
 impl Serialize for Secret {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        if self.0.is_empty() {
+        if self.text.is_empty() {
             return serializer.serialize_str("");
         }
         if SERIALIZES_DIGESTS.get() {
-            let digest = Sha256::digest(&self.0);
+            let digest = Sha256::digest(&self.text);
             return serializer.collect_str(&format_args!("{HIDDEN}{digest:02x?}"));
         }
         serializer.serialize_str(HIDDEN)
@@ -72,7 +118,14 @@ impl Serialize for Secret {
 
 impl<'de> Deserialize<'de> for Secret {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer).map(Self)
+        let text = String::deserialize(deserializer)?;
+        Ok(match text.split_once(FROM_FILE) {
+            Some((file, text)) => Self {
+                text: text.to_owned(),
+                file: file.to_owned(),
+            },
+            None => Self::new(text),
+        })
     }
 }
 

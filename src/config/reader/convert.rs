@@ -10,7 +10,7 @@ use super::schema::{allows, alternatives, describe, format, is_any, names};
 use super::substitute;
 use super::value::value;
 use crate::config::retired;
-use crate::secret::SECRET;
+use crate::secret::{self, SECRET};
 
 /// A shorter start of a name may mean anything.
 const MIN_START_CHARS: usize = 3;
@@ -239,12 +239,10 @@ impl<'a> Converter<'a> {
         match (self.outside.read_file)(path) {
             Err(error) => self.refuse(at, format!("cannot read `{path}`: {error}")),
             Ok(content) => {
-                // Editors and `echo` end a file with a line break that is no part of the secret.
-                let secret = content.strip_suffix('\n').unwrap_or(&content);
-                let secret = secret.strip_suffix('\r').unwrap_or(secret);
+                let secret = secret::of_file(&content);
                 match secret.is_empty() {
                     true => self.refuse(at, format!("`{path}` is empty")),
-                    false => Some(Value::String(secret.to_owned())),
+                    false => Some(Value::String(secret::with_file(path, secret))),
                 }
             }
         }

@@ -1,10 +1,12 @@
 //! Opens connections to Redis: to one server, to the master that sentinels name, or to a cluster.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::{fmt, fs};
 
+use parking_lot::Mutex;
 use redis::aio::{ConnectionLike, MultiplexedConnection};
 use redis::cluster::{ClusterClient, ClusterClientBuilder};
 use redis::cluster_async::ClusterConnection;
@@ -16,6 +18,7 @@ use redis::{
     IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
 };
 use socket2::TcpKeepalive;
+use tracing::{info, warn};
 
 use super::settings::{Mode, Settings, address};
 
@@ -36,8 +39,15 @@ const PROBES: u32 = 3;
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 
 pub(super) struct Target {
-    kind: Kind,
+    mode: Mode,
+    /// Replaced when a password's file has another one.
+    current: Mutex<Current>,
     timeout: Duration,
+}
+
+struct Current {
+    settings: Settings,
+    kind: Arc<Kind>,
 }
 
 enum Kind {
@@ -56,10 +66,10 @@ struct Sentinels {
 
 impl fmt::Debug for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            Kind::Standalone(_) => "standalone",
-            Kind::Sentinel(_) => "sentinel",
-            Kind::Cluster(_) => "cluster",
+        f.write_str(match self.mode {
+            Mode::Standalone => "standalone",
+            Mode::Sentinel => "sentinel",
+            Mode::Cluster => "cluster",
         })
     }
 }
@@ -117,9 +127,8 @@ impl Wire {
     }
 }
 
-impl Target {
-    /// Reads the certificates. Does not connect.
-    pub(super) fn new(settings: &Settings) -> Result<Self, String> {
+impl Kind {
+    fn new(settings: &Settings) -> Result<Self, String> {
         let addresses = addresses(settings)?;
         let is_tls = matches!(addresses.first(), Some(ConnectionAddr::TcpTls { .. }));
         let certificates = match is_tls {
@@ -127,7 +136,7 @@ impl Target {
             false => None,
         };
         let wrong = |error: redis::RedisError| error.to_string();
-        let kind = match settings.mode {
+        Ok(match settings.mode {
             Mode::Standalone => {
                 let address = addresses.into_iter().next().ok_or("has no address")?;
                 let info = info(address, settings).map_err(wrong)?;
@@ -135,9 +144,9 @@ impl Target {
                     Some(certificates) => Client::build_with_tls(info, certificates),
                     None => Client::open(info),
                 };
-                Kind::Standalone(Box::new(client.map_err(wrong)?))
+                Self::Standalone(Box::new(client.map_err(wrong)?))
             }
-            Mode::Sentinel => Kind::Sentinel(Box::new(Sentinels {
+            Mode::Sentinel => Self::Sentinel(Box::new(Sentinels {
                 addresses,
                 settings: settings.clone(),
                 certificates,
@@ -159,13 +168,46 @@ impl Target {
                 if let Some(certificates) = certificates {
                     builder = builder.certs(certificates);
                 }
-                Kind::Cluster(Box::new(builder.build().map_err(wrong)?))
+                Self::Cluster(Box::new(builder.build().map_err(wrong)?))
             }
-        };
+        })
+    }
+}
+
+impl Target {
+    /// Reads the certificates. Does not connect.
+    pub(super) fn new(settings: &Settings) -> Result<Self, String> {
         Ok(Self {
-            kind,
+            mode: settings.mode,
+            current: Mutex::new(Current {
+                settings: settings.clone(),
+                kind: Arc::new(Kind::new(settings)?),
+            }),
             timeout: settings.advanced.connect_timeout,
         })
+    }
+
+    /// With the passwords that their files have now: a connection is opened seldom, and passwords are rotated.
+    fn current(&self) -> Arc<Kind> {
+        let mut current = self.current.lock();
+        let settings = Settings {
+            password: current.settings.password.read_again(),
+            sentinel_password: current.settings.sentinel_password.read_again(),
+            ..current.settings.clone()
+        };
+        if settings != current.settings {
+            match Kind::new(&settings) {
+                Ok(kind) => {
+                    info!("a password of Redis was replaced in its file");
+                    *current = Current {
+                        settings,
+                        kind: Arc::new(kind),
+                    };
+                }
+                Err(error) => warn!(error, "cannot take up a password of Redis"),
+            }
+        }
+        current.kind.clone()
     }
 
     /// Connects. The caller sets the deadline. Tasks of the connection run on the runtime that polls this.
@@ -176,7 +218,7 @@ impl Target {
             .set_write_backpressure_boundary(WRITE_BYTES)
             // Each operation has a deadline of its own.
             .set_response_timeout(None);
-        match &self.kind {
+        match &*self.current() {
             Kind::Standalone(client) => {
                 let connection = client.get_multiplexed_async_connection_with_config(&config);
                 Ok(Wire::One(connection.await?))

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
+use warmroute::config::Config;
 use warmroute::http::io_threads::IoThreadScope;
 use warmroute::observe::metrics::Registry;
 use warmroute::secret::Secret;
@@ -1293,4 +1294,30 @@ async fn a_command_with_another_name_is_named_too() {
     let store = open(&at(&server), &keep());
     let refused = store.admit().await.unwrap_err().to_string();
     assert!(refused.to_lowercase().contains("evalsha"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_password_that_is_replaced_in_its_file_is_taken_up() {
+    let server = Server::start().await;
+    let path = std::env::temp_dir().join(format!("warmroute-password-{:016x}", fastrand::u64(..)));
+    std::fs::write(&path, "old\n").unwrap();
+    server.cli(&["acl", "setuser", "router", "on", ">old", "~*", "+@all"]);
+    let text = format!(
+        "workers: ['http://a:1']\nresponses:\n  mode: stateful\n  state_token: {{keys: ['00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff']}}\n  store:\n    redis:\n      urls: [\"{}\"]\n      username: router\n      password: file:{}\n",
+        server.url(),
+        path.display()
+    );
+    let config = Config::parse("c", &text).unwrap();
+    let settings = config.responses.store.redis.unwrap();
+    assert_eq!(settings.password.expose(), "old");
+    let store = open(&settings, &keep());
+    store.admit().await.unwrap();
+    std::fs::write(&path, "new\n").unwrap();
+    server.cli(&["acl", "setuser", "router", "resetpass", ">new"]);
+    server.cli(&["client", "kill", "user", "router"]);
+    eventually("the new password is used", async || {
+        matches!(store.get(new_key()).await, Ok(None))
+    })
+    .await;
+    std::fs::remove_file(path).unwrap();
 }
