@@ -42,6 +42,11 @@ class Picker(Cluster):
     def addresses(self):
         return [host_and_port(engine.url) for engine in self.engines]
 
+    def client_names(self):
+        """What clients see of each engine: no address."""
+        names = {worker["name"]: worker.get("client_name", worker["name"]) for worker in self.fleet()}
+        return [names["{}:{}".format(*address)] for address in self.addresses()]
+
     def envoy(self, listed=True, **more):
         workers = self.addresses() if listed else None
         return self.keep(Envoy(self.directory.name, self.picker, workers, **more))
@@ -226,7 +231,7 @@ class Ranks(unittest.TestCase):
                 requests = [chat(f"{number} " * 200, stream=True, max_tokens=100) for number in range(24)]
                 answers = pool.map(lambda body: post(gateway.url, body, {"x-warmroute-decision": "1"}), requests)
                 met = {headers["x-warmroute-decision"].split(";")[0] for _, headers, _ in answers}
-            self.assertEqual(met, {"worker={}:{}".format(*it) for it in cluster.addresses()})
+            self.assertEqual(met, {f"worker={name}" for name in cluster.client_names()})
 
 
     def test_a_rank_behind_one_address_is_a_header(self):
@@ -234,7 +239,7 @@ class Ranks(unittest.TestCase):
         header = "x-data-parallel-rank"
         with Picker(engines=2, engine_arguments=arguments) as cluster:
             gateway = cluster.envoy()
-            addresses = ["{}:{}".format(*it) for it in cluster.addresses()]
+            names = cluster.client_names()
 
             def ask(text):
                 # What a client says of ranks does not count.
@@ -243,7 +248,7 @@ class Ranks(unittest.TestCase):
                 self.assertEqual(status, 200, answer)
                 decision = headers["x-warmroute-decision"]
                 fields = dict(field.split("=", 1) for field in decision.split("; "))
-                engine = addresses.index(fields["worker"])
+                engine = names.index(fields["worker"])
                 self.assertEqual(cluster.last_request(engine)["headers"].get(header), fields["rank"])
                 return engine, fields["rank"]
 
@@ -278,11 +283,12 @@ class Subset(unittest.TestCase):
     def test_the_choice_is_among_the_hinted_workers(self):
         with Picker(engines=3) as cluster:
             second = "{}:{}".format(*cluster.addresses()[1])
+            name = cluster.client_names()[1]
             hinted = cluster.envoy(subset=[second])
             for number in range(6):
                 status, headers, text = post(hinted.url, chat(f"number {number}"), {"x-warmroute-decision": "1"})
                 self.assertEqual(status, 200, text)
-                self.assertIn(f"worker={second};", headers["x-warmroute-decision"])
+                self.assertIn(f"worker={name};", headers["x-warmroute-decision"])
             for subset in ([], ["10.255.255.1:80"]):
                 empty = cluster.envoy(subset=subset)
                 status, _, text = post(empty.url, chat("x"))
