@@ -75,16 +75,16 @@ impl Memory {
         }
     }
 
-    /// Tells those who wait no longer.
+    /// Wakes the bodies that wait no longer.
     fn settle(&self) {
         let mut shares = self.shares.lock();
-        tell(shares.settle());
+        wake(shares.settle());
     }
 }
 
-/// While the shares are locked: so a body that gives up sees what it was told.
-fn tell(told: Vec<(oneshot::Sender<bool>, bool)>) {
-    for (body, is_granted) in told {
+/// Called while the shares are locked, so that a body that gives up sees how its wait has ended.
+fn wake(ended: Vec<(oneshot::Sender<bool>, bool)>) {
+    for (body, is_granted) in ended {
         let _ = body.send(is_granted);
     }
 }
@@ -207,16 +207,16 @@ impl BodyBudget {
         if memory.shares.lock().try_now(&ask) {
             return Ok(false);
         }
-        let (body, told) = oneshot::channel();
-        let mut waiting = Waiting { memory, ask, told };
+        let (body, ended) = oneshot::channel();
+        let mut waiting = Waiting { memory, ask, ended };
         memory.asking.fetch_add(1, SeqCst);
         let lacks = {
             let mut shares = memory.shares.lock();
             let lacks = shares.lacks(&ask);
-            tell(shares.enter(ask, body));
+            wake(shares.enter(ask, body));
             lacks
         };
-        match waiting.told.try_recv() {
+        match waiting.ended.try_recv() {
             Ok(true) => return Ok(false),
             Ok(false) => return refused(),
             Err(_) => {}
@@ -226,8 +226,8 @@ impl BodyBudget {
         if !has_waited {
             self.waited.inc();
         }
-        let told = tokio::time::timeout(self.max_wait, &mut waiting.told).await;
-        match told {
+        let ended = tokio::time::timeout(self.max_wait, &mut waiting.ended).await;
+        match ended {
             Ok(Ok(true)) => Ok(true),
             _ => refused(),
         }
@@ -238,18 +238,18 @@ impl BodyBudget {
 struct Waiting<'a> {
     memory: &'a Memory,
     ask: Ask,
-    told: oneshot::Receiver<bool>,
+    ended: oneshot::Receiver<bool>,
 }
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         self.memory.asking.fetch_sub(1, SeqCst);
         let mut shares = self.memory.shares.lock();
-        if !shares.leave(&self.ask) && self.told.try_recv() == Ok(true) {
+        if !shares.leave(&self.ask) && self.ended.try_recv() == Ok(true) {
             // It was granted just when the wait ended.
             shares.take_back(&self.ask);
         }
-        tell(shares.settle());
+        wake(shares.settle());
     }
 }
 
@@ -274,18 +274,20 @@ impl Reservation<'_> {
             return Ok(false);
         }
         let is_small = bytes <= SMALL_BYTES;
-        let total = match is_small {
-            true => bytes,
-            false => bytes.next_multiple_of(STEP_BYTES),
+        let total = if is_small {
+            bytes
+        } else {
+            bytes.next_multiple_of(STEP_BYTES)
         };
         let more = total - self.bytes;
         if is_small && !self.is_owned && self.budget.memory.take_unowned(more) {
             self.bytes = total;
             return Ok(false);
         }
-        let stage = match self.is_owned {
-            true => Stage::Growing,
-            false => Stage::Beginning,
+        let stage = if self.is_owned {
+            Stage::Growing
+        } else {
+            Stage::Beginning
         };
         let ask = self.ask(stage, more, bytes);
         let waits = self.budget.wait(&self.claim, ask, total, self.has_waited);
@@ -321,7 +323,7 @@ impl Drop for Reservation<'_> {
         if self.is_owned {
             let mut shares = memory.shares.lock();
             shares.give_back(self.claim.owner, self.bytes);
-            tell(shares.settle());
+            wake(shares.settle());
         } else if self.bytes > 0 {
             memory.give_unowned(self.bytes);
         }

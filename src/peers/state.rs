@@ -451,10 +451,7 @@ impl State {
         if !inner.was_connected {
             return;
         }
-        let level = match is_alone {
-            true => Level::Poor,
-            false => Level::Well,
-        };
+        let level = if is_alone { Level::Poor } else { Level::Well };
         match inner.alone_said.observe(now, &(), level) {
             Some(Level::Well) => info!("another replica is connected, or none is expected"),
             Some(_) => warn!("no other replica is connected; routing without them"),

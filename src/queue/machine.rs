@@ -1,12 +1,15 @@
 //! The waiting requests of the models that share workers.
 
+mod entering;
+mod expiry;
+
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::class::{Class, Place, Share};
+use super::class::{Class, Place};
 use super::estimate::DrainRate;
 use super::floors::{self, Floor};
 use super::forecast::Forecast;
@@ -14,9 +17,6 @@ use super::next::Next;
 use super::settings::Settings;
 use super::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};
 
-/// A request enters the queue only if it is expected to meet its target with so much of it to spare, since later ones of
-/// higher classes may come first, and a worker may be slower than on average.
-const TARGET_PART: f64 = 0.9;
 /// What a request costs at least, since one whose prompt is cached is work too.
 const COST_MIN: u64 = 64;
 /// The wait of what no client waits for; the request's own time ends before.
@@ -347,13 +347,6 @@ impl<T> Queue<T> {
         self.rate.measured()
     }
 
-    fn refused(&self, reason: RefusalReason, class: usize) -> Refusal {
-        Refusal {
-            reason,
-            retry_after: self.forecast().retry_after(reason, class),
-        }
-    }
-
     fn forecast(&self) -> Forecast<'_> {
         Forecast {
             classes: &self.classes,
@@ -397,73 +390,6 @@ impl<T> Queue<T> {
         Some(own.unwrap_or(self.settings.ttft_target)).filter(|target| !target.is_zero())
     }
 
-    fn refusal(
-        &self,
-        now: Instant,
-        class: usize,
-        request: &Request,
-        cost: u64,
-        target: Option<Duration>,
-    ) -> Option<RefusalReason> {
-        if self.room.workers == 0 && self.settings.no_worker_timeout.is_zero() {
-            let waited = Duration::ZERO;
-            return Some(RefusalReason::NoWorker { waited });
-        }
-        let target = target?;
-        let elapsed = now.saturating_duration_since(request.received);
-        let forecast = self.forecast();
-        let wait = forecast.wait(class, request.client, cost)?;
-        let expected = elapsed + wait + forecast.compute(cost)?;
-        (expected > target.mul_f64(TARGET_PART))
-            .then_some(RefusalReason::TargetUnreachable { target, expected })
-    }
-
-    /// Place for a request in its class. In a full one the client that has the most waiting makes it: who sends a flood pays
-    /// for it.
-    fn make_place(
-        &mut self,
-        now: Instant,
-        class: usize,
-        request: &Request,
-    ) -> Result<Vec<Left<T>>, RefusalReason> {
-        let index = self.order[class];
-        let own = self.settings.classes[index].max_requests;
-        let (max_requests, set_by) = SetBy::of(own, index, self.settings.max_requests);
-        let max_bytes = self.settings.max_size;
-        // What is too much, for which reason, and who makes place for it: the heaviest client, if with all that it has to give
-        // it still has no less than this one.
-        let too_much = |of: &Class| {
-            let requests = u64::from((of.requests + 1).saturating_sub(max_requests));
-            let bytes = (of.bytes.saturating_add(request.bytes)).saturating_sub(max_bytes);
-            let newest = |share, more| of.newest_of_heaviest(request.client, share, more);
-            let of_requests = (requests > 0).then(|| {
-                let max = max_requests;
-                let reason = RefusalReason::TooManyRequests { max, set_by };
-                (reason, newest(Share::Requests, requests))
-            });
-            let of_bytes = (bytes > 0).then(|| {
-                let reason = RefusalReason::TooManyBytes { max: max_bytes };
-                (reason, newest(Share::Bytes, request.bytes + bytes - 1))
-            });
-            [of_requests, of_bytes]
-        };
-        let all = too_much(&self.classes[class]);
-        if let Some((reason, _)) = all.iter().flatten().find(|(_, newest)| newest.is_none()) {
-            return Err(*reason);
-        }
-        let mut left = Vec::new();
-        while let Some((reason, newest)) =
-            too_much(&self.classes[class]).into_iter().flatten().next()
-        {
-            let Some(entry) = newest.and_then(|id| self.remove(id, false)) else {
-                return Err(reason);
-            };
-            let refusal = self.refused(reason, class);
-            left.push(self.left(entry, now, Outcome::Refused(refusal)));
-        }
-        Ok(left)
-    }
-
     fn set_room(&mut self, now: Instant, room: Room) {
         let before = std::mem::replace(&mut self.room, room);
         if (before.workers == 0) == (room.workers == 0) {
@@ -483,67 +409,6 @@ impl<T> Queue<T> {
             entry.expires = self.expiry(&entry);
             self.expiries.insert((entry.expires, id));
             self.entries.insert(id, entry);
-        }
-    }
-
-    fn expiry(&self, entry: &Entry<T>) -> Instant {
-        let max_wait = match entry.request.is_background {
-            true => LONG,
-            false => self.max_wait(entry.class),
-        };
-        let no_worker = self.settings.no_worker_timeout;
-        let since = self
-            .changed
-            .map_or(entry.request.entered, |at| at.max(entry.request.entered));
-        let due = entry.target.map(|target| entry.request.received + target);
-        let end = match self.room.workers {
-            0 => since + no_worker,
-            _ => due.map_or(since + max_wait, |due| due.min(since + max_wait)),
-        };
-        // However often the workers come and go.
-        let last = entry.request.entered + max_wait + no_worker;
-        end.min(last).min(entry.request.deadline)
-    }
-
-    fn expire(&mut self, now: Instant, left: &mut Vec<Left<T>>) {
-        while let Some((at, id)) = self.expiries.first().copied() {
-            if at > now {
-                return;
-            }
-            let Some(entry) = self.remove(id, false) else {
-                self.expiries.remove(&(at, id));
-                continue;
-            };
-            let waited = now.saturating_duration_since(entry.request.entered);
-            let elapsed = now.saturating_duration_since(entry.request.received);
-            let reason = match entry.target {
-                _ if self.room.workers == 0 => RefusalReason::NoWorker { waited },
-                Some(target) if elapsed >= target => RefusalReason::TargetUnreachable {
-                    target,
-                    expected: elapsed,
-                },
-                _ => RefusalReason::TimedOut {
-                    waited,
-                    set_by: self.max_wait_of(entry.class).1,
-                },
-            };
-            let refusal = self.refused(reason, entry.class);
-            left.push(self.left(entry, now, Outcome::Refused(refusal)));
-        }
-    }
-
-    /// A request that cannot meet its target any more would only take the place of one that can.
-    fn outcome_of_next(&self, now: Instant, entry: &Entry<T>) -> Outcome {
-        let expected = || {
-            let elapsed = now.saturating_duration_since(entry.request.received);
-            Some(elapsed + self.forecast().compute(entry.cost)?)
-        };
-        match (entry.target, expected()) {
-            (Some(target), Some(expected)) if expected > target => {
-                let reason = RefusalReason::TargetUnreachable { target, expected };
-                Outcome::Refused(self.refused(reason, entry.class))
-            }
-            _ => Outcome::Released,
         }
     }
 

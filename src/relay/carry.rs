@@ -117,10 +117,10 @@ impl Relay {
                     break;
                 }
                 // What ended with all that its worker had is no further load.
-                match attempts.is_acquitted() {
-                    true => plan.model.families.on_retry(&worker, failure),
-                    false if self.may_retry(&plan, &worker, failure) => {}
-                    false => break,
+                if attempts.is_acquitted() {
+                    plan.model.families.on_retry(&worker, failure);
+                } else if !self.may_retry(&plan, &worker, failure) {
+                    break;
                 }
             }
             let choice = self.choose(&plan, now, &failed, may_repeat, chosen);
@@ -164,7 +164,7 @@ impl Relay {
                 break;
             }
             attempts.begin();
-            self.sample_decision(job, &plan, &choice, attempts.count());
+            self.sample_decision(job, &plan, &choice, (now, attempts.count()));
             count.on_sent();
             let grant = waits.as_mut().and_then(Waits::take_grant);
             let carried = job

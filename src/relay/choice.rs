@@ -342,7 +342,7 @@ impl Relay {
         }
     }
 
-    /// The same for a worker of this role, which has no prefill leg for this reason.
+    /// True if a worker of this role must not run a request that has no prefill leg for this reason.
     fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
         match &self.prefill_decode {
             Some(settings) if !settings.connector.decodes_alone() => role == Role::Decode,

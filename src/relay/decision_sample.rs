@@ -29,10 +29,10 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        attempt: u32,
+        (now, attempt): (Instant, u32),
     ) {
         if attempt == 1 {
-            keep(plan, choice, observe::now());
+            keep(plan, choice, now);
         }
         // The lower half of the seed breaks ties.
         let is_compared = attempt == 1
@@ -42,7 +42,6 @@ impl Relay {
         if !is_compared && !is_recorded {
             return;
         }
-        let now = observe::now();
         let owners_max = if is_recorded { usize::MAX } else { 1 };
         let held = self.held(plan, owners_max);
         if is_compared {

@@ -139,9 +139,10 @@ fn played(group: &Group) -> Vec<hindsight::Worker> {
     let answering = workers.filter(|worker| worker.role != Role::Prefill);
     let as_played = answering.map(|worker| hindsight::Worker {
         id: worker.id,
-        speed: match is_learnt {
-            true => worker.learnt_speed.get(),
-            false => worker.load.speed.get(),
+        speed: if is_learnt {
+            worker.learnt_speed.get()
+        } else {
+            worker.load.speed.get()
         },
         slots: worker.load.learnt_slots().unwrap_or(worker.slots()),
     });

@@ -120,10 +120,7 @@ impl Meter {
             self.usage.on_whole(data);
             return;
         }
-        let before = match self.is_read_late {
-            true => self.output(),
-            false => 0,
-        };
+        let before = if self.is_read_late { self.output() } else { 0 };
         let reported = self.usage.on_events(data);
         if reported.is_some() {
             self.unreported = TokenCount::default();
@@ -132,9 +129,10 @@ impl Meter {
         self.unreported.add(self.count.wire(), unreported);
         let mut is_first = false;
         if self.has_token {
-            let tokens = match self.is_read_late {
-                true => self.output().saturating_sub(before),
-                false => 1,
+            let tokens = if self.is_read_late {
+                self.output().saturating_sub(before)
+            } else {
+                1
             };
             self.on_gap(now, tokens);
             if self.is_next {

@@ -127,7 +127,7 @@ impl Relay {
     pub(super) fn not_queued(job: &Job<'_>, count: RequestCount, error: Error) -> FailedRequest {
         debug!(id = %job.id, %error, "request refused by the queue");
         if let Some(summary) = &job.summary {
-            summary.update(|it| it.outcome = Some(error.outcome().as_str()));
+            summary.update(|line| line.outcome = Some(error.outcome().as_str()));
         }
         count.fail(error.outcome());
         FailedRequest::counted(error)

@@ -48,9 +48,10 @@ impl Relay {
     /// Counts a request that the router answered with an error before it came here. `api`: [`crate::prompt::Api::as_str`], or `none`.
     /// `is_refused`: the fault is the client's.
     pub fn count_unsent(&self, api: &'static str, is_refused: bool) {
-        let outcome = match is_refused {
-            true => Outcome::Refused,
-            false => Outcome::RouterFailed,
+        let outcome = if is_refused {
+            Outcome::Refused
+        } else {
+            Outcome::RouterFailed
         };
         self.models.count_unsent(api, outcome);
     }

@@ -107,7 +107,7 @@ impl Relay {
             _ => None,
         };
         let is_stripped = is_events && status.is_success();
-        let unasked_usage = Some(job.unasked_usage).filter(|it| is_stripped && it.is_any());
+        let unasked_usage = Some(job.unasked_usage).filter(|usage| is_stripped && usage.is_any());
         if unasked_usage.is_some() {
             response.headers_mut().remove(header::CONTENT_LENGTH);
         }

@@ -208,13 +208,15 @@ impl Attempts {
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
             Failure::Local | Failure::Connect | Failure::Refused => false,
         };
-        self.last_cut = (failure == Failure::Broken).then_some(match is_stale {
-            true => Reused::Idle,
-            false => Reused::No,
+        self.last_cut = (failure == Failure::Broken).then_some(if is_stale {
+            Reused::Idle
+        } else {
+            Reused::No
         });
-        let acquitted = match self.is_acquitted() {
-            true => self.with_one_more(),
-            false => self.acquitted,
+        let acquitted = if self.is_acquitted() {
+            self.with_one_more()
+        } else {
+            self.acquitted
         };
         // The first ends of processes under a request use up none of its attempts.
         let is_last = self.is_only_one || self.count >= self.count_max + acquitted;
@@ -277,7 +279,7 @@ impl Attempts {
         self.last.is_some_and(|last| self.may_repeat_after(last))
     }
 
-    /// The same if the attempt that runs now fails like this.
+    /// What [`Attempts::may_repeat_worker`] will say if the attempt that runs now fails like this.
     pub fn may_repeat_after(&self, failure: Failure) -> bool {
         match failure {
             Failure::Local | Failure::Connect | Failure::KvTransfer | Failure::TakenOut => {

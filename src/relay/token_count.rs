@@ -51,9 +51,10 @@ impl TokenCount {
     /// The tokens, at least one for each event. `bytes_per_token`: of a text of the model.
     pub(super) fn total(&self, bytes_per_token: f64) -> u64 {
         let of_text = self.text_bytes as f64 / bytes_per_token;
-        let unlisted = match of_text > self.events as f64 * SEVERAL {
-            true => of_text as u64,
-            false => self.events,
+        let unlisted = if of_text > self.events as f64 * SEVERAL {
+            of_text as u64
+        } else {
+            self.events
         };
         self.listed + unlisted
     }
@@ -183,9 +184,10 @@ fn text_of_member(scan: &mut Scan<'_, true>, name: &str, levels: u32) -> Option<
 
 fn string_length(scan: &mut Scan<'_, true>) -> Option<u64> {
     let (quoted, has_escapes) = scan.string()?;
-    Some(match has_escapes {
-        false => quoted.len() as u64 - 2,
-        true => text_before_quote(&quoted.as_bytes()[1..])?.0 as u64,
+    Some(if has_escapes {
+        text_before_quote(&quoted.as_bytes()[1..])?.0 as u64
+    } else {
+        quoted.len() as u64 - 2
     })
 }
 

@@ -17,7 +17,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use self::engine::Engine;
 pub use self::types::{Prefixes, Sent, Took, Worker};
-pub use self::verdict::{Change, Verdict};
+pub use self::verdict::{Change, Verdict, WORSE};
 use crate::ids::{Block, WorkerId};
 
 /// The requests of one minute that are played again: enough to fill the slots of some workers, and played in milliseconds.

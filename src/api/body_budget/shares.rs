@@ -135,7 +135,7 @@ impl<T> Shares<T> {
         self.settle()
     }
 
-    /// A body that waits gives up. False if it was told an end before.
+    /// A body that waits gives up. False if its wait has ended before.
     pub(super) fn leave(&mut self, ask: &Ask) -> bool {
         let has_left = self.remove(ask.place, ask.owner).is_some();
         self.forget(ask.owner);
@@ -178,9 +178,9 @@ impl<T> Shares<T> {
         self.expected += bytes;
     }
 
-    /// Those who wait no longer, and whether they get what they need. Whenever memory has come back.
+    /// Takes the bodies that wait no longer out, each with whether it gets what it needs. Called whenever memory has come back.
     pub(super) fn settle(&mut self) -> Vec<(T, bool)> {
-        let mut told = Vec::new();
+        let mut ended = Vec::new();
         // Who waits for memory is passed by bodies of owners that have less.
         let mut least = u64::MAX;
         let mut passed: Option<(Place, ClientKey)> = None;
@@ -197,7 +197,7 @@ impl<T> Shares<T> {
                 && ask.is_some_and(|ask| self.grant(&ask))
                 && let Some((_, waker)) = self.remove(place, owner)
             {
-                told.push((waker, true));
+                ended.push((waker, true));
                 continue;
             }
             least = least.min(bytes);
@@ -209,9 +209,9 @@ impl<T> Shares<T> {
             && let Some((_, waker)) = self.remove(place, owner)
         {
             // All that have memory wait for more. The last one gives its part back.
-            told.push((waker, false));
+            ended.push((waker, false));
         }
-        told
+        ended
     }
 
     fn last_holder(&self) -> Option<(Place, ClientKey)> {
@@ -443,7 +443,7 @@ mod tests {
                         continue;
                     }
                     moved = true;
-                    let told = if upload.started && upload.has == upload.steps {
+                    let ended = if upload.started && upload.has == upload.steps {
                         upload.ended = true;
                         shares.give_back(ClientKey(upload.owner), upload.has);
                         upload.has = 0;
@@ -457,8 +457,8 @@ mod tests {
                         upload.is_waiting = true;
                         shares.enter(ask, index as u64)
                     };
-                    let mut told = std::collections::VecDeque::from(told);
-                    while let Some((index, is_granted)) = told.pop_front() {
+                    let mut ended = std::collections::VecDeque::from(ended);
+                    while let Some((index, is_granted)) = ended.pop_front() {
                         let upload = &mut uploads[index as usize];
                         upload.is_waiting = false;
                         if is_granted {
@@ -469,7 +469,7 @@ mod tests {
                         upload.ended = true;
                         shares.give_back(ClientKey(upload.owner), upload.has);
                         upload.has = 0;
-                        told.extend(shares.settle());
+                        ended.extend(shares.settle());
                     }
                 }
                 let sum: u64 = uploads.iter().map(|upload| upload.has).sum();

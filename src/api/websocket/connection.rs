@@ -165,9 +165,10 @@ impl Live<'_> {
         }
         for _ in 0..STEPS_AT_ONCE {
             if let Some((reason, _)) = self.closing {
-                let closed = match self.is_discarding {
-                    true => self.poll_discard(cx),
-                    false => self.poll_close(cx),
+                let closed = if self.is_discarding {
+                    self.poll_discard(cx)
+                } else {
+                    self.poll_close(cx)
                 };
                 return closed.map(|()| reason);
             }

@@ -3,9 +3,7 @@
 use super::finding::Finding;
 use super::observed::Observed;
 use super::workers;
-
-/// How many times as long: less is what the comparison leaves out.
-const WORSE: f64 = 1.1;
+use crate::routing::hindsight::WORSE;
 
 pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     let models = workers::by_model(observed).into_iter();

@@ -273,12 +273,16 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         workers.iter().map(|worker| worker.requests).sum::<u64>(),
         sample.metrics.sum("warmroute_queue_requests", is_any),
     );
-    let failed = samples.rate("warmroute_requests_total", |it| match it.label("outcome") {
-        Some("complete") => it.label("status").is_some_and(|it| it.starts_with('5')),
-        outcome => !matches!(
-            outcome,
-            Some("client_disconnected" | "refused" | "not_queued")
-        ),
+    let failed = samples.rate("warmroute_requests_total", |series| {
+        match series.label("outcome") {
+            Some("complete") => series
+                .label("status")
+                .is_some_and(|status| status.starts_with('5')),
+            outcome => !matches!(
+                outcome,
+                Some("client_disconnected" | "refused" | "not_queued")
+            ),
+        }
     });
     let refused = samples.rate("warmroute_requests_total", |it| {
         matches!(it.label("outcome"), Some("refused" | "not_queued"))
@@ -287,7 +291,7 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         "req/s {}   failed/s {}   refused/s {}   tokens/s {}   cached {}   TTFT {} / {}   ITL {} / {}",
         rate("warmroute_requests_total").map_or_else(none, |it| format!("{it:.1}")),
         failed.map_or_else(none, |it| format!("{it:.1}")),
-        refused.map_or_else(none, |it| format!("{it:.1}")),
+        refused.map_or_else(none, |rate| format!("{rate:.1}")),
         rate("warmroute_generation_tokens_total").map_or_else(none, count),
         samples
             .share(

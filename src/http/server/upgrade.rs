@@ -103,9 +103,10 @@ impl AsyncRead for Upgraded {
         let read = Pin::new(&mut self.socket).poll_read(cx, buffer);
         let bytes = (buffer.filled().len() - before) as u64;
         self.bytes_read += bytes;
-        self.read_at_once = match read.is_pending() {
-            true => 0,
-            false => self.read_at_once + bytes,
+        self.read_at_once = if read.is_pending() {
+            0
+        } else {
+            self.read_at_once + bytes
         };
         read
     }

@@ -229,7 +229,7 @@ fn the_memory_of_lower_classes_is_given_up_and_no_other() {
     .unwrap();
     let below = |rig: &Rig, priority| {
         let mut found = rig.queue.below(priority);
-        found.sort_by_key(|it| std::cmp::Reverse((it.class, it.entered)));
+        found.sort_by_key(|below| std::cmp::Reverse((below.class, below.entered)));
         found
     };
     assert!(below(&rig, -5).is_empty());
@@ -240,7 +240,7 @@ fn the_memory_of_lower_classes_is_given_up_and_no_other() {
     let now = rig.now;
     let left: Vec<u64> = found
         .iter()
-        .map(|it| rig.queue.give_up(now, it.id).unwrap().waker)
+        .map(|below| rig.queue.give_up(now, below.id).unwrap().waker)
         .collect();
     assert_eq!(left, [4, 1, 5, 3]);
     assert!(rig.queue.give_up(now, found[0].id).is_none());

@@ -88,9 +88,10 @@ impl Timer {
             if now >= lost_at && is_down() {
                 return Poll::Ready(Fired::End(Outcome::StreamIdleTimeout, DOWN));
             }
-            next = next.min(match now < lost_at {
-                true => lost_at,
-                false => now + LOOK_EVERY,
+            next = next.min(if now < lost_at {
+                lost_at
+            } else {
+                now + LOOK_EVERY
             });
             if let Some(interval) = self.limits.keep_alive {
                 let comment_at = sent + interval;

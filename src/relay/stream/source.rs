@@ -66,9 +66,10 @@ impl Source {
         }
         // The client's side may not ask for more than the length that it knows.
         let is_over = self.engine.as_ref().is_none_or(Body::is_end_stream);
-        Poll::Ready(match is_over {
-            true => Read::End(batch.take()),
-            false => Read::Data(batch.take()),
+        Poll::Ready(if is_over {
+            Read::End(batch.take())
+        } else {
+            Read::Data(batch.take())
         })
     }
 }

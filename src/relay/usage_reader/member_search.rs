@@ -134,9 +134,10 @@ impl MemberSearch {
     /// Keeps the part of an open usage for the next piece.
     fn keep_open(&mut self, part: &[u8]) {
         if let Some((_, earlier)) = &mut self.open {
-            match earlier.len() + part.len() <= USAGE_BYTES_MAX {
-                true => earlier.extend_from_slice(part),
-                false => self.open = None,
+            if earlier.len() + part.len() <= USAGE_BYTES_MAX {
+                earlier.extend_from_slice(part)
+            } else {
+                self.open = None
             }
         }
     }

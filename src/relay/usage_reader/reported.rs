@@ -78,7 +78,7 @@ impl Reported {
     /// Of an answer of Messages. The event at a stream's end may report the output only, and that at its begin has the input
     /// then. Cached tokens, and those that were written into the cache, are no part of the input tokens here.
     pub(super) fn usage_of_message(last: Self, first: Self) -> Option<Usage> {
-        let has_input = |it: &Self| it.input.is_some();
+        let has_input = |reported: &Self| reported.input.is_some();
         let input = [last, first].into_iter().find(has_input)?;
         let counts = [input.input.unwrap_or(0), input.written, input.cached];
         let add = |sum: u64, count: u64| sum.saturating_add(count);

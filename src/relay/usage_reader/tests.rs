@@ -258,7 +258,7 @@ proptest! {
         // An event's answer is looked into too, after its own usage in the order of names.
         let prompt = |value: &Value| value.get("usage").and_then(|usage| usage.get("prompt_tokens")?.as_u64());
         let own = value.as_object().and_then(|_| {
-            let held = ["response", "message"].map(|name| value.get(name).filter(|it| it.is_object()).and_then(prompt));
+            let held = ["response", "message"].map(|name| value.get(name).filter(|held| held.is_object()).and_then(prompt));
             prompt(&value).or(held[0]).or(held[1])
         });
         let text = value.to_string();

@@ -128,9 +128,10 @@ impl Engine {
             };
             let taken = left.min(STEP_TOKENS - tokens);
             tokens += taken;
-            match taken < left {
-                true => self.left = Some(left - taken),
-                false => computed.extend(self.waiting.pop_front()),
+            if taken < left {
+                self.left = Some(left - taken)
+            } else {
+                computed.extend(self.waiting.pop_front())
             }
         }
         (computed, tokens)

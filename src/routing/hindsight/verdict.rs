@@ -9,7 +9,7 @@ const MINUTES: usize = 10;
 /// With fewer requests in them, chance decides.
 const REQUESTS_MIN: usize = 200;
 /// How many times as long as under the better of the other policies is worse: what is left out and learnt wrongly makes 5 %.
-const WORSE: f64 = 1.1;
+pub const WORSE: f64 = 1.1;
 /// Below it the choice is no longer worse.
 const AS_GOOD: f64 = 1.05;
 
@@ -39,18 +39,16 @@ impl Verdict {
             return None;
         }
         let ratio = sum.chosen / sum.least_load.min(sum.round_robin);
-        let is_worse = match self.is_worse {
-            true => ratio > AS_GOOD,
-            false => ratio > WORSE,
-        };
-        match std::mem::replace(&mut self.is_worse, is_worse) {
-            was_worse if was_worse == is_worse => None,
-            true => Some(Change::AsGood),
-            false => Some(Change::Worse),
+        let was_worse = self.is_worse;
+        self.is_worse = ratio > if was_worse { AS_GOOD } else { WORSE };
+        match (was_worse, self.is_worse) {
+            (false, true) => Some(Change::Worse),
+            (true, false) => Some(Change::AsGood),
+            (false, false) | (true, true) => None,
         }
     }
 
-    /// Of the last ten minutes.
+    /// What the requests of the last ten minutes took.
     pub fn sum(&self) -> Took {
         let mut sum = Took::default();
         for minute in &self.minutes {

@@ -54,9 +54,10 @@ impl LackingCommands {
     }
 
     pub(super) fn check(&self) -> Result<(), Error> {
-        match self.is_any.load(Relaxed) {
-            false => Ok(()),
-            true => Err(unavailable(BUSY_RETRY, &self.said())),
+        if self.is_any.load(Relaxed) {
+            Err(unavailable(BUSY_RETRY, &self.said()))
+        } else {
+            Ok(())
         }
     }
 

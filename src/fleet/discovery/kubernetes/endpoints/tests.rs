@@ -217,7 +217,7 @@ fn an_endpoint_that_cannot_be_read_costs_no_other_one_of_its_slice() {
     assert_eq!(found(&slices), [a]);
     let warnings: Vec<String> = of_slices(slices.iter(), None)
         .into_iter()
-        .filter_map(|it| it.err()?.warning())
+        .filter_map(|object| object.err()?.warning())
         .collect();
     assert_eq!(warnings.len(), 2);
     assert!(warnings[0].contains(r#""name":"b""#), "{warnings:?}");

@@ -1,0 +1,69 @@
+//! When a request has waited long enough, and what it gets then. Pure.
+
+use std::time::Instant;
+
+use super::{Entry, LONG, Left, Queue};
+use crate::queue::types::{Outcome, RefusalReason};
+
+impl<T> Queue<T> {
+    pub(super) fn expiry(&self, entry: &Entry<T>) -> Instant {
+        let max_wait = match entry.request.is_background {
+            true => LONG,
+            false => self.max_wait(entry.class),
+        };
+        let no_worker = self.settings.no_worker_timeout;
+        let since = self
+            .changed
+            .map_or(entry.request.entered, |at| at.max(entry.request.entered));
+        let due = entry.target.map(|target| entry.request.received + target);
+        let end = match self.room.workers {
+            0 => since + no_worker,
+            _ => due.map_or(since + max_wait, |due| due.min(since + max_wait)),
+        };
+        // However often the workers come and go.
+        let last = entry.request.entered + max_wait + no_worker;
+        end.min(last).min(entry.request.deadline)
+    }
+
+    pub(super) fn expire(&mut self, now: Instant, left: &mut Vec<Left<T>>) {
+        while let Some((at, id)) = self.expiries.first().copied() {
+            if at > now {
+                return;
+            }
+            let Some(entry) = self.remove(id, false) else {
+                self.expiries.remove(&(at, id));
+                continue;
+            };
+            let waited = now.saturating_duration_since(entry.request.entered);
+            let elapsed = now.saturating_duration_since(entry.request.received);
+            let reason = match entry.target {
+                _ if self.room.workers == 0 => RefusalReason::NoWorker { waited },
+                Some(target) if elapsed >= target => RefusalReason::TargetUnreachable {
+                    target,
+                    expected: elapsed,
+                },
+                _ => RefusalReason::TimedOut {
+                    waited,
+                    set_by: self.max_wait_of(entry.class).1,
+                },
+            };
+            let refusal = self.refused(reason, entry.class);
+            left.push(self.left(entry, now, Outcome::Refused(refusal)));
+        }
+    }
+
+    /// A request that cannot meet its target any more would only take the place of one that can.
+    pub(super) fn outcome_of_next(&self, now: Instant, entry: &Entry<T>) -> Outcome {
+        let expected = || {
+            let elapsed = now.saturating_duration_since(entry.request.received);
+            Some(elapsed + self.forecast().compute(entry.cost)?)
+        };
+        match (entry.target, expected()) {
+            (Some(target), Some(expected)) if expected > target => {
+                let reason = RefusalReason::TargetUnreachable { target, expected };
+                Outcome::Refused(self.refused(reason, entry.class))
+            }
+            _ => Outcome::Released,
+        }
+    }
+}
