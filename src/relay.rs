@@ -38,6 +38,7 @@ mod next_answer;
 mod outcome;
 mod output_cap;
 mod pinned_rank;
+mod plain_events;
 mod plan;
 pub mod prefill_decode;
 mod promised;

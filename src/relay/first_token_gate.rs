@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use std::sync::LazyLock;
 
 use bytes::Bytes;
+use memchr::memchr;
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -129,7 +130,11 @@ fn has_no_choice(data: &[u8]) -> bool {
 /// An event's name and data; engines write each on one line.
 fn parts(event: &[u8]) -> (&[u8], &[u8]) {
     let (mut name, mut data): (&[u8], &[u8]) = (b"", b"");
-    for line in event.split(|byte| *byte == b'\n') {
+    let mut rest = event;
+    while !rest.is_empty() {
+        let end = memchr(b'\n', rest).unwrap_or(rest.len());
+        let line = &rest[..end];
+        rest = &rest[(end + 1).min(rest.len())..];
         if let Some(text) = line.strip_prefix(b"event:") {
             name = text.trim_ascii();
         } else if let Some(text) = line.strip_prefix(b"data:") {

@@ -10,6 +10,7 @@ use prometheus::local::LocalHistogram;
 use super::engine_answer::{Usage, is_token};
 use super::failure_owner::FailureOwner;
 use super::metrics::Outcome;
+use super::plain_events::Plain;
 use super::request_count::RequestCount;
 use super::running::Running;
 use super::summary::SummaryCell;
@@ -110,7 +111,8 @@ impl Meter {
         self.is_read_late = true;
     }
 
-    pub(super) fn on_data(&mut self, now: Instant, data: &Bytes) {
+    /// Takes the next piece. `plain`: the events with which it begins and of which all is known.
+    pub(super) fn on_data(&mut self, now: Instant, data: &Bytes, plain: Plain) {
         self.bytes += data.len() as u64;
         if self.running.span().is_some() {
             self.passed.on_data(data, self.is_events);
@@ -121,12 +123,16 @@ impl Meter {
             return;
         }
         let before = if self.is_read_late { self.output() } else { 0 };
-        let reported = self.usage.on_events(data);
-        if reported.is_some() {
-            self.unreported = TokenCount::default();
+        self.unreported.add_plain(plain);
+        let rest = &data[plain.length..];
+        if !rest.is_empty() {
+            let reported = self.usage.on_events(rest);
+            if reported.is_some() {
+                self.unreported = TokenCount::default();
+            }
+            let unreported = &rest[reported.unwrap_or(0)..];
+            self.unreported.add(self.count.wire(), unreported);
         }
-        let unreported = &data[reported.unwrap_or(0)..];
-        self.unreported.add(self.count.wire(), unreported);
         let mut is_first = false;
         if self.has_token {
             let tokens = if self.is_read_late {

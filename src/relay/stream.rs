@@ -28,6 +28,7 @@ use super::continuation::End;
 use super::meter::Meter;
 use super::metrics::Outcome;
 use super::outcome::AttemptAnswer;
+use super::plain_events::{Plain, PlainEvents};
 use super::usage_option::{self, UnaskedUsage};
 use super::usage_rewriter::UsageRewriter;
 use crate::http::client::EngineBody;
@@ -64,6 +65,7 @@ pub(super) fn relay(
         aligner: Aligner::new(EVENT_BYTES_MAX + ids_bytes),
         // An error that an engine answers as a stream is its own business.
         terminator: status.is_success().then(|| StreamTerminator::new(api)),
+        plain: PlainEvents::default(),
     });
     let relayed = Relayed {
         source: Source::new(engine, first),
@@ -113,6 +115,15 @@ struct Relayed {
 struct Events {
     aligner: Aligner,
     terminator: Option<StreamTerminator>,
+    plain: PlainEvents,
+}
+
+impl Events {
+    /// What watches events that may go to the client.
+    fn watched(&mut self) -> Option<(&mut StreamTerminator, &mut PlainEvents)> {
+        let terminator = self.terminator.as_mut()?;
+        Some((terminator, &mut self.plain))
+    }
 }
 
 impl Relayed {
@@ -125,7 +136,7 @@ impl Relayed {
             return self.on_changed_data(data);
         }
         let Some(events) = &mut self.events else {
-            self.meter.on_data(self.last, &data);
+            self.meter.on_data(self.last, &data, Plain::default());
             return data;
         };
         // Whole events: the usage may come in two pieces.
@@ -165,19 +176,28 @@ impl Relayed {
         if passed.is_empty() {
             return passed;
         }
-        let terminator = self.events.as_mut().and_then(|it| it.terminator.as_mut());
-        let Some(terminator) = terminator else {
-            self.meter.on_data(self.last, &passed);
+        let watched = self.events.as_mut().and_then(Events::watched);
+        let Some((terminator, plain_events)) = watched else {
+            self.meter.on_data(self.last, &passed, Plain::default());
             return self.stripped(passed);
         };
-        let given_up = terminator.gives_up_at(&passed);
+        let plain = plain_events.take(terminator.api(), &passed);
+        if plain.events > 0 {
+            terminator.on_plain();
+        }
+        if plain.length == passed.len() {
+            self.meter.on_data(self.last, &passed, plain);
+            return passed;
+        }
+        let given_up = terminator.gives_up_at(&passed[plain.length..]);
+        let given_up = given_up.map(|at| plain.length + at);
         let passed = match given_up {
             None => passed,
             Some(at) => passed.slice(..at),
         };
-        terminator.on_passed(&passed);
+        terminator.on_passed(&passed.slice(plain.length..));
         if !passed.is_empty() {
-            self.meter.on_data(self.last, &passed);
+            self.meter.on_data(self.last, &passed, plain);
         }
         let passed = self.stripped(passed);
         match given_up {
@@ -295,7 +315,7 @@ impl Relayed {
             let rest = match missing {
                 None | Some(Missing::Nothing) => {
                     if !held.is_empty() {
-                        self.meter.on_data(self.last, &held);
+                        self.meter.on_data(self.last, &held, Plain::default());
                     }
                     held
                 }

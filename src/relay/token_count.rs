@@ -8,6 +8,7 @@ use memchr::memmem::Finder;
 use memchr::{memchr, memchr2, memrchr2};
 
 use super::engine_answer::{BLOCK_DELTA, DELTA};
+use super::plain_events::Plain;
 use crate::json_scan::{Scan, plain_string};
 use crate::prompt::Api;
 
@@ -46,6 +47,18 @@ impl TokenCount {
             }
             rest = &rest[(line.len() + 1).min(rest.len())..];
         }
+    }
+
+    /// Takes events that have nothing but a text.
+    pub(super) fn add_plain(&mut self, plain: Plain) {
+        self.events += plain.events;
+        self.text_bytes += plain.text_bytes;
+    }
+
+    /// The bytes of text of the only event so far, if it has a token and does not say how many.
+    pub(super) fn only_text(&self) -> Option<u64> {
+        let is_only = self.listed == 0 && self.events == 1 && !self.is_cut;
+        (is_only && self.text_bytes > 0).then_some(self.text_bytes)
     }
 
     /// The tokens, at least one for each event. `bytes_per_token`: of a text of the model.
@@ -257,7 +270,7 @@ fn delta_of_text(delta: &[u8]) -> Option<(Choice, usize)> {
 }
 
 /// The bytes of a text up to the quote that ends it, an escape counted as what it stands for, and the position of that quote.
-fn text_before_quote(text: &[u8]) -> Option<(usize, usize)> {
+pub(super) fn text_before_quote(text: &[u8]) -> Option<(usize, usize)> {
     let (mut at, mut escaped) = (0, 0);
     loop {
         at += plain_string(text.get(at..)?)?;

@@ -50,6 +50,17 @@ impl StreamTerminator {
         }
     }
 
+    pub(super) fn api(&self) -> Api {
+        self.api
+    }
+
+    /// Takes events that have nothing but a token: their choice goes on.
+    pub(super) fn on_plain(&mut self) {
+        if matches!(self.api, Api::Chat | Api::Completions) {
+            self.is_finished = Some(false);
+        }
+    }
+
     /// Where the engine gives up the answer in the next whole events, if it does: by an end that no client asked for, or by the
     /// last event of an answer whose last choice has not ended. What is before may go to the client.
     pub(super) fn gives_up_at(&mut self, events: &[u8]) -> Option<usize> {
