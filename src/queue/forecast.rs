@@ -22,7 +22,8 @@ pub(super) struct Forecast<'a> {
 }
 
 impl Forecast<'_> {
-    /// How long a new request would wait here, if no other came. `None` before the workers' rate is known.
+    /// How long a new request would wait here, if no other came, by how fast requests left while all workers were busy. `None`
+    /// before that was measured.
     pub(super) fn wait(&self, class: usize, client: ClientKey, cost: u64) -> Option<Duration> {
         let rate = self.rate.measured()? * f64::from(self.room.workers.max(1));
         let own = self.classes[class].tokens_before(client, cost) as f64;
@@ -35,18 +36,10 @@ impl Forecast<'_> {
         Some(seconds(in_order.min(by_floor).max(own) / rate))
     }
 
-    /// How long a request would be at a worker until its first token.
-    pub(super) fn compute(&self, cost: u64) -> Option<Duration> {
+    /// How long a request would be at a worker until its first token, by what was learnt of how fast workers compute prompts.
+    pub(super) fn compute(&self, cost: u64) -> Duration {
         let queued = self.room.queued_tokens as f64 / f64::from(self.room.workers.max(1));
-        // Requests of this router and of other replicas are computed in turns: the workers' rate is to the measured one as
-        // all their tokens are to this router's.
-        let own_part = match (self.room.own_queued_tokens, self.room.queued_tokens) {
-            (0, _) | (_, 0) => 1.0,
-            (own, all) => (own as f64 / all as f64).min(1.0),
-        };
-        Some(seconds(
-            (queued + cost as f64) * own_part / self.rate.measured()?,
-        ))
+        seconds((queued + cost as f64) / self.room.rate.max(1) as f64)
     }
 
     /// When a refused client should come back.

@@ -201,14 +201,14 @@ impl<T> Queue<T> {
         self.remove(id, false).is_some()
     }
 
-    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `computed`
-    /// counts the prompt tokens that the workers have computed so far.
+    /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look` gets
+    /// what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the workers have computed so far.
     pub fn advance(
         &mut self,
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&T) -> Look,
+        mut look: impl FnMut(&T, Option<Duration>) -> Look,
     ) -> Vec<Left<T>> {
         self.set_room(now, room);
         let is_busy = room.is_full && !self.is_empty();
@@ -228,21 +228,19 @@ impl<T> Queue<T> {
             let Some(entry) = self.entries.get(&id) else {
                 break;
             };
-            let outcome = self.outcome_of_next(now, entry);
-            if outcome == Outcome::Released {
-                match look(&entry.waker) {
-                    Look::Send => {
-                        self.room.queued_tokens += cost;
-                        self.room.own_queued_tokens += cost;
-                    }
-                    Look::Wait => {
-                        waiting += 1;
-                        next.advance(class, cost);
-                        continue;
-                    }
-                    Look::Full => break,
+            let outcome = match look(&entry.waker, entry.time_left(now)) {
+                Look::Send => {
+                    self.room.queued_tokens += cost;
+                    Outcome::Released
                 }
-            }
+                Look::TooLate(first_token) => self.too_late(now, entry, first_token),
+                Look::Wait => {
+                    waiting += 1;
+                    next.advance(class, cost);
+                    continue;
+                }
+                Look::Full => break,
+            };
             decided.push((id, outcome));
             next.advance(class, cost);
         }

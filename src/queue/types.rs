@@ -41,9 +41,8 @@ pub struct Room {
     pub workers: u32,
     /// None of them has room.
     pub is_full: bool,
-    /// Tokens that they have accepted and not computed yet, and those of them that this router sent.
+    /// Tokens that they have accepted and not computed yet.
     pub queued_tokens: u64,
-    pub own_queued_tokens: u64,
     /// Prompt tokens that one of them computes in a second, as far as that was learnt; 0: nothing is known.
     pub rate: u64,
 }
@@ -53,6 +52,8 @@ pub struct Room {
 pub enum Look {
     /// Its worker has room, and nobody before it waits for that one.
     Send,
+    /// Its worker has room, but would make its first token so long from now, which is after its target.
+    TooLate(Duration),
     /// It waits on for its worker.
     Wait,
     /// No worker has room for anybody.

@@ -20,6 +20,15 @@ pub(super) fn computes((decode, prefill): &Chosen) -> &Decision {
     }
 }
 
+/// When the first token is expected, in seconds from the choice: that of a request that is split behind its prefill leg.
+pub(super) fn first_token((decode, prefill): &Chosen) -> f64 {
+    let prefill = match prefill {
+        Some(Ok(prefill)) => prefill.expected.first_token,
+        Some(Err(_)) | None => 0.0,
+    };
+    prefill + decode.expected.first_token
+}
+
 /// What a choice for a prompt of so many tokens promises its workers; first the one that computes it.
 pub(super) fn promises(
     prompt_tokens: u32,

@@ -34,7 +34,7 @@ impl<T> Queue<T> {
         let elapsed = now.saturating_duration_since(request.received);
         let forecast = self.forecast();
         let wait = forecast.wait(class, request.client, cost)?;
-        let expected = elapsed + wait + forecast.compute(cost)?;
+        let expected = elapsed + wait + forecast.compute(cost);
         (expected > target.mul_f64(TARGET_PART))
             .then_some(RefusalReason::TargetUnreachable { target, expected })
     }

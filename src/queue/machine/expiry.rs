@@ -1,6 +1,6 @@
 //! When a request has waited long enough, and what it gets then. Pure.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::{Entry, LONG, Left, Queue};
 use crate::queue::types::{Outcome, RefusalReason};
@@ -52,18 +52,26 @@ impl<T> Queue<T> {
         }
     }
 
-    /// A request that cannot meet its target any more would only take the place of one that can.
-    pub(super) fn outcome_of_next(&self, now: Instant, entry: &Entry<T>) -> Outcome {
-        let expected = || {
-            let elapsed = now.saturating_duration_since(entry.request.received);
-            Some(elapsed + self.forecast().compute(entry.cost)?)
+    /// Refuses a request that would only take the place of one that can meet its target.
+    pub(super) fn too_late(
+        &self,
+        now: Instant,
+        entry: &Entry<T>,
+        first_token: Duration,
+    ) -> Outcome {
+        let elapsed = now.saturating_duration_since(entry.request.received);
+        let reason = RefusalReason::TargetUnreachable {
+            target: entry.target.unwrap_or_default(),
+            expected: elapsed + first_token,
         };
-        match (entry.target, expected()) {
-            (Some(target), Some(expected)) if expected > target => {
-                let reason = RefusalReason::TargetUnreachable { target, expected };
-                Outcome::Refused(self.refused(reason, entry.class))
-            }
-            _ => Outcome::Released,
-        }
+        Outcome::Refused(self.refused(reason, entry.class))
+    }
+}
+
+impl<T> Entry<T> {
+    /// What its target leaves of time until its first token.
+    pub(super) fn time_left(&self, now: Instant) -> Option<Duration> {
+        let elapsed = now.saturating_duration_since(self.request.received);
+        Some(self.target?.saturating_sub(elapsed))
     }
 }

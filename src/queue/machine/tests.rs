@@ -11,7 +11,6 @@ const FULL: Room = Room {
     workers: 2,
     is_full: true,
     queued_tokens: 0,
-    own_queued_tokens: 0,
     rate: 1_000,
 };
 
@@ -95,13 +94,13 @@ impl Rig {
 
     /// Who left, and how.
     fn advance(&mut self, room: Room) -> Vec<(u64, &'static str)> {
-        self.advance_with(room, |_| Look::Send)
+        self.advance_with(room, |_, _| Look::Send)
     }
 
     fn advance_with(
         &mut self,
         room: Room,
-        look: impl FnMut(&u64) -> Look,
+        look: impl FnMut(&u64, Option<Duration>) -> Look,
     ) -> Vec<(u64, &'static str)> {
         let left = self.queue.advance(self.now, room, self.computed, look);
         let outcome = |left: Left<u64>| match left.outcome {
@@ -120,8 +119,13 @@ impl Rig {
         };
         let tokens = self.tokens.clone();
         let mut free = free_tokens;
-        self.advance_with(room, move |number| match free {
+        // Each worker computes 1,000 tokens a second.
+        let first_token = |number: u64| Duration::from_millis(tokens[number as usize]);
+        self.advance_with(room, |number, time_left| match free {
             0 => Look::Full,
+            _ if time_left.is_some_and(|left| first_token(*number) > left) => {
+                Look::TooLate(first_token(*number))
+            }
             _ => {
                 free = free.saturating_sub(tokens[*number as usize]);
                 Look::Send
@@ -314,7 +318,7 @@ fn who_waits_for_one_worker_is_passed_by_who_waits_for_another_and_only_so_many_
     for _ in 0..4 {
         rig.enter(|_| {}).unwrap();
     }
-    let is_third = |number: &u64| match number {
+    let is_third = |number: &u64, _| match number {
         3 => Look::Send,
         _ => Look::Wait,
     };
@@ -323,7 +327,7 @@ fn who_waits_for_one_worker_is_passed_by_who_waits_for_another_and_only_so_many_
         rig.enter(|_| {}).unwrap();
     }
     let mut looked = 0;
-    let none = |_: &u64| {
+    let none = |_: &u64, _| {
         looked += 1;
         Look::Wait
     };
@@ -369,22 +373,21 @@ fn what_no_client_waits_for_waits_as_long_as_it_may_run() {
 }
 
 #[test]
-fn workers_that_compute_for_other_replicas_too_are_as_fast_as_they_are() {
+fn prompts_are_computed_as_fast_as_was_learnt_however_few_left_lately() {
     let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(3));
+    // 1,000 tokens a second and worker left, because slots were taken, or because other replicas have their part of the workers.
     rig.measure();
-    // A third is of this router, which sees a third of the workers' rate.
     let room = Room {
         queued_tokens: 9_000,
-        own_queued_tokens: 3_000,
         ..FULL
     };
-    assert!(rig.enter_with(room, |it| it.tokens = 1_000).is_ok());
-    let alone = Room {
-        own_queued_tokens: 9_000,
+    let entered = rig.enter_with(room, |it| it.tokens = 1_000);
+    assert_eq!(entered, Err("ttft_target_unreachable"));
+    let fast = Room {
+        rate: 10_000,
         ..room
     };
-    let entered = rig.enter_with(alone, |it| it.tokens = 1_000);
-    assert_eq!(entered, Err("ttft_target_unreachable"));
+    assert!(rig.enter_with(fast, |it| it.tokens = 1_000).is_ok());
 }
 
 #[test]
@@ -586,7 +589,7 @@ proptest! {
                     // Each waits for one of three workers, and those that have room take one each.
                     let line = |number: &u64| (*number % 3) as usize;
                     let mut free = lines.clone();
-                    let look = |number: &u64| match std::mem::take(&mut free[line(number)]) {
+                    let look = |number: &u64, _| match std::mem::take(&mut free[line(number)]) {
                         true => Look::Send,
                         false => Look::Wait,
                     };
@@ -639,7 +642,7 @@ fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_f
             rig.enter(|it| it.priority = 0).unwrap();
         }
         rig.wait(600);
-        let left = rig.queue.advance(rig.now, FULL, 0, |_| Look::Full);
+        let left = rig.queue.advance(rig.now, FULL, 0, |_, _| Look::Full);
         let [left] = &left[..] else {
             panic!("{left:?}");
         };

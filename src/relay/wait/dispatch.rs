@@ -18,6 +18,14 @@ const TICK: Duration = Duration::from_millis(10);
 /// How often who stopped computing is looked for.
 const STALL_TICK: Duration = Duration::from_millis(100);
 
+/// When a waiting request is looked at.
+#[derive(Clone, Copy)]
+struct Looking {
+    now: Instant,
+    /// What its target leaves of time until its first token.
+    time_left: Option<Duration>,
+}
+
 impl Queues {
     /// Runs until the drain begins and no request waits any more.
     pub async fn dispatch(self: Arc<Self>, tasks: Tasks) {
@@ -84,11 +92,12 @@ impl Queues {
         let snapshot = self.fleet.snapshot();
         let mut rooms = self.rooms(&queue.models(), settings, promised, now);
         let (room, computed) = (rooms.room, rooms.computed_tokens);
-        queue.advance(now, room, computed, |waiter| {
+        queue.advance(now, room, computed, |waiter, time_left| {
             if rooms.is_full() {
                 return (Look::Full, None);
             }
-            self.look(&snapshot, waiter, settings, &mut rooms, promised, now)
+            let looking = Looking { now, time_left };
+            self.look(&snapshot, waiter, settings, &mut rooms, promised, looking)
         })
     }
 
@@ -99,7 +108,7 @@ impl Queues {
         settings: &Settings,
         rooms: &mut Rooms,
         promised: &mut Promised,
-        now: Instant,
+        Looking { now, time_left }: Looking,
     ) -> (Look, Option<Placed>) {
         let Some(group) = snapshot.models.get(&waiter.model) else {
             return (Look::Wait, None);
@@ -125,6 +134,10 @@ impl Queues {
         };
         let worker = placed.computes();
         let is_sent = rooms.is_open(worker, settings, promised);
+        let first_token = placed.first_token();
+        if is_sent && time_left.is_some_and(|left| first_token > left) {
+            return (Look::TooLate(first_token), None);
+        }
         for (owner, promise) in &placed.promises {
             let mut promise = *promise;
             promise.waiting = u32::from(!is_sent);

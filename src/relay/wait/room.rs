@@ -108,7 +108,6 @@ impl Rooms {
             rates += load.speed.get().rate();
             rooms.room.workers += 1;
             rooms.room.queued_tokens += queued + promise.queued_tokens;
-            rooms.room.own_queued_tokens += load.own_queued_tokens() + promise.queued_tokens;
         }
         rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         if rooms.room.workers == 0 && !rooms.stalled.is_empty() {

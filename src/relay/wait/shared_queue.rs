@@ -35,6 +35,12 @@ impl Placed {
         let decision = chosen::computes(&self.chosen);
         &self.group.workers[decision.worker_index]
     }
+
+    /// How long its first token takes, if it is sent now.
+    pub(super) fn first_token(&self) -> Duration {
+        let seconds = chosen::first_token(&self.chosen);
+        Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+    }
 }
 
 /// Looks where a waiting request would be sent now, behind what workers were promised, and without some of them.
@@ -279,21 +285,23 @@ impl SharedQueue {
         now: Instant,
         room: Room,
         computed: u64,
-        mut look: impl FnMut(&Waiter) -> (Look, Option<Placed>),
+        mut look: impl FnMut(&Waiter, Option<Duration>) -> (Look, Option<Placed>),
     ) -> Vec<Gone> {
         let mut state = self.state.lock();
         let mut all_placed = Vec::new();
         let mut looked = 0;
         let mut is_cut_short = room.is_full;
-        let left = state.queue.advance(now, room, computed, |waiter| {
-            let (look, placed) = look(waiter);
-            looked += usize::from(look == Look::Wait);
-            is_cut_short |= look == Look::Full;
-            if look == Look::Send {
-                all_placed.push(placed);
-            }
-            look
-        });
+        let left = state
+            .queue
+            .advance(now, room, computed, |waiter, time_left| {
+                let (look, placed) = look(waiter, time_left);
+                looked += usize::from(look == Look::Wait);
+                is_cut_short |= look == Look::Full;
+                if look == Look::Send {
+                    all_placed.push(placed);
+                }
+                look
+            });
         self.count(&state);
         let is_all = !is_cut_short && looked == state.queue.len();
         self.is_all_promised.store(is_all, Relaxed);
