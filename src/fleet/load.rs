@@ -17,6 +17,13 @@ const DEFAULT_SLOTS: u32 = 256;
 /// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
 const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
 
+/// Requests that may be sent to an engine before all of its slots are taken: a few more than it was seen to have, which it runs
+/// if it can, and then it is seen to have more.
+pub fn free_slots(slots: u32, requests: u32) -> u32 {
+    let most = slots.saturating_add(slots.div_ceil(8));
+    most.saturating_sub(requests)
+}
+
 /// One worker's load. Everything that a routing decision reads is in one cache line, because with a thousand
 /// workers each line is a cache miss. Nothing else that is written often shares the line.
 #[derive(Debug, Default)]
@@ -149,6 +156,7 @@ impl Load {
         let requests = self.requests();
         LoadNow {
             requests,
+            next_waits: requests >= slots || self.waiting() > 0,
             is_full: requests > slots || self.waiting() > 0,
             own_requests: self.own_requests(),
             context_tokens: self.context_tokens(),

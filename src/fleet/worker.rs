@@ -336,8 +336,7 @@ impl Worker {
     /// was seen to have: its engine runs them if it can, and then it is seen to have more.
     pub fn free_slots(&self) -> Option<u32> {
         let slots = self.known_slots()?;
-        let most = slots.saturating_add(slots.div_ceil(8));
-        Some(most.saturating_sub(self.load.requests()))
+        Some(super::load::free_slots(slots, self.load.requests()))
     }
 
     /// From how many observations its own speed was learnt.

@@ -44,6 +44,8 @@ pub struct Passed {
     context: f64,
     /// Prompt tokens that it computed.
     prompt_tokens: f64,
+    /// A request that was sent then may have waited for a slot first.
+    may_wait: bool,
 }
 
 /// A worker's load at one moment, of all replicas.
@@ -56,6 +58,8 @@ pub struct LoadNow {
     /// Of this router.
     pub queued_tokens: u64,
     pub peers_queued_tokens: u64,
+    /// One more request may wait for a slot.
+    pub next_waits: bool,
     /// The engine's slots are taken: requests may wait for one, and the time of a prompt shows nothing.
     pub is_full: bool,
 }
@@ -75,7 +79,10 @@ impl Seen {
         let mut inner = self.0.lock();
         inner.pass(at.as_secs_f64(), load);
         inner.waiting += u32::from(is_stream);
-        inner.passed
+        Passed {
+            may_wait: load.next_waits,
+            ..inner.passed
+        }
     }
 
     /// What the worker has done until now.
@@ -103,7 +110,7 @@ impl Seen {
         inner.waiting = inner.waiting.saturating_sub(1);
         inner.last_first = inner.last_first.max(now);
         match inner.firsts.last_mut() {
-            _ if load.is_full => {}
+            _ if load.is_full || sent.may_wait => {}
             // Of the same step as the one before.
             Some(before) if row.steps == 0.0 => before.add(&row),
             _ => push(&mut inner.firsts, row),
@@ -135,7 +142,7 @@ impl Seen {
         }
         let passed = inner.passed;
         let seconds = passed.at - from.at;
-        let may_have_waited = load.is_full && uncached_tokens > 0;
+        let may_have_waited = uncached_tokens > 0 && (load.is_full || from.may_wait);
         if tokens == 0 || seconds <= 0.0 || may_have_waited {
             return;
         }
@@ -287,6 +294,29 @@ mod tests {
             "{rows:?}"
         );
         assert_eq!(rows[0].prompt_tokens, 300.0);
+    }
+
+    #[test]
+    fn what_may_have_waited_for_a_slot_shows_nothing_of_its_prompt() {
+        let seen = Seen::default();
+        let of = |requests| LoadNow {
+            next_waits: requests >= 2,
+            is_full: requests > 2,
+            ..load(requests, 1_000)
+        };
+        // Two slots are taken when it is sent; by its first token one is free again.
+        let sent = seen.on_sent(at(0), &of(2), true);
+        let first = seen.on_first_token(at(900), &sent, 1_000, &of(2));
+        let whole = seen.on_sent(at(900), &of(2), false);
+        seen.on_end(at(2_000), &whole, 10, 1_000, &of(2));
+        let rows = seen.take();
+        assert_eq!((rows.firsts.len(), rows.ends.len()), (0, 0));
+        // From its first token on, it has one.
+        seen.on_end(at(2_000), &first, 10, 0, &of(2));
+        assert_eq!(seen.take().ends.len(), 1);
+        let sent = seen.on_sent(at(2_000), &of(1), true);
+        seen.on_first_token(at(2_100), &sent, 1_000, &of(2));
+        assert_eq!(seen.take().firsts.len(), 1);
     }
 
     #[test]

@@ -131,6 +131,7 @@ pub(super) struct EngineSample {
 /// What an engine's own metrics say.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineGauges {
+    pub(super) running: u32,
     pub(super) waiting: u32,
     pub(super) kv_usage: f64,
 }
@@ -235,6 +236,7 @@ impl EngineModel {
 
     pub(super) fn gauges(&self) -> EngineGauges {
         EngineGauges {
+            running: self.answers.len() as u32,
             waiting: self.waiting.len() as u32,
             kv_usage: self.memory.usage(),
         }

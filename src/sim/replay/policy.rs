@@ -8,11 +8,14 @@ use crate::routing::{self, Policy};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ComparedPolicy {
     Router(Policy),
+    /// `cache_aware`, with requests that wait in the router for the worker where they cost the least, as by default.
+    Queued,
     Model(Formula),
 }
 
 impl ComparedPolicy {
-    pub(super) const ALL: [ComparedPolicy; 13] = [
+    pub(super) const ALL: [ComparedPolicy; 14] = [
+        ComparedPolicy::Queued,
         ComparedPolicy::Router(Policy::CacheAware),
         ComparedPolicy::Router(Policy::LeastLoad),
         ComparedPolicy::Router(Policy::PowerOfTwo),
@@ -30,6 +33,7 @@ impl ComparedPolicy {
 
     pub(super) fn name(self) -> &'static str {
         match self {
+            ComparedPolicy::Queued => "cache_aware_queue",
             ComparedPolicy::Router(Policy::CacheAware) => "cache_aware",
             ComparedPolicy::Router(Policy::LeastLoad) => "least_load",
             ComparedPolicy::Router(Policy::PowerOfTwo) => "power_of_two",
@@ -50,7 +54,9 @@ impl ComparedPolicy {
     pub(super) fn is_model(self) -> bool {
         !matches!(
             self,
-            ComparedPolicy::Router(_) | ComparedPolicy::Model(Formula::Seconds)
+            ComparedPolicy::Router(_)
+                | ComparedPolicy::Queued
+                | ComparedPolicy::Model(Formula::Seconds)
         )
     }
 
@@ -59,6 +65,10 @@ impl ComparedPolicy {
         match self {
             ComparedPolicy::Router(policy) => routing::Settings {
                 policy,
+                ..settings.clone()
+            },
+            ComparedPolicy::Queued => routing::Settings {
+                policy: Policy::CacheAware,
                 ..settings.clone()
             },
             ComparedPolicy::Model(_) => settings.clone(),

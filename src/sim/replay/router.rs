@@ -1,6 +1,7 @@
 //! A router of a replay: the load counters of each worker, a cache index, and the router's own decision code over both.
 
 mod cached_tokens;
+mod line;
 mod load;
 mod speeds;
 
@@ -10,19 +11,23 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use self::cached_tokens::{CachedTokens, tie_breaker};
+use self::line::Line;
+pub(super) use self::line::Sent;
 use self::load::Load;
 pub(super) use self::speeds::PrefillRates;
-use self::speeds::Speeds;
+use self::speeds::{Loads, Speeds};
 use super::candidate::{Candidate, Constants, Prompt};
 use super::engine::EngineGauges;
 use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
+use crate::fleet;
 use crate::fleet::speed::{AnswerTokens, Passed};
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::observe::metrics::Registry;
+use crate::queue;
 use crate::routing::{self, Cached, Request, State, View};
 
 /// Which cache index a router uses.
@@ -46,6 +51,11 @@ pub(super) struct Router {
     peers: Vec<Load>,
     /// Of its own requests, as it last reported.
     reported: Vec<Load>,
+    /// What engines said of their slots.
+    engines: Vec<fleet::load::Load>,
+    /// Those who wait, if requests do.
+    line: Option<Line>,
+    queue: queue::Settings,
     /// Its own requests since the last report and their workers, if routed prompts are shared.
     routed: Vec<(usize, usize)>,
     shares_routed: bool,
@@ -103,6 +113,7 @@ pub(super) enum RequestEvent {
 pub(super) struct Settings {
     pub(super) policy: ComparedPolicy,
     pub(super) routing: routing::Settings,
+    pub(super) queue: queue::Settings,
     pub(super) predicted: predicted::Settings,
     pub(super) unconfirmed: unconfirmed::Settings,
     pub(super) cache_index: CacheIndexKind,
@@ -140,6 +151,10 @@ impl Router {
             own: vec![Load::default(); settings.workers],
             peers: vec![Load::default(); settings.workers],
             reported: vec![Load::default(); settings.workers],
+            engines: (0..settings.workers).map(|_| Default::default()).collect(),
+            line: (settings.policy == ComparedPolicy::Queued)
+                .then(|| Line::new(&settings.queue, epoch)),
+            queue: settings.queue.clone(),
             routed: Vec::new(),
             shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
@@ -165,6 +180,24 @@ impl Router {
         reported: &ReportedIndex,
         gauges: &[EngineGauges],
     ) -> Option<(usize, u32)> {
+        let loads: Vec<Load> = self.loads().collect();
+        self.choose_by(now, job, reported, gauges, &loads)
+    }
+
+    /// All requests at each worker that it knows of.
+    fn loads(&self) -> impl Iterator<Item = Load> {
+        let seen = self.own.iter().zip(&self.peers);
+        seen.map(|(own, peers)| own.plus(peers))
+    }
+
+    fn choose_by(
+        &mut self,
+        now: Duration,
+        job: &Job,
+        reported: &ReportedIndex,
+        gauges: &[EngineGauges],
+        loads: &[Load],
+    ) -> Option<(usize, u32)> {
         let request = Request {
             prompt_tokens: job.input_tokens,
             answer_tokens: self.answers.mean(),
@@ -177,19 +210,18 @@ impl Router {
         };
         self.tickets += 1;
         let cached = self.cached(now, job, reported);
-        let seen = self.own.iter().zip(&self.peers);
-        let loads: Vec<Load> = seen.map(|(own, peers)| own.plus(peers)).collect();
         let worker = match self.policy {
-            ComparedPolicy::Router(_) => {
+            ComparedPolicy::Router(_) | ComparedPolicy::Queued => {
                 let view = FleetView {
-                    loads: &loads,
+                    loads,
+                    engines: &self.engines,
                     speeds: &self.speeds,
                     cached: &cached,
                 };
                 routing::decide(&self.routing, &request, &view)?.worker_index
             }
             ComparedPolicy::Model(formula) => {
-                let candidates = self.candidates(&loads, &cached, gauges, job);
+                let candidates = self.candidates(loads, &cached, gauges, job);
                 formula.choose(&self.prompt(job), &candidates)?
             }
         };
@@ -207,14 +239,11 @@ impl Router {
                 if self.shares_routed {
                     self.routed.push((number, worker));
                 }
-                let load = &mut self.own[worker];
-                load.requests += 1;
-                load.queued_tokens += u64::from(uncached_tokens);
-                load.context_tokens += u64::from(job.input_tokens);
-                let (own, peers) = (&self.own[worker], &self.peers[worker]);
+                let since = self.speeds.on_sent(now, worker, self.loads_of(worker));
+                self.own[worker].add(job.input_tokens, uncached_tokens);
                 let request = InFlight {
                     worker,
-                    since: self.speeds.on_sent(now, worker, own, peers),
+                    since,
                     uncached_tokens,
                     coming: self.count_cached(now, worker, job),
                     is_computed: false,
@@ -222,20 +251,21 @@ impl Router {
                 self.in_flight.insert(number, request);
             }
             RequestEvent::FirstToken => {
-                let Some(request) = self.in_flight.get_mut(&number) else {
+                let Some(mut request) = self.in_flight.remove(&number) else {
                     return;
                 };
                 request.is_computed = true;
                 let worker = request.worker;
                 if let Some(sent) = &request.since {
-                    let loads = (&self.own[worker], &self.peers[worker]);
                     let sent = (sent, request.uncached_tokens);
+                    let loads = self.loads_of(worker);
                     request.since = self.speeds.on_first_token(now, worker, sent, loads);
                 }
                 self.own[worker].queued_tokens -= u64::from(request.uncached_tokens);
                 if let Some(coming) = request.coming.take() {
                     coming.on_first_token(self.epoch + now);
                 }
+                self.in_flight.insert(number, request);
             }
             RequestEvent::Ended => {
                 let Some(request) = self.in_flight.remove(&number) else {
@@ -243,8 +273,8 @@ impl Router {
                 };
                 let worker = request.worker;
                 if let Some(first) = request.since.filter(|_| request.is_computed) {
-                    let loads = (&self.own[worker], &self.peers[worker]);
                     let tokens = job.output_tokens.saturating_sub(1);
+                    let loads = self.loads_of(worker);
                     self.speeds.on_end(now, worker, (&first, tokens), loads);
                 }
                 self.answers.on_answer(job.output_tokens.into());
@@ -307,8 +337,25 @@ impl Router {
         }
     }
 
-    /// What a router does each second: learns the workers' speeds, and frees expired entries of the index.
-    pub(super) fn on_second(&mut self, now: Duration) {
+    fn loads_of(&self, worker: usize) -> Loads<'_> {
+        Loads {
+            own: &self.own[worker],
+            peers: &self.peers[worker],
+            reported: &self.engines[worker],
+        }
+    }
+
+    /// What a router does each second: asks engines how many requests they have, learns the workers' speeds, and frees expired
+    /// entries of the index.
+    pub(super) fn on_second(&mut self, now: Duration, gauges: &[EngineGauges]) {
+        for (engine, gauges) in self.engines.iter().zip(gauges) {
+            engine.report(fleet::load::LoadReport {
+                at: self.epoch + now,
+                running: gauges.running,
+                waiting: gauges.waiting,
+                kv_usage: gauges.kv_usage,
+            });
+        }
         self.speeds.learn();
         if let CacheIndex::Predicted(predicted) = &self.cache_index {
             predicted.remove_expired(self.epoch + now, |_| true);
@@ -376,6 +423,7 @@ impl Router {
 /// The view of the fleet that a routing decision gets.
 struct FleetView<'a> {
     loads: &'a [Load],
+    engines: &'a [fleet::load::Load],
     speeds: &'a Speeds,
     cached: &'a CachedTokens<'a>,
 }
@@ -394,13 +442,14 @@ impl View for FleetView<'_> {
             queued_tokens: load.queued_tokens,
             context_tokens: load.context_tokens,
             speed: self.speeds.speeds[worker_index],
+            slots: self.engines[worker_index].slots(),
+            waiting: self.engines[worker_index].waiting(),
             ..State::default()
         }
     }
 
     fn mean_prompt_token(&self) -> f64 {
-        let rates = self.speeds.speeds.iter().map(|speed| speed.rate());
-        self.loads.len() as f64 / rates.sum::<f64>()
+        self.speeds.mean_prompt_token()
     }
 
     fn min_prompt_token(&self) -> f64 {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::engine::{Due, EngineGauges, EngineModel, EngineSample, EngineSettings, StoredBlocks};
 use super::reported::ReportedIndex;
-use super::router::{self, RequestEvent, Router};
+use super::router::{self, RequestEvent, Router, Sent};
 use super::workload::{self, Arrival, Job};
 use crate::ids::BlockHash;
 use crate::sim::step_time;
@@ -175,8 +175,9 @@ impl Run<'_> {
                 }
             }
             Event::Tick if self.unfinished > 0 => {
+                let gauges = self.gauges();
                 for router in &mut self.routers {
-                    router.on_second(now);
+                    router.on_second(now, &gauges);
                 }
                 self.events.set(now + TICK, Event::Tick);
             }
@@ -187,9 +188,43 @@ impl Run<'_> {
     fn on_arrival(&mut self, now: Duration, request: usize) {
         let job = &self.jobs[request];
         self.outcome.answers[request].arrived = now;
-        let gauges: Vec<EngineGauges> = self.engines.iter().map(EngineModel::gauges).collect();
-        let chosen = self.routers[job.router].choose(now, job, &self.exact_index, &gauges);
+        let gauges = self.gauges();
+        let router = &mut self.routers[job.router];
+        let chosen = router.choose(now, job, &self.exact_index, &gauges);
         let (worker, uncached_tokens) = chosen.expect("every modelled engine is usable");
+        if router.waits(now, request, uncached_tokens) {
+            self.release(now, job.router);
+            return;
+        }
+        self.send(
+            now,
+            Sent {
+                request,
+                worker,
+                uncached_tokens,
+            },
+        );
+    }
+
+    fn gauges(&self) -> Vec<EngineGauges> {
+        self.engines.iter().map(EngineModel::gauges).collect()
+    }
+
+    /// Sends what waited at a router and whose worker has room now.
+    fn release(&mut self, now: Duration, router: usize) {
+        let gauges = self.gauges();
+        let sent = self.routers[router].release(now, self.jobs, &self.exact_index, &gauges);
+        for sent in sent {
+            self.send(now, sent);
+        }
+    }
+
+    fn send(&mut self, now: Duration, sent: Sent) {
+        let Sent {
+            request,
+            worker,
+            uncached_tokens,
+        } = sent;
         self.report(
             now,
             request,
@@ -218,6 +253,9 @@ impl Run<'_> {
         }
         let due = self.engines[worker].start(self.jobs);
         self.schedule(now, worker, due);
+        for router in 0..self.routers.len() {
+            self.release(now, router);
+        }
     }
 
     fn on_first_token(&mut self, now: Duration, worker: usize, request: usize, cached: u32) {

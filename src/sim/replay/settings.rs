@@ -14,6 +14,7 @@ use super::router::{self, CacheIndexKind, PrefillRates};
 use super::run::Fleet;
 use super::workload::WorkloadSettings;
 use crate::config::Config;
+use crate::queue;
 use crate::routing::Policy;
 use crate::sim::report;
 use crate::sim::step_time::{AnswerTimes, StepTimes};
@@ -37,13 +38,14 @@ pub struct Settings {
     #[arg(long, value_name = "NUMBERS", value_delimiter = ',', default_values_t = [1])]
     pub(super) seeds: Vec<u64>,
 
-    /// Configuration file whose `routing`, `predicted` and `unconfirmed` settings are used. Default: their defaults.
+    /// Configuration file whose `routing`, `queue`, `predicted` and `unconfirmed` settings are used. Default: their defaults.
     #[arg(long, value_name = "FILE")]
     #[serde(skip)]
     pub config: Option<PathBuf>,
 
     /// Policies to compare. Default: every policy but consistent_hash, models of policies of other routers
     /// (longest_prefix, prefix_threshold, dynamo_default, vllm_router, lmetric, llm_d), and seconds, a cost in seconds.
+    /// cache_aware_queue is cache_aware with the queue, as by default; the others send each request at once.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[serde(skip)]
     pub(super) policies: Vec<ComparedPolicy>,
@@ -230,6 +232,10 @@ impl Settings {
         router::Settings {
             policy,
             routing: config.routing.clone(),
+            queue: match &config.queue {
+                queue::Waiting::On(settings) => settings.as_ref().clone(),
+                queue::Waiting::Off => queue::Settings::default(),
+            },
             predicted: config.predicted.clone(),
             unconfirmed: config.kv_events.advanced.unconfirmed.clone(),
             cache_index: self.cache_index,

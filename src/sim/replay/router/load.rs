@@ -19,6 +19,13 @@ impl Load {
         }
     }
 
+    /// One more request, whose prompt is not computed.
+    pub(super) fn add(&mut self, prompt_tokens: u32, uncached_tokens: u32) {
+        self.requests += 1;
+        self.queued_tokens += u64::from(uncached_tokens);
+        self.context_tokens += u64::from(prompt_tokens);
+    }
+
     /// Counts `now` of one replica where `before` was counted.
     pub(super) fn replace(&mut self, before: &Load, now: &Load) {
         self.requests = self.requests - before.requests + now.requests;

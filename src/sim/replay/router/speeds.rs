@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::load::Load;
+use crate::fleet;
 use crate::fleet::speed::{Learner, LoadNow, Passed, Seen, Speed};
 
 /// What a router knows of the workers' prefill rates.
@@ -44,28 +45,22 @@ impl Speeds {
         }
     }
 
-    /// `own` and `peers`: after it counts.
-    pub(super) fn on_sent(
-        &self,
-        now: Duration,
-        worker: usize,
-        own: &Load,
-        peers: &Load,
-    ) -> Option<Passed> {
+    /// `loads`: before it counts.
+    pub(super) fn on_sent(&self, now: Duration, worker: usize, loads: Loads<'_>) -> Option<Passed> {
         let (seen, _) = self.learners.get(worker)?;
-        Some(seen.on_sent(now, &load_now(own, peers), true))
+        Some(seen.on_sent(now, &loads.now(), true))
     }
 
-    /// `own` and `peers`: while its prompt counts as queued.
+    /// `loads`: while its prompt counts as queued.
     pub(super) fn on_first_token(
         &self,
         now: Duration,
         worker: usize,
         (sent, uncached_tokens): (&Passed, u32),
-        (own, peers): (&Load, &Load),
+        loads: Loads<'_>,
     ) -> Option<Passed> {
         let (seen, _) = self.learners.get(worker)?;
-        Some(seen.on_first_token(now, sent, uncached_tokens, &load_now(own, peers)))
+        Some(seen.on_first_token(now, sent, uncached_tokens, &loads.now()))
     }
 
     pub(super) fn on_end(
@@ -73,11 +68,17 @@ impl Speeds {
         now: Duration,
         worker: usize,
         (first, tokens): (&Passed, u32),
-        (own, peers): (&Load, &Load),
+        loads: Loads<'_>,
     ) {
         if let Some((seen, _)) = self.learners.get(worker) {
-            seen.on_end(now, first, tokens.into(), 0, &load_now(own, peers));
+            seen.on_end(now, first, tokens.into(), 0, &loads.now());
         }
+    }
+
+    /// Seconds for a prompt token at the mean rate of the workers.
+    pub(super) fn mean_prompt_token(&self) -> f64 {
+        let rates = self.speeds.iter().map(Speed::rate);
+        self.speeds.len() as f64 / rates.sum::<f64>()
     }
 
     pub(super) fn learn(&mut self) {
@@ -90,13 +91,27 @@ impl Speeds {
     }
 }
 
-fn load_now(own: &Load, peers: &Load) -> LoadNow {
-    LoadNow {
-        requests: own.requests + peers.requests,
-        own_requests: own.requests,
-        context_tokens: own.context_tokens + peers.context_tokens,
-        queued_tokens: own.queued_tokens,
-        peers_queued_tokens: peers.queued_tokens,
-        is_full: false,
+/// What a router knows of one worker.
+#[derive(Clone, Copy)]
+pub(super) struct Loads<'a> {
+    pub(super) own: &'a Load,
+    pub(super) peers: &'a Load,
+    /// What its engine says.
+    pub(super) reported: &'a fleet::load::Load,
+}
+
+impl Loads<'_> {
+    fn now(self) -> LoadNow {
+        let (own, peers) = (self.own, self.peers);
+        let (requests, slots) = (own.requests + peers.requests, self.reported.slots());
+        LoadNow {
+            requests,
+            own_requests: own.requests,
+            context_tokens: own.context_tokens + peers.context_tokens,
+            queued_tokens: own.queued_tokens,
+            peers_queued_tokens: peers.queued_tokens,
+            next_waits: requests >= slots || self.reported.waiting() > 0,
+            is_full: requests > slots || self.reported.waiting() > 0,
+        }
     }
 }

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::kv::{predicted, unconfirmed};
 use crate::observe;
+use crate::queue;
 use crate::routing::{self, Policy};
 use crate::sim::replay::candidate::Constants;
 use crate::sim::replay::formula::Formula;
@@ -47,6 +48,7 @@ fn settings(
     router::Settings {
         policy,
         routing: routing::Settings::default(),
+        queue: queue::Settings::default(),
         predicted: predicted::Settings::default(),
         unconfirmed: unconfirmed::Settings::default(),
         cache_index,
