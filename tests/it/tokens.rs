@@ -1,6 +1,7 @@
 //! Routing by token ids: every API is matched against the KV events of the engines, and tokenization never delays a
 //! request longer than configured.
 
+mod input_tokens;
 mod messages;
 mod over_chat;
 
