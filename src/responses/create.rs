@@ -57,7 +57,7 @@ impl Responses {
         let mut old_histories = 0;
         loop {
             let mut history = match remembered {
-                Some(response) => self.remembered(response, is_stored)?,
+                Some(response) => self.remembered(response, reader.tenant, is_stored).await?,
                 None => {
                     self.history(&create.parent, &reader, Access::Exclusive)
                         .await?
@@ -177,7 +177,8 @@ impl Responses {
             lists.push(new_input.clone());
             let memory = turn.memory(lists);
             match prepared.history.conversation {
-                Some(_) => memory.in_conversation(),
+                // Its record says how it is continued, which has its own items alone.
+                Some(_) => memory.without_items(),
                 None => memory,
             }
         });

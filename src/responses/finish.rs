@@ -135,6 +135,12 @@ impl Finisher {
         };
         if let Err(NotStored::NotAdded(refusal)) = stored {
             finished.error = Some(refused_turn(refusal));
+        } else if let Err(NotStored::Store(store::Error::BrokenChain(missing))) = stored {
+            debug!(response_id = %self.key.id, %missing, "response not stored, because one that it continues was deleted");
+            finished.is_degraded = true;
+            response = with_member(&response, "store", "false").into();
+            responses.metrics.on_deleted_chain();
+            self.memory = self.memory.map(TurnMemory::without_items);
         } else if let Err(error) = stored {
             warn!(response_id = %self.key.id, %error, "response generated but not stored");
             finished.is_degraded = true;

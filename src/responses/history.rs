@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
 
 use bytes::Bytes;
+use tracing::debug;
 
 use super::client_state::{LARGE_BYTES, StateReader, joined};
 use super::conversation_lock::{self, ConversationLock};
@@ -119,12 +120,26 @@ impl Responses {
         Ok(history)
     }
 
-    /// The history of a response that its connection remembers.
-    pub(super) fn remembered(
+    /// The history of a response that its connection remembers. A stored one is asked for: it may have been deleted since.
+    pub(super) async fn remembered(
         &self,
         response: &Remembered,
+        tenant: Tenant,
         will_store: bool,
     ) -> Result<History, ApiError> {
+        if response.chain.is_some() {
+            let id = response.id;
+            match self.store.keep_chain(ResponseKey { tenant, id }).await {
+                Ok(None) => {}
+                Ok(Some(missing)) => {
+                    return Err(ApiError::unknown_previous(&missing.to_string()));
+                }
+                // While the store is away, nobody deletes anything from it.
+                Err(error) => {
+                    debug!(response_id = %id, %error, "store not asked for a response that its connection remembers");
+                }
+            }
+        }
         let turns = response.chain.as_ref().map_or(0, |chain| chain.ids.len());
         let advanced = &self.settings.advanced;
         if turns as u64 > advanced.max_history_turns || response.bytes() > advanced.max_history_size

@@ -77,8 +77,8 @@ impl Metrics {
             ),
             not_stored: registry.counters(
                 "warmroute_responses_not_stored_total",
-                "Responses that should have been stored and were not because the store failed, by outcome: \
-                 served without being stored, or withheld from the client (503).",
+                "Responses that should have been stored and were not, by outcome: served or withheld from the client (503) \
+                 because the store failed, or deleted, because one that they continue was deleted while they ran.",
                 &["outcome"],
             ),
             over_chat: registry.counters(
@@ -168,6 +168,11 @@ impl Metrics {
     /// A response was served without being stored.
     pub(super) fn on_degraded(&self) {
         self.not_stored.with_label_values(&["served"]).inc();
+    }
+
+    /// A response was served without being stored, because one that it continues was deleted while it ran.
+    pub(super) fn on_deleted_chain(&self) {
+        self.not_stored.with_label_values(&["deleted"]).inc();
     }
 
     /// A response was generated and withheld, because it could not be stored.

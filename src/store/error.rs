@@ -4,6 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::ids::ResponseId;
+
 /// Why an operation of the store failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Error {
@@ -23,6 +25,8 @@ pub enum Error {
     TooLarge { bytes: u64, max: u64 },
     /// `create`: the id belongs to a record that was created with another token.
     Exists,
+    /// `create`: this response, which it continues, is missing. Nothing was written.
+    BrokenChain(ResponseId),
     /// The record is damaged, or was written by a newer release.
     Unreadable(Arc<str>),
     /// A part of the conversation is lost, because the store evicted it.
@@ -38,6 +42,7 @@ impl Error {
             | Self::Full { retry_after } => Some(*retry_after),
             Self::TooLarge { .. }
             | Self::Exists
+            | Self::BrokenChain(_)
             | Self::Unreadable(_)
             | Self::DamagedConversation => None,
         }
@@ -51,6 +56,7 @@ impl Error {
             Self::Full { .. } => "full",
             Self::TooLarge { .. } => "too_large",
             Self::Exists => "exists",
+            Self::BrokenChain(_) => "broken_chain",
             Self::Unreadable(_) => "unreadable",
             Self::DamagedConversation => "damaged",
         }
@@ -74,6 +80,12 @@ impl fmt::Display for Error {
                 )
             }
             Self::Exists => f.write_str("the id exists already"),
+            Self::BrokenChain(missing) => {
+                write!(
+                    f,
+                    "{missing}, which the response continues, is not stored any more"
+                )
+            }
             Self::Unreadable(reason) => write!(f, "the stored record cannot be decoded: {reason}"),
             Self::DamagedConversation => {
                 f.write_str("a part of the conversation is lost: the store has evicted it")

@@ -35,6 +35,8 @@ use super::{
     Report, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
 };
 
+use crate::ids::ResponseId;
+
 /// When clients should retry while running responses fill the store: some of them end within seconds.
 const FULL_RETRY: Duration = Duration::from_secs(2);
 
@@ -66,8 +68,7 @@ impl ResponseStore for Memory {
                     retry_after: FULL_RETRY,
                 });
             }
-            shard.create(now, key, record);
-            Ok(())
+            shard.create(now, key, record)
         })
     }
 
@@ -84,7 +85,7 @@ impl ResponseStore for Memory {
             }
             let put = shard.commit(now, commit, self.keep.max_record)?;
             if put == PutOutcome::Done {
-                shard.create(now, key, record);
+                shard.create(now, key, record)?;
             }
             Ok(put)
         })
@@ -107,6 +108,12 @@ impl ResponseStore for Memory {
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
         self.on_response(Op::History, key, move |shard, now| {
             Ok(shard.history(now, key, max))
+        })
+    }
+
+    fn keep_chain(&self, key: ResponseKey) -> StoreFuture<'_, Option<ResponseId>> {
+        self.on_response(Op::KeepChain, key, move |shard, now| {
+            Ok(shard.keep_chain(now, key))
         })
     }
 

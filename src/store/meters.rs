@@ -28,6 +28,7 @@ pub(super) enum Op {
     Input,
     Request,
     History,
+    KeepChain,
     Delete,
     Start,
     Append,
@@ -63,7 +64,7 @@ pub(super) enum Op {
     Report,
 }
 
-const OPS: [(Op, &str); 40] = [
+const OPS: [(Op, &str); 41] = [
     (Op::Admit, "admit"),
     (Op::Create, "create"),
     (Op::CreateInConversation, "create_in_conversation"),
@@ -71,6 +72,7 @@ const OPS: [(Op, &str); 40] = [
     (Op::Input, "input"),
     (Op::Request, "request"),
     (Op::History, "history"),
+    (Op::KeepChain, "keep_chain"),
     (Op::Delete, "delete"),
     (Op::Start, "start"),
     (Op::Append, "append"),

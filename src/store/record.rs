@@ -111,6 +111,8 @@ pub struct Finalization {
     pub status: Status,
     pub content: Content,
     pub hint: RoutingHint,
+    /// `Stored`: as it was created. `Ephemeral`: kept for polling only, because something that it continues was deleted.
+    pub retention: Retention,
     /// The last events, with the terminal one.
     pub batch: Option<EventBatch>,
     /// Where each delta event ends in the final output, so that the events can be reproduced after the log has

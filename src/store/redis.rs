@@ -55,6 +55,7 @@ use super::{
     NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey,
     ResponseStore, StoreFuture, Takeover, WriteOutcome,
 };
+use crate::ids::ResponseId;
 
 impl ResponseStore for Redis {
     fn admit(&self) -> StoreFuture<'_, ()> {
@@ -93,6 +94,10 @@ impl ResponseStore for Redis {
 
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
         self.meter(Op::History, move || self.get_history(key, max))
+    }
+
+    fn keep_chain(&self, key: ResponseKey) -> StoreFuture<'_, Option<ResponseId>> {
+        self.meter(Op::KeepChain, move || self.keep_chain_of(key))
     }
 
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {

@@ -18,7 +18,11 @@
 //! 7. **A history is complete or not returned.** One missing turn makes it `Missing`.
 //! 8. **Running responses are never evicted.** A store full of running responses refuses new ones
 //!    ([`Error::Full`]). Finished records are dropped by age, or to make room.
-//! 9. **A dropped future may or may not have applied its write**, as with `Unknown`.
+//! 9. **A response is kept with everything that it continues.** It can be continued exactly while it and all responses
+//!    of its chain are stored. Reading a history, a create and [`ResponseStore::keep_chain`] extend the retention of the
+//!    chain, so that a response that is kept long loses none of it by age. A create that continues a response that is
+//!    missing is [`Error::BrokenChain`] and writes nothing.
+//! 10. **A dropped future may or may not have applied its write**, as with `Unknown`.
 
 use std::fmt;
 use std::pin::Pin;
@@ -40,6 +44,7 @@ use super::record::{
     CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, Finalization, IdempotencyToken,
     NewRecord, Record, WriteOutcome,
 };
+use crate::ids::ResponseId;
 
 /// Whether the store was reachable at its last use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -71,7 +76,8 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
     /// costs no GPU time. Sends nothing while the store answered recently.
     fn admit(&self) -> StoreFuture<'_, ()>;
 
-    /// Creates a record in one write. [`Error::Exists`] if the id belongs to a record with another token.
+    /// Creates a record in one write, and extends the retention of all that it continues. [`Error::Exists`] if the id
+    /// belongs to a record with another token; [`Error::BrokenChain`] if any of what it continues is missing.
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()>;
 
     /// As `create`, for a response that has ended in a conversation: its record and its items in one write. Unless it
@@ -93,8 +99,11 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
     /// one keeps it until its partial output is stored.
     fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>>;
 
-    /// Returns all input and output of the chain that ends with `key`.
+    /// Returns all input and output of the chain that ends with `key`, and extends the retention of what is before it.
     fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History>;
+
+    /// Extends the retention of the response and of all that it continues. Returns the newest of them that is missing.
+    fn keep_chain(&self, key: ResponseKey) -> StoreFuture<'_, Option<ResponseId>>;
 
     /// Deletes the response, whatever its status, and sends a notice to the owner that runs it.
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome>;

@@ -192,6 +192,7 @@ fn kept_as(retention: Retention) -> NewRecord {
 fn ending(status: Status) -> Finalization {
     Finalization {
         commit: None,
+        retention: Retention::Stored,
         token: token(),
         status,
         content: Content {

@@ -124,6 +124,50 @@ async fn what_is_not_stored_is_continued_on_its_connection_alone() {
 }
 
 #[tokio::test]
+async fn a_response_that_was_deleted_over_http_is_not_continued_on_its_connection() {
+    let cluster = Cluster::fast(1).await;
+    for deleted in 0..2 {
+        let mut socket = Socket::open(cluster.router.api).await;
+        let first = socket.respond(json!({"input": "one"})).await;
+        let second = json!({"input": "two", "previous_response_id": id(&first)});
+        let second = socket.respond(second).await;
+        let gone = [&first, &second][deleted];
+        let path = format!("{PATH}/{}", id(gone));
+        let answer = client::send(cluster.router.api, "DELETE", &path, &[], "").await;
+        assert_eq!(answer.status, 200);
+        for store in [true, false] {
+            let third = json!({"store": store, "previous_response_id": id(&second)});
+            let error = socket.fail(third).await;
+            let message = format!("Previous response with id '{}' not found.", id(gone));
+            assert_eq!(error["error"]["code"], "previous_response_not_found");
+            assert_eq!(error["error"]["message"], message);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_child_whose_parent_was_deleted_while_it_ran_is_not_remembered_either() {
+    let cluster = Cluster::start(vec![unhurried()], |_| {}).await;
+    let mut socket = Socket::open(cluster.router.api).await;
+    let first = socket.respond(json!({"max_output_tokens": 2})).await;
+    let path = format!("{PATH}/{}", id(&first));
+    let more = json!({"max_output_tokens": 100, "previous_response_id": id(&first)});
+    let (second, _) = tokio::join!(socket.respond(more), async {
+        eventually("the turn runs", async || {
+            cluster.engines[0].stats().await.running == 1
+        })
+        .await;
+        let answer = client::send(cluster.router.api, "DELETE", &path, &[], "").await;
+        assert_eq!(answer.status, 200);
+    });
+    assert_eq!(second["store"], false, "{second}");
+    let error = socket
+        .fail(json!({"previous_response_id": id(&second)}))
+        .await;
+    assert_eq!(error["error"]["code"], "previous_response_not_found");
+}
+
+#[tokio::test]
 async fn a_failed_continuation_makes_the_connection_forget() {
     let cluster = Cluster::fast(1).await;
     let mut socket = Socket::open(cluster.router.api).await;

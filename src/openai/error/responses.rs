@@ -226,6 +226,7 @@ impl ApiError {
                     format!("{bytes} bytes exceed the limit of {max} for a stored response");
                 Self::bad("", "input", message)
             }
+            store::Error::BrokenChain(missing) => Self::unknown_previous(&missing.to_string()),
             store::Error::Exists
             | store::Error::Unreadable(_)
             | store::Error::DamagedConversation => {

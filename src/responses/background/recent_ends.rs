@@ -167,7 +167,7 @@ mod tests {
     use super::*;
     use crate::ids::{ResponseId, Root, Tenant};
     use crate::observe;
-    use crate::store::record::Content;
+    use crate::store::record::{Content, Retention};
     use crate::store::{IdempotencyToken, Owner, RoutingHint, Status};
 
     fn key(own: u128) -> ResponseKey {
@@ -205,6 +205,7 @@ mod tests {
                 }),
                 delta_table: log::compressed(text.as_bytes()),
                 commit: None,
+                retention: Retention::Stored,
             },
         )
     }

@@ -5,6 +5,7 @@ mod engine_stream;
 mod going_on;
 mod in_conversation;
 mod job;
+mod kept_chain;
 mod new_history;
 mod stopping;
 
@@ -39,6 +40,7 @@ use crate::responses::outcome::Outcome;
 use crate::responses::request::CreateRequest;
 use crate::responses::service::Responses;
 use crate::responses::template::ResponseTemplate;
+use crate::store::record::Retention;
 use crate::store::{
     self, Cancellation, CancelledOutput, Commit, IdempotencyToken, Status, WriteOutcome,
 };
@@ -68,6 +70,8 @@ struct Runner<'a> {
     encoder: EventEncoder,
     finisher: Finisher,
     end: Option<EndOfRun>,
+    /// Whether it is stored and continues a response.
+    continues: bool,
     /// What the conversation gets, once the end is known.
     commit: Option<Commit>,
     /// The last failure of the store, which is said once.
@@ -111,6 +115,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         encoder: EventEncoder::new(template, responses.event_options(), signer),
         finisher,
         end: None,
+        continues: create.store && request.meta(&name).previous.is_some(),
         commit: None,
         said: None,
         progress: progress.clone(),
@@ -125,10 +130,12 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
     let until = Instant::now() + limit;
     // With another history, if the one that it was created with is outdated.
     let mut current = Cow::Borrowed(&request);
+    let continues = runner.continues;
     loop {
         tokio::select! {
             biased;
             reason = stopped(&responses, &guard, until) => guard.run.state.lock().on_stop(reason),
+            () = kept_chain::keep(&responses, key, continues) => {}
             () = async {
                 if let Some(anew) = runner.set_up_conversation(&current).await {
                     current = Cow::Owned(anew);
@@ -333,10 +340,17 @@ impl Runner<'_> {
 
     /// Builds the final events and everything that is stored at the end.
     async fn conclude(&mut self, events: &[u8], mut outcome: Outcome) {
-        let last = self.encoder.compose(&self.finisher, &mut outcome).await;
+        let mut last = self.encoder.compose(&self.finisher, &mut outcome).await;
+        let mut retention = Retention::Stored;
+        if self.continues && outcome.status.is_continuable() {
+            retention = kept_chain::at_end(self.responses, self.guard.key).await;
+        }
+        if retention == Retention::Ephemeral {
+            last.response = with_member(&last.response, "store", "false");
+        }
         let mut state = self.guard.run.state.lock();
         state.on_events(events);
-        let end = self.encoder.conclude(&mut state, last, outcome);
+        let end = self.encoder.conclude(&mut state, last, outcome, retention);
         self.end = Some(end);
     }
 

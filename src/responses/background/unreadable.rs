@@ -12,7 +12,7 @@ use super::run_step::StopReason;
 use super::runs::RunGuard;
 use crate::responses::object::{with_member, with_output};
 use crate::responses::service::Responses;
-use crate::store::record::Content;
+use crate::store::record::{Content, Retention};
 use crate::store::{
     self, EventBatch, Finalization, IdempotencyToken, Record, Status, WriteOutcome,
 };
@@ -91,6 +91,7 @@ fn failed(record: Record, token: IdempotencyToken) -> Finalization {
     });
     Finalization {
         commit: None,
+        retention: Retention::Stored,
         token,
         status: Status::Failed,
         content: Content {

@@ -63,8 +63,8 @@ pub(in crate::responses) struct TurnMemory {
 }
 
 impl TurnMemory {
-    /// A response in a conversation is continued as its record says, which has its own items alone.
-    pub(in crate::responses) fn in_conversation(self) -> Self {
+    /// For a response that its connection does not remember: it is continued from the store, or not at all.
+    pub(in crate::responses) fn without_items(self) -> Self {
         Self {
             lists: None,
             ..self

@@ -7,6 +7,7 @@ use bytes::Bytes;
 
 use super::response::Response;
 use super::shard::Shard;
+use crate::ids::ResponseId;
 use crate::store::{
     CancelOutcome, Cancellation, CancelledOutput, Chain, CommitRefusal, DeleteOutcome, Error,
     EventBatch, FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents,
@@ -29,15 +30,16 @@ impl Shard {
         }
     }
 
-    pub(super) fn create(&mut self, now: Instant, key: ResponseKey, record: NewRecord) {
-        let ttl = self.keep.responses;
-        // The chain that it continues must live as long as it does.
-        for id in record.parent.iter().flat_map(|chain| chain.ids.iter()) {
-            if let Some(found) = self.find(now, ResponseKey { id: *id, ..key })
-                && let Some(at) = found.expires
-            {
-                found.expires = Some(at.max(now + ttl));
-            }
+    pub(super) fn create(
+        &mut self,
+        now: Instant,
+        key: ResponseKey,
+        record: NewRecord,
+    ) -> Result<(), Error> {
+        let parent = record.parent.as_ref().and_then(|chain| chain.ids.last());
+        let parent = parent.map(|id| ResponseKey { id: *id, ..key });
+        if let Some(missing) = parent.and_then(|parent| self.keep_chain(now, parent)) {
+            return Err(Error::BrokenChain(missing));
         }
         let mut response = Response::new(now, record, &self.keep);
         self.capacity.take(response.cost());
@@ -48,6 +50,25 @@ impl Shard {
         } else {
             self.running.insert(key, response);
         }
+        Ok(())
+    }
+
+    /// Extends the retention of a response and of all that it continues. Returns the newest that is missing.
+    pub(super) fn keep_chain(&mut self, now: Instant, key: ResponseKey) -> Option<ResponseId> {
+        let until = now + self.keep.responses;
+        let mut next = Some(key.id);
+        while let Some(id) = next {
+            let Some(found) = self.find(now, ResponseKey { id, ..key }) else {
+                return Some(id);
+            };
+            if !found.is_ephemeral()
+                && let Some(at) = found.expires
+            {
+                found.expires = Some(at.max(until));
+            }
+            next = found.parent().map(|parent| parent.id(id.root()));
+        }
+        None
     }
 
     /// Whether it has not ended.
@@ -95,12 +116,19 @@ impl Shard {
             };
         }
         let hint = head.hint().clone();
+        let until = now + self.keep.responses;
         let (mut turns, mut chain) = (Vec::with_capacity(count), Vec::with_capacity(count));
         let mut next = Some(key.id);
         while let Some(id) = next {
             let Some(found) = self.touch(now, ResponseKey { id, ..key }) else {
                 return History::Missing(id);
             };
+            // It is about to be continued.
+            if id != key.id
+                && let Some(at) = found.expires
+            {
+                found.expires = Some(at.max(until));
+            }
             turns.push(Turn {
                 input: found.input(),
                 output: found.output(),

@@ -86,6 +86,11 @@ fn finished(bytes: usize) -> NewRecord {
     record(InitialState::Finished { status }, bytes)
 }
 
+const ANY: HistoryLimits = HistoryLimits {
+    turns: usize::MAX,
+    bytes: u64::MAX,
+};
+
 const FENCE: FencingToken = FencingToken {
     owner: Owner(1),
     number: 1,
@@ -104,6 +109,7 @@ fn running(bytes: usize) -> NewRecord {
 fn ending() -> Finalization {
     Finalization {
         commit: None,
+        retention: Retention::Stored,
         token: IdempotencyToken(2),
         status: Status::Completed,
         content: Content::default(),
@@ -183,6 +189,39 @@ fn running_work_that_fills_its_half_goes_on_without_its_events() {
     let events = now(store.memory.events(key(0), None, 1)).unwrap().unwrap();
     assert_eq!((events.log, events.last), (LogState::Overflowed, Some(1)));
     assert!(events.batches.is_empty());
+}
+
+#[test]
+fn what_a_long_run_continues_is_kept_as_long_as_its_response() {
+    let store = paused(&Settings::default());
+    let days = |count: u64| count * 24 * 3_600;
+    let at = |own: u128| ResponseKey {
+        id: ResponseId::new(Root(0), own),
+        ..key(0)
+    };
+    let chain = |own: u128| match now(store.memory.history(at(own), ANY)).unwrap() {
+        History::Found(turns) => Some(turns.chain),
+        other => panic!("{other:?}"),
+    };
+    now(store.memory.create(at(0), finished(1))).unwrap();
+    let mut new = finished(1);
+    new.parent = chain(0);
+    now(store.memory.create(at(1), new)).unwrap();
+    store.pass(days(29));
+    let mut new = running(1);
+    new.parent = chain(1);
+    now(store.memory.create(at(2), new)).unwrap();
+    // The run lasts for longer than a response is kept.
+    for _ in 0..3 {
+        store.pass(days(20));
+        assert_eq!(now(store.memory.keep_chain(at(2))), Ok(None));
+    }
+    let ended = now(store.memory.finalize(at(2), FENCE, ending()));
+    assert_eq!(ended, Ok(WriteOutcome::Done));
+    store.pass(days(29));
+    assert_eq!(chain(2).unwrap().ids.len(), 3);
+    store.pass(days(2));
+    assert_eq!(now(store.memory.keep_chain(at(2))), Ok(Some(at(2).id)));
 }
 
 #[test]

@@ -107,6 +107,11 @@ impl Response {
         }
         self.values.replace(&end.content);
         self.hint = end.hint;
+        if let Some(run) = &mut self.run
+            && end.retention == Retention::Ephemeral
+        {
+            run.retention = Retention::Ephemeral;
+        }
         self.end(now, end.status, end.token, keep);
         if let Some(run) = &mut self.run {
             run.delta_table = Bytes::copy_from_slice(&end.delta_table);

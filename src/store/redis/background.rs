@@ -9,6 +9,7 @@ use super::scripts::{Call, Name};
 use super::values::Writer;
 use crate::store::cancel::NoticeKind;
 use crate::store::log::LogState;
+use crate::store::record::Retention;
 use crate::store::{
     CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch, FencingToken, Finalization,
     LoggedEvents, ResponseKey, Status, WriteOutcome,
@@ -65,12 +66,16 @@ impl Redis {
             values.push(("cu", self.pack(&end.delta_table).await?));
         }
         self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+        let ephemeral_ttl = self.keep.ephemeral.as_millis() as u64;
         let mut call = self
             .fenced_call(Name::FINALIZE, key, fence)
             .arg(end.token.to_string())
             .arg(end.status.as_str())
-            .number(self.record_ttl_ms())
-            .number(self.keep.ephemeral.as_millis() as u64)
+            .number(match end.retention {
+                Retention::Stored => self.record_ttl_ms(),
+                Retention::Ephemeral => ephemeral_ttl,
+            })
+            .number(ephemeral_ttl)
             .number(self.keep.event_logs.as_millis() as u64)
             .number(self.keep.max_event_log);
         call = match end.batch {
@@ -87,6 +92,9 @@ impl Redis {
         call = call
             .field("hi", write_hint(&end.hint))
             .field("ol", content.output.len() as u64);
+        if end.retention == Retention::Ephemeral {
+            call = call.field("rt", "e");
+        }
         for (name, packed) in values {
             call = call.field(name, packed.field);
         }

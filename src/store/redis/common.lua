@@ -38,14 +38,52 @@ local function expire(key, ttl_ms)
 end
 
 -- Extends the TTL of a response that others continue to the TTL of the continuation, plus a tenth, so that a
--- chain in use is renewed once per tenth of the TTL instead of with each turn. Uses pcall, because a Redis
--- that refuses writes can still serve reads.
+-- chain in use is renewed once per twentieth of the TTL instead of with each turn, and a run may take as long. Uses pcall, because a Redis
+-- that refuses writes can still serve reads. False if there is no such response.
 local function renew(key, ttl_ms)
   local ttl, left = tonumber(ttl_ms), redis.call('PTTL', key)
   if left >= 0 and ttl == 0 then
     redis.pcall('PERSIST', key)
-  elseif left >= 0 and left < ttl then
+  elseif left >= 0 and left < ttl * 1.05 then
     redis.pcall('PEXPIRE', key, string.format('%.0f', ttl * 1.1))
+  end
+  return left ~= -2
+end
+
+-- Returns the place of the newest of these keys, from `from` on, that is missing; nil if all exist.
+local function newest_missing(keys, from)
+  -- Lua passes some thousand arguments at most.
+  for first = from, #keys, 1000 do
+    local last = math.min(first + 999, #keys)
+    if redis.call('EXISTS', unpack(keys, first, last)) <= last - first then
+      for at = #keys, from, -1 do
+        if redis.call('EXISTS', keys[at]) == 0 then
+          return at
+        end
+      end
+    end
+  end
+end
+
+-- Whether the first response of a chain, and so maybe others, is to be renewed, or is missing.
+local function is_outdated(first, ttl_ms)
+  local ttl, left = tonumber(ttl_ms), redis.call('PTTL', first)
+  return left == -2 or left >= 0 and (ttl == 0 or left < ttl * 1.05)
+end
+
+-- Extends the TTL of the responses of a chain whose records are `keys` from `from` on, oldest first. Returns the place of
+-- the newest that is missing, or nil. The newest was never renewed with the others. They were renewed together, and the
+-- first has at most a twentieth of the TTL more than any other.
+local function keep_chain(keys, from, ttl_ms)
+  local missing = newest_missing(keys, from)
+  if missing or #keys < from then
+    return missing
+  end
+  renew(keys[#keys], ttl_ms)
+  if is_outdated(keys[from], ttl_ms) then
+    for at = from, #keys do
+      renew(keys[at], ttl_ms)
+    end
   end
 end
 

@@ -90,26 +90,21 @@ impl Redis {
             .arg(object)
             .number(TOKENS_MAX as u64);
         let call = with_items(call, &items, &prepared);
-        self.put_with(call, Some(prepared)).await
+        self.put_with(call, prepared).await
     }
 
     /// Calls a script that adds `items` and maybe more, or nothing at all.
     pub(super) async fn put_with(
         &self,
         call: Call,
-        items: Option<PreparedItems>,
+        items: PreparedItems,
     ) -> Result<PutOutcome, Error> {
-        let drop_items = || {
-            if let Some(items) = items {
-                self.drop_items(items);
-            }
-        };
         let mut reply = match self.call_replicated(Kind::Write, call).await {
             Ok(reply) => reply,
             Err(error) => {
                 // If the items may have been written, their pieces must stay.
                 if !matches!(error, Error::Unknown { .. }) {
-                    drop_items();
+                    self.drop_items(items);
                 }
                 return Err(error);
             }
@@ -128,7 +123,7 @@ impl Redis {
             }),
             other => Err(reply.unexpected(other)),
         };
-        drop_items();
+        self.drop_items(items);
         put
     }
 

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `r:{tenant:root}:id` | record of a response |
 //! | `e:{tenant:root}:id` | event log of a background response |
+//! | `d:` with the same tag | exists for a day after a response of the root was deleted |
 //! | `c:`, `i:`, `x:` with the same tag | a conversation's object and lock, its items, the order of its items |
 //! | `o:owner` | lease of an owner |
 //! | `q:owner`, `q:nobody` | responses that an owner runs; released responses |
@@ -54,6 +55,11 @@ impl Keys {
     /// The event log of a background response.
     pub(super) fn log(&self, key: ResponseKey) -> String {
         self.tagged("e", key.tenant, key.id.root(), key.id.own())
+    }
+
+    /// Exists if a response of the same root was deleted lately.
+    pub(super) fn deleted(&self, key: ResponseKey) -> String {
+        self.tagged("d", key.tenant, key.id.root(), 0)
     }
 
     /// The keys of a conversation: object and lock, items, order of items.

@@ -1,13 +1,15 @@
 //! The operations on responses: create, read, history, delete.
 
+use std::iter;
+
 use bytes::Bytes;
 
 use super::client::Redis;
 use super::keys::{pack_chain, unpack_chain};
 use super::packed::is_split;
-use super::reply::{malformed, read_hint, write_hint};
+use super::reply::{Reply, malformed, read_hint, write_hint};
 use super::request::Kind;
-use super::scripts::{Call, Name};
+use super::scripts::{Arg, Call, Name};
 use super::values::Writer;
 use crate::ids::ResponseId;
 use crate::observe;
@@ -58,63 +60,80 @@ impl Redis {
             self.put_pieces(key, &values, &writer).await?;
         }
 
-        let ttl = self.record_ttl_ms();
-        let mut call = Call::new(Name::CREATE).key(self.keys.record(key));
-        let parent = record.parent.as_ref().filter(|_| commit.is_none());
-        if let Some(parent) = parent.and_then(|chain| chain.ids.last()) {
-            call = call.key(self.keys.record(ResponseKey { id: *parent, ..key }));
-        }
-        call = call
-            .arg(token)
-            .number(match record.initial {
-                InitialState::Finished { .. } => ttl,
-                // It lives for as long as it runs.
-                InitialState::Background { .. } => 0,
-            })
-            .number(ttl);
-        let mut items = None;
-        if let Some(commit) = &commit {
-            let (with_items, prepared) = self.commit_in(call, commit).await?;
-            (call, items) = (with_items, Some(prepared));
-        } else {
-            call = call.arg("");
-        }
-        call = call
-            .field("hi", write_hint(&record.hint))
-            .field("il", input.len() as u64)
-            .field("ol", content.output.len() as u64);
+        let mut fields: Vec<(&'static str, Arg)> = vec![
+            ("hi", write_hint(&record.hint).into()),
+            ("il", (input.len() as u64).into()),
+            ("ol", (content.output.len() as u64).into()),
+        ];
         if let Some(chain) = &record.parent {
-            call = call
-                .field("pa", pack_chain(&chain.ids))
-                .field("pb", chain.bytes);
+            fields.push(("pa", pack_chain(&chain.ids).into()));
+            fields.push(("pb", chain.bytes.into()));
         }
-        for (name, packed) in values {
-            call = call.field(name, packed.field);
-        }
-        call = match record.initial {
-            InitialState::Finished { status } => call.field("st", status.as_str()),
+        let values = values.into_iter();
+        fields.extend(values.map(|(name, packed)| (name, packed.field.into())));
+        match record.initial {
+            InitialState::Finished { status } => fields.push(("st", status.as_str().into())),
             InitialState::Background {
                 fence,
                 retention,
                 streams,
                 ..
-            } => call
-                .field("st", "queued")
-                .field("bg", "1")
-                .field("own", fence.owner.to_string())
-                .field("ep", fence.number)
-                .field("at", "1")
-                .field("sm", if streams { "1" } else { "0" })
-                .field(
+            } => fields.extend([
+                ("st", "queued".into()),
+                ("bg", "1".into()),
+                ("own", fence.owner.to_string().into()),
+                ("ep", fence.number.into()),
+                ("at", "1".into()),
+                ("sm", if streams { "1" } else { "0" }.into()),
+                (
                     "rt",
                     match retention {
                         Retention::Stored => "s",
                         Retention::Ephemeral => "e",
-                    },
-                )
-                .field("sq", "-1"),
+                    }
+                    .into(),
+                ),
+                ("sq", "-1".into()),
+            ]),
+        }
+
+        let ttl = self.record_ttl_ms();
+        let own_ttl = match record.initial {
+            InitialState::Finished { .. } => ttl,
+            // It lives for as long as it runs.
+            InitialState::Background { .. } => 0,
         };
-        let put = self.put_with(call, items).await?;
+        let begin = |keys: Vec<String>| {
+            Call::new(Name::CREATE)
+                .key(self.keys.record(key))
+                .keys(keys)
+                .arg(token.clone())
+                .number(own_ttl)
+                .number(ttl)
+        };
+        let with_fields = |call: Call| {
+            let fields = fields.iter().cloned();
+            fields.fold(call, |call, (name, value)| call.field(name, value))
+        };
+        let mut put = PutOutcome::Done;
+        if let Some(commit) = &commit {
+            let (call, items) = self.commit_in(begin(Vec::new()), commit).await?;
+            put = self.put_with(with_fields(call), items).await?;
+        } else {
+            let chain = record.parent.as_ref();
+            let ids: &[ResponseId] = chain.map_or(&[], |chain| &chain.ids);
+            let mut is_put = false;
+            if let [first, .., last] = ids {
+                let ends = [*first, *last];
+                let records = self.records(key, &ends);
+                let keys = iter::once(self.keys.deleted(key)).chain(records).collect();
+                is_put = self.put(with_fields(begin(keys).arg("ends")), ids).await?;
+            }
+            if !is_put {
+                let keys = self.records(key, ids).collect();
+                self.put(with_fields(begin(keys).arg("")), ids).await?;
+            }
+        }
         if let Some(fence) = fence
             && (observe::now() - started).as_millis() > INDEX_FRESH_MS
         {
@@ -280,10 +299,49 @@ impl Redis {
         }))
     }
 
+    /// Writes a record that continues `chain`. False if all records of that must be looked at first.
+    async fn put(&self, call: Call, chain: &[ResponseId]) -> Result<bool, Error> {
+        let mut reply = self.call_replicated(Kind::Write, call).await?;
+        match reply.word()?.as_str() {
+            "ok" | "again" => Ok(true),
+            "whole" => Ok(false),
+            "exists" => Err(Error::Exists),
+            "broken" => Err(Error::BrokenChain(missing(&mut reply, chain)?)),
+            other => Err(reply.unexpected(other)),
+        }
+    }
+
+    fn records(&self, key: ResponseKey, ids: &[ResponseId]) -> impl Iterator<Item = String> {
+        let record = move |id: &ResponseId| self.keys.record(ResponseKey { id: *id, ..key });
+        ids.iter().map(record)
+    }
+
+    pub(super) async fn keep_chain_of(
+        &self,
+        key: ResponseKey,
+    ) -> Result<Option<ResponseId>, Error> {
+        let mut reply = self.read(key, &["v", "pa"]).await?;
+        if reply.version()?.is_none() {
+            return Ok(Some(key.id));
+        }
+        let mut chain = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        chain.push(key.id);
+        let call = Call::new(Name::KEEP)
+            .keys(self.records(key, &chain))
+            .number(self.record_ttl_ms());
+        let mut reply = self.call(Kind::Read, call).await?;
+        match reply.word()?.as_str() {
+            "ok" => Ok(None),
+            "broken" => Ok(Some(missing(&mut reply, &chain)?)),
+            other => Err(reply.unexpected(other)),
+        }
+    }
+
     pub(super) async fn delete_record(&self, key: ResponseKey) -> Result<DeleteOutcome, Error> {
         let call = Call::new(Name::DELETE)
             .key(self.keys.record(key))
-            .key(self.keys.log(key));
+            .key(self.keys.log(key))
+            .key(self.keys.deleted(key));
         let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
         match reply.word()?.as_str() {
             "ok" => {}
@@ -298,4 +356,11 @@ impl Redis {
         }
         Ok(DeleteOutcome::Done { was, owner })
     }
+}
+
+/// The response of the chain that a script found missing.
+fn missing(reply: &mut Reply, chain: &[ResponseId]) -> Result<ResponseId, Error> {
+    let place = usize::try_from(reply.count()?).ok();
+    let found = place.and_then(|place| chain.get(place)).copied();
+    found.ok_or_else(|| malformed("no response of the chain is at the place that is missing"))
 }

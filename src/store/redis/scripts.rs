@@ -67,16 +67,17 @@ scripts! {
         ITEM_CHUNK = 16, "item_chunk.lua";
         SEEN = 17, "seen.lua";
         OWNERS = 18, "owners.lua";
+        KEEP = 19, "keep.lua";
     }
     {
-        CHARGE = 19, "charge.lua";
-        RENEW_CHARGES = 20, "renew_charges.lua";
-        OUTBOX_ADD = 21, "outbox_add.lua";
-        OUTBOX_CLAIM = 22, "outbox_claim.lua";
-        OUTBOX_SETTLE = 23, "outbox_settle.lua";
-        OUTBOX_DISABLE = 24, "outbox_disable.lua";
-        FIELDS = 25, "fields.lua";
-        LACKING = 26, "lacking.lua";
+        CHARGE = 20, "charge.lua";
+        RENEW_CHARGES = 21, "renew_charges.lua";
+        OUTBOX_ADD = 22, "outbox_add.lua";
+        OUTBOX_CLAIM = 23, "outbox_claim.lua";
+        OUTBOX_SETTLE = 24, "outbox_settle.lua";
+        OUTBOX_DISABLE = 25, "outbox_disable.lua";
+        FIELDS = 26, "fields.lua";
+        LACKING = 27, "lacking.lua";
     }
 }
 
@@ -355,6 +356,7 @@ mod tests {
             (Name::CREATE, "create.lua"),
             (Name::EVENTS, "events.lua"),
             (Name::ITEM_CHUNK, "item_chunk.lua"),
+            (Name::KEEP, "keep.lua"),
             (Name::CHARGE, "charge.lua"),
             (Name::RENEW_CHARGES, "renew_charges.lua"),
             (Name::OUTBOX_DISABLE, "outbox_disable.lua"),
@@ -364,7 +366,7 @@ mod tests {
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 27);
+        assert_eq!(ALL.len(), 28);
     }
 
     #[test]

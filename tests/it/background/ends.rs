@@ -10,8 +10,11 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::JoinSet;
+use warmroute::observe;
 
-use super::{PATH, Pair, ask, ended, is_up, over, part, path, patient, short_lease};
+use super::{
+    PATH, Pair, ask, create, ended, events, is_up, over, part, path, patient, short_lease,
+};
 use crate::client;
 use crate::cluster::{Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
@@ -214,4 +217,65 @@ async fn a_background_response_whose_router_dies_at_its_end_has_one_turn_in_its_
         assert_eq!(items[3]["content"], last["output"][0]["content"]);
         goes_on(&pair.b, &conversation, 3).await;
     }
+}
+
+/// Refuses to continue it.
+async fn is_not_continued(router: &Router, response: &Value) {
+    let next = ask(
+        2,
+        json!({"background": false, "previous_response_id": response["id"]}),
+    );
+    let answer = client::post(router.api, PATH, next.to_string()).await;
+    assert_eq!(answer.status, 400, "{}", answer.text());
+    let error = answer.json();
+    assert_eq!(error["error"]["code"], "previous_response_not_found");
+}
+
+#[tokio::test]
+async fn a_child_whose_parent_was_deleted_while_it_ran_says_that_it_is_not_stored() {
+    let pair = Pair::with(unhurried(), patient).await;
+    for (is_background, streams) in [(true, true), (true, false), (false, true), (false, false)] {
+        let parent = create(&pair.a, &ask(2, json!({"background": false}))).await;
+        let more = json!({"background": is_background, "stream": streams, "previous_response_id": parent["id"]});
+        let body = ask(60, more).to_string();
+        let opened = client::open(pair.a.api, "POST", PATH, &[], body);
+        let (mut open, ()) = tokio::join!(opened, async {
+            pair.runs(1).await;
+            let deleted = client::send(pair.b.api, "DELETE", &path(&parent), &[], "").await;
+            assert_eq!(deleted.status, 200);
+        });
+        let (text, _) = open.rest().await;
+        let mut last = match streams {
+            true => events(&text, 0).pop().unwrap().1["response"].clone(),
+            false => serde_json::from_str(&text).unwrap(),
+        };
+        if is_background {
+            last = ended(&pair.b, &last).await;
+        } else {
+            let found = client::get(pair.b.api, &path(&last)).await;
+            assert_eq!(found.status, 404);
+        }
+        assert_eq!(last["status"], "incomplete", "{last}");
+        assert_eq!(last["store"], false, "{last}");
+        assert_eq!(last["previous_response_id"], parent["id"]);
+        is_not_continued(&pair.b, &last).await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_run_continues_outlives_it_however_long_it_takes() {
+    let pair = Pair::with(unhurried(), |config| {
+        patient(config);
+        config.responses.store.retention.responses = Duration::from_secs(4);
+    })
+    .await;
+    let parent = create(&pair.a, &ask(2, json!({"background": false}))).await;
+    let more = json!({"previous_response_id": parent["id"]});
+    let began = observe::now();
+    let child = create(&pair.a, &ask(300, more)).await;
+    let child = ended(&pair.b, &child).await;
+    assert!(began.elapsed() > Duration::from_secs(5));
+    assert_eq!(child["store"], true, "{child}");
+    let more = json!({"background": false, "previous_response_id": child["id"]});
+    create(&pair.b, &ask(2, more)).await;
 }

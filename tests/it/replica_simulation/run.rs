@@ -10,7 +10,7 @@ use super::store_request::{StoreReply, StoreRequest};
 use warmroute::responses::background::log;
 use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::{Step, StopReason, Then};
-use warmroute::store::record::Content;
+use warmroute::store::record::{Content, Retention};
 use warmroute::store::{
     Cancellation, CancelledOutput, Commit, FencingToken, Finalization, IdempotencyToken, Item,
     ResponseKey, RoutingHint, Status,
@@ -174,6 +174,7 @@ impl Run {
                         fence,
                         Box::new(Finalization {
                             commit: self.commit(end),
+                            retention: Retention::Stored,
                             token: end.token,
                             status: end.status,
                             content: Content {

@@ -1021,6 +1021,46 @@ async fn a_chain_that_goes_on_is_kept_from_its_first_turn() {
     }
 }
 
+#[tokio::test]
+async fn what_a_long_run_continues_is_kept_as_long_as_its_response() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &RetentionSettings::default());
+    let names = || server.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let left = |name: &str| -> i64 { server.cli(&["ttl", name]).trim().parse().unwrap() };
+    let mut key = new_key();
+    store.create(key, finished()).await.unwrap();
+    for is_background in [false, true] {
+        let History::Found(found) = store.history(key, ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        let turns = found.turns.len();
+        key = child(key);
+        if is_background {
+            let new = NewRecord {
+                parent: Some(found.chain.clone()),
+                ..queued()
+            };
+            store.create(key, new).await.unwrap();
+        }
+        // The run lasts for nearly all of their time. What runs has no end.
+        for name in names().lines().filter(|name| left(name) > 0) {
+            server.cli(&["pexpire", name, "60000"]);
+        }
+        if is_background {
+            assert_eq!(store.keep_chain(key).await, Ok(None));
+            let ended = store.finalize(key, FENCE, ending(Status::Completed)).await;
+            assert_eq!(ended, Ok(WriteOutcome::Done));
+        } else {
+            store.create(key, continuing(found.chain)).await.unwrap();
+        }
+        let names = names();
+        assert_eq!(names.lines().count(), turns + 1);
+        for name in names.lines() {
+            assert!(left(name) > 2_592_000 - 600, "{name}: {}", left(name));
+        }
+    }
+}
+
 /// The name of the one record that Redis holds.
 fn record_name(server: &Server) -> String {
     server.cli(&["keys", "*r:{*"]).trim().to_owned()

@@ -527,3 +527,55 @@ async fn in_memory_a_chain_that_goes_on_is_kept_from_its_first_turn() {
     *now.lock() += day * 31;
     assert!(status(&store, first).await.is_none());
 }
+
+#[tokio::test]
+async fn what_continues_a_response_that_was_deleted_is_not_created() {
+    on_each(async |Pair { a, b, .. }| {
+        for gone in 0..3 {
+            let mut chain = vec![new_key()];
+            a.create(chain[0], finished()).await.unwrap();
+            for _ in 0..2 {
+                let last = *chain.last().unwrap();
+                let next = child(last);
+                let new = continuing(past(a, last).await);
+                a.create(next, new).await.unwrap();
+                chain.push(next);
+            }
+            // Both have read what they continue.
+            let ids = past(a, chain[2]).await;
+            let background = NewRecord {
+                parent: Some(ids.clone()),
+                ..queued()
+            };
+            let running = child(chain[2]);
+            a.create(running, background.clone()).await.unwrap();
+            assert_eq!(b.keep_chain(running).await, Ok(None));
+            let _ = b.delete(chain[gone]).await.unwrap();
+            let missing = chain[gone].id;
+            for new in [continuing(ids.clone()), background.clone()] {
+                let late = child(chain[2]);
+                let created = a.create(late, new).await;
+                assert_eq!(created, Err(Error::BrokenChain(missing)));
+                assert!(b.get(late).await.unwrap().is_none());
+            }
+            // A write that is repeated was applied before.
+            a.create(running, background).await.unwrap();
+            assert_eq!(b.keep_chain(running).await, Ok(Some(missing)));
+            let end = Finalization {
+                retention: Retention::Ephemeral,
+                ..ending(Status::Completed)
+            };
+            let ended = a.finalize(running, FENCE, end).await;
+            assert_eq!(ended, Ok(WriteOutcome::Done));
+            let read = b.get(running).await.unwrap().unwrap();
+            assert_eq!(read.status, Status::Completed);
+            let retention = read.background.map(|background| background.retention);
+            assert_eq!(retention, Some(Retention::Ephemeral));
+            let history = b.history(running, ANY).await;
+            assert_eq!(history, Ok(History::Missing(running.id)));
+            let _ = b.delete(running).await.unwrap();
+            assert_eq!(b.keep_chain(running).await, Ok(Some(running.id)));
+        }
+    })
+    .await;
+}

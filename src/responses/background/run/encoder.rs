@@ -13,7 +13,7 @@ use crate::responses::fail_reason::FailReason;
 use crate::responses::finish::{FinalResponse, Finisher};
 use crate::responses::outcome::Outcome;
 use crate::responses::template::ResponseTemplate;
-use crate::store::record::Content;
+use crate::store::record::{Content, Retention};
 use crate::store::{
     CancelledOutput, Commit, EventBatch, Finalization, IdempotencyToken, RoutingHint,
 };
@@ -39,6 +39,7 @@ pub(super) struct EndOfRun {
     token: IdempotencyToken,
     pub(super) outcome: Outcome,
     response: Bytes,
+    retention: Retention,
     /// The text of all events, compressed. Empty if this replica does not have all of them.
     compressed_log: Bytes,
 }
@@ -177,6 +178,7 @@ impl EventEncoder {
         state: &mut RunState,
         final_response: FinalResponse,
         outcome: Outcome,
+        retention: Retention,
     ) -> EndOfRun {
         let mut out = Vec::new();
         if let Some(item) = &final_response.state_item {
@@ -193,6 +195,7 @@ impl EventEncoder {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: final_response.response.into(),
+            retention,
             compressed_log,
         }
     }
@@ -220,6 +223,7 @@ impl EventEncoder {
             token: IdempotencyToken(fastrand::u64(..)),
             outcome,
             response: response.into(),
+            retention: Retention::Stored,
             compressed_log,
         }
     }
@@ -259,6 +263,7 @@ impl EndOfRun {
     ) -> Finalization {
         Finalization {
             commit,
+            retention: self.retention,
             token: self.token,
             status: self.outcome.status,
             content: Content {
