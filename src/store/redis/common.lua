@@ -5,6 +5,8 @@
 --   v  version of the record         st status            tk token of its creation
 --   in, re, ou, cu, rq               input, response, output, delta table, request: packed values
 --   il, ol  bytes of input, output   hi routing hint      pa, pb chain: own parts of ids, bytes
+--   an anchors of a chain of more than 128 turns: own parts of the ids of each 128th, whose `pa` has the 128 before it; the
+--      `pa` of this record then begins with the newest anchor
 -- and, for background responses only:
 --   bg 1    own owner, or empty      ep fencing number    at attempts      sm streams
 --   rt retention (s, e)              sq last event, or -1 lb bytes of log  lx log lost events
@@ -19,10 +21,11 @@
 --
 -- The version is raised when an older release would damage a record. A script changes no record of a newer
 -- version.
-local VERSION = 1
+-- 2: a record with `an`, which older releases would take for one of a shorter chain. All others are written as 1.
+local VERSION, NEWEST = 1, 2
 
 local function is_newer(v)
-  return v and tonumber(v) > VERSION
+  return v and tonumber(v) > NEWEST
 end
 
 local function runs(status)

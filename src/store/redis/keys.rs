@@ -137,6 +137,18 @@ pub(super) fn pack_chain(chain: &[ResponseId]) -> Vec<u8> {
     chain.iter().flat_map(|id| id.own().to_be_bytes()).collect()
 }
 
+/// How many ids of its chain a record has at most.
+pub(super) const SEGMENT: usize = 128;
+
+/// The part of a chain that the record of the next response has: the ids from the newest anchor on, and the anchors.
+/// Each response that has a multiple of [`SEGMENT`] before it is an anchor: its record has the [`SEGMENT`] before it. So
+/// what a record takes does not grow with the chain, but for an anchor's id in each [`SEGMENT`] turns.
+pub(super) fn split_chain(chain: &[ResponseId]) -> (&[ResponseId], Vec<ResponseId>) {
+    let recent_from = chain.len().saturating_sub(1) / SEGMENT * SEGMENT;
+    let anchors = chain.iter().skip(SEGMENT).step_by(SEGMENT);
+    (&chain[recent_from..], anchors.copied().collect())
+}
+
 pub(super) fn unpack_chain(root: Root, packed: &[u8]) -> Vec<ResponseId> {
     let (ids, _) = packed.as_chunks();
     let id = |own: &[u8; 16]| ResponseId::new(root, u128::from_be_bytes(*own));
@@ -160,6 +172,20 @@ mod tests {
         assert_eq!(keys.log(key), format!("wr:e:{tag}:{own}"));
         assert_eq!(parse_member(&member(key)), Some(key));
         assert_eq!(parse_member("1:2:3"), None);
+        let ids: Vec<ResponseId> = (0..300).map(|own| ResponseId::new(Root(2), own)).collect();
+        for (count, recent_from, anchors) in [
+            (0, 0, &[][..]),
+            (1, 0, &[]),
+            (128, 0, &[]),
+            (129, 128, &[128]),
+            (256, 128, &[128]),
+            (257, 256, &[128, 256]),
+            (300, 256, &[128, 256]),
+        ] {
+            let anchors: Vec<ResponseId> = anchors.iter().map(|at| ids[*at]).collect();
+            let expected = (&ids[recent_from..count], anchors);
+            assert_eq!(split_chain(&ids[..count]), expected, "{count}");
+        }
         let chain = [key.id, ResponseId::new(Root(2), u128::MAX)];
         assert_eq!(unpack_chain(Root(2), &pack_chain(&chain)), chain);
     }

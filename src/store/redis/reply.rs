@@ -92,7 +92,7 @@ impl Reply {
     pub(super) fn version(&mut self) -> Result<Option<()>, Error> {
         match self.number()? {
             None => Ok(None),
-            Some(1) => Ok(Some(())),
+            Some(1 | 2) => Ok(Some(())),
             Some(newer) => Err(malformed(format!(
                 "written by a newer release (record version {newer})"
             ))),

@@ -5,8 +5,8 @@ use std::iter;
 use bytes::Bytes;
 
 use super::client::Redis;
-use super::keys::{pack_chain, unpack_chain};
-use super::packed::is_split;
+use super::keys::{SEGMENT, pack_chain, split_chain, unpack_chain};
+use super::packed::{BATCH_BYTES, is_split};
 use super::reply::{Reply, malformed, read_hint, write_hint};
 use super::request::Kind;
 use super::scripts::{Arg, Call, Name};
@@ -66,8 +66,13 @@ impl Redis {
             ("ol", (content.output.len() as u64).into()),
         ];
         if let Some(chain) = &record.parent {
-            fields.push(("pa", pack_chain(&chain.ids).into()));
+            let (recent, anchors) = split_chain(&chain.ids);
+            fields.push(("pa", pack_chain(recent).into()));
             fields.push(("pb", chain.bytes.into()));
+            if !anchors.is_empty() {
+                fields.push(("an", pack_chain(&anchors).into()));
+                fields.push(("v", "2".into()));
+            }
         }
         let values = values.into_iter();
         fields.extend(values.map(|(name, packed)| (name, packed.field.into())));
@@ -224,14 +229,16 @@ impl Redis {
     }
 
     /// One read for the requested response with the ids of its chain, and one for the rest of the chain (one per
-    /// batch if it is long). The second also extends the retention of the chain, because it is about to be
+    /// batch if it is long); one between them for the ids of a chain of more than [`SEGMENT`] turns. The second also extends the retention of the chain, because it is about to be
     /// continued.
     pub(super) async fn get_history(
         &self,
         key: ResponseKey,
         max: HistoryLimits,
     ) -> Result<History, Error> {
-        let fields = ["v", "st", "rt", "hi", "pa", "pb", "il", "ol", "in", "ou"];
+        let fields = [
+            "v", "st", "rt", "hi", "pa", "an", "pb", "il", "ol", "in", "ou",
+        ];
         let mut reply = self.read(key, &fields).await?;
         if reply.version()?.is_none() {
             return Ok(History::Missing(key.id));
@@ -247,9 +254,10 @@ impl Redis {
             return Ok(History::Ended(status));
         }
         let hint = read_hint(&reply.word()?)?;
-        let mut chain = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        let recent = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        let anchors = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
         let bytes = reply.count()? + reply.count()? + reply.count()?;
-        let count = chain.len() + 1;
+        let count = anchors.len() * SEGMENT + recent.len() + 1;
         if count > max.turns || bytes > max.bytes {
             return Ok(History::TooLarge {
                 turns: count,
@@ -258,6 +266,7 @@ impl Redis {
         }
         let own = (reply.whole("input")?, reply.whole("output")?);
         let is_own_split = is_split(&own.0) || is_split(&own.1);
+        let (mut chain, missing_anchor) = self.whole_chain(key, &anchors, recent).await?;
         let mut requested: Vec<ResponseId> = chain.clone();
         if is_own_split {
             requested.push(key.id);
@@ -271,8 +280,9 @@ impl Redis {
             }
             // The newest missing one, as a walk back from the end would find it.
             let missing = values.iter().rposition(Option::is_none);
-            if let Some(index) = missing {
-                return Ok(History::Missing(requested[index]));
+            let missing = missing.map(|index| requested[index]).or(missing_anchor);
+            if let Some(missing) = missing {
+                return Ok(History::Missing(missing));
             }
             for values in values.into_iter().flatten() {
                 let mut values = values.into_iter();
@@ -316,22 +326,68 @@ impl Redis {
         ids.iter().map(record)
     }
 
+    /// The chain of a record, oldest first: the ids that its anchors have, and its own. If an anchor is missing, the chain
+    /// begins with the newest of those, which is returned besides.
+    async fn whole_chain(
+        &self,
+        key: ResponseKey,
+        anchors: &[ResponseId],
+        recent: Vec<ResponseId>,
+    ) -> Result<(Vec<ResponseId>, Option<ResponseId>), Error> {
+        let (mut chain, mut missing, mut found) = (Vec::new(), None, 0);
+        while found < anchors.len() {
+            let left = &anchors[found..];
+            let call = Call::new(Name::VALUES)
+                .keys(self.records(key, left))
+                .number(BATCH_BYTES as u64)
+                .arg("")
+                .arg("pa");
+            let call = call.expecting((left.len() * SEGMENT * size_of::<u128>()) as u64);
+            let mut reply = self.call(Kind::Read, call).await?;
+            if reply.is_empty() {
+                return Err(malformed("Redis returned none of the requested values"));
+            }
+            while found < anchors.len() && !reply.is_empty() {
+                match reply.value() {
+                    redis::Value::Nil | redis::Value::Boolean(false) => {
+                        chain.clear();
+                        missing = Some(anchors[found]);
+                    }
+                    values => {
+                        let packed = Reply::new(values)?.whole("chain")?;
+                        let ids = unpack_chain(key.id.root(), &packed);
+                        // Older releases wrote all that is before it.
+                        let from = ids.len().checked_sub(SEGMENT);
+                        let from =
+                            from.ok_or_else(|| malformed("a part of a chain is too short"))?;
+                        chain.extend_from_slice(&ids[from..]);
+                    }
+                }
+                found += 1;
+            }
+        }
+        chain.extend(recent);
+        Ok((chain, missing))
+    }
+
     pub(super) async fn keep_chain_of(
         &self,
         key: ResponseKey,
     ) -> Result<Option<ResponseId>, Error> {
-        let mut reply = self.read(key, &["v", "pa"]).await?;
+        let mut reply = self.read(key, &["v", "pa", "an"]).await?;
         if reply.version()?.is_none() {
             return Ok(Some(key.id));
         }
-        let mut chain = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        let recent = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        let anchors = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+        let (mut chain, missing_anchor) = self.whole_chain(key, &anchors, recent).await?;
         chain.push(key.id);
         let call = Call::new(Name::KEEP)
             .keys(self.records(key, &chain))
             .number(self.record_ttl_ms());
         let mut reply = self.call(Kind::Read, call).await?;
         match reply.word()?.as_str() {
-            "ok" => Ok(None),
+            "ok" => Ok(missing_anchor),
             "broken" => Ok(Some(missing(&mut reply, &chain)?)),
             other => Err(reply.unexpected(other)),
         }

@@ -353,7 +353,7 @@ async fn a_record_of_a_newer_release_is_left_as_it_is() {
     let key = new_key();
     store.create(key, queued()).await.unwrap();
     let name = server.cli(&["--scan", "--pattern", "wr:r:*"]);
-    server.cli(&["hset", name.trim(), "v", "2"]);
+    server.cli(&["hset", name.trim(), "v", "3"]);
     let is_unreadable = |error: Option<Error>| matches!(error, Some(Error::Unreadable(_)));
     assert!(is_unreadable(store.get(key).await.err()));
     assert!(is_unreadable(store.history(key, ANY).await.err()));
@@ -1059,6 +1059,78 @@ async fn what_a_long_run_continues_is_kept_as_long_as_its_response() {
             assert!(left(name) > 2_592_000 - 600, "{name}: {}", left(name));
         }
     }
+}
+
+/// Creates a chain of this many tiny turns, which continues `keys`.
+async fn chain_on(store: &Store, keys: &mut Vec<ResponseKey>, turns: usize) {
+    for _ in 0..turns {
+        let ids = keys.iter().map(|key| key.id).collect();
+        let new = continuing(Chain { ids, bytes: 0 });
+        let next = child(keys[0]);
+        store.create(next, new).await.unwrap();
+        keys.push(next);
+    }
+}
+
+#[tokio::test]
+async fn what_a_chain_takes_grows_with_its_turns() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &RetentionSettings::default());
+    let used = || -> usize {
+        let memory = server.cli(&["info", "memory"]);
+        let used = memory
+            .lines()
+            .find_map(|line| line.strip_prefix("used_memory_dataset:"));
+        used.unwrap().trim().parse().unwrap()
+    };
+    let mut keys = vec![new_key()];
+    store.create(keys[0], finished()).await.unwrap();
+    let before = used();
+    chain_on(&store, &mut keys, 500).await;
+    let first = used() - before;
+    chain_on(&store, &mut keys, 499).await;
+    let all = used() - before;
+    eprintln!("500 turns: {first} bytes, 1,000 turns: {all} bytes");
+    assert!(all < 2_500_000 && all < first * 5 / 2, "{first} {all}");
+}
+
+#[tokio::test]
+async fn a_chain_that_an_older_release_began_goes_on() {
+    let server = Server::start().await;
+    let store = open(&at(&server), &RetentionSettings::default());
+    let mut keys = vec![new_key()];
+    store.create(keys[0], finished()).await.unwrap();
+    chain_on(&store, &mut keys, 149).await;
+    // Older releases gave each record the whole chain.
+    let script = "local chain = '' \
+        for number, key in ipairs(KEYS) do \
+          if redis.call('HEXISTS', key, 'st') == 0 then return 'missing' end \
+          redis.call('HSET', key, 'pa', chain, 'v', '1') \
+          redis.call('HDEL', key, 'an') \
+          local own = string.match(key, '%x+$') \
+          chain = chain .. string.gsub(own, '..', function(hex) return string.char(tonumber(hex, 16)) end) \
+        end \
+        return 'done'";
+    let name = |key: &ResponseKey| {
+        let (root, own) = (key.id.root(), key.id.own());
+        format!("wr:r:{{{}:{root}}}:{own:032x}", key.tenant)
+    };
+    let names: Vec<String> = keys.iter().map(name).collect();
+    let count = names.len().to_string();
+    let mut call = vec!["eval", script, &count];
+    call.extend(names.iter().map(String::as_str));
+    assert_eq!(server.cli(&call).trim(), "done");
+    for last in [127, 128, 129, 149] {
+        let History::Found(found) = store.history(keys[last], ANY).await.unwrap() else {
+            panic!("not found");
+        };
+        assert_eq!(found.turns.len(), last + 1);
+    }
+    chain_on(&store, &mut keys, 150).await;
+    let History::Found(found) = store.history(keys[299], ANY).await.unwrap() else {
+        panic!("not found");
+    };
+    assert!(found.chain.ids.iter().eq(keys.iter().map(|key| &key.id)));
 }
 
 /// The name of the one record that Redis holds.

@@ -579,3 +579,59 @@ async fn what_continues_a_response_that_was_deleted_is_not_created() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn a_long_chain_is_read_whole_wherever_it_branches_and_whatever_is_missing() {
+    on_each(async |Pair { a, b, .. }| {
+        let mut keys = vec![new_key()];
+        a.create(keys[0], finished()).await.unwrap();
+        let ids = |keys: &[ResponseKey]| -> Vec<_> { keys.iter().map(|key| key.id).collect() };
+        for turn in 1..=300 {
+            let next = child(keys[0]);
+            let mut new = continuing(Chain {
+                ids: ids(&keys).into(),
+                bytes: 0,
+            });
+            new.input = format!("[{turn}]").into();
+            a.create(next, new).await.unwrap();
+            keys.push(next);
+            if ![1, 64, 127, 128, 129, 130, 255, 256, 257, 258, 300].contains(&turn) {
+                continue;
+            }
+            let History::Found(found) = b.history(next, ANY).await.unwrap() else {
+                panic!("not found");
+            };
+            assert_eq!(*found.chain.ids, *ids(&keys), "{turn}");
+            let inputs = found.turns.iter().skip(1).map(|turn| turn.input.clone());
+            let expected = (1..=turn).map(|turn| Bytes::from(format!("[{turn}]")));
+            assert!(inputs.eq(expected), "{turn}");
+            let read = b.get(next).await.unwrap().unwrap();
+            assert_eq!(read.previous, Some(keys[turn - 1].id));
+            assert_eq!(b.keep_chain(next).await, Ok(None));
+            let short = HistoryLimits { turns: turn, ..ANY };
+            let history = b.history(next, short).await;
+            let is_too_large =
+                matches!(history, Ok(History::TooLarge { turns, .. }) if turns == turn + 1);
+            assert!(is_too_large, "{history:?}");
+        }
+        for from in [0, 127, 128, 129, 260, 299] {
+            let branch = child(keys[0]);
+            a.create(branch, continuing(past(b, keys[from]).await))
+                .await
+                .unwrap();
+            let expected = [&ids(&keys[..=from])[..], &[branch.id]].concat();
+            assert_eq!(*past(b, branch).await.ids, *expected, "{from}");
+        }
+        // The newest that is missing is named, also before anchors that are missing.
+        let mut newest = 0;
+        for gone in [3, 128, 127, 100, 256, 200, 290, 299] {
+            let _ = a.delete(keys[gone]).await.unwrap();
+            newest = newest.max(gone);
+            let missing = keys[newest].id;
+            let history = b.history(keys[300], ANY).await;
+            assert_eq!(history, Ok(History::Missing(missing)), "{gone}");
+            assert_eq!(b.keep_chain(keys[300]).await, Ok(Some(missing)), "{gone}");
+        }
+    })
+    .await;
+}
