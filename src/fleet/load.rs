@@ -14,6 +14,9 @@ use super::speed::{LoadNow, SharedSpeed};
 /// Slots of an engine of which nothing is known: vLLM's `--max-num-seqs` on most GPUs.
 const DEFAULT_SLOTS: u32 = 256;
 
+/// Prompt tokens that any engine computes in one step: the least that vLLM and SGLang have by default.
+const STEP_TOKENS: u64 = 2_048;
+
 /// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
 const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
 
@@ -43,7 +46,7 @@ pub struct Load {
     peers_requests: AtomicU32,
     /// The most requests that its engine was seen to run while others waited; 0 if none ever waited.
     slots: AtomicU32,
-    /// Requests that wait inside the engine, as of its last report.
+    /// Requests that wait inside the engine for a slot or for memory, as of its last report.
     waiting: AtomicU32,
     /// How fast the worker is.
     pub speed: SharedSpeed,
@@ -145,7 +148,7 @@ impl Load {
         self.slots.store(0, Relaxed);
     }
 
-    /// Requests that wait inside the engine, of all its clients, as of its last report.
+    /// Requests that wait inside the engine for a slot or for memory, of all its clients, as of its last report.
     #[inline]
     pub fn waiting(&self) -> u32 {
         self.waiting.load(Relaxed)
@@ -210,9 +213,14 @@ impl Load {
         let foreign = beyond_own.saturating_sub(self.peers_requests());
         self.foreign_requests.store(foreign, Relaxed);
         self.reported.beyond_own.store(beyond_own, Relaxed);
-        self.waiting.store(reported.waiting, Relaxed);
+        let slots = self.learnt_slots();
+        // Behind that many tokens of prompts a request waits for a step, however many slots are free.
+        let waits_for_slot = self.queued_tokens() < STEP_TOKENS
+            || slots.is_some_and(|slots| reported.running >= slots);
+        let waiting = if waits_for_slot { reported.waiting } else { 0 };
+        self.waiting.store(waiting, Relaxed);
         // An engine whose memory was full ran fewer than it does now.
-        if reported.waiting > 0 || self.learnt_slots().is_some() {
+        if waiting > 0 || slots.is_some() {
             self.slots.fetch_max(reported.running, Relaxed);
         }
         *self.reported.report.lock() = Some(reported);
@@ -370,5 +378,26 @@ mod tests {
         assert_eq!((load.slots(), load.waiting()), (66, 0));
         load.forget_slots();
         assert_eq!(load.slots(), DEFAULT_SLOTS);
+    }
+
+    #[test]
+    fn what_waits_behind_long_prompts_waits_for_no_slot() {
+        let load = Load::default();
+        let full = |running| LoadReport {
+            waiting: 3,
+            ..reported(running)
+        };
+        load.begin_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
+        load.report(full(5));
+        assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
+        load.end_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
+        load.report(full(64));
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(64), 3));
+        // All of the slots that it is known to have are taken.
+        load.begin_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
+        load.report(full(64));
+        assert_eq!(load.waiting(), 3);
+        load.report(full(63));
+        assert_eq!(load.waiting(), 0);
     }
 }

@@ -24,6 +24,8 @@ pub struct Engine {
     settings: Settings,
     cache: Cache,
     waiting: VecDeque<Sequence>,
+    /// Those of them for which the step that runs had no room.
+    left_waiting: usize,
     /// In the order of admission; the last one is preempted first.
     running: Vec<Running>,
     /// Blocks of finished requests, for decode engines to fetch.
@@ -44,6 +46,7 @@ impl Engine {
             cache: Cache::new(settings.block_tokens, settings.capacity_blocks),
             settings,
             waiting: VecDeque::new(),
+            left_waiting: 0,
             running: Vec::new(),
             kept: KeptBlocks::default(),
             is_blocked: false,
@@ -166,7 +169,8 @@ impl Engine {
     pub fn gauges(&self) -> Gauges {
         Gauges {
             running: self.running.len(),
-            waiting: self.waiting.len(),
+            // As engines say it: what came during a step has not been waiting for one yet.
+            waiting: self.left_waiting.min(self.waiting.len()),
             kv_usage: self.cache.used_blocks() as f64 / self.cache.capacity_blocks() as f64,
             kept: self.kept.len(),
             kept_blocks: self.kept.total_blocks(),
@@ -216,6 +220,9 @@ impl Engine {
             self.admit_waiting(at, &mut budget);
         }
 
+        self.left_waiting = self
+            .waiting
+            .partition_point(|sequence| sequence.arrived <= at);
         let mut batch = Batch::default();
         for running in &self.running {
             if !running.is_decoding() {

@@ -48,6 +48,9 @@ pub(super) struct EngineModel {
     started: u64,
     preemptions: u64,
     sample: EngineSample,
+    /// Requests of the last step, and those that it had no room for.
+    running: u32,
+    left_waiting: u32,
 }
 
 #[derive(Debug)]
@@ -128,7 +131,7 @@ pub(super) struct EngineSample {
     pub(super) busy: Picoseconds,
 }
 
-/// What an engine's own metrics say.
+/// What an engine's own metrics say: of the last step, for which they were counted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct EngineGauges {
     pub(super) running: u32,
@@ -149,6 +152,8 @@ impl EngineModel {
             started: 0,
             preemptions: 0,
             sample: EngineSample::default(),
+            running: 0,
+            left_waiting: 0,
         }
     }
 
@@ -213,6 +218,7 @@ impl EngineModel {
         };
         if self.waiting.is_empty() && self.answers.is_empty() {
             self.phase = Phase::Idle;
+            (self.running, self.left_waiting) = (0, 0);
             return None;
         }
         let mut plan = Plan {
@@ -226,6 +232,11 @@ impl EngineModel {
             computed: Vec::new(),
         };
         self.take_prompts(jobs, &mut plan);
+        // Only the first of those who wait may be computed in part.
+        let is_partial = |first: &Waiting| first.left_tokens.is_some();
+        let partial = usize::from(self.waiting.front().is_some_and(is_partial));
+        self.running = (self.answers.len() + plan.computed.len() + partial) as u32;
+        self.left_waiting = (self.waiting.len() - partial) as u32;
         if plan.batch.prompt_tokens == 0 {
             plan.steps = self.steps_to_next_event();
         }
@@ -236,8 +247,8 @@ impl EngineModel {
 
     pub(super) fn gauges(&self) -> EngineGauges {
         EngineGauges {
-            running: self.answers.len() as u32,
-            waiting: self.waiting.len() as u32,
+            running: self.running,
+            waiting: self.left_waiting,
             kv_usage: self.memory.usage(),
         }
     }
