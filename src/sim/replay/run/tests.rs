@@ -162,6 +162,31 @@ fn distinct_prompts(count: u64, seed: u64) -> Vec<Job> {
     workload::jobs(&entries, &workload_settings())
 }
 
+#[test]
+fn what_waits_in_the_router_is_all_answered_and_waits_no_longer_than_in_the_engines() {
+    // Twice as many tokens as the engines compute.
+    let jobs = distinct_prompts(300, 7);
+    let mean_of = |policy| {
+        let fleet = Fleet {
+            engines: vec![
+                EngineSettings {
+                    cache_blocks: 1_000,
+                    times: times(5, 2_000.0),
+                    ..engine()
+                };
+                3
+            ],
+            ..fleet()
+        };
+        let outcome = outcome_of(&jobs, fleet, policy, CacheIndexKind::Exact);
+        assert_eq!(outcome.requests_per_worker.iter().sum::<u64>(), 300);
+        let total: Duration = first_tokens(&outcome).iter().sum();
+        total.as_secs_f64() / 300.0
+    };
+    let (queued, at_once) = (mean_of(ComparedPolicy::Queued), mean_of(CACHE_AWARE));
+    assert!(queued <= at_once, "{queued} {at_once}");
+}
+
 fn first_tokens(outcome: &Outcome) -> Vec<Duration> {
     let answers = outcome.answers.iter();
     answers.map(|answer| answer.first_token).collect()
