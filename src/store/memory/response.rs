@@ -263,7 +263,6 @@ impl Response {
         };
         Some(LoggedEvents {
             status: self.status,
-            fencing_number: run.fencing_number,
             batches,
             last: run.log.last(),
             log,
