@@ -7,7 +7,7 @@ use memchr::{memchr, memmem};
 
 use super::engine_answer::{Finish, last_finish};
 use super::first_token_gate::has_engine_error;
-use super::token_count::{TokenCount, text_before_quote};
+use super::token_count::{Plain, TokenCount, text_before_quote};
 use super::usage_reader::UsageReader;
 use crate::prompt::Api;
 
@@ -27,16 +27,6 @@ const TEXTS: [&[u8]; 6] = [
     b"\"thinking\":\"",
     b"\"partial_json\":\"",
 ];
-
-/// The plain events with which some events begin.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Plain {
-    pub(super) events: u64,
-    /// Of their text, an escape counted as what it stands for.
-    pub(super) text_bytes: u64,
-    /// All of their bytes.
-    pub(super) length: usize,
-}
 
 /// What one stream has shown.
 #[derive(Debug)]

@@ -8,7 +8,6 @@ use memchr::memmem::Finder;
 use memchr::{memchr, memchr2, memrchr2};
 
 use super::engine_answer::{BLOCK_DELTA, DELTA};
-use super::plain_events::Plain;
 use crate::json_scan::{Scan, plain_string};
 use crate::prompt::Api;
 
@@ -19,6 +18,16 @@ static TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"text\":
 /// Events of one token have 4 bytes of text on average, few have more than 16, and no text's average is twice the mean of
 /// its model. So an average above that is one of events with several tokens.
 const SEVERAL: f64 = 2.0;
+
+/// The events with which some events begin and that have nothing but a text: see [`super::plain_events`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Plain {
+    pub(super) events: u64,
+    /// Of their text, an escape counted as what it stands for.
+    pub(super) text_bytes: u64,
+    /// All of their bytes.
+    pub(super) length: usize,
+}
 
 /// What some events have shown.
 #[derive(Debug, Default)]

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use self::cached_tokens::{CachedTokens, tie_breaker};
-use self::line::Line;
 pub(super) use self::line::Sent;
+use self::line::{Line, Workers};
 use self::load::Load;
 pub(super) use self::speeds::PrefillRates;
 use self::speeds::{Loads, Speeds};
@@ -55,7 +55,6 @@ pub(super) struct Router {
     engines: Vec<fleet::load::Load>,
     /// Those who wait, if requests do.
     line: Option<Line>,
-    queue: queue::Settings,
     /// Its own requests since the last report and their workers, if routed prompts are shared.
     routed: Vec<(usize, usize)>,
     shares_routed: bool,
@@ -154,7 +153,6 @@ impl Router {
             engines: (0..settings.workers).map(|_| Default::default()).collect(),
             line: (settings.policy == ComparedPolicy::Queued)
                 .then(|| Line::new(&settings.queue, epoch)),
-            queue: settings.queue.clone(),
             routed: Vec::new(),
             shares_routed: settings.shares_routed,
             is_alone: settings.is_alone,
@@ -182,6 +180,50 @@ impl Router {
     ) -> Option<(usize, u32)> {
         let loads: Vec<Load> = self.loads().collect();
         self.choose_by(now, job, reported, gauges, &loads)
+    }
+
+    /// Whether a request that has arrived waits here until [`Self::release`] sends it. `tokens`: to compute where it costs the least
+    /// now.
+    pub(super) fn waits(&mut self, now: Duration, request: usize, tokens: u32) -> bool {
+        let workers = self.workers();
+        let Some(line) = &mut self.line else {
+            return false;
+        };
+        line.enter(now, request, tokens, &workers);
+        true
+    }
+
+    /// Those that waited and whose workers have room.
+    pub(super) fn release(
+        &mut self,
+        now: Duration,
+        jobs: &[Job],
+        reported: &ReportedIndex,
+        gauges: &[EngineGauges],
+    ) -> Vec<Sent> {
+        let Some(mut line) = self.line.take() else {
+            return Vec::new();
+        };
+        let mut sent = Vec::new();
+        if !line.is_empty() {
+            sent = line.release(now, self.workers(), |request, loads| {
+                let job = &jobs[request];
+                let chosen = self.choose_by(now, job, reported, gauges, loads);
+                let (worker, uncached) = chosen.expect("every modelled engine is usable");
+                (worker, job.input_tokens, uncached)
+            });
+        }
+        self.line = Some(line);
+        sent
+    }
+
+    fn workers(&self) -> Workers {
+        let engines = self.engines.iter();
+        Workers {
+            loads: self.loads().collect(),
+            slots: engines.map(fleet::load::Load::learnt_slots).collect(),
+            mean_prompt_token: self.speeds.mean_prompt_token(),
+        }
     }
 
     /// All requests at each worker that it knows of.

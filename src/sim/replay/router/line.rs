@@ -4,13 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Load, Router};
+use super::load::Load;
 use crate::fleet;
 use crate::ids::ClientKey;
 use crate::queue::{Look, Outcome, Queue, Request, Room, Settings};
-use crate::sim::replay::engine::EngineGauges;
-use crate::sim::replay::reported::ReportedIndex;
-use crate::sim::replay::workload::Job;
 
 /// Longer than any replay.
 const NEVER: Duration = Duration::from_secs(365 * 86_400);
@@ -18,6 +15,7 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 #[derive(Debug)]
 pub(super) struct Line {
     queue: Queue<usize>,
+    max_worker_queued_tokens: u64,
     epoch: Instant,
 }
 
@@ -29,6 +27,34 @@ pub(in crate::sim::replay) struct Sent {
     pub(in crate::sim::replay) uncached_tokens: u32,
 }
 
+/// What is known of the workers, by worker.
+#[derive(Clone, Debug)]
+pub(super) struct Workers {
+    pub(super) loads: Vec<Load>,
+    pub(super) slots: Vec<Option<u32>>,
+    /// Seconds for a prompt token at their mean rate.
+    pub(super) mean_prompt_token: f64,
+}
+
+impl Workers {
+    /// Whether one has room for one more request.
+    fn has_room(&self, worker: usize, max_queued_tokens: u64) -> bool {
+        let load = &self.loads[worker];
+        let is_free = |slots: u32| fleet::load::free_slots(slots, load.requests) > 0;
+        load.queued_tokens < max_queued_tokens && self.slots[worker].is_none_or(is_free)
+    }
+
+    fn room(&self, max_queued_tokens: u64) -> Room {
+        let mut all = 0..self.loads.len();
+        Room {
+            workers: self.loads.len() as u32,
+            is_full: !all.any(|worker| self.has_room(worker, max_queued_tokens)),
+            queued_tokens: self.loads.iter().map(|load| load.queued_tokens).sum(),
+            rate: (1.0 / self.mean_prompt_token) as u64,
+        }
+    }
+}
+
 impl Line {
     pub(super) fn new(settings: &Settings, epoch: Instant) -> Self {
         let settings = Settings {
@@ -38,33 +64,24 @@ impl Line {
             ..settings.clone()
         };
         Self {
+            max_worker_queued_tokens: settings.max_worker_queued_tokens,
             queue: Queue::new(Arc::new(settings)),
             epoch,
         }
     }
-}
 
-impl Router {
-    /// Whether a request that has arrived waits here until [`Self::release`] sends it. `tokens`: to compute where it costs the least
-    /// now.
-    pub(in crate::sim::replay) fn waits(
-        &mut self,
-        now: Duration,
-        request: usize,
-        tokens: u32,
-    ) -> bool {
-        let seconds = f64::from(tokens) * self.speeds.mean_prompt_token();
-        let loads: Vec<Load> = self.loads().collect();
-        let room = self.room(&loads);
-        let Some(line) = &mut self.line else {
-            return false;
-        };
-        let arrived = line.epoch + now;
+    pub(super) fn is_empty(&self) -> bool {
+        self.queue.is_empty()
+    }
+
+    /// `tokens`: to compute where the request costs the least now.
+    pub(super) fn enter(&mut self, now: Duration, request: usize, tokens: u32, workers: &Workers) {
+        let arrived = self.epoch + now;
         let waiting = Request {
             priority: 0,
             client: ClientKey(0),
             tokens: tokens.into(),
-            compute: Duration::from_secs_f64(seconds),
+            compute: Duration::from_secs_f64(f64::from(tokens) * workers.mean_prompt_token),
             bytes: 0,
             received: arrived,
             entered: arrived,
@@ -72,41 +89,31 @@ impl Router {
             is_background: false,
             deadline: arrived + NEVER,
         };
-        let entered = line.queue.enter(arrived, room, waiting, request);
+        let room = workers.room(self.max_worker_queued_tokens);
+        let entered = self.queue.enter(arrived, room, waiting, request);
         entered.expect("nothing bounds it");
-        true
     }
 
     /// Those whose workers have room, in their order: each is promised to the worker where it costs the least behind those that
-    /// were promised before.
-    pub(in crate::sim::replay) fn release(
+    /// were promised before. `choose` says which one that is at such loads, with the tokens of the prompt and those to compute.
+    pub(super) fn release(
         &mut self,
         now: Duration,
-        jobs: &[Job],
-        reported: &ReportedIndex,
-        gauges: &[EngineGauges],
+        mut workers: Workers,
+        mut choose: impl FnMut(usize, &[Load]) -> (usize, u32, u32),
     ) -> Vec<Sent> {
-        let is_empty = |line: &Line| line.queue.is_empty();
-        if self.line.as_ref().is_none_or(is_empty) {
-            return Vec::new();
-        }
-        let Some(mut line) = self.line.take() else {
-            return Vec::new();
-        };
-        let mut loads: Vec<Load> = self.loads().collect();
-        let mut is_waited_for = vec![false; loads.len()];
+        let max = self.max_worker_queued_tokens;
+        let mut is_waited_for = vec![false; workers.loads.len()];
         let mut sent = Vec::new();
-        let room = self.room(&loads);
-        let left = line.queue.advance(line.epoch + now, room, 0, |request, _| {
-            let mut all = 0..loads.len();
-            if !all.any(|worker| !is_waited_for[worker] && self.has_room(worker, &loads[worker])) {
+        let room = workers.room(max);
+        let look = |request: &usize, _| {
+            let is_open = |worker: usize| !is_waited_for[worker] && workers.has_room(worker, max);
+            if !(0..workers.loads.len()).any(is_open) {
                 return Look::Full;
             }
-            let job = &jobs[*request];
-            let chosen = self.choose_by(now, job, reported, gauges, &loads);
-            let (worker, uncached_tokens) = chosen.expect("every modelled engine is usable");
-            let is_sent = !is_waited_for[worker] && self.has_room(worker, &loads[worker]);
-            loads[worker].add(job.input_tokens, uncached_tokens);
+            let (worker, prompt_tokens, uncached_tokens) = choose(*request, &workers.loads);
+            let is_sent = is_open(worker);
+            workers.loads[worker].add(prompt_tokens, uncached_tokens);
             if !is_sent {
                 is_waited_for[worker] = true;
                 return Look::Wait;
@@ -117,26 +124,9 @@ impl Router {
                 uncached_tokens,
             });
             Look::Send
-        });
+        };
+        let left = self.queue.advance(self.epoch + now, room, 0, look);
         debug_assert!(left.iter().all(|left| left.outcome == Outcome::Released));
-        self.line = Some(line);
         sent
-    }
-
-    /// Whether a worker with such a load has room for one more request.
-    fn has_room(&self, worker: usize, load: &Load) -> bool {
-        let slots = self.engines[worker].learnt_slots();
-        let is_free = |slots: u32| fleet::load::free_slots(slots, load.requests) > 0;
-        load.queued_tokens < self.queue.max_worker_queued_tokens && slots.is_none_or(is_free)
-    }
-
-    fn room(&self, loads: &[Load]) -> Room {
-        let mut all = 0..loads.len();
-        Room {
-            workers: loads.len() as u32,
-            is_full: !all.any(|worker| self.has_room(worker, &loads[worker])),
-            queued_tokens: loads.iter().map(|load| load.queued_tokens).sum(),
-            rate: (1.0 / self.speeds.mean_prompt_token()) as u64,
-        }
     }
 }
