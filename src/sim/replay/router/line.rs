@@ -21,10 +21,10 @@ pub(super) struct Line {
 
 /// A request that is sent.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::sim::replay) struct Sent {
-    pub(in crate::sim::replay) request: usize,
-    pub(in crate::sim::replay) worker: usize,
-    pub(in crate::sim::replay) uncached_tokens: u32,
+pub(crate) struct Sent {
+    pub(crate) request: usize,
+    pub(crate) worker: usize,
+    pub(crate) uncached_tokens: u32,
 }
 
 /// What is known of the workers, by worker.
