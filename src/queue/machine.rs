@@ -202,7 +202,8 @@ impl<T> Queue<T> {
     }
 
     /// Looks at the requests in their order, releases those that `look` sends, and refuses those whose time is over. `look` gets
-    /// what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the workers have computed so far.
+    /// what the request's target leaves of time until its first token. `computed` counts the prompt tokens that the workers have
+    /// computed so far.
     pub fn advance(
         &mut self,
         now: Instant,
