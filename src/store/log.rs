@@ -29,6 +29,8 @@ impl EventBatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEvents {
     pub status: Status,
+    /// Of the run that may write to the log now.
+    pub fencing_number: u64,
     /// In order. The first batch may contain events from before the requested number.
     pub batches: Vec<EventBatch>,
     /// The number of the last event of the log, which may lie after these batches.

@@ -20,6 +20,7 @@ pub(super) struct Metrics {
     pub(super) event_bytes: IntCounter,
     pub(super) logs_cut: IntCounter,
     pub(super) readers_behind: IntCounter,
+    pub(super) readers_lost: IntCounter,
     pub(super) leases_expired: IntCounter,
     pub(super) restarted: IntCounter,
     pub(super) ends_repeated: IntCounter,
@@ -102,6 +103,11 @@ impl Metrics {
             readers_behind: registry.counter(
                 "warmroute_background_readers_behind_total",
                 "Event streams that wanted dropped events of a running response, and therefore waited for its end.",
+            ),
+            readers_lost: registry.counter(
+                "warmroute_background_readers_lost_total",
+                "Event streams that ended with the error `events_lost`: a failover of the store lost events that they had sent, \
+                 and another replica goes on with the response.",
             ),
             ends_repeated: registry.counter(
                 "warmroute_background_ends_repeated_total",

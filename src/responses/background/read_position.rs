@@ -19,6 +19,10 @@ pub struct ReadPosition {
     /// The last event number that was sent, or that the client has.
     after: Option<u64>,
     has_sent: bool,
+    /// The fencing number of the run whose events were sent last.
+    run: Option<u64>,
+    /// Where the log ended when it did not have all events that the client has: the store lost the others.
+    short: Option<Option<u64>>,
     /// When the end was first seen.
     end_seen: Option<Instant>,
 }
@@ -35,13 +39,20 @@ pub enum Next {
     End,
     /// The final event was sent.
     Over,
+    /// The client has events after `last` that the store lost, and that another run writes in its own way.
+    Lost { last: Option<u64> },
 }
+
+/// The fencing number of the run of a response that no other replica has taken over.
+const FIRST_RUN: u64 = 1;
 
 impl ReadPosition {
     pub fn new(after: Option<u64>) -> Self {
         Self {
             after,
             has_sent: false,
+            run: None,
+            short: None,
             end_seen: None,
         }
     }
@@ -53,6 +64,37 @@ impl ReadPosition {
     /// The number after the last event, for an event that is not stored.
     pub fn next_number(&self) -> u64 {
         self.after.map_or(0, |after| after.saturating_add(1))
+    }
+
+    /// The events that follow are of this run.
+    pub fn on_run(&mut self, fencing_number: u64) {
+        self.run = Some(fencing_number);
+    }
+
+    /// Whether the client has events that the store lost and nobody will write again. The run that wrote them still has
+    /// them and writes them again; another one does not know what was sent.
+    fn on_log(&mut self, read: &LoggedEvents) -> Option<Next> {
+        let is_short = self.after > read.last;
+        if is_short && self.short.is_none_or(|short| short > read.last) {
+            self.short = Some(read.last);
+        }
+        // Whose events a client has that comes with a number is not known, unless there was one run.
+        let run = self.run.unwrap_or(match is_short {
+            true => FIRST_RUN,
+            false => read.fencing_number,
+        });
+        let is_same_run = run == read.fencing_number;
+        if let Some(last) = self.short
+            && !is_same_run
+            && !(is_short && read.status.is_terminal())
+        {
+            return Some(Next::Lost { last });
+        }
+        if !is_short {
+            self.short = None;
+        }
+        self.run = Some(read.fencing_number);
+        None
     }
 
     /// LoggedEvents up to `last` from memory. `is_end`: the response has ended and these are the last.
@@ -75,6 +117,9 @@ impl ReadPosition {
         cut_bytes_max: usize,
         out: &mut Vec<u8>,
     ) -> Next {
+        if let Some(lost) = self.on_log(read) {
+            return lost;
+        }
         let begin = out.len();
         let mut is_cancelled = false;
         for batch in &read.batches {
@@ -127,7 +172,8 @@ impl ReadPosition {
 
     /// All events are sent, or the client had them.
     fn on_end(&mut self, last: Option<u64>) -> Next {
-        if self.has_sent {
+        // What was sent of a log that is shorter now had no end.
+        if self.has_sent && self.after <= last {
             return Next::Over;
         }
         // Send the last event again: an empty stream would look broken.
@@ -163,6 +209,7 @@ mod tests {
         };
         LoggedEvents {
             status,
+            fencing_number: 1,
             batches: batches.iter().map(batch).collect(),
             last: Some(last),
             log,
@@ -185,6 +232,41 @@ mod tests {
         check(Some(7), &running, b"", Next::Wait);
         let ended = events(Status::Completed, &[(0, 2), (3, 3)], 3, LogState::Whole);
         check(None, &ended, &text(0, 3), Next::Over);
+    }
+
+    #[test]
+    fn what_its_run_writes_again_is_waited_for_and_another_run_is_told() {
+        let at = |fencing_number, last| LoggedEvents {
+            fencing_number,
+            ..events(Status::InProgress, &[(0, last)], last, LogState::Whole)
+        };
+        let read = |position: &mut ReadPosition, read: &LoggedEvents| {
+            let mut out = Vec::new();
+            (position.on_read(read, 1 << 20, &mut out), out)
+        };
+        let mut told = ReadPosition::new(None);
+        assert_eq!(read(&mut told, &at(1, 5)), (Next::More, text(0, 5)));
+        // A failover lost three events. Their run is still there.
+        assert_eq!(read(&mut told, &at(1, 2)), (Next::Wait, vec![]));
+        let mut other = told.clone();
+        assert_eq!(read(&mut told, &at(1, 6)), (Next::More, event(6)));
+        // Taken over, with nothing lost.
+        assert_eq!(read(&mut told, &at(2, 7)), (Next::More, event(7)));
+        // Taken over before they were written again: known even once as many are there.
+        let lost = (Next::Lost { last: Some(2) }, vec![]);
+        for last in [2, 3, 9] {
+            assert_eq!(read(&mut other.clone(), &at(2, last)), lost, "{last}");
+        }
+        // One that comes with a number: nobody has taken it over, or somebody has.
+        let new = || ReadPosition::new(Some(5));
+        assert_eq!(read(&mut new(), &at(1, 2)).0, Next::Wait);
+        assert_eq!(read(&mut new(), &at(2, 2)), lost);
+        assert_eq!(read(&mut new(), &at(2, 6)), (Next::More, event(6)));
+        // The end has everything.
+        let mut ended = at(2, 3);
+        ended.status = Status::Failed;
+        assert_eq!(read(&mut other, &ended), (Next::More, vec![]));
+        assert_eq!(read(&mut other, &ended), (Next::Over, event(3)));
     }
 
     #[test]

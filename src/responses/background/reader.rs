@@ -164,6 +164,7 @@ impl Reader {
     /// Reads from memory; `None` if the events must be read from the store.
     fn read_local(&mut self) -> Option<(Vec<u8>, Next)> {
         let run = self.local.as_ref()?.run.clone();
+        self.position.on_run(run.fence.number);
         let state = run.state.lock();
         match state.tail(self.position.after(), READ_BYTES as usize) {
             Tail::InMemory { text, last, is_end } => {
@@ -207,6 +208,11 @@ impl Reader {
     async fn with_end(&mut self, mut piece: Vec<u8>, next: Next) -> Vec<u8> {
         match next {
             Next::More | Next::Wait => return piece,
+            Next::Lost { last } => {
+                self.is_over = true;
+                piece.extend(self.lost(last));
+                return piece;
+            }
             Next::End => match self.responses.store.get(self.key).await {
                 // The owner has not stored the output of the cancelled response yet.
                 Ok(Some(record)) if !self.position.is_settled(observe::now(), &record) => {
@@ -237,7 +243,27 @@ impl Reader {
         self.is_over = true;
         let number = self.position.next_number();
         let message = "The events of this response cannot be read.";
-        let mut out = error_event(number, "server_error", message);
+        let mut out = error_event(number, "server_error", message, None);
+        out.extend_from_slice(DONE);
+        out
+    }
+
+    /// The end of a stream whose client has events that the store lost. The response goes on.
+    fn lost(&self, last: Option<u64>) -> Vec<u8> {
+        self.responses.background.metrics.readers_lost.inc();
+        let (kept, after) = match last {
+            Some(last) => (
+                format!("those up to {last}"),
+                format!("&starting_after={last}"),
+            ),
+            None => ("none".to_owned(), String::new()),
+        };
+        let message = format!(
+            "The store lost events of this response that were sent, and has {kept}: read on with GET /v1/responses/{}?stream=true{after}",
+            self.key.id
+        );
+        let number = self.position.next_number();
+        let mut out = error_event(number, "events_lost", &message, Some("starting_after"));
         out.extend_from_slice(DONE);
         out
     }
@@ -253,7 +279,7 @@ impl Reader {
             "This replica is stopping, and the response goes on: read on with GET /v1/responses/{}?stream=true{after}",
             self.key.id
         );
-        let mut out = error_event(number, "router_draining", &message);
+        let mut out = error_event(number, "router_draining", &message, None);
         out.extend_from_slice(DONE);
         out
     }
@@ -283,11 +309,12 @@ fn final_event(record: &Record) -> Vec<u8> {
     response_event(name, number.unwrap_or_default(), &response)
 }
 
-/// The error event that OpenAI uses within a stream. `message` needs no escapes.
-fn error_event(number: u64, code: &str, message: &str) -> Vec<u8> {
+/// The error event that OpenAI uses within a stream. `message` and `param` need no escapes.
+fn error_event(number: u64, code: &str, message: &str, param: Option<&str>) -> Vec<u8> {
+    let param = param.map_or_else(|| "null".to_owned(), |param| format!("\"{param}\""));
     format!(
         "event: error\ndata: {{\"type\":\"error\",\"sequence_number\":{number},\"code\":\"{code}\",\
-         \"message\":\"{message}\",\"param\":null}}\n\n"
+         \"message\":\"{message}\",\"param\":{param}}}\n\n"
     )
     .into_bytes()
 }

@@ -263,6 +263,7 @@ impl Response {
         };
         Some(LoggedEvents {
             status: self.status,
+            fencing_number: run.fencing_number,
             batches,
             last: run.log.last(),
             log,

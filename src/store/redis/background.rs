@@ -235,6 +235,7 @@ impl Redis {
         }
         let (status, last) = (reply.status()?, reply.last_event()?);
         let delta_table = reply.bytes()?.unwrap_or_default();
+        let fencing_number = reply.count()?;
         let log = match word.as_str() {
             "whole" => LogState::Whole,
             "sealed" => LogState::Expired(self.unpack(delta_table).await?),
@@ -254,6 +255,7 @@ impl Redis {
         }
         Ok(Some(LoggedEvents {
             status,
+            fencing_number,
             batches,
             last,
             log,

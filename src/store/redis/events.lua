@@ -1,7 +1,7 @@
 -- Reads the events after a number, and the status at that moment.
 -- KEYS record, log; ARGV number or '', maximum bytes, '1' for tokens
 -- Returns whole, overflowed (events after the number were dropped) or sealed (dropped or expired, and the response has
--- ended); status; last number; delta table; then first, last and batch of each entry, and its
+-- ended); status; last number; delta table; fencing number; then first, last and batch of each entry, and its
 -- tokens if they were asked for
 local v = load(KEYS[1])
 if not v.st or v.bg ~= '1' then
@@ -12,7 +12,7 @@ if is_newer(v.v) then
 end
 local last = tostring(v.sq)
 if v.sq == -1 then
-  return {'whole', v.st, last, ''}
+  return {'whole', v.st, last, '', v.ep}
 end
 local kept_from
 if redis.call('EXISTS', KEYS[2]) == 1 then
@@ -27,14 +27,14 @@ local wanted = ARGV[1] == '' and 0 or tonumber(ARGV[1]) + 1
 if not kept_from or kept_from > wanted then
   local cut = not runs(v.st) and value(KEYS[1], 'cu', redis.call('HGET', KEYS[1], 'cu'))
   if not cut then
-    return {'overflowed', v.st, last, ''}
+    return {'overflowed', v.st, last, '', v.ep}
   end
-  return {'sealed', v.st, last, cut}
+  return {'sealed', v.st, last, cut, v.ep}
 end
-local found = {'whole', v.st, last, ''}
+local found = {'whole', v.st, last, '', v.ep}
 local from = ARGV[1] == '' and '-' or string.format('(%.0f-0', tonumber(ARGV[1]) + 1)
 local bytes = 0
-while bytes < tonumber(ARGV[2]) or #found == 4 do
+while bytes < tonumber(ARGV[2]) or #found == 5 do
   local entries = redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', 32)
   for _, entry in ipairs(entries) do
     local fields = entry[2]

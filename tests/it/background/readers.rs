@@ -78,3 +78,46 @@ async fn a_polled_response_that_is_not_stored_carries_its_state_token() {
     let texts = sent["input"].to_string();
     assert!(texts.contains("hello") && texts.contains("next"), "{texts}");
 }
+
+#[tokio::test]
+async fn a_reader_learns_that_events_it_was_told_are_lost() {
+    let pair = Pair::with(unhurried(), patient).await;
+    let (_live, _, response) = streaming(&pair.a, 2_000).await;
+    let path = format!("{}?stream=true", path(&response));
+    let mut reader = client::open(pair.b.api, "GET", &path, &[], String::new()).await;
+    let mut text = reader.until("output_text.delta").await;
+    // A failover to a replica that had two events, and another owner.
+    let record = pair.redis.cli(&["--scan", "--pattern", "wr:r:*"]);
+    let record = record.trim();
+    let log = record.replacen("wr:r:", "wr:e:", 1);
+    let script = "redis.call('HSET', KEYS[1], 'sq', '1', 'ep', '2', 'own', '') \
+                  for _, entry in ipairs(redis.call('XRANGE', KEYS[2], '(2-0', '+')) do \
+                  redis.call('XDEL', KEYS[2], entry[1]) end";
+    pair.redis.cli(&["eval", script, "2", record, &log]);
+    let (rest, is_whole) = reader.rest().await;
+    assert!(is_whole, "{rest}");
+    text += &rest;
+    let (name, last) = events(&text, 0).pop().unwrap();
+    assert_eq!(
+        (name.as_str(), &last["code"]),
+        ("error", &json!("events_lost"))
+    );
+    assert_eq!(last["param"], "starting_after");
+    let message = last["message"].as_str().unwrap();
+    assert!(
+        message.ends_with(&format!("{path}&starting_after=1")),
+        "{message}"
+    );
+    // So does one that comes back with its number.
+    let after = last["sequence_number"].as_u64().unwrap() - 1;
+    let late = format!("{path}&starting_after={after}");
+    let late = client::get(pair.b.api, &late).await;
+    let (_, late) = events(late.text(), after + 1).pop().unwrap();
+    assert_eq!(late["code"], "events_lost");
+    let metrics = client::get(pair.b.admin, "/metrics").await;
+    assert!(
+        metrics
+            .text()
+            .contains("warmroute_background_readers_lost_total 2")
+    );
+}

@@ -278,6 +278,14 @@ impl Fleet {
             }
             Next::More => self.read_later(reader, 0..5),
             Next::Wait | Next::End => self.read_later(reader, 100..900),
+            // Those of a response that a failover has touched are over.
+            Next::Lost { last } if self.readers[reader].has_received => {
+                let key = self.readers[reader].key;
+                let reason = format!("a reader is told that events after {last:?} are lost");
+                return Err(Violation::new(self.now(), key, reason));
+            }
+            // It came with a number that no reader had received.
+            Next::Lost { .. } => self.readers[reader].is_over = true,
         }
         // Some readers disconnect and resume elsewhere.
         if self.random.u8(..16) == 0
@@ -383,6 +391,7 @@ impl Fleet {
                     break;
                 }
                 Next::Over => break,
+                Next::Lost { .. } => return Err(Violation::new(now, key, "its events are lost")),
             }
         }
         self.readers[reader].is_over = true;

@@ -425,6 +425,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                 let batches = run.log.iter().filter(beyond);
                 Some(LoggedEvents {
                     status: row.status,
+                    fencing_number: run.fencing_number,
                     batches: match log {
                         LogState::Whole => batches.cloned().collect(),
                         LogState::Expired(_) | LogState::Overflowed => Vec::new(),

@@ -123,6 +123,7 @@ fn a_cancel_after_a_take_over_keeps_the_stored_events() {
     let received: Vec<u8> = (0..2).flat_map(event).collect();
     let read = LoggedEvents {
         status: Status::Cancelled,
+        fencing_number: 1,
         batches: vec![
             batch(0, 1, received.clone()),
             batch(2, 2, log::CANCELLED.to_vec()),
@@ -311,6 +312,7 @@ fn another_replicas_events_are_read_before_the_failure_is_stored() {
     let read = |first: u64, last: u64| {
         Ok(Some(LoggedEvents {
             status: Status::InProgress,
+            fencing_number: 1,
             batches: vec![EventBatch {
                 first,
                 last,
@@ -381,6 +383,7 @@ fn stored(first: u64, last: u64, tokens: &'static [u8]) -> EventBatch {
 fn all(batches: Vec<EventBatch>) -> Result<Option<LoggedEvents>, store::Error> {
     Ok(Some(LoggedEvents {
         status: Status::InProgress,
+        fencing_number: 1,
         last: batches.last().map(|batch| batch.last),
         batches,
         log: store::log::LogState::Whole,
