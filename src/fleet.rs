@@ -7,6 +7,7 @@
 
 pub mod adapter_slots;
 pub mod circuit_breaker;
+pub mod context_lengths;
 mod departed;
 pub mod discovery;
 pub mod engine;

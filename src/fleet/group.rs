@@ -7,6 +7,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
+use super::context_lengths::ContextLengths;
 use super::engine::Engine;
 use super::events::Events;
 use super::health::Health;
@@ -25,7 +26,7 @@ pub struct Group {
     pub model: Model,
     /// A model and its adapters share them.
     pub members: Arc<Members>,
-    /// The model's entry for `/v1/models`, from one of its workers.
+    /// The model's entry for `/v1/models`, from one of its workers: one that takes the longest prompts.
     pub card: Box<RawValue>,
     /// Base models of its workers, under which their cached blocks are indexed; nearly always one.
     pub bases: Vec<Model>,
@@ -62,6 +63,8 @@ pub struct Members {
     pub sglang: Vec<WorkerId>,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
+    /// Which of them take less than others.
+    pub context_lengths: ContextLengths,
     /// How fast they are together.
     pub speed: GroupSpeed,
 }
@@ -137,6 +140,11 @@ impl Members {
         };
         members.chat_ranks = ranks(PinnedApi::Chat);
         members.responses_ranks = ranks(PinnedApi::Responses);
+        members.context_lengths = ContextLengths::of(
+            usable
+                .iter()
+                .map(|status| (status.worker.id, status.facts.max_model_len)),
+        );
         for (worker_index, status) in usable.into_iter().enumerate() {
             let ranks = status.event_endpoints().len() as u32;
             members
@@ -218,7 +226,8 @@ pub(super) fn group(
             found.sets.push(position);
         }
     }
-    let mut members_of: FxHashMap<Vec<usize>, Arc<Members>> = FxHashMap::default();
+    // With the worker that takes the longest prompts, if they are not alike.
+    let mut members_of: FxHashMap<Vec<usize>, (Arc<Members>, Option<usize>)> = FxHashMap::default();
     let groups = models.into_iter().map(|(model, found)| {
         let mut bases: Vec<Model> = Vec::new();
         for base in found
@@ -233,22 +242,30 @@ pub(super) fn group(
         let usable = found.sets.iter().map(|at| &all[*at]).filter(is_usable);
         let with_base = usable.filter(|servers| servers.set.base.is_some()).count();
         let of_bases: usize = bases.iter().filter_map(|base| sets_of_base.get(base)).sum();
-        let members = match members_of.get(&found.sets) {
-            Some(members) => members.clone(),
+        let (members, longest) = match members_of.get(&found.sets) {
+            Some(known) => known.clone(),
             None => {
                 let usable = found.sets.iter().flat_map(|at| &all[*at].usable);
                 let mut usable: Vec<usize> = usable.copied().collect();
                 usable.sort_unstable();
-                let usable = usable.into_iter().map(|worker| &workers[worker].0);
-                let members = Arc::new(Members::new(usable.collect(), topology));
-                members_of.insert(found.sets, members.clone());
-                members
+                let status = |worker: &usize| &workers[*worker].0;
+                let members = Members::new(usable.iter().map(status).collect(), topology);
+                let longest = match members.context_lengths.are_alike() {
+                    true => None,
+                    false => usable
+                        .into_iter()
+                        .max_by_key(|worker| status(worker).facts.max_model_len),
+                };
+                let known = (Arc::new(members), longest);
+                members_of.insert(found.sets, known.clone());
+                known
             }
         };
+        let card_of = longest.map_or(found.first, |worker| &workers[worker].0);
         let group = Group {
             model: model.clone(),
             members,
-            card: found.first.facts.models[model].clone(),
+            card: card_of.facts.models[model].clone(),
             bases,
             is_adapter: found.is_adapter,
             is_partial: found.is_adapter && with_base < of_bases,

@@ -36,6 +36,8 @@ pub struct Facts {
     pub adapters: BTreeSet<Model>,
     pub engine: Engine,
     pub version: Option<String>,
+    /// Tokens of a prompt and its answer that it takes at most.
+    pub max_model_len: Option<u32>,
     /// Tokens per KV block.
     pub block_size: Option<u32>,
     /// Whether its prefix cache is on.

@@ -116,8 +116,8 @@ impl Relay {
                 if !self.has_choice(&plan, now, &failed, may_repeat) {
                     break;
                 }
-                // What ended with all that its worker had is no further load.
-                if attempts.is_acquitted() {
+                // What ended with all that its worker had is no further load, and what was refused at once hardly any.
+                if attempts.is_acquitted() || failure == Failure::TooLong {
                     plan.model.families.on_retry(&worker, failure);
                 } else if !self.may_retry(&plan, &worker, failure) {
                     break;
@@ -213,6 +213,9 @@ impl Relay {
                 AttemptOutcome::Failed(attempt) => attempt,
             };
             self.on_failed_attempt(job, &plan, &choice, &attempt, &mut failed);
+            if attempt.failure == Failure::TooLong {
+                failed.exclude_all(plan.group.context_lengths.shorter());
+            }
             if attempt.is_rank_refused {
                 plan.pinned = None;
                 plan.rank_refused_by = Some(choice.worker.id);

@@ -60,7 +60,8 @@ impl Drop for Trial {
 #[derive(Clone, Debug, Default)]
 pub(super) struct FailedWorkers {
     pub(super) decode: Excluded,
-    /// Those that do not serve its API or that its gateway cannot reach, whatever fails: some of `decode`.
+    /// Those that do not serve its API, whose context is too short for it or that its gateway cannot reach, whatever fails: some of
+    /// `decode`.
     pub(super) unfit: Excluded,
     pub(super) prefill: Excluded,
     /// Those of them that only closed an idle connection: over a new one they may answer.
@@ -70,7 +71,8 @@ pub(super) struct FailedWorkers {
 }
 
 impl FailedWorkers {
-    /// Those that do not serve the request's API are as if they had failed it. An error if no worker does.
+    /// Those that do not serve the request's API, or where it has no room, are as if they had failed it. An error if no worker
+    /// serves the API.
     pub(super) fn unfit_for(plan: &Plan, gateway: Option<&dyn Gateway>) -> Result<Self, Error> {
         let mut unfit = match plan.api.is_messages() {
             true => Excluded::from_slice(&plan.group.without_messages),
@@ -81,6 +83,8 @@ impl FailedWorkers {
                 model: plan.group.model.to_string(),
             });
         }
+        let lengths = &plan.group.context_lengths;
+        unfit.extend(lengths.too_short(plan.context_tokens));
         if let Some(gateway) = gateway {
             let workers = plan.group.workers.iter();
             let unreachable = workers.filter(|worker| !gateway.may_reach(worker));

@@ -55,7 +55,7 @@ impl FailureOwner {
             Failure::Broken if is_stale => Self::Unattributed,
             Failure::Broken | Failure::TimedOut => Self::Request,
             // What took the worker out was counted already.
-            Failure::Refused | Failure::TakenOut => Self::Unattributed,
+            Failure::Refused | Failure::TakenOut | Failure::TooLong => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,
         }
     }
@@ -97,6 +97,7 @@ mod tests {
             (Failure::Broken, FailureOwner::Request),
             (Failure::TimedOut, FailureOwner::Request),
             (Failure::Refused, FailureOwner::Unattributed),
+            (Failure::TooLong, FailureOwner::Unattributed),
             (Failure::TakenOut, FailureOwner::Unattributed),
             (Failure::KvTransfer, FailureOwner::KvTransfer),
         ] {

@@ -47,6 +47,8 @@ pub(super) struct Plan {
     pub(super) model: Arc<ModelState>,
     pub(super) request: routing::Request,
     pub(super) prompt: Prompt,
+    /// Tokens of the prompt and of the answer that it asks for.
+    pub(super) context_tokens: u32,
     pub(super) is_stream: bool,
     /// How long the request has waited for a worker with room.
     pub(super) queued: Duration,
@@ -227,10 +229,16 @@ impl Relay {
         let is_reported = exact.is_some() && !group.event_ranks.contains(&0);
         // Rounding must not make the prompt shorter than its blocks.
         let in_blocks = blocks.last().map_or(0, |block| block.end_tokens);
+        let prompt_tokens = measure.prompt_tokens.max(in_blocks);
+        let answer_max = match api.generates() {
+            true => u32::try_from(peek.max_tokens.unwrap_or(1)).unwrap_or(u32::MAX),
+            false => 0,
+        };
         Ok(Plan {
             api,
+            context_tokens: prompt_tokens.saturating_add(answer_max),
             request: routing::Request {
-                prompt_tokens: measure.prompt_tokens.max(in_blocks),
+                prompt_tokens,
                 answer_tokens: match api.generates() {
                     true => {
                         let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);

@@ -26,6 +26,8 @@ pub enum Failure {
     Deadline,
     /// The engine answered with a retryable status (503, ...).
     Refused,
+    /// The engine refused the request, and its context may be too short for it, unlike another one's.
+    TooLong,
     /// The KV transfer from the prefill to the decode worker failed.
     KvTransfer,
     /// The worker was taken out before it answered.
@@ -34,13 +36,14 @@ pub enum Failure {
 
 impl Failure {
     /// Every value of [`Failure::as_str`].
-    pub const REASONS: [&'static str; 8] = [
+    pub const REASONS: [&'static str; 9] = [
         "router_resources",
         "connect",
         "connection_lost",
         "timeout",
         "request_timeout",
         "refused",
+        "context_too_short",
         "kv_transfer",
         "worker_taken_out",
     ];
@@ -53,6 +56,7 @@ impl Failure {
             Failure::TimedOut => "timeout",
             Failure::Deadline => "request_timeout",
             Failure::Refused => "refused",
+            Failure::TooLong => "context_too_short",
             Failure::KvTransfer => "kv_transfer",
             Failure::TakenOut => "worker_taken_out",
         }
@@ -73,6 +77,7 @@ impl Failure {
             Failure::TimedOut => "timed out",
             Failure::Deadline => "the request's time was over",
             Failure::Refused => "it refused the request",
+            Failure::TooLong => "its context may be too short for the request",
             Failure::KvTransfer => "the KV transfer failed",
             Failure::TakenOut => "the worker was taken out before it answered",
         }
@@ -206,7 +211,7 @@ impl Attempts {
         self.may_have_computed |= match failure {
             Failure::Broken => !is_stale,
             Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
-            Failure::Local | Failure::Connect | Failure::Refused => false,
+            Failure::Local | Failure::Connect | Failure::Refused | Failure::TooLong => false,
         };
         self.last_cut = (failure == Failure::Broken).then_some(if is_stale {
             Reused::Idle
@@ -223,7 +228,7 @@ impl Attempts {
         if is_last || self.has_cut_enough() || failure == Failure::Deadline {
             return Step::GiveUp;
         }
-        if failure == Failure::TakenOut {
+        if matches!(failure, Failure::TakenOut | Failure::TooLong) {
             let after = Duration::ZERO;
             return Step::Retry { after };
         }
@@ -287,7 +292,7 @@ impl Attempts {
             }
             // The worker most likely never read the request, or its process ended with all that it had.
             Failure::Broken => self.was_stale || self.cuts.is_last_shared(),
-            Failure::TimedOut | Failure::Deadline | Failure::Refused => false,
+            Failure::TimedOut | Failure::Deadline | Failure::Refused | Failure::TooLong => false,
         }
     }
 }
@@ -374,6 +379,7 @@ mod tests {
             (Failure::KvTransfer, true),
             (Failure::TimedOut, false),
             (Failure::Refused, false),
+            (Failure::TooLong, false),
             (Failure::TakenOut, true),
         ] {
             let mut attempts = attempts(3);

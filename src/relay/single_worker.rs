@@ -20,10 +20,24 @@ use super::retries::{Attempts, Failure};
 use super::running::{OptimisticInsert, Running};
 use super::send::may_refuse_rank;
 use super::traced;
+use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::prompt::Api;
 use crate::routing::Decision;
+
+/// An engine that refuses a prompt whose tokens are estimated may have too short a context for it; another one may not.
+fn too_long(plan: &Plan, worker: &Worker, status: StatusCode) -> Option<Failure> {
+    let lengths = &plan.group.context_lengths;
+    let is_refused = matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE
+    );
+    let is_too_long = is_refused
+        && plan.prompt.exact.is_none()
+        && lengths.may_be_too_short(worker.id, plan.context_tokens);
+    is_too_long.then_some(Failure::TooLong)
+}
 
 impl Relay {
     /// The request counts at the worker at once, so that the next decision sees it; a failure undoes that.
@@ -230,7 +244,10 @@ impl Relay {
             insert.confirm();
         }
         let refusal = match beginning {
-            Beginning::Token | Beginning::Refusal => self.refusal(worker, &answer),
+            Beginning::Token | Beginning::Refusal => {
+                let refusal = self.refusal(worker, &answer);
+                refusal.or_else(|| too_long(plan, worker, answer.head.status))
+            }
             // As an engine that answers 503: another one may do better.
             Beginning::Error | Beginning::Nothing => Some(Failure::Refused),
         };

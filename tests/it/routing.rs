@@ -462,3 +462,71 @@ async fn a_sleeping_engine_gets_nothing_until_it_wakes() {
     })
     .await;
 }
+
+/// Two engines, of which the first takes short prompts only, and a router that takes a token for so many bytes.
+async fn short_and_long(bytes_per_token: f64) -> Cluster {
+    let of = |tokens: u32| Settings {
+        context_tokens_max: tokens.try_into().unwrap(),
+        ..fast()
+    };
+    Cluster::start(vec![of(1_024), of(16_384)], |config| {
+        config.predicted.bytes_per_token = bytes_per_token;
+    })
+    .await
+}
+
+async fn sent_on(cluster: &Cluster) -> f64 {
+    let reason = ["reason=\"context_too_short\""];
+    cluster.metric("warmroute_retries_total", &reason).await
+}
+
+/// A chat with a prompt of about so many tokens of the simulated engines.
+fn long_chat(number: usize, tokens: usize, max_tokens: usize) -> String {
+    chat(
+        &format!("{number:04} ").repeat(tokens * 4 / 5),
+        max_tokens,
+        false,
+    )
+}
+
+#[tokio::test]
+async fn a_prompt_goes_where_its_context_fits() {
+    let cluster = short_and_long(4.0).await;
+    let long = &cluster.engines[1];
+    for number in 0..10 {
+        // Neither the prompt nor the answer that it asks for has room at the first one.
+        for (tokens, max_tokens) in [(3_000, 5), (200, 2_000)] {
+            let body = long_chat(number, tokens, max_tokens);
+            let answer = cluster.post(CHAT, body).await;
+            assert_eq!(answer.status, 200, "{}", answer.text());
+        }
+    }
+    assert_eq!(long.stats().await.finished, 20);
+    assert_eq!(sent_on(&cluster).await, 0.0);
+    let models = client::get(cluster.router.api, "/v1/models").await.json();
+    assert_eq!(models["data"][0]["max_model_len"], 16_384);
+    // What fits nowhere is answered as the engine says it.
+    let answer = cluster.post(CHAT, long_chat(0, 40_000, 5)).await;
+    assert_eq!(answer.status, 400);
+    let text = answer.text();
+    assert!(text.contains("maximum context length is 16379"), "{text}");
+}
+
+#[tokio::test]
+async fn a_prompt_that_is_longer_than_estimated_is_sent_on_to_where_it_fits() {
+    let cluster = short_and_long(9.0).await;
+    for number in 0..10 {
+        let answer = cluster.post(CHAT, long_chat(number, 1_500, 5)).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    let retries = sent_on(&cluster).await;
+    assert!(retries >= 1.0, "{retries}");
+    for engine in &cluster.engines {
+        let row = cluster.worker(&engine.name).await;
+        assert_eq!(row["circuit_breaker"], "closed");
+    }
+    // Any other fault of a request is told once, and of a short prompt nothing is supposed.
+    let bad = json!({"model": "sim", "messages": "none", "max_tokens": 5}).to_string();
+    assert_eq!(cluster.post(CHAT, bad).await.status, 400);
+    assert_eq!(sent_on(&cluster).await, retries);
+}

@@ -28,6 +28,8 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         /// The base model's name, in an adapter's entry.
         #[serde(default)]
         parent: Option<String>,
+        #[serde(default)]
+        max_model_len: Option<u64>,
     }
     let body = get(worker, "/v1/models", limit).await?;
     let list: List =
@@ -48,6 +50,8 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
             facts.adapters.insert(model.clone());
         } else if facts.base.is_none() {
             facts.base = Some(model.clone());
+            let tokens = entry.max_model_len.filter(|tokens| *tokens > 0);
+            facts.max_model_len = tokens.map(|tokens| u32::try_from(tokens).unwrap_or(u32::MAX));
         }
         facts.models.insert(model, card);
     }
