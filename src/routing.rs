@@ -17,7 +17,9 @@ use serde::{Deserialize, Serialize};
 
 pub use self::policy::decide;
 pub use self::prefix_hash::key as prefix_key;
-pub use self::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
+pub use self::types::{
+    Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View, delayed,
+};
 
 /// How requests are spread over the workers of their model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -4,18 +4,21 @@ pub mod pinned;
 pub mod ranks;
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicI64, AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use super::speed::{LoadNow, SharedSpeed};
+use super::speed::{LoadNow, SharedF32, SharedSpeed};
 
 /// Slots of an engine of which nothing is known: vLLM's `--max-num-seqs` on most GPUs.
 const DEFAULT_SLOTS: u32 = 256;
 
 /// Prompt tokens that any engine computes in one step: the least that vLLM and SGLang have by default.
 const STEP_TOKENS: u64 = 2_048;
+
+/// What the average of the requests moves by each second: the last two count for two thirds.
+const USUAL_STEP: f64 = 0.4;
 
 /// A replica reports a request within this time, usually within 10 ms; an engine may report it before.
 const PEER_REPORT_DELAY: Duration = Duration::from_millis(100);
@@ -45,9 +48,11 @@ pub struct Load {
     peers_context_tokens: AtomicU64,
     peers_requests: AtomicU32,
     /// The most requests that its engine was seen to run while others waited; 0 if none ever waited.
-    slots: AtomicU32,
+    slots: AtomicU16,
     /// Requests that wait inside the engine for a slot or for memory, as of its last report.
-    waiting: AtomicU32,
+    waiting: AtomicU16,
+    /// Requests in flight on average over the last seconds.
+    usual_requests: SharedF32,
     /// How fast the worker is.
     pub speed: SharedSpeed,
     reported: Reported,
@@ -126,7 +131,7 @@ impl Load {
 
     /// Answers that the engine generates at the same time, if that was seen: only an engine that has let requests wait shows it.
     pub fn learnt_slots(&self) -> Option<u32> {
-        Some(self.slots.load(Relaxed)).filter(|slots| *slots > 0)
+        Some(self.slots.load(Relaxed).into()).filter(|slots| *slots > 0)
     }
 
     /// As seen, or what most engines have.
@@ -134,13 +139,13 @@ impl Load {
     pub fn slots(&self) -> u32 {
         match self.slots.load(Relaxed) {
             0 => DEFAULT_SLOTS,
-            slots => slots,
+            slots => slots.into(),
         }
     }
 
     /// Another replica has seen so many.
     pub(super) fn on_peer_slots(&self, slots: u32) {
-        self.slots.fetch_max(slots, Relaxed);
+        self.slots.fetch_max(short(slots), Relaxed);
     }
 
     /// The engine may be another one.
@@ -151,7 +156,20 @@ impl Load {
     /// Requests that wait inside the engine for a slot or for memory, of all its clients, as of its last report.
     #[inline]
     pub fn waiting(&self) -> u32 {
-        self.waiting.load(Relaxed)
+        self.waiting.load(Relaxed).into()
+    }
+
+    /// Requests in flight on average over the last seconds, of all replicas.
+    #[inline]
+    pub fn usual_requests(&self) -> f64 {
+        self.usual_requests.get()
+    }
+
+    /// To be called once a second: takes part in the average.
+    pub fn see_requests(&self) {
+        let usual = self.usual_requests();
+        let missing = f64::from(self.requests()) - usual;
+        self.usual_requests.set(usual + USUAL_STEP * missing);
     }
 
     /// For what is learnt of the worker's speed.
@@ -161,9 +179,7 @@ impl Load {
             requests,
             next_waits: requests >= slots || self.waiting() > 0,
             is_full: requests > slots || self.waiting() > 0,
-            own_requests: self.own_requests(),
             context_tokens: self.context_tokens(),
-            queued_tokens: self.own_queued_tokens(),
             peers_queued_tokens: self.peers_queued_tokens(),
         }
     }
@@ -218,10 +234,10 @@ impl Load {
         let waits_for_slot = self.queued_tokens() < STEP_TOKENS
             || slots.is_some_and(|slots| reported.running >= slots);
         let waiting = if waits_for_slot { reported.waiting } else { 0 };
-        self.waiting.store(waiting, Relaxed);
+        self.waiting.store(short(waiting), Relaxed);
         // An engine whose memory was full ran fewer than it does now.
         if waiting > 0 || slots.is_some() {
-            self.slots.fetch_max(reported.running, Relaxed);
+            self.slots.fetch_max(short(reported.running), Relaxed);
         }
         *self.reported.report.lock() = Some(reported);
     }
@@ -267,6 +283,11 @@ impl Load {
     }
 }
 
+/// No engine has more slots.
+fn short(count: u32) -> u16 {
+    u16::try_from(count).unwrap_or(u16::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use std::mem::offset_of;
@@ -295,6 +316,7 @@ mod tests {
             offset_of!(Load, peers_context_tokens),
             offset_of!(Load, slots),
             offset_of!(Load, waiting),
+            offset_of!(Load, usual_requests),
             offset_of!(Load, speed),
         ] {
             assert!(offset < 64, "{offset}");
@@ -358,6 +380,22 @@ mod tests {
         load.set_peers(4, 0, 0);
         load.recount_foreign();
         assert_eq!((load.foreign_requests(), load.requests()), (1, 5));
+    }
+
+    #[test]
+    fn the_usual_requests_are_the_average_of_the_last_seconds() {
+        let load = Load::default();
+        for second in 0..20 {
+            // Eight in every other second, of another replica.
+            load.set_peers(8 * (second % 2), 0, 0);
+            load.see_requests();
+        }
+        let usual = load.usual_requests();
+        assert!((4.0..6.0).contains(&usual), "{usual}");
+        load.set_peers(0, 0, 0);
+        load.see_requests();
+        load.see_requests();
+        assert!(load.usual_requests() < usual / 2.0);
     }
 
     #[test]

@@ -20,5 +20,5 @@ pub use self::bounds::GroupSpeed;
 pub use self::fleet::Speeds;
 pub use self::learner::Learner;
 pub use self::seen::{LoadNow, Passed, Seen};
-pub use self::shared::SharedSpeed;
+pub use self::shared::{SharedF32, SharedSpeed};
 pub use self::types::{ANSWER, CONTEXT, Row, Speed};

@@ -309,6 +309,7 @@ impl Relay {
             unusable_reason: (!state.is_usable).then(|| because().to_owned()),
             circuit_breaker: breaker,
             requests: state.requests,
+            usual_requests: (10.0 * worker.load.usual_requests()).round() / 10.0,
             queued_tokens: state.queued_tokens,
             load: LoadShares {
                 own: share(own),

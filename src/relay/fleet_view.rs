@@ -13,7 +13,7 @@ use crate::fleet::load::pinned::RankShare;
 use crate::fleet::{Places, Role, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
-use crate::routing::{Backlog, Cached, Decision, Request, State, View};
+use crate::routing::{self, Backlog, Cached, Decision, Request, State, View};
 
 /// Workers with a request's adapter that are compared beside those with its prefix.
 const MAX_ADAPTER_OWNERS: usize = 8;
@@ -232,7 +232,13 @@ impl View for FleetView<'_> {
             is_usable: can && is_free,
             requests: share.requests,
             queued_tokens: share.queued_tokens,
-            delayed: if has_answers { share.requests } else { 0 },
+            delayed: match has_answers {
+                true => {
+                    let usual = worker.load.usual_requests() / f64::from(ranks);
+                    routing::delayed(share.requests, usual)
+                }
+                false => 0.0,
+            },
             context_tokens: share.context_tokens,
             slots: (worker.slots() / ranks).max(1),
             waiting: worker.load.waiting() / ranks,

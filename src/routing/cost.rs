@@ -107,7 +107,7 @@ impl<'a> Costs<'a> {
         let prompt_token = state.speed.prompt_token;
         Terms {
             compute: new * prompt_token,
-            delay: new * (self.mean_prompt_token + f64::from(state.delayed) * prompt_token),
+            delay: new * (self.mean_prompt_token + state.delayed * prompt_token),
             ..self.terms_of_answer(state)
         }
     }
@@ -180,6 +180,7 @@ pub fn step_seconds(state: &State) -> f64 {
 mod tests {
     use super::*;
     use crate::routing::policy::tests::Table;
+    use crate::routing::types::delayed;
 
     fn request(prompt_tokens: u32, answer_tokens: f64) -> Request {
         Request {
@@ -192,7 +193,7 @@ mod tests {
     fn state(requests: u32, queued_tokens: u64, context_tokens: u64) -> State {
         State {
             requests,
-            delayed: requests,
+            delayed: f64::from(requests),
             queued_tokens,
             context_tokens,
             ..State::default()
@@ -231,6 +232,23 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_is_idle_for_a_moment_does_not_stay_idle() {
+        // The next turn of a session whose worker has three requests, and an idle worker whose sessions come back soon.
+        let request = request(10_000, 40.0);
+        let at = |requests: u32, usual: f64, new_tokens| {
+            let state = State {
+                delayed: delayed(requests, usual),
+                ..state(requests, 0, u64::from(requests) * 9_000)
+            };
+            terms(&request, &state, new_tokens).sum()
+        };
+        assert!(at(3, 3.0, 1_100) > at(0, 0.0, 2_600));
+        assert!(at(3, 3.0, 1_100) < at(0, 5.0, 2_600));
+        // What it has now counts, if that is more.
+        assert_eq!(at(3, 1.0, 1_100), at(3, 3.0, 1_100));
+    }
+
+    #[test]
     fn a_request_without_a_free_slot_waits_for_its_part_of_an_answer() {
         let full = State {
             slots: 8,
@@ -251,7 +269,7 @@ mod tests {
     #[test]
     fn a_worker_that_only_computes_prompts_delays_no_answers() {
         let prefill = State {
-            delayed: 0,
+            delayed: 0.0,
             ..state(5, 1_200, 30_000)
         };
         let found = terms(&request(6_000, 0.0), &prefill, 1_200);

@@ -87,8 +87,8 @@ pub struct State {
     /// Requests in flight, of all replicas: those that wait, those whose prompts are computed, and those whose answers are
     /// generated.
     pub requests: u32,
-    /// Those of them that stand still while a prompt is computed: all, or none at a worker that only computes prompts.
-    pub delayed: u32,
+    /// How many requests stand still while a prompt is computed, see [`delayed`]; none at a worker that only computes prompts.
+    pub delayed: f64,
     /// Uncached prompt tokens that the worker has accepted and not computed yet.
     pub queued_tokens: u64,
     /// Prompt tokens of all its requests.
@@ -107,7 +107,7 @@ impl Default for State {
         Self {
             is_usable: false,
             requests: 0,
-            delayed: 0,
+            delayed: 0.0,
             queued_tokens: 0,
             context_tokens: 0,
             slots: 256,
@@ -116,6 +116,15 @@ impl Default for State {
             speed: Speed::default(),
         }
     }
+}
+
+/// How many requests stand still while a worker computes a prompt, that has so many now and `usual` on average over the last
+/// seconds. One that has nothing to do for a moment has the next requests of its sessions soon: half of those that are missing
+/// count. With all of them, and over longer times, a fleet that has more to do than it can was used less evenly.
+#[inline]
+pub fn delayed(requests: u32, usual: f64) -> f64 {
+    let now = f64::from(requests);
+    now + (usual - now).max(0.0) / 2.0
 }
 
 /// The parts of a worker's state that most often rule it out.

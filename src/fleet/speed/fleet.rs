@@ -43,11 +43,12 @@ struct Learnt {
 }
 
 impl Speeds {
-    /// To be called once a second: takes what was seen, and sets the workers' speeds.
+    /// To be called once a second: takes what was seen, and sets the workers' speeds and their usual requests.
     pub fn update(&mut self, snapshot: &Snapshot) {
         let mut before = std::mem::take(&mut self.workers);
         for status in &snapshot.workers {
             let worker = &status.worker;
+            worker.load.see_requests();
             let mut rows = worker.seen.take();
             let mut learnt = before.remove(&worker.id).unwrap_or_default();
             if learnt.incarnation != status.incarnation {

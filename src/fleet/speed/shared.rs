@@ -6,20 +6,20 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::types::Speed;
 
 /// A number that one thread writes and all read.
-#[derive(Debug)]
-pub(super) struct SharedF32(AtomicU32);
+#[derive(Debug, Default)]
+pub struct SharedF32(AtomicU32);
 
 impl SharedF32 {
-    pub(super) fn new(value: f64) -> Self {
+    pub fn new(value: f64) -> Self {
         Self(AtomicU32::new((value as f32).to_bits()))
     }
 
     #[inline]
-    pub(super) fn get(&self) -> f64 {
+    pub fn get(&self) -> f64 {
         f32::from_bits(self.0.load(Relaxed)).into()
     }
 
-    pub(super) fn set(&self, value: f64) {
+    pub fn set(&self, value: f64) {
         self.0.store((value as f32).to_bits(), Relaxed);
     }
 }

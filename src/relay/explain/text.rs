@@ -82,10 +82,7 @@ fn in_milliseconds(chosen: &Score) -> String {
     let named = [
         (terms.wait, "to wait".to_owned()),
         (terms.compute, "to compute".to_owned()),
-        (
-            terms.delay,
-            format!("of delay for its {} requests and the next", chosen.requests),
-        ),
+        (terms.delay, of_delayed(chosen)),
         (terms.answer, "of answers slowed".to_owned()),
         (terms.slot, "until a slot is free".to_owned()),
         (terms.adapter, "to load the adapter".to_owned()),
@@ -100,6 +97,17 @@ fn in_milliseconds(chosen: &Score) -> String {
         return String::new();
     }
     format!("; {}", shown.join(", "))
+}
+
+fn of_delayed(chosen: &Score) -> String {
+    let requests = chosen.requests;
+    match chosen.usual_requests > f64::from(requests) + 1.0 {
+        true => format!(
+            "of delay for its {requests} requests, some of its usual {:.0}, and the next",
+            chosen.usual_requests
+        ),
+        false => format!("of delay for its {requests} requests and the next"),
+    }
 }
 
 /// How much of a load other replicas have.
@@ -147,6 +155,7 @@ mod tests {
             unusable_reason: None,
             circuit_breaker: State::Closed,
             requests: 3,
+            usual_requests: 3.0,
             queued_tokens,
             context_tokens: 0,
             slots: 256,

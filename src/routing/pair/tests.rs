@@ -155,7 +155,7 @@ fn table(rows: &[Row], bounds: bool) -> Table {
         table.states.push(State {
             is_usable,
             requests,
-            delayed: requests,
+            delayed: f64::from(requests),
             queued_tokens,
             context_tokens,
             ..State::default()

@@ -21,7 +21,7 @@ impl Table {
             table.states.push(State {
                 is_usable,
                 requests,
-                delayed: requests,
+                delayed: f64::from(requests),
                 queued_tokens,
                 ..State::default()
             });

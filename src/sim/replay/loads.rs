@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 
-use self::generate::Agents;
+use self::generate::{Agents, Pace};
 pub(super) use self::table::{Compared, ComparedLoad, tables};
 use super::results::{Measured, PolicyResult};
 use super::run;
@@ -95,12 +95,30 @@ fn all(settings: &Settings, has_trace: bool) -> Vec<LoadCase> {
         let agents = Agents {
             sessions,
             system_blocks: 12,
+            pace: Pace::Slow,
         };
         add(format!("agents {sessions}"), size, Requests::Agents(agents));
+    }
+    for sessions in [12, 24, 40] {
+        let agents = Agents {
+            sessions,
+            system_blocks: 12,
+            pace: Pace::Quick,
+        };
+        let size = FleetSize {
+            workers: HOT_WORKERS,
+            ..size
+        };
+        add(
+            format!("quick agents {sessions}"),
+            size,
+            Requests::Agents(agents),
+        );
     }
     let own_prompts = Agents {
         sessions: 150,
         system_blocks: 0,
+        pace: Pace::Slow,
     };
     add(
         "agents 150, own prompts".to_owned(),

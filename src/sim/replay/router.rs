@@ -1,6 +1,7 @@
 //! A router of a replay: the load counters of each worker, a cache index, and the router's own decision code over both.
 
 mod cached_tokens;
+mod fleet_view;
 mod line;
 mod load;
 mod speeds;
@@ -11,6 +12,7 @@ use std::time::{Duration, Instant};
 use rustc_hash::FxHashMap;
 
 use self::cached_tokens::{CachedTokens, tie_breaker};
+use self::fleet_view::FleetView;
 pub(super) use self::line::Sent;
 use self::line::{Line, Workers};
 use self::load::Load;
@@ -28,7 +30,7 @@ use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::observe::metrics::Registry;
 use crate::queue;
-use crate::routing::{self, Cached, Request, State, View};
+use crate::routing::{self, Request};
 
 /// Which cache index a router uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
@@ -51,6 +53,10 @@ pub(super) struct Router {
     peers: Vec<Load>,
     /// Of its own requests, as it last reported.
     reported: Vec<Load>,
+    /// Of the other replicas' requests that wait there, as they last reported.
+    peers_waiting: Vec<Load>,
+    /// Of its own requests that wait, as it last reported.
+    reported_waiting: Vec<Load>,
     /// What engines said of their slots.
     engines: Vec<fleet::load::Load>,
     /// Those who wait, if requests do.
@@ -98,6 +104,8 @@ struct InFlight {
 pub(super) struct Report {
     /// Worker, its load in the report before, its load now.
     loads: Vec<(usize, Load, Load)>,
+    /// The same of what waits for each worker.
+    waiting: Vec<(usize, Load, Load)>,
     routed: Vec<(usize, usize)>,
 }
 
@@ -150,6 +158,8 @@ impl Router {
             own: vec![Load::default(); settings.workers],
             peers: vec![Load::default(); settings.workers],
             reported: vec![Load::default(); settings.workers],
+            peers_waiting: vec![Load::default(); settings.workers],
+            reported_waiting: vec![Load::default(); settings.workers],
             engines: (0..settings.workers).map(|_| Default::default()).collect(),
             line: (settings.policy == ComparedPolicy::Queued)
                 .then(|| Line::new(&settings.queue, epoch)),
@@ -178,7 +188,8 @@ impl Router {
         reported: &ReportedIndex,
         gauges: &[EngineGauges],
     ) -> Option<(usize, u32)> {
-        let loads: Vec<Load> = self.loads().collect();
+        let loads = self.loads().zip(&self.peers_waiting);
+        let loads: Vec<Load> = loads.map(|(load, waiting)| load.plus(waiting)).collect();
         self.choose_by(now, job, reported, gauges, &loads)
     }
 
@@ -221,6 +232,7 @@ impl Router {
         let engines = self.engines.iter();
         Workers {
             loads: self.loads().collect(),
+            promised: self.peers_waiting.clone(),
             slots: engines.map(fleet::load::Load::learnt_slots).collect(),
             mean_prompt_token: self.speeds.mean_prompt_token(),
         }
@@ -332,12 +344,10 @@ impl Router {
 
     /// What changed since the last report.
     pub(super) fn report(&mut self) -> Report {
-        let loads = self.own.iter().zip(&mut self.reported).enumerate();
-        let changed = loads.filter(|(_, (own, reported))| own != reported);
+        let waiting = self.line.as_ref().map_or(&[][..], Line::promised);
         Report {
-            loads: changed
-                .map(|(worker, (own, reported))| (worker, std::mem::replace(reported, *own), *own))
-                .collect(),
+            loads: changed(&self.own, &mut self.reported),
+            waiting: changed(waiting, &mut self.reported_waiting),
             routed: std::mem::take(&mut self.routed),
         }
     }
@@ -346,6 +356,9 @@ impl Router {
     pub(super) fn on_report(&mut self, now: Duration, jobs: &[Job], report: &Report) {
         for (worker, before, load) in &report.loads {
             self.peers[*worker].replace(before, load);
+        }
+        for (worker, before, waiting) in &report.waiting {
+            self.peers_waiting[*worker].replace(before, waiting);
         }
         for (number, worker) in &report.routed {
             let (job, id) = (&jobs[*number], WorkerId(*worker as u32));
@@ -390,7 +403,10 @@ impl Router {
     /// What a router does each second: asks engines how many requests they have, learns the workers' speeds, and frees expired
     /// entries of the index.
     pub(super) fn on_second(&mut self, now: Duration, gauges: &[EngineGauges]) {
-        for (engine, gauges) in self.engines.iter().zip(gauges) {
+        let loads: Vec<Load> = self.loads().collect();
+        for ((engine, gauges), load) in self.engines.iter().zip(gauges).zip(&loads) {
+            engine.set_peers(load.requests, load.queued_tokens, load.context_tokens);
+            engine.see_requests();
             engine.report(fleet::load::LoadReport {
                 at: self.epoch + now,
                 running: gauges.running,
@@ -462,53 +478,11 @@ impl Router {
     }
 }
 
-/// The view of the fleet that a routing decision gets.
-struct FleetView<'a> {
-    loads: &'a [Load],
-    engines: &'a [fleet::load::Load],
-    speeds: &'a Speeds,
-    cached: &'a CachedTokens<'a>,
-}
-
-impl View for FleetView<'_> {
-    fn len(&self) -> usize {
-        self.loads.len()
-    }
-
-    fn state(&self, worker_index: usize) -> State {
-        let load = &self.loads[worker_index];
-        State {
-            is_usable: true,
-            requests: load.requests,
-            delayed: load.requests,
-            queued_tokens: load.queued_tokens,
-            context_tokens: load.context_tokens,
-            speed: self.speeds.speeds[worker_index],
-            slots: self.engines[worker_index].slots(),
-            waiting: self.engines[worker_index].waiting(),
-            ..State::default()
-        }
-    }
-
-    fn mean_prompt_token(&self) -> f64 {
-        self.speeds.mean_prompt_token()
-    }
-
-    fn min_prompt_token(&self) -> f64 {
-        let speeds = self.speeds.speeds.iter();
-        let times = speeds.map(|speed| speed.prompt_token);
-        times.fold(f64::INFINITY, f64::min)
-    }
-
-    fn identity(&self, worker_index: usize) -> u64 {
-        tie_breaker(0, worker_index)
-    }
-
-    fn prefix_owners(&self) -> &[usize] {
-        self.cached.holders()
-    }
-
-    fn cached(&self, worker_index: usize) -> Cached {
-        Cached::in_gpu(self.cached.tokens(worker_index))
-    }
+/// Of each worker whose load has changed since it was reported: that one and the new one.
+fn changed(now: &[Load], reported: &mut [Load]) -> Vec<(usize, Load, Load)> {
+    let loads = now.iter().zip(reported).enumerate();
+    loads
+        .filter(|(_, (now, reported))| now != reported)
+        .map(|(worker, (now, reported))| (worker, std::mem::replace(reported, *now), *now))
+        .collect()
 }

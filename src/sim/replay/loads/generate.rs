@@ -27,12 +27,60 @@ pub(super) struct Generated {
     next: Vec<Option<(usize, Duration)>>,
 }
 
-/// Sessions of 10 to 40 turns; each turn adds tokens to the prompt.
+/// Sessions, each turn of which adds tokens to the prompt.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Agents {
     pub(super) sessions: usize,
     /// The length of the prompt that all sessions start with.
     pub(super) system_blocks: u32,
+    pub(super) pace: Pace,
+}
+
+/// How sessions go on.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Pace {
+    /// People read between turns: 10 to 40 turns, 1 to 20 s between an answer and the next turn, which adds 500 to 3,000 tokens.
+    Slow,
+    /// Tools answer at once: 6 turns, 0.3 to 0.7 s between them, each of which adds 1,100 tokens.
+    Quick,
+}
+
+impl Pace {
+    /// Seconds in which the sessions start.
+    fn starts_within(self) -> f64 {
+        match self {
+            Self::Slow => 60.0,
+            Self::Quick => 2.0,
+        }
+    }
+
+    fn turns(self, rng: &mut Rng) -> usize {
+        match self {
+            Self::Slow => rng.usize(10..=40),
+            Self::Quick => 6,
+        }
+    }
+
+    fn added_tokens(self, rng: &mut Rng) -> u32 {
+        match self {
+            Self::Slow => rng.u32(500..3_000),
+            Self::Quick => 1_100,
+        }
+    }
+
+    fn answer_tokens(self, rng: &mut Rng) -> u32 {
+        match self {
+            Self::Slow => answer(rng, AGENT_ANSWER_TOKENS),
+            Self::Quick => 40,
+        }
+    }
+
+    fn pause(self, rng: &mut Rng) -> Duration {
+        Duration::from_secs_f64(match self {
+            Self::Slow => 1.0 + 19.0 * rng.f64(),
+            Self::Quick => 0.3 + 0.4 * rng.f64(),
+        })
+    }
 }
 
 /// A fixed number of requests in flight, whose prompts have all the same long prefix.
@@ -102,26 +150,25 @@ pub(super) fn applications(
 }
 
 impl Agents {
-    /// 500 to 3,000 tokens more in each turn, and 1 to 20 s between an answer and the next turn.
     pub(super) fn generate(self, block_tokens: u32, seed: u64) -> Generated {
         let mut rng = Rng::with_seed(seed);
         let mut generated = Generated::default();
         for session in 0..self.sessions {
-            let starts = Duration::from_secs_f64(60.0 * rng.f64());
+            let starts = Duration::from_secs_f64(self.pace.starts_within() * rng.f64());
             let mut tokens = self.system_blocks * block_tokens;
-            let turns = rng.usize(10..=40);
+            let turns = self.pace.turns(&mut rng);
             for turn in 0..turns {
-                tokens += rng.u32(500..3_000);
+                tokens += self.pace.added_tokens(&mut rng);
                 let mut prompt = blocks(0, 0..self.system_blocks);
                 let own = tokens / block_tokens - self.system_blocks;
                 prompt.extend(blocks(session as u64 + 1, 0..own));
                 let entry = Entry {
                     at: starts,
                     input_tokens: tokens,
-                    output_tokens: answer(&mut rng, AGENT_ANSWER_TOKENS),
+                    output_tokens: self.pace.answer_tokens(&mut rng),
                     blocks: prompt,
                 };
-                let pause = Duration::from_secs_f64(1.0 + 19.0 * rng.f64());
+                let pause = self.pace.pause(&mut rng);
                 let arrival = match turn {
                     0 => Arrival::Timed,
                     _ => Arrival::AfterPrevious,
@@ -234,6 +281,7 @@ mod tests {
         let agents = Agents {
             sessions: 3,
             system_blocks: 2,
+            pace: Pace::Slow,
         };
         let generated = agents.generate(512, 1);
         let timed = generated.arrivals.iter();

@@ -15,6 +15,8 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 #[derive(Debug)]
 pub(super) struct Line {
     queue: Queue<usize>,
+    /// What waits for each worker.
+    promised: Vec<Load>,
     max_worker_queued_tokens: u64,
     epoch: Instant,
 }
@@ -31,6 +33,8 @@ pub(crate) struct Sent {
 #[derive(Clone, Debug)]
 pub(super) struct Workers {
     pub(super) loads: Vec<Load>,
+    /// What other replicas' waiting requests are promised.
+    pub(super) promised: Vec<Load>,
     pub(super) slots: Vec<Option<u32>>,
     /// Seconds for a prompt token at their mean rate.
     pub(super) mean_prompt_token: f64,
@@ -66,12 +70,17 @@ impl Line {
         Self {
             max_worker_queued_tokens: settings.max_worker_queued_tokens,
             queue: Queue::new(Arc::new(settings)),
+            promised: Vec::new(),
             epoch,
         }
     }
 
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
+    }
+
+    pub(super) fn promised(&self) -> &[Load] {
+        &self.promised
     }
 
     /// `tokens`: to compute where the request costs the least now.
@@ -104,6 +113,7 @@ impl Line {
     ) -> Vec<Sent> {
         let max = self.max_worker_queued_tokens;
         let mut is_waited_for = vec![false; workers.loads.len()];
+        let mut waiting = vec![Load::default(); workers.loads.len()];
         let mut sent = Vec::new();
         let room = workers.room(max);
         let look = |request: &usize, _| {
@@ -111,10 +121,13 @@ impl Line {
             if !(0..workers.loads.len()).any(is_open) {
                 return Look::Full;
             }
-            let (worker, prompt_tokens, uncached_tokens) = choose(*request, &workers.loads);
+            let behind = workers.loads.iter().zip(&workers.promised);
+            let behind: Vec<Load> = behind.map(|(load, peers)| load.plus(peers)).collect();
+            let (worker, prompt_tokens, uncached_tokens) = choose(*request, &behind);
             let is_sent = is_open(worker);
             workers.loads[worker].add(prompt_tokens, uncached_tokens);
             if !is_sent {
+                waiting[worker].add(prompt_tokens, uncached_tokens);
                 is_waited_for[worker] = true;
                 return Look::Wait;
             }
@@ -127,6 +140,7 @@ impl Line {
         };
         let left = self.queue.advance(self.epoch + now, room, 0, look);
         debug_assert!(left.iter().all(|left| left.outcome == Outcome::Released));
+        self.promised = waiting;
         sent
     }
 }

@@ -106,9 +106,7 @@ impl Loads<'_> {
         let (requests, slots) = (own.requests + peers.requests, self.reported.slots());
         LoadNow {
             requests,
-            own_requests: own.requests,
             context_tokens: own.context_tokens + peers.context_tokens,
-            queued_tokens: own.queued_tokens,
             peers_queued_tokens: peers.queued_tokens,
             next_waits: requests >= slots || self.reported.waiting() > 0,
             is_full: requests > slots || self.reported.waiting() > 0,
