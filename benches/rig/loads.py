@@ -181,6 +181,7 @@ def start_warmroute(lines, engines, directory, options):
         text = [f"api: {{listen: '127.0.0.1:{apis[number]}'}}", f"admin: {{listen: '127.0.0.1:{admins[number]}'}}", "log: {access: false}"]
         text.append("workers: [" + ", ".join(f"'http://127.0.0.1:{port}'" for port in engines) + "]")
         if options.replicas > 1:
+            text.append("responses: {mode: pass_through}")
             all_peers = ", ".join(f"'127.0.0.1:{port}'" for port in peers)
             text.append(f"peers: {{listen: '127.0.0.1:{peers[number]}', discovery: [{{static: [{all_peers}]}}]}}")
         text += [line.strip() for line in lines.split(";") if line.strip()]
