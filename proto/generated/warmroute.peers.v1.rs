@@ -216,6 +216,22 @@ pub struct TreeChunk {
     /// Of the hashes in this message. Others mean nothing to the reader.
     #[prost(uint32, tag = "10")]
     pub hash_version: u32,
+    /// After the blocks, the pages of an engine whose pages are smaller than blocks, each after the one that it follows: its
+    /// name; how many pages before it that one is, over all chunks, 0 where it is not known; its tokens; where it is stored (a
+    /// bit each for GPU, CPU and disk) and where the block that ends with it is (three more).
+    #[prost(fixed64, repeated, tag = "11")]
+    pub page_names: ::prost::alloc::vec::Vec<u64>,
+    #[prost(uint32, repeated, tag = "12")]
+    pub page_parents: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "13")]
+    pub page_tokens: ::prost::alloc::vec::Vec<u32>,
+    #[prost(bytes = "vec", tag = "14")]
+    pub page_marks: ::prost::alloc::vec::Vec<u8>,
+    /// The position in this chunk of pages that follow one that is not known, and that one's name.
+    #[prost(uint32, repeated, tag = "15")]
+    pub page_named_positions: ::prost::alloc::vec::Vec<u32>,
+    #[prost(fixed64, repeated, tag = "16")]
+    pub page_named_parents: ::prost::alloc::vec::Vec<u64>,
 }
 /// A rank's tree at one position of its event stream.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -244,6 +260,9 @@ pub struct TreeHead {
     /// Tokens after each block on which its content depends too.
     #[prost(uint32, tag = "9")]
     pub lookahead: u32,
+    /// Tokens of a page, where pages are smaller than blocks; else 0.
+    #[prost(uint32, tag = "10")]
+    pub page_size: u32,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CacheGroup {

@@ -29,6 +29,7 @@ use crate::observe;
 struct FollowedRank {
     worker: WorkerId,
     rank: u32,
+    is_only_rank: bool,
     model: Model,
     endpoint: Endpoint,
     engine: Engine,
@@ -88,6 +89,7 @@ pub(super) async fn follow(
                     .get(&wanted.worker)
                     .map_or_else(|| "".into(), |worker| worker.pool.address().into()),
                 rank: wanted.rank,
+                is_only_rank: wanted.is_only_rank,
                 model: wanted.model.clone(),
                 caches_pages: wanted.engine == Engine::Sglang,
             };
@@ -129,9 +131,11 @@ fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
             None => Vec::new(),
         };
         let model = base.unwrap_or_default();
+        let is_only_rank = endpoints.len() == 1;
         let of_rank = move |(rank, endpoint)| FollowedRank {
             worker,
             rank,
+            is_only_rank,
             model: model.clone(),
             endpoint,
             engine,

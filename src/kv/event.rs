@@ -102,6 +102,22 @@ pub enum Medium {
     Other(Box<str>),
 }
 
+impl Medium {
+    /// As engines and the stores beside them name it, in capital or small letters.
+    pub fn named(name: &str) -> Self {
+        let is = |known: &str| name.eq_ignore_ascii_case(known);
+        if is("GPU") {
+            Medium::Gpu
+        } else if is("CPU") || is("CPU_PINNED") {
+            Medium::Cpu
+        } else if is("STORAGE") || is("DISK") {
+            Medium::Disk
+        } else {
+            Medium::Other(name.into())
+        }
+    }
+}
+
 /// Something besides tokens that a block's content depends on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ExtraKey {

@@ -60,6 +60,9 @@ pub struct EventFilter {
     groups: FxHashMap<u32, bool>,
     /// Of the stores that the tree placed.
     shape: Option<BlockShape>,
+    /// `shape` is that of a store in the GPU. A lower tier may have chunks of another size, which say nothing of the blocks
+    /// that the engine reuses.
+    is_shape_of_gpu: bool,
     /// A store of several blocks was placed in the GPU, so `shape` has no partial block's.
     is_size_certain: bool,
     /// Some blocks of this process have extra keys, so a store without them in a lower tier may lack them.
@@ -77,10 +80,15 @@ impl EventFilter {
     /// Call this when the engine's process may be another one.
     pub fn forget(&mut self) {
         self.groups.clear();
-        self.shape = None;
-        self.is_size_certain = false;
+        self.forget_shape();
         self.has_extra_keys = false;
         self.media.clear();
+    }
+
+    fn forget_shape(&mut self) {
+        self.shape = None;
+        self.is_shape_of_gpu = false;
+        self.is_size_certain = false;
     }
 
     pub fn learned(&self) -> LearnedFacts {
@@ -101,6 +109,7 @@ impl EventFilter {
     pub fn relearn(&mut self, shape: BlockShape, learned: &LearnedFacts) {
         self.forget();
         self.shape = Some(shape);
+        self.is_shape_of_gpu = true;
         self.is_size_certain = true;
         // It may have some.
         self.has_extra_keys = true;
@@ -113,7 +122,9 @@ impl EventFilter {
     /// The tree placed a store of `blocks` blocks. Only that shows the block size: the first store may be the partial
     /// block of a short prompt.
     pub fn on_placed(&mut self, shape: BlockShape, tier: Tier, blocks: usize) {
-        self.is_size_certain |= tier == Tier::Gpu && blocks > 1;
+        let is_gpu = tier == Tier::Gpu;
+        self.is_size_certain |= is_gpu && blocks > 1;
+        self.is_shape_of_gpu |= is_gpu;
         self.shape = Some(shape);
     }
 
@@ -127,7 +138,11 @@ impl EventFilter {
                 self.store(stored).map_err(impact)
             }
             Event::Removed(removed) => self.remove(removed).map_err(no_impact),
-            Event::Cleared { ownership: None } => Ok(TreeChange::Clear),
+            Event::Cleared { ownership: None } => {
+                // Nothing is left that would have to be of the same shape.
+                self.forget_shape();
+                Ok(TreeChange::Clear)
+            }
             // A separately owned cache was cleared, whose blocks are never in the tree.
             Event::Cleared { ownership: Some(_) } => Err(no_impact(IgnoredReason::SeparateOwner)),
             // It might have removed what it names.
@@ -193,7 +208,11 @@ impl EventFilter {
         if blocks == 0 {
             return Err(IgnoredReason::InconsistentFields);
         }
-        match self.shape.map(|shape| shape.size) {
+        // A lower tier's shape does not bind the GPU.
+        let known = self
+            .shape
+            .filter(|_| self.is_shape_of_gpu || tier != Tier::Gpu);
+        match known.map(|shape| shape.size) {
             Some(known) if block_size < known && blocks == 1 => {
                 return Err(IgnoredReason::PartialBlock);
             }
@@ -229,8 +248,7 @@ impl EventFilter {
             size: block_size,
             lookahead: u32::try_from(lookahead).unwrap_or(u32::MAX),
         };
-        let known = self.shape.map(|known| known.lookahead);
-        if known.is_some_and(|known| known != shape.lookahead) {
+        if known.is_some_and(|known| known.lookahead != shape.lookahead) {
             return Err(IgnoredReason::LookaheadChanged);
         }
         self.blocks.clear();

@@ -29,6 +29,7 @@ mod types;
 mod writer;
 
 pub(super) use self::budget::MemoryBudget;
+pub use self::budget::PageMemory;
 pub use self::copied::{CopiedBlocks, CopiedRun};
 pub use self::metrics::IndexKey;
 pub(super) use self::metrics::Metrics;

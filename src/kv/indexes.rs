@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use super::block::BlockShape;
-use super::index::{IndexKey, MemoryBudget, Metrics, PrefixIndex, TreeBlock};
+use super::index::{IndexKey, MemoryBudget, Metrics, PageMemory, PrefixIndex, TreeBlock};
 use crate::ids::{Model, WorkerId};
 use crate::observe::metrics::Registry;
 use crate::units::SizeText;
@@ -86,6 +86,11 @@ impl PrefixIndexes {
         shapes.push((shape, Arc::downgrade(&index)));
         self.indexes.store(Arc::new(indexes));
         index
+    }
+
+    /// An account for one rank's pages, within the memory limit of the indexes.
+    pub fn page_memory(&self) -> PageMemory {
+        PageMemory::new(self.budget.clone())
     }
 
     /// The indexes of a model that have trees.

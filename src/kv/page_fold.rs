@@ -3,36 +3,41 @@
 //!
 //! A block is stored while all of its pages are, and has the name of its last page. Pages are leaves first removed, as in
 //! a radix tree: a removal that would leave a page without the one before it is not understood, and clears the tree.
+//!
+//! Pages take ten times the memory of their blocks, and have a bound of their own. Beyond it those that were used least are
+//! forgotten. Their blocks stay: a block is removed by the name of its last page. Only what continues a forgotten page
+//! within its block cannot be placed any more.
 
-use rustc_hash::FxHashMap;
+mod copied;
+mod names;
+mod pages;
+
 use smallvec::SmallVec;
 
+pub use self::copied::{CopiedPages, PageCopyCursor};
+use self::pages::{NO_PAGE, PageNumber, Pages};
 use super::event::{EngineHash, Event, Removed, Stored, Tier};
+use super::index::PageMemory;
 
 /// Tokens of a block, where pages are smaller.
 pub const BLOCK_TOKENS: u32 = 16;
-/// The cache of one rank in pages of one token. They take about 100 bytes each.
-const MAX_PAGES: usize = 2 << 20;
+
+/// Pages that are stored at once, before memory is looked at again.
+const SLICE: usize = 256;
+
+/// At least this part of the pages is forgotten at once, so that not every store looks for the oldest ones.
+const MIN_FORGOTTEN: usize = 32;
 
 /// The pages of one rank's cache, as its engine reported them.
 #[derive(Debug)]
 pub struct PageFold {
     page_size: u32,
-    pages: FxHashMap<EngineHash, Page>,
-}
-
-#[derive(Debug)]
-struct Page {
-    parent: Option<EngineHash>,
-    tokens: SmallVec<[u32; 2]>,
-    /// Pages before it in its block.
-    offset: u8,
-    /// By tier: whether it is stored.
-    stored: [bool; Tier::COUNT],
-    /// By tier: whether the block that ends with it was reported as stored.
-    whole: [bool; Tier::COUNT],
-    /// By tier: stored pages that follow it.
-    children: [u32; Tier::COUNT],
+    pages: Pages,
+    memory: Option<PageMemory>,
+    /// Counts stores.
+    clock: u32,
+    /// Pages that were forgotten, or not taken, for want of memory since the caller took this count.
+    forgotten: u64,
 }
 
 /// Why an event about pages cannot be folded.
@@ -40,8 +45,6 @@ struct Page {
 pub enum Unfoldable {
     /// Its fields contradict each other.
     Inconsistent,
-    /// More pages than any cache has.
-    TooMany,
     /// A page was removed and one after it was not.
     Torn,
 }
@@ -53,16 +56,38 @@ impl PageFold {
             page_size > 0 && page_size < BLOCK_TOKENS && BLOCK_TOKENS.is_multiple_of(page_size);
         is_part.then(|| Self {
             page_size,
-            pages: FxHashMap::default(),
+            pages: Pages::new(page_size),
+            memory: None,
+            clock: 0,
+            forgotten: 0,
         })
+    }
+
+    /// Bounds the memory of the pages.
+    #[must_use]
+    pub fn with_memory(self, memory: PageMemory) -> Self {
+        Self {
+            memory: Some(memory),
+            ..self
+        }
     }
 
     pub fn page_size(&self) -> u32 {
         self.page_size
     }
 
+    pub fn memory_bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
     pub fn clear(&mut self) {
-        self.pages = FxHashMap::default();
+        self.pages = Pages::new(self.page_size);
+        self.charge();
+    }
+
+    /// How many pages were forgotten, or not taken, for want of memory since this was last asked.
+    pub fn take_forgotten(&mut self) -> u64 {
+        std::mem::take(&mut self.forgotten)
     }
 
     /// The blocks that are whole now.
@@ -74,69 +99,82 @@ impl PageFold {
         if !is_consistent {
             return Err(Unfoldable::Inconsistent);
         }
-        if self.pages.len() + event.hashes.len() > MAX_PAGES {
-            return Err(Unfoldable::TooMany);
-        }
+        self.clock = self.clock.wrapping_add(1);
         let mut parent = event.parent;
-        let mut offset = match parent.and_then(|parent| self.pages.get(&parent)) {
-            Some(page) => self.next(page.offset),
+        let mut stored = 0;
+        for names in event.hashes.chunks(SLICE) {
+            let before = parent.and_then(|parent| self.pages.find(parent));
+            if let Some(before) = before {
+                self.pages.get_mut(before).used_at = self.clock;
+            }
+            if !self.make_room(names.len()) {
+                self.forgotten += (event.hashes.len() - stored) as u64;
+                break;
+            }
+            let tokens = &event.token_ids[stored * size..];
+            self.store_slice(names, parent, tokens, tier);
+            parent = names.last().copied().or(parent);
+            stored += names.len();
+        }
+        self.charge();
+        Ok(self.runs(event, stored, tier))
+    }
+
+    fn store_slice(
+        &mut self,
+        names: &[EngineHash],
+        parent: Option<EngineHash>,
+        tokens: &[u32],
+        tier: Tier,
+    ) {
+        // Making room may have dropped the pages that were found before.
+        let before = parent.and_then(|parent| self.pages.find(parent));
+        let mut offset = match before {
+            Some(page) => self.next(self.pages.get(page).offset),
             // A block that another replica reported ends with the page that names it.
             None => 0,
         };
-        for (name, tokens) in event.hashes.iter().zip(event.token_ids.chunks_exact(size)) {
-            let page = self.pages.entry(*name).or_insert_with(|| Page {
-                parent,
-                tokens: tokens.into(),
-                offset,
-                stored: [false; Tier::COUNT],
-                whole: [false; Tier::COUNT],
-                children: [0; Tier::COUNT],
-            });
-            let was_stored = std::mem::replace(&mut page.stored[tier as usize], true);
-            offset = page.offset;
-            let before = page.parent;
-            if !was_stored
-                && let Some(before) = before.and_then(|before| self.pages.get_mut(&before))
-            {
-                before.children[tier as usize] += 1;
-            }
-            parent = Some(*name);
+        let mut unknown = parent.filter(|_| before.is_none());
+        let mut parent = before.unwrap_or(NO_PAGE);
+        let tokens = tokens.chunks_exact(self.page_size as usize);
+        for (name, tokens) in names.iter().zip(tokens) {
+            let known = self.pages.find(*name);
+            let page =
+                known.unwrap_or_else(|| self.pages.add(*name, parent, unknown, offset, tokens));
+            self.pages.set_stored(page, tier);
+            let clock = self.clock;
+            let stored = self.pages.get_mut(page);
+            stored.used_at = clock;
+            offset = stored.offset;
             offset = self.next(offset);
+            (parent, unknown) = (page, None);
         }
-        Ok(self.runs(event, tier))
     }
 
     /// The blocks that are no longer whole.
     pub fn remove(&mut self, event: &Removed, tier: Tier) -> Result<Vec<Event>, Unfoldable> {
         let mut names = Vec::new();
         for name in &event.hashes {
-            let Some(page) = self.pages.get_mut(name) else {
-                // It may name a block that another replica reported.
+            let Some(page) = self.pages.find(*name) else {
+                // It may name a block that another replica reported, or one whose pages were forgotten.
                 names.push(*name);
                 continue;
             };
-            if !std::mem::take(&mut page.stored[tier as usize]) {
-                continue;
-            }
-            if std::mem::take(&mut page.whole[tier as usize]) {
+            if self.pages.clear_stored(page, tier) && self.pages.get_mut(page).clear_whole(tier) {
                 names.push(*name);
-            }
-            if let Some(before) = page.parent.and_then(|before| self.pages.get_mut(&before)) {
-                let children = &mut before.children[tier as usize];
-                *children = children.saturating_sub(1);
             }
         }
         for name in &event.hashes {
-            let Some(page) = self.pages.get(name) else {
+            let Some(number) = self.pages.find(*name) else {
                 continue;
             };
-            if page.children[tier as usize] > 0 && !page.stored[tier as usize] {
+            let page = self.pages.get(number);
+            if page.children[tier as usize] > 0 && !page.is_stored(tier) {
                 return Err(Unfoldable::Torn);
             }
-            if !page.stored.contains(&true) && page.children == [0; Tier::COUNT] {
-                self.pages.remove(name);
-            }
+            self.pages.drop_unused(number);
         }
+        self.charge();
         let removed = Removed {
             hashes: names,
             location: event.location.clone(),
@@ -152,20 +190,14 @@ impl PageFold {
         (offset + 1) % pages
     }
 
-    fn is_last(&self, page: &Page) -> bool {
-        self.next(page.offset) == 0
-    }
-
-    /// The event's pages as blocks that were not whole before: one store for each run of blocks that follow each other.
-    fn runs(&mut self, event: &Stored, tier: Tier) -> Vec<Event> {
+    /// The event's first `stored` pages as blocks that were not whole before: one store for each run of blocks that follow
+    /// each other.
+    fn runs(&mut self, event: &Stored, stored: usize, tier: Tier) -> Vec<Event> {
         let mut runs: Vec<Stored> = Vec::new();
-        for name in &event.hashes {
+        for name in &event.hashes[..stored] {
             let Some((parent, tokens)) = self.block(*name, tier) else {
                 continue;
             };
-            if let Some(page) = self.pages.get_mut(name) {
-                page.whole[tier as usize] = true;
-            }
             match runs.last_mut() {
                 Some(run) if run.hashes.last().copied() == parent && parent.is_some() => {
                     run.hashes.push(*name);
@@ -192,25 +224,89 @@ impl PageFold {
 
     /// The page before the block that ends with this page, and the block's tokens. `None` unless the block is whole and
     /// was not before.
-    fn block(&self, name: EngineHash, tier: Tier) -> Option<(Option<EngineHash>, Vec<u32>)> {
-        let last = self.pages.get(&name)?;
-        if !self.is_last(last) || last.whole[tier as usize] {
+    fn block(&mut self, name: EngineHash, tier: Tier) -> Option<(Option<EngineHash>, Vec<u32>)> {
+        let last = self.pages.find(name)?;
+        let page = self.pages.get(last);
+        if self.next(page.offset) != 0 || page.is_whole(tier) {
             return None;
         }
-        let mut pages: SmallVec<[&Page; BLOCK_TOKENS as usize]> = SmallVec::new();
-        let mut page = last;
+        let mut block: SmallVec<[PageNumber; BLOCK_TOKENS as usize]> = SmallVec::new();
+        let mut number = last;
         loop {
-            if !page.stored[tier as usize] {
+            let page = self.pages.get(number);
+            if !page.is_stored(tier) {
                 return None;
             }
-            pages.push(page);
+            block.push(number);
             if page.offset == 0 {
                 break;
             }
-            page = self.pages.get(&page.parent?)?;
+            if page.parent == NO_PAGE {
+                return None;
+            }
+            number = page.parent;
         }
-        let tokens = pages.iter().rev().flat_map(|page| page.tokens.iter());
-        Some((page.parent, tokens.copied().collect()))
+        let pages = block.iter().rev();
+        let tokens = pages.flat_map(|page| self.pages.tokens(*page)).copied();
+        let tokens = tokens.collect();
+        let parent = self.pages.parent_name(number);
+        self.pages.get_mut(last).set_whole(tier);
+        Some((parent, tokens))
+    }
+
+    /// Makes room for more pages, and returns whether there is room. Pages of the store at hand are not forgotten.
+    fn make_room(&mut self, more: usize) -> bool {
+        while !self.has_room_for(more) {
+            if !self.forget_oldest(more.max(self.pages.len() / MIN_FORGOTTEN)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn has_room_for(&self, more: usize) -> bool {
+        let bytes = self.pages.bytes_of(self.pages.len() + more);
+        self.memory
+            .as_ref()
+            .is_none_or(|memory| memory.has_room_for(bytes))
+    }
+
+    /// Forgets about so many pages: the ends that were used longest ago, with what leads to no other page. Returns whether
+    /// there was any.
+    fn forget_oldest(&mut self, wanted: usize) -> bool {
+        let clock = self.clock;
+        let age = |page: &pages::Page| clock.wrapping_sub(page.used_at);
+        let mut leaves: Vec<(u32, PageNumber)> = self
+            .pages
+            .numbers()
+            .filter(|page| !self.pages.is_free(*page) && self.pages.is_leaf(*page))
+            .map(|page| (age(self.pages.get(page)), page))
+            .filter(|(age, _)| *age > 0)
+            .collect();
+        leaves.sort_unstable_by(|one, other| other.cmp(one));
+        let mut forgotten = 0;
+        for (oldest, leaf) in leaves {
+            let mut page = leaf;
+            while forgotten < wanted
+                && page != NO_PAGE
+                && self.pages.is_leaf(page)
+                && age(self.pages.get(page)) >= oldest
+            {
+                page = self.pages.forget_leaf(page);
+                forgotten += 1;
+            }
+            if forgotten >= wanted {
+                break;
+            }
+        }
+        self.forgotten += forgotten as u64;
+        forgotten > 0
+    }
+
+    fn charge(&mut self) {
+        if let Some(memory) = &mut self.memory {
+            memory.charge(self.pages.bytes());
+        }
     }
 }
 

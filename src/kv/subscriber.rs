@@ -6,10 +6,12 @@
 mod apply;
 mod batch_effect;
 mod entry;
+mod group_copies;
 mod join;
 pub mod joins;
 mod kept_removals;
 mod metrics;
+mod named_rank;
 mod page_events;
 mod peer_trees;
 mod rate;
@@ -19,6 +21,7 @@ mod status_board;
 mod subject;
 mod take_over;
 mod tree_request;
+mod tree_target;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -150,6 +153,7 @@ impl Task {
             rank,
             model,
             caches_pages,
+            is_only_rank,
             ..
         } = subject.clone();
         let meters = shared.metrics.of(&name, rank);
@@ -164,13 +168,17 @@ impl Task {
         if let Some(trees) = &shared.trees {
             stream = stream.with_peer_trees(trees.timeout());
         }
+        let mut tree = RankTree::new(shared.indexes, model, worker, rank);
+        if caches_pages {
+            tree = tree.of_pages();
+        }
+        if is_only_rank {
+            tree = tree.of_only_rank();
+        }
         let task = Self {
             subject,
             stream,
-            tree: match caches_pages {
-                true => RankTree::new(shared.indexes, model, worker, rank).of_pages(),
-                false => RankTree::new(shared.indexes, model, worker, rank),
-            },
+            tree,
             status,
             meters,
             on_cache_lost: shared.on_cache_lost,

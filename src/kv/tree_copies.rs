@@ -10,6 +10,7 @@ use std::time::Duration;
 use super::block::BlockShape;
 use super::event_filter::LearnedFacts;
 use super::index::CopiedBlocks;
+use super::page_fold::CopiedPages;
 use super::stream::{PeerTree, PeerTreeRefusal};
 use crate::ids::Model;
 
@@ -20,6 +21,8 @@ pub struct TreeCopy {
     pub shape: BlockShape,
     pub learned: LearnedFacts,
     pub blocks: CopiedBlocks,
+    /// Of an engine whose pages are smaller than blocks.
+    pub pages: CopiedPages,
 }
 
 /// Why a replica gives no copy of its tree.

@@ -9,6 +9,7 @@ use crate::kv::block::{BlockShape, ChainRoot, HASH_VERSION, LocalHash};
 use crate::kv::event::{EngineHash, Tier};
 use crate::kv::event_filter::LearnedFacts;
 use crate::kv::index::{CopiedBlocks, CopiedRun, NewBlock, Parent};
+use crate::kv::page_fold::{BLOCK_TOKENS, CopiedPages};
 use crate::kv::predicted::PredictedBlock;
 use crate::kv::stream::PeerTree;
 use crate::kv::tree_copies::{NoTree, TreeCopy};
@@ -22,6 +23,9 @@ const RUN_BYTES: usize = 8 + 5;
 const BLOCK_BYTES: usize = 16;
 /// A position and three counts, of up to five bytes each.
 const COPIES_BYTES: usize = 20;
+/// A page's name, parent, marks, and the name of a parent that is not known.
+const PAGE_BYTES: usize = 8 + 5 + 1 + 5 + 8;
+const TOKEN_BYTES: usize = 5;
 const PREDICTED_BYTES: usize = 8 + 8 + 5 + 5;
 /// A worker's address, at most, with its tags.
 const WORKER_BYTES: usize = 300;
@@ -137,10 +141,38 @@ pub fn chunks(copy: &TreeCopy) -> Vec<wire::TreeChunk> {
         first = end;
     }
     chunks.push(wire::TreeChunk {
-        is_last: true,
+        is_last: false,
         ..chunk
     });
+    chunks.extend(page_chunks(&copy.pages));
+    if let Some(last) = chunks.last_mut() {
+        last.is_last = true;
+    }
     chunks
+}
+
+fn page_chunks(pages: &CopiedPages) -> impl Iterator<Item = wire::TreeChunk> {
+    let size = pages.page_size as usize;
+    let at_once = (MAX_CHUNK_BYTES - CHUNK_REST) / (PAGE_BYTES + TOKEN_BYTES * size);
+    let starts = (0..pages.len()).step_by(at_once.max(1));
+    starts.map(move |start| {
+        let end = pages.len().min(start + at_once.max(1));
+        let named = pages.named_parents.iter();
+        let named = named.filter(|(position, _)| (start..end).contains(&(*position as usize)));
+        let (positions, parents) = named
+            .map(|(position, name)| (position - start as u32, name.0))
+            .unzip();
+        wire::TreeChunk {
+            page_names: pages.names[start..end].iter().map(|name| name.0).collect(),
+            page_parents: pages.parents[start..end].to_vec(),
+            page_tokens: pages.tokens[start * size..end * size].to_vec(),
+            page_marks: pages.marks[start..end].to_vec(),
+            page_named_positions: positions,
+            page_named_parents: parents,
+            is_last: false,
+            ..last()
+        }
+    })
 }
 
 fn head(copy: &TreeCopy) -> wire::TreeHead {
@@ -151,6 +183,7 @@ fn head(copy: &TreeCopy) -> wire::TreeHead {
     wire::TreeHead {
         block_size: copy.shape.size.get(),
         lookahead: copy.shape.lookahead,
+        page_size: copy.pages.page_size,
         sequence: copy.position.sequence,
         digest: copy.position.digest.to_be_bytes().to_vec(),
         is_complete: copy.position.is_complete,
@@ -189,7 +222,11 @@ impl ArrivingTree {
         }
         let copy = self.copy.as_mut().ok_or(Malformed("no head"))?;
         add_blocks(&mut copy.blocks, &chunk)?;
-        if copy.blocks.len() as u64 > self.expected.max_blocks {
+        add_pages(&mut copy.pages, &chunk)?;
+        let max_tokens = self.expected.max_blocks * u64::from(BLOCK_TOKENS);
+        let is_too_large = copy.blocks.len() as u64 > self.expected.max_blocks
+            || copy.pages.tokens.len() as u64 > max_tokens;
+        if is_too_large {
             return Err(Unusable::TooLarge);
         }
         if !chunk.is_last {
@@ -197,6 +234,7 @@ impl ArrivingTree {
         }
         // A tree without blocks would look like knowledge.
         match self.copy.take() {
+            Some(copy) if !copy.pages.is_consistent() => Err(Malformed("pages").into()),
             Some(copy) if !copy.blocks.is_empty() => Ok(Some(copy)),
             Some(_) | None => Err(Malformed("no blocks").into()),
         }
@@ -236,8 +274,33 @@ impl ArrivingTree {
                 media: head.ignored_media.iter().map(|it| (**it).into()).collect(),
             },
             blocks: CopiedBlocks::default(),
+            pages: CopiedPages {
+                page_size: head.page_size,
+                ..CopiedPages::default()
+            },
         })
     }
+}
+
+fn add_pages(pages: &mut CopiedPages, chunk: &wire::TreeChunk) -> Result<(), Malformed> {
+    let tokens = chunk.page_names.len().checked_mul(pages.page_size as usize);
+    if tokens != Some(chunk.page_tokens.len())
+        || chunk.page_named_positions.len() != chunk.page_named_parents.len()
+    {
+        return Err(Malformed("pages and their tokens do not match"));
+    }
+    let start = pages.names.len() as u32;
+    let names = chunk.page_names.iter();
+    pages.names.extend(names.map(|name| EngineHash(*name)));
+    pages.parents.extend(&chunk.page_parents);
+    pages.tokens.extend(&chunk.page_tokens);
+    pages.marks.extend(&chunk.page_marks);
+    let named = chunk.page_named_positions.iter();
+    let named = named.zip(&chunk.page_named_parents);
+    pages
+        .named_parents
+        .extend(named.map(|(position, name)| (start.saturating_add(*position), EngineHash(*name))));
+    Ok(())
 }
 
 fn add_blocks(blocks: &mut CopiedBlocks, chunk: &wire::TreeChunk) -> Result<(), Malformed> {
@@ -379,7 +442,26 @@ pub(super) mod tests {
                 groups: vec![(0, true), (3, false)],
                 media: vec!["TAPE".into()],
             },
+            pages: pages_of(blocks.len() as u32),
             blocks,
+        }
+    }
+
+    /// Chains of five pages of two tokens; some chains follow a page that is not known.
+    fn pages_of(count: u32) -> CopiedPages {
+        let name = |at: u32| EngineHash(u64::from(at) << 9 | 1);
+        CopiedPages {
+            page_size: 2,
+            names: (0..count).map(name).collect(),
+            parents: (0..count).map(|at| u32::from(at % 5 > 0)).collect(),
+            named_parents: (0..count)
+                .filter(|at| at % 10 == 0)
+                .map(|at| (at, EngineHash(u64::from(at))))
+                .collect(),
+            tokens: (0..count * 2).collect(),
+            marks: (0..count)
+                .map(|at| [0b1, 0b01_0011, 0b100][at as usize % 3])
+                .collect(),
         }
     }
 

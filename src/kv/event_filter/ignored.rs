@@ -38,10 +38,14 @@ pub enum IgnoredReason {
     UnknownCopy,
     /// Pages whose names are not those of their tokens: they belong to a name space that is not reported.
     HashMismatch,
+    /// In a lower tier, in chunks of another size than the GPU's blocks and under names that the tree does not have.
+    TierBlockSize,
+    /// In a batch that names another dp rank than the one whose events are read.
+    OtherRank,
 }
 
 impl IgnoredReason {
-    pub const ALL: [IgnoredReason; 19] = [
+    pub const ALL: [IgnoredReason; 21] = [
         IgnoredReason::NonPrefixAttention,
         IgnoredReason::UnknownAttention,
         IgnoredReason::UnknownGroup,
@@ -61,6 +65,8 @@ impl IgnoredReason {
         IgnoredReason::LookaheadChanged,
         IgnoredReason::UnknownCopy,
         IgnoredReason::HashMismatch,
+        IgnoredReason::TierBlockSize,
+        IgnoredReason::OtherRank,
     ];
 
     pub fn as_str(self) -> &'static str {
@@ -84,6 +90,8 @@ impl IgnoredReason {
             IgnoredReason::LookaheadChanged => "lookahead_changed",
             IgnoredReason::UnknownCopy => "unknown_copy",
             IgnoredReason::HashMismatch => "hash_mismatch",
+            IgnoredReason::TierBlockSize => "tier_block_size",
+            IgnoredReason::OtherRank => "other_rank",
         }
     }
 }
@@ -126,7 +134,10 @@ pub fn impact_of_store(reason: IgnoredReason, stored: &Stored) -> TreeImpact {
         // A prefix is reused in whole blocks; the block is reported again when it is full.
         | IgnoredReason::PartialBlock
         | IgnoredReason::UnknownCopy
-        | IgnoredReason::HashMismatch => TreeImpact::None,
+        | IgnoredReason::HashMismatch
+        | IgnoredReason::TierBlockSize
+        // It says nothing of this rank's cache.
+        | IgnoredReason::OtherRank => TreeImpact::None,
         _ if !is_gpu || stored.hashes.is_empty() => TreeImpact::None,
         IgnoredReason::UnknownAttention
         | IgnoredReason::UnknownGroup

@@ -11,6 +11,9 @@ pub(in crate::kv) struct MemoryBudget {
     max_bytes: u64,
     bytes: AtomicU64,
     accounts: AtomicU64,
+    /// The part of `bytes` that ranks' pages take, and how many ranks have some.
+    page_bytes: AtomicU64,
+    page_accounts: AtomicU64,
     gauge: IntGauge,
 }
 
@@ -20,12 +23,66 @@ impl MemoryBudget {
             max_bytes,
             bytes: AtomicU64::new(0),
             accounts: AtomicU64::new(0),
+            page_bytes: AtomicU64::new(0),
+            page_accounts: AtomicU64::new(0),
             gauge,
         })
     }
 
     pub(super) fn max_bytes(&self) -> u64 {
         self.max_bytes
+    }
+
+    fn add(&self, more: u64) {
+        self.bytes.fetch_add(more, Relaxed);
+        self.gauge.add(more as i64);
+    }
+}
+
+/// The memory of one rank's pages, where they are smaller than blocks; given back when dropped. It counts within the limit
+/// of the indexes, of which all pages may take a half: they are kept for the blocks, not the other way round.
+#[derive(Debug)]
+pub struct PageMemory {
+    budget: Arc<MemoryBudget>,
+    charged: u64,
+}
+
+impl PageMemory {
+    pub(in crate::kv) fn new(budget: Arc<MemoryBudget>) -> Self {
+        budget.page_accounts.fetch_add(1, Relaxed);
+        Self { budget, charged: 0 }
+    }
+
+    /// Whether the rank's pages may take `bytes`. As between indexes, an eighth is only for ranks that have less than an
+    /// equal part.
+    pub fn has_room_for(&self, bytes: usize) -> bool {
+        let bytes = bytes as u64;
+        let max_bytes = self.budget.max_bytes / 2;
+        let ranks = self.budget.page_accounts.load(Relaxed).max(1);
+        let max_bytes = match bytes <= max_bytes / ranks {
+            true => max_bytes,
+            false if ranks == 1 => max_bytes,
+            false => max_bytes - max_bytes / 8,
+        };
+        let others = self.budget.page_bytes.load(Relaxed);
+        others.saturating_sub(self.charged).saturating_add(bytes) <= max_bytes
+    }
+
+    /// Sets the rank's total.
+    pub fn charge(&mut self, bytes: usize) {
+        let more = (bytes as u64).wrapping_sub(self.charged);
+        if more != 0 {
+            self.charged = bytes as u64;
+            self.budget.page_bytes.fetch_add(more, Relaxed);
+            self.budget.add(more);
+        }
+    }
+}
+
+impl Drop for PageMemory {
+    fn drop(&mut self) {
+        self.charge(0);
+        self.budget.page_accounts.fetch_sub(1, Relaxed);
     }
 }
 
@@ -78,8 +135,7 @@ impl MemoryAccount {
         if bytes != before {
             self.charged.store(bytes, Relaxed);
             let more = bytes.wrapping_sub(before);
-            self.budget.bytes.fetch_add(more, Relaxed);
-            self.budget.gauge.add(more as i64);
+            self.budget.add(more);
         }
     }
 }

@@ -44,7 +44,7 @@ impl Tree {
 
     /// Adds one copy of each block in a tier below the GPU's: of a block that the tree knows by its name, whatever the
     /// event says of its place. Blocks that it does not know are placed as in [`Tree::store`]. Returns how many could
-    /// not be placed.
+    /// not be placed, or are in the GPU under another name.
     pub fn store_lower(
         &mut self,
         parent: Parent,
@@ -70,6 +70,12 @@ impl Tree {
         let slot = self.slot;
         self.index
             .write(|writer, shared| writer.count_copy_to_remove(shared, slot, name, tier))
+    }
+
+    /// How many copies the tree counts of a block; an unknown number counts as one.
+    pub fn copies(&self, name: EngineHash, tier: Tier) -> u32 {
+        self.index
+            .read(|writer, shared| writer.copies_of(shared, self.slot, name, tier))
     }
 
     /// Removes one copy of each block. Returns how many of them had no copy in that tier.

@@ -64,6 +64,9 @@ pub(super) struct Writer {
     trees_bytes: usize,
     /// Blocks dropped for the memory limit since the caller took this count.
     pub(super) dropped_blocks: u64,
+    /// Copies in a lower tier that were not counted, because the GPU has their blocks under other names, since the
+    /// caller took this count.
+    misnamed: usize,
 }
 
 /// A page table as the writer has it; lookups have the same one.
@@ -95,6 +98,7 @@ impl Writer {
             evicted_at: 0,
             trees_bytes: 0,
             dropped_blocks: 0,
+            misnamed: 0,
         }
     }
 

@@ -76,16 +76,7 @@ impl Reader<'_> {
         if self.cursor.nil() {
             return Ok(Medium::Unspecified);
         }
-        let start = self.cursor.clone();
-        Ok(match self.cursor.name()? {
-            b"GPU" => Medium::Gpu,
-            b"CPU" | b"CPU_PINNED" => Medium::Cpu,
-            b"STORAGE" | b"DISK" => Medium::Disk,
-            _ => {
-                self.cursor = start;
-                Medium::Other(self.text()?)
-            }
-        })
+        self.cursor.text().map(Medium::named)
     }
 
     /// Reads the extra keys: one list for each block, nil for a block without keys, or a single nil if no block has

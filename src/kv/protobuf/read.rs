@@ -121,13 +121,7 @@ fn removed(data: message::KvBlocksRemoved) -> Removed {
 /// Combines the protocol's tier, the engine's medium and the cache level of old servers. If they
 /// contradict each other, the medium is unknown.
 fn medium(medium: Option<&str>, tier: Option<i32>, level: Option<i32>) -> Medium {
-    let said = match medium {
-        None => None,
-        Some("GPU") => Some(Medium::Gpu),
-        Some("CPU" | "CPU_PINNED") => Some(Medium::Cpu),
-        Some("STORAGE" | "DISK") => Some(Medium::Disk),
-        Some(other) => Some(Medium::Other(other.into())),
-    };
+    let said = medium.map(Medium::named);
     let tier = match tier.map(KvCacheTier::try_from) {
         None | Some(Ok(KvCacheTier::Unspecified)) => level.map(|level| match level {
             0 => Medium::Gpu,

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use super::batch_effect::BatchEffect;
+use super::group_copies::GroupCopies;
 use super::kept_removals::KeptRemovals;
+use super::named_rank::NamedRank;
 use super::page_events::PageEvents;
+use super::tree_target::TreeTarget;
 use crate::ids::{Model, WorkerId};
 use crate::kv::block::BlockShape;
 use crate::kv::event::{Batch, EngineHash, Event, Tier};
@@ -22,7 +25,9 @@ pub(super) struct RankTree {
     rank: u32,
     filter: EventFilter,
     kept_removals: KeptRemovals,
+    groups: GroupCopies,
     tree: Option<(BlockShape, Tree)>,
+    ranks: NamedRank,
     /// The index has no room for this tree, which therefore takes no blocks.
     index_is_full: bool,
     counts_in_routing: bool,
@@ -44,7 +49,9 @@ impl RankTree {
             rank,
             filter: EventFilter::default(),
             kept_removals: KeptRemovals::default(),
+            groups: GroupCopies::default(),
             tree: None,
+            ranks: NamedRank::new(rank),
             index_is_full: false,
             counts_in_routing: false,
             pages: None,
@@ -53,8 +60,14 @@ impl RankTree {
 
     /// The tree of an engine that caches pages in a radix tree.
     pub(super) fn of_pages(self) -> Self {
-        let pages = Some(PageEvents::default());
+        let pages = Some(PageEvents::new(self.indexes.clone()));
         Self { pages, ..self }
+    }
+
+    /// The tree of an engine's only rank, which may call itself any rank of a larger group.
+    pub(super) fn of_only_rank(self) -> Self {
+        let ranks = self.ranks.of_any();
+        Self { ranks, ..self }
     }
 
     pub(super) fn tree(&self) -> Option<&(BlockShape, Tree)> {
@@ -65,6 +78,12 @@ impl RankTree {
     /// batch may have removed unknown blocks, the tree is cleared at that point and the effect's impact
     /// is [`TreeImpact::Unknown`].
     pub(super) fn apply(&mut self, batch: &Batch, copies: CopyReport, effect: &mut BatchEffect) {
+        if !self.ranks.is_followed(batch.rank) {
+            effect.events += batch.events.len() as u64 + batch.joined;
+            let ignored = batch.events.iter().map(|_| IgnoredReason::OtherRank);
+            effect.ignored.extend(ignored);
+            return;
+        }
         let folded = self
             .pages
             .as_mut()
@@ -110,6 +129,11 @@ impl RankTree {
         copies: CopyReport,
         effect: &mut BatchEffect,
     ) -> TreeImpact {
+        let group = match event {
+            Event::Stored(stored) => stored.location.group,
+            Event::Removed(removed) => removed.location.group,
+            Event::Cleared { .. } | Event::Unknown { .. } => None,
+        };
         let change = match self.filter.accept(event) {
             Ok(change) => change,
             Err(ignored) => {
@@ -129,76 +153,116 @@ impl RankTree {
                     let mut tree = index.add_tree(self.worker, self.rank);
                     tree.set_visible(self.counts_in_routing);
                     self.tree = Some((shape, tree));
+                    self.groups.clear();
                     self.index_is_full = false;
                 }
                 let Some((_, tree)) = &mut self.tree else {
                     return TreeImpact::None;
                 };
-                let stored = blocks.len();
                 // A repeated report looks like a new copy, but always begins at a prompt's first block.
-                let copies = match after {
+                let report = match after {
                     Parent::Block(_) if self.pages.is_none() => CopyReport::OneMore,
                     Parent::Root(_) | Parent::Block(_) => copies,
                 };
-                if tier != Tier::Gpu {
-                    let unplaced = tree.store_lower(after, blocks, tier, copies);
-                    effect.stored += (stored - unplaced) as u64;
-                    if unplaced > 0 {
-                        effect.ignored.push(IgnoredReason::UnknownCopy);
-                    } else {
-                        self.filter.on_placed(shape, tier, stored);
+                // Stores of one group follow each other in a batch, so its first one shows that there is such a group.
+                self.groups.learn(group.unwrap_or(0), Some(&mut *tree));
+                let mut target = TreeTarget {
+                    tree,
+                    kept: &mut self.kept_removals,
+                    tier,
+                    report,
+                };
+                let unplaced = match self.groups.has_several() {
+                    false => target.store(after, blocks),
+                    true => {
+                        let stored = self.groups.store(group, after, blocks, &mut target);
+                        if stored.dropped > 0 {
+                            effect.ignored.push(IgnoredReason::IndexFull);
+                            effect.impact = effect.impact.max(TreeImpact::Incomplete);
+                        }
+                        stored.unplaced
                     }
+                };
+                let placed = blocks.len() - unplaced;
+                effect.stored += placed as u64;
+                if unplaced == 0 {
+                    self.filter.on_placed(shape, tier, placed);
                     return TreeImpact::None;
                 }
-                if tree.store(after, blocks, tier, copies).is_err() {
-                    // A first block has no parent that could be unknown, so the index refused it.
-                    self.index_is_full |= matches!(after, Parent::Root(_));
-                    let reason = match self.index_is_full {
-                        true => IgnoredReason::IndexFull,
-                        false => IgnoredReason::UnknownParent,
-                    };
-                    effect.ignored.push(reason);
-                    return match event {
-                        Event::Stored(stored) => impact_of_store(reason, stored),
-                        Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => {
-                            TreeImpact::Incomplete
-                        }
-                    };
+                if tier != Tier::Gpu {
+                    effect.ignored.push(IgnoredReason::UnknownCopy);
+                    return TreeImpact::None;
                 }
-                effect.stored += stored as u64;
-                self.filter.on_placed(shape, tier, stored);
-                TreeImpact::None
+                // A first block has no parent that could be unknown, so the index refused it.
+                self.index_is_full |= matches!(after, Parent::Root(_)) && placed == 0;
+                let reason = match self.index_is_full {
+                    true => IgnoredReason::IndexFull,
+                    false => IgnoredReason::UnknownParent,
+                };
+                effect.ignored.push(reason);
+                match event {
+                    Event::Stored(stored) => impact_of_store(reason, stored),
+                    Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => {
+                        TreeImpact::Incomplete
+                    }
+                }
             }
             TreeChange::AddCopies { hashes, tier } => {
-                let copies = match self.pages {
+                let report = match self.pages {
                     Some(_) => CopyReport::AtLeastOne,
                     None => CopyReport::OneMore,
                 };
-                let unknown = match &mut self.tree {
-                    Some((_, tree)) => tree.add_copies(hashes, tier, copies),
-                    None => hashes.len(),
+                let Some((shape, tree)) = &mut self.tree else {
+                    effect.ignored.push(IgnoredReason::UnknownCopy);
+                    return TreeImpact::None;
+                };
+                let mut target = TreeTarget {
+                    tree,
+                    kept: &mut self.kept_removals,
+                    tier,
+                    report,
+                };
+                let unknown = match self.groups.has_several() {
+                    false => target.add_copies(hashes),
+                    true => self.groups.add_copies(group, hashes, &mut target),
                 };
                 effect.stored += (hashes.len() - unknown) as u64;
                 if unknown > 0 {
-                    effect.ignored.push(IgnoredReason::UnknownCopy);
+                    let is_of_size = match event {
+                        Event::Stored(stored) => [0, shape.size.get()].contains(&stored.block_size),
+                        Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => true,
+                    };
+                    effect.ignored.push(match is_of_size {
+                        true => IgnoredReason::UnknownCopy,
+                        false => IgnoredReason::TierBlockSize,
+                    });
                 }
                 TreeImpact::None
             }
             TreeChange::Remove { hashes, tier } => {
                 effect.removed += hashes.len() as u64;
-                effect.unknown_removals += match &mut self.tree {
-                    None => hashes.len() as u64,
-                    Some((_, tree)) if self.kept_removals.is_empty() => {
-                        tree.remove(hashes, tier) as u64
-                    }
-                    Some((_, tree)) => {
-                        remove_or_keep(tree, &mut self.kept_removals, at, hashes, tier)
-                    }
+                let Some((_, tree)) = &mut self.tree else {
+                    effect.unknown_removals += hashes.len() as u64;
+                    return TreeImpact::None;
+                };
+                let mut target = TreeTarget {
+                    tree,
+                    kept: &mut self.kept_removals,
+                    tier,
+                    // Removals do not depend on it.
+                    report: CopyReport::OneMore,
+                };
+                effect.unknown_removals += match self.groups.has_several() {
+                    false => target.remove(at, hashes),
+                    true => self.groups.remove(group, at, hashes, &mut target),
                 };
                 TreeImpact::None
             }
             TreeChange::Forget { hashes, reason } => {
                 effect.ignored.push(reason);
+                for name in hashes {
+                    self.groups.forget_block(*name);
+                }
                 let copies = self.tree.as_mut().map(|(_, tree)| forget(tree, hashes));
                 match copies {
                     None | Some(0) => TreeImpact::None,
@@ -208,6 +272,7 @@ impl RankTree {
             TreeChange::Clear => {
                 effect.cleared = true;
                 effect.impact = TreeImpact::None;
+                self.groups.clear();
                 if let Some((_, tree)) = &mut self.tree {
                     tree.clear();
                     // What the index evicted was cleared too.
@@ -223,6 +288,7 @@ impl RankTree {
     pub(super) fn begin_graft(&mut self, shape: BlockShape, learned: &LearnedFacts) {
         self.clear();
         self.filter.relearn(shape, learned);
+        self.groups.relearn(&learned.groups);
         if self.tree.as_ref().is_some_and(|(of, _)| *of == shape) {
             return;
         }
@@ -230,6 +296,21 @@ impl RankTree {
         let mut tree = index.add_tree(self.worker, self.rank);
         tree.set_visible(self.counts_in_routing);
         self.tree = Some((shape, tree));
+    }
+
+    pub(super) fn pages(&self) -> Option<&PageEvents> {
+        self.pages.as_ref()
+    }
+
+    pub(super) fn pages_mut(&mut self) -> Option<&mut PageEvents> {
+        self.pages.as_mut()
+    }
+
+    /// Of the tree, and of what is kept beside it.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let tree = self.tree.as_ref();
+        let pages = self.pages.as_ref().map_or(0, PageEvents::memory_bytes);
+        tree.map_or(0, |(_, tree)| tree.memory_bytes()) + pages
     }
 
     pub(super) fn tree_mut(&mut self) -> Option<&mut Tree> {
@@ -250,6 +331,8 @@ impl RankTree {
     /// Clears the tree and what the filter learned about the engine's process.
     pub(super) fn clear(&mut self) {
         self.filter.forget();
+        self.groups.forget();
+        self.ranks.forget();
         if let Some(pages) = &mut self.pages {
             pages.clear();
         }
@@ -272,35 +355,6 @@ impl RankTree {
             }
         }
     }
-}
-
-/// Removes one copy of each block now, except of those that the batch stores again after the event at `at`: they wait.
-/// Returns how many blocks have no copy in that tier.
-fn remove_or_keep(
-    tree: &mut Tree,
-    kept: &mut KeptRemovals,
-    at: usize,
-    hashes: &[EngineHash],
-    tier: Tier,
-) -> u64 {
-    let mut missing = 0;
-    let mut left = hashes;
-    while !left.is_empty() {
-        let run = left
-            .iter()
-            .take_while(|hash| !kept.is_stored_after(**hash, at));
-        let (now, rest) = left.split_at(run.count());
-        missing += tree.remove(now, tier) as u64;
-        left = rest;
-        if let [later, rest @ ..] = rest {
-            match tree.count_copy_to_remove(*later, tier) {
-                true => kept.keep(*later, tier),
-                false => missing += 1,
-            }
-            left = rest;
-        }
-    }
-    missing
 }
 
 /// Removes every copy in every tier, and returns how many there were.

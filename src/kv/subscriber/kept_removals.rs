@@ -1,5 +1,8 @@
 //! Removals that wait until their batch has stored the same blocks again, so that lookups, which take no lock, never
 //! see the batch's middle as an emptied path: an engine that moves a block to a lower tier reports the removal first.
+//!
+//! Where a store counts as "at least one copy", one that comes after the removal of the last copy makes that removal void:
+//! carried out at the end of the batch, the removal would take what was stored after it.
 
 use rustc_hash::FxHashMap;
 
@@ -39,6 +42,8 @@ pub(super) struct KeptRemovals {
     /// The place of the last store of each name that is stored after some removal.
     stored_at: FxHashMap<EngineHash, usize>,
     waiting: Vec<(EngineHash, Tier)>,
+    /// How many removals of a block wait and are not void.
+    counts: FxHashMap<(EngineHash, Tier), u32>,
 }
 
 impl KeptRemovals {
@@ -46,6 +51,7 @@ impl KeptRemovals {
     pub(super) fn read(&mut self, batch: &Batch) {
         self.stored_at.clear();
         self.waiting.clear();
+        self.counts.clear();
         let mut events = batch.events.iter();
         let first_removal = events.position(|event| matches!(event, Event::Removed(_)));
         let Some(first_removal) = first_removal else {
@@ -89,12 +95,38 @@ impl KeptRemovals {
         self.stored_at.is_empty()
     }
 
+    /// How many removals of the block wait.
+    pub(super) fn waiting(&self, hash: EngineHash, tier: Tier) -> u32 {
+        self.counts.get(&(hash, tier)).copied().unwrap_or(0)
+    }
+
+    pub(super) fn is_any_waiting(&self) -> bool {
+        !self.counts.is_empty()
+    }
+
     pub(super) fn keep(&mut self, hash: EngineHash, tier: Tier) {
         self.waiting.push((hash, tier));
+        *self.counts.entry((hash, tier)).or_default() += 1;
+    }
+
+    /// Makes one waiting removal of the block void.
+    pub(super) fn cancel(&mut self, hash: EngineHash, tier: Tier) {
+        if let Some(count) = self.counts.get_mut(&(hash, tier)) {
+            *count = count.saturating_sub(1);
+        }
     }
 
     /// The removals that waited, in order.
     pub(super) fn take(&mut self) -> Vec<(EngineHash, Tier)> {
-        std::mem::take(&mut self.waiting)
+        let mut counts = std::mem::take(&mut self.counts);
+        let mut waiting = std::mem::take(&mut self.waiting);
+        waiting.retain(|removal| match counts.get_mut(removal) {
+            Some(count) if *count > 0 => {
+                *count -= 1;
+                true
+            }
+            Some(_) | None => false,
+        });
+        waiting
     }
 }

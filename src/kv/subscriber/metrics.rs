@@ -132,7 +132,7 @@ impl Families {
             ),
             memory_bytes: registry.gauges(
                 "warmroute_kv_memory_bytes",
-                "Memory used by the tree of a rank's cached blocks.",
+                "Memory used by the tree of a rank's cached blocks, and by pages that are smaller than blocks.",
                 &["worker", "rank"],
             ),
             last_lag: registry.real_gauges(

@@ -1,16 +1,21 @@
 //! The events of an engine that caches pages in a radix tree (SGLang): small pages are folded into blocks, and the pages'
 //! names show whether they depend on more than the tokens that they are reported with. No I/O.
 
+use std::sync::Arc;
+
 use tracing::warn;
 
 use super::batch_effect::BatchEffect;
 use crate::kv::event::{Batch, Event, Stored, Tier};
 use crate::kv::event_filter::{IgnoredReason, TreeImpact, tier};
-use crate::kv::page_fold::{PageFold, Unfoldable};
+use crate::kv::indexes::PrefixIndexes;
+use crate::kv::page_fold::{CopiedPages, PageCopyCursor, PageFold, Unfoldable};
 use crate::kv::page_hash;
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct PageEvents {
+    /// Have the memory limit that pages count in.
+    indexes: Arc<PrefixIndexes>,
     fold: Option<PageFold>,
     /// A page of this process was named after its tokens, so one that is not depends on something else.
     has_matched: bool,
@@ -18,6 +23,58 @@ pub(super) struct PageEvents {
 }
 
 impl PageEvents {
+    pub(super) fn new(indexes: Arc<PrefixIndexes>) -> Self {
+        Self {
+            indexes,
+            fold: None,
+            has_matched: false,
+            is_logged: false,
+        }
+    }
+
+    fn fold_for(&self, page_size: u32) -> Option<PageFold> {
+        let fold = PageFold::for_pages(page_size)?;
+        Some(fold.with_memory(self.indexes.page_memory()))
+    }
+
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.fold.as_ref().map_or(0, PageFold::memory_bytes)
+    }
+
+    /// Adds the next pages to a copy, about `pages` of them. Returns false when there are none left.
+    pub(super) fn copy_next(
+        &self,
+        cursor: &mut PageCopyCursor,
+        pages: usize,
+        copied: &mut CopiedPages,
+    ) -> bool {
+        let fold = self.fold.as_ref();
+        fold.is_some_and(|fold| fold.copy_next(cursor, pages, copied))
+    }
+
+    /// Begins with another replica's pages, of which there are none yet.
+    pub(super) fn begin_graft(&mut self, page_size: u32) {
+        self.clear();
+        self.fold = self.fold_for(page_size);
+    }
+
+    /// Takes over the next pages, about `pages` of them. Returns false when there are none left.
+    pub(super) fn graft_next(
+        &mut self,
+        cursor: &mut PageCopyCursor,
+        pages: usize,
+        copied: &CopiedPages,
+    ) -> bool {
+        let fold = self.fold.as_mut();
+        fold.is_some_and(|fold| fold.graft_next(cursor, pages, copied))
+    }
+
+    /// Whether pages were forgotten, or not taken, for want of memory since this was last asked.
+    pub(super) fn take_forgotten(&mut self) -> bool {
+        let fold = self.fold.as_mut();
+        fold.is_some_and(|fold| fold.take_forgotten() > 0)
+    }
+
     /// The engine's process may be another one, or its tree was cleared.
     pub(super) fn clear(&mut self) {
         self.fold = None;
@@ -55,7 +112,7 @@ impl PageEvents {
         let folded = match event {
             Event::Stored(stored) => {
                 if self.fold.is_none() {
-                    self.fold = PageFold::for_pages(stored.block_size);
+                    self.fold = self.fold_for(stored.block_size);
                 }
                 match (&mut self.fold, tier(&stored.location.medium)) {
                     (Some(fold), Ok(tier)) => fold.store(stored, tier),
@@ -84,15 +141,14 @@ impl PageEvents {
                     hashes: None,
                 });
             }
-            Err(unfoldable) => {
-                effect.ignored.push(match unfoldable {
-                    Unfoldable::TooMany => IgnoredReason::IndexFull,
-                    Unfoldable::Inconsistent | Unfoldable::Torn => {
-                        IgnoredReason::InconsistentFields
-                    }
-                });
+            Err(Unfoldable::Inconsistent) => {
+                effect.ignored.push(IgnoredReason::InconsistentFields);
                 effect.impact = effect.impact.max(TreeImpact::Incomplete);
             }
+        }
+        if self.take_forgotten() {
+            effect.ignored.push(IgnoredReason::IndexFull);
+            effect.impact = effect.impact.max(TreeImpact::Incomplete);
         }
     }
 

@@ -86,7 +86,7 @@ impl Task {
         for (gauge, blocks) in self.meters.blocks.iter().zip(blocks) {
             gauge.set(i64::try_from(blocks).unwrap_or(i64::MAX));
         }
-        let memory_bytes = tree.map_or(0, |(_, tree)| tree.memory_bytes());
+        let memory_bytes = self.tree.memory_bytes();
         self.meters
             .memory_bytes
             .set(i64::try_from(memory_bytes).unwrap_or(i64::MAX));

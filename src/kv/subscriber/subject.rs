@@ -19,6 +19,8 @@ pub struct Subject {
     /// `HOST:PORT`: what other replicas know the worker by.
     pub address: Arc<str>,
     pub rank: u32,
+    /// The worker has no other rank.
+    pub is_only_rank: bool,
     pub model: Model,
     /// The engine caches pages in a radix tree, each at most once, and names them by their tokens: SGLang.
     pub caches_pages: bool,

@@ -8,9 +8,13 @@ use super::peer_trees::Unconfirmed;
 use super::{BLOCKS_PER_TURN, Task};
 use crate::kv::event::Batch;
 use crate::kv::index::{CopiedBlocks, GraftCursor};
+use crate::kv::page_fold::{CopiedPages, PageCopyCursor};
 use crate::kv::stream::{PeerTreeRefusal, State, StateReason, Steps};
 use crate::kv::tree_copies::{FetchedTree, NoTree, TreeCopy, TreeOutcome, WantedTree};
 use crate::observe;
+
+/// Pages that are copied before others get their turn: as much work as that many blocks.
+const PAGES_PER_TURN: usize = 2_048;
 
 impl Task {
     pub(super) fn fetch_peer_tree(&mut self, after: Duration) {
@@ -95,7 +99,9 @@ impl Task {
         {
             tokio::task::yield_now().await;
         }
-        if copy.blocks.orphans + cursor.missing > 0 || self.tree.take_evicted() {
+        let has_all_pages = self.take_peer_pages(&copy.pages).await;
+        let is_whole = copy.blocks.orphans + cursor.missing == 0 && has_all_pages;
+        if !is_whole || self.tree.take_evicted() {
             self.stream.on_incomplete();
         }
         self.peer_trees.unconfirmed = Some(Unconfirmed {
@@ -103,6 +109,20 @@ impl Task {
             source,
             blocks: copy.blocks.len() as u64,
         });
+    }
+
+    /// Takes over another replica's pages, without which pages that continue them could not be placed. Returns whether all
+    /// are taken.
+    async fn take_peer_pages(&mut self, pages: &CopiedPages) -> bool {
+        let Some(own) = self.tree.pages_mut().filter(|_| !pages.is_empty()) else {
+            return pages.is_empty();
+        };
+        own.begin_graft(pages.page_size);
+        let mut cursor = PageCopyCursor::default();
+        while own.graft_next(&mut cursor, PAGES_PER_TURN, pages) {
+            tokio::task::yield_now().await;
+        }
+        !own.take_forgotten()
     }
 
     /// Says where the tree is from, once that is certain.
@@ -164,11 +184,21 @@ impl Task {
             return Err(NoTree::Cold);
         }
         position.is_complete &= blocks.orphans == 0;
+        let mut pages = CopiedPages::default();
+        let mut cursor = PageCopyCursor::default();
+        while self
+            .tree
+            .pages()
+            .is_some_and(|own| own.copy_next(&mut cursor, PAGES_PER_TURN, &mut pages))
+        {
+            tokio::task::yield_now().await;
+        }
         Ok(TreeCopy {
             position,
             shape: *shape,
             learned: self.tree.learned(),
             blocks,
+            pages,
         })
     }
 }

@@ -1,7 +1,11 @@
+mod engines;
+mod groups;
 mod joins;
 mod lookahead;
+mod one_batch;
 mod pages;
 mod recorded_offload;
+mod unlike_tiers;
 mod unusual_events;
 
 use std::num::NonZeroU32;
@@ -143,6 +147,7 @@ fn subject() -> Subject {
         name: "http://a:1".into(),
         address: "a:1".into(),
         rank: 0,
+        is_only_rank: false,
         model: "m".into(),
         caches_pages: false,
     }

@@ -157,6 +157,7 @@ fn measure(load: Load, settings: &joins::Settings) -> Measured {
                 name: format!("engine-{number}").into(),
                 address: format!("engine-{number}:1").into(),
                 rank: 0,
+                is_only_rank: false,
                 model: "m".into(),
                 caches_pages: false,
             };

@@ -1,6 +1,6 @@
 //! The plainest model of a tree: a map whose key for a block is the list of all content up to it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::kv::block::{ChainRoot, LocalHash, PathHash};
@@ -27,6 +27,8 @@ pub(super) struct Block {
 pub(super) struct Model {
     pub(super) blocks: HashMap<Content, Block>,
     names: HashMap<EngineHash, Content>,
+    /// Copies in a lower tier that were left out because the GPU has their blocks under other names.
+    misnamed: usize,
 }
 
 impl Model {
@@ -37,40 +39,60 @@ impl Model {
         tier: Tier,
         report: CopyReport,
     ) -> Result<(), UnknownParent> {
-        let mut content = match after {
-            Parent::Root(root) => vec![root.0],
-            Parent::Block(name) => self.names.get(&name).ok_or(UnknownParent)?.to_vec(),
-        };
+        let mut content = self.content(after).ok_or(UnknownParent)?;
         for block in blocks {
-            content.push(block.local.0);
-            let content: Content = content.as_slice().into();
-            if let Some(other) = self.names.get(&block.name).cloned()
-                && other != content
-            {
-                self.forget(&other);
-            }
-            let known = self.blocks.entry(content.clone()).or_insert(Block {
-                name: block.name,
-                copies: [Count::Known(0); 3],
-            });
-            let copies = &mut known.copies[tier as usize];
-            *copies = match (*copies, report) {
-                (Count::Known(known), CopyReport::OneMore) => Count::Known(known + 1),
-                (Count::Known(0), CopyReport::AtLeastOne) => Count::Some,
-                (known, _) => known,
-            };
-            if known.name != block.name {
-                let old = std::mem::replace(&mut known.name, block.name);
-                for copies in &mut known.copies {
-                    if *copies != Count::Known(0) {
-                        *copies = Count::Some;
-                    }
-                }
-                self.names.remove(&old);
-            }
-            self.names.insert(block.name, content.clone());
+            self.store_one(&mut content, block, tier, report);
         }
         Ok(())
+    }
+
+    fn content(&self, after: Parent) -> Option<Vec<u64>> {
+        match after {
+            Parent::Root(root) => Some(vec![root.0]),
+            Parent::Block(name) => self.names.get(&name).map(|content| content.to_vec()),
+        }
+    }
+
+    /// Stores a block after `content`, which then includes it.
+    fn store_one(
+        &mut self,
+        content: &mut Vec<u64>,
+        block: &NewBlock,
+        tier: Tier,
+        report: CopyReport,
+    ) {
+        content.push(block.local.0);
+        let content: Content = content.as_slice().into();
+        if tier != Tier::Gpu
+            && let Some(known) = self.blocks.get(&content)
+            && known.name != block.name
+            && known.copies[Tier::Gpu as usize] != Count::Known(0)
+        {
+            self.misnamed += 1;
+            return;
+        }
+        if let Some(other) = self.names.get(&block.name).cloned()
+            && other != content
+        {
+            self.forget(&other);
+        }
+        let known = self.blocks.entry(content.clone()).or_insert(Block {
+            name: block.name,
+            copies: [Count::Known(0); 3],
+        });
+        let copies = &mut known.copies[tier as usize];
+        *copies = match (*copies, report) {
+            (Count::Known(known), CopyReport::OneMore) => Count::Known(known + 1),
+            (Count::Known(0), CopyReport::AtLeastOne) => Count::Some,
+            (known, _) => known,
+        };
+        if known.name != block.name {
+            let old = std::mem::replace(&mut known.name, block.name);
+            known.copies = [Count::Known(0); 3];
+            known.copies[tier as usize] = Count::Some;
+            self.names.remove(&old);
+        }
+        self.names.insert(block.name, content);
     }
 
     /// As [`Self::store`], but a known name is one more copy of its block.
@@ -83,13 +105,26 @@ impl Model {
     ) -> usize {
         let mut after = after;
         let mut unplaced = 0;
+        self.misnamed = 0;
+        // Where the last block is, while those before it were unknown too.
+        let mut end = None;
+        let mut run = HashSet::new();
         for block in blocks {
-            if self.add_copies(&[block.name], tier, report) == 1 {
-                unplaced += usize::from(self.store(after, &[*block], tier, report).is_err());
+            if self.add_copies(&[block.name], tier, report) == 0 {
+                (end, run) = (None, HashSet::new());
+            } else {
+                if !run.insert(block.name) {
+                    (end, run) = (None, HashSet::from([block.name]));
+                }
+                end = end.or_else(|| self.content(after));
+                match &mut end {
+                    Some(content) => self.store_one(content, block, tier, report),
+                    None => unplaced += 1,
+                }
             }
             after = Parent::Block(block.name);
         }
-        unplaced
+        unplaced + self.misnamed
     }
 
     pub(super) fn add_copies(

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering::{Relaxed, Release};
 use super::Writer;
 use super::copies::{StoreContext, UNKNOWN, residency_of};
 use super::tree_state::TreeState;
-use crate::kv::event::EngineHash;
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::name_table::Insert;
-use crate::kv::index::owner_sets::{EMPTY_SET, Residency, Slot};
+use crate::kv::index::owner_sets::{EMPTY_SET, Residency};
 use crate::kv::index::pages::{BlockId, CHUNK, locate};
 use crate::kv::index::shared::Shared;
 use crate::kv::index::types::{CopyReport, NewBlock};
@@ -93,18 +93,20 @@ impl Writer {
     /// Gives a block of the tree a name; `is_new` if the tree did not own the block before.
     ///
     /// A tree knows a block by one name, and one block by a name. So another block with this name is
-    /// forgotten, and a block reported under a second name is forgotten at its first removal. Both make
+    /// forgotten, and of a block reported under a second name only the tier of that report counts, until its first
+    /// removal: removals of the other copies may use the name that is no longer known. All this makes
     /// the tree colder than the engine's cache, never warmer.
     #[inline(never)]
     pub(super) fn set_name(
         &mut self,
         shared: &Shared,
         tree: &mut TreeState,
-        slot: Slot,
+        store: StoreContext,
         block: BlockId,
         name: EngineHash,
         is_new: bool,
     ) {
+        let slot = store.slot;
         if let Some(other) = self.resolve(shared, tree, slot, name)
             && other != block
         {
@@ -113,17 +115,15 @@ impl Writer {
         let (page, offset) = locate(block);
         let is_table_name = self.has_name(block, name);
         if !is_new {
-            let is_same = match tree.alias_of(block) {
-                Some(alias) => alias == name,
-                None => is_table_name,
-            };
-            if is_same {
+            if self.is_known_as(tree, block, name) {
                 return;
             }
             let residency = self.residency(shared, slot, block);
             let old = tree.copies(block, residency);
-            let new = old.map(|copies| if copies > 0 { UNKNOWN } else { 0 });
+            let mut new = [0; Tier::COUNT];
+            new[store.tier as usize] = UNKNOWN;
             tree.set_copies(block, old, new);
+            self.set_residency(shared, slot, block, residency_of(new));
         }
         tree.drop_alias(block);
         if !is_table_name {
@@ -131,6 +131,15 @@ impl Writer {
             if is_named || self.insert_name(block, name) != Insert::Done {
                 tree.set_alias(block, name);
             }
+        }
+    }
+
+    /// Whether the tree, which owns the block, knows it by this name.
+    #[inline]
+    pub(super) fn is_known_as(&self, tree: &TreeState, block: BlockId, name: EngineHash) -> bool {
+        match tree.alias_of(block) {
+            Some(alias) => alias == name,
+            None => self.has_name(block, name),
         }
     }
 

@@ -14,7 +14,7 @@ use crate::kv::index::types::{CopyReport, NewBlock, Parent};
 
 impl Writer {
     /// Stores blocks in a lower tier: one more copy of each that the tree knows by its name, wherever the event puts
-    /// it; the others follow the block before them. Returns how many could not be placed.
+    /// it; the others follow the block before them. Returns how many could not be placed, or are known by another name.
     pub(in crate::kv::index) fn store_lower(
         &mut self,
         shared: &Shared,
@@ -24,6 +24,7 @@ impl Writer {
         tier: Tier,
         copies: CopyReport,
     ) -> usize {
+        self.misnamed = 0;
         let mut unplaced = 0;
         let mut after = parent;
         let mut left = blocks;
@@ -53,7 +54,7 @@ impl Writer {
             }
             left = rest;
         }
-        unplaced
+        unplaced + std::mem::take(&mut self.misnamed)
     }
 
     /// Adds one copy of each block that the tree knows by its name. Returns how many it does not know.
@@ -110,6 +111,26 @@ impl Writer {
             block.is_some_and(|block| self.count_unknown(shared, &mut tree, slot, block, tier));
         self.put_back(slot, tree);
         has_copy
+    }
+
+    /// How many copies of a block the tree has in a tier; an unknown number counts as one.
+    pub(in crate::kv::index) fn copies_of(
+        &self,
+        shared: &Shared,
+        slot: Slot,
+        name: EngineHash,
+        tier: Tier,
+    ) -> u32 {
+        let Some(tree) = self.tree(slot) else {
+            return 0;
+        };
+        let Some(block) = self.resolve(shared, tree, slot, name) else {
+            return 0;
+        };
+        match tree.copies(block, self.residency(shared, slot, block))[tier as usize] {
+            UNKNOWN => 1,
+            count => count.into(),
+        }
     }
 
     fn count_unknown(

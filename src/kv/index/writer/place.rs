@@ -8,8 +8,9 @@ use super::copies::StoreContext;
 use super::page_alloc::is_segment_start;
 use super::tree_state::TreeState;
 use crate::kv::block::{PathHash, SEGMENT_BLOCKS};
+use crate::kv::event::{EngineHash, Tier};
 use crate::kv::index::name_table::{Insert, NameHash};
-use crate::kv::index::owner_sets::{SetId, sole_owner};
+use crate::kv::index::owner_sets::{Residency, SetId, sole_owner};
 use crate::kv::index::pages::{BlockId, Body, CHUNK, LOOKAHEAD, NO_ID, PageId, block_id, locate};
 use crate::kv::index::shared::Shared;
 use crate::kv::index::types::NewBlock;
@@ -230,15 +231,21 @@ impl Writer {
                 placement.advance(run, page, offset);
                 continue;
             }
+            let name = blocks[placed].name;
+            if self.has_other_name_in_gpu(shared, tree, store, block, name) {
+                self.misnamed += 1;
+                offset += 1;
+                placement.advance(1, page, offset);
+                continue;
+            }
             let is_new = self.add_owner(shared, tree, store, block);
             added += usize::from(is_new);
-            let name = blocks[placed].name;
             let is_known_so =
                 self.has_name(block, name) && !tree.has_alias(block) && tree.alias(name).is_none();
             if !is_known_so {
                 // The new name may make the tree forget other blocks of this page, not this one.
                 tree.count_page(page, std::mem::take(&mut added));
-                self.set_name(shared, tree, store.slot, block, name, is_new);
+                self.set_name(shared, tree, store, block, name, is_new);
                 self.invalidate(shared, page);
             }
             offset += 1;
@@ -246,6 +253,22 @@ impl Writer {
         }
         tree.count_page(page, added);
         offset
+    }
+
+    /// Whether this is a copy in a lower tier, under a name of its own, of a block that the tree has in the GPU. A tree
+    /// knows a block by one name, and the GPU's is the one that counts: later stores refer to it.
+    #[inline]
+    fn has_other_name_in_gpu(
+        &self,
+        shared: &Shared,
+        tree: &TreeState,
+        store: StoreContext,
+        block: BlockId,
+        name: EngineHash,
+    ) -> bool {
+        store.tier != Tier::Gpu
+            && self.residency(shared, store.slot, block) == Residency::Gpu
+            && !self.is_known_as(tree, block, name)
     }
 
     /// Adds the next blocks after a page's last one, to the offsets that are free. Returns where the block after them
