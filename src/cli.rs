@@ -211,6 +211,7 @@ pub fn run() -> ExitCode {
             transfer: _,
         } => with_config(configuration.load(), |config| {
             warn_of_retired_keys(&config)?;
+            report_tokenizers(&config)?;
             let yaml = reader::to_yaml(&config).map_err(io::Error::other)?;
             io::stdout().write_all(yaml.as_bytes())
         }),
@@ -222,6 +223,7 @@ pub fn run() -> ExitCode {
             let mut is_good = false;
             let checked = with_config(configuration.load(), |config| {
                 warn_of_retired_keys(&config)?;
+                report_tokenizers(&config)?;
                 block_on(async {
                     is_good = check::run(&config, transfer, &mut io::stdout()).await?;
                     Ok(())
@@ -315,6 +317,14 @@ pub fn run() -> ExitCode {
 fn warn_of_retired_keys(config: &Config) -> io::Result<()> {
     for warning in config.source.warnings() {
         writeln!(io::stderr(), "warning: {warning}")?;
+    }
+    Ok(())
+}
+
+/// Says which kinds of requests each model's tokenizer can tokenize. The configuration itself goes to stdout.
+fn report_tokenizers(config: &Config) -> io::Result<()> {
+    for line in config.tokenizer_report() {
+        writeln!(io::stderr(), "{line}")?;
     }
     Ok(())
 }

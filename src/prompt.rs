@@ -13,6 +13,7 @@ pub mod folder;
 mod multipart;
 mod nesting;
 pub mod pool;
+pub mod probes;
 pub mod render;
 pub mod template;
 pub mod tokenizer;

@@ -10,6 +10,7 @@ use super::reader::Reader;
 use super::settings::Config;
 use super::tokenizer::{From, Tokenizer};
 use crate::prompt::folder::ModelFolder;
+use crate::prompt::probes::{self, RefusedKind};
 use crate::relay::tokens::Source;
 
 /// What is wrong with the tokenizers of a configuration that was not checked.
@@ -25,6 +26,32 @@ impl fmt::Display for Unreadable {
 impl std::error::Error for Unreadable {}
 
 impl Config {
+    /// A line for each model whose tokenizer was loaded, and not taken by the start yet: which kinds of requests it
+    /// tokenizes, and of the others why not.
+    pub fn tokenizer_report(&self) -> Vec<String> {
+        let loaded = self.loaded.folders.lock();
+        let report = |(index, (_, folder)): (&usize, &(Tokenizer, ModelFolder))| {
+            let name = self.models.get(*index).map(|model| model.name.as_str());
+            let name = name.unwrap_or_default();
+            let refused = probes::refused(&folder.renderer);
+            let is_refused = |kind: &&str| refused.iter().any(|it| it.kind == *kind);
+            let tokenized: Vec<&str> = probes::KINDS
+                .into_iter()
+                .filter(|kind| !is_refused(kind))
+                .collect();
+            let tokenized = match tokenized.is_empty() {
+                true => "no chats".to_owned(),
+                false => tokenized.join(", "),
+            };
+            let mut line = format!("model {name}: the router tokenizes {tokenized}");
+            for RefusedKind { kind, why } in refused {
+                line += &format!("; not {kind} ({why})");
+            }
+            line
+        };
+        loaded.iter().map(report).collect()
+    }
+
     /// Where each model's token ids come from.
     pub fn token_sources(&self) -> Result<Vec<(String, Source)>, Unreadable> {
         let mut loaded = std::mem::take(&mut *self.loaded.folders.lock());
@@ -44,7 +71,7 @@ impl Config {
                     let folder = known.map_or_else(|| tokenizer.load(), |(_, folder)| Ok(folder));
                     match folder {
                         Ok(folder) => {
-                            warn_without_template(model, tokenizer, &folder);
+                            warn_of_refused(model, tokenizer, &folder);
                             Source::Folder(Box::new(folder))
                         }
                         Err(errors) => {
@@ -64,13 +91,26 @@ impl Config {
     }
 }
 
-fn warn_without_template(model: &ModelOverride, tokenizer: &Tokenizer, folder: &ModelFolder) {
+fn warn_of_refused(model: &ModelOverride, tokenizer: &Tokenizer, folder: &ModelFolder) {
     if !folder.renderer.has_template() {
         warn!(
             model = model.name,
             folder = tokenizer.path,
             "the model has no usable chat template; its chat and Responses requests are routed by prediction"
         );
+        return;
+    }
+    for RefusedKind { kind, why } in probes::refused(&folder.renderer) {
+        // Many templates take no system message, and then neither does the engine; all take a user's.
+        let is_usual = kind == "system";
+        if !is_usual {
+            warn!(
+                model = model.name,
+                kind,
+                why,
+                "requests of this kind cannot be tokenized; unless the engine refuses them, too, they are routed by prediction"
+            );
+        }
     }
 }
 

@@ -195,17 +195,29 @@ fn model_type(folder: &Path) -> Result<Option<String>, Error> {
         .map(str::to_owned))
 }
 
-/// Whether the weights and the tokenizer are in Mistral's own format.
+/// Whether the weights and the tokenizer are in Mistral's own format. A folder that was downloaded without weights shows the
+/// format by the files beside them: `params.json` has their shape, and the index of several files is JSON, too.
 fn is_mistral(folder: &Path) -> Result<bool, Error> {
     let read = |error| Error::Read(folder.to_owned(), error);
-    let (mut has_weights, mut has_tokenizer) = (false, false);
+    let (mut has_own_weights, mut has_weights) = (false, false);
+    let (mut has_tokenizer, mut has_index) = (false, false);
     for entry in fs::read_dir(folder).map_err(read)? {
         let name = entry.map_err(read)?.file_name();
         let name = name.to_string_lossy();
-        has_weights |= name.starts_with("consolidated") && name.ends_with(".safetensors");
+        let is_weights = name.ends_with(".safetensors");
+        has_weights |= is_weights;
+        has_own_weights |= is_weights && name.starts_with("consolidated");
+        has_index |= name == "consolidated.safetensors.index.json";
         has_tokenizer |= name == "tekken.json" || name.starts_with("tokenizer.model.v");
     }
-    Ok(has_weights && has_tokenizer)
+    if has_weights {
+        return Ok(has_own_weights && has_tokenizer);
+    }
+    // The older tokenizer files are not JSON, so they are missing where only JSON was downloaded.
+    let params = object(json(&folder.join("params.json"))?);
+    let is_own_shape = params.contains_key("dim") && params.contains_key("n_layers");
+    let has_params = !params.is_empty() && has_tokenizer || is_own_shape;
+    Ok(has_params || has_index)
 }
 
 fn templates(

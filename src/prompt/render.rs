@@ -8,6 +8,7 @@ mod chat;
 mod chat_message;
 mod completions;
 mod continued;
+mod exact_integers;
 mod kwargs;
 mod message;
 pub(super) mod messages;
@@ -94,14 +95,22 @@ impl Renderer {
         body: &[u8],
         now_s: i64,
     ) -> Result<RenderedPrompt, TokenizeError> {
+        if api == Api::Completions {
+            return completions::read(body);
+        }
+        let body = &*exact_integers::marked(body);
         let chat = match api {
-            Api::Completions => return completions::read(body),
             Api::Chat => chat::read(body, &self.options)?,
             Api::Responses => responses::read(body, &self.options)?,
             Api::Messages | Api::CountTokens => {
                 chat::of_value(messages::to_chat(body, self.facts())?, &self.options)?
             }
-            Api::Embeddings | Api::Rerank | Api::Tokenize | Api::Detokenize | Api::Other => {
+            Api::Completions
+            | Api::Embeddings
+            | Api::Rerank
+            | Api::Tokenize
+            | Api::Detokenize
+            | Api::Other => {
                 return Err(TokenizeError::Api);
             }
         };

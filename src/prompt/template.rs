@@ -3,6 +3,7 @@
 //! Pure apart from compiling. The time is an argument; `render` interprets the fields of a request.
 
 mod format;
+mod number;
 mod python;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Value};
 
 pub use self::format::ContentFormat;
+pub(super) use self::number::{of_digits, of_float};
 pub(super) use self::python::now_key;
 
 /// Maximum depth of nested calls. Macros that print a JSON schema need a few levels.

@@ -142,6 +142,7 @@ mod tests {
                 prompt_tokens: 1,
                 prompt_blocks: 0,
                 tokens_known: false,
+                tokens_unknown_reason: None,
                 tokens: None,
                 chosen: None,
                 chosen_rank: None,

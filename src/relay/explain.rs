@@ -88,6 +88,7 @@ impl Relay {
         tenant: Tenant,
     ) -> Result<Explanation, Error> {
         let given = peek.token_ids.clone();
+        let is_given = given.is_some();
         let queue = self.queue.as_ref();
         let standing = queue.map(|queue| {
             let tenant = self.tenants.of(tenant);
@@ -111,6 +112,10 @@ impl Relay {
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
             (true, None) => self.tokens.of(api, &plan.group, headers, body).await,
         };
+        if !explanation.tokens_known && !is_given {
+            explanation.tokens_unknown_reason =
+                self.tokens.why_untokenizable(api, &plan.group, body);
+        }
         explanation.tokens = tokens.map(|found| Tokens {
             text: self.tokens.text(&plan.group, &found.ids),
             ids: found.ids.to_vec(),
@@ -167,6 +172,7 @@ impl Relay {
                 None => plan.prompt.blocks.len(),
             },
             tokens_known: exact.is_some(),
+            tokens_unknown_reason: None,
             tokens: None,
             chosen: chosen.map(|(worker, _)| worker.to_owned()),
             chosen_rank: chosen.and_then(|(_, rank)| rank),

@@ -116,6 +116,16 @@ impl TokenBlocks {
         })
     }
 
+    /// The blocks of a size that an engine can reuse: it computes at least the last token, so of a prompt of exactly k
+    /// blocks the last one is computed again. A prompt that goes on after its known tokens has its last token later.
+    pub(super) fn reusable<'a>(&self, sized: &'a SizedBlocks) -> &'a [LocalHash] {
+        let reusable = match self.ends_early {
+            true => sized.locals.len(),
+            false => sized.shape.reusable_blocks(self.len),
+        };
+        &sized.locals[..reusable.min(sized.locals.len())]
+    }
+
     /// Blocks of the smallest size.
     pub(super) fn blocks(&self) -> usize {
         let lengths = self.sizes.iter().map(|sized| sized.locals.len());
@@ -133,7 +143,8 @@ impl TokenBlocks {
         let mut found = Vec::new();
         for sized in &self.sizes {
             found.clear();
-            sized.index.overlap(self.root, &sized.locals, &mut found);
+            let locals = self.reusable(sized);
+            sized.index.overlap(self.root, locals, &mut found);
             prefixes.extend(found.iter().map(|prefix| (*prefix, sized.shape)));
         }
         prefixes
@@ -179,6 +190,48 @@ mod tests {
             is_adapter: false,
             is_partial: false,
         }
+    }
+
+    #[test]
+    fn the_block_with_the_last_token_is_computed_again() {
+        use std::num::NonZeroU32;
+
+        use crate::kv::event::{EngineHash, Tier};
+        use crate::kv::index::{CopyReport, NewBlock, Parent};
+
+        let registry = Registry::default();
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &registry);
+        let group = group(&[1]);
+        let size = NonZeroU32::new(4).unwrap();
+        let index = indexes.index(&"m".into(), size);
+        let mut tree = index.add_tree(WorkerId(1), 0);
+        tree.set_visible(true);
+        let tokens: Vec<u32> = (0..12).collect();
+        let mut locals = Vec::new();
+        block::hash_blocks(&tokens, size, &mut locals);
+        let blocks = locals.iter().zip(1..);
+        let blocks: Vec<NewBlock> = blocks
+            .map(|(local, name)| NewBlock {
+                name: EngineHash(name),
+                local: *local,
+            })
+            .collect();
+        let root = Parent::Root(block::chain_root(None, None));
+        tree.store(root, &blocks, Tier::Gpu, CopyReport::OneMore)
+            .unwrap();
+        let reused = |tokens: &[u32], ends_early: bool| {
+            let mut prompt = TokenBlocks::new(&indexes, &group, None, tokens);
+            prompt.ends_early = ends_early;
+            let found = prompt.rank_prefixes();
+            found.first().map_or(0, |(prefix, _)| prefix.blocks)
+        };
+        assert_eq!(reused(&tokens, false), 2);
+        assert_eq!(reused(&tokens, true), 3);
+        assert_eq!(reused(&tokens[..9], false), 2);
+        assert_eq!(reused(&tokens[..8], false), 1);
+        assert_eq!(reused(&tokens[..4], false), 0);
+        let longer: Vec<u32> = (0..13).collect();
+        assert_eq!(reused(&longer, false), 3);
     }
 
     #[test]

@@ -13,10 +13,11 @@ use std::time::Instant;
 use bytes::Bytes;
 use hyper::HeaderMap;
 use hyper::header::AUTHORIZATION;
+use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tracing::debug;
+use tracing::{debug, warn};
 
 use self::fallback::FallbackReason;
 use self::metrics::{Metrics, TokenSource};
@@ -24,6 +25,7 @@ use crate::fleet::Group;
 use crate::fleet::circuit_breaker;
 use crate::http::circuit_breaker::SharedBreaker;
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::prompt::Api;
 use crate::prompt::cache::{self, Cache};
@@ -91,6 +93,29 @@ struct Shared {
     registry: Registry,
     tokenizer_metrics: tokenizer::Metrics,
     metrics: Metrics,
+    /// What was logged of each configured model's requests that cannot be tokenized.
+    refusals: Mutex<FxHashMap<String, LogOnce>>,
+}
+
+impl Shared {
+    /// A template that refuses a request may be one that is not understood here; or the engine refuses it, too.
+    fn warn_of_refusal(&self, model: &str, now: Instant, reason: &FallbackReason) {
+        let FallbackReason::Untokenizable(error) = reason else {
+            return;
+        };
+        let (TokenizeError::Refused(why) | TokenizeError::Tokenizer(why)) = error else {
+            return;
+        };
+        let mut refusals = self.refusals.lock();
+        let log = refusals.entry(model.to_owned()).or_default();
+        if log.should_log(now, why) {
+            warn!(
+                model,
+                why,
+                "a request cannot be tokenized and is routed by prediction; if the engine answers such requests, their cached prefixes are not known exactly"
+            );
+        }
+    }
 }
 
 /// The token ids of a prompt, up to the first image.
@@ -170,6 +195,7 @@ impl Tokens {
             registry: registry.clone(),
             tokenizer_metrics: tokenizer::Metrics::new(registry),
             metrics: Metrics::new(registry),
+            refusals: Mutex::default(),
             settings: settings.clone(),
         };
         let none = Self {
@@ -257,9 +283,26 @@ impl Tokens {
             }
             Err(reason) => {
                 self.shared.metrics.count_fallback(&reason);
+                self.shared.warn_of_refusal(name, started, &reason);
                 debug!(model = %group.model, %reason, "prompt not tokenized; routing by prediction");
                 None
             }
+        }
+    }
+
+    /// Why the router cannot tokenize a request; `None` if it can, or if an engine does.
+    pub(super) fn why_untokenizable(
+        &self,
+        api: Api,
+        group: &Group,
+        body: &Bytes,
+    ) -> Option<String> {
+        match self.tokenizer(group)? {
+            (_, ModelTokenizer::Local(tokenizer)) => {
+                let error = tokenizer.render(api, body, observe::unix_s()).err()?;
+                Some(error.to_string())
+            }
+            (_, ModelTokenizer::Engine(_)) => None,
         }
     }
 

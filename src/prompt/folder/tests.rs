@@ -186,3 +186,35 @@ fn errors_name_the_file() {
             .contains("/nowhere: folder not found")
     );
 }
+
+#[test]
+fn a_folder_in_mistrals_format_is_recognised_without_its_weights() {
+    let is_mistral = |files: &[(&str, &str)]| {
+        let model = Model::new("mistral");
+        model.config(json!({}));
+        for (name, text) in files {
+            model.write(name, text);
+        }
+        let refused = model.read().err().unwrap_or_default();
+        refused
+            .iter()
+            .any(|error| matches!(error, Error::Mistral(_)))
+    };
+    let params = (
+        "params.json",
+        r#"{"dim": 4096, "n_layers": 32, "vocab_size": 131072}"#,
+    );
+    let tekken = ("tekken.json", "{}");
+    assert!(is_mistral(&[params, tekken]));
+    // Its tokenizer is `tokenizer.model.v3`, which is not JSON and was not downloaded.
+    assert!(is_mistral(&[params]));
+    assert!(is_mistral(&[("consolidated.safetensors.index.json", "{}")]));
+    assert!(is_mistral(&[
+        tekken,
+        ("consolidated-00001-of-00002.safetensors", "")
+    ]));
+    // Weights of another format are there, so the engine takes the other tokenizer.
+    assert!(!is_mistral(&[params, tekken, ("model.safetensors", "")]));
+    assert!(!is_mistral(&[tekken]));
+    assert!(!is_mistral(&[("params.json", r#"{"temperature": 0.6}"#)]));
+}

@@ -6,6 +6,7 @@ use std::borrow::Cow;
 use serde_json::{Map, Value};
 
 use super::chat_message::{Message, PlainContent, PlainMessage};
+use super::exact_integers;
 use super::types::TokenizeError;
 use crate::prompt::template::ContentFormat;
 use crate::prompt::types::BILLING_HEADER;
@@ -315,10 +316,12 @@ fn convert_call(mut call: Value) -> Result<Value, TokenizeError> {
         .ok_or_else(|| refused("a tool call that is not of a function"))?;
     let arguments = match function.get_mut("arguments").map(Value::take) {
         Some(Value::Object(arguments)) => arguments,
-        Some(Value::String(text)) => match serde_json::from_str(&text) {
-            Ok(Value::Object(arguments)) => arguments,
-            _ => Map::new(),
-        },
+        Some(Value::String(text)) => {
+            match serde_json::from_slice(&exact_integers::marked(text.as_bytes())) {
+                Ok(Value::Object(arguments)) => arguments,
+                _ => Map::new(),
+            }
+        }
         _ => Map::new(),
     };
     function.insert("arguments".to_owned(), Value::Object(arguments));

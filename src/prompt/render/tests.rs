@@ -498,3 +498,33 @@ fn unsupported_requests_are_refused_with_a_reason() {
     let chat = br#"{"messages": [{"role": "user", "content": "x"}]}"#;
     assert_eq!(without.render(Api::Chat, chat, 0), Err(TokenizeError::Api));
 }
+
+/// `WARMROUTE_EXPRESSIONS` is a file of `{"values": {...}, "expressions": [[source, text or null]]}`; prints what differs.
+#[test]
+fn expressions_of_a_file_print_what_python_prints() {
+    let Ok(path) = std::env::var("WARMROUTE_EXPRESSIONS") else {
+        return;
+    };
+    let file = std::fs::read(path).unwrap();
+    let file: Value = serde_json::from_slice(&exact_integers::marked(&file)).unwrap();
+    let different = differences(&file);
+    println!("{} differ\n{}", different.len(), different.join("\n"));
+}
+
+/// Where a template of one expression does not print what Python prints. What Python refuses is not compared: an engine
+/// refuses such a request.
+fn differences(file: &Value) -> Vec<String> {
+    let values = to_jinja(&file["values"]);
+    let mut different = Vec::new();
+    for expression in file["expressions"].as_array().unwrap() {
+        let (source, Some(expected)) = (expression[0].as_str().unwrap(), expression[1].as_str())
+        else {
+            continue;
+        };
+        let found = Template::new(source).and_then(|template| template.render(values.clone()));
+        if found.as_deref() != Ok(expected) {
+            different.push(format!("{source}\n    {found:?}\n    {expected:?}"));
+        }
+    }
+    different
+}

@@ -7,6 +7,8 @@ use minijinja::value::{Enumerator, Object};
 use serde_json::Value;
 
 use super::chat_message::{Message, PlainContent, PlainMessage};
+use super::exact_integers;
+use crate::prompt::template;
 
 /// More variables than requests have that send no template arguments of their own, but for a few.
 const LISTED_MAX: usize = 32;
@@ -120,7 +122,10 @@ impl Object for Pair {
 
 pub(super) fn to_jinja(value: &Value) -> minijinja::Value {
     match value {
-        Value::String(text) => minijinja::Value::from(text.as_str()),
+        Value::String(text) => match exact_integers::digits(text) {
+            Some(digits) => template::of_digits(digits),
+            None => minijinja::Value::from(text.as_str()),
+        },
         Value::Array(items) => {
             minijinja::Value::from(items.iter().map(to_jinja).collect::<Vec<_>>())
         }
@@ -133,7 +138,7 @@ pub(super) fn to_jinja(value: &Value) -> minijinja::Value {
         Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
             (Some(number), ..) => minijinja::Value::from(number),
             (None, Some(number), _) => minijinja::Value::from(number),
-            (None, None, number) => minijinja::Value::from(number.unwrap_or(f64::NAN)),
+            (None, None, number) => template::of_float(number.unwrap_or(f64::NAN)),
         },
     }
 }

@@ -7,6 +7,8 @@ use jiff::tz::TimeZone;
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
+use super::number::{self, Number};
+
 /// Maximum nesting of JSON: more than any schema has, and less than our stack allows.
 const MAX_DEPTH: usize = 128;
 
@@ -22,13 +24,19 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     environment.add_function("strftime_now", strftime_now);
     environment.add_test("sequence", is_sequence);
     environment.add_test("iterable", is_iterable);
+    environment.add_test("number", |value: &Value| {
+        number::is_number(value) || is_bool(value)
+    });
+    environment.add_test("integer", number::is_integer);
+    environment.add_test("float", number::is_float);
+    environment.add_filter("items", items);
     environment.set_formatter(|out, state, value| {
         // Nothing is escaped.
         if let Some(text) = value.as_str() {
             return Ok(out.write_str(text)?);
         }
         match float(value) {
-            Some(float) => Ok(out.write_str(&float_text(float))?),
+            Some(float) => Ok(out.write_str(&number::float_text(float))?),
             None => minijinja::escape_formatter(out, state, value),
         }
     });
@@ -58,8 +66,29 @@ fn is_sequence(value: &Value) -> bool {
     )
 }
 
+/// The template engine also iterates over nothing where a value is none, and Python does not.
 fn is_iterable(value: &Value) -> bool {
-    matches!(value.kind(), ValueKind::String | ValueKind::Undefined) || value.try_iter().is_ok()
+    match value.kind() {
+        ValueKind::None => false,
+        ValueKind::String | ValueKind::Undefined => true,
+        _ => value.try_iter().is_ok(),
+    }
+}
+
+fn is_bool(value: &Value) -> bool {
+    value.kind() == ValueKind::Bool
+}
+
+/// The pairs of a mapping; none of an undefined value.
+fn items(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::Undefined => Ok(Value::from(Vec::<Value>::new())),
+        ValueKind::Map => minijinja::filters::items(value),
+        _ => Err(Error::new(
+            ErrorKind::InvalidOperation,
+            "can only get item pairs from a mapping",
+        )),
+    }
 }
 
 /// `{% generation %}` marks the text of the assistant for training. It renders nothing and opens a scope, so it is
@@ -146,6 +175,9 @@ fn write_json(
             Some(float) => out.push_str(&json_float(float)),
             None => out.push_str(&value.to_string()),
         },
+        ValueKind::Plain if value.downcast_object_ref::<Number>().is_some() => {
+            out.push_str(&value.to_string());
+        }
         ValueKind::String => write_text(out, value.as_str().unwrap_or_default(), style.ascii),
         ValueKind::Seq | ValueKind::Iterable => {
             let mut items = value.try_iter()?.peekable();
@@ -256,32 +288,6 @@ fn json_float(float: f64) -> String {
     } else if float.is_infinite() {
         if float > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
     } else {
-        float_text(float)
-    }
-}
-
-/// `repr` of a float: the shortest digits that read back, with an exponent below 1e-4 and from 1e16.
-fn float_text(float: f64) -> String {
-    if float.is_nan() {
-        return "nan".to_owned();
-    }
-    if float.is_infinite() {
-        return if float > 0.0 { "inf" } else { "-inf" }.to_owned();
-    }
-    let size = float.abs();
-    if size != 0.0 && !(1e-4..1e16).contains(&size) {
-        let text = format!("{float:e}");
-        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
-        let (sign, exponent) = match exponent.strip_prefix('-') {
-            Some(exponent) => ('-', exponent),
-            None => ('+', exponent),
-        };
-        return format!("{digits}e{sign}{exponent:0>2}");
-    }
-    let text = float.to_string();
-    if text.contains('.') {
-        text
-    } else {
-        text + ".0"
+        number::float_text(float)
     }
 }

@@ -69,7 +69,9 @@ impl ReportedPrefixes {
                 let Some(place) = places.of_cache_owner(owner.worker) else {
                     continue;
                 };
-                let tokens = owner.blocks.saturating_mul(sized.shape.size.get());
+                let reusable = prompt.reusable(sized).len() as u32;
+                let blocks = owner.blocks.min(reusable);
+                let tokens = blocks.saturating_mul(sized.shape.size.get());
                 let prefix = found.entry(place);
                 if prefix.credit < tokens {
                     prefix.set_in_gpu(tokens, PrefixSource::Unconfirmed);
@@ -89,7 +91,8 @@ impl ReportedPrefixes {
         let mut found = Vec::new();
         for sized in &prompt.sizes {
             found.clear();
-            sized.index.overlap(prompt.root, &sized.locals, &mut found);
+            let locals = prompt.reusable(sized);
+            sized.index.overlap(prompt.root, locals, &mut found);
             for rank in &found {
                 // None for a worker that is down or serves another model.
                 let Some(place) = places.of_rank(rank.worker, rank.rank) else {

@@ -68,6 +68,7 @@ impl Relay {
             prompt_tokens: (body.len() as f64 / model.bytes_per_token) as u32,
             prompt_blocks: 0,
             tokens_known: false,
+            tokens_unknown_reason: None,
             tokens: None,
             chosen: None,
             chosen_rank: None,

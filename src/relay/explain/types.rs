@@ -23,6 +23,9 @@ pub struct Explanation {
     pub prompt_blocks: usize,
     /// False if the prompt is looked up by its text, because its tokens are not known.
     pub tokens_known: bool,
+    /// Why the router cannot tokenize the request, if its model has a tokenizer in the router.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens_unknown_reason: Option<String>,
     /// The tokens themselves, if asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Tokens>,

@@ -352,6 +352,17 @@ fn run_all<E: Engine + Clone>() {
     );
 }
 
+/// The seed in `WARMROUTE_ENGINE_SEED`.
+#[test]
+fn one_seed_of_each_engine() {
+    if let Ok(seed) = std::env::var("WARMROUTE_ENGINE_SEED") {
+        let seed = seed.parse().unwrap();
+        run::<vllm::Vllm>(seed);
+        run::<sglang::Sglang>(seed);
+        run::<lmcache::WithStore>(seed);
+    }
+}
+
 #[test]
 fn a_random_vllm_is_known_as_it_is() {
     run_all::<vllm::Vllm>();

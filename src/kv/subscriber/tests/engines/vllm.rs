@@ -23,6 +23,7 @@ pub(super) struct Vllm {
     gpu: Vec<BTreeMap<Prefix, u32>>,
     /// Blocks in the host's memory, for all groups.
     host: BTreeMap<Prefix, u32>,
+    /// Requests make it report again what it has, so that reports at a prompt's start may be repeats.
     repeats: bool,
     /// Blocks stored at a prompt's start while repeated reports could come: how many copies they have is not known.
     uncertain: BTreeSet<u64>,
@@ -112,8 +113,7 @@ impl Vllm {
     fn compute(&mut self, random: &mut fastrand::Rng, events: &mut Vec<Event>) {
         let prompt = prompt(random);
         let hit = self.hit(&prompt) * BLOCK as usize;
-        let is_repeated = random.u8(..12) == 0;
-        self.repeats |= is_repeated;
+        let is_repeated = self.repeats && random.u8(..6) == 0;
         for group in 0..self.groups {
             if is_repeated {
                 self.store(&prompt[..hit], 0, group, events);
@@ -226,7 +226,7 @@ impl Engine for Vllm {
             has_window_group: random.u8(..3) == 0,
             gpu: vec![BTreeMap::new(); groups as usize],
             host: BTreeMap::new(),
-            repeats: false,
+            repeats: random.u8(..3) == 0,
             uncertain: BTreeSet::new(),
         }
     }
@@ -280,6 +280,6 @@ impl Engine for Vllm {
 
     fn knows_lower_tiers(&self) -> bool {
         // A placeholder's block may be one that the tree has lost.
-        self.uncertain.is_empty() && !self.repeats
+        !self.repeats
     }
 }
