@@ -40,7 +40,7 @@ quick: ## Format, clippy and unit tests but the long ones (QUICK_SKIPS); no netw
 
 # What `make test` runs. One build (`tests`) makes every test binary and the router that the SDKs, the browser, Envoy and the
 # manifests are tested with; only the demo has its own, because `cargo run --release -- demo` is what the README begins with.
-STEPS := format clippy documentation tests unit integration loom sdk browser envoy manifests demo
+STEPS := format clippy documentation tests unit templates integration loom sdk browser envoy manifests demo
 
 .PHONY: test
 test: $(STEPS) ## All tests. CONTRIBUTING.md has what each step takes on two cores.
@@ -114,6 +114,13 @@ redis:
 unit: ## Only the unit tests.
 	$(call heading,unit tests)
 	$(CARGO) test --locked $(FEATURES) --no-fail-fast --lib -- $(TEST_FLAGS)
+
+# The templates are fetched once for each list of releases in fetch.py. UPDATE_DOCS=1 renews the table in docs/tokenizer.md.
+.PHONY: templates
+templates: ## Chat templates of models that people run, against what transformers renders.
+	$(call heading,chat templates)
+	$(PYTHON) tests/templates/fetch.py $(CACHE)/templates
+	WARMROUTE_TEMPLATES=$(abspath $(CACHE))/templates $(CARGO) test --locked $(FEATURES) --lib -- prompt::render::tests::corpus --nocapture
 
 # They wait more than they compute: two threads leave two cores idle for most of the time.
 IT_THREADS ?= 4

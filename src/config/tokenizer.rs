@@ -32,6 +32,9 @@ pub struct Tokenizer {
     pub content_format: Format,
     /// As the engine's `--exclude-tools-when-tool-choice-none`.
     pub exclude_tools_when_tool_choice_none: bool,
+    /// As the engine's `--reasoning-effort-map` (vLLM 0.33), such as `{xhigh: high}`: what the chat template gets for the
+    /// `reasoning_effort` of a request.
+    pub reasoning_effort_map: BTreeMap<String, String>,
 }
 
 /// Who tokenises a model's prompts.
@@ -122,6 +125,7 @@ impl Tokenizer {
                 Format::Openai => Some(ContentFormat::Openai),
             },
             exclude_tools_when_tool_choice_none: self.exclude_tools_when_tool_choice_none,
+            reasoning_effort_map: self.reasoning_effort_map.clone(),
         };
         let template = Some(Path::new(&self.chat_template));
         let template = template.filter(|path| !path.as_os_str().is_empty());

@@ -22,7 +22,7 @@ const SPECIAL_TOKENS: &[&str] = &[
     "cls_token",
     "mask_token",
 ];
-/// Model types whose chats vLLM renders in code, even if the folder has a template.
+/// Model types and architectures whose chats vLLM renders in code, even if the folder has a template.
 const RENDERED_IN_CODE: &[&str] = &[
     "gpt_oss",
     "deepseek_v32",
@@ -30,7 +30,17 @@ const RENDERED_IN_CODE: &[&str] = &[
     "deepseek_v41",
     "kimi_k3",
     "inkling",
+    "DeepseekV32ForCausalLM",
+    "DeepseekV4ForCausalLM",
+    "DeepseekV4ForConditionalGeneration",
+    "DeepseekV41ForCausalLM",
+    "KimiK3ForConditionalGeneration",
+    "InklingForCausalLM",
+    "InklingForConditionalGeneration",
 ];
+
+/// Architectures that vLLM tokenizes with code of its own, whatever files the folder has.
+const TOKENIZED_IN_CODE: &[&str] = &["MoonshotKimiaForCausalLM", "Alpamayo2Super"];
 
 /// What renders and tokenizes the prompts of a model.
 #[derive(Debug)]
@@ -52,6 +62,8 @@ pub enum Error {
     NoTokenizer(PathBuf),
     /// The engine uses `mistral_common` for this folder, which the router does not support.
     Mistral(PathBuf),
+    /// The engine tokenizes this architecture with code of its own.
+    OwnCode(PathBuf, String),
     Tokenizer(PathBuf, String),
     Template(PathBuf, template::Error),
     /// The template given with `--chat-template` is invalid.
@@ -93,6 +105,12 @@ impl fmt::Display for Error {
                  `from: engine`, or no tokenizer",
                 path.display()
             ),
+            Error::OwnCode(path, architecture) => write!(
+                f,
+                "{}: the engine tokenizes {architecture} with code of its own, which is not supported; use \
+                 `from: engine`, or no tokenizer",
+                path.display()
+            ),
             Error::Tokenizer(path, why) => write!(
                 f,
                 "{}: this kind of tokenizer is not supported ({why}); use `from: engine`, or no \
@@ -123,13 +141,18 @@ impl ModelFolder {
         let config = object(config.flatten());
         let special_tokens = errors.collect(special_tokens(folder, &config));
         let special_tokens = special_tokens.unwrap_or_default();
-        let templates = errors.collect(match model_type(folder) {
-            Ok(Some(model_type)) if RENDERED_IN_CODE.contains(&model_type.as_str()) => {
-                Ok(Templates::default())
-            }
-            Ok(_) => templates(folder, template, &config),
-            Err(error) => Err(error),
+        let kinds = errors.collect(model_kinds(folder)).unwrap_or_default();
+        let is_any = |of: &[&str]| kinds.iter().find(|kind| of.contains(&kind.as_str()));
+        let templates = errors.collect(match is_any(RENDERED_IN_CODE) {
+            Some(_) => Ok(Templates::default()),
+            None => templates(folder, template, &config),
         });
+        if let Some(kind) = is_any(TOKENIZED_IN_CODE) {
+            errors
+                .0
+                .push(Error::OwnCode(folder.to_owned(), kind.clone()));
+            return Err(errors.0);
+        }
         let vocabulary = errors.collect(vocabulary(folder, &config, &special_tokens));
         match (templates, vocabulary) {
             (Some(templates), Some(vocabulary)) if errors.0.is_empty() => Ok(Self {
@@ -187,12 +210,13 @@ fn object(value: Option<Value>) -> Map<String, Value> {
     }
 }
 
-fn model_type(folder: &Path) -> Result<Option<String>, Error> {
+/// The model's type and its architectures, by which the engine chooses how to render and tokenize.
+fn model_kinds(folder: &Path) -> Result<Vec<String>, Error> {
     let config = object(json(&folder.join("config.json"))?);
-    Ok(config
-        .get("model_type")
-        .and_then(Value::as_str)
-        .map(str::to_owned))
+    let architectures = config.get("architectures").and_then(Value::as_array);
+    let kinds = config.get("model_type").into_iter();
+    let kinds = kinds.chain(architectures.into_iter().flatten());
+    Ok(kinds.filter_map(Value::as_str).map(str::to_owned).collect())
 }
 
 /// Whether the weights and the tokenizer are in Mistral's own format. A folder that was downloaded without weights shows the

@@ -5,8 +5,10 @@
 mod format;
 mod number;
 mod python;
+mod texts;
 
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Value};
@@ -87,10 +89,15 @@ impl Template {
     }
 
     pub fn render(&self, context: Value) -> Result<String, Error> {
-        self.environment
-            .get_template(NAME)
-            .and_then(|template| template.render(context))
-            .map_err(|error| Error(error_text(&error)))
+        let render = || {
+            let template = self.environment.get_template(NAME)?;
+            template.render(context)
+        };
+        // The template engine panics on some values, such as an empty list that is read backwards.
+        match catch_unwind(AssertUnwindSafe(render)) {
+            Ok(rendered) => rendered.map_err(|error| Error(error_text(&error))),
+            Err(_) => Err(Error("the template engine failed".to_owned())),
+        }
     }
 }
 

@@ -218,3 +218,21 @@ fn a_folder_in_mistrals_format_is_recognised_without_its_weights() {
     assert!(!is_mistral(&[tekken]));
     assert!(!is_mistral(&[("params.json", r#"{"temperature": 0.6}"#)]));
 }
+
+#[test]
+fn architectures_that_the_engine_handles_in_code_are_known_by_their_names() {
+    let model = Model::new("architectures");
+    model.config(json!({"chat_template": "x"}));
+    let with = |config: Value| {
+        model.write("config.json", &config.to_string());
+        model.read()
+    };
+    let refused = with(json!({"model_type": "x", "architectures": ["MoonshotKimiaForCausalLM"]}));
+    let refused = refused.unwrap_err();
+    assert!(matches!(&refused[..], [Error::OwnCode(..)]), "{refused:?}");
+    assert!(with(json!({"architectures": ["Alpamayo2Super"]})).is_err());
+    let in_code = with(json!({"model_type": "x", "architectures": ["DeepseekV41ForCausalLM"]}));
+    assert!(!in_code.unwrap().renderer.has_template());
+    let plain = with(json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}));
+    assert!(plain.unwrap().renderer.has_template());
+}

@@ -137,7 +137,7 @@ fn input<'a>(mut body: Body<'a>, options: &Options) -> Result<ChatInput<'a>, Tok
         ),
         ("documents", body.documents.unwrap_or(Value::Null)),
     ]);
-    kwargs.override_effort(body.reasoning_effort);
+    kwargs.override_effort(options.effort(body.reasoning_effort));
     Ok(ChatInput {
         messages: body.messages,
         tools,

@@ -83,7 +83,7 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput<'static>,
     let effort = body
         .reasoning
         .and_then(|mut reasoning| reasoning.shift_remove("effort"));
-    kwargs.override_effort(effort);
+    kwargs.override_effort(options.effort(effort));
     Ok(ChatInput {
         messages: messages.into_iter().map(Message::from).collect(),
         tools,

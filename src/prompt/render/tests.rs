@@ -1,3 +1,5 @@
+mod corpus;
+
 use std::path::Path;
 
 use super::chat_message::{PlainContent, PlainMessage};
@@ -499,32 +501,27 @@ fn unsupported_requests_are_refused_with_a_reason() {
     assert_eq!(without.render(Api::Chat, chat, 0), Err(TokenizeError::Api));
 }
 
-/// `WARMROUTE_EXPRESSIONS` is a file of `{"values": {...}, "expressions": [[source, text or null]]}`; prints what differs.
 #[test]
-fn expressions_of_a_file_print_what_python_prints() {
-    let Ok(path) = std::env::var("WARMROUTE_EXPRESSIONS") else {
-        return;
+fn the_template_gets_the_effort_that_the_engine_maps_it_to() {
+    let templates = Templates {
+        plain: Some(Template::new("{{ reasoning_effort }} {{ enable_thinking }}").unwrap()),
+        with_tools: None,
     };
-    let file = std::fs::read(path).unwrap();
-    let file: Value = serde_json::from_slice(&exact_integers::marked(&file)).unwrap();
-    let different = differences(&file);
-    println!("{} differ\n{}", different.len(), different.join("\n"));
-}
-
-/// Where a template of one expression does not print what Python prints. What Python refuses is not compared: an engine
-/// refuses such a request.
-fn differences(file: &Value) -> Vec<String> {
-    let values = to_jinja(&file["values"]);
-    let mut different = Vec::new();
-    for expression in file["expressions"].as_array().unwrap() {
-        let (source, Some(expected)) = (expression[0].as_str().unwrap(), expression[1].as_str())
-        else {
-            continue;
-        };
-        let found = Template::new(source).and_then(|template| template.render(values.clone()));
-        if found.as_deref() != Ok(expected) {
-            different.push(format!("{source}\n    {found:?}\n    {expected:?}"));
-        }
-    }
-    different
+    let options = Options {
+        reasoning_effort_map: [("xhigh", "high"), ("minimal", "none")]
+            .map(|(from, to)| (from.to_owned(), to.to_owned()))
+            .into(),
+        ..Options::default()
+    };
+    let renderer = Renderer::new(templates, Map::new(), options);
+    let render = |api, body: Value| match renderer.render(api, body.to_string().as_bytes(), 0) {
+        Ok(RenderedPrompt::Text(text)) => text.text,
+        other => panic!("{other:?}"),
+    };
+    let chat = |effort| json!({"messages": [{"role": "user", "content": "x"}], "reasoning_effort": effort});
+    assert_eq!(render(Api::Chat, chat("xhigh")), "high True");
+    assert_eq!(render(Api::Chat, chat("minimal")), "none False");
+    assert_eq!(render(Api::Chat, chat("low")), "low True");
+    let responses = json!({"input": "x", "reasoning": {"effort": "xhigh"}});
+    assert_eq!(render(Api::Responses, responses), "high True");
 }

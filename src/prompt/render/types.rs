@@ -1,5 +1,6 @@
 //! The types that the APIs' readers and the renderer share. This file imports none of them.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde_json::{Map, Value};
@@ -15,6 +16,19 @@ pub struct Options {
     pub content_format: Option<ContentFormat>,
     /// `--exclude-tools-when-tool-choice-none`.
     pub exclude_tools_when_tool_choice_none: bool,
+    /// `--reasoning-effort-map`: what the template gets for the effort that a request asks for.
+    pub reasoning_effort_map: BTreeMap<String, String>,
+}
+
+impl Options {
+    /// The effort that the template gets.
+    pub(super) fn effort(&self, asked: Option<Value>) -> Option<Value> {
+        let mapped = |effort: &Value| self.reasoning_effort_map.get(effort.as_str()?).cloned();
+        match asked.as_ref().and_then(mapped) {
+            Some(mapped) => Some(mapped.into()),
+            None => asked,
+        }
+    }
 }
 
 /// Why the router cannot tokenize a request itself. The request is then routed by predicted prefixes.

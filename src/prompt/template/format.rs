@@ -1,9 +1,10 @@
 //! Whether a template iterates over the content of a message as a list of parts, or prints it as one text. Decided
-//! from its syntax tree by the rules of vLLM 0.32, so that both pass the template the same.
+//! from its syntax tree by the rules of vLLM 0.33, so that both pass the template the same. (0.32 differs only in templates
+//! that keep the messages in a namespace.)
 //!
-//! The rules follow names, not scopes. The target of a loop over `messages`, or over a variable set to it, is a
-//! message. A loop over `content` of a message means parts; so does a loop over the parameter of a macro that is called
-//! with such a content. If a relevant loop or assignment unpacks several names, the result is text, as in vLLM.
+//! The rules follow names, not scopes. The target of a loop over `messages`, or over a variable or an attribute of a
+//! namespace set to it, is a message. A loop over `content` of a message means parts; so does a loop over the parameter of a macro that is called
+//! with such a content. If a relevant loop unpacks several names, the result is text, as in vLLM.
 
 use minijinja::machinery::ast::{CallArg, Expr, ForLoop, Macro, Stmt};
 use minijinja::syntax::SyntaxConfig;
@@ -33,7 +34,7 @@ impl ContentFormat {
     }
 }
 
-/// A loop or assignment unpacks several names where the rules need one.
+/// A loop unpacks several names where the rules need one.
 struct SeveralNames;
 
 /// The statements that the rules need, in source order.
@@ -56,7 +57,7 @@ struct Loop<'t> {
 
 impl<'t> TemplateSyntax<'t> {
     fn iterates_parts(&self) -> Result<bool, SeveralNames> {
-        let lists = self.message_lists()?;
+        let lists = self.message_lists();
         let mut message_names = Vec::new();
         for each in &self.loops {
             if lists
@@ -86,22 +87,25 @@ impl<'t> TemplateSyntax<'t> {
         Ok(false)
     }
 
-    /// `messages` and every name that is set to it or to a slice of it.
-    fn message_lists(&self) -> Result<Vec<&'t str>, SeveralNames> {
-        let mut names = vec!["messages"];
+    /// `messages` and every name that is set to it or to a slice of it; of a namespace's attribute `space.name`.
+    fn message_lists(&self) -> Vec<String> {
+        let mut names = vec!["messages".to_owned()];
         let mut next = 0;
-        while next < names.len() {
+        while let Some(known) = names.get(next).cloned() {
             for (target, value) in &self.sets {
-                if is_access(value, names[next], None) {
-                    let target = name(target).ok_or(SeveralNames)?;
-                    if !names.contains(&target) {
-                        names.push(target);
+                let aliases = match is_access(value, &known, None) {
+                    true => dotted_name(target).into_iter().collect(),
+                    false => namespace_aliases(target, value, &known),
+                };
+                for alias in aliases {
+                    if !names.contains(&alias) {
+                        names.push(alias);
                     }
                 }
             }
             next += 1;
         }
-        Ok(names)
+        names
     }
 
     /// Whether any call of a macro passes the content of a message as this parameter.
@@ -280,6 +284,32 @@ fn name<'t>(expr: &Expr<'t>) -> Option<&'t str> {
     }
 }
 
+/// `name`, or `space.name`.
+fn dotted_name(expr: &Expr<'_>) -> Option<String> {
+    match expr {
+        Expr::Var(var) => Some(var.id.to_owned()),
+        Expr::GetAttr(it) => Some(format!("{}.{}", dotted_name(&it.expr)?, it.name)),
+        _ => None,
+    }
+}
+
+/// The attributes of a new namespace that are set to `wanted`.
+fn namespace_aliases(target: &Expr<'_>, value: &Expr<'_>, wanted: &str) -> Vec<String> {
+    let (Some(space), Expr::Call(call)) = (name(target), value) else {
+        return Vec::new();
+    };
+    if name(&call.expr) != Some("namespace") {
+        return Vec::new();
+    }
+    let alias = |arg: &CallArg<'_>| match arg {
+        CallArg::Kwarg(key, value) if is_access(value, wanted, None) => {
+            Some(format!("{space}.{key}"))
+        }
+        _ => None,
+    };
+    call.args.iter().filter_map(alias).collect()
+}
+
 /// Whether an expression is `wanted` (with `key`: `wanted.key` or `wanted['key']`), also sliced, filtered or tested.
 fn is_access(expr: &Expr<'_>, wanted: &str, key: Option<&str>) -> bool {
     match (expr, key) {
@@ -290,6 +320,9 @@ fn is_access(expr: &Expr<'_>, wanted: &str, key: Option<&str>) -> bool {
         (Expr::Test(it), _) => is_access(&it.expr, wanted, key),
         (Expr::Slice(it), _) => is_access(&it.expr, wanted, key),
         (Expr::Var(var), None) => var.id == wanted,
+        (Expr::GetAttr(_), None) => {
+            wanted.contains('.') && dotted_name(expr).as_deref() == Some(wanted)
+        }
         (Expr::GetAttr(it), Some(key)) => name(&it.expr) == Some(wanted) && it.name == key,
         (Expr::GetItem(it), Some(key)) => {
             let constant = match &it.subscript_expr {

@@ -8,6 +8,7 @@ use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
 use super::number::{self, Number};
+use super::texts;
 
 /// Maximum nesting of JSON: more than any schema has, and less than our stack allows.
 const MAX_DEPTH: usize = 128;
@@ -18,7 +19,7 @@ pub(in crate::prompt) const fn now_key() -> &'static str {
 }
 
 pub(super) fn install(environment: &mut Environment<'_>) {
-    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    texts::install(environment);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
     environment.add_function("strftime_now", strftime_now);
@@ -29,6 +30,7 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     });
     environment.add_test("integer", number::is_integer);
     environment.add_test("float", number::is_float);
+    environment.add_test("callable", |_: &Value| false);
     environment.add_filter("items", items);
     environment.set_formatter(|out, state, value| {
         // Nothing is escaped.

@@ -42,6 +42,102 @@ fn an_undefined_value_is_not_json() {
 }
 
 #[test]
+fn none_is_not_iterable_and_undefined_is_empty() {
+    check(
+        "{{ none is iterable }} {{ x is iterable }} {{ 1 is iterable }} {{ 'a' is iterable }} {{ {} is iterable }}",
+        Value::UNDEFINED,
+        "False True False True True",
+    );
+    check(
+        "{% for k, v in x | items %}{{ k }}{% endfor %}.{% for k, v in {'a': 1} | items %}{{ k }}={{ v }}{% endfor %}",
+        Value::UNDEFINED,
+        ".a=1",
+    );
+    assert!(
+        Template::new("{{ 1 | items }}")
+            .unwrap()
+            .render(Value::UNDEFINED)
+            .is_err()
+    );
+}
+
+#[test]
+fn numbers_are_texts_as_python_writes_them_wherever_they_are_printed() {
+    let numbers = || {
+        let number = |float| number::of_float(float);
+        let huge = number::of_digits("1180591620717411303424");
+        let vast = number::of_digits(&("1".to_owned() + &"0".repeat(45)));
+        Value::from(vec![
+            number(1e-7),
+            number(1e20),
+            number(2.5),
+            number(3.0),
+            huge,
+            vast,
+        ])
+    };
+    let context = || Value::from_pairs([("x", numbers())]);
+    let list = format!(
+        "1e-07, 1e+20, 2.5, 3.0, 1180591620717411303424, 1{}",
+        "0".repeat(45)
+    );
+    check("{{ x | join(', ') }}", context(), &list);
+    check("{{ x }}", context(), &format!("[{list}]"));
+    check("{{ x | tojson }}", context(), &format!("[{list}]"));
+    check(
+        "{{ x[0] ~ '' ~ x[1] }} {{ x[0] | string }} {{ x[4] ~ 1 }}",
+        context(),
+        "1e-071e+20 1e-07 11805916207174113034241",
+    );
+    check(
+        "{{ {'a': x[0]} }} {{ '%s' % x[0] if false else x[1] }}",
+        context(),
+        "{'a': 1e-07} 1e+20",
+    );
+    check(
+        "{% for n in x %}{{ n is number }}{{ n is float }}{{ n is integer }} {% endfor %}{{ true is number }}{{ true is integer }}",
+        context(),
+        "TrueTrueFalse TrueTrueFalse TrueTrueFalse TrueTrueFalse TrueFalseTrue TrueFalseTrue TrueFalse",
+    );
+}
+
+#[test]
+fn texts_have_the_methods_and_filters_of_python() {
+    let of = |source: &str, expected: &str| check(source, Value::UNDEFINED, expected);
+    of(
+        "{{ 'a.b.c'.rsplit('.', 1) }} {{ ' a  b c '.rsplit(none, 1) }} {{ ' a  b '.rsplit() }}",
+        "['a.b', 'c'] [' a  b', 'c'] ['a', 'b']",
+    );
+    of(
+        "{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'abc'.removeprefix('x') }}",
+        "bc ab abc",
+    );
+    of(
+        "{{ 'a-b-c'.partition('-')[2] }} {{ 'a-b-c'.rpartition('-')[0] }} {{ 'größe'.index('e') }} {{ '-7'.zfill(4) }}",
+        "b-c a-b 4 -007",
+    );
+    of(
+        "{{ 'a\n\nb\n' | indent(2) }}|{{ 'a\nb' | indent(2, first=true) }}|{{ 'a\n\nb' | indent('>', true, true) }}",
+        "a\n\n  b\n|  a\n  b|>a\n>\n>b",
+    );
+    of(
+        "{{ x | first }}{{ x | last }}{{ [1, 2] | first }}{{ [1, 2] | last }}{{ '<\"a\">' | e }}",
+        "12&lt;&#34;a&#34;&gt;",
+    );
+    of(
+        "[{{ 'abc' | center(8) }}]{{ 'a b  c' | wordcount }} {{ x is callable }}",
+        "[  abc   ]3 False",
+    );
+}
+
+#[test]
+fn a_panic_of_the_template_engine_is_an_error() {
+    let template = Template::new("{{ x[::-1] }}").unwrap();
+    let _ = template.render(Value::from_pairs([("x", Value::from(Vec::<Value>::new()))]));
+    let _ = template.render(Value::from_pairs([("x", Value::from(""))]));
+}
+
+#[test]
 fn raise_exception_returns_its_message() {
     let template = Template::new("{{ raise_exception('Roles must alternate!') }}").unwrap();
     let error = template.render(Value::UNDEFINED).unwrap_err();
@@ -93,7 +189,14 @@ fn a_loop_over_the_content_means_parts() {
         "{% macro f(x, y) %}{% for c in y %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(1, m.content) }}{% endfor %}",
         "{% macro f(y) %}{% for c in y %}{% endfor %}{% endmacro %}{% for m in messages %}{{ 'a' ~ f(y=m.content) | trim }}{% endfor %}",
     ];
-    for source in loops {
+    // The engine follows namespaces since 0.33.
+    let namespaces = [
+        "{% set ns.m = messages %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=messages, x=1) %}{% for m in ns.l %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(x=1) %}{% set ns.l = messages[1:] %}{% for m in ns.l %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=messages) %}{% set k = ns.l %}{% for m in k[1:] %}{% for c in m.content %}{% endfor %}{% endfor %}",
+    ];
+    for source in loops.into_iter().chain(namespaces) {
         assert_eq!(format(source), Openai, "{source}");
     }
 }
@@ -107,7 +210,8 @@ fn a_template_that_prints_the_content_gets_a_text() {
         "{% macro f(content) %}{% for c in content %}{% endfor %}{% endmacro %}{% for m in messages %}{{ f(m.tools) }}{% endfor %}",
         // Two names at once: the engine gives up.
         "{% for a, b in messages %}{% for c in a.content %}{% endfor %}{% endfor %}",
-        "{% set ns.m = messages %}{% for m in messages %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=messages) %}{% for m in ns.k %}{% for c in m.content %}{% endfor %}{% endfor %}",
+        "{% set ns = namespace(l=tools) %}{% for m in ns.l %}{% for c in m.content %}{% endfor %}{% endfor %}",
     ];
     for source in prints {
         assert_eq!(format(source), String, "{source}");

@@ -88,8 +88,12 @@ impl Model {
         };
         if known.name != block.name {
             let old = std::mem::replace(&mut known.name, block.name);
+            let of_tier = known.copies[tier as usize];
             known.copies = [Count::Known(0); 3];
-            known.copies[tier as usize] = Count::Some;
+            known.copies[tier as usize] = match of_tier {
+                Count::Known(1) => Count::Known(1),
+                _ => Count::Some,
+            };
             self.names.remove(&old);
         }
         self.names.insert(block.name, content);

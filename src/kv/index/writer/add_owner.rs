@@ -121,7 +121,11 @@ impl Writer {
             let residency = self.residency(shared, slot, block);
             let old = tree.copies(block, residency);
             let mut new = [0; Tier::COUNT];
-            new[store.tier as usize] = UNKNOWN;
+            // One copy is that of this store, which was just counted; more include some under the other name.
+            new[store.tier as usize] = match old[store.tier as usize] {
+                1 => 1,
+                _ => UNKNOWN,
+            };
             tree.set_copies(block, old, new);
             self.set_residency(shared, slot, block, residency_of(new));
         }
