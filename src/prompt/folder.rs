@@ -4,6 +4,8 @@
 //! vocabulary and BOS/EOS, `chat_template.jinja` before `tokenizer_config.json` for the template,
 //! `special_tokens_map.json` only if the configuration lists no added tokens.
 
+mod llama;
+
 use std::path::{Path, PathBuf};
 use std::{fmt, fs, io};
 
@@ -153,7 +155,8 @@ impl ModelFolder {
                 .push(Error::OwnCode(folder.to_owned(), kind.clone()));
             return Err(errors.0);
         }
-        let vocabulary = errors.collect(vocabulary(folder, &config, &special_tokens));
+        let model_type = kinds.first().map_or("", String::as_str);
+        let vocabulary = errors.collect(vocabulary(folder, &config, &special_tokens, model_type));
         match (templates, vocabulary) {
             (Some(templates), Some(vocabulary)) if errors.0.is_empty() => Ok(Self {
                 renderer: Renderer::new(templates, special_tokens, options),
@@ -178,6 +181,7 @@ fn vocabulary(
     folder: &Path,
     config: &Map<String, Value>,
     special_tokens: &Map<String, Value>,
+    model_type: &str,
 ) -> Result<Vocabulary, Error> {
     if is_mistral(folder)? {
         return Err(Error::Mistral(folder.to_owned()));
@@ -185,7 +189,12 @@ fn vocabulary(
     let path = folder.join("tokenizer.json");
     let tokenizer = json(&path)?.ok_or_else(|| Error::NoTokenizer(folder.to_owned()))?;
     let tokenizer = with_added_tokens(tokenizer, config, special_tokens);
-    Vocabulary::new(tokenizer).map_err(|why| Error::Tokenizer(path, why))
+    let llama::Rebuilt {
+        tokenizer,
+        begins_with_space,
+    } = llama::rebuilt(tokenizer, config, model_type);
+    let vocabulary = Vocabulary::new(tokenizer).map_err(|why| Error::Tokenizer(path, why))?;
+    Ok(vocabulary.with_first_space(begins_with_space))
 }
 
 fn text(path: &Path) -> Result<Option<String>, Error> {
@@ -214,9 +223,11 @@ fn object(value: Option<Value>) -> Map<String, Value> {
 fn model_kinds(folder: &Path) -> Result<Vec<String>, Error> {
     let config = object(json(&folder.join("config.json"))?);
     let architectures = config.get("architectures").and_then(Value::as_array);
-    let kinds = config.get("model_type").into_iter();
-    let kinds = kinds.chain(architectures.into_iter().flatten());
-    Ok(kinds.filter_map(Value::as_str).map(str::to_owned).collect())
+    // The type comes first.
+    let model_type = config.get("model_type").unwrap_or(&Value::Null);
+    let kinds = std::iter::once(model_type).chain(architectures.into_iter().flatten());
+    let kinds = kinds.map(|kind| kind.as_str().unwrap_or_default().to_owned());
+    Ok(kinds.collect())
 }
 
 /// Whether the weights and the tokenizer are in Mistral's own format. A folder that was downloaded without weights shows the

@@ -215,6 +215,10 @@ impl Tokenizer {
             }
             RenderedPrompt::Text(text) => {
                 prepared.text = text;
+                if self.vocabulary.lacks_first_space(&prepared.text.text) {
+                    prepared.text.text.insert(0, ' ');
+                    prepared.text.known_bytes += 1;
+                }
                 prepared.look_up_pieces();
             }
         }

@@ -21,6 +21,8 @@ pub struct Vocabulary {
     boundaries: Boundaries,
     bos: Vec<u32>,
     eos: Vec<u32>,
+    /// A text that begins with neither a space nor an added token is tokenized as if it began with a space.
+    begins_with_space: bool,
 }
 
 impl std::fmt::Debug for Vocabulary {
@@ -45,9 +47,26 @@ impl Vocabulary {
             boundaries,
             bos: Vec::new(),
             eos: Vec::new(),
+            begins_with_space: false,
         };
         (vocabulary.bos, vocabulary.eos) = vocabulary.find_bos_eos()?;
         Ok(vocabulary)
+    }
+
+    #[must_use]
+    pub fn with_first_space(self, begins_with_space: bool) -> Self {
+        Self {
+            begins_with_space,
+            ..self
+        }
+    }
+
+    /// Whether a text must get a space before it is split into pieces.
+    pub fn lacks_first_space(&self, text: &str) -> bool {
+        self.begins_with_space
+            && !text.is_empty()
+            && !text.starts_with([' ', '▁'])
+            && !self.boundaries.starts_with_token(text)
     }
 
     /// The BOS and EOS ids, which are added around a text if the request asks for special tokens.

@@ -236,3 +236,53 @@ fn architectures_that_the_engine_handles_in_code_are_known_by_their_names() {
     let plain = with(json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}));
     assert!(plain.unwrap().renderer.has_template());
 }
+
+/// The ids are transformers': see the fixture.
+#[test]
+fn a_tokenizer_of_llamas_class_is_built_as_the_engine_builds_it() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
+    let expected = fs::read(fixtures.join("llama_class.json")).unwrap();
+    let expected: Value = serde_json::from_slice(&expected).unwrap();
+    let model = Model::new("llama-class");
+    fs::copy(
+        fixtures.join("sentencepiece.json"),
+        model.0.join("tokenizer.json"),
+    )
+    .unwrap();
+    let ids = |vocabulary: &Vocabulary, text: &str| {
+        let text = match vocabulary.lacks_first_space(text) {
+            true => format!(" {text}"),
+            false => text.to_owned(),
+        };
+        let mut ids = Vec::new();
+        for piece in vocabulary.pieces(&text) {
+            vocabulary.encode(piece, &mut ids).unwrap();
+        }
+        json!(ids)
+    };
+    for case in expected["rebuilt"].as_array().unwrap() {
+        let mut config = json!({"tokenizer_class": "LlamaTokenizerFast"});
+        for key in ["legacy", "add_prefix_space"] {
+            if !case[key].is_null() {
+                config[key] = case[key].clone();
+            }
+        }
+        model.config(config);
+        model.write("config.json", r#"{"model_type": "llama"}"#);
+        let vocabulary = model.read().unwrap().vocabulary;
+        let texts = expected["texts"].as_array().unwrap().iter();
+        for (text, expected) in texts.zip(case["ids"].as_array().unwrap()) {
+            let text = text.as_str().unwrap();
+            assert_eq!(&ids(&vocabulary, text), expected, "{text:?} {case}");
+        }
+    }
+    // A model whose type is known to name the wrong class is taken as it is.
+    let text = "<s>user";
+    model.write("config.json", r#"{"model_type": "mistral"}"#);
+    let as_it_is = ids(&model.read().unwrap().vocabulary, text);
+    model.config(json!({"tokenizer_class": "PreTrainedTokenizerFast"}));
+    model.write("config.json", r#"{"model_type": "llama"}"#);
+    assert_eq!(ids(&model.read().unwrap().vocabulary, text), as_it_is);
+    model.config(json!({"tokenizer_class": "LlamaTokenizer"}));
+    assert_ne!(ids(&model.read().unwrap().vocabulary, text), as_it_is);
+}

@@ -86,6 +86,13 @@ impl Boundaries {
         self.max_token_bytes
     }
 
+    /// Whether a text begins with an added token that is matched in the raw text.
+    pub(super) fn starts_with_token(&self, text: &str) -> bool {
+        let tokens = self.tokens.as_ref();
+        let first = tokens.and_then(|(search, _)| search.find(text));
+        first.is_some_and(|found| found.start() == 0)
+    }
+
     pub(super) fn pieces<'v, 't>(&'v self, text: &'t str) -> Pieces<'v, 't> {
         let mut pieces = Pieces {
             text,
