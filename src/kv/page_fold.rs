@@ -5,17 +5,20 @@
 //! a radix tree: a removal that would leave a page without the one before it is not understood, and clears the tree.
 //!
 //! Pages take ten times the memory of their blocks, and have a bound of their own. Beyond it those that were used least are
-//! forgotten. Their blocks stay: a block is removed by the name of its last page. Only what continues a forgotten page
-//! within its block cannot be placed any more.
+//! forgotten, the ends of chains first. Their blocks stay: a block is removed by the name of its last page. Only what continues
+//! a forgotten page within its block cannot be placed any more.
 
 mod copied;
 mod names;
 mod pages;
 
+use std::cmp::Reverse;
+
 use smallvec::SmallVec;
 
 pub use self::copied::{CopiedPages, PageCopyCursor};
-use self::pages::{NO_PAGE, PageNumber, Pages};
+use self::names::{NO_PAGE, PageNumber};
+use self::pages::Pages;
 use super::event::{EngineHash, Event, Removed, Stored, Tier};
 use super::index::PageMemory;
 
@@ -103,10 +106,7 @@ impl PageFold {
         let mut parent = event.parent;
         let mut stored = 0;
         for names in event.hashes.chunks(SLICE) {
-            let before = parent.and_then(|parent| self.pages.find(parent));
-            if let Some(before) = before {
-                self.pages.get_mut(before).used_at = self.clock;
-            }
+            self.use_block_of(parent);
             if !self.make_room(names.len()) {
                 self.forgotten += (event.hashes.len() - stored) as u64;
                 break;
@@ -118,6 +118,16 @@ impl PageFold {
         }
         self.charge();
         Ok(self.runs(event, stored, tier))
+    }
+
+    /// What a store continues is in use: the pages of its block, without which the new ones make no block.
+    fn use_block_of(&mut self, parent: Option<EngineHash>) {
+        let mut page = parent.and_then(|parent| self.pages.find(parent));
+        while let Some(number) = page {
+            let used = self.pages.get_mut(number);
+            used.used_at = self.clock;
+            page = Some(used.parent).filter(|parent| used.offset > 0 && *parent != NO_PAGE);
+        }
     }
 
     fn store_slice(
@@ -257,7 +267,8 @@ impl PageFold {
     /// Makes room for more pages, and returns whether there is room. Pages of the store at hand are not forgotten.
     fn make_room(&mut self, more: usize) -> bool {
         while !self.has_room_for(more) {
-            if !self.forget_oldest(more.max(self.pages.len() / MIN_FORGOTTEN)) {
+            let wanted = more.max(self.pages.len() / MIN_FORGOTTEN);
+            if !self.forget_ends(wanted) && !self.forget_starts(wanted) {
                 return false;
             }
         }
@@ -273,7 +284,7 @@ impl PageFold {
 
     /// Forgets about so many pages: the ends that were used longest ago, with what leads to no other page. Returns whether
     /// there was any.
-    fn forget_oldest(&mut self, wanted: usize) -> bool {
+    fn forget_ends(&mut self, wanted: usize) -> bool {
         let clock = self.clock;
         let age = |page: &pages::Page| clock.wrapping_sub(page.used_at);
         let mut leaves: Vec<(u32, PageNumber)> = self
@@ -299,6 +310,25 @@ impl PageFold {
                 break;
             }
         }
+        self.forgotten += forgotten as u64;
+        forgotten > 0
+    }
+
+    /// Forgets so many pages of those that were used longest ago, where all ends are in use: the starts of few long chains.
+    /// Returns whether there was any.
+    fn forget_starts(&mut self, wanted: usize) -> bool {
+        let age = |page: &PageNumber| self.clock.wrapping_sub(self.pages.get(*page).used_at);
+        let mut oldest: Vec<(u32, Reverse<PageNumber>)> = self
+            .pages
+            .numbers()
+            .filter(|page| !self.pages.is_free(*page))
+            .map(|page| (age(&page), Reverse(page)))
+            .filter(|(age, _)| *age > 0)
+            .collect();
+        oldest.sort_unstable_by(|one, other| other.cmp(one));
+        oldest.truncate(wanted);
+        let pages = oldest.iter().map(|(_, Reverse(page))| *page).collect();
+        let forgotten = self.pages.forget(pages);
         self.forgotten += forgotten as u64;
         forgotten > 0
     }

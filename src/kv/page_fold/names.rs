@@ -1,7 +1,10 @@
 //! Finds pages by their names: a table of page numbers alone, since the names stand in the slab. Pure.
 
-use super::pages::{NO_PAGE, PageNumber};
 use crate::kv::event::EngineHash;
+
+/// A page's number in the slab.
+pub(super) type PageNumber = u32;
+pub(super) const NO_PAGE: PageNumber = u32::MAX;
 
 /// Linear probing; at most three quarters of the slots are in use.
 #[derive(Debug, Default)]

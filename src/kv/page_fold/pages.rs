@@ -1,11 +1,9 @@
 //! The pages of one rank's cache: a slab with the pages that each one follows, found by name. Pure.
 
-use super::names::Names;
-use crate::kv::event::{EngineHash, Tier};
+use rustc_hash::FxHashMap;
 
-/// A page's number in the slab.
-pub(super) type PageNumber = u32;
-pub(super) const NO_PAGE: PageNumber = u32::MAX;
+use super::names::{NO_PAGE, Names, PageNumber};
+use crate::kv::event::{EngineHash, Tier};
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Page {
@@ -37,7 +35,7 @@ pub(super) struct Pages {
     free: Vec<PageNumber>,
     names: Names,
     /// The names of pages that are not known, by the pages that follow them.
-    named_parents: rustc_hash::FxHashMap<PageNumber, EngineHash>,
+    named_parents: FxHashMap<PageNumber, EngineHash>,
 }
 
 impl Page {
@@ -74,7 +72,7 @@ impl Pages {
             tokens: Vec::new(),
             free: Vec::new(),
             names: Names::default(),
-            named_parents: rustc_hash::FxHashMap::default(),
+            named_parents: FxHashMap::default(),
         }
     }
 
@@ -243,6 +241,64 @@ impl Pages {
         let parent = self.get(page).parent;
         self.drop_leaf(page);
         parent
+    }
+
+    /// Forgets pages wherever they are stored, with those after them in their blocks. The pages after these know the one
+    /// before them by name. Returns how many it forgot.
+    pub(super) fn forget(&mut self, mut pages: Vec<PageNumber>) -> usize {
+        let mut is_forgotten = vec![false; self.slab.len()];
+        for page in &pages {
+            is_forgotten[*page as usize] = true;
+        }
+        let mut known = 0;
+        while known < pages.len() {
+            known = pages.len();
+            for page in self.numbers() {
+                let Page { parent, offset, .. } = *self.get(page);
+                let is_in_block = offset > 0 && parent != NO_PAGE && !self.is_free(page);
+                if is_in_block && is_forgotten[parent as usize] && !is_forgotten[page as usize] {
+                    is_forgotten[page as usize] = true;
+                    pages.push(page);
+                }
+            }
+        }
+        for page in self.numbers() {
+            let parent = self.get(page).parent;
+            let is_cut = !is_forgotten[page as usize]
+                && !self.is_free(page)
+                && parent != NO_PAGE
+                && is_forgotten[parent as usize];
+            if is_cut {
+                self.named_parents.insert(page, self.get(parent).name);
+                let cut = self.get_mut(page);
+                cut.parent = NO_PAGE;
+                cut.has_named_parent = true;
+            }
+        }
+        for page in &pages {
+            for tier in Tier::ALL {
+                self.clear_stored(*page, tier);
+            }
+            let name = self.get(*page).name;
+            let slab = &self.slab;
+            self.names
+                .remove(name, *page, |page| slab[page as usize].name);
+            self.named_parents.remove(page);
+            if let Some(before) = self.parent_mut(*page) {
+                before.followers = before.followers.saturating_sub(1);
+            }
+        }
+        // Now that none of them is looked at any more.
+        for page in &pages {
+            let forgotten = self.get_mut(*page);
+            (forgotten.stored, forgotten.followers) = (0, 0);
+            forgotten.parent = NO_PAGE;
+            self.free.push(*page);
+        }
+        if self.len() == 0 {
+            *self = Self::new(self.page_size as u32);
+        }
+        pages.len()
     }
 
     fn drop_leaf(&mut self, page: PageNumber) {

@@ -223,3 +223,160 @@ fn fields_that_contradict_each_other_are_refused() {
     };
     assert_eq!(fold.store(&other, Tier::Gpu), Err(Unfoldable::Inconsistent));
 }
+
+use std::sync::Arc;
+
+use crate::kv::indexes::{PrefixIndexes, Settings};
+use crate::observe::metrics::Registry;
+
+fn indexes(max_index_memory: u64) -> Arc<PrefixIndexes> {
+    PrefixIndexes::new(Settings { max_index_memory }, &Registry::default())
+}
+
+/// A chain of a thousand pages of one token, with names of its own.
+fn chain(number: u64, pages: std::ops::Range<u64>) -> Stored {
+    let name = |page: u64| number * 1_000_000 + page;
+    Stored {
+        hashes: pages.clone().map(|page| EngineHash(name(page))).collect(),
+        parent: pages
+            .start
+            .checked_sub(1)
+            .map(|before| EngineHash(name(before))),
+        token_ids: pages.map(|page| page as u32).collect(),
+        block_size: 1,
+        ..Stored::default()
+    }
+}
+
+fn blocks(events: &[Event]) -> usize {
+    let count = |event: &Event| match event {
+        Event::Stored(stored) => stored.hashes.len(),
+        _ => 0,
+    };
+    events.iter().map(count).sum()
+}
+
+#[test]
+fn pages_stay_within_half_of_the_indexes_memory_and_the_least_used_go() {
+    let indexes = indexes(1 << 20);
+    let fold = PageFold::for_pages(1).unwrap();
+    let mut fold = fold.with_memory(indexes.page_memory());
+    for number in 0..200 {
+        let events = fold.store(&chain(number, 0..1_000), Tier::Gpu).unwrap();
+        assert_eq!(blocks(&events), 1_000 / 16, "a whole store goes in");
+        assert!(fold.memory_bytes() <= 1 << 19, "{}", fold.memory_bytes());
+        // The first chain is used again and again.
+        let used = 1_000 + number..1_001 + number;
+        fold.store(&chain(0, used), Tier::Gpu).unwrap();
+    }
+    assert!(fold.take_forgotten() > 100_000);
+    assert_eq!(fold.take_forgotten(), 0);
+    // What was used last goes on within its block; what was used long ago does not.
+    let events = fold.store(&chain(199, 1_000..1_008), Tier::Gpu).unwrap();
+    assert_eq!(blocks(&events), 1);
+    let events = fold.store(&chain(0, 1_200..1_216), Tier::Gpu).unwrap();
+    assert_eq!(blocks(&events), 1);
+    assert!(fold.pages.find(EngineHash(1_000_000 + 999)).is_none());
+    // A block whose pages are forgotten is removed by its name.
+    let removed = Removed {
+        hashes: vec![EngineHash(1_000_000 + 15)],
+        ..Removed::default()
+    };
+    let events = fold.remove(&removed, Tier::Gpu).unwrap();
+    assert_eq!(events, [Event::Removed(removed)]);
+}
+
+#[test]
+fn of_a_store_that_is_larger_than_the_memory_the_first_pages_are_taken() {
+    let indexes = indexes(1 << 20);
+    let fold = PageFold::for_pages(1).unwrap();
+    let mut fold = fold.with_memory(indexes.page_memory());
+    let events = fold.store(&chain(0, 0..100_000), Tier::Gpu).unwrap();
+    let taken = 100_000 - fold.take_forgotten() as usize;
+    assert!((4_000..20_000).contains(&taken), "{taken}");
+    assert_eq!(blocks(&events), taken / 16);
+    assert!(fold.memory_bytes() <= 1 << 19);
+}
+
+#[test]
+fn a_chain_that_is_longer_than_the_memory_goes_on_and_loses_its_start() {
+    let indexes = indexes(1 << 20);
+    let fold = PageFold::for_pages(1).unwrap();
+    let mut fold = fold.with_memory(indexes.page_memory());
+    let mut whole = 0;
+    for part in 0..100 {
+        let pages = part * 1_000..(part + 1) * 1_000;
+        let events = fold.store(&chain(0, pages), Tier::Gpu).unwrap();
+        whole += blocks(&events);
+        assert!(fold.memory_bytes() <= 1 << 19);
+    }
+    assert_eq!(whole, 100_000 / 16);
+    assert!(fold.take_forgotten() > 80_000);
+    // The end is removed page by page, and all before it by the names of blocks.
+    let removed = Removed {
+        hashes: (0..100_000).rev().map(EngineHash).collect(),
+        ..Removed::default()
+    };
+    let events = fold.remove(&removed, Tier::Gpu).unwrap();
+    let [Event::Removed(names)] = &events[..] else {
+        panic!("{}", events.len());
+    };
+    let is_block = |name: &&EngineHash| name.0 % 16 == 15;
+    assert_eq!(names.hashes.iter().filter(is_block).count(), 100_000 / 16);
+    assert!(fold.pages.is_empty());
+}
+
+#[test]
+fn a_rank_with_less_than_its_part_has_room_where_another_took_all() {
+    let indexes = indexes(1 << 20);
+    let fold = || {
+        PageFold::for_pages(1)
+            .unwrap()
+            .with_memory(indexes.page_memory())
+    };
+    let (mut one, mut other) = (fold(), fold());
+    one.store(&chain(0, 0..100_000), Tier::Gpu).unwrap();
+    one.take_forgotten();
+    other.store(&chain(1, 0..500), Tier::Gpu).unwrap();
+    assert_eq!(other.take_forgotten(), 0);
+    drop(one);
+    let events = other.store(&chain(2, 0..4_000), Tier::Gpu).unwrap();
+    assert_eq!(blocks(&events), 4_000 / 16);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn pages_are_found_by_their_names_whatever_comes_and_goes(
+        steps in proptest::collection::vec((0u64..64, any::<bool>()), 1..200),
+    ) {
+        // Names that share their places in the table.
+        let name = |number: u64| EngineHash(number % 8 + (number / 8 << 40));
+        let mut fold = PageFold::for_pages(8).unwrap();
+        let mut known = BTreeSet::new();
+        for (number, is_stored) in steps {
+            if is_stored {
+                let event = Stored {
+                    hashes: vec![name(number)],
+                    token_ids: vec![number as u32; 8],
+                    block_size: 8,
+                    ..Stored::default()
+                };
+                fold.store(&event, Tier::Gpu).unwrap();
+                known.insert(number);
+            } else {
+                let event = Removed {
+                    hashes: vec![name(number)],
+                    ..Removed::default()
+                };
+                fold.remove(&event, Tier::Gpu).unwrap();
+                known.remove(&number);
+            }
+            prop_assert_eq!(fold.pages.len(), known.len());
+            for number in 0..64 {
+                prop_assert_eq!(fold.pages.find(name(number)).is_some(), known.contains(&number));
+            }
+        }
+    }
+}

@@ -9,6 +9,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::kv::index::{CopiedBlocks, GraftCursor};
+use crate::kv::page_fold::{CopiedPages, PageCopyCursor};
 use crate::kv::stream::{EventStream, Sequenced, Step, Steps};
 
 /// In which tiers a block is, by its name.
@@ -376,4 +378,78 @@ fn a_random_sglang_is_known_as_it_is() {
 #[test]
 fn a_random_vllm_is_known_as_it_is_whatever_a_store_beside_it_reports() {
     run_all::<lmcache::WithStore>();
+}
+
+/// A tree that begins as another replica's copy of this one.
+fn copied(tree: &RankTree) -> Option<RankTree> {
+    let (shape, own) = tree.tree()?;
+    let mut blocks = CopiedBlocks::default();
+    let mut cursor = own.begin_copy();
+    while own.copy_next(&mut cursor, 7, &mut blocks) {}
+    if blocks.is_empty() || blocks.orphans > 0 {
+        return None;
+    }
+    let mut pages = CopiedPages::default();
+    let mut cursor = PageCopyCursor::default();
+    while tree.pages()?.copy_next(&mut cursor, 5, &mut pages) {}
+    assert!(pages.is_consistent());
+    let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
+    let mut other = RankTree::new(indexes, "m".into(), WORKER, 0).of_pages();
+    other.begin_graft(*shape, &tree.learned());
+    let mut cursor = GraftCursor::default();
+    while other.tree_mut()?.graft_next(&mut cursor, 7, &blocks) {}
+    assert_eq!(cursor.missing, 0);
+    if !pages.is_empty() {
+        let mut cursor = PageCopyCursor::default();
+        let own = other.pages_mut()?;
+        own.begin_graft(pages.page_size);
+        while own.graft_next(&mut cursor, 5, &pages) {}
+        assert!(!own.take_forgotten());
+    }
+    Some(other)
+}
+
+#[test]
+fn another_replicas_tree_of_pages_goes_on_as_its_own_does() {
+    let mut compared = 0;
+    for seed in 0..300 {
+        let mut random = fastrand::Rng::with_seed(seed);
+        let mut engine = sglang::Sglang::new(&mut random);
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
+        let mut trees = vec![RankTree::new(indexes, "m".into(), WORKER, 0).of_pages()];
+        for _ in 0..60 {
+            let mut events = Vec::new();
+            for _ in 0..random.usize(1..4) {
+                engine.work(&mut random, &mut events);
+            }
+            let batch = Batch {
+                events,
+                ..Batch::default()
+            };
+            for tree in &mut trees {
+                let mut effect = BatchEffect::default();
+                tree.apply(&batch, CopyReport::OneMore, &mut effect);
+                assert_eq!(effect.impact, TreeImpact::None, "seed {seed}");
+                assert_eq!(effect.unknown_removals, 0, "seed {seed}");
+            }
+            let expected = engine.held();
+            for tree in &trees {
+                let blocks = tree.tree().map(|(_, tree)| tree.list());
+                let held: Held = blocks
+                    .into_iter()
+                    .flatten()
+                    .map(|block| (block.name.0, block.copies.map(|copies| copies > 0)))
+                    .collect();
+                assert_eq!(held, expected, "seed {seed}");
+            }
+            compared += u64::from(trees.len() > 1);
+            if random.u8(..6) == 0
+                && let Some(other) = copied(trees.last().unwrap())
+            {
+                trees.truncate(1);
+                trees.push(other);
+            }
+        }
+    }
+    assert!(compared > 5_000, "{compared}");
 }
