@@ -352,7 +352,7 @@ proptest! {
         steps in proptest::collection::vec((0u64..64, any::<bool>()), 1..200),
     ) {
         // Names that share their places in the table.
-        let name = |number: u64| EngineHash(number % 8 + (number / 8 << 40));
+        let name = |number: u64| EngineHash(number % 8 + ((number / 8) << 40));
         let mut fold = PageFold::for_pages(8).unwrap();
         let mut known = BTreeSet::new();
         for (number, is_stored) in steps {
