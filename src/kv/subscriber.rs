@@ -90,7 +90,7 @@ pub async fn run(
             }
             // What has connected and waits is not read: its batches stay with the engine.
             event = source.next(), if task.waiting.is_none() => Some(Input::Source(event)),
-            fetched = peer_trees::fetched(&mut task.fetching) => Some(Input::PeerTree(fetched)),
+            fetched = peer_trees::fetched(&mut task.fetching) => Some(Input::PeerTree(fetched.map(Box::new))),
             Some(wanted) = task.copies.recv() => Some(Input::CopyTree(wanted)),
             () = sleep => Some(Input::Timer),
         };
@@ -109,7 +109,7 @@ enum Input {
     RestartSignal,
     Timer,
     /// What other replicas had.
-    PeerTree(Option<FetchedTree>),
+    PeerTree(Option<Box<FetchedTree>>),
     /// Another replica wants this tree.
     CopyTree(TreeRequest),
 }
@@ -226,7 +226,7 @@ impl Task {
                 self.check_eviction(now);
                 self.stream.on_timeout(now)
             }
-            Input::PeerTree(fetched) => self.on_peer_tree(now, fetched),
+            Input::PeerTree(fetched) => self.on_peer_tree(now, fetched.map(|tree| *tree)),
             Input::CopyTree(request) => {
                 request.answer(self.copy_tree().await);
                 Steps::new()

@@ -201,7 +201,8 @@ async fn check_exact_cached_tokens(cluster: &Cluster, model: &str) {
         let answer = cluster.post_to_engine(owner, path, &body).await;
         cluster.wait_for_kv_events(owner).await;
         let tokens = prompt_tokens(&answer);
-        let held = tokens / 16 * 16;
+        // The engine computes at least the last token.
+        let held = (tokens - 1) / 16 * 16;
         assert!(held >= 48, "{path}: {tokens} tokens are too few");
         let page = cluster.explain(path, &body).await;
         assert_eq!(page["prompt_tokens"], tokens, "{path}, {body}");
