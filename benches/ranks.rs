@@ -161,6 +161,7 @@ async fn main() {
                 rank: rank as u32,
                 model: model.clone(),
                 caches_pages: false,
+                is_only_rank: ranks == 1,
             };
             let engine = Engine {
                 rank: worker * ranks + rank,

@@ -80,7 +80,6 @@ impl Pages {
         self.slab.len() - self.free.len()
     }
 
-    #[cfg(test)]
     pub(super) fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -295,7 +294,7 @@ impl Pages {
             forgotten.parent = NO_PAGE;
             self.free.push(*page);
         }
-        if self.len() == 0 {
+        if self.is_empty() {
             *self = Self::new(self.page_size as u32);
         }
         pages.len()
@@ -320,7 +319,7 @@ impl Pages {
         // Shows that it is free; a page that is in use is stored somewhere, or has pages after it.
         self.slab[page as usize].stored = 0;
         self.free.push(page);
-        if self.len() == 0 {
+        if self.is_empty() {
             *self = Self::new(self.page_size as u32);
         }
     }
