@@ -145,11 +145,18 @@ impl Killed {
     }
 }
 
+/// Another process may take a port between its being found and its use.
+const TRIES: usize = 5;
+
 impl Engine {
     pub(crate) async fn here(name: &str, settings: Settings) -> Self {
-        Self::try_here(name, with_own_ports(settings))
-            .await
-            .unwrap()
+        for _ in 0..TRIES {
+            let engine = Self::try_here(name, with_own_ports(settings.clone())).await;
+            if let Some(engine) = engine {
+                return engine;
+            }
+        }
+        panic!("no engine could listen");
     }
 
     pub(crate) async fn try_here(name: &str, settings: Settings) -> Option<Self> {
@@ -171,7 +178,9 @@ impl Engine {
 
     /// A process of its own, which can be killed.
     pub(crate) fn child(name: &str, settings: &Settings) -> Self {
-        Self::try_child(name, &with_own_ports(settings.clone())).unwrap()
+        let mut tries = (0..TRIES).map(|_| with_own_ports(settings.clone()));
+        let engine = tries.find_map(|settings| Self::try_child(name, &settings));
+        engine.expect("an engine that listens")
     }
 
     fn try_child(name: &str, settings: &Settings) -> Option<Self> {
