@@ -23,6 +23,31 @@ use crate::kv::source::{DecodeError, SnapshotChunk, SourceBatch};
 use crate::kv::{block, indexes, stream};
 use crate::observe::metrics::Registry;
 
+/// One rank whose tree is seen, and where it is found.
+struct Rank {
+    tree: RankTree,
+    indexes: Arc<PrefixIndexes>,
+}
+
+impl Rank {
+    fn new() -> Self {
+        let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
+        let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
+        tree.set_visible(true);
+        Self { tree, indexes }
+    }
+
+    fn apply(&mut self, events: Vec<Event>) -> BatchEffect {
+        let mut effect = BatchEffect::default();
+        let batch = Batch {
+            events,
+            ..Batch::default()
+        };
+        self.tree.apply(&batch, CopyReport::OneMore, &mut effect);
+        effect
+    }
+}
+
 /// Sends what the test sends, and passes on what the subscriber asks.
 struct Script {
     said: mpsc::UnboundedReceiver<SourceEvent>,

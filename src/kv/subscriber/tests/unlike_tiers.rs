@@ -4,34 +4,12 @@ use super::*;
 use crate::kv::block::BlockShape;
 use crate::kv::index::RankPrefix;
 
-struct Rank {
-    tree: RankTree,
-    indexes: Arc<PrefixIndexes>,
-}
-
 impl Rank {
-    fn new() -> Self {
-        let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
-        tree.set_visible(true);
-        Self { tree, indexes }
-    }
-
-    fn apply(&mut self, events: Vec<Event>) -> BatchEffect {
-        let mut effect = BatchEffect::default();
-        let batch = Batch {
-            events,
-            ..Batch::default()
-        };
-        self.tree.apply(&batch, CopyReport::OneMore, &mut effect);
-        effect
-    }
-
     fn size(&self) -> Option<u32> {
         self.tree.tree().map(|(shape, _)| shape.size.get())
     }
 
-    fn found(&self, tokens: &[u32]) -> RankPrefix {
+    fn cached(&self, tokens: &[u32]) -> RankPrefix {
         let size = NonZeroU32::new(16).unwrap();
         let (mut locals, mut found) = (Vec::new(), Vec::new());
         block::hash_blocks(tokens, size, &mut locals);
@@ -87,14 +65,14 @@ fn chunks_of_a_lower_tier_do_not_set_the_block_size() {
         let effect = rank.apply(vec![store(Medium::Gpu, 16, 1, 0..4)]);
         assert_eq!((effect.ignored.len(), effect.impact), (0, TreeImpact::None));
         assert_eq!(rank.size(), Some(16));
-        assert_eq!(rank.found(&tokens(0..5)).gpu_blocks, 4);
+        assert_eq!(rank.cached(&tokens(0..5)).gpu_blocks, 4);
         // A single block, too.
         let effect = rank.apply(vec![store(Medium::Gpu, 16, 5, 4..5)]);
         assert_eq!(effect.ignored, []);
         let effect = rank.apply(vec![store(Medium::Cpu, 256, 9_002, 32..48)]);
         assert_eq!(effect.ignored, [IgnoredReason::TierBlockSize]);
         assert_eq!(effect.impact, TreeImpact::None);
-        assert_eq!(rank.found(&tokens(0..5)).gpu_blocks, 5);
+        assert_eq!(rank.cached(&tokens(0..5)).gpu_blocks, 5);
     }
 }
 
@@ -104,16 +82,16 @@ fn a_single_block_in_the_gpu_sets_the_size_after_larger_chunks_of_a_lower_tier()
     rank.apply(vec![store(Medium::Disk, 256, 9_000, 0..16)]);
     let effect = rank.apply(vec![store(Medium::Gpu, 16, 1, 0..1)]);
     assert_eq!((effect.ignored.len(), effect.impact), (0, TreeImpact::None));
-    assert_eq!(rank.found(&tokens(0..2)).gpu_blocks, 1);
+    assert_eq!(rank.cached(&tokens(0..2)).gpu_blocks, 1);
 }
 
 #[test]
 fn a_lower_tier_whose_blocks_have_the_gpus_size_counts_before_the_gpu_stores_any() {
     let mut rank = Rank::new();
     rank.apply(vec![store(Medium::Cpu, 16, 1, 0..3)]);
-    assert_eq!(rank.found(&tokens(0..4)).blocks, 3);
+    assert_eq!(rank.cached(&tokens(0..4)).blocks, 3);
     rank.apply(vec![store(Medium::Gpu, 16, 1, 0..2)]);
-    let found = rank.found(&tokens(0..4));
+    let found = rank.cached(&tokens(0..4));
     assert_eq!((found.blocks, found.gpu_blocks), (3, 2));
 }
 
@@ -133,11 +111,11 @@ fn a_store_beside_the_engine_with_names_of_its_own_changes_nothing_in_the_gpu() 
     rank.apply(vec![store(Medium::Gpu, 16, 1, 0..4)]);
     let effect = rank.apply(vec![store(Medium::Cpu, 16, 9_000, 0..6)]);
     assert_eq!(effect.ignored, [IgnoredReason::UnknownCopy]);
-    let found = rank.found(&tokens(0..7));
+    let found = rank.cached(&tokens(0..7));
     // The two blocks that the GPU does not have are known by the names of that store.
     assert_eq!((found.blocks, found.gpu_blocks), (6, 4));
     rank.apply(vec![remove(Medium::Gpu, 1..5)]);
-    assert_eq!(rank.found(&tokens(0..7)).blocks, 0);
+    assert_eq!(rank.cached(&tokens(0..7)).blocks, 0);
     rank.apply(vec![remove(Medium::Cpu, 9_000..9_006)]);
     assert_eq!(rank.tree.tree().unwrap().1.len(), 0);
 }

@@ -7,29 +7,7 @@ use super::*;
 use crate::kv::event::ExtraKey;
 use crate::kv::index::{PrefixIndex, RankPrefix};
 
-struct Rank {
-    tree: RankTree,
-    indexes: Arc<PrefixIndexes>,
-}
-
 impl Rank {
-    fn new() -> Self {
-        let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
-        let mut tree = RankTree::new(indexes.clone(), "m".into(), WORKER, 0);
-        tree.set_visible(true);
-        Self { tree, indexes }
-    }
-
-    fn apply(&mut self, events: Vec<Event>) -> BatchEffect {
-        let mut effect = BatchEffect::default();
-        let batch = Batch {
-            events,
-            ..Batch::default()
-        };
-        self.tree.apply(&batch, CopyReport::OneMore, &mut effect);
-        effect
-    }
-
     fn index(&self) -> Arc<PrefixIndex> {
         self.indexes.index(&"m".into(), SIZE)
     }
