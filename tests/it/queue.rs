@@ -58,18 +58,19 @@ async fn block(cluster: &Cluster, text: &str) -> Blocker {
         }
         busy
     };
-    let before = busy().await;
+    let received = async || {
+        let requests: u64 = cluster.requests().await.iter().sum();
+        requests
+    };
+    let (busy_before, received_before) = (busy().await, received().await);
     set_hang(cluster, true).await;
     let (api, body) = (cluster.router.api, chat(&text.repeat(20), 2, true));
     let blocker = Blocker(tokio::spawn(async move {
         let _open = client::open(api, "POST", CHAT, &[], body).await;
     }));
-    let received = async || {
-        let requests: u64 = cluster.requests().await.iter().sum();
-        requests
-    };
+    // An engine that has not received it yet would answer it after all.
     eventually("one more worker is busy", async || {
-        busy().await == before + 1 && received().await > before as u64
+        busy().await == busy_before + 1 && received().await > received_before
     })
     .await;
     set_hang(cluster, false).await;
