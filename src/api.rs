@@ -33,8 +33,8 @@ use tracing::debug;
 use self::access_log::{AccessLine, LoggedBody};
 use self::body_budget::{BodyBudget, Claim};
 use self::cors::Cors;
-use self::health::{HEALTH_PATH, health};
-use self::route::{NO_API, Route, api_of, route};
+use self::health::{HEALTH_PATH, ROOT_PATH, health, root, without_body};
+use self::route::{NO_API, Route, api_of, meant, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
 use crate::admin::Readiness;
@@ -162,10 +162,17 @@ impl ApiServer {
         request: Request<RequestBody>,
         peer: IpAddr,
     ) -> Response<LoggedBody> {
-        if request.uri().path() == HEALTH_PATH && request.method() == Method::GET {
+        let is_head = request.method() == Method::HEAD;
+        let open_page = match request.uri().path() {
+            _ if !is_head && request.method() != Method::GET => None,
+            HEALTH_PATH => Some(health(self.readiness.check().await)),
+            ROOT_PATH => Some(root()),
+            _ => None,
+        };
+        if let Some(page) = open_page {
             // Needs no key. Not logged: load balancers ask every few seconds.
-            let response = health(self.readiness.check().await);
-            return response.map(|body| LoggedBody::new(body, None));
+            let page = if is_head { without_body(page) } else { page };
+            return page.map(|body| LoggedBody::new(body, None));
         }
         let id = RequestId::new(fastrand::u128(..));
         let is_http1 = request.version() < Version::HTTP_2;
@@ -228,6 +235,9 @@ impl ApiServer {
         if let Some(line) = &mut line {
             line.status = Some(response.status());
         }
+        if is_head {
+            response = without_body(response);
+        }
         response.map(|body| LoggedBody::new(body, line))
     }
 
@@ -255,6 +265,9 @@ impl ApiServer {
         }
         if head_check::asks_for_websocket(&request) {
             return self.upgrade(request, admitted, key, address, client_id);
+        }
+        if head_check::lost_upgrade(&request) {
+            return Err(ApiError::upgrade_lost());
         }
         let limits = self.relay.tenants().of(admitted.tenant).limits.as_ref();
         let cell = limits.map(|_| StandingCell::default());
@@ -302,10 +315,12 @@ impl ApiServer {
                 let snapshot = self.relay.fleet().snapshot();
                 models::one(&snapshot, self.relay.names(), limits, name)
             }
-            Route::NotFound => Err(ApiError::not_found_path(
-                request.method(),
-                request.uri().path(),
-            )),
+            Route::NotFound => {
+                let path = request.uri().path();
+                let meant = meant(path, mode, further);
+                let method = request.method();
+                Err(ApiError::not_found_path(method, path, meant.as_deref()))
+            }
             Route::WrongMethod { allow } => {
                 let shape = ErrorShape::of_path(request.uri().path());
                 let error = ApiError::wrong_method(request.method(), allow);

@@ -22,7 +22,7 @@ use self::top::Top;
 use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
-use crate::http::drain::stop_signal;
+use crate::http::drain::{StopSignal, stop_signal, which_stop_signal};
 use crate::kv::zmq;
 use crate::{bridge, observe, sim};
 
@@ -90,6 +90,9 @@ enum Metrics {
 /// Where the configuration comes from: a file, flags, or both.
 #[derive(Args)]
 struct Configuration {
+    /// The configuration, as --config.
+    #[arg(value_name = "FILE")]
+    file: Option<PathBuf>,
     /// The configuration, a YAML file. `warmroute config reference` describes its keys.
     #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
     config: Option<PathBuf>,
@@ -124,7 +127,13 @@ impl Configuration {
             endpoint_picker_listen: self.endpoint_picker_listen,
             peers: self.peers,
         };
-        Config::load_with(self.config.as_deref(), flags)
+        // An argument counts before the environment.
+        let file = self.file.or(self.config);
+        Config::load_with(file.as_deref(), flags)
+    }
+
+    fn has_workers(&self) -> bool {
+        self.file.is_some() || self.config.is_some() || !self.workers.is_empty()
     }
 }
 
@@ -136,13 +145,14 @@ impl Arguments {
             Command::Check { configuration, .. } => ("check", configuration),
             _ => return Ok(self),
         };
-        if configuration.config.is_some() || !configuration.workers.is_empty() {
+        if configuration.has_workers() {
             return Ok(self);
         }
         let mut command = Self::command();
         command.build();
         let command = command.find_subcommand_mut(name).expect("is one of ours");
-        let message = "give --config FILE (or WARMROUTE_CONFIG), or --worker URL";
+        let message =
+            "give a configuration FILE (or --config, or WARMROUTE_CONFIG), or --worker URL";
         Err(command.error(ErrorKind::MissingRequiredArgument, message))
     }
 }
@@ -360,12 +370,12 @@ fn block_on(task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
 
 async fn serve(config: &Config) -> io::Result<()> {
     let app = App::bind(config).await?;
-    tokio::select! {
-        stopped = stop_signal() => stopped?,
-        () = app.drain_requested() => {}
-    }
-    app.announce_drain(async { drop(stop_signal().await) })
-        .await;
+    let is_interrupt = tokio::select! {
+        stopped = which_stop_signal() => stopped? == StopSignal::Interrupt,
+        () = app.drain_requested() => false,
+    };
+    let again = async { drop(stop_signal().await) };
+    app.announce_drain(is_interrupt, again).await;
     app.drain().await;
     Ok(())
 }

@@ -298,7 +298,7 @@ pub(super) fn index() -> String {
 mod tests {
     use super::*;
 
-    /// docs/operations.md has this table, too. Add a page to both, and say why it needs no more than its role.
+    /// docs/operations.md has this table, too. Add a page to it, and say why it needs no more than its role.
     #[test]
     fn each_page_needs_the_role_that_was_decided_for_it() {
         let decided = [
@@ -336,6 +336,17 @@ mod tests {
             })
             .collect();
         assert_eq!(found, decided);
+        let docs = include_str!("../../docs/operations.md");
+        let rows: Vec<&str> = docs
+            .lines()
+            .filter(|line| line.starts_with("| `"))
+            .collect();
+        for (_, path, _) in decided {
+            assert!(
+                rows.iter().any(|row| row.contains(path)),
+                "docs/operations.md lacks {path}"
+            );
+        }
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub struct Readiness {
     config: ConfigStatus,
     /// The router still takes requests, but wants no more of them.
     is_draining: AtomicBool,
+    /// Somebody has asked.
+    was_asked: AtomicBool,
     /// The store whose warning is part of the answer, whether the store is required or not.
     warns_of: Option<Arc<dyn ResponseStore>>,
 }
@@ -49,6 +51,7 @@ impl Readiness {
             start,
             config: ConfigStatus::default(),
             is_draining: AtomicBool::new(false),
+            was_asked: AtomicBool::new(false),
             warns_of: None,
         }
     }
@@ -98,8 +101,14 @@ impl Readiness {
         self.is_draining.load(Relaxed) || self.tasks.is_stopping()
     }
 
+    /// True once somebody has asked: a load balancer may wait for an answer that says no.
+    pub fn was_asked(&self) -> bool {
+        self.was_asked.load(Relaxed)
+    }
+
     /// Checks it now. An error names what is missing.
     pub async fn check(&self) -> Result<(), &'static str> {
+        self.was_asked.store(true, Relaxed);
         if self.is_draining() {
             return Err("draining");
         }

@@ -1,6 +1,7 @@
 //! Gauges and counters of each worker. They are set when they are scraped: requests do not pay for them, and a worker
 //! that left has no stale value.
 
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use prometheus::{IntCounterVec, IntGaugeVec};
@@ -105,7 +106,7 @@ const GAUGES: [(&str, &str, Read); 16] = [
 type Count = fn(&Status) -> u64;
 
 /// Counters since the worker joined.
-const COUNTERS: [(&str, &str, Count); 2] = [
+const COUNTERS: [(&str, &str, Count); 4] = [
     (
         "warmroute_worker_prompt_tokens_total",
         "Prompt tokens of a worker's answers, as its engine reports them.",
@@ -115,6 +116,16 @@ const COUNTERS: [(&str, &str, Count); 2] = [
         "warmroute_worker_cached_prompt_tokens_total",
         "Prompt tokens that a worker's engine reports as read from its prefix cache.",
         |status| status.worker.usage.cached_tokens(),
+    ),
+    (
+        "warmroute_worker_health_check_failures_total",
+        "Health checks of a worker that failed, sleep and the router's own lack of resources aside.",
+        |status| status.worker.health_failures.load(Relaxed),
+    ),
+    (
+        "warmroute_worker_bootstrap_failures_total",
+        "Questions to a prefill worker's bootstrap server that failed; what it said last counts.",
+        |status| status.worker.bootstrap_failures.load(Relaxed),
     ),
 ];
 

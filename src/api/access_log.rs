@@ -230,8 +230,14 @@ impl Drop for LoggedBody {
     fn drop(&mut self) {
         // A server stops polling once `is_end_stream` is true, so `poll_frame` may never have returned `None`.
         let is_sent = self.body.is_end_stream();
-        if let Some(line) = &mut self.line {
-            line.is_sent |= is_sent;
+        let Some(line) = &mut self.line else {
+            return;
+        };
+        line.is_sent |= is_sent;
+        if !line.is_sent && line.summary.outcome().is_none() {
+            // A client that had the last event does not wait for the end of the body: the body knows, once it is dropped.
+            drop(std::mem::replace(&mut self.body, http::full("")));
+            line.is_sent = line.summary.outcome() == Some(COMPLETE);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Refuses request heads that two servers could read differently, and bodies in an encoding that the router does not
 //! read. Pure.
 
-use hyper::header::{CONTENT_ENCODING, HOST, TRANSFER_ENCODING, UPGRADE};
+use hyper::header::{CONTENT_ENCODING, HOST, SEC_WEBSOCKET_KEY, TRANSFER_ENCODING, UPGRADE};
 use hyper::{Method, Request, Version};
 
 use crate::openai::error::ApiError;
@@ -27,6 +27,15 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), ApiError> {
         )),
         None => Ok(()),
     }
+}
+
+/// True if a WebSocket was asked for, and a proxy on the way has dropped the header that says so: it is one of the connection,
+/// unlike the WebSocket's key.
+pub(super) fn lost_upgrade<B>(request: &Request<B>) -> bool {
+    request.method() == Method::GET
+        && request.uri().path() == "/v1/responses"
+        && request.headers().contains_key(SEC_WEBSOCKET_KEY)
+        && !request.headers().contains_key(UPGRADE)
 }
 
 /// True if the client wants the Responses API over a WebSocket (RFC 6455, section 4.1).

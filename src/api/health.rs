@@ -1,12 +1,22 @@
-//! `/health`, the page that load balancers ask for.
+//! Pages that need no key: `/health`, which load balancers ask for, and `/`.
 
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::body::Body as _;
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::http;
 
 pub(super) const HEALTH_PATH: &str = "/health";
+/// What people open and monitors ask for when they know nothing but the address.
+pub(super) const ROOT_PATH: &str = "/";
+
+/// Says what this is, and where its API is.
+pub(super) fn root() -> Response<http::Body> {
+    let body =
+        json!({"name": "warmroute", "api": "/v1", "models": "/v1/models", "health": HEALTH_PATH});
+    json_page(StatusCode::OK, &body)
+}
 
 /// The answer to a load balancer's health check.
 pub(super) fn health(readiness: Result<(), &'static str>) -> Response<http::Body> {
@@ -17,9 +27,22 @@ pub(super) fn health(readiness: Result<(), &'static str>) -> Response<http::Body
             json!({"status": "not_ready", "reason": missing}),
         ),
     };
+    json_page(status, &body)
+}
+
+fn json_page(status: StatusCode, body: &Value) -> Response<http::Body> {
     let mut response = Response::new(http::full(body.to_string()));
     *response.status_mut() = status;
     let json = HeaderValue::from_static("application/json");
     response.headers_mut().insert(CONTENT_TYPE, json);
     response
+}
+
+/// The answer to `HEAD`: that to `GET` without its body. Over HTTP/2 nothing else leaves it out.
+pub(super) fn without_body(response: Response<http::Body>) -> Response<http::Body> {
+    let (mut head, body) = response.into_parts();
+    if let Some(length) = body.size_hint().exact() {
+        head.headers.insert(CONTENT_LENGTH, length.into());
+    }
+    Response::from_parts(head, http::full(""))
 }

@@ -22,7 +22,7 @@ pub(super) enum Route {
     },
 }
 
-/// `further`: the paths that the configuration lists.
+/// `further`: the paths that the configuration lists. `HEAD` is a `GET` of the pages that monitors and clients try first.
 pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String]) -> Route {
     if mode == Mode::Stateful {
         match responses::route(method, path) {
@@ -54,12 +54,57 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String])
         }
         _ => return Route::NotFound,
     };
-    if method.as_str() == allow {
+    let is_head = method == Method::HEAD && allow == "GET";
+    if method.as_str() == allow || is_head {
         found
     } else {
         Route::WrongMethod { allow }
     }
 }
+
+/// The path of the API that a client probably meant: with `/v1` too often, not at all or behind something else, with
+/// slashes too many, or with a letter or two wrong. For the text of an error.
+pub(super) fn meant(path: &str, mode: Mode, further: &[String]) -> Option<String> {
+    let is_known = |path: &str| {
+        let found = route(&Method::POST, path, mode, further);
+        found != Route::NotFound
+    };
+    if path.len() > PATH_BYTES_MAX {
+        return None;
+    }
+    let parts: Vec<&str> = path.split('/').filter(|part| !part.is_empty()).collect();
+    if parts.len() > PARTS_MAX {
+        return None;
+    }
+    let ends = (0..parts.len()).map(|start| parts[start..].join("/"));
+    let mut candidates = ends.flat_map(|end| [format!("/{end}"), format!("/v1/{end}")]);
+    candidates
+        .find(|candidate| is_known(candidate))
+        .or_else(|| {
+            let slips = |known: &str| strsim::damerau_levenshtein(&path.to_lowercase(), known);
+            let near = LISTED.iter().map(|known| (slips(known), *known));
+            let near = near.filter(|(slips, known)| *slips <= SLIPS_MAX && is_known(known));
+            near.min().map(|(_, known)| known.to_owned())
+        })
+}
+
+/// A longer path was not meant to be one of ours, and costs the more to compare.
+const PATH_BYTES_MAX: usize = 256;
+/// A path with more parts was not meant to be one of ours.
+const PARTS_MAX: usize = 8;
+/// Letters of a path that may be wrong.
+const SLIPS_MAX: usize = 2;
+/// What misspelt paths are compared with.
+const LISTED: [&str; 8] = [
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/conversations",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/models",
+];
 
 /// The API of a path that is none.
 pub(super) const NO_API: &str = "none";
@@ -142,6 +187,39 @@ mod tests {
         check(&Method::POST, "/score/", Route::NotFound);
         check(&Method::POST, "/%73core", Route::NotFound);
         check(&Method::POST, "/classify", Route::NotFound);
+    }
+
+    #[test]
+    fn a_path_that_is_nearly_one_of_ours_names_it() {
+        let check = |path: &str, expected: Option<&str>| {
+            let found = meant(path, Mode::Stateful, &["/score".to_owned()]);
+            assert_eq!(found.as_deref(), expected, "{path}");
+        };
+        check("/chat/completions", Some("/v1/chat/completions"));
+        check("/v1/v1/chat/completions", Some("/v1/chat/completions"));
+        check("/v1/chat/completions/", Some("/v1/chat/completions"));
+        check("//v1//chat/completions", Some("/v1/chat/completions"));
+        check("/openai/v1/responses", Some("/v1/responses"));
+        check("/api/models", Some("/v1/models"));
+        check("/v1/chat/completion", Some("/v1/chat/completions"));
+        check("/v1/Chat/Completions", Some("/v1/chat/completions"));
+        check("/v1/score", Some("/score"));
+        check("/v1/responses/resp_1/", Some("/v1/responses/resp_1"));
+        check("/v1/chat", None);
+        check("/favicon.ico", None);
+        check("/", None);
+        check(&"/v1".repeat(50), None);
+        check(&format!("/v1/models/{}/", "x".repeat(300)), None);
+    }
+
+    #[test]
+    fn head_is_a_get_of_pages_and_of_nothing_else() {
+        let head = |path: &str| route(&Method::HEAD, path, Mode::Stateful, &[]);
+        assert_eq!(head("/v1/models"), Route::Models);
+        assert_eq!(head("/v1/models/m"), Route::Model);
+        let post = Route::WrongMethod { allow: "POST" };
+        assert_eq!(head("/v1/chat/completions"), post);
+        assert_eq!(head("/v1/responses"), post);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! What a fleet leaves on the table: rules over the pages and metrics of a running router. Pure.
 
+mod broken;
 mod choice;
 mod engines;
 mod finding;
@@ -14,13 +15,17 @@ use std::fmt::Write as _;
 pub use self::finding::Finding;
 pub use self::observed::Observed;
 
-/// Everything that the rules find, the most expensive first.
+/// Everything that the rules find: what is broken first, then the most expensive first.
 pub fn examine(observed: &Observed) -> Vec<Finding> {
-    let mut findings = engines::examine(observed);
+    let mut findings = broken::examine(observed);
+    findings.extend(engines::examine(observed));
     findings.extend(settings::examine(observed));
     findings.extend(idle::examine(observed));
     findings.extend(choice::examine(observed));
-    findings.sort_by(|a, b| b.cost.total_cmp(&a.cost).then_with(|| a.rule.cmp(b.rule)));
+    findings.sort_by(|a, b| {
+        let by_cost = || b.cost.total_cmp(&a.cost).then_with(|| a.rule.cmp(b.rule));
+        b.is_broken.cmp(&a.is_broken).then_with(by_cost)
+    });
     findings
 }
 
@@ -32,25 +37,28 @@ pub fn text(findings: &[Finding], observed: &Observed) -> String {
     for (index, finding) in findings.iter().enumerate() {
         let Finding {
             rule,
+            is_broken,
             problem,
             effect,
             change,
             ..
         } = finding;
+        let urgent = if *is_broken { "BROKEN: " } else { "" };
         let change = change.replace('\n', "\n             ");
         let _ = write!(
             text,
-            "{}. {problem}\n   costs:    {effect}\n   change:   {change}\n   rule:     {rule}\n\n",
+            "{}. {urgent}{problem}\n   costs:    {effect}\n   change:   {change}\n   rule:     {rule}\n\n",
             index + 1,
         );
     }
+    let workers = match workers {
+        1 => "1 worker".to_owned(),
+        count => format!("{count} workers"),
+    };
     let _ = match findings.len() {
-        0 => writeln!(text, "{workers} workers: nothing found"),
-        1 => writeln!(text, "{workers} workers: 1 finding"),
-        count => writeln!(
-            text,
-            "{workers} workers: {count} findings, the most expensive first"
-        ),
+        0 => writeln!(text, "{workers}: nothing found"),
+        1 => writeln!(text, "{workers}: 1 finding"),
+        count => writeln!(text, "{workers}: {count} findings, the worst first"),
     };
     text
 }

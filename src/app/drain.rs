@@ -15,17 +15,18 @@ const USAGE_FLUSH: Duration = Duration::from_secs(1);
 
 impl App {
     /// Is not ready any more, but goes on for `drain_delay` or until `hurry` resolves: load balancers still send
-    /// requests until they have noticed.
-    pub async fn announce_drain(&self, hurry: impl Future<Output = ()>) {
+    /// requests until they have noticed. Not if somebody at a terminal stops it (`is_interrupt`), and nobody ever asked whether it
+    /// is ready.
+    pub async fn announce_drain(&self, is_interrupt: bool, hurry: impl Future<Output = ()>) {
         self.readiness.begin_drain();
         self.queues.begin_drain();
         let delay = self.reload.status().running().api.drain_delay;
-        if delay.is_zero() {
+        if delay.is_zero() || is_interrupt && !self.readiness.was_asked() {
             return;
         }
         info!(
             ?delay,
-            "not ready any more; new requests are taken until the delay is over"
+            "not ready any more; new requests are taken until the delay is over (Ctrl-C or SIGTERM again: at once)"
         );
         tokio::select! {
             () = tokio::time::sleep(delay) => {}

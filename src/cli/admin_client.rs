@@ -19,6 +19,8 @@ use crate::secret::Secret;
 /// A page of 10,000 workers has some megabytes.
 const MAX_PAGE_BYTES: usize = 64 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// Where a router's admin listener is by default.
+pub(super) const LOCAL: &str = "http://127.0.0.1:9090";
 
 /// How the admin listener is reached over TLS.
 #[derive(Args)]
@@ -87,7 +89,7 @@ impl AdminClient {
         let (address, is_tls) = match (url, config) {
             (Some(url), _) => of_url(url)?,
             (None, Some(config)) => of_config(config)?,
-            (None, None) => return Err("name the router's admin listener with --url".to_owned()),
+            (None, None) => of_url(LOCAL)?,
         };
         let scheme = if is_tls { "https" } else { "http" };
         let base = format!("{scheme}://{address}");

@@ -12,13 +12,14 @@ use crate::config::Config;
 
 const FINDINGS: u8 = 1;
 const TROUBLE: u8 = 2;
+const BROKEN: u8 = 3;
 
-/// Say what a running fleet leaves on the table, from its own pages and metrics: the most expensive first, each with the
-/// line to change. Exit code 0: nothing; 1: something; 2: the router cannot be asked.
+/// Say what is broken in a running fleet and what it leaves on the table, from its own pages and metrics: the worst first,
+/// each with the line to change. Exit code 0: nothing; 1: something to gain; 2: the router cannot be asked; 3: something is broken.
 #[derive(Args)]
 pub(super) struct Doctor {
-    /// The router's admin listener, such as http://127.0.0.1:9090; without it, `admin.listen` of --config.
-    #[arg(long, value_name = "URL", required_unless_present = "config")]
+    /// The router's admin listener; without it `admin.listen` of --config, or else http://127.0.0.1:9090.
+    #[arg(long, value_name = "URL")]
     url: Option<String>,
     /// The router's configuration, for the address and the token of the admin listener.
     #[arg(long, value_name = "FILE", env = "WARMROUTE_CONFIG")]
@@ -47,9 +48,12 @@ impl Doctor {
         };
         // The reader of the output may want no more of it.
         let _ = io::stdout().write_all(text.as_bytes());
-        match findings.is_empty() {
-            true => ExitCode::SUCCESS,
-            false => ExitCode::from(FINDINGS),
+        if findings.iter().any(|finding| finding.is_broken) {
+            ExitCode::from(BROKEN)
+        } else if findings.is_empty() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::from(FINDINGS)
         }
     }
 
@@ -73,10 +77,11 @@ impl Doctor {
             page("/fleet").await?,
             page("/kv").await?,
             page("/config").await?,
+            page("/responses").await?,
             page("/metrics").await?,
         ];
-        let [fleet, kv, config, metrics] = pages;
-        Observed::of_pages(&fleet, &kv, &config, &metrics)
+        let [fleet, kv, config, responses, metrics] = pages;
+        Observed::of_pages(&fleet, &kv, &config, &responses, &metrics)
             .map_err(|error| format!("{}: {error}", client.base))
     }
 }

@@ -24,14 +24,14 @@ use clap::Args;
 
 use self::figures::Samples;
 use self::state::State;
-use super::admin_client::{AdminAccess, AdminClient};
+use super::admin_client::{AdminAccess, AdminClient, LOCAL};
 use crate::units::parse_duration;
 
 /// Show a router's fleet, rates and latencies in the terminal, from its admin listener.
 #[derive(Args)]
 pub(super) struct Top {
     /// The admin listener.
-    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:9090")]
+    #[arg(long, value_name = "URL", default_value = LOCAL)]
     url: String,
     #[command(flatten)]
     access: AdminAccess,

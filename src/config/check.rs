@@ -2,6 +2,7 @@
 //! settings; the rules between parts stand here.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use super::discovery::{DiscoveryEntry, no_connector};
 use super::model_names;
@@ -37,6 +38,7 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in tenant::check(&config.tenants, config.jwt.is_some()) {
         reader.problem(&format!("tenants{key}"), error);
     }
+    check_tenant_keys(config, reader);
     if let Some(queue) = config.queue.settings() {
         for (key, error) in queue.check() {
             reader.problem(&format!("queue.{key}"), error);
@@ -73,35 +75,35 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
 const SECRET_BYTES_MIN: usize = 16;
 
 fn check_listeners(config: &Config, reader: &mut Reader) {
-    let api = listen_address(&config.api.listen);
-    let admin = listen_address(&config.admin.listen);
-    let is_same = api == admin && api.as_ref().is_ok_and(|address| address.port() != 0);
-    let taken = [api.as_ref().ok(), admin.as_ref().ok()];
-    let more = [
+    let listeners = [
+        ("api.listen", &config.api.listen),
+        ("admin.listen", &config.admin.listen),
         ("peers.listen", &config.peers.listen),
         ("endpoint_picker.listen", &config.endpoint_picker.listen),
     ];
-    for (path, listen) in more {
-        let address = listen_address(listen).ok();
-        if address.is_some_and(|it| it.port() != 0) && taken.contains(&address.as_ref()) {
-            let message = "is the address of `api.listen` or `admin.listen`; give it another port";
+    let used = listeners.map(|(path, listen)| (path, listen, listen_address(listen)));
+    for (index, (path, listen, address)) in used.iter().enumerate() {
+        let address = match address {
+            Ok(address) => address,
+            // Left out; peers are checked with the rest of their settings.
+            Err(_) if listen.is_empty() && index > 1 || *path == "peers.listen" => continue,
+            Err(error) => {
+                reader.problem(path, error);
+                continue;
+            }
+        };
+        let mut earlier = used[..index].iter();
+        let same = earlier.find(|(_, _, other)| {
+            other
+                .as_ref()
+                .is_ok_and(|other| is_same_port(other, address))
+        });
+        if let Some((other, at, _)) = same {
+            let message = format!("has the port of `{other}` (`{at}`); give it another one");
             reader.problem(path, message);
         }
     }
-    if config.endpoint_picker.is_on()
-        && let Err(error) = listen_address(&config.endpoint_picker.listen)
-    {
-        reader.problem("endpoint_picker.listen", error);
-    }
-    for (path, listen) in [("api.listen", &api), ("admin.listen", &admin)] {
-        if let Err(error) = listen {
-            reader.problem(path, error);
-        }
-    }
-    let admin = admin.ok();
-    if is_same {
-        reader.problem("admin.listen", "is the API's address; give it another port");
-    }
+    let admin = listen_address(&config.admin.listen).ok();
     let is_loopback = admin.is_none_or(|address| address.ip().to_canonical().is_loopback());
     if !is_loopback && !config.admin.has_credentials() {
         let message = format!(
@@ -113,6 +115,23 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
     }
     for (key, error) in config.admin.check() {
         reader.problem(&format!("admin.{key}"), error);
+    }
+}
+
+/// True if two listeners cannot both have their address: the same port at the same IP address, or at all of them.
+fn is_same_port(left: &SocketAddr, right: &SocketAddr) -> bool {
+    let any = left.ip().is_unspecified() || right.ip().is_unspecified();
+    left.port() != 0 && left.port() == right.port() && (any || left.ip() == right.ip())
+}
+
+/// Keys that can be guessed are refused where other hosts can try them.
+fn check_tenant_keys(config: &Config, reader: &mut Reader) {
+    let api = listen_address(&config.api.listen);
+    if api.is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
+        return;
+    }
+    for (key, error) in tenant::check_strength(&config.tenants) {
+        reader.problem(&format!("tenants{key}"), error);
     }
 }
 

@@ -132,6 +132,9 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             error = is_asleep.then(|| sleep::REASON.to_owned());
         }
         let is_good = error.is_none();
+        worker
+            .health_failures
+            .fetch_add(u64::from(!is_good && !is_asleep), Relaxed);
         let error = error.map(Arc::new);
         worker.last_probe_error.store(error);
         let turned_up = is_good && machine.health() != Health::Up;
@@ -316,6 +319,7 @@ async fn update_bootstrap_info(
         }
         // One failed request does not mean that the engine restarted, so the last info stays.
         Err(error) => {
+            worker.bootstrap_failures.fetch_add(1, Relaxed);
             if log.should_log(observe::now(), &error) {
                 warn!(worker = %worker.name, error, "bootstrap server does not answer; what it said last counts");
             }

@@ -325,6 +325,29 @@ impl Registry {
         lookup.wait(&settings, self.changes(), is_known).await
     }
 
+    /// Waits until the model is known or every worker was probed once, at most for `limit`: of a router that has just started,
+    /// or of workers that have just joined.
+    pub async fn first_probes(&self, model: Option<&str>, limit: Duration) {
+        let is_known = |fleet: &Snapshot| match model {
+            Some(model) => fleet.models.contains_key(model),
+            None => fleet.only_model().is_some(),
+        };
+        let mut changes = self.changes();
+        let probed = async {
+            loop {
+                let fleet = self.snapshot().clone();
+                if is_known(&fleet) || !fleet.has_unprobed_workers() {
+                    return;
+                }
+                if changes.changed().await.is_err() {
+                    return;
+                }
+            }
+        };
+        // As things are when the time is over.
+        let _ = tokio::time::timeout(limit, probed).await;
+    }
+
     /// Has workers asked whether they have loaded an adapter that other workers of its base model serve. It is not waited for.
     pub fn look_for_adapters(&self) {
         if !self.settings().model_lookup.timeout.is_zero() {
@@ -544,6 +567,20 @@ pub(crate) mod tests {
                 .map(|worker| worker.name.to_string())
                 .collect(),
         )
+    }
+
+    #[tokio::test]
+    async fn a_request_waits_for_the_first_probes_up_to_its_limit() {
+        let registry = registry(&["a", "b"]);
+        registry
+            .first_probes(Some("m"), Duration::from_millis(1))
+            .await;
+        assert!(registry.snapshot().has_unprobed_workers());
+        let hour = Duration::from_secs(3_600);
+        let probed = async { bring_up(&registry, "m") };
+        tokio::join!(registry.first_probes(Some("m"), hour), probed);
+        // Every worker is probed: a model that none of them serves is not waited for.
+        registry.first_probes(Some("other"), hour).await;
     }
 
     #[test]

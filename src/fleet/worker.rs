@@ -160,6 +160,10 @@ pub struct WorkerState {
     pub refuses_token_ids: AtomicBool,
     /// What its bootstrap server reported last. Cleared when the engine may have restarted.
     pub bootstrap_info: ArcSwapOption<BootstrapInfo>,
+    /// Health checks that failed since it joined.
+    pub health_failures: AtomicU64,
+    /// Questions to its bootstrap server that failed since it joined.
+    pub bootstrap_failures: AtomicU64,
     /// Why the last probe of its `/health` failed; none after one that succeeded.
     pub last_probe_error: ArcSwapOption<String>,
     /// Its health checks fail, or it sleeps.
@@ -212,6 +216,8 @@ impl WorkerState {
             refuses_reports: AtomicBool::new(false),
             refuses_token_ids: AtomicBool::new(false),
             bootstrap_info: ArcSwapOption::empty(),
+            health_failures: AtomicU64::new(0),
+            bootstrap_failures: AtomicU64::new(0),
             last_probe_error: ArcSwapOption::empty(),
             is_down: AtomicBool::new(false),
             taken_out: Notify::new(),

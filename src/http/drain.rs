@@ -14,13 +14,26 @@ use tokio_util::task::task_tracker::TrackedFuture;
 
 /// Resolves at SIGTERM or SIGINT.
 pub async fn stop_signal() -> io::Result<()> {
+    which_stop_signal().await.map(drop)
+}
+
+/// What asked the process to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopSignal {
+    /// SIGTERM: a service manager.
+    Terminate,
+    /// SIGINT: somebody at a terminal.
+    Interrupt,
+}
+
+/// Resolves at SIGTERM or SIGINT, with which it was.
+pub async fn which_stop_signal() -> io::Result<StopSignal> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+        _ = terminate.recv() => Ok(StopSignal::Terminate),
+        _ = interrupt.recv() => Ok(StopSignal::Interrupt),
     }
-    Ok(())
 }
 
 /// Spawns and tracks tasks, asks them to stop, and waits until they have ended.

@@ -8,6 +8,7 @@ mod shape;
 mod tokens;
 mod websocket;
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use hyper::header::{self, HeaderName, HeaderValue};
@@ -70,12 +71,17 @@ impl ApiError {
         self.param.as_deref().unwrap_or_default()
     }
 
-    pub fn not_found_path(method: &Method, path: &str) -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            "unknown_url",
-            format!("unknown request URL: {method} {}", shortened(path)),
-        )
+    /// `meant`: the path that the client probably meant.
+    pub fn not_found_path(method: &Method, path: &str, meant: Option<&str>) -> Self {
+        let mut message = format!("unknown request URL: {method} {}", shortened(path));
+        if let Some(meant) = meant {
+            let _ = write!(
+                message,
+                "; did you mean {}? (a client's base URL ends in /v1)",
+                shortened(meant)
+            );
+        }
+        Self::new(StatusCode::NOT_FOUND, "unknown_url", message)
     }
 
     pub fn wrong_method(method: &Method, allow: &str) -> Self {
@@ -94,6 +100,18 @@ impl ApiError {
         Self::new(
             StatusCode::UPGRADE_REQUIRED,
             "websocket_not_available",
+            message,
+        )
+    }
+
+    /// A request to open a WebSocket that lost its `upgrade` header on the way, as proxies drop it by default.
+    pub fn upgrade_lost() -> Self {
+        let message = "a WebSocket's `upgrade` header did not arrive: the proxy before the router has to pass it on \
+                       (nginx: `proxy_set_header Upgrade $http_upgrade`, and `Connection` with it); without WebSocket \
+                       send `POST /v1/responses`";
+        Self::new(
+            StatusCode::UPGRADE_REQUIRED,
+            "websocket_upgrade_missing",
             message,
         )
     }

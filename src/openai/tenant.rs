@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 pub use self::admitted::{Admitted, Salt};
 use self::spec::{KeyDigest, digest, keys_of};
-pub use self::spec::{TenantSpec, check};
+pub use self::spec::{TenantSpec, check, check_strength};
 #[cfg(feature = "jwt")]
 use self::tokens::TokenTenants;
 use super::error::ApiError;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::http::tls;
 use crate::secret::Secret;
@@ -18,7 +18,9 @@ pub struct Settings {
     /// is the only one, and shares nothing. Several replicas need Redis (`responses.store`) or
     /// `responses.mode: pass_through`.
     pub listen: String,
-    /// Where the other replicas are; any number of entries. This replica's own address may be among them.
+    /// Where the other replicas are; any number of addresses and other entries. This replica's own address may be among them.
+    #[serde(deserialize_with = "addresses_or_maps")]
+    #[schemars(with = "Vec<AddressOrMap>")]
     pub discovery: Vec<PeerDiscovery>,
     /// Proves that a replica belongs here; it is never sent. The same text on all replicas, of at least 16 bytes
     /// (`openssl rand -hex 32`): text, `${NAME}` or `file:/path`. Without it only replicas on this host are
@@ -61,6 +63,38 @@ pub enum PeerDiscovery {
     Static(Vec<String>),
     /// A DNS name each of whose addresses is a replica.
     Dns(DnsPeers),
+}
+
+/// The forms in which other replicas are listed: an address, or a map.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[serde(untagged)]
+pub enum AddressOrMap {
+    Address(String),
+    Map(PeerDiscovery),
+}
+
+/// Reads sources from any of their forms; addresses that follow one another are one list.
+fn addresses_or_maps<'de, D: Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Vec<PeerDiscovery>, D::Error> {
+    let mut sources = Vec::new();
+    let mut is_plain = false;
+    for form in Vec::<AddressOrMap>::deserialize(deserializer)? {
+        match (form, sources.last_mut()) {
+            (AddressOrMap::Address(address), Some(PeerDiscovery::Static(listed))) if is_plain => {
+                listed.push(address);
+            }
+            (AddressOrMap::Address(address), _) => {
+                sources.push(PeerDiscovery::Static(vec![address]));
+                is_plain = true;
+            }
+            (AddressOrMap::Map(source), _) => {
+                sources.push(source);
+                is_plain = false;
+            }
+        }
+    }
+    Ok(sources)
 }
 
 /// A DNS name each of whose addresses is a replica, such as a headless Service of Kubernetes with

@@ -30,6 +30,9 @@ use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::prompt::{self, Api, PeekedBody};
 use crate::{kv, observe, routing};
 
+/// How long a request waits for the first probes of workers: the first command after a start is to work, and a worker that
+/// answers its probe takes some milliseconds.
+const FIRST_PROBES: Duration = Duration::from_secs(1);
 /// The Retry-After of an answer when no worker is usable: about half of the time that health checks take to find a
 /// worker healthy again.
 pub(super) const NO_WORKER_RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -323,6 +326,10 @@ impl Relay {
                     let outcome = [lookup.as_str()];
                     self.metrics.model_lookups.with_label_values(&outcome).inc();
                 }
+                self.group(model)
+            }
+            (Err(Error::NoWorker { .. }), _) if self.fleet.snapshot().has_unprobed_workers() => {
+                Box::pin(self.fleet.first_probes(model, FIRST_PROBES)).await;
                 self.group(model)
             }
             (Ok(group), _) if group.is_partial => {

@@ -70,6 +70,11 @@ impl SummaryCell {
         self.summary.lock().clone()
     }
 
+    /// How the answer ended, once it has.
+    pub fn outcome(&self) -> Option<&'static str> {
+        self.summary.lock().outcome
+    }
+
     pub(super) fn update(&self, change: impl FnOnce(&mut RequestSummary)) {
         change(&mut self.summary.lock());
     }

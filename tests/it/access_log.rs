@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use warmroute::config::Config;
+use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::http::client_address::Networks;
 use warmroute::observe::ACCESS_LOG;
 use warmroute::openai::tenant::TenantSpec;
@@ -13,8 +14,9 @@ use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 
 use crate::client::{self, Answer};
-use crate::cluster::{Cluster, chat, eventually, fast, unhurried};
+use crate::cluster::{self, Cluster, Router, chat, eventually, fast, unhurried};
 use crate::patience::too_long;
+use crate::stub::Stub;
 
 const CHAT: &str = "/v1/chat/completions";
 const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
@@ -26,7 +28,11 @@ async fn logged(engine: Settings, change: impl FnOnce(&mut Config)) -> Cluster {
 
 /// The fields of the access log's lines so far.
 fn lines(cluster: &Cluster) -> Vec<Value> {
-    let log = cluster.router.log();
+    lines_of(&cluster.router)
+}
+
+fn lines_of(router: &Router) -> Vec<Value> {
+    let log = router.log();
     let lines = log
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
@@ -274,6 +280,31 @@ async fn a_proxy_protocol_header_names_the_client_and_is_required() {
     let closed = "warmroute_connections_closed_total";
     let count = cluster.metric(closed, &["reason=\"proxy_header\""]).await;
     assert_eq!(count, 3.0);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_at_the_last_event_had_all_of_its_answer() {
+    let choice = r#"{"index":0,"delta":{"content":"hi"},"finish_reason":"stop"}"#;
+    let events = format!("data: {{\"choices\":[{choice}]}}\n\ndata: [DONE]\n\n");
+    let head =
+        "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    // The engine keeps the body open.
+    let stub = Stub::once(format!("{head}{:x}\r\n{events}\r\n", events.len())).await;
+    let mut config = cluster::config();
+    config.workers = vec![WorkerSpec::from(format!("http://{}", stub.address))];
+    let router = Router::child(&config).await;
+    eventually("the stub is up", async || {
+        client::get(router.admin, "/readyz").await.status == 200
+    })
+    .await;
+    let mut answer = client::open(router.api, "POST", CHAT, &[], chat("hi", 1, true)).await;
+    answer.until("[DONE]").await;
+    drop(answer);
+    eventually("the request has its line", async || {
+        !lines_of(&router).is_empty()
+    })
+    .await;
+    assert_eq!(lines_of(&router)[0]["outcome"], "complete");
 }
 
 #[tokio::test]

@@ -220,7 +220,7 @@ fn flags_take_the_place_of_a_file_and_change_one() {
     assert_eq!(output.status.code(), Some(78));
     assert!(text(&output.stderr).starts_with("--admin-listen 9091: `9091` is not an address"));
     let output = warmroute(&["serve"]);
-    assert!(text(&output.stderr).contains("give --config FILE"));
+    assert!(text(&output.stderr).contains("give a configuration FILE"));
 }
 
 #[tokio::test]

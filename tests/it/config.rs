@@ -358,15 +358,15 @@ fn mistakes_of_a_new_user_are_found_with_what_to_write() {
         &["c.yaml:2:14: usage.log: cannot be written: "],
     );
     check(
-        &minimal("tenants: [{name: a, keys: [k], priority: 5, max_priority: 2}]"),
-        &["c.yaml:2:42: tenants[0].priority: is 5, above the tenant's `max_priority` of 2"],
+        &minimal("tenants: [{name: a, keys: [sixteen-letters-1], priority: 5, max_priority: 2}]"),
+        &["c.yaml:2:58: tenants[0].priority: is 5, above the tenant's `max_priority` of 2"],
     );
     check(
-        &minimal("tenants: [{name: other, keys: [k]}]"),
+        &minimal("tenants: [{name: other, keys: [sixteen-letters-1]}]"),
         &["c.yaml:2:18: tenants[0].name: `other` is what metrics call"],
     );
     for key in [
-        "tenants: [{name: a, keys: [k], priority: 99999999999}]",
+        "tenants: [{name: a, keys: [sixteen-letters-1], priority: 99999999999}]",
         "queue: {objectives: {a: 99999999999}}",
     ] {
         check(
@@ -445,7 +445,18 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     check(
         &minimal("api: {listen: '127.0.0.1:9090'}\nadmin: {listen: '127.0.0.1:9090'}"),
-        &["admin.listen: is the API's address"],
+        &["admin.listen: has the port of `api.listen` (`127.0.0.1:9090`)"],
+    );
+    // All addresses of a host have its loopback address among them.
+    check(
+        &minimal("api: {listen: ':9090'}\nadmin: {listen: '127.0.0.1:9090'}"),
+        &["c.yaml:3:17: admin.listen: has the port of `api.listen` (`:9090`)"],
+    );
+    check(
+        &minimal(
+            "responses: {mode: pass_through}\nendpoint_picker: {listen: '127.0.0.1:9701'}\npeers: {listen: '127.0.0.1:9701', secret: sixteen-bytes-at-least}",
+        ),
+        &["c.yaml:3:27: endpoint_picker.listen: has the port of `peers.listen` (`127.0.0.1:9701`)"],
     );
     check(
         &minimal("admin: {listen: ':9090'}"),
@@ -590,8 +601,17 @@ fn each_mistake_has_its_message_with_path_and_line() {
     check(
         &minimal("responses: {mode: pass_through}\npeers: {listen: ':8080', secret: short}"),
         &[
-            "peers.listen: is the address of `api.listen` or `admin.listen`",
+            "peers.listen: has the port of `api.listen` (`:8080`)",
             "peers.secret: has 5 bytes and must have 16 at least",
+        ],
+    );
+    check(
+        &minimal(
+            "responses: {mode: pass_through}\npeers:\n  listen: :9701\n  discovery: ['127.0.0.1:1', router-1]",
+        ),
+        &[
+            "c.yaml:4:3: peers.secret: is needed",
+            "peers.discovery[0].static[1]: `router-1` is not an address",
         ],
     );
     check(
@@ -599,11 +619,24 @@ fn each_mistake_has_its_message_with_path_and_line() {
         &["peers.listen: is needed when `peers.discovery` is set"],
     );
     check(
-        &minimal("tenants: [{name: a, keys: [x]}, {name: a, keys: [x, '']}]"),
+        &minimal(
+            "tenants: [{name: a, keys: [short, sk-long-enough-for-it]}, {name: b, keys: [sk-only-an-example]}]",
+        ),
         &[
-            "c.yaml:2:40: tenants[1].name: `a` is tenants[0] already",
-            "c.yaml:2:50: tenants[1].keys[0]: is a key of tenants[0] already",
-            "c.yaml:2:53: tenants[1].keys[1]: is empty",
+            "c.yaml:2:28: tenants[0].keys[0]: has fewer than 16 characters and can be guessed",
+            "c.yaml:2:77: tenants[1].keys[0]: is a key of the examples",
+        ],
+    );
+    // Where no other host can try them.
+    let loopback = "workers: ['http://a:1']\napi: {listen: '127.0.0.1:8080'}\n";
+    let short = format!("{loopback}tenants: [{{name: a, keys: [short]}}]");
+    Config::parse("c.yaml", &short).unwrap();
+    check(
+        &format!("{loopback}tenants: [{{name: a, keys: [x]}}, {{name: a, keys: [x, '']}}]"),
+        &[
+            "c.yaml:3:40: tenants[1].name: `a` is tenants[0] already",
+            "c.yaml:3:50: tenants[1].keys[0]: is a key of tenants[0] already",
+            "c.yaml:3:53: tenants[1].keys[1]: is empty",
         ],
     );
     check(

@@ -106,7 +106,7 @@ async fn what_a_fleet_lacks_is_named_with_the_line_to_change() {
     assert_eq!(output.status.code(), Some(1));
     let text = text(&output);
     for part in [
-        "1 of 3 workers are down: w2",
+        "1 of 3 workers is down: w2",
         "no KV events of w1",
         r#"--kv-events-config '{"enable_kv_cache_events":true"#,
         "block sizes of sim differ: 16 at w0; 64 at w1",

@@ -468,6 +468,7 @@ async fn what_is_wrong_with_a_request_is_said_in_openais_words() {
             "kv_transfer_params",
         ),
         ("/v1/chat", "{}".to_owned(), 404, "unknown_url", ""),
+        ("/chat/completions", "{}".to_owned(), 404, "unknown_url", ""),
         ("/v1/models", "{}".to_owned(), 405, "method_not_allowed", ""),
     ] {
         let before = cluster.engines[0].generated().await;
@@ -708,4 +709,62 @@ async fn a_connection_to_an_engine_is_used_again() {
         posts.map(|arrival| arrival.connection).collect();
     // Probes run beside the requests and may hold one of their own.
     assert!(connections.len() <= 5, "{connections:?}");
+}
+
+#[tokio::test]
+async fn a_path_that_is_nearly_right_is_named() {
+    let cluster = Cluster::start(vec![fast()], |_| {}).await;
+    for path in [
+        "/chat/completions",
+        "/v1/v1/chat/completions",
+        "/v1//chat/completions/",
+    ] {
+        let answer = cluster.post(path, chat("hello", 1, false)).await;
+        assert_eq!(answer.status, 404, "{path}");
+        let text = answer.text();
+        assert!(
+            text.contains("did you mean /v1/chat/completions?"),
+            "{text}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn monitors_that_know_only_the_address_are_answered() {
+    let cluster = Cluster::start(vec![fast()], |_| {}).await;
+    let api = cluster.router.api;
+    let head = async |path: &str| client::send(api, "HEAD", path, &[], "").await;
+    for path in ["/", "/health", "/v1/models", "/v1/models/sim"] {
+        let get = client::send(api, "GET", path, &[], "").await;
+        let head = head(path).await;
+        assert_eq!((get.status, head.status), (200, 200), "{path}");
+        assert!(head.body.is_empty() && !get.body.is_empty(), "{path}");
+        assert_eq!(
+            head.header("content-length"),
+            get.body.len().to_string(),
+            "{path}"
+        );
+    }
+    assert_eq!(head("/v1/models/none").await.status, 404);
+    assert_eq!(head("/v1/chat/completions").await.status, 405);
+}
+
+#[tokio::test]
+async fn a_websocket_whose_upgrade_a_proxy_dropped_hears_what_is_missing() {
+    let cluster = Cluster::start(vec![fast()], |_| {}).await;
+    let headers = [
+        ("sec-websocket-key", "dGhlIHNhbXBsZSBub25jZQ=="),
+        ("sec-websocket-version", "13"),
+    ];
+    let api = cluster.router.api;
+    let answer = client::send(api, "GET", "/v1/responses", &headers, "").await;
+    assert_eq!(
+        (answer.status, &*answer.code()),
+        (426, "websocket_upgrade_missing")
+    );
+    assert!(
+        answer.text().contains("proxy_set_header Upgrade"),
+        "{}",
+        answer.text()
+    );
 }

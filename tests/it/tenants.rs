@@ -56,7 +56,7 @@ async fn a_request_without_a_known_key_reaches_no_engine() {
         ("GET", "/v1/models"),
         ("GET", "/v1/models/sim"),
         ("GET", "/v1/unknown"),
-        ("GET", "/"),
+        ("GET", "/v1"),
     ];
     let credentials = [
         None,

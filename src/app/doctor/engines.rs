@@ -3,7 +3,7 @@
 use super::finding::{Finding, listed};
 use super::observed::{Observed, Rank, Worker};
 use super::versions;
-use super::workers::{by_model, different, names, up};
+use super::workers::{by_model, different, names, up, why_down};
 
 /// The line that turns KV events on, with replay.
 const EVENTS_ON: &str = r#"engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"#;
@@ -50,22 +50,21 @@ fn uses_events(observed: &Observed) -> bool {
 fn workers_down(observed: &Observed) -> Option<Finding> {
     let all = &observed.fleet.workers;
     let down: Vec<&Worker> = all.iter().filter(|it| it.health == "down").collect();
-    let first = down.first()?;
-    let why = first.last_error.as_deref().unwrap_or("no answer");
+    let first = down.first().filter(|_| down.len() < all.len())?;
     Some(Finding {
         rule: "worker_down",
+        is_broken: 2 * down.len() >= all.len(),
         cost: down.len() as f64 / all.len() as f64,
-        problem: format!(
-            "{} of {} workers are down: {}",
-            down.len(),
-            all.len(),
-            names(&down)
-        ),
+        problem: match down.len() {
+            1 => format!("1 of {} workers is down: {}", all.len(), first.name),
+            count => format!(
+                "{count} of {} workers are down: {}",
+                all.len(),
+                names(&down)
+            ),
+        },
         effect: "the others carry their load, and their caches are lost",
-        change: format!(
-            "{}: {why}; repair the engine, or take it out of `workers` or `discovery`",
-            first.name
-        ),
+        change: why_down(first),
     })
 }
 
@@ -75,6 +74,7 @@ fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
         .collect();
     (!off.is_empty()).then(|| Finding {
         rule: "prefix_caching_off",
+        is_broken: false,
         cost: 0.9 * observed.share(off.iter().copied()),
         problem: format!("engines without a prefix cache: {}", names(&off)),
         effect: "every prompt is computed from its first token",
@@ -94,6 +94,7 @@ fn no_events(observed: &Observed) -> Option<Finding> {
     let silent: Vec<&Worker> = up(observed).filter(has_none).collect();
     (!silent.is_empty()).then(|| Finding {
         rule: "kv_events_off",
+        is_broken: false,
         cost: 0.4 * observed.share(silent.iter().copied()),
         problem: format!("no KV events of {}", names(&silent)),
         effect: "the caches of these workers are predicted, and evictions go unnoticed",
@@ -112,6 +113,7 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
     let source = first.events.unusable.first()?;
     Some(Finding {
         rule: "kv_events_unusable",
+        is_broken: false,
         cost: 0.4 * observed.share(unusable.iter().copied()),
         problem: format!(
             "KV events of {} cannot be followed: rank {}, {}: {}",
@@ -145,6 +147,7 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
     workers.dedup_by(|a, b| a.name == b.name);
     Some(Finding {
         rule: "kv_events_unreachable",
+        is_broken: false,
         cost: 0.4 * observed.share(workers.iter().copied()),
         problem: format!(
             "the KV events of {} are not connected: rank {}: {why}",
@@ -167,6 +170,7 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
         let (rank, _) = ranks_up(observed).find(|(rank, _)| rank.replay_error.is_some())?;
         return Some(Finding {
             rule: "kv_replay_unreachable",
+            is_broken: false,
             cost: 0.1,
             problem: format!(
                 "lost KV events of {} cannot be asked for again: {}",
@@ -179,6 +183,7 @@ fn no_replay(observed: &Observed) -> Option<Finding> {
     }
     Some(Finding {
         rule: "kv_replay_missing",
+        is_broken: false,
         cost: 0.1 * observed.share(without.iter().copied()),
         problem: format!("KV events without a replay endpoint: {}", names(&without)),
         effect: "a gap or a lost connection clears what is known of their caches",
@@ -198,6 +203,7 @@ fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
         && sum("warmroute_cached_prompt_tokens_total") == 0.0;
     is_unreported.then(|| Finding {
         rule: "cached_tokens_unreported",
+        is_broken: false,
         cost: 0.05,
         problem: format!("engines report no cached tokens, of {prompt:.0} prompt tokens"),
         effect: "usage, metrics and bills show no cache hits",
@@ -220,6 +226,7 @@ fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
             .map(|(size, workers)| format!("{size} at {}", listed(workers)));
         Some(Finding {
             rule: "block_sizes_differ",
+            is_broken: false,
             cost: 0.2 * observed.share(workers.iter().copied()),
             problem: format!(
                 "block sizes of {model} differ: {}",
@@ -253,6 +260,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
         );
         findings.push(Finding {
             rule: "unpaired_workers",
+            is_broken: false,
             cost: 0.6 * unpaired.len() as f64 / observed.fleet.workers.len() as f64,
             problem: format!("no partner for KV transfers by {connector}: {roles}"),
             effect: "prefill workers among them idle; what decode workers get is computed there",
@@ -266,6 +274,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
     if let Some(first) = pairs.incompatible.first().filter(|_| unpaired.is_empty()) {
         findings.push(Finding {
             rule: "incompatible_pairs",
+            is_broken: false,
             cost: 0.2 * impossible as f64 / pairs.count.max(1) as f64,
             problem: format!(
                 "{impossible} of {} pairs cannot transfer KV blocks by {connector}",

@@ -9,6 +9,8 @@ use serde::Serialize;
 pub struct Finding {
     /// Names the rule.
     pub rule: &'static str,
+    /// Clients get errors by it now, or the next failure makes it so.
+    pub is_broken: bool,
     /// About what part of the requests it costs something, 0 to 1, weighted by how much.
     pub cost: f64,
     /// What was found, with numbers.

@@ -56,6 +56,7 @@ fn of_model(observed: &Observed, model: &str, all: &[&Worker]) -> Option<Finding
     };
     Some(Finding {
         rule: "workers_idle_beside_busy",
+        is_broken: false,
         cost: 0.5 * idle.len() as f64 / all.len() as f64,
         problem: format!(
             "{} have no request of {model}, while requests wait for the slots of {}",

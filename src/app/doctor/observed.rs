@@ -13,6 +13,8 @@ use crate::units;
 #[derive(Clone, Debug, Default)]
 pub struct Observed {
     pub(super) fleet: Fleet,
+    /// How the store of responses is; `None` where the router keeps no responses.
+    pub(super) store: Option<StoreHealth>,
     pub(super) kv: Kv,
     /// The configuration that runs.
     pub(super) config: Value,
@@ -25,6 +27,25 @@ pub struct Observed {
 pub(super) struct Fleet {
     pub(super) workers: Vec<Worker>,
     pub(super) pairs: Option<Pairs>,
+    /// Other replicas.
+    pub(super) peers: Vec<Peer>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Peer {
+    pub(super) name: Option<String>,
+    pub(super) address: Option<String>,
+    pub(super) state: String,
+    pub(super) error: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StoreHealth {
+    pub(super) is_up: bool,
+    pub(super) reason: String,
+    pub(super) warning: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -116,19 +137,25 @@ pub(super) struct TokenizerCheck {
 }
 
 impl Observed {
-    /// Of the bodies of `/fleet`, `/kv`, `/config` and `/metrics`.
+    /// Of the bodies of `/fleet`, `/kv`, `/config`, `/responses` and `/metrics`.
     pub fn of_pages(
         fleet: &[u8],
         kv: &[u8],
         config: &[u8],
+        responses: &[u8],
         metrics: &[u8],
     ) -> Result<Self, String> {
+        #[derive(Deserialize)]
+        struct Responses {
+            health: Option<StoreHealth>,
+        }
         fn read<T: for<'de> Deserialize<'de>>(path: &str, page: &[u8]) -> Result<T, String> {
             serde_json::from_slice(page).map_err(|error| format!("{path}: {error}"))
         }
         let mut config: Value = read("/config", config)?;
         Ok(Self {
             fleet: read("/fleet", fleet)?,
+            store: read::<Responses>("/responses", responses)?.health,
             kv: read("/kv", kv)?,
             config: config["config"].take(),
             metrics: samples(&String::from_utf8_lossy(metrics)),
@@ -138,6 +165,17 @@ impl Observed {
     /// The sum of a metric's samples whose labels have these values.
     pub(super) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.labelled(name, labels).sum()
+    }
+
+    /// The sums of a metric's samples by a label's value.
+    pub(super) fn by_label(&self, name: &str, label: &str) -> BTreeMap<String, f64> {
+        let mut sums = BTreeMap::new();
+        for series in self.all(name) {
+            if let Some(value) = series.label(label) {
+                *sums.entry(value.to_owned()).or_default() += series.value;
+            }
+        }
+        sums
     }
 
     /// The sample of a metric whose labels have these values.

@@ -60,6 +60,7 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
         let share = if all > 0.0 { prompts / all } else { 1.0 };
         Finding {
             rule: "tokenizer_missing",
+            is_broken: false,
             cost: 0.3 * share * model_share(observed, model),
             problem: format!(
                 "{model} has no tokenizer in the router, although its workers publish KV events; with it {:.0} % of \
@@ -81,6 +82,7 @@ fn mismatches(observed: &Observed) -> Vec<Finding> {
     let checks = observed.kv.tokenizer_check.iter().filter(|it| it.mismatch);
     let finding = |check: &super::observed::TokenizerCheck| Finding {
         rule: "tokenizer_mismatch",
+        is_broken: false,
         cost: 0.5 * model_share(observed, &check.model),
         problem: format!(
             "the router and the engines of {} tokenize {} prompts differently",
@@ -135,6 +137,7 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
             };
             Finding {
                 rule: "timeout_too_short",
+                is_broken: false,
                 cost: 0.3,
                 problem: format!(
                     "{what} {measured} (p99), and requests.{key} is {}",
@@ -161,6 +164,7 @@ fn cut_by_timeouts(observed: &Observed) -> Vec<Finding> {
         let share = cut / all.max(1.0);
         (cut >= 1.0 && share > 0.001).then(|| Finding {
             rule: "timeout_cuts_requests",
+            is_broken: false,
             cost: share.min(1.0),
             problem: format!(
                 "requests.{key} ({}) has ended {cut:.0} of {all:.0} requests",
@@ -205,6 +209,7 @@ fn names(observed: &Observed) -> Vec<Finding> {
         for (model, weight) in missing {
             findings.push(Finding {
                 rule: "target_without_workers",
+                is_broken: false,
                 cost: 0.8 * weight / total,
                 problem: format!("{:.0} % of the requests for {name} are for {model}, which no worker serves", 100.0 * weight / total),
                 effect: "they go to the fallback, or get 503",
@@ -223,6 +228,7 @@ fn names(observed: &Observed) -> Vec<Finding> {
         if !shadowed.is_empty() {
             findings.push(Finding {
                 rule: "name_hides_a_model",
+                is_broken: false,
                 cost: 0.1,
                 problem: format!(
                     "workers serve {}, and the configuration leads that name elsewhere ({name})",

@@ -4,6 +4,16 @@ use super::*;
 
 /// A good fleet of two workers, after `change` of its pages.
 fn observed(change: impl FnOnce(&mut Value, &mut Value, &mut Value), metrics: &str) -> Observed {
+    let store = json!({"is_up": true, "reason": ""});
+    observed_with(change, &store, metrics)
+}
+
+/// The same with a store of responses that is so.
+fn observed_with(
+    change: impl FnOnce(&mut Value, &mut Value, &mut Value),
+    store: &Value,
+    metrics: &str,
+) -> Observed {
     let worker = |name: &str| {
         json!({"name": name, "role": "both", "health": "up", "version": "0.32.0", "models": ["m"], "requests_total": 50,
             "block_size": 16, "prefix_caching": true, "events": {"ranks": 1, "without_replay": 0}})
@@ -23,6 +33,7 @@ fn observed(change: impl FnOnce(&mut Value, &mut Value, &mut Value), metrics: &s
         &page(&fleet),
         &page(&kv),
         &page(&config),
+        &page(&json!({"health": store})),
         metrics.as_bytes(),
     )
     .unwrap()
@@ -65,6 +76,52 @@ fn each_lack_is_found_with_the_line_to_change() {
         },
         "",
         "connection refused",
+    );
+    check(
+        "no_worker_up",
+        |fleet, kv, _| {
+            for worker in fleet["workers"].as_array_mut().unwrap() {
+                worker["health"] = "down".into();
+                worker["last_error"] = "connection refused".into();
+            }
+            kv["ranks"] = json!([]);
+        },
+        "",
+        "none of 2 workers is up w0: connection refused",
+    );
+    check(
+        "configuration_refused",
+        |_, _, _| {},
+        "warmroute_config_last_reload_successful 0\n",
+        "`warmroute check FILE`",
+    );
+    check(
+        "replica_missing",
+        |fleet, _, _| {
+            fleet["peers"] = json!([
+                {"name": "r1", "state": "connected"},
+                {"address": "10.0.0.3:9701", "state": "unreachable", "error": "connection refused"},
+            ]);
+        },
+        "",
+        "1 of 2 other replicas are not connected: 10.0.0.3:9701 (unreachable)",
+    );
+    check(
+        "tokenizer_refuses",
+        |_, _, _| {},
+        "warmroute_tokenizer_prompts_total{outcome=\"complete\"} 90\n\
+         warmroute_tokenizer_prompts_total{outcome=\"template\"} 25\n\
+         warmroute_tokenizer_prompts_total{outcome=\"image\"} 5\n",
+        "25 % of 120 prompts of models with a tokenizer could not be tokenized, most of them for `template`",
+    );
+    check(
+        "workers_never_chosen",
+        |fleet, _, _| {
+            fleet["workers"][0]["requests_total"] = 300.into();
+            fleet["workers"][1]["requests_total"] = 0.into();
+        },
+        "",
+        "1 of 2 workers of m never got one of its 300 requests, 100 % of which went to w0: w1",
     );
     check(
         "workers_idle_beside_busy",
@@ -336,7 +393,33 @@ fn what_costs_most_comes_first() {
         "{text}"
     );
     assert!(
-        text.ends_with("2 workers: 3 findings, the most expensive first\n"),
+        text.ends_with("2 workers: 3 findings, the worst first\n"),
         "{text}"
+    );
+}
+
+#[test]
+fn what_is_broken_comes_first_and_says_so() {
+    let change = |fleet: &mut Value, _: &mut Value, _: &mut Value| {
+        fleet["workers"][1]["prefix_caching"] = false.into();
+    };
+    let down = json!({"is_up": false, "reason": "redis:6379: connection refused"});
+    let found = observed_with(change, &down, "");
+    assert_eq!(rules(&found), ["store_down", "prefix_caching_off"]);
+    let text = text(&examine(&found), &found);
+    assert!(
+        text.starts_with(
+            "1. BROKEN: the store of responses cannot be used: redis:6379: connection refused\n"
+        ),
+        "{text}"
+    );
+    assert!(
+        text.contains("\n2. ") && !text.contains("2. BROKEN"),
+        "{text}"
+    );
+    let evicts = json!({"is_up": true, "reason": "", "warning": "maxmemory-policy is allkeys-lru"});
+    assert_eq!(
+        rules(&observed_with(|_, _, _| {}, &evicts, "")),
+        ["store_at_risk"]
     );
 }

@@ -35,6 +35,7 @@ fn differ(observed: &Observed, model: &str, workers: &[&Worker]) -> Option<Findi
         .map(|(version, workers)| format!("{version} at {}", listed(workers)));
     Some(Finding {
         rule: "versions_differ",
+        is_broken: false,
         cost: 0.02 * observed.share(workers.iter().copied()),
         problem: format!(
             "engines of {model} differ: {}",
@@ -54,6 +55,7 @@ fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&Worker]) -> Opt
     let old: Vec<&Worker> = workers.iter().copied().filter(is_old).collect();
     (!old.is_empty()).then(|| Finding {
         rule: "version_too_old",
+        is_broken: false,
         cost: 0.5 * observed.share(old.iter().copied()),
         problem: format!(
             "{} do not take token ids (vLLM 0.32 and later does)",
@@ -71,6 +73,7 @@ fn unknown(observed: &Observed) -> Option<Finding> {
     let first = old.first()?;
     Some(Finding {
         rule: "version_not_supported",
+        is_broken: false,
         cost: 0.2 * observed.share(old.iter().copied()),
         problem: format!(
             "{} run a vLLM before 0.29 ({})",
@@ -94,6 +97,7 @@ fn ignores_ranks(observed: &Observed) -> Option<Finding> {
     let share = affected / requests(&[]).max(1.0);
     (affected >= 1.0).then(|| Finding {
         rule: "ranks_ignored",
+        is_broken: false,
         cost: (0.3 * share).min(1.0),
         problem: format!(
             "{} have several data-parallel ranks, and ignore which of them a request of the Responses API is for ({:.0} % of all requests)",

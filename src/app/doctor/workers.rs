@@ -9,6 +9,15 @@ pub(super) fn names(workers: &[&Worker]) -> String {
     listed(workers.iter().map(|worker| &worker.name))
 }
 
+/// What to do about a worker that is down.
+pub(super) fn why_down(worker: &Worker) -> String {
+    let why = worker.last_error.as_deref().unwrap_or("no answer");
+    format!(
+        "{}: {why}; repair the engine, or take it out of `workers` or `discovery`",
+        worker.name
+    )
+}
+
 pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &Worker> {
     observed.fleet.workers.iter().filter(|it| it.is_up())
 }

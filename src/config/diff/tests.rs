@@ -82,7 +82,10 @@ fn a_secret_is_compared_and_never_shown() {
     );
     check(&with(""), &with("hush"), &[&format!("~ {path}: set")]);
     check(&with("hush"), &with(""), &[&format!("~ {path}: removed")]);
-    let found = changes(&tenant("[hush]"), &tenant("[hush, quiet]"));
+    let found = changes(
+        &tenant("[hush-hush-hush-1]"),
+        &tenant("[hush-hush-hush-1, quiet-quiet-quiet]"),
+    );
     assert_eq!(found.len(), 1);
     assert!(
         found[0]

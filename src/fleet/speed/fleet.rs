@@ -5,18 +5,12 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::learner::Learner;
-use super::types::Speed;
+use super::own::OwnSpeed;
 use crate::fleet::{Snapshot, Status, Worker};
 use crate::ids::{Model, WorkerId};
 
 /// Workers of one model with the same value of this label are taken to be alike.
 const HARDWARE: &str = "hardware";
-/// With fewer rows of its own, a worker counts as those alike.
-const MIN_SAMPLES: u64 = 30;
-/// A worker that differs by this much from those alike counts as what it was seen to be itself.
-const DIFFERENT: f64 = 1.25;
-/// One that counted as different must come nearer than this, so that choices do not change back and forth.
-const ALIKE: f64 = 1.15;
 
 /// What is learnt of all workers.
 #[derive(Debug, Default)]
@@ -38,8 +32,7 @@ fn pool_of(status: &Status) -> PoolKey {
 struct Learnt {
     /// The engine process that it is about.
     incarnation: u64,
-    learner: Learner,
-    is_different: bool,
+    own: OwnSpeed,
 }
 
 impl Speeds {
@@ -49,7 +42,7 @@ impl Speeds {
         for status in &snapshot.workers {
             let worker = &status.worker;
             worker.load.see_requests();
-            let mut rows = worker.seen.take();
+            let rows = worker.seen.take();
             let mut learnt = before.remove(&worker.id).unwrap_or_default();
             if learnt.incarnation != status.incarnation {
                 learnt = Learnt {
@@ -59,16 +52,9 @@ impl Speeds {
             }
             let pool = self.pools.entry(pool_of(status)).or_default();
             if let Some((speed, samples)) = worker.take_peer_speed() {
-                for learner in [&mut learnt.learner, &mut *pool] {
-                    if learner.samples() < MIN_SAMPLES.min(samples) {
-                        *learner = Learner::from_known(&speed, samples.min(MIN_SAMPLES));
-                    }
-                }
+                learnt.own.on_peer(pool, &speed, samples);
             }
-            for learner in [&mut learnt.learner, &mut *pool] {
-                learner.on_median(&mut rows.firsts);
-                learner.on_median(&mut rows.ends);
-            }
+            learnt.own.on_rows(pool, rows);
             self.workers.insert(worker.id, learnt);
         }
         for status in &snapshot.workers {
@@ -76,8 +62,8 @@ impl Speeds {
             let pool = self.pools.get(&pool_of(status));
             let pool = pool.map(Learner::speed).unwrap_or_default();
             if let Some(learnt) = self.workers.get_mut(&worker.id) {
-                let speed = learnt.speed(&pool);
-                worker.set_speed(&speed, learnt.learner.samples());
+                let speed = learnt.own.speed(&pool);
+                worker.set_speed(&speed, learnt.own.samples());
             }
         }
         self.forget_pools(snapshot);
@@ -94,23 +80,6 @@ impl Speeds {
             self.pools.retain(|(base, _), _| is_there(base));
         }
     }
-}
-
-impl Learnt {
-    /// Its own once it is known and differs from those alike.
-    fn speed(&mut self, alike: &Speed) -> Speed {
-        let own = self.learner.speed();
-        let factor = if self.is_different { ALIKE } else { DIFFERENT };
-        self.is_different = self.learner.samples() >= MIN_SAMPLES && differs(&own, alike, factor);
-        if self.is_different { own } else { *alike }
-    }
-}
-
-fn differs(own: &Speed, alike: &Speed, factor: f64) -> bool {
-    let is_off = |own: f64, alike: f64| !(1.0 / factor..=factor).contains(&(own / alike));
-    is_off(own.prompt_token, alike.prompt_token)
-        || is_off(own.step, alike.step)
-        || is_off(own.batch, alike.batch)
 }
 
 /// A model and its adapters share their members.
@@ -136,7 +105,7 @@ mod tests {
     use super::*;
     use crate::fleet::registry::Registry;
     use crate::fleet::registry::tests::{bring_up, facts, registry};
-    use crate::fleet::speed::LoadNow;
+    use crate::fleet::speed::{LoadNow, Speed};
 
     /// Lets each worker compute prompts of half a second at a rate, for `seconds`.
     fn see(speeds: &mut Speeds, registry: &Registry, rates: &[u32], seconds: Range<u64>) {

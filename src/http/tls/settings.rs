@@ -91,21 +91,21 @@ impl Default for Advanced {
     }
 }
 
-/// TLS of the connections to a worker: requests, health checks, tokenization and KV events over gRPC. Its files are PEM,
-/// and are read again when they change.
+/// TLS of the connections to a server; to a worker: requests, health checks, tokenization and KV events over gRPC. Its files
+/// are PEM, and are read again when they change.
 #[derive(
     Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
 )]
 #[serde(default)]
 pub struct ClientSettings {
-    /// Path of the CA certificates by which the worker's certificate is verified. Empty: those of the operating
+    /// Path of the CA certificates by which the server's certificate is verified. Empty: those of the operating
     /// system.
     pub ca: String,
     /// Path of the certificate that this router presents. Empty: none.
     pub certificate: String,
     /// Path of its private key, without a passphrase.
     pub key: String,
-    /// The name that the worker's certificate must have. Empty: the host of its URL, or the DNS name of its discovery
-    /// entry.
+    /// The name that the server's certificate must have. Empty: the host of its URL; of workers that `dns` discovers, the DNS
+    /// name.
     pub server_name: String,
 }

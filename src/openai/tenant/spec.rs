@@ -143,6 +143,46 @@ pub fn check(listed: &[TenantSpec], has_tokens: bool) -> Vec<(String, String)> {
     problems
 }
 
+/// Keys that can be guessed: shorter than 16 characters, or published as an example. The place of each in the list, and
+/// a message.
+pub fn check_strength(listed: &[TenantSpec]) -> Vec<(String, String)> {
+    let mut problems = Vec::new();
+    for (place, tenant) in listed.iter().enumerate() {
+        for (number, listed) in tenant.keys.iter().enumerate() {
+            let is_weak = |key: &str| !key.starts_with(DIGEST) && key.len() < KEY_BYTES_MIN;
+            let message = match keys_of(listed).find(|(_, key)| is_weak(key) || is_example(key)) {
+                None => continue,
+                Some((_, key)) if is_example(key) => {
+                    "is a key of the examples, which everybody can read; make one with \
+                     `openssl rand -hex 32`"
+                        .to_owned()
+                }
+                Some((line, _)) => {
+                    let line = line.map(|line| format!("line {line} ")).unwrap_or_default();
+                    format!(
+                        "{line}has fewer than {KEY_BYTES_MIN} characters and can be guessed; make one with `openssl \
+                         rand -hex 32`, or listen on 127.0.0.1 (`api.listen`)"
+                    )
+                }
+            };
+            problems.push((format!("[{place}].keys[{number}]"), message));
+        }
+    }
+    problems
+}
+
+/// A key of 16 random characters cannot be guessed over a network.
+const KEY_BYTES_MIN: usize = 16;
+
+/// Keys that stood in this project's examples.
+fn is_example(key: &str) -> bool {
+    const EXAMPLES: [&str; 2] = [
+        "sk-only-an-example",
+        "sha256:f2d4b279b82ad92867af5878fe7482caebdd7b75499868d0362a6e63ff51f046",
+    ];
+    EXAMPLES.contains(&key)
+}
+
 /// Problems that are reported of one file with keys.
 const PROBLEMS_MAX: usize = 10;
 

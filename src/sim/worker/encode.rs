@@ -25,7 +25,7 @@ impl Generation {
     /// The events before the first token, one chunk each.
     pub(crate) fn opening(&mut self) -> Vec<String> {
         match self.request.api {
-            Api::Chat => vec![completions::role_chunk(self)],
+            Api::Chat => completions::role_chunks(self),
             Api::Completions => Vec::new(),
             Api::Responses => responses::opening(self),
             Api::Messages => messages::opening(self),

@@ -46,7 +46,10 @@ impl Generation {
                 token,
                 cached_tokens,
             } => {
-                self.cached_tokens += cached_tokens;
+                // A prompt's further answers find it cached, which engines do not report.
+                if index.is_multiple_of(self.request.choices) {
+                    self.cached_tokens += cached_tokens;
+                }
                 token
             }
             Event::Token { token } => token,
@@ -85,7 +88,7 @@ impl Generation {
 
     /// Prompt tokens whose blocks are new in the cache; `None` if the prompts do not fill a block.
     pub(crate) fn created_cache_tokens(&self) -> Option<usize> {
-        let prompts = self.request.prompts.iter();
+        let prompts = self.request.own_prompts();
         let full_blocks: usize = prompts.map(|prompt| prompt.len() / self.block_tokens).sum();
         let cacheable = full_blocks * self.block_tokens;
         let created = match self.received {

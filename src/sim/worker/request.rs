@@ -24,6 +24,9 @@ use crate::sim::engine::cache::Label;
 /// Tokens of an answer without a limit in the request. A real server generates up to the end of the context.
 const DEFAULT_ANSWER_TOKENS: usize = 16;
 
+/// OpenAI's bound of `n`.
+const MAX_CHOICES: usize = 128;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Api {
     Chat,
@@ -46,8 +49,13 @@ pub(crate) struct GenerationRequest {
     pub(crate) id: String,
     pub(crate) created: u64,
     pub(crate) model: String,
+    /// Each as often as it has answers (`n`), one after the other.
     pub(crate) prompts: Vec<Vec<u32>>,
+    /// `n`: answers to each prompt.
+    pub(crate) choices: usize,
     pub(crate) answer_tokens: usize,
+    /// How many other tokens are named beside each one with its probability; `None`: no probabilities.
+    pub(crate) logprobs: Option<usize>,
     pub(crate) salt: u64,
     pub(crate) label: Option<Arc<Label>>,
     pub(crate) report_cached: bool,
@@ -60,7 +68,7 @@ pub(crate) struct GenerationRequest {
     pub(crate) usage: UsageReport,
     /// Fields of a Responses request that its answer echoes.
     pub(crate) echoed: EchoedFields,
-    /// The content of a Responses answer, or of a chat of an engine without the Responses API.
+    /// The content of a Responses answer or of a chat.
     pub(crate) output: Output,
 }
 
@@ -78,7 +86,7 @@ pub(crate) struct EchoedFields {
 pub(crate) struct Context<'a> {
     pub(crate) models: &'a [String],
     pub(crate) max_context_tokens: usize,
-    /// Chats have what otherwise only responses have: reasoning, calls, JSON.
+    /// Chats have reasoning, too, which otherwise only responses have, and calls and JSON may be cut by a limit.
     pub(crate) is_chat_only: bool,
     /// Unix seconds.
     pub(crate) now: u64,
@@ -98,6 +106,8 @@ struct ChatBody {
     reasoning_effort: Option<String>,
     response_format: Option<Value>,
     max_completion_tokens: Option<usize>,
+    logprobs: Option<bool>,
+    top_logprobs: Option<usize>,
     #[serde(flatten)]
     common: Common,
 }
@@ -105,6 +115,7 @@ struct ChatBody {
 #[derive(Deserialize)]
 struct CompletionBody {
     prompt: Option<Prompt>,
+    logprobs: Option<usize>,
     #[serde(flatten)]
     common: Common,
 }
@@ -134,6 +145,7 @@ struct Reasoning {
 #[derive(Deserialize)]
 struct Common {
     model: Option<String>,
+    n: Option<usize>,
     max_tokens: Option<usize>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
@@ -240,12 +252,25 @@ impl GenerationRequest {
             has_no_token_limit: limit.is_none(),
         };
         let limit = (param, limit);
-        let is_chat_only = context.is_chat_only;
-        let mut parsed = finish(Api::Chat, id, prompts, limit, request.common, context)?;
-        if is_chat_only {
-            parsed.output = output;
-        }
-        Ok(parsed)
+        let output = match output {
+            _ if context.is_chat_only => output,
+            // Clients parse these: they are whole, whatever the limit.
+            Output { call, format, .. } if call.is_some() || format.is_some() => Output {
+                has_reasoning: false,
+                call,
+                format,
+                has_no_token_limit: true,
+            },
+            _ => Output::default(),
+        };
+        let top = request.top_logprobs.unwrap_or(0);
+        let logprobs = (request.logprobs == Some(true)).then_some(top);
+        let parsed = finish(Api::Chat, id, prompts, limit, request.common, context)?;
+        Ok(Self {
+            output,
+            logprobs,
+            ..parsed
+        })
     }
 
     fn read_completion(body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {
@@ -258,14 +283,16 @@ impl GenerationRequest {
         let id = format!("cmpl-{}", id.unwrap_or(context.random_id.clone()));
         let limit = ("max_tokens", request.common.max_tokens);
         let prompts = prompt.into_tokens();
-        finish(
+        let logprobs = request.logprobs;
+        let parsed = finish(
             Api::Completions,
             id,
             prompts,
             limit,
             request.common,
             context,
-        )
+        )?;
+        Ok(Self { logprobs, ..parsed })
     }
 
     fn read_responses(body: &[u8], context: Context<'_>) -> Result<Self, ApiError> {
@@ -316,7 +343,12 @@ impl GenerationRequest {
     }
 
     pub(crate) fn prompt_tokens(&self) -> usize {
-        self.prompts.iter().map(Vec::len).sum()
+        self.own_prompts().map(Vec::len).sum()
+    }
+
+    /// Each prompt once.
+    pub(crate) fn own_prompts(&self) -> impl Iterator<Item = &Vec<u32>> {
+        self.prompts.iter().step_by(self.choices)
     }
 }
 
@@ -370,6 +402,15 @@ fn finish(
         return Err(error);
     }
     check_prompts(&prompts, max_tokens.saturating_sub(answer_tokens))?;
+    let choices = common.n.unwrap_or(1);
+    if !(1..=MAX_CHOICES).contains(&choices) {
+        let message = format!("n must be 1 to {MAX_CHOICES}, got {choices}.");
+        return Err(ApiError::bad_param("n", message));
+    }
+    let prompts = prompts
+        .into_iter()
+        .flat_map(|prompt| std::iter::repeat_n(prompt, choices))
+        .collect();
     let session_id = common.session_id.as_deref().or(context.session_id);
     let label = sharing::label(
         &model,
@@ -388,7 +429,9 @@ fn finish(
         ignores_eos,
         model,
         prompts,
+        choices,
         answer_tokens,
+        logprobs: None,
         stream: common.stream.unwrap_or(false),
         returns_token_ids: common.return_token_ids == Some(true),
         usage,

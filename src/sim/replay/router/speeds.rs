@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::load::Load;
 use crate::fleet;
-use crate::fleet::speed::{Learner, LoadNow, Passed, Seen, Speed};
+use crate::fleet::speed::{Learner, LoadNow, OwnSpeed, Passed, Seen, Speed};
 
 /// What a router knows of the workers' prefill rates.
 #[derive(Clone, Debug)]
@@ -19,7 +19,9 @@ pub(crate) enum PrefillRates {
 #[derive(Debug)]
 pub(super) struct Speeds {
     /// By worker; empty unless speeds are learnt.
-    learners: Vec<(Seen, Learner)>,
+    learners: Vec<(Seen, OwnSpeed)>,
+    /// All of them are taken to be alike: workers of one model, without a label of their hardware.
+    alike: Learner,
     pub(super) speeds: Vec<Speed>,
 }
 
@@ -41,6 +43,7 @@ impl Speeds {
         };
         Self {
             learners: (0..learners).map(|_| Default::default()).collect(),
+            alike: Learner::default(),
             speeds,
         }
     }
@@ -82,11 +85,12 @@ impl Speeds {
     }
 
     pub(super) fn learn(&mut self) {
-        for ((seen, learner), speed) in self.learners.iter_mut().zip(&mut self.speeds) {
-            let mut rows = seen.take();
-            learner.on_median(&mut rows.firsts);
-            learner.on_median(&mut rows.ends);
-            *speed = learner.speed();
+        for (seen, own) in &mut self.learners {
+            own.on_rows(&mut self.alike, seen.take());
+        }
+        let alike = self.alike.speed();
+        for ((_, own), speed) in self.learners.iter_mut().zip(&mut self.speeds) {
+            *speed = own.speed(&alike);
         }
     }
 }

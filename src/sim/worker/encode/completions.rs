@@ -7,33 +7,29 @@ use crate::sim::worker::generation::Generation;
 use crate::sim::worker::json::{DONE, event};
 use crate::sim::worker::request::output::Output;
 use crate::sim::worker::request::{Api, UsageReport};
+use crate::sim::worker::tokenizer;
 
 const FINGERPRINT: &str = "vllm-0.32.0-sim";
 
 pub(super) fn whole_chat(generation: &Generation) -> Value {
     let request = &generation.request;
+    let choice = |index| {
+        json!({
+            "index": index,
+            "message": chat_message(generation, index),
+            "logprobs": chat_logprobs(generation, &generation.answers[index]),
+            "finish_reason": chat_finish_reason(generation, index),
+            "stop_reason": null,
+            "token_ids": null,
+            "routed_experts": null,
+        })
+    };
     json!({
         "id": request.id,
         "object": "chat.completion",
         "created": request.created,
         "model": request.model,
-        "choices": [{
-            "index": 0,
-            "message": {
-                "role": "assistant",
-                "content": generation.text(0),
-                "refusal": null,
-                "annotations": null,
-                "audio": null,
-                "function_call": null,
-                "reasoning": null,
-            },
-            "logprobs": null,
-            "finish_reason": generation.finish_reason(0),
-            "stop_reason": null,
-            "token_ids": null,
-            "routed_experts": null,
-        }],
+        "choices": (0..generation.answers.len()).map(choice).collect::<Vec<_>>(),
         "service_tier": null,
         "system_fingerprint": FINGERPRINT,
         "usage": whole_usage(generation),
@@ -46,13 +42,95 @@ pub(super) fn whole_chat(generation: &Generation) -> Value {
     })
 }
 
+fn chat_message(generation: &Generation, index: usize) -> Value {
+    let output = &generation.request.output;
+    let text = items::last_text(generation, index);
+    let reasoning = output
+        .has_reasoning
+        .then(|| items::words(generation, index).0);
+    let mut message = json!({
+        "role": "assistant",
+        "content": text,
+        "refusal": null,
+        "annotations": null,
+        "audio": null,
+        "function_call": null,
+        "reasoning": reasoning,
+    });
+    if let Some(call) = &output.call {
+        message["content"] = Value::Null;
+        message["tool_calls"] = json!([{
+            "id": call_id(generation, index),
+            "type": "function",
+            "function": {"name": call.name, "arguments": text},
+        }]);
+    }
+    message
+}
+
+fn call_id(generation: &Generation, index: usize) -> String {
+    match index {
+        0 => items::id(generation, "call"),
+        _ => items::id(generation, &format!("call{index}")),
+    }
+}
+
+/// What a generated token's probability is said to be.
+const LOGPROB: f64 = -0.25;
+
+/// The probabilities of tokens in the form of chats; null unless the request asks for them.
+fn chat_logprobs(generation: &Generation, tokens: &[u32]) -> Value {
+    let Some(top) = generation.request.logprobs else {
+        return Value::Null;
+    };
+    let one = |token: &u32| {
+        let text = tokenizer::decode(&[*token]);
+        json!({"token": text, "logprob": LOGPROB, "bytes": text.as_bytes()})
+    };
+    let content = tokens.iter().map(|token| {
+        let mut entry = one(token);
+        entry["top_logprobs"] = (0..top as u32).map(|other| one(&(token + other))).collect();
+        entry
+    });
+    json!({"content": content.collect::<Vec<_>>()})
+}
+
+/// The same in the form of completions. `offset`: of the first token's text.
+fn logprobs(generation: &Generation, tokens: &[u32], offset: usize) -> Value {
+    let Some(top) = generation.request.logprobs else {
+        return Value::Null;
+    };
+    let texts: Vec<String> = tokens
+        .iter()
+        .map(|token| tokenizer::decode(&[*token]))
+        .collect();
+    let offsets = texts.iter().scan(offset, |end, text| {
+        let start = *end;
+        *end += text.len();
+        Some(start)
+    });
+    let others = tokens.iter().map(|token| -> Value {
+        let others = (0..top as u32).map(|other| tokenizer::decode(&[token + other]));
+        others
+            .map(|text| (text, LOGPROB.into()))
+            .collect::<serde_json::Map<_, _>>()
+            .into()
+    });
+    json!({
+        "text_offset": offsets.collect::<Vec<_>>(),
+        "token_logprobs": vec![LOGPROB; tokens.len()],
+        "tokens": texts,
+        "top_logprobs": others.collect::<Vec<_>>(),
+    })
+}
+
 pub(super) fn whole_completion(generation: &Generation) -> Value {
     let request = &generation.request;
     let choice = |index| {
         json!({
             "index": index,
             "text": generation.text(index),
-            "logprobs": null,
+            "logprobs": logprobs(generation, &generation.answers[index], 0),
             "finish_reason": generation.finish_reason(index),
             "stop_reason": null,
             "token_ids": null,
@@ -76,12 +154,17 @@ pub(super) fn whole_completion(generation: &Generation) -> Value {
     })
 }
 
-/// The first chunk of a chat, which has the role and no text.
-pub(super) fn role_chunk(generation: &Generation) -> String {
+/// The first chunk of each answer of a chat, which has the role and no text.
+pub(super) fn role_chunks(generation: &Generation) -> Vec<String> {
+    let answers = 0..generation.answers.len();
+    answers.map(|index| role_chunk(generation, index)).collect()
+}
+
+fn role_chunk(generation: &Generation, index: usize) -> String {
     let mut chunk = chunk(
         generation,
         &json!({
-            "index": 0,
+            "index": index,
             "delta": {"role": "assistant", "content": ""},
             "logprobs": null,
             "finish_reason": null,
@@ -94,18 +177,18 @@ pub(super) fn role_chunk(generation: &Generation) -> String {
 
 pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> String {
     let is_last = generation.finish_reason(index).is_some();
-    let finish_reason = is_last.then(|| chat_finish_reason(generation));
+    let finish_reason = is_last.then(|| chat_finish_reason(generation, index));
     let mut choice = json!({
         "index": index,
-        "delta": chat_delta(generation, text, is_last),
-        "logprobs": null,
+        "delta": chat_delta(generation, index, (text, is_last)),
+        "logprobs": chat_logprobs(generation, last_token(generation, index)),
         "finish_reason": finish_reason,
     });
     if finish_reason.is_some() {
         choice["stop_reason"] = Value::Null;
     }
     choice["token_ids"] = last_token_id(generation, index);
-    token_chunk(generation, &choice, finish_reason.is_some())
+    token_chunk(generation, &choice, is_last_token(generation))
 }
 
 pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str) -> String {
@@ -114,18 +197,29 @@ pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str
         true => prompt_token_ids(generation, index),
         false => Value::Null,
     };
+    let offset = generation.text(index).len() - text.len();
     let choice = json!({
         "index": index,
         "text": text,
-        "logprobs": null,
+        "logprobs": logprobs(generation, last_token(generation, index), offset),
         "finish_reason": generation.finish_reason(index),
         "stop_reason": null,
         "prompt_token_ids": prompt_token_ids,
         "token_ids": last_token_id(generation, index),
     });
+    token_chunk(generation, &choice, is_last_token(generation))
+}
+
+/// True if no answer has more to come.
+fn is_last_token(generation: &Generation) -> bool {
     let tokens = generation.request.answer_tokens * generation.answers.len();
-    let is_last_token = generation.completion_tokens() == tokens;
-    token_chunk(generation, &choice, is_last_token)
+    generation.completion_tokens() == tokens
+}
+
+/// The token that was added last.
+fn last_token(generation: &Generation, index: usize) -> &[u32] {
+    let tokens = &generation.answers[index];
+    &tokens[tokens.len().saturating_sub(1)..]
 }
 
 /// Null unless the request asks for ids.
@@ -144,9 +238,9 @@ fn last_token_id(generation: &Generation, index: usize) -> Value {
     }
 }
 
-fn chat_finish_reason(generation: &Generation) -> &'static str {
+fn chat_finish_reason(generation: &Generation, index: usize) -> &'static str {
     let output = &generation.request.output;
-    match generation.finish_reason(0) {
+    match generation.finish_reason(index) {
         Some("length") if !output.has_no_token_limit || *output == Output::default() => "length",
         _ if output.call.is_some() => "tool_calls",
         _ => "stop",
@@ -154,14 +248,14 @@ fn chat_finish_reason(generation: &Generation) -> &'static str {
 }
 
 /// What the token that was added last is a part of.
-fn chat_delta(generation: &Generation, text: &str, is_last: bool) -> Value {
+fn chat_delta(generation: &Generation, index: usize, (text, is_last): (&str, bool)) -> Value {
     let output = &generation.request.output;
-    let index = generation.completion_tokens().saturating_sub(1);
+    let token = generation.answers[index].len().saturating_sub(1);
     let reasoning_tokens = items::reasoning_tokens(generation);
-    if index < reasoning_tokens {
+    if token < reasoning_tokens {
         return json!({"reasoning": text});
     }
-    let is_first = index == reasoning_tokens;
+    let is_first = token == reasoning_tokens;
     let Some(frame) = items::frame(generation) else {
         return json!({"content": text});
     };
@@ -173,7 +267,7 @@ fn chat_delta(generation: &Generation, text: &str, is_last: bool) -> Value {
     };
     let mut fragment = json!({"index": 0, "function": {"arguments": text}});
     if is_first {
-        fragment["id"] = items::id(generation, "call").into();
+        fragment["id"] = call_id(generation, index).into();
         fragment["type"] = "function".into();
         fragment["function"]["name"] = call.name.as_str().into();
     }

@@ -68,7 +68,7 @@ pub(super) fn close_last(generation: &mut Generation) -> Vec<String> {
     if let Some(tail) = frame(generation).map(|frame| frame.tail.clone()) {
         events.push(delta_event(generation, &tail));
     }
-    let (text, index) = (last_text(generation), last_index(generation));
+    let (text, index) = (last_text(generation, 0), last_index(generation));
     match generation.request.output.call.clone() {
         None => {
             let fields = json!({"content_index": 0, "logprobs": [], "text": text});
@@ -115,8 +115,8 @@ pub(super) fn frame(generation: &Generation) -> Option<&JsonFrame> {
 }
 
 /// The text of the last item: of the message, or the arguments of the call.
-fn last_text(generation: &Generation) -> String {
-    let (_, words) = words(generation);
+pub(super) fn last_text(generation: &Generation, index: usize) -> String {
+    let (_, words) = words(generation, index);
     match frame(generation) {
         Some(frame) => frame.around(&words),
         None => words,
@@ -124,8 +124,8 @@ fn last_text(generation: &Generation) -> String {
 }
 
 /// The generated words of the reasoning, and those of the last item.
-fn words(generation: &Generation) -> (String, String) {
-    let tokens = &generation.answers[0];
+pub(super) fn words(generation: &Generation, index: usize) -> (String, String) {
+    let tokens = &generation.answers[index];
     let (reasoning, rest) = tokens.split_at(reasoning_tokens(generation).min(tokens.len()));
     (tokenizer::decode(reasoning), tokenizer::decode(rest))
 }
@@ -162,7 +162,7 @@ fn reasoning_item(generation: &Generation, content: &[Value]) -> Value {
 }
 
 fn reasoning_part(generation: &Generation) -> Value {
-    json!({"text": words(generation).0, "type": "reasoning_text"})
+    json!({"text": words(generation, 0).0, "type": "reasoning_text"})
 }
 
 fn open_last(generation: &mut Generation) -> Vec<String> {
@@ -179,7 +179,7 @@ fn open_last(generation: &mut Generation) -> Vec<String> {
 }
 
 fn finished_last_item(generation: &Generation) -> Value {
-    let text = last_text(generation);
+    let text = last_text(generation, 0);
     let part = text_part(&text, Value::Null);
     last_item(generation, "completed", &text, &[part])
 }

@@ -1,9 +1,11 @@
 //! Answers byte for byte as a real server wrote them, but for the generated words.
 
+use serde_json::Value;
+
 use super::*;
 use crate::sim::engine::Event;
 use crate::sim::worker::request::output::{Call, JsonFrame, Output};
-use crate::sim::worker::request::{EchoedFields, GenerationRequest, UsageReport};
+use crate::sim::worker::request::{Context, EchoedFields, GenerationRequest, UsageReport};
 
 const WORDS: [&str; 2] = ["ash ", "bay "];
 
@@ -14,6 +16,8 @@ fn request(api: Api, id: &str) -> GenerationRequest {
         created: 1795196868,
         model: "tiny".to_owned(),
         prompts: vec![vec![7; 33]],
+        choices: 1,
+        logprobs: None,
         answer_tokens: WORDS.len(),
         salt: 0,
         label: None,
@@ -237,4 +241,124 @@ fn a_response_that_fits_a_schema() {
     assert_eq!(deltas, r#"{"days":1,"city":"ash bay "}"#);
     let whole: serde_json::Value = serde_json::from_str(&generation.whole()).unwrap();
     assert_eq!(whole["output"][0]["content"][0]["text"], deltas);
+}
+
+/// The whole answer and the chunks of the stream of a chat with these members, with two words an answer.
+fn chat(members: &str) -> (Value, Vec<Value>) {
+    let models = ["tiny".to_owned()];
+    let context = Context {
+        models: &models,
+        is_chat_only: false,
+        max_context_tokens: 1_000,
+        now: 1795196868,
+        request_id: None,
+        session_id: None,
+        random_id: "1".to_owned(),
+    };
+    let body = format!(
+        r#"{{"messages":[{{"role":"user","content":"hi"}}],"stream":true,"max_tokens":2{members}}}"#
+    );
+    let request = GenerationRequest::read(Api::Chat, body.as_bytes(), context).unwrap();
+    let choices = request.choices;
+    let mut generation = Generation::new(request, 32);
+    let mut sent = generation.opening();
+    for (place, word) in WORDS.into_iter().enumerate() {
+        for index in 0..choices {
+            let token = tokenizer::encode(word)[0];
+            let event = match place {
+                0 => Event::First {
+                    token,
+                    cached_tokens: 0,
+                },
+                _ => Event::Token { token },
+            };
+            generation.on_event(index, event);
+            sent.push(generation.token(index, token));
+        }
+    }
+    let chunk = |event: &String| {
+        let data = event.strip_prefix("data: ").unwrap();
+        serde_json::from_str(data).unwrap()
+    };
+    let whole = serde_json::from_str(&generation.whole()).unwrap();
+    (whole, sent.iter().map(chunk).collect())
+}
+
+#[test]
+fn a_chat_that_needs_a_function_calls_it_whole_and_streamed() {
+    let function = r#"{"name":"weather","parameters":{"type":"object","properties":{"city":{"type":"string"},"days":{"type":"integer"}}}}"#;
+    let (whole, chunks) = chat(&format!(
+        r#","tools":[{{"type":"function","function":{function}}}],"tool_choice":"required""#
+    ));
+    let choice = &whole["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], Value::Null);
+    let call = &choice["message"]["tool_calls"][0];
+    assert_eq!(call["function"]["name"], "weather");
+    let arguments = r#"{"days":1,"city":"ash bay "}"#;
+    assert_eq!(call["function"]["arguments"], arguments);
+    let deltas: Vec<&Value> = chunks
+        .iter()
+        .map(|chunk| &chunk["choices"][0]["delta"]["tool_calls"][0])
+        .collect();
+    assert_eq!(deltas[1]["id"], call["id"]);
+    let streamed = deltas
+        .iter()
+        .filter_map(|delta| delta["function"]["arguments"].as_str());
+    assert_eq!(streamed.collect::<String>(), arguments);
+    assert_eq!(chunks[2]["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[test]
+fn a_chat_with_a_schema_is_json_whole_and_streamed() {
+    let schema = r#"{"type":"object","properties":{"name":{"type":"string"}}}"#;
+    let (whole, chunks) = chat(&format!(
+        r#","response_format":{{"type":"json_schema","json_schema":{{"name":"x","schema":{schema}}}}}"#
+    ));
+    let expected = r#"{"name":"ash bay "}"#;
+    assert_eq!(whole["choices"][0]["message"]["content"], expected);
+    assert_eq!(whole["choices"][0]["finish_reason"], "stop");
+    let streamed = chunks
+        .iter()
+        .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str());
+    assert_eq!(streamed.collect::<String>(), expected);
+}
+
+#[test]
+fn a_chat_has_as_many_answers_as_it_asks_for_and_its_prompt_counts_once() {
+    let (whole, chunks) = chat(r#","n":3"#);
+    let contents: Vec<&Value> = (0..3)
+        .map(|index| &whole["choices"][index]["message"]["content"])
+        .collect();
+    assert_eq!(contents, ["ash bay "; 3]);
+    assert_eq!(whole["usage"]["completion_tokens"], 6);
+    let (one, _) = chat("");
+    assert_eq!(
+        whole["usage"]["prompt_tokens"],
+        one["usage"]["prompt_tokens"]
+    );
+    let ended = chunks
+        .iter()
+        .filter(|chunk| chunk["choices"][0]["finish_reason"] == "length");
+    let ended: Vec<u64> = ended
+        .map(|chunk| chunk["choices"][0]["index"].as_u64().unwrap())
+        .collect();
+    assert_eq!(ended, [0, 1, 2]);
+}
+
+#[test]
+fn a_chat_has_the_probabilities_that_it_asks_for() {
+    let (whole, chunks) = chat(r#","logprobs":true,"top_logprobs":2"#);
+    let content = &whole["choices"][0]["logprobs"]["content"];
+    assert_eq!(
+        (&content[0]["token"], &content[1]["token"]),
+        (&WORDS[0].into(), &WORDS[1].into())
+    );
+    assert_eq!(content[0]["top_logprobs"].as_array().unwrap().len(), 2);
+    assert_eq!(content[0]["bytes"], serde_json::json!(WORDS[0].as_bytes()));
+    assert_eq!(
+        &chunks[1]["choices"][0]["logprobs"]["content"][0],
+        &content[0]
+    );
+    assert_eq!(chat("").0["choices"][0]["logprobs"], Value::Null);
 }

@@ -1,0 +1,193 @@
+//! What is broken now: clients get errors, or will at the next failure. Pure.
+
+use super::finding::{Finding, listed};
+use super::observed::{Observed, Worker};
+use super::workers;
+
+pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
+    let one = [
+        no_worker_up(observed),
+        store_down(observed),
+        store_at_risk(observed),
+        configuration_refused(observed),
+        replica_missing(observed),
+        tokenizer_refuses(observed),
+    ];
+    let mut findings: Vec<Finding> = one.into_iter().flatten().collect();
+    findings.extend(workers_never_chosen(observed));
+    findings
+}
+
+fn no_worker_up(observed: &Observed) -> Option<Finding> {
+    let all = &observed.fleet.workers;
+    if workers::up(observed).next().is_some() {
+        return None;
+    }
+    let (problem, change) = match all.first() {
+        None => (
+            "there are no workers".to_owned(),
+            "what `discovery` finds: GET /fleet, and the router's log".to_owned(),
+        ),
+        Some(first) => (
+            match all.len() {
+                1 => format!("the only worker, {}, is not up", first.name),
+                count => format!("none of {count} workers is up"),
+            },
+            workers::why_down(first),
+        ),
+    };
+    Some(Finding {
+        rule: "no_worker_up",
+        is_broken: true,
+        cost: 1.0,
+        problem,
+        effect: "every request is refused with 503",
+        change,
+    })
+}
+
+fn store_down(observed: &Observed) -> Option<Finding> {
+    let health = observed.store.as_ref().filter(|health| !health.is_up)?;
+    Some(Finding {
+        rule: "store_down",
+        is_broken: true,
+        cost: 0.9,
+        problem: format!("the store of responses cannot be used: {}", health.reason),
+        effect: "stored responses and conversations are refused with 503, or served unstored (`responses.on_store_down`)",
+        change:
+            "repair Redis, its address or its user's rights: `warmroute check --live` tries them"
+                .to_owned(),
+    })
+}
+
+fn store_at_risk(observed: &Observed) -> Option<Finding> {
+    let health = observed.store.as_ref()?;
+    let warns = health.is_up && !health.warning.is_empty();
+    warns.then(|| Finding {
+        rule: "store_at_risk",
+        is_broken: false,
+        cost: 0.5,
+        problem: format!("the store of responses: {}", health.warning),
+        effect: "responses that clients rely on may be lost",
+        change: "the settings of Redis that are named".to_owned(),
+    })
+}
+
+fn configuration_refused(observed: &Observed) -> Option<Finding> {
+    let successful = observed.value("warmroute_config_last_reload_successful", &[])?;
+    (successful == 0.0).then(|| Finding {
+        rule: "configuration_refused",
+        is_broken: true,
+        cost: 0.6,
+        problem: "the configuration file was refused: the router runs with the one before it"
+            .to_owned(),
+        effect: "changes do not count, and the router would not start again",
+        change: "`warmroute check FILE` on its host lists what is wrong, with the lines".to_owned(),
+    })
+}
+
+fn replica_missing(observed: &Observed) -> Option<Finding> {
+    let peers = &observed.fleet.peers;
+    let missing: Vec<_> = peers
+        .iter()
+        .filter(|peer| peer.state != "connected")
+        .collect();
+    let first = missing.first()?;
+    let name = |peer: &super::observed::Peer| {
+        let name = peer.name.as_ref().or(peer.address.as_ref());
+        format!("{} ({})", name.map_or("one", String::as_str), peer.state)
+    };
+    let why = first.error.as_deref().unwrap_or("it is silent");
+    Some(Finding {
+        rule: "replica_missing",
+        is_broken: true,
+        cost: 0.4,
+        problem: format!(
+            "{} of {} other replicas are not connected: {}",
+            missing.len(),
+            peers.len(),
+            listed(missing.iter().map(|peer| name(peer)))
+        ),
+        effect: "choices do not count its requests, and limits are shared without it",
+        change: format!("{}: {why}", name(first)),
+    })
+}
+
+/// The share of prompts that is worth a finding.
+const REFUSED_MIN: f64 = 0.01;
+/// With fewer prompts a share says nothing.
+const MIN_PROMPTS: f64 = 100.0;
+
+fn tokenizer_refuses(observed: &Observed) -> Option<Finding> {
+    let metric = "warmroute_tokenizer_prompts_total";
+    let all = observed.sum(metric, &[]);
+    let known =
+        ["complete", "partial"].map(|outcome| observed.sum(metric, &[("outcome", outcome)]));
+    let refused = all - known.iter().sum::<f64>();
+    if all < MIN_PROMPTS || refused < REFUSED_MIN * all {
+        return None;
+    }
+    let (reason, _) = observed
+        .by_label(metric, "outcome")
+        .into_iter()
+        .filter(|(outcome, _)| !["complete", "partial"].contains(&outcome.as_str()))
+        .max_by(|left, right| left.1.total_cmp(&right.1))?;
+    Some(Finding {
+        rule: "tokenizer_refuses",
+        is_broken: false,
+        cost: 0.5 * refused / all,
+        problem: format!(
+            "{:.0} % of {all:.0} prompts of models with a tokenizer could not be tokenized, most of them for `{reason}`",
+            100.0 * refused / all
+        ),
+        effect: "they are routed by prediction, not by what is cached exactly",
+        change: "`warmroute check FILE` says which kinds of requests a model's tokenizer cannot do, and why; POST /explain \
+                 says it for one request (`tokens_unknown_reason`)"
+            .to_owned(),
+    })
+}
+
+/// Requests to a model after which a worker without any is worth a finding.
+const MIN_REQUESTS: u64 = 200;
+/// And requests for each of its workers.
+const REQUESTS_EACH: u64 = 20;
+
+fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {
+    let of_model = |(model, all): (&str, Vec<&Worker>)| {
+        let total: u64 = all.iter().map(|worker| worker.requests_total).sum();
+        let is_never = |worker: &&Worker| {
+            worker.requests_total == 0
+                && !worker.is_draining
+                && worker.peers.iter().all(|peer| peer.requests == 0)
+        };
+        let never: Vec<&Worker> = all.iter().copied().filter(is_never).collect();
+        let is_enough = total >= MIN_REQUESTS && total >= REQUESTS_EACH * all.len() as u64;
+        // Decode workers get the second leg of a pair.
+        let alone = never.iter().all(|worker| worker.role == "both");
+        if never.is_empty() || !is_enough || !alone {
+            return None;
+        }
+        let busiest = all.iter().max_by_key(|worker| worker.requests_total)?;
+        let share = 100 * busiest.requests_total / total;
+        Some(Finding {
+            rule: "workers_never_chosen",
+            is_broken: false,
+            cost: 0.6 * never.len() as f64 / all.len() as f64,
+            problem: format!(
+                "{} of {} workers of {model} never got one of its {total} requests, {share} % of which went to {}: {}",
+                never.len(),
+                all.len(),
+                busiest.name,
+                workers::names(&never)
+            ),
+            effect: "their GPUs do nothing",
+            change: "if requests never wait, fewer workers would do; else POST /explain with one of the requests shows what each \
+                     worker would cost, and why"
+                .to_owned(),
+        })
+    };
+    workers::by_model(observed)
+        .into_iter()
+        .filter_map(of_model)
+        .collect()
+}
