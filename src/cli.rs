@@ -13,8 +13,10 @@ use std::process::ExitCode;
 
 use clap::error::ErrorKind;
 use clap::{Args, CommandFactory, Parser, Subcommand};
+use sd_notify::NotifyState;
 use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing::warn;
 
 use self::config_diff::ConfigDiff;
 use self::doctor::Doctor;
@@ -370,14 +372,23 @@ fn block_on(task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
 
 async fn serve(config: &Config) -> io::Result<()> {
     let app = App::bind(config).await?;
+    tell_systemd(NotifyState::Ready);
     let is_interrupt = tokio::select! {
         stopped = which_stop_signal() => stopped? == StopSignal::Interrupt,
         () = app.drain_requested() => false,
     };
+    tell_systemd(NotifyState::Stopping);
     let again = async { drop(stop_signal().await) };
     app.announce_drain(is_interrupt, again).await;
     app.drain().await;
     Ok(())
+}
+
+/// Tells a service manager that started this process with `Type=notify`, and nobody else.
+fn tell_systemd(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        warn!(%error, "cannot notify the service manager");
+    }
 }
 
 async fn simulate(settings: sim::worker::Settings) -> io::Result<()> {

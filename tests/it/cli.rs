@@ -1,11 +1,13 @@
 //! The command line: what it prints, and the codes it ends with.
 
-use std::process::{Command, Output};
+use std::os::unix::net::UnixDatagram;
+use std::process::{Command, Output, Stdio};
 
 use warmroute::config::Config;
 use warmroute::observe::Format;
 
 use crate::cluster::{self, Engine, Removed, Router, eventually, fast};
+use crate::patience::too_long;
 
 const GOOD: &str = "workers:\n  - url: http://127.0.0.1:8000\n    api_key: hush\n";
 
@@ -397,4 +399,40 @@ fn the_demo_compares_replicas_that_share_with_some_that_do_not() {
         let line = lines.next().unwrap_or_else(|| panic!("{row}: {printed}"));
         assert!(line.contains(" %") && line.ends_with(" ms"), "{line}");
     }
+}
+
+#[test]
+fn a_service_manager_hears_when_the_router_listens_and_when_it_stops() {
+    let file = Removed::new(
+        "api: {listen: '127.0.0.1:0'}\nadmin: {listen: '127.0.0.1:0'}\nworkers: ['http://127.0.0.1:1']\n",
+    );
+    let socket = Removed::new("");
+    std::fs::remove_file(&socket.0).unwrap();
+    let manager = UnixDatagram::bind(&socket.0).unwrap();
+    manager.set_read_timeout(Some(too_long())).unwrap();
+    let heard = || {
+        let mut message = [0; 256];
+        let length = manager.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..length])
+            .trim()
+            .to_owned()
+    };
+    let mut router = Command::new(env!("CARGO_BIN_EXE_warmroute"))
+        .args(["serve", file.0.to_str().unwrap()])
+        .env("NOTIFY_SOCKET", &socket.0)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(heard(), "READY=1");
+    // Ctrl-C: nobody has asked whether it is ready, so it waits for nobody.
+    let pid = router.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-INT", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    assert_eq!(heard(), "STOPPING=1");
+    assert_eq!(router.wait().unwrap().code(), Some(0));
 }
