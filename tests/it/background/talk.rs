@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::fleet::{Places, any, end};
+use super::fleet::{END, Places, any, end};
 use super::{PATH, ask, part};
 use crate::client;
 use crate::cluster::{Router, eventually};
@@ -100,7 +100,7 @@ async fn turn(places: &Places, conversation: &Value, input: &str) -> Known {
             false => Known::Nothing,
         };
     }
-    let events = part(&text, 0);
+    let events = part(text.strip_suffix(END).unwrap_or(&text), 0);
     let response = match is_background {
         true => events.first(),
         false => events.last().filter(|(name, _)| {
