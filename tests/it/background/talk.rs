@@ -11,6 +11,9 @@ use super::{PATH, ask, part};
 use crate::client;
 use crate::cluster::{Router, eventually};
 
+/// Of so many turns of a conversation it is asked what the engine was sent.
+const ASKED_MAX: usize = 30;
+
 /// What a client knows of one turn.
 #[derive(Clone, Debug)]
 pub(super) struct Turn {
@@ -59,7 +62,7 @@ pub(super) async fn talk(
         let input = format!("client {name} says {}", turns.len());
         let known = turn(&places, &conversation, &input).await;
         if matches!(known, Known::Refused) {
-            tokio::time::sleep(Duration::from_millis(fastrand::u64(20..200))).await;
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(100..600))).await;
         }
         turns.push(Turn { input, known });
     }
@@ -167,8 +170,10 @@ pub(super) async fn check(routers: &[&Router], conversation: &Value, turns: &[Tu
         match (last["status"].as_str().unwrap(), place) {
             ("incomplete" | "completed", Some(place)) if is_stored => {
                 assert_eq!(all[2 * place + 1]["id"], last["output"][0]["id"], "{last}");
-                let seen = input_tokens(routers[0], &all[..=2 * place]).await;
-                assert_eq!(last["usage"]["input_tokens"], seen, "{id}, {input}: {last}");
+                if place.is_multiple_of(said.len().div_ceil(ASKED_MAX)) {
+                    let seen = input_tokens(routers[0], &all[..=2 * place]).await;
+                    assert_eq!(last["usage"]["input_tokens"], seen, "{id}, {input}: {last}");
+                }
             }
             ("failed", None) => {}
             ("incomplete" | "completed", None) if !is_stored => {}
