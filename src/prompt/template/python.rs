@@ -142,13 +142,11 @@ struct JsonStyle {
 fn tojson(value: &Value, given: Given) -> Result<Value, Error> {
     let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
     let given = Arguments::given(given, &names)?;
-    let indent = match given.some("indent")? {
-        None => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(indent.as_i64().unwrap_or(0).clamp(0, 64) as usize),
-        }),
-    };
+    let indent = given.some("indent")?;
+    let indent = indent.map(|indent| match indent.as_str() {
+        Some(text) => text.to_owned(),
+        None => " ".repeat(indent.as_i64().unwrap_or(0).clamp(0, 64) as usize),
+    });
     let (comma, colon) = match given.some("separators")? {
         Some(pair) => (
             pair.get_item_by_index(0)?.to_string(),
