@@ -1,10 +1,19 @@
 //! A model's chat template: Jinja as Python's `transformers` configures it, rendered by `minijinja`.
 //!
+//! The template engine follows Python in most. Where it does not, a template is written anew before it is compiled: `source`.
 //! Pure apart from compiling. The time is an argument; `render` interprets the fields of a request.
 
+mod arguments;
+mod dates;
+mod filters;
 mod format;
+mod methods;
 mod number;
+mod operators;
+mod percent;
 mod python;
+mod python_text;
+mod source;
 mod texts;
 
 use std::fmt;
@@ -14,7 +23,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, Value};
 
 pub use self::format::ContentFormat;
-pub(super) use self::number::{of_digits, of_float};
+pub(super) use self::number::of_digits;
 pub(super) use self::python::now_key;
 
 /// Maximum depth of nested calls. Macros that print a JSON schema need a few levels.
@@ -52,18 +61,22 @@ impl fmt::Debug for Template {
 
 impl Template {
     pub fn new(source: &str) -> Result<Self, Error> {
-        let syntax = syntax()?;
-        let plain = python::without_generation_tags(source);
+        // As Python's lexer does it.
+        let plain = source.replace("\r\n", "\n").replace('\r', "\n");
+        let plain = python::without_generation_tags(&plain);
+        let syntax = syntax(true)?;
         let format = ContentFormat::of(&plain, &syntax);
+        let text = |error| Error(error_text(&error));
+        let tree = minijinja::machinery::parse(&plain, NAME, syntax).map_err(text)?;
         let mut environment = Environment::new();
-        environment.set_syntax(syntax);
+        environment.set_syntax(self::syntax(false)?);
         environment.set_debug(false);
         environment.set_recursion_limit(MAX_RECURSION);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
         python::install(&mut environment);
         environment
-            .add_template_owned(NAME, plain)
-            .map_err(|error| Error(error_text(&error)))?;
+            .add_template_owned(NAME, source::of(&tree))
+            .map_err(text)?;
         Ok(Self {
             environment,
             format,
@@ -93,7 +106,7 @@ impl Template {
             let template = self.environment.get_template(NAME)?;
             template.render(context)
         };
-        // The template engine panics on some values, such as an empty list that is read backwards.
+        // The template engine has panicked on odd values.
         match catch_unwind(AssertUnwindSafe(render)) {
             Ok(rendered) => rendered.map_err(|error| Error(error_text(&error))),
             Err(_) => Err(Error("the template engine failed".to_owned())),
@@ -101,11 +114,12 @@ impl Template {
     }
 }
 
-/// Jinja's default delimiters, with the white space rules of `transformers`.
-fn syntax() -> Result<SyntaxConfig, Error> {
+/// Jinja's default delimiters, with the white space rules of `transformers`, or where those were followed already with none.
+fn syntax(is_trimmed: bool) -> Result<SyntaxConfig, Error> {
     SyntaxConfig::builder()
-        .trim_blocks(true)
-        .lstrip_blocks(true)
+        .trim_blocks(is_trimmed)
+        .lstrip_blocks(is_trimmed)
+        .keep_trailing_newline(!is_trimmed)
         .build()
         .map_err(|error| Error(error.to_string()))
 }

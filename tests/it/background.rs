@@ -9,6 +9,7 @@ mod leaving;
 mod long_streams;
 mod races;
 mod readers;
+mod talk;
 mod turns;
 
 use std::time::Duration;

@@ -66,6 +66,24 @@ async fn over(redis: &Server) -> Cluster {
     .await
 }
 
+/// The exit code of `check --live` and what it prints.
+async fn check_live(cluster: &Cluster, redis: &Server) -> (i32, String) {
+    let text = format!(
+        "workers: [\"http://{}\"]\nresponses: {{store: {{redis: {{urls: [\"{}\"]}}}}, state_token: {{keys: [\"{}\"]}}}}\n",
+        cluster.engines[0].address,
+        redis.url(),
+        "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
+    );
+    let file = Removed::new(&text);
+    let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
+    command.args(["check", "--live", "--config", file.0.to_str().unwrap()]);
+    // The engine that it asks runs here.
+    let output = tokio::task::spawn_blocking(move || command.output());
+    let output = output.await.unwrap().unwrap();
+    let printed = String::from_utf8(output.stdout).unwrap();
+    (output.status.code().unwrap(), printed)
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_redis_that_may_evict_is_named_on_readyz_and_by_the_check() {
     let redis = Server::start().await;
@@ -79,29 +97,13 @@ async fn a_redis_that_may_evict_is_named_on_readyz_and_by_the_check() {
     .await;
     assert_eq!(cluster.metric("warmroute_store_may_evict", &[]).await, 1.0);
 
-    let check = async || {
-        let text = format!(
-            "workers: [\"http://{}\"]\nresponses: {{store: {{redis: {{urls: [\"{}\"]}}}}, state_token: {{keys: [\"{}\"]}}}}\n",
-            cluster.engines[0].address,
-            redis.url(),
-            "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff"
-        );
-        let file = Removed::new(&text);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
-        command.args(["check", "--live", "--config", file.0.to_str().unwrap()]);
-        // The engine that it asks runs here.
-        let output = tokio::task::spawn_blocking(move || command.output());
-        let output = output.await.unwrap().unwrap();
-        let printed = String::from_utf8(output.stdout).unwrap();
-        (output.status.code().unwrap(), printed)
-    };
-    let (code, printed) = check().await;
+    let (code, printed) = check_live(&cluster, &redis).await;
     assert_eq!(code, 1, "{printed}");
     assert!(printed.contains("response store: WRONG: "), "{printed}");
     assert!(printed.contains(wanted), "{printed}");
 
     redis.cli(&["config", "set", "maxmemory-policy", "noeviction"]);
-    let (code, printed) = check().await;
+    let (code, printed) = check_live(&cluster, &redis).await;
     assert_eq!(code, 0, "{printed}");
     assert!(
         printed.contains("response store: Redis answers"),
@@ -149,4 +151,55 @@ async fn a_full_redis_refuses_a_create_by_name_before_anything_is_generated() {
         answer.status == 200
     })
     .await;
+}
+
+/// `/readyz`, the live check and a create name what Redis refuses, and nothing is generated.
+async fn check_refused(redis: &Server, cluster: &Cluster, named: &str, not_ready: &str) {
+    eventually("readiness names it", async || {
+        let ready = cluster.admin("/readyz").await;
+        let text = ready.text();
+        ready.status == 503 && text.contains(not_ready) && text.contains(named)
+    })
+    .await;
+    let (code, printed) = check_live(cluster, redis).await;
+    assert_eq!(code, 1, "{printed}");
+    assert!(printed.contains("response store: FAILED: "), "{printed}");
+    assert!(printed.contains(named), "{printed}");
+    let before = cluster.engines[0].generated().await;
+    let ask = r#"{"model":"sim","input":"x","max_output_tokens":2}"#;
+    for _ in 0..3 {
+        let refused = cluster.post(RESPONSES, ask).await;
+        assert_eq!(refused.status, 503, "{}", refused.text());
+        assert_ne!(refused.header("retry-after"), "");
+    }
+    assert_eq!(cluster.engines[0].generated().await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_that_redis_does_not_give_is_named_on_readyz_and_by_the_check() {
+    const NOT_READY: &str = "response store unavailable";
+    // A user who lacks them, and servers that have them under another name.
+    let redis = Server::start().await;
+    redis.cli(&["acl", "setuser", "default", "-hset", "-zrevrank"]);
+    let cluster = over(&redis).await;
+    check_refused(&redis, &cluster, "HSET, ZREVRANK", NOT_READY).await;
+    redis.cli(&["acl", "setuser", "default", "+@all"]);
+    eventually("it is ready", async || {
+        cluster.admin("/readyz").await.status == 200
+    })
+    .await;
+    assert_eq!(check_live(&cluster, &redis).await.0, 0);
+    for (command, name) in [("XADD", "other"), ("EVALSHA", "")] {
+        let redis = Server::with(&["--rename-command", command, name], &[]).await;
+        let cluster = over(&redis).await;
+        check_refused(&redis, &cluster, command, NOT_READY).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_redis_is_named_on_readyz_and_by_the_check() {
+    let redis = Server::start().await;
+    let cluster = over(&redis).await;
+    redis.cli(&["config", "set", "maxmemory", "1"]);
+    check_refused(&redis, &cluster, "full", "response store full").await;
 }

@@ -577,3 +577,59 @@ async fn what_kv_events_report_is_predicted_only_if_its_tokens_may_come_late() {
         assert_eq!(blocks.unwrap() > 0, is_predicted, "{max_inline_text}");
     }
 }
+
+#[tokio::test]
+async fn what_a_template_refuses_is_said_of_the_request_counted_and_logged_once() {
+    let folder = Folder::new();
+    let template = "{% if tools %}{{ raise_exception('No tools, please.') }}{% endif %}\
+                    {% for m in messages %}{{ m.content }}{% endfor %}";
+    std::fs::write(folder.0.join("chat_template.jinja"), template).unwrap();
+    let cluster = Cluster::with_router_child(vec![telling()], |config| {
+        config.models = vec![folder.model()];
+    })
+    .await;
+    let path = "/v1/chat/completions";
+    let plain = chat("What is the weather?", 1, false);
+    let mut with_tools: Value = serde_json::from_str(&plain).unwrap();
+    with_tools["tools"] =
+        json!([{"type": "function", "function": {"name": "f", "parameters": {}}}]);
+    let with_tools = with_tools.to_string();
+
+    let page = cluster.explain(path, &plain).await;
+    assert_eq!(page["tokens_known"], true, "{page:#}");
+    assert!(page.get("tokens_unknown_reason").is_none(), "{page:#}");
+    let page = cluster.explain(path, &with_tools).await;
+    assert_eq!(page["tokens_known"], false, "{page:#}");
+    let why = page["tokens_unknown_reason"].as_str().unwrap_or_default();
+    assert!(why.contains("No tools, please."), "{page:#}");
+
+    let refused = async || {
+        cluster
+            .metric(
+                "warmroute_tokenizer_prompts_total",
+                &["outcome=\"refused\""],
+            )
+            .await
+    };
+    let before = refused().await;
+    for _ in 0..3 {
+        let answer = cluster.post(path, with_tools.clone()).await;
+        assert_eq!(answer.status, 200, "{}", answer.text());
+    }
+    assert_eq!(refused().await, before + 3.0);
+    let answer = cluster.post(path, plain).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(refused().await, before + 3.0);
+    let said = || {
+        let log = cluster.router.log();
+        let lines = log.lines().map(str::to_owned);
+        let said = lines.filter(|line| line.contains("a request cannot be tokenized"));
+        said.collect::<Vec<String>>()
+    };
+    eventually("the log says it", async || !said().is_empty()).await;
+    let said = said();
+    assert_eq!(said.len(), 1, "{said:?}");
+    for part in ["WARN", "\"model\":\"sim\"", "No tools, please."] {
+        assert!(said[0].contains(part), "{said:?}");
+    }
+}

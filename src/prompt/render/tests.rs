@@ -1,4 +1,5 @@
 mod corpus;
+mod expressions;
 
 use std::path::Path;
 

@@ -138,7 +138,7 @@ pub(super) fn to_jinja(value: &Value) -> minijinja::Value {
         Value::Number(number) => match (number.as_i64(), number.as_u64(), number.as_f64()) {
             (Some(number), ..) => minijinja::Value::from(number),
             (None, Some(number), _) => minijinja::Value::from(number),
-            (None, None, number) => template::of_float(number.unwrap_or(f64::NAN)),
+            (None, None, number) => minijinja::Value::from(number.unwrap_or(f64::NAN)),
         },
     }
 }

@@ -1,5 +1,5 @@
-//! Numbers that the template engine writes otherwise than Python, wherever they become text: floats that need an exponent, and
-//! integers above 64 bits. They are objects that only print themselves and are otherwise numbers by their tests. Pure.
+//! Numbers that the template engine cannot hold or writes otherwise than Python: integers above 128 bits are objects that only
+//! print themselves and are numbers by their tests; floats are written by `float_text`. Pure.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,11 +7,10 @@ use std::sync::Arc;
 use minijinja::Value;
 use minijinja::value::{Object, ObjectRepr, ValueKind};
 
-/// A number by the text that Python writes.
+/// An integer by its digits.
 #[derive(Debug)]
-pub(in crate::prompt) struct Number {
-    text: Box<str>,
-    is_integer: bool,
+struct Number {
+    digits: Box<str>,
 }
 
 impl Object for Number {
@@ -20,43 +19,33 @@ impl Object for Number {
     }
 
     fn render(self: &Arc<Self>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.text)
+        f.write_str(&self.digits)
     }
-}
-
-/// A float of a request.
-pub(in crate::prompt) fn of_float(float: f64) -> Value {
-    let text = float_text(float);
-    let plain = Value::from(float);
-    if plain.to_string() == text {
-        return plain;
-    }
-    Value::from_object(Number {
-        text: text.into(),
-        is_integer: false,
-    })
 }
 
 /// An integer of a request, by its digits.
-pub(in crate::prompt) fn of_digits(digits: &str) -> Value {
+pub(crate) fn of_digits(digits: &str) -> Value {
     if let Ok(number) = digits.parse::<i128>() {
         return Value::from(number);
     }
     Value::from_object(Number {
-        text: digits.into(),
-        is_integer: true,
+        digits: digits.into(),
     })
 }
 
+/// The digits of an integer above 128 bits.
+pub(super) fn digits(value: &Value) -> Option<&str> {
+    value
+        .downcast_object_ref::<Number>()
+        .map(|number| &*number.digits)
+}
+
 pub(super) fn is_number(value: &Value) -> bool {
-    value.kind() == ValueKind::Number || value.downcast_object_ref::<Number>().is_some()
+    value.kind() == ValueKind::Number || digits(value).is_some()
 }
 
 pub(super) fn is_integer(value: &Value) -> bool {
-    match value.downcast_object_ref::<Number>() {
-        Some(number) => number.is_integer,
-        None => value.kind() == ValueKind::Number && value.is_integer(),
-    }
+    digits(value).is_some() || value.kind() == ValueKind::Number && value.is_integer()
 }
 
 pub(super) fn is_float(value: &Value) -> bool {

@@ -4,21 +4,24 @@
 use std::fmt::Write;
 
 use jiff::tz::TimeZone;
-use minijinja::value::{Kwargs, ValueKind};
+use minijinja::value::ValueKind;
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::number::{self, Number};
-use super::texts;
+use super::arguments::{Arguments, Given};
+use super::{dates, filters, methods, number, operators, python_text, texts};
 
 /// Maximum nesting of JSON: more than any schema has, and less than our stack allows.
 const MAX_DEPTH: usize = 128;
 
 /// The variable with the time of the request, in seconds since 1970. Templates cannot use it, since its name has a space.
-pub(in crate::prompt) const fn now_key() -> &'static str {
+pub(crate) const fn now_key() -> &'static str {
     "warmroute now"
 }
 
 pub(super) fn install(environment: &mut Environment<'_>) {
+    operators::install(environment);
+    methods::install(environment);
+    filters::install(environment);
     texts::install(environment);
     environment.add_filter("tojson", tojson);
     environment.add_function("raise_exception", raise_exception);
@@ -30,17 +33,17 @@ pub(super) fn install(environment: &mut Environment<'_>) {
     });
     environment.add_test("integer", number::is_integer);
     environment.add_test("float", number::is_float);
-    environment.add_test("callable", |_: &Value| false);
+    environment.add_test("callable", is_callable);
     environment.add_filter("items", items);
     environment.set_formatter(|out, state, value| {
         // Nothing is escaped.
         if let Some(text) = value.as_str() {
             return Ok(out.write_str(text)?);
         }
-        match float(value) {
-            Some(float) => Ok(out.write_str(&number::float_text(float))?),
-            None => minijinja::escape_formatter(out, state, value),
+        if value.is_undefined() {
+            return minijinja::escape_formatter(out, state, value);
         }
+        Ok(out.write_str(&python_text::str_of(value))?)
     });
 }
 
@@ -56,15 +59,19 @@ fn strftime_now(state: &State<'_, '_>, format: &str) -> Result<String, Error> {
         .and_then(|value| value.as_i64())
         .ok_or_else(|| invalid("no time was given".to_owned()))?;
     let now = jiff::Timestamp::from_second(now).map_err(|error| invalid(error.to_string()))?;
-    jiff::fmt::strtime::format(format, &now.to_zoned(TimeZone::UTC))
-        .map_err(|error| invalid(error.to_string()))
+    dates::format(format, &now.to_zoned(TimeZone::UTC)).map_err(|error| invalid(error.to_string()))
 }
 
 /// In Python, everything with a length and an index is a sequence, also strings and mappings.
 fn is_sequence(value: &Value) -> bool {
     matches!(
         value.kind(),
-        ValueKind::Seq | ValueKind::String | ValueKind::Map | ValueKind::Undefined
+        // Of what is neither a list nor a text there are only ranges.
+        ValueKind::Seq
+            | ValueKind::Iterable
+            | ValueKind::String
+            | ValueKind::Map
+            | ValueKind::Undefined
     )
 }
 
@@ -75,6 +82,11 @@ fn is_iterable(value: &Value) -> bool {
         ValueKind::String | ValueKind::Undefined => true,
         _ => value.try_iter().is_ok(),
     }
+}
+
+/// Functions, macros and methods.
+fn is_callable(value: &Value) -> bool {
+    value.kind() == ValueKind::Plain && !number::is_number(value)
 }
 
 fn is_bool(value: &Value) -> bool {
@@ -127,19 +139,15 @@ struct JsonStyle {
     colon: String,
 }
 
-fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
-    let indent: Option<Value> = kwargs.get("indent")?;
-    let indent = match indent {
-        None => None,
-        Some(indent) if indent.is_none() => None,
-        Some(indent) => Some(match indent.as_str() {
-            Some(text) => text.to_owned(),
-            None => " ".repeat(indent.as_i64().unwrap_or(0).clamp(0, 64) as usize),
-        }),
-    };
-    let separators: Option<Value> = kwargs.get("separators")?;
-    let separators = separators.filter(|separators| !separators.is_none());
-    let (comma, colon) = match separators {
+fn tojson(value: &Value, given: Given) -> Result<Value, Error> {
+    let names = ["ensure_ascii", "indent", "separators", "sort_keys"];
+    let given = Arguments::given(given, &names)?;
+    let indent = given.some("indent")?;
+    let indent = indent.map(|indent| match indent.as_str() {
+        Some(text) => text.to_owned(),
+        None => " ".repeat(indent.as_i64().unwrap_or(0).clamp(0, 64) as usize),
+    });
+    let (comma, colon) = match given.some("separators")? {
         Some(pair) => (
             pair.get_item_by_index(0)?.to_string(),
             pair.get_item_by_index(1)?.to_string(),
@@ -148,13 +156,12 @@ fn tojson(value: &Value, kwargs: Kwargs) -> Result<Value, Error> {
         None => (", ".to_owned(), ": ".to_owned()),
     };
     let style = JsonStyle {
-        ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        sorted: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ascii: given.is("ensure_ascii")?,
+        sorted: given.is("sort_keys")?,
         indent,
         comma,
         colon,
     };
-    kwargs.assert_all_used()?;
     let mut out = String::new();
     write_json(&mut out, value, &style, 0)?;
     Ok(Value::from_safe_string(out))
@@ -177,7 +184,7 @@ fn write_json(
             Some(float) => out.push_str(&json_float(float)),
             None => out.push_str(&value.to_string()),
         },
-        ValueKind::Plain if value.downcast_object_ref::<Number>().is_some() => {
+        ValueKind::Plain if number::digits(value).is_some() => {
             out.push_str(&value.to_string());
         }
         ValueKind::String => write_text(out, value.as_str().unwrap_or_default(), style.ascii),

@@ -1,130 +1,77 @@
-//! Methods of Python's texts and filters on texts that the template engine lacks, or has otherwise. Pure.
+//! Filters on texts that the template engine lacks, or has otherwise, and what methods of texts share with them. Pure.
 
-use minijinja::value::{Kwargs, ValueKind, from_args};
-use minijinja::{Environment, Error, ErrorKind, State, Value};
-use minijinja_contrib::pycompat;
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Value};
+
+use super::python_text;
 
 pub(super) fn install(environment: &mut Environment<'_>) {
-    environment.set_unknown_method_callback(method);
     environment.add_filter("indent", indent);
-    environment.add_filter("first", |value: &Value| end(value, true));
-    environment.add_filter("last", |value: &Value| end(value, false));
-    environment.add_filter("escape", escape);
-    environment.add_filter("e", escape);
-    environment.add_filter("wordcount", |text: String| text.split_whitespace().count());
+    for name in ["escape", "e", "forceescape"] {
+        environment.add_filter(name, escape);
+    }
+    environment.add_filter("trim", trim);
+    environment.add_filter("wordcount", |text: String| words(&text).count());
     environment.add_filter("center", |text: String, width: Option<usize>| {
-        center(&text, width.unwrap_or(80))
+        padded(&text, width.unwrap_or(80), ' ', Side::Both)
     });
 }
 
-/// The values that a method returns, if it is one of these.
-fn method(
-    state: &mut State<'_, '_>,
-    value: &Value,
-    name: &str,
-    args: &[Value],
-) -> Result<Value, Error> {
-    let Some(text) = value.as_str() else {
-        return pycompat::unknown_method_callback(state, value, name, args);
-    };
-    let parts = |before: &str, separator: &str, after: &str| {
-        Value::from_iter([before, separator, after].map(Value::from))
-    };
-    Ok(match name {
-        "rsplit" => {
-            let (separator, limit): (Option<&str>, Option<i64>) = from_args(args)?;
-            rsplit(text, separator, limit)
-        }
-        "removeprefix" => {
-            let (prefix,): (&str,) = from_args(args)?;
-            text.strip_prefix(prefix).unwrap_or(text).into()
-        }
-        "removesuffix" => {
-            let (suffix,): (&str,) = from_args(args)?;
-            text.strip_suffix(suffix).unwrap_or(text).into()
-        }
-        "partition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            match text.split_once(separator) {
-                Some((before, after)) => parts(before, separator, after),
-                None => parts(text, "", ""),
-            }
-        }
-        "rpartition" => {
-            let (separator,): (&str,) = from_args(args)?;
-            match text.rsplit_once(separator) {
-                Some((before, after)) => parts(before, separator, after),
-                None => parts("", "", text),
-            }
-        }
-        "index" => {
-            let (part,): (&str,) = from_args(args)?;
-            let at = text
-                .find(part)
-                .ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "substring not found"))?;
-            text[..at].chars().count().into()
-        }
-        "zfill" => {
-            let (width,): (usize,) = from_args(args)?;
-            zfill(text, width).into()
-        }
-        _ => return pycompat::unknown_method_callback(state, value, name, args),
-    })
-}
-
-/// Splits from the end, at most `limit` times.
-fn rsplit(text: &str, separator: Option<&str>, limit: Option<i64>) -> Value {
-    let times = limit.and_then(|limit| usize::try_from(limit).ok());
-    let times = times.map_or(usize::MAX, |times| times.saturating_add(1));
-    let mut parts: Vec<&str> = match separator {
-        Some(separator) => text.rsplitn(times, separator).collect(),
-        None => {
-            let mut left = text.trim_end();
-            let mut parts = Vec::new();
-            while !left.is_empty() && parts.len() + 1 < times {
-                let Some(at) = left.rfind(char::is_whitespace) else {
-                    break;
-                };
-                let (before, after) = left.split_at(at);
-                parts.push(after.trim_start());
-                left = before.trim_end();
-            }
-            if !left.is_empty() {
-                parts.push(left);
-            }
-            parts
-        }
-    };
-    parts.reverse();
-    Value::from_iter(parts.into_iter().map(Value::from))
-}
-
-fn zfill(text: &str, width: usize) -> String {
-    let zeros = "0".repeat(width.min(MAX_WIDTH).saturating_sub(text.chars().count()));
-    match text.strip_prefix(['-', '+']) {
-        Some(digits) => format!("{}{zeros}{digits}", &text[..1]),
-        None => zeros + text,
-    }
-}
-
 /// A template asks for no wider texts.
-const MAX_WIDTH: usize = 4_096;
+pub(super) const MAX_WIDTH: usize = 4_096;
 
-fn center(text: &str, width: usize) -> String {
-    let room = width.min(MAX_WIDTH).saturating_sub(text.chars().count());
-    // Python puts the odd space to the left where the width is odd.
-    let left = room / 2 + (room & width & 1);
-    " ".repeat(left) + text + &" ".repeat(room - left)
+fn trim(value: &Value, chars: Option<&str>) -> Value {
+    let text = python_text::str_of(value);
+    let trimmed = stripped(&text, chars, Side::Both);
+    // Most have nothing to lose, and then share the text.
+    match value.as_str() {
+        Some(text) if text.len() == trimmed.len() => value.clone(),
+        _ => trimmed.into(),
+    }
 }
 
-/// The first or the last item; of nothing it is undefined.
-fn end(value: &Value, is_first: bool) -> Result<Value, Error> {
-    if value.is_undefined() {
-        return Ok(Value::UNDEFINED);
-    }
-    match is_first {
-        true => minijinja::filters::first(value),
-        false => minijinja::filters::last(value.clone()),
+/// Where a text is stripped, or gets its room.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Left,
+    Right,
+    Both,
+}
+
+pub(super) fn padded(text: &str, width: usize, fill: char, side: Side) -> String {
+    let room = width.min(MAX_WIDTH).saturating_sub(text.chars().count());
+    let left = match side {
+        Side::Left => room,
+        Side::Right => 0,
+        // Python puts the odd space to the left where the width is odd.
+        Side::Both => room / 2 + (room & width & 1),
+    };
+    let fill = |count| std::iter::repeat_n(fill, count);
+    fill(left)
+        .chain(text.chars())
+        .chain(fill(room - left))
+        .collect()
+}
+
+/// Four separators are white space in Python only.
+pub(super) fn is_space(char: char) -> bool {
+    char.is_whitespace() || matches!(char, '\x1c'..='\x1f')
+}
+
+pub(super) fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(is_space).filter(|word| !word.is_empty())
+}
+
+/// Without these characters, or without white space, at its ends.
+pub(super) fn stripped<'t>(text: &'t str, chars: Option<&str>, side: Side) -> &'t str {
+    let is_taken = |char: char| match chars {
+        Some(chars) => chars.contains(char),
+        None => is_space(char),
+    };
+    match side {
+        Side::Left => text.trim_start_matches(is_taken),
+        Side::Right => text.trim_end_matches(is_taken),
+        Side::Both => text.trim_matches(is_taken),
     }
 }
 
@@ -176,24 +123,35 @@ fn lines(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {
         let text = rest.take()?;
-        let is_end = |char: char| {
-            matches!(
-                char,
-                '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'
-                    ..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
-            )
-        };
-        let Some(at) = text.find(is_end) else {
+        let Some((line, after)) = first_line(text) else {
             return Some(text);
         };
-        let (line, after) = text.split_at(at);
-        let length = match after.starts_with("\r\n") {
-            true => 2,
-            false => after.chars().next().map_or(0, char::len_utf8),
-        };
-        rest = Some(&after[length..]);
-        Some(line)
+        rest = Some(after);
+        Some(without_line_end(line))
     })
+}
+
+fn is_line_end(char: char) -> bool {
+    matches!(
+        char,
+        '\n' | '\r' | '\x0b' | '\x0c' | '\x1c'..='\x1e' | '\u{85}' | '\u{2028}' | '\u{2029}'
+    )
+}
+
+/// The first line with its end, and what follows it.
+pub(super) fn first_line(text: &str) -> Option<(&str, &str)> {
+    let at = text.find(is_line_end)?;
+    let after = &text[at..];
+    let length = match after.starts_with("\r\n") {
+        true => 2,
+        false => after.chars().next().map_or(0, char::len_utf8),
+    };
+    Some(text.split_at(at + length))
+}
+
+pub(super) fn without_line_end(line: &str) -> &str {
+    line.strip_suffix("\r\n")
+        .unwrap_or_else(|| line.strip_suffix(is_line_end).unwrap_or(line))
 }
 
 /// With the entities that Python's library writes.

@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::executor::Executor;
-use super::failure::BUSY_RETRY;
+use super::failure::{BUSY_RETRY, refused_command};
 use super::keys::Keys;
 use super::lacking::LackingCommands;
 use super::link::{Link, SHARED};
@@ -181,10 +181,23 @@ impl Redis {
     async fn check_commands(&self) -> Result<(), Error> {
         if self.lacking.is_due() {
             let call = Call::new(Name::LACKING).key(self.keys.lacking());
-            let mut reply = self.call(Kind::Read, call).await?;
             let mut refused = Vec::new();
-            while !reply.is_empty() {
-                refused.push((reply.word()?, reply.word()?));
+            match self.call(Kind::Read, call).await {
+                Ok(mut reply) => {
+                    while !reply.is_empty() {
+                        refused.push((reply.word()?, reply.word()?));
+                    }
+                }
+                // The script itself may be what is refused.
+                Err(error) => {
+                    let Error::Unavailable { reason, .. } = &error else {
+                        return Err(error);
+                    };
+                    let Some(name) = refused_command(reason) else {
+                        return Err(error);
+                    };
+                    refused.push((name, reason.to_string()));
+                }
             }
             self.lacking.on_checked(&refused);
         }

@@ -65,6 +65,17 @@ fn is_key_damaged(error: &RedisError) -> bool {
     }
 }
 
+/// The command that Redis refuses as a whole, by an error's text: the user may not use it, or it has another name there.
+pub(super) fn refused_command(reason: &str) -> Option<String> {
+    let unknown = reason.split_once("unknown command ").map(|(_, rest)| rest);
+    let forbidden = reason.split_once("permissions to run the ");
+    let named = unknown.or(forbidden.map(|(_, rest)| rest))?;
+    // Older servers quote otherwise.
+    let quote = |char| matches!(char, '\'' | '`');
+    let name = named.strip_prefix(quote)?.split(quote).next()?;
+    Some(name.to_uppercase())
+}
+
 /// Translates an error of the Redis library.
 pub(super) fn classify(error: &RedisError) -> Failure {
     let reason = error_text(error);
@@ -119,6 +130,8 @@ pub(super) fn classify(error: &RedisError) -> Failure {
         ErrorKind::Io if error.is_connection_refusal() => {
             server_failure(unavailable(BUSY_RETRY, &reason))
         }
+        // A command that the server does not have was not executed.
+        _ if refused_command(&reason).is_some() => server_failure(unavailable(BUSY_RETRY, &reason)),
         _ if is_key_damaged(error) => Failure {
             error: Error::Unreadable(reason.into()),
             is_server_failure: false,
@@ -148,6 +161,34 @@ mod tests {
             assert!(!failure.is_server_failure, "{line}");
             assert!(matches!(failure.error, Error::Full { .. }), "{line}");
         }
+    }
+
+    #[test]
+    fn a_command_that_is_refused_as_a_whole_is_named_and_was_not_executed() {
+        for (line, name) in [
+            (
+                "ERR unknown command 'EVALSHA', with args beginning with: 'a' '1' ",
+                "EVALSHA",
+            ),
+            (
+                "ERR unknown command `EVAL`, with args beginning with: `a`, ",
+                "EVAL",
+            ),
+            (
+                "NOPERM User wr has no permissions to run the 'evalsha' command",
+                "EVALSHA",
+            ),
+            (
+                "NOPERM this user has no permissions to run the 'zadd' command or its subcommand",
+                "ZADD",
+            ),
+        ] {
+            let Error::Unavailable { reason, .. } = failure_of(line).error else {
+                panic!("{line}");
+            };
+            assert_eq!(refused_command(&reason).as_deref(), Some(name), "{reason}");
+        }
+        assert_eq!(refused_command("ERR max number of clients reached"), None);
     }
 
     #[test]

@@ -90,6 +90,10 @@ fn said(refused: &[(String, String)]) -> String {
         more => format!(" and {more} more commands"),
     };
     let names = names[..names.len().min(NAMED_MAX)].join(", ");
-    let reason = reason.split(" script: ").next().unwrap_or(reason);
+    // What follows are the script's name and what was asked of it.
+    let cuts = [" script: ", ", with args beginning with"];
+    let reason = cuts.iter().fold(reason.as_str(), |reason, cut| {
+        reason.split(cut).next().unwrap_or(reason)
+    });
     format!("Redis refuses {names}{more} that the store needs: {reason}")
 }

@@ -1,5 +1,6 @@
 //! Three routers, Redis that syncs every write to disk, two engines, and clients, while a seeded schedule kills and
-//! pauses all of them. At the end everything that was acknowledged has one end, the same on every router.
+//! pauses all of them. At the end everything that was acknowledged has one end, the same on every router, and every
+//! conversation that clients shared has its turns whole, in order and once.
 //!
 //! `WARMROUTE_CHAOS_SECONDS` (15) and `WARMROUTE_CHAOS_SEEDS` (`1`; several: `1,2,3`) change length and schedule:
 //! `make chaos` runs ten minutes a seed.
@@ -14,12 +15,15 @@ use serde_json::{Value, json};
 use tokio::task::{JoinSet, LocalSet};
 
 use super::fleet::{Fleet, Places, any, end, followed_after, replayed, started};
+use super::talk::{self, Turn};
 use super::{ask, part, path, said};
 use crate::client;
 use crate::cluster::{Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
 
 const CLIENTS: usize = 8;
+/// Two clients talk in each.
+const CONVERSATIONS: usize = 3;
 /// Between two faults.
 const PAUSE_MS: std::ops::Range<u64> = 700..3_000;
 
@@ -127,7 +131,7 @@ async fn fault(
         3 | 4 => {
             let child = fleet.routers[place].child.as_ref().unwrap();
             child.signal("STOP");
-            // Some are longer than the lease.
+            // Some are longer than the lease of its responses, more than that of a conversation's lock.
             tokio::time::sleep(pause(random, 4_000)).await;
             child.signal("CONT");
             "router paused"
@@ -202,6 +206,7 @@ async fn run(seed: u64, length: Duration) {
         config.workers.push(listed);
         // No response is given up for having been hit too often.
         config.responses.background.max_attempts = 50;
+        config.responses.advanced.conversation_lease = Duration::from_secs(1);
     })
     .await;
     let places: Places = Arc::new(Mutex::new(fleet.routers.iter().map(|it| it.api).collect()));
@@ -209,6 +214,17 @@ async fn run(seed: u64, length: Duration) {
     let (local, mut clients) = (LocalSet::new(), JoinSet::new());
     for _ in 0..CLIENTS {
         clients.spawn_local_on(client(places.clone(), is_over.clone()), &local);
+    }
+    let mut conversations = Vec::new();
+    let mut talkers = JoinSet::new();
+    for place in 0..CONVERSATIONS {
+        let conversation = talk::new_conversation(&places).await;
+        for name in [2 * place, 2 * place + 1] {
+            let (over, id) = (is_over.clone(), conversation.clone());
+            let talking = talk::talk(places.clone(), over, id, name);
+            talkers.spawn_local_on(async move { (place, talking.await) }, &local);
+        }
+        conversations.push((conversation, Vec::<Turn>::new()));
     }
     let faults = async {
         let started = Instant::now();
@@ -220,9 +236,12 @@ async fn run(seed: u64, length: Duration) {
             count += 1;
         }
         is_over.store(true, Ordering::Relaxed);
-        (count, clients.join_all().await.concat())
+        for (place, turns) in talkers.join_all().await {
+            conversations[place].1.extend(turns);
+        }
+        (count, clients.join_all().await.concat(), conversations)
     };
-    let (count, all) = local.run_until(faults).await;
+    let (count, all, conversations) = local.run_until(faults).await;
     eventually("every response in the store has ended", async || {
         let statuses = statuses(&fleet.redis);
         !statuses
@@ -251,16 +270,21 @@ async fn run(seed: u64, length: Duration) {
     for received in &all {
         check(&routers, received).await;
     }
+    let mut turns = Vec::new();
+    for (conversation, said) in &conversations {
+        turns.push((talk::check(&routers, conversation, said).await, said.len()));
+    }
     let of = |status: &str| {
         let ended = statuses(&fleet.redis);
         ended.iter().filter(|it| *it == status).count()
     };
     let ends = ["incomplete", "failed", "cancelled"].map(|status| (status, of(status)));
     eprintln!(
-        "seed {seed}: {count} faults, {} responses received: {ends:?}",
+        "seed {seed}: {count} faults, {} responses received: {ends:?}; turns in conversations, of those said: {turns:?}",
         all.len()
     );
     assert!(all.len() > CLIENTS, "{}", all.len());
+    assert!(turns.iter().all(|(kept, _)| *kept > 0), "{turns:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

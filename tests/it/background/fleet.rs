@@ -12,7 +12,7 @@ use crate::client::{self, Open};
 use crate::cluster::{Engine, Router, eventually};
 use crate::redis_server::Server;
 
-const END: &str = "data: [DONE]\n\n";
+pub(super) const END: &str = "data: [DONE]\n\n";
 const ENDS: [&str; 3] = [
     "response.completed",
     "response.failed",

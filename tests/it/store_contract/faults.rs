@@ -1,5 +1,6 @@
 //! Redis that is slow, stopped, killed, empty, full, or another than before.
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -1408,28 +1409,104 @@ async fn a_command_with_another_name_is_named_too() {
     assert!(refused.to_lowercase().contains("evalsha"), "{refused}");
 }
 
-#[tokio::test]
-async fn a_password_that_is_replaced_in_its_file_is_taken_up() {
-    let server = Server::start().await;
-    let path = std::env::temp_dir().join(format!("warmroute-password-{:016x}", fastrand::u64(..)));
-    std::fs::write(&path, "old\n").unwrap();
-    server.cli(&["acl", "setuser", "router", "on", ">old", "~*", "+@all"]);
-    let text = format!(
-        "workers: ['http://a:1']\nresponses:\n  mode: stateful\n  state_token: {{keys: ['00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff']}}\n  store:\n    redis:\n      urls: [\"{}\"]\n      username: router\n      password: file:{}\n",
-        server.url(),
-        path.display()
+/// A file with a password, removed after the test.
+struct PasswordFile(PathBuf);
+
+impl PasswordFile {
+    fn new(password: &str) -> Self {
+        let name = format!("warmroute-password-{:016x}", fastrand::u64(..));
+        let file = Self(std::env::temp_dir().join(name));
+        file.write(password);
+        file
+    }
+
+    fn write(&self, password: &str) {
+        std::fs::write(&self.0, format!("{password}\n")).unwrap();
+    }
+}
+
+impl Drop for PasswordFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A store whose user's password is replaced on the servers and in its file: it goes on with the new one.
+async fn check_rotated(servers: &[&Server], sentinel: Option<&Server>, more: &str) {
+    let (password, of_sentinel) = (PasswordFile::new("old"), PasswordFile::new("old-too"));
+    let users = |server: &Server, password: &str| {
+        server.cli(&[
+            "acl",
+            "setuser",
+            "router",
+            "on",
+            "resetpass",
+            &format!(">{password}"),
+            "~*",
+            "&*",
+            "+@all",
+        ]);
+    };
+    let asked = sentinel.unwrap_or(servers[0]);
+    for server in servers {
+        users(server, "old");
+    }
+    let mut text = format!(
+        "workers: ['http://a:1']\nresponses:\n  mode: stateful\n  state_token: {{keys: ['00112233445566778899aabbccddeeff00112233445566778899aabbccddeeff']}}\n  store:\n    redis:\n      urls: [\"{}\"]\n      username: router\n      password: file:{}\n{more}",
+        asked.url(),
+        password.0.display(),
     );
+    if let Some(sentinel) = sentinel {
+        users(sentinel, "old-too");
+        text += &format!(
+            "      sentinel_username: router\n      sentinel_password: file:{}\n",
+            of_sentinel.0.display()
+        );
+    }
     let config = Config::parse("c", &text).unwrap();
     let settings = config.responses.store.redis.unwrap();
     assert_eq!(settings.password.expose(), "old");
     let store = open(&settings, &keep());
     store.admit().await.unwrap();
-    std::fs::write(&path, "new\n").unwrap();
-    server.cli(&["acl", "setuser", "router", "resetpass", ">new"]);
-    server.cli(&["client", "kill", "user", "router"]);
-    eventually("the new password is used", async || {
-        matches!(store.get(new_key()).await, Ok(None))
+    password.write("new");
+    of_sentinel.write("new-too");
+    for server in servers {
+        users(server, "new");
+    }
+    if let Some(sentinel) = sentinel {
+        users(sentinel, "new-too");
+        sentinel.cli(&["client", "kill", "user", "router"]);
+    }
+    for server in servers {
+        server.cli(&["client", "kill", "user", "router"]);
+    }
+    eventually("the new password is used at every node", async || {
+        let mut all = true;
+        for _ in 0..20 {
+            all &= matches!(store.get(new_key()).await, Ok(None));
+        }
+        all
     })
     .await;
-    std::fs::remove_file(path).unwrap();
+}
+
+#[tokio::test]
+async fn a_password_that_is_replaced_in_its_file_is_taken_up() {
+    let server = Server::start().await;
+    check_rotated(&[&server], None, "").await;
+}
+
+#[tokio::test]
+async fn passwords_of_sentinels_and_of_their_master_are_taken_up_from_their_files() {
+    let master = Server::start().await;
+    let sentinel = Server::sentinel(&master).await;
+    let mode = "      mode: sentinel\n      master: main\n";
+    check_rotated(&[&master], Some(&sentinel), mode).await;
+}
+
+#[tokio::test]
+async fn a_password_of_a_cluster_is_taken_up_from_its_file() {
+    let nodes = redis_server::cluster_with_replicas(0).await;
+    let nodes: Vec<&Server> = nodes.iter().collect();
+    check_rotated(&nodes, None, "      mode: cluster\n").await;
 }
