@@ -34,6 +34,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     findings.extend(events_disconnected(observed));
     findings.extend(no_replay(observed));
     findings.extend(cached_tokens_unreported(observed));
+    findings.extend(slots_unknown(observed));
     findings.extend(block_sizes_differ(observed));
     findings.extend(versions::examine(observed));
     findings.extend(pairs(observed));
@@ -45,6 +46,34 @@ fn uses_events(observed: &Observed) -> bool {
     let common = observed.config.pointer("/routing/policy");
     let mut own = observed.models().iter().filter_map(|it| it.get("policy"));
     common.is_none_or(policy) || own.any(policy)
+}
+
+/// Engines that say nothing of their queues: whatever is sent waits inside them.
+fn slots_unknown(observed: &Observed) -> Option<Finding> {
+    let value = |metric: &str, worker: &Worker| observed.value(metric, &[("worker", &worker.name)]);
+    let is_unknown = |worker: &&Worker| {
+        let is_known = [
+            "warmroute_worker_reported_running",
+            "warmroute_worker_slots",
+        ];
+        value("warmroute_worker_up", worker).is_some()
+            && is_known
+                .iter()
+                .all(|metric| value(metric, worker).is_none())
+    };
+    let unknown: Vec<&Worker> = up(observed).filter(is_unknown).collect();
+    (!unknown.is_empty()).then(|| Finding {
+        rule: "slots_unknown",
+        is_broken: false,
+        cost: 0.2 * observed.share(unknown.iter().copied()),
+        problem: format!(
+            "{} report neither running nor waiting requests, and have no `slots`",
+            names(&unknown)
+        ),
+        effect: "requests wait inside the engine, in the order in which they came: priorities and turns do nothing, and one \
+                 client's flood is before everybody else's",
+        change: "workers: [{url: ..., slots: 64}], as many as the engine answers at the same time".to_owned(),
+    })
 }
 
 fn workers_down(observed: &Observed) -> Option<Finding> {

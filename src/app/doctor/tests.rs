@@ -90,6 +90,13 @@ fn each_lack_is_found_with_the_line_to_change() {
         "none of 2 workers is up w0: connection refused",
     );
     check(
+        "slots_unknown",
+        |_, _, _| {},
+        "warmroute_worker_up{worker=\"w0\"} 1\nwarmroute_worker_up{worker=\"w1\"} 1\n\
+         warmroute_worker_slots{worker=\"w0\"} 64\n",
+        "w1 report neither running nor waiting requests, and have no `slots` workers: [{url: ..., slots: 64}]",
+    );
+    check(
         "configuration_refused",
         |_, _, _| {},
         "warmroute_config_last_reload_successful 0\n",

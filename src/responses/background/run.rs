@@ -74,8 +74,6 @@ struct Runner<'a> {
     continues: bool,
     /// What the conversation gets, once the end is known.
     commit: Option<Commit>,
-    /// The last failure of the store, which is said once.
-    said: Option<&'static str>,
     /// The token ids of the answer, for a replica that goes on with it. `None` if no model continues streams.
     progress: Option<Arc<Progress>>,
 }
@@ -117,7 +115,6 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
         end: None,
         continues: create.store && request.meta(&name).previous.is_some(),
         commit: None,
-        said: None,
         progress: progress.clone(),
     };
     let tracer = responses.relay.tracer();
@@ -403,6 +400,7 @@ impl Runner<'_> {
                     let end = end.finalization(batch, self.commit.clone(), &self.finisher);
                     let result = store.finalize(key, fence, end.clone()).await;
                     if result == Ok(WriteOutcome::Done) {
+                        self.responses.background.failures.lock().reset();
                         let write = EndWrite::Finalized(fence, end);
                         self.responses.background.on_end_written(key, write);
                     }
@@ -464,12 +462,16 @@ impl Runner<'_> {
         }
     }
 
-    /// A write failed, which is tried again: says it when the failure is another one than before.
-    fn say(&mut self, error: &store::Error, what: &str) {
-        let said = self.said.replace(error.as_str());
-        match said == self.said {
-            true => debug!(response_id = %self.guard.key.id, %error, "{what}"),
-            false => warn!(response_id = %self.guard.key.id, %error, "{what}"),
+    /// A write failed, which is tried again: says it when the failure is another one than before, of whatever run. Hundreds
+    /// of runs end while a store is away.
+    fn say(&self, error: &store::Error, what: &str) {
+        let mut failures = self.responses.background.failures.lock();
+        let is_new = failures.should_log(observe::now(), error.as_str());
+        drop(failures);
+        if is_new {
+            warn!(response_id = %self.guard.key.id, %error, "{what}; more runs may have this");
+        } else {
+            debug!(response_id = %self.guard.key.id, %error, "{what}");
         }
     }
 

@@ -16,6 +16,7 @@ use super::run_table::{Bounds, RunRefusal, RunTable};
 use super::settings::Settings;
 use crate::http::drain::Tasks;
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::store::{FencingToken, Owner, ResponseKey, lease};
@@ -39,6 +40,8 @@ pub(in crate::responses) struct Background {
     pub(super) table: Mutex<RunTable<Arc<Run>>>,
     /// The ends that were written here in the last minute.
     pub(super) recent_ends: Mutex<RecentEnds>,
+    /// Writes of runs that the store refused.
+    pub(super) failures: Mutex<LogOnce>,
     pub(super) metrics: Metrics,
     pub(super) tasks: Tasks,
 }
@@ -130,6 +133,7 @@ impl Background {
             wakes: Notify::new(),
             table: Mutex::new(table),
             recent_ends: Mutex::default(),
+            failures: Mutex::default(),
             metrics: Metrics::new(registry),
             tasks,
         })

@@ -129,6 +129,43 @@ async fn a_redis_restart_within_the_lease_loses_nothing() {
 }
 
 #[tokio::test]
+async fn a_store_that_is_away_is_said_once_however_many_runs_end() {
+    const RUNS: u64 = 6;
+    let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+        config.responses.store.lease.duration = Duration::from_secs(60);
+    })
+    .await;
+    let mut responses = Vec::new();
+    for _ in 0..RUNS {
+        responses.push(polled(&fleet, 500).await);
+    }
+    fleet.runs(RUNS).await;
+    fleet.redis.kill();
+    eventually("the engine has said all", async || {
+        fleet.engine.stats().await.finished == RUNS
+    })
+    .await;
+    let warned = |router: &Router| {
+        let log = router.log();
+        let lines = log
+            .lines()
+            .filter(|line| line.contains("end of a background response not stored"));
+        lines.count()
+    };
+    eventually("a failed end is said", async || {
+        fleet.routers.iter().any(|router| warned(router) > 0)
+    })
+    .await;
+    fleet.redis.run().await;
+    for response in &responses {
+        assert_eq!(fleet.end(response).await["status"], "incomplete");
+    }
+    for router in &fleet.routers {
+        assert!(warned(router) <= 1, "{}", router.log());
+    }
+}
+
+#[tokio::test]
 async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took_over() {
     // Killed and started again without the leases; and paused, so that they end meanwhile.
     for is_killed in [true, false] {
