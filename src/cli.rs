@@ -24,7 +24,7 @@ use self::top::Top;
 use crate::app::{App, check, kv_tap, metrics_reference, process_setup};
 use crate::config::reader::{self, Problems};
 use crate::config::{Config, Flags, reference};
-use crate::http::drain::{StopSignal, stop_signal, which_stop_signal};
+use crate::http::drain::{StopSignal, StopSignals, stop_signal};
 use crate::kv::zmq;
 use crate::{bridge, observe, sim};
 
@@ -371,14 +371,19 @@ fn block_on(task: impl Future<Output = io::Result<()>>) -> io::Result<()> {
 }
 
 async fn serve(config: &Config) -> io::Result<()> {
-    let app = App::bind(config).await?;
+    // Before anybody can know that it runs.
+    let mut signals = StopSignals::listen()?;
+    let app = tokio::select! {
+        app = App::bind(config) => app?,
+        _ = signals.next() => return Ok(()),
+    };
     tell_systemd(NotifyState::Ready);
     let is_interrupt = tokio::select! {
-        stopped = which_stop_signal() => stopped? == StopSignal::Interrupt,
+        signal = signals.next() => signal == StopSignal::Interrupt,
         () = app.drain_requested() => false,
     };
     tell_systemd(NotifyState::Stopping);
-    let again = async { drop(stop_signal().await) };
+    let again = async { drop(signals.next().await) };
     app.announce_drain(is_interrupt, again).await;
     app.drain().await;
     Ok(())

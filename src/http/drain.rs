@@ -7,14 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TrackedFuture;
 
 /// Resolves at SIGTERM or SIGINT.
 pub async fn stop_signal() -> io::Result<()> {
-    which_stop_signal().await.map(drop)
+    StopSignals::listen()?.next().await;
+    Ok(())
 }
 
 /// What asked the process to stop.
@@ -26,13 +27,28 @@ pub enum StopSignal {
     Interrupt,
 }
 
-/// Resolves at SIGTERM or SIGINT, with which it was.
-pub async fn which_stop_signal() -> io::Result<StopSignal> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => Ok(StopSignal::Terminate),
-        _ = interrupt.recv() => Ok(StopSignal::Interrupt),
+/// SIGTERM and SIGINT. They end the process until somebody listens.
+#[derive(Debug)]
+pub struct StopSignals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl StopSignals {
+    /// From now on the signals wait here.
+    pub fn listen() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) -> StopSignal {
+        tokio::select! {
+            _ = self.terminate.recv() => StopSignal::Terminate,
+            _ = self.interrupt.recv() => StopSignal::Interrupt,
+        }
     }
 }
 
