@@ -383,7 +383,9 @@ async fn serve(config: &Config) -> io::Result<()> {
         () = app.drain_requested() => false,
     };
     tell_systemd(NotifyState::Stopping);
-    let again = async { drop(signals.next().await) };
+    let again = async {
+        signals.next().await;
+    };
     app.announce_drain(is_interrupt, again).await;
     app.drain().await;
     Ok(())
