@@ -41,6 +41,8 @@ class Configurations(unittest.TestCase):
             "WARMROUTE_ADMIN_TOKEN": STATE_TOKEN_KEY,
             "PEERS_SECRET": STATE_TOKEN_KEY,
             "ADDRESS": "127.0.0.2",
+            "TEAM_A_KEY": "sk-of-team-a-0123456789",
+            "TEAM_B_KEY_SHA256": 64 * "b",
         }
         for path in configurations:
             with self.subTest(path.name):
