@@ -65,7 +65,8 @@ class Picker(Cluster):
 
     def last_request(self, engine):
         seen = json.loads(get(f"{self.engines[engine].url}/sim/requests")[1])
-        return seen["last"][-1]
+        # Health checks and their questions come in between.
+        return [request for request in seen["last"] if request["method"] == "POST"][-1]
 
 
 def post(url, body, headers=None, path=CHAT):
