@@ -66,7 +66,8 @@ class Picker(Cluster):
     def last_request(self, engine):
         seen = json.loads(get(f"{self.engines[engine].url}/sim/requests")[1])
         # Health checks and their questions come in between.
-        return [request for request in seen["last"] if request["method"] == "POST"][-1]
+        posts = [request for request in seen["last"] if request["method"] == "POST"]
+        return posts[-1] if posts else {"headers": {}}
 
 
 def post(url, body, headers=None, path=CHAT):
