@@ -59,15 +59,6 @@ build: ## The binary, target/release/warmroute.
 dist: ## The binary to deploy, target/dist/warmroute: smaller and a little faster, slower to build.
 	$(CARGO) build --locked $(FEATURES) --profile dist
 
-# `make wheel PROFILE=dev` tries everything but the optimisation.
-PROFILE ?= dist
-
-.PHONY: wheel
-wheel: ## A Python wheel with the binary, in target/wheel: `pip install` puts warmroute on the PATH.
-	$(PYTHON) -m venv $(CACHE)/wheel-venv
-	$(CACHE)/wheel-venv/bin/pip install --quiet 'maturin>=1.9,<2'
-	$(CACHE)/wheel-venv/bin/maturin build --bindings bin --profile $(PROFILE) --locked $(FEATURES) --strip --out target/wheel
-
 .PHONY: deb
 deb: dist ## A Debian package with the binary and a systemd unit, in target/deb.
 	.ci/deb $(or $(CARGO_TARGET_DIR),target)/dist/warmroute target/deb
