@@ -34,7 +34,7 @@ const CHANGES: [&str; 28] = [
 ];
 
 /// Paths that the router serves itself, with everything below them.
-const OWN: [&str; 13] = [
+pub(super) const OWN: [&str; 13] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",

@@ -82,7 +82,9 @@ pub(super) fn meant(path: &str, mode: Mode, further: &[String]) -> Option<String
         .find(|candidate| is_known(candidate))
         .or_else(|| {
             let slips = |known: &str| strsim::damerau_levenshtein(&path.to_lowercase(), known);
-            let near = LISTED.iter().map(|known| (slips(known), *known));
+            let near = endpoints::OWN
+                .into_iter()
+                .map(|known| (slips(known), known));
             let near = near.filter(|(slips, known)| *slips <= SLIPS_MAX && is_known(known));
             near.min().map(|(_, known)| known.to_owned())
         })
@@ -94,17 +96,6 @@ const PATH_BYTES_MAX: usize = 256;
 const PARTS_MAX: usize = 8;
 /// Letters of a path that may be wrong.
 const SLIPS_MAX: usize = 2;
-/// What misspelt paths are compared with.
-const LISTED: [&str; 8] = [
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/conversations",
-    "/v1/messages",
-    "/v1/embeddings",
-    "/v1/rerank",
-    "/v1/models",
-];
 
 /// The API of a path that is none.
 pub(super) const NO_API: &str = "none";

@@ -130,7 +130,7 @@ fn check_tenant_keys(config: &Config, reader: &mut Reader) {
     if api.is_ok_and(|address| address.ip().to_canonical().is_loopback()) {
         return;
     }
-    for (key, error) in tenant::check_strength(&config.tenants) {
+    for (key, error) in tenant::check_strength(&config.tenants, SECRET_BYTES_MIN) {
         reader.problem(&format!("tenants{key}"), error);
     }
 }

@@ -143,13 +143,13 @@ pub fn check(listed: &[TenantSpec], has_tokens: bool) -> Vec<(String, String)> {
     problems
 }
 
-/// Keys that can be guessed: shorter than 16 characters, or published as an example. The place of each in the list, and
-/// a message.
-pub fn check_strength(listed: &[TenantSpec]) -> Vec<(String, String)> {
+/// Keys that can be guessed: shorter than `bytes_min`, or published as an example. The place of each in the list, and a
+/// message.
+pub fn check_strength(listed: &[TenantSpec], bytes_min: usize) -> Vec<(String, String)> {
     let mut problems = Vec::new();
     for (place, tenant) in listed.iter().enumerate() {
         for (number, listed) in tenant.keys.iter().enumerate() {
-            let is_weak = |key: &str| !key.starts_with(DIGEST) && key.len() < KEY_BYTES_MIN;
+            let is_weak = |key: &str| !key.starts_with(DIGEST) && key.len() < bytes_min;
             let message = match keys_of(listed).find(|(_, key)| is_weak(key) || is_example(key)) {
                 None => continue,
                 Some((_, key)) if is_example(key) => {
@@ -160,7 +160,7 @@ pub fn check_strength(listed: &[TenantSpec]) -> Vec<(String, String)> {
                 Some((line, _)) => {
                     let line = line.map(|line| format!("line {line} ")).unwrap_or_default();
                     format!(
-                        "{line}has fewer than {KEY_BYTES_MIN} characters and can be guessed; make one with `openssl \
+                        "{line}has fewer than {bytes_min} characters and can be guessed; make one with `openssl \
                          rand -hex 32`, or listen on 127.0.0.1 (`api.listen`)"
                     )
                 }
@@ -170,9 +170,6 @@ pub fn check_strength(listed: &[TenantSpec]) -> Vec<(String, String)> {
     }
     problems
 }
-
-/// A key of 16 random characters cannot be guessed over a network.
-const KEY_BYTES_MIN: usize = 16;
 
 /// Keys that stood in this project's examples.
 fn is_example(key: &str) -> bool {

@@ -24,6 +24,8 @@ use crate::sim::engine::cache::Label;
 /// Tokens of an answer without a limit in the request. A real server generates up to the end of the context.
 const DEFAULT_ANSWER_TOKENS: usize = 16;
 
+/// vLLM's `--max-logprobs` by default.
+const MAX_LOGPROBS: usize = 20;
 /// OpenAI's bound of `n`.
 const MAX_CHOICES: usize = 128;
 
@@ -265,6 +267,7 @@ impl GenerationRequest {
         };
         let top = request.top_logprobs.unwrap_or(0);
         let logprobs = (request.logprobs == Some(true)).then_some(top);
+        check_logprobs("top_logprobs", logprobs)?;
         let parsed = finish(Api::Chat, id, prompts, limit, request.common, context)?;
         Ok(Self {
             output,
@@ -284,6 +287,7 @@ impl GenerationRequest {
         let limit = ("max_tokens", request.common.max_tokens);
         let prompts = prompt.into_tokens();
         let logprobs = request.logprobs;
+        check_logprobs("logprobs", logprobs)?;
         let parsed = finish(
             Api::Completions,
             id,
@@ -375,6 +379,16 @@ impl Common {
             Some(options) if options.include_usage => UsageReport::AtTheEnd,
             Some(_) | None => UsageReport::Never,
         }
+    }
+}
+
+fn check_logprobs(param: &str, count: Option<usize>) -> Result<(), ApiError> {
+    match count {
+        Some(count) if count > MAX_LOGPROBS => {
+            let message = format!("{param} must be at most {MAX_LOGPROBS}, got {count}.");
+            Err(ApiError::bad_param(param, message))
+        }
+        Some(_) | None => Ok(()),
     }
 }
 

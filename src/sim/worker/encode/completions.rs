@@ -89,17 +89,21 @@ fn chat_logprobs(generation: &Generation, tokens: &[u32]) -> Value {
     };
     let content = tokens.iter().map(|token| {
         let mut entry = one(token);
-        entry["top_logprobs"] = (0..top as u32).map(|other| one(&(token + other))).collect();
+        entry["top_logprobs"] = (0..top as u32)
+            .map(|other| one(&token.wrapping_add(other)))
+            .collect();
         entry
     });
     json!({"content": content.collect::<Vec<_>>()})
 }
 
-/// The same in the form of completions. `offset`: of the first token's text.
-fn logprobs(generation: &Generation, tokens: &[u32], offset: usize) -> Value {
+/// The same in the form of completions, of an answer's tokens from this one on.
+fn logprobs(generation: &Generation, index: usize, from: usize) -> Value {
     let Some(top) = generation.request.logprobs else {
         return Value::Null;
     };
+    let (before, tokens) = generation.answers[index].split_at(from);
+    let offset = tokenizer::decode(before).len();
     let texts: Vec<String> = tokens
         .iter()
         .map(|token| tokenizer::decode(&[*token]))
@@ -110,7 +114,7 @@ fn logprobs(generation: &Generation, tokens: &[u32], offset: usize) -> Value {
         Some(start)
     });
     let others = tokens.iter().map(|token| -> Value {
-        let others = (0..top as u32).map(|other| tokenizer::decode(&[token + other]));
+        let others = (0..top as u32).map(|other| tokenizer::decode(&[token.wrapping_add(other)]));
         others
             .map(|text| (text, LOGPROB.into()))
             .collect::<serde_json::Map<_, _>>()
@@ -130,7 +134,7 @@ pub(super) fn whole_completion(generation: &Generation) -> Value {
         json!({
             "index": index,
             "text": generation.text(index),
-            "logprobs": logprobs(generation, &generation.answers[index], 0),
+            "logprobs": logprobs(generation, index, 0),
             "finish_reason": generation.finish_reason(index),
             "stop_reason": null,
             "token_ids": null,
@@ -197,11 +201,11 @@ pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str
         true => prompt_token_ids(generation, index),
         false => Value::Null,
     };
-    let offset = generation.text(index).len() - text.len();
+    let last = generation.answers[index].len().saturating_sub(1);
     let choice = json!({
         "index": index,
         "text": text,
-        "logprobs": logprobs(generation, last_token(generation, index), offset),
+        "logprobs": logprobs(generation, index, last),
         "finish_reason": generation.finish_reason(index),
         "stop_reason": null,
         "prompt_token_ids": prompt_token_ids,

@@ -129,3 +129,26 @@ fn invalid_requests_are_rejected_with_the_reason() {
     let message = message_of(read(Api::Completions, &long));
     assert!(message.contains("1000 input tokens"), "{message}");
 }
+
+#[test]
+fn more_answers_or_probabilities_than_engines_give_are_refused() {
+    let chat = |members: &str| {
+        let body = format!(r#"{{"messages":[{{"role":"user","content":"x"}}],{members}}}"#);
+        read(Api::Chat, &body)
+    };
+    assert_eq!(
+        chat(r#""n":2,"logprobs":true,"top_logprobs":20"#)
+            .unwrap()
+            .choices,
+        2
+    );
+    for members in [
+        r#""n":0"#,
+        r#""n":129"#,
+        r#""logprobs":true,"top_logprobs":21"#,
+    ] {
+        assert!(message_of(chat(members)).contains("must be"), "{members}");
+    }
+    let completion = read(Api::Completions, r#"{"prompt":"x","logprobs":4000000000}"#);
+    assert!(message_of(completion).contains("at most 20"));
+}
