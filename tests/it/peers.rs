@@ -391,9 +391,12 @@ async fn a_replica_that_is_not_there_makes_no_replica_alone() {
     let engines = [Engine::here("w0", unhurried()).await];
     let gone = own_ports::address();
     let router = Router::here(&listening_at(&engines, "127.0.0.1:0", &[gone.to_string()])).await;
-    eventually("it is not alone", async || {
-        fleet_page(&router).await["replica"]["is_alone"] == false
+    // Before its first try to connect, a replica is not alone either.
+    eventually("it was tried", async || {
+        let page = fleet_page(&router).await;
+        page["peers"][0]["error"] == "nothing listens there"
     })
     .await;
     assert_eq!(states(&router).await, ["unreachable"]);
+    assert_eq!(fleet_page(&router).await["replica"]["is_alone"], false);
 }
