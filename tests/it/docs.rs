@@ -107,7 +107,15 @@ fn root() -> &'static Path {
 
 /// The Markdown pages for readers.
 fn pages() -> Vec<PathBuf> {
-    let folders = ["", "docs", "src", "examples", "deploy", "benches/rig"];
+    let folders = [
+        "",
+        "docs",
+        "src",
+        "examples",
+        "deploy",
+        "benches",
+        "benches/rig",
+    ];
     folders
         .iter()
         .flat_map(|folder| pages_in(&root().join(folder)))
