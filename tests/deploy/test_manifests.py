@@ -22,7 +22,7 @@ COMPONENTS = ("discovery", "service-monitor", "engine-autoscaling", "tls")
 EVERYTHING = {
     "kubernetesDiscovery": {"enabled": True, "namespaces": ["llm", "other"]},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
-    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbookUrl": "https://docs.test/runbooks.html"},
+    "prometheusRule": {"enabled": True, "labels": {"release": "prometheus"}, "runbookUrl": "https://docs.test/troubleshooting.html"},
     "grafanaDashboards": {"enabled": True},
     "autoscaling": {"enabled": True},
     "engineAutoscaling": {"enabled": True},
@@ -294,7 +294,7 @@ class Chart(Objects, unittest.TestCase):
         objects, _ = chart({"prometheusRule": {"enabled": True}})
         rules = [it for it in objects if it["metadata"]["name"] == "warmroute-alerts"][0]
         # Without an address the name of the file.
-        self.assertEqual(rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"], "docs/runbooks.md#warmrouteabsent")
+        self.assertEqual(rules["spec"]["groups"][0]["rules"][0]["annotations"]["runbook_url"], "docs/troubleshooting.md#warmrouteabsent")
 
     def test_the_notes_name_every_variable_of_the_configuration(self):
         values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -389,9 +389,9 @@ class ChartWithEverything(Objects, Monitored, unittest.TestCase):
         for it, name in zip(rules, ("recording", "alerts")):
             self.assertEqual(it["metadata"]["labels"]["release"], "prometheus")
             text = (DEPLOY / f"observability/prometheus/{name}.yaml").read_text()
-            text = text.replace("runbook_url: docs/runbooks.md", "runbook_url: https://docs.test/runbooks.html")
+            text = text.replace("runbook_url: docs/troubleshooting.md", "runbook_url: https://docs.test/troubleshooting.html")
             self.assertEqual(it["spec"], yaml.safe_load(text))
-        self.assertIn("https://docs.test/runbooks.html#warmrouteabsent", str(rules))
+        self.assertIn("https://docs.test/troubleshooting.html#warmrouteabsent", str(rules))
         dashboards = self.find("ConfigMap", "warmroute-dashboards")
         self.assertEqual(dashboards["metadata"]["labels"]["grafana_dashboard"], "1")
         files = {path.name: path.read_text() for path in (DEPLOY / "observability/dashboards").glob("*.json")}

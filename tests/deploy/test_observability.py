@@ -100,11 +100,11 @@ class Observability(unittest.TestCase):
         self.assertEqual(written, dashboards(), "run deploy/observability/dashboards.py")
 
     def test_every_alert_has_its_runbook(self):
-        sections = re.findall(r"^## (\w+)$", (ROOT / "docs/runbooks.md").read_text(), re.MULTILINE)
+        sections = re.findall(r"^## (\w+)$", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
         alerts = [rule for rule in rules() if "alert" in rule]
         self.assertEqual([rule["alert"] for rule in alerts], sections)
         for rule in alerts:
-            self.assertTrue(rule["annotations"]["runbook_url"].endswith(f"docs/runbooks.md#{rule['alert'].lower()}"))
+            self.assertTrue(rule["annotations"]["runbook_url"].endswith(f"docs/troubleshooting.md#{rule['alert'].lower()}"))
             self.assertIn(rule["labels"]["severity"], ("critical", "warning", "info"))
 
     @unittest.skipUnless(PROMTOOL, "promtool is not installed")
