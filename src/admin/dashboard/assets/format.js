@@ -19,6 +19,18 @@ export function whole(value) {
   return isNone(value) ? DASH : Math.round(value).toLocaleString("en");
 }
 
+/** A number with its unit: 12 requests, 6,200 tokens. */
+export function amount(value, unit, format = count) {
+  if (isNone(value)) return DASH;
+  return `${format(value)} ${unit}${Math.round(value) === 1 ? "" : "s"}`;
+}
+
+/** 1.2 /s, 340 tokens/s. */
+export function perSecond(value, unit = "") {
+  if (isNone(value)) return DASH;
+  return `${unit ? count(value) : rate(value)} ${unit}/s`;
+}
+
 export function rate(value) {
   if (isNone(value)) return DASH;
   if (value < 10) return value.toFixed(1);
@@ -32,10 +44,11 @@ export function percent(share, digits = 0) {
 
 export function seconds(value) {
   if (isNone(value)) return DASH;
-  if (value === 0) return "0";
+  if (value === 0) return "0 ms";
+  if (value < 0) return `−${seconds(-value)}`;
   if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
-  if (value < 0.0995) return `${(value * 1e3).toFixed(1)} ms`;
-  if (value < 1) return `${(value * 1e3).toFixed(0)} ms`;
+  if (value < 0.00995) return `${(value * 1e3).toFixed(1)} ms`;
+  if (value < 0.9995) return `${(value * 1e3).toFixed(0)} ms`;
   if (value < 100) return `${value.toFixed(2)} s`;
   return `${value.toFixed(0)} s`;
 }
@@ -59,8 +72,14 @@ export function ago(ms) {
   return `${Math.floor(passed / 3600)} h ago`;
 }
 
-export function clock(ms) {
-  return new Date(ms).toLocaleTimeString("en-GB");
+/** The time of day in UTC, as in the log. */
+export function clock(ms, hasSeconds = true) {
+  return `${new Date(ms).toISOString().slice(11, hasSeconds ? 19 : 16)}Z`;
+}
+
+/** The log's whole timestamp, as far as the page knows it. */
+export function timestamp(ms) {
+  return new Date(ms).toISOString();
 }
 
 export function words(name) {
