@@ -99,6 +99,15 @@ export class Chart {
     if (!width) return;
     if (!this.#plot) this.build();
     else if (this.#plot.width !== width) this.#plot.setSize({ width, height: HEIGHT });
+    this.#settle();
+  }
+
+  /** A list where the last name would be alone on a line. */
+  #settle() {
+    this.legend.classList.remove("stacked");
+    const lines = [...this.legend.children].filter((item) => !item.hidden).map((item) => item.offsetTop);
+    const isAlone = lines.at(-1) !== lines[0] && lines.filter((line) => line === lines.at(-1)).length === 1;
+    this.legend.classList.toggle("stacked", isAlone);
   }
 
   build() {
@@ -159,7 +168,12 @@ export class Chart {
     const isBlank = this.#data.slice(1).every((line) => line.every((value) => !value));
     this.blank.hidden = !isBlank;
     for (const line of lines.filter((it) => it.optional)) {
-      this.#values.get(line.key).item.hidden = (values[line.key] ?? []).every((value) => !value);
+      const { item } = this.#values.get(line.key);
+      const isHidden = (values[line.key] ?? []).every((value) => !value);
+      if (item.hidden !== isHidden) {
+        item.hidden = isHidden;
+        this.#settle();
+      }
     }
     if (!this.#plot) this.#resize();
     this.#plot?.setData(this.#data);

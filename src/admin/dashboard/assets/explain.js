@@ -10,7 +10,7 @@ const EACH_END = 10;
 /** `explanation`: the answer of /explain or of /dashboard/decision. */
 export function explained(explanation) {
   const { model, policy, prompt_tokens: tokens, chosen, reason, disaggregation, excluded } = explanation;
-  const head = chosen ? [h("b", {}, place(chosen, explanation.chosen_rank)), ` by ${words(policy)}: `, h("span", { class: "pill" }, words(reason ?? ""))] : ["No worker can take this request."];
+  const head = chosen ? [h("b", {}, place(chosen, explanation.chosen_rank)), " ", h("span", { class: "whole" }, `by ${words(policy)}: `, h("span", { class: "pill" }, words(reason ?? "")))] : ["No worker can take this request."];
   const facts = h(
     "p",
     { class: "quiet" },
@@ -21,7 +21,7 @@ export function explained(explanation) {
     explanation.queue_ms > 0 ? `; it waited ${seconds(explanation.queue_ms / 1000)} for a worker with room` : "",
     explanation.queue?.would_wait ? `; it would wait behind ${amount(explanation.queue.waiting, "request", whole)}` : "",
     explanation.attempt > 1 ? `; attempt ${explanation.attempt}` : "",
-    explanation.request_id ? `; request ${explanation.request_id}` : "",
+    explanation.request_id ? ["; request ", h("span", { class: "whole" }, explanation.request_id)] : "",
   );
   const parts = [h("p", { class: "choice" }, head), explanation.explanation ? h("p", { class: "why" }, `${explanation.explanation}.`) : null, facts];
   if (disaggregation) {

@@ -11,6 +11,8 @@ const MIN_FOLDED = 5;
 const RAMPS = { cached: "of-cached", ttft: "of-latency", itl: "of-latency" };
 /** Above this number the map's cells have no text. */
 const MAX_CARDS = 24;
+/** Up to this number they are larger. */
+const MAX_ROOMY = 200;
 const NAMES = new Intl.Collator("en", { numeric: true });
 
 /** What stands out of a worker's condition. */
@@ -220,7 +222,7 @@ export class Fleet {
 
   #map(workers) {
     const isSmall = workers.length <= MAX_CARDS;
-    setAttribute(this.map, "class", isSmall ? "map cards" : `map ${RAMPS[this.#shade] ?? "of-load"}`);
+    setAttribute(this.map, "class", isSmall ? "map cards" : `map ${workers.length <= MAX_ROOMY ? "roomy " : ""}${RAMPS[this.#shade] ?? "of-load"}`);
     // Cards have their numbers as text, and no colour.
     this.legend.hidden = isSmall;
     setAttribute(this.ramp, "class", `ramp ${RAMPS[this.#shade] ?? "of-load"}`);
@@ -370,7 +372,7 @@ export class Fleet {
     const peers = (worker.peers ?? []).map((peer) => `${peer.replica}: ${amount(peer.requests, "request", whole)}`).join(", ");
     const transfers = worker.kv_transfers;
     const speed = worker.prefill_rate;
-    const step = worker.speed ? `${worker.speed.step_ms.toFixed(1)} ms a step, ${worker.speed.answer_us.toFixed(0)} µs more for each answer, ${worker.speed.thousand_context_tokens_us.toFixed(0)} µs for 1,000 tokens of contexts (${amount(worker.speed.samples, "observation", whole)})` : null;
+    const step = worker.speed ? `${worker.speed.step_ms.toFixed(1)}\u00a0ms a step, ${worker.speed.answer_us.toFixed(0)}\u00a0µs more for each answer, ${worker.speed.thousand_context_tokens_us.toFixed(0)}\u00a0µs for 1,000 tokens of contexts (${amount(worker.speed.samples, "observation", whole)})` : null;
     const slots = worker.speed ? `${amount(worker.speed.slots, "answer", whole)} at the same time${worker.speed.learnt_slots ? ", seen" : ""}` : null;
     const adapters = (worker.loaded_adapters ?? []).slice(0, 6).join(", ");
     this.detail.replaceChildren(

@@ -1,4 +1,5 @@
-// Numbers as text. Always the same width for the same size, so that columns do not move.
+// Numbers as text. Always the same width for the same size, so that columns do not move. The space before a unit does not break:
+// no unit begins a line.
 
 const DASH = "–";
 
@@ -10,9 +11,9 @@ export function count(value) {
   if (isNone(value)) return DASH;
   const size = Math.abs(value);
   if (size < 10_000) return Math.round(value).toLocaleString("en");
-  if (size < 1e6) return `${(value / 1e3).toFixed(size < 1e5 ? 1 : 0)} k`;
-  if (size < 1e9) return `${(value / 1e6).toFixed(1)} M`;
-  return `${(value / 1e9).toFixed(1)} G`;
+  if (size < 1e6) return `${(value / 1e3).toFixed(size < 1e5 ? 1 : 0)}\u00a0k`;
+  if (size < 1e9) return `${(value / 1e6).toFixed(1)}\u00a0M`;
+  return `${(value / 1e9).toFixed(1)}\u00a0G`;
 }
 
 export function whole(value) {
@@ -22,13 +23,13 @@ export function whole(value) {
 /** A number with its unit: 12 requests, 6,200 tokens. */
 export function amount(value, unit, format = count) {
   if (isNone(value)) return DASH;
-  return `${format(value)} ${unit}${Math.round(value) === 1 ? "" : "s"}`;
+  return `${format(value)}\u00a0${unit}${Math.round(value) === 1 ? "" : "s"}`;
 }
 
 /** 1.2 /s, 340 tokens/s. */
 export function perSecond(value, unit = "") {
   if (isNone(value)) return DASH;
-  return `${unit ? count(value) : rate(value)} ${unit}/s`;
+  return `${unit ? count(value) : rate(value)}\u00a0${unit}/s`;
 }
 
 export function rate(value) {
@@ -39,18 +40,18 @@ export function rate(value) {
 
 export function percent(share, digits = 0) {
   if (isNone(share)) return DASH;
-  return `${(share * 100).toFixed(digits)} %`;
+  return `${(share * 100).toFixed(digits)}\u00a0%`;
 }
 
 export function seconds(value) {
   if (isNone(value)) return DASH;
-  if (value === 0) return "0 ms";
+  if (value === 0) return "0\u00a0ms";
   if (value < 0) return `−${seconds(-value)}`;
-  if (value < 0.001) return `${(value * 1e6).toFixed(0)} µs`;
-  if (value < 0.00995) return `${(value * 1e3).toFixed(1)} ms`;
-  if (value < 0.9995) return `${(value * 1e3).toFixed(0)} ms`;
-  if (value < 100) return `${value.toFixed(2)} s`;
-  return `${value.toFixed(0)} s`;
+  if (value < 0.001) return `${(value * 1e6).toFixed(0)}\u00a0µs`;
+  if (value < 0.00995) return `${(value * 1e3).toFixed(1)}\u00a0ms`;
+  if (value < 0.9995) return `${(value * 1e3).toFixed(0)}\u00a0ms`;
+  if (value < 100) return `${value.toFixed(2)}\u00a0s`;
+  return `${value.toFixed(0)}\u00a0s`;
 }
 
 export function bytes(value) {
@@ -62,7 +63,7 @@ export function bytes(value) {
     size /= 1024;
     unit += 1;
   }
-  return `${unit === 0 ? size : size.toFixed(1)} ${units[unit]}`;
+  return `${unit === 0 ? size : size.toFixed(1)}\u00a0${units[unit]}`;
 }
 
 export function ago(ms) {

@@ -22,7 +22,7 @@ function tile(id, label, name) {
     element,
     /** `text`: a number, and its unit after a space. */
     set: (text, detail, state = "") => {
-      const space = text.lastIndexOf(" ");
+      const space = Math.max(text.lastIndexOf(" "), text.lastIndexOf("\u00a0"));
       setText(value, space < 0 ? text : text.slice(0, space));
       setText(unit, space < 0 ? "" : text.slice(space + 1));
       setText(note, detail);
@@ -36,9 +36,9 @@ const lastOf = (list) => list.at(-1) ?? null;
 export class Overview {
   constructor() {
     this.tiles = {
-      cached: tile("tile-cached", "Prompt tokens from cache", REPORTED),
-      ttft: tile("tile-ttft", "Time to first token", TTFT),
-      itl: tile("tile-itl", "Time between tokens", ITL),
+      cached: tile("tile-cached", "Prompts from cache", REPORTED),
+      ttft: tile("tile-ttft", "First token", TTFT),
+      itl: tile("tile-itl", "Between tokens", ITL),
       requests: tile("tile-requests", "Requests", REQUESTS),
       failed: tile("tile-failed", "Failed requests", REQUESTS),
       refused: tile("tile-refused", "Refused (429)", ERRORS),
@@ -61,9 +61,9 @@ export class Overview {
       max: 1,
       marked: true,
       lines: [
-        { key: "reported", label: "engines report", colour: "cached", metric: REPORTED, fill: true, spans: true },
-        { key: "expected", label: "router expected", colour: "expected", metric: EXPECTED, spans: true },
-        { key: "random", label: "a random worker now (estimated)", colour: "quiet", metric: RANDOM, dash: "dashed", spans: true },
+        { key: "reported", label: "reported by engines", colour: "cached", metric: REPORTED, fill: true, spans: true },
+        { key: "expected", label: "expected", colour: "expected", metric: EXPECTED, spans: true },
+        { key: "random", label: "random worker", colour: "quiet", metric: RANDOM, dash: "dashed", spans: true },
       ],
     });
     const percentiles = (name) => [
@@ -102,7 +102,7 @@ export class Overview {
       ],
     });
     this.events = h("ol", { class: "events", "aria-label": "What happened to the fleet" });
-    const note = h("p", { class: "note" }, "Rates and percentiles are over 5 s; percentiles are interpolated within the buckets of the histograms. Times are UTC, as in the log. “A random worker now” is what up to 8 workers drawn at random had of the same prompts, for 1 % of requests and one each second.");
+    const note = h("p", { class: "note" }, "Rates and percentiles are over 5 s; percentiles are interpolated within the buckets of the histograms. Times are UTC, as in the log. “Random worker” is what up to 8 workers drawn at random had of the same prompts, for 1 % of requests and one each second.");
     this.element = h(
       "section",
       { id: "overview", class: "part", "aria-labelledby": "overview-title" },
@@ -151,7 +151,7 @@ export class Overview {
     tiles.requests.set(perSecond(ended), `${amount(model.gauge("in_flight"), "request")} in flight`);
     const reported = model.recentShare("cached", "prompt") ?? model.recentShare("expected", "routed");
     const random = model.recentShare("random_cached", "random");
-    const gain = random === null ? "" : `a random worker: ${percent(random)}`;
+    const gain = random === null ? "" : `random worker: ${percent(random)}`;
     tiles.cached.set(percent(reported), gain, "accent");
     const latest = (list) => list.findLast((value) => value !== null) ?? null;
     tiles.ttft.set(seconds(latest(series.ttft.p50)), `p99 ${seconds(latest(series.ttft.p99))}`);
@@ -160,7 +160,7 @@ export class Overview {
     const retries = model.total("sums", "retries");
     const continued = model.panels.continuations?.outcomes.continued ?? 0;
     const tries = retries === 1 ? "1 retry" : `${whole(retries)} retries`;
-    const saved = continued > 0 ? `${tries}, ${amount(continued, "stream")} went on` : `${tries} since the start`;
+    const saved = continued > 0 ? `${tries}, ${amount(continued, "stream")} went on` : `${tries} so far`;
     tiles.failed.set(perSecond(failing), saved, failing > 0 ? "alarm" : "");
     const refusing = lastOf(series.too_many);
     const other = lastOf(others);

@@ -239,8 +239,8 @@ function responsesOf({ page }) {
   return [
     facts(
       line("In progress", amount(responses.in_flight, "response", whole), "warmroute_responses_in_flight"),
-      line("In the background", `${amount(background.running, "run", whole)}, ${whole(background.queued)} of them queued`, "warmroute_background_running"),
-      line("Left by a lost replica", `${amount(page.store?.details?.orphans ?? 0, "run", whole)}, to be taken over`, "store.details.orphans of /responses / warmroute_background_orphans_total"),
+      line("In the background", `${amount(background.running, "run", whole)}${background.queued > 0 ? `, ${whole(background.queued)} of them queued` : ""}`, "warmroute_background_running"),
+      line("Left by a lost replica", amount(page.store?.details?.orphans ?? 0, "run", whole), "store.details.orphans of /responses / warmroute_background_orphans_total"),
       line("This replica runs them as", `${background.owner}${background.lease_held ? "" : ", but has lost its lease"}`, "background.owner of /responses"),
       line("Run by", Array.isArray(owners) ? amount(owners.length, "replica", whole) : "–", "store.details.owners of /responses"),
     ),
@@ -252,7 +252,7 @@ function responsesOf({ page }) {
 /** Operations of the store whose names say little. */
 const OPERATIONS = {
   orphans: "find runs of lost replicas",
-  untracked: "find own runs that this replica does not know of",
+  untracked: "find runs that it lost track of",
   take_over: "take over a run",
   check_ownership: "check who runs a response",
 };
