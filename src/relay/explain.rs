@@ -153,7 +153,8 @@ impl Relay {
                 let view = FleetView::new(held, task, now, &[]);
                 let of_prefill = prefill.ok().map(name);
                 let workers = self.scores(plan, &view, &depths, each_end, of_prefill);
-                explain_disaggregation(plan, settings, prefill, of_prefill, workers)
+                let of_view = (view.len(), workers);
+                explain_disaggregation(plan, settings, prefill, of_prefill, of_view)
             }
             _ => None,
         };
@@ -395,7 +396,7 @@ fn explain_disaggregation(
     settings: &Disaggregation,
     prefill: Result<Decision, NotDisaggregated>,
     chosen: Option<PlaceName<'_>>,
-    workers: Vec<Score>,
+    (candidates, workers): (usize, Vec<Score>),
 ) -> Option<DisaggregationExplained> {
     Some(match prefill {
         Ok(decision) => {
@@ -408,6 +409,7 @@ fn explain_disaggregation(
                 prefill_rank: score.rank,
                 reason: Some(decision.reason),
                 explanation: text::chosen(decision.reason, score, &workers, tokens),
+                candidates,
                 workers,
             }
         }
@@ -418,6 +420,7 @@ fn explain_disaggregation(
             prefill_rank: None,
             reason: None,
             explanation: text::not_disaggregated(reason, settings.pair.min_remote_tokens),
+            candidates,
             workers,
         },
     })

@@ -82,7 +82,8 @@ pub struct DisaggregationExplained {
     pub reason: Option<Reason>,
     /// The reason as a sentence.
     pub explanation: String,
-    /// The prefill workers.
+    /// How many prefill workers there are, of which a recorded decision has some in `workers`.
+    pub candidates: usize,
     pub workers: Vec<Score>,
 }
 

@@ -26,7 +26,7 @@ export function explained(explanation) {
   const parts = [h("p", { class: "choice" }, head), explanation.explanation ? h("p", { class: "why" }, `${explanation.explanation}.`) : null, facts];
   if (disaggregation) {
     parts.push(h("h4", {}, disaggregation.is_disaggregated ? "Prefill worker" : "No prefill worker"), h("p", { class: "why" }, `${disaggregation.explanation}.`));
-    if (disaggregation.is_disaggregated) parts.push(candidates(disaggregation.workers, place(disaggregation.prefill, disaggregation.prefill_rank), tokens, "Prefill workers"));
+    if (disaggregation.is_disaggregated) parts.push(candidates(disaggregation.workers, place(disaggregation.prefill, disaggregation.prefill_rank), tokens, "Prefill workers", disaggregation.candidates));
     parts.push(h("h4", {}, "Decode worker"));
   }
   parts.push(candidates(explanation.workers, place(chosen, explanation.chosen_rank), tokens, "Candidates", explanation.candidates));
@@ -97,7 +97,7 @@ function ends(workers, chosen, all) {
   const sorted = [...workers].sort((a, b) => b.is_usable - a.is_usable || a.cost_ms - b.cost_ms);
   const isChosen = (it) => place(it.worker, it.rank) === chosen;
   const first = (list) => [...list].sort((a, b) => isChosen(b) - isChosen(a));
-  if (all <= 2 * EACH_END || sorted.length <= 2 * EACH_END) return { parts: [first(sorted), []], between: all - sorted.length, isWhole: true };
+  if (all <= 2 * EACH_END || sorted.length < 2 * EACH_END) return { parts: [first(sorted), []], between: all - sorted.length, isWhole: true };
   const middle = sorted.slice(EACH_END, -EACH_END);
   const longest = sorted.reduce((most, it) => (it.cached_tokens > most.cached_tokens ? it : most));
   const extra = middle.filter((it) => isChosen(it) || it === longest);
