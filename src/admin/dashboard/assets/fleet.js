@@ -86,7 +86,7 @@ export class Fleet {
       Object.entries(shades).map(([value, text]) => h("option", { value }, text)),
     );
     this.ramp = h("span", { class: "ramp", "aria-hidden": "true" });
-    this.legend = h("p", { class: "note" }, "Colour: ", choice, this.ramp, h("span", { class: "quiet" }, "low to high; a red cell gets no requests."));
+    this.legend = h("p", { class: "note" }, "Colour: ", choice, this.ramp, h("span", { class: "quiet" }, "low to high; a crossed cell gets no requests."));
     const number = (key, title, name, value, format) => ({ key, title, metric: name, number: true, value, text: (row) => format(value(row)) });
     const requests = (value) => amount(value, "request", whole);
     const tokens = (value) => amount(value, "token");
