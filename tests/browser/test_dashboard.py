@@ -169,7 +169,7 @@ class Dashboard(BrowserTest):
             expect(page.locator("#fleet-table tbody tr")).to_have_count(1)
             page.locator("#fleet-search").fill("")
             # Workers with requests come first, and all others are one line.
-            expect(page.locator("#fleet-table .fold")).to_contain_text(re.compile("9[0-9]{2} idle workers"))
+            expect(page.locator("#fleet-table .fold")).to_contain_text(re.compile(r"9[0-9]{2}\sidle workers"))
             expect(page.locator("#fleet-table th[aria-sort=descending]")).to_have_text("In flight")
             page.get_by_role("button", name="Show idle workers").click()
             expect(page.locator("#fleet-table tbody tr")).to_have_count(12)

@@ -55,16 +55,12 @@ export class Table {
     this.scroll = scroller(options.label, table);
     this.bar = h("div", { class: "bar" }, input, ...(options.controls ?? []), h("span", { class: "space" }), this.#info, this.previous, this.next);
     this.folded = h("span", { class: "quiet" });
-    this.unfold = h("button", {
-      type: "button",
-      on: {
-        click: () => {
-          this.#isUnfolded = !this.#isUnfolded;
-          this.#page = 0;
-          this.render();
-        },
-      },
-    });
+    const turnFold = () => {
+      this.#isUnfolded = !this.#isUnfolded;
+      this.#page = 0;
+      this.render();
+    };
+    this.unfold = h("button", { type: "button", on: { click: turnFold } }, "Show");
     this.fold = h("p", { class: "fold bar", hidden: true }, this.folded, this.unfold);
     this.element = h("div", { class: "table" }, this.bar, this.scroll, this.fold);
     if (options.folds) {
