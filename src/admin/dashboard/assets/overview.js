@@ -151,7 +151,7 @@ export class Overview {
     tiles.requests.set(perSecond(ended), `${amount(model.gauge("in_flight"), "request")} in flight`);
     const reported = model.recentShare("cached", "prompt") ?? model.recentShare("expected", "routed");
     const random = model.recentShare("random_cached", "random");
-    const gain = random === null ? "" : `random worker: ${percent(random)}`;
+    const gain = random === null ? "" : `random: ${percent(random)}`;
     tiles.cached.set(percent(reported), gain, "accent");
     const latest = (list) => list.findLast((value) => value !== null) ?? null;
     tiles.ttft.set(seconds(latest(series.ttft.p50)), `p99 ${seconds(latest(series.ttft.p99))}`);
