@@ -3,7 +3,8 @@
 use serde::Serialize;
 
 use crate::fleet::engine::Engine;
-use crate::fleet::events::Endpoint;
+use crate::fleet::events::{Endpoint, Events};
+use crate::fleet::health::Health;
 use crate::fleet::{ResponsesApi, Status};
 
 #[derive(Debug, Serialize)]
@@ -27,6 +28,9 @@ struct EventsRow {
     /// Publishers that cannot be followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     unusable: Vec<UnusableRow>,
+    /// Why no rank's KV events are followed, and what to change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    none_because: Option<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -53,6 +57,7 @@ impl EngineRow {
                 false => ResponsesApi::Native,
             },
             events: EventsRow {
+                none_because: endpoints.is_empty().then(|| why_none(status)),
                 ranks: endpoints.len(),
                 without_replay: endpoints.iter().filter(has_none).count(),
                 unusable: unusable
@@ -66,4 +71,32 @@ impl EngineRow {
             },
         }
     }
+}
+
+/// Why a worker without an endpoint of KV events has none.
+fn why_none(status: &Status) -> String {
+    let facts = &status.facts;
+    if status.worker.events == Events::Off {
+        return "the worker's configuration turns them off (events: {from: off})".to_owned();
+    }
+    if let Some(source) = facts.unusable_events.first() {
+        return format!("{}; {}", source.reason, source.fix());
+    }
+    if facts.prefix_caching == Some(false) {
+        return "the engine's prefix cache is off".to_owned();
+    }
+    if facts.models.is_empty() {
+        return match status.health {
+            Health::Down => "the worker is down and has not said where it publishes them",
+            Health::Up | Health::Unknown => "the worker has not said yet where it publishes them",
+        }
+        .to_owned();
+    }
+    let page = match facts.engine {
+        Engine::Vllm => "/kv_event_sources",
+        Engine::Sglang => "/server_info",
+    };
+    format!(
+        "the engine names no publisher at {page}; start it with --kv-events-config, or set `events` of the worker"
+    )
 }

@@ -19,8 +19,8 @@ use crate::routing::{Policy, View};
 const COMPARED: u64 = 100;
 /// How many workers are drawn for a comparison.
 const DRAWN_WORKERS: usize = 8;
-/// Candidates of a recorded decision, besides the chosen one.
-const MAX_CANDIDATES: usize = 20;
+/// The cheapest and the most expensive candidates of a recorded decision, so many of each.
+const EACH_END: usize = 10;
 
 impl Relay {
     /// Looks closer at a decision, if it is in the sample. The request does not count at its worker yet.
@@ -89,7 +89,7 @@ impl Relay {
             Err(reason) => Err(*reason),
         });
         let decision = Some(choice.decision);
-        let explanation = self.explain_choice(plan, held, now, decision, prefill, MAX_CANDIDATES);
+        let explanation = self.explain_choice(plan, held, now, decision, prefill, Some(EACH_END));
         let of_prefill = explanation.disaggregation.iter();
         let of_prefill = of_prefill.flat_map(|it| &it.workers);
         let scores = explanation.workers.iter().chain(of_prefill);

@@ -106,7 +106,7 @@ impl Relay {
         let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default(), None);
         let decision = chosen.as_ref().map(|(decision, _)| *decision);
         let prefill = chosen.and_then(|(_, prefill)| prefill);
-        let mut explanation = self.explain_choice(&plan, &held, now, decision, prefill, usize::MAX);
+        let mut explanation = self.explain_choice(&plan, &held, now, decision, prefill, None);
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
@@ -126,8 +126,9 @@ impl Relay {
         Ok(explanation)
     }
 
-    /// A decision with its candidates as they are now: the cheapest `max_workers` of each role, and the chosen one.
-    /// `prefill` is the choice of a prefill worker. Without the workers that take no requests.
+    /// A decision with its candidates as they are now. With `each_end`, only that many of the cheapest and of the most
+    /// expensive candidates of each role, the chosen one, and the one with the longest cached prefix. `prefill` is the
+    /// choice of a prefill worker. Without the workers that take no requests.
     pub(super) fn explain_choice(
         &self,
         plan: &Plan,
@@ -135,7 +136,7 @@ impl Relay {
         now: Instant,
         decision: Option<Decision>,
         prefill: Option<Result<Decision, NotDisaggregated>>,
-        max_workers: usize,
+        each_end: Option<usize>,
     ) -> Explanation {
         let view = FleetView::new(held, Task::Decode, now, &[]);
         let exact = plan.prompt.exact.as_ref();
@@ -145,14 +146,15 @@ impl Relay {
             (&*worker.name, decision.rank)
         };
         let chosen = decision.map(name);
-        let workers = self.scores(plan, &view, &depths, max_workers, chosen);
+        let workers = self.scores(plan, &view, &depths, each_end, chosen);
         let disaggregation = match (&self.prefill_decode, prefill) {
             (Some(settings), Some(prefill)) => {
                 let task = Task::Prefill(settings.connector, plan.api);
                 let view = FleetView::new(held, task, now, &[]);
                 let of_prefill = prefill.ok().map(name);
-                let workers = self.scores(plan, &view, &depths, max_workers, of_prefill);
-                explain_disaggregation(plan, settings, prefill, of_prefill, workers)
+                let workers = self.scores(plan, &view, &depths, each_end, of_prefill);
+                let of_view = (view.len(), workers);
+                explain_disaggregation(plan, settings, prefill, of_prefill, of_view)
             }
             _ => None,
         };
@@ -208,19 +210,19 @@ impl Relay {
         })
     }
 
-    /// The cheapest workers of a view and `chosen`, in the view's order.
+    /// The candidates of a view that are shown, in the view's order.
     fn scores(
         &self,
         plan: &Plan,
         view: &FleetView<'_>,
         depths: &[(RankPrefix, BlockShape)],
-        max_workers: usize,
+        each_end: Option<usize>,
         chosen: Option<PlaceName<'_>>,
     ) -> Vec<Score> {
         let score = |index| self.score(plan, view, depths, index);
-        if view.len() <= max_workers {
+        let Some(each_end) = each_end.filter(|count| view.len() > 2 * count) else {
             return (0..view.len()).map(score).collect();
-        }
+        };
         let request = view.request(&plan.request);
         let of = Costs::new(&plan.model.routing, &request, view);
         let mut costs: Vec<(bool, f64, usize)> = (0..view.len())
@@ -230,14 +232,22 @@ impl Relay {
                 (!state.is_usable, cost, index)
             })
             .collect();
+        // Workers that cannot take the request are last.
         costs.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
         let is_chosen = |index: usize| {
             let worker = &plan.group.workers[view.in_group(index)];
             chosen == Some((&*worker.name, view.rank(index)))
         };
-        let mut shown: Vec<usize> = costs.iter().map(|(_, _, index)| *index).collect();
-        let others = shown.split_off(max_workers);
-        shown.extend(others.into_iter().find(|index| is_chosen(*index)));
+        let costs: Vec<usize> = costs.iter().map(|(_, _, index)| *index).collect();
+        let (cheapest, others) = costs.split_at(each_end);
+        let (between, most_expensive) = others.split_at(others.len() - each_end);
+        let mut shown = [cheapest, most_expensive].concat();
+        let longest = costs
+            .iter()
+            .rev()
+            .max_by_key(|index| view.cached(**index).tokens());
+        let is_shown = |index: &&usize| is_chosen(**index) || longest == Some(*index);
+        shown.extend(between.iter().filter(is_shown));
         shown.sort_unstable();
         shown.into_iter().map(score).collect()
     }
@@ -352,7 +362,7 @@ impl Relay {
                 && index.is_none_or(|index| !plan.group.decode().contains(index))
         };
         let reason = |status: &Status| match status.health {
-            Health::Down => "unhealthy",
+            Health::Down => "down",
             Health::Unknown => "no health check yet",
             Health::Up if status.draining => "draining",
             Health::Up if status.worker.role == Role::Prefill => "takes prefill legs only",
@@ -386,7 +396,7 @@ fn explain_disaggregation(
     settings: &Disaggregation,
     prefill: Result<Decision, NotDisaggregated>,
     chosen: Option<PlaceName<'_>>,
-    workers: Vec<Score>,
+    (candidates, workers): (usize, Vec<Score>),
 ) -> Option<DisaggregationExplained> {
     Some(match prefill {
         Ok(decision) => {
@@ -399,6 +409,7 @@ fn explain_disaggregation(
                 prefill_rank: score.rank,
                 reason: Some(decision.reason),
                 explanation: text::chosen(decision.reason, score, &workers, tokens),
+                candidates,
                 workers,
             }
         }
@@ -409,6 +420,7 @@ fn explain_disaggregation(
             prefill_rank: None,
             reason: None,
             explanation: text::not_disaggregated(reason, settings.pair.min_remote_tokens),
+            candidates,
             workers,
         },
     })

@@ -1,5 +1,6 @@
 """The dashboard's page: what an operator does with it."""
 
+import re
 import unittest
 
 from browser import SHOTS, BrowserTest, Load
@@ -24,6 +25,7 @@ class Dashboard(BrowserTest):
             expect(page.locator("#tail tbody tr").first).to_be_visible()
             page.locator("#fleet-table").get_by_role("button", name=SCRIPT).click()
             expect(page.locator("#worker-detail h4")).to_have_text(SCRIPT)
+            expect(page.locator("#worker-detail")).to_contain_text("No KV events: the engine names no publisher at /kv_event_sources")
             page.screenshot(path=SHOTS / "fleet.png", full_page=True)
             engines["engine-2"].kill()
             expect(page.locator("#tile-workers .big")).to_have_text("2 of 3")
@@ -166,8 +168,13 @@ class Dashboard(BrowserTest):
             page.locator("#fleet-search").fill("worker-0777")
             expect(page.locator("#fleet-table tbody tr")).to_have_count(1)
             page.locator("#fleet-search").fill("")
-            page.get_by_role("table", name="Workers").get_by_role("button", name="In flight").click()
+            # Workers with requests come first, and all others are one line.
+            expect(page.locator("#fleet-table .fold")).to_contain_text(re.compile(r"9[0-9]{2}\sidle workers"))
+            expect(page.locator("#fleet-table th[aria-sort=descending]")).to_have_text("In flight")
+            page.get_by_role("button", name="Show idle workers").click()
             expect(page.locator("#fleet-table tbody tr")).to_have_count(12)
+            page.locator("#fleet-map select").select_option("itl")
+            expect(page.locator("#fleet-map .map.of-latency")).to_have_count(1)
             page.locator("#fleet-table tbody button").first.click()
             expect(page.locator("#worker-detail h4")).to_contain_text("worker-")
             table = page.locator("#model-table")
@@ -182,6 +189,11 @@ class Dashboard(BrowserTest):
             expect(table.locator("tbody td").nth(5)).not_to_have_text("0")
             table.get_by_role("searchbox").fill("")
             busy = self.busy_share(page, 3)
+            # Of a hundred candidates the best and the worst ten, what is between as one line; and the chosen one.
+            page.get_by_label("Body (JSON)").fill('{"model": "model-0000", "messages": [{"role": "user", "content": "Hello"}]}')
+            page.get_by_role("button", name="Explain", exact=True).click()
+            expect(page.locator("#explanation .gap")).to_contain_text("candidates between these")
+            self.assertIn(page.locator("#explanation .candidates tbody tr").count(), (21, 22, 23))
         page.set_viewport_size({"width": 1280, "height": 1250})
         page.keyboard.press("Escape")
         page.keyboard.press("2")

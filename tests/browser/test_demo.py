@@ -22,7 +22,7 @@ class Demo(BrowserTest):
         expect(page.locator("#events")).to_contain_text("policy round_robin")
         expect(page.locator("#events")).to_contain_text("policy round_robin → cache_aware")
         for chart in ("#chart-cached", "#chart-ttft"):
-            marks = re.compile(r"; round_robin from [0-9:]+; cache_aware from [0-9:]+")
+            marks = re.compile(r"; round_robin from [0-9:]+Z; cache_aware from [0-9:]+Z")
             expect(page.locator(chart).get_by_role("img")).to_have_attribute("aria-label", marks)
         # The same page all the time, and the requests of both phases on it.
         reasons = page.locator("#chart-decisions .legend")

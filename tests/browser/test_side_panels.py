@@ -96,7 +96,7 @@ class SidePanels(BrowserTest):
             page.locator("#worker").scroll_into_view_if_needed()
             page.wait_for_function("before => document.getElementById('worker-detail').innerText !== before", arg=before)
             models = page.locator("#model-table tbody tr")
-            expect(models.filter(has_text="sql").locator("td").nth(4)).to_have_text("1")
+            expect(models.filter(has_text="sql").locator("td").nth(4)).to_have_text("1 worker")
             expect(models.filter(has_text="sim").locator("td").nth(4)).to_have_text("–")
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 900})
@@ -121,7 +121,7 @@ class SidePanels(BrowserTest):
         }  # fmt: skip
         router = self.router(engines, **config)
         page = self.page(router)
-        expect(page.locator("#gateways")).to_contain_text("Open requests")
+        expect(page.locator("#gateways")).to_contain_text("Open")
         expect(page.locator("#continuations")).to_be_hidden()
         body = {"model": "sim", "input": "once", "background": True, "max_output_tokens": 4}
         self.assertEqual(post(f"{router.url}/v1/responses", "none", body), 200)

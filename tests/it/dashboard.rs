@@ -112,6 +112,42 @@ async fn a_decision_is_shown_with_its_candidates_and_without_the_prompt() {
 }
 
 #[tokio::test]
+async fn a_decision_is_shown_with_the_best_and_the_worst_candidates() {
+    let cluster = Cluster::fast(25).await;
+    let mut viewer = viewer(cluster.router.admin).await;
+    let (_, all) = event(&mut viewer).await;
+    let mut rows: Vec<Value> = all["decisions"].as_array().unwrap().clone();
+    while rows.is_empty() {
+        cluster
+            .post("/v1/chat/completions", chat("Which of many", 2, false))
+            .await;
+        let (_, update) = event(&mut viewer).await;
+        rows = update["decisions"].as_array().cloned().unwrap_or_default();
+    }
+    let number = column(&all, "decisions", "number");
+    let path = format!("/dashboard/decision?number={}", rows[0][number]);
+    let decision = cluster.admin(&path).await.json();
+    assert_eq!(decision["candidates"], 25);
+    let workers = decision["workers"].as_array().unwrap();
+    // Ten of each end, and those of the others that were chosen or have the longest cached prefix.
+    assert!((20..=22).contains(&workers.len()), "{decision}");
+    assert!(workers.iter().any(|it| it["worker"] == decision["chosen"]));
+}
+
+#[tokio::test]
+async fn a_worker_without_kv_events_says_why() {
+    let cluster = Cluster::fast(1).await;
+    let name = &cluster.engines[0].name;
+    let page = cluster
+        .admin(&format!("/dashboard/worker?name={name}"))
+        .await;
+    let page = page.json();
+    assert_eq!(page["worker"]["events"]["ranks"], 0);
+    let reason = page["worker"]["events"]["none_because"].as_str().unwrap();
+    assert!(reason.contains("/kv_event_sources"), "{reason}");
+}
+
+#[tokio::test]
 async fn a_random_worker_is_compared_with_the_chosen_one() {
     let cluster = Cluster::fast(2).await;
     let prompt = "A long prompt that fills some blocks. ".repeat(40);

@@ -39,9 +39,9 @@ async fn a_pipe_gets_one_table_of_the_fleet() {
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines[0].starts_with("ready   workers 2/2 up"), "{text}");
     assert!(lines[1].starts_with("req/s "), "{text}");
-    assert!(lines[4].starts_with("WORKER"), "{text}");
+    assert!(lines[5].starts_with("WORKER"), "{text}");
     assert!(
-        lines[5].starts_with("w0") && lines[6].starts_with("w1"),
+        lines[6].starts_with("w0") && lines[7].starts_with("w1"),
         "{text}"
     );
     assert!(

@@ -55,8 +55,8 @@ impl Kind {
         match self {
             Kind::Joined => "joined the fleet",
             Kind::Left => "left the fleet",
-            Kind::Up => "healthy",
-            Kind::Down => "unhealthy",
+            Kind::Up => "up",
+            Kind::Down => "down",
             Kind::BreakerOpen => "circuit breaker open",
             Kind::BreakerClosed => "circuit breaker closed",
             Kind::Draining => "draining",
@@ -223,7 +223,7 @@ mod tests {
         check(&[&[("a", UP)], &[("a", UP)]], &[]);
         check(
             &[&[("a", UP)], &[("a", down)], &[("a", UP)]],
-            &["a: unhealthy", "a: healthy"],
+            &["a: down", "a: up"],
         );
         check(
             &[

@@ -42,8 +42,11 @@ const SUMS: [(&str, &str); 9] = [
     ("cached", "warmroute_cached_prompt_tokens_total"),
     ("generated", "warmroute_generation_tokens_total"),
     ("retries", "warmroute_retries_total"),
-    ("errors", "warmroute_request_errors_total"),
+    ("too_many", ERRORS),
 ];
+
+/// The router's own errors, of which 429 are shown beside what failed.
+const ERRORS: &str = "warmroute_request_errors_total";
 
 /// The names of the gauges of a sample.
 pub(super) const GAUGES: [&str; 6] = [
@@ -95,8 +98,9 @@ pub(super) fn read(registry: &Registry) -> Vec<u64> {
         }
     }
     let sums = SUMS.map(|(_, name)| {
-        let values = series(registry, name).into_iter();
-        values.map(|it| it.get_counter().get_value() as u64).sum()
+        let counted = series(registry, name).into_iter();
+        let counted = counted.filter(|it| name != ERRORS || label(it, "status") == "429");
+        counted.map(|it| it.get_counter().get_value() as u64).sum()
     });
     let ttft = buckets(&series(registry, TTFT), TIME_TO_FIRST_TOKEN_SECONDS.len());
     let itl = buckets(&series(registry, ITL), INTER_TOKEN_LATENCY_SECONDS.len());
@@ -180,6 +184,18 @@ mod tests {
         check("none", "not_queued", "refused");
         check("none", "router_failed", "router_failed");
         check("200", "a later one", "other");
+    }
+
+    #[test]
+    fn of_the_routers_own_errors_only_429_are_counted() {
+        let registry = Registry::default();
+        let errors = registry.counters(ERRORS, "E.", &["status", "code"]);
+        for (status, code) in [("429", "queue_full"), ("429", "rate_limit"), ("404", "x")] {
+            errors.with_label_values(&[status, code]).inc();
+        }
+        let place = SUMS.iter().position(|(name, _)| *name == "too_many");
+        let at = ENDS.len() + Reason::ALL.len() + place.unwrap();
+        assert_eq!(read(&registry)[at], 2);
     }
 
     #[test]

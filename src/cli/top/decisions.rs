@@ -12,7 +12,7 @@ const MAX_DECISIONS: usize = 200;
 
 /// Titles and widths of the table's columns, which fit into 80 columns.
 pub(super) const COLUMNS: [(&str, usize); 7] = [
-    ("TIME", 8),
+    ("TIME", 9),
     ("WORKER", 16),
     ("REASON", 15),
     ("PROMPT", 7),
@@ -99,11 +99,11 @@ impl Decisions {
     }
 }
 
-/// The time of day in UTC.
+/// The time of day in UTC, as in the log.
 fn clock(unix_ms: u64) -> String {
     let seconds = unix_ms / 1_000 % 86_400;
     let (hours, minutes) = (seconds / 3_600, seconds / 60 % 60);
-    format!("{hours:02}:{minutes:02}:{:02}", seconds % 60)
+    format!("{hours:02}:{minutes:02}:{:02}Z", seconds % 60)
 }
 
 #[cfg(test)]
@@ -130,7 +130,7 @@ pub(super) mod tests {
     fn the_newest_decision_is_first_with_what_was_cached_and_what_was_best() {
         let decisions = two_decisions();
         let rows = decisions.rows("");
-        assert_eq!(rows[0][..3], ["01:02:04", "gpu-p > gpu-b", "lower cost"]);
+        assert_eq!(rows[0][..3], ["01:02:04Z", "gpu-p > gpu-b", "lower cost"]);
         assert_eq!(rows[0][3..], ["400", "0 %", "97 %", "llama"]);
         assert_eq!(rows[1][3..6], ["1000", "98 %", "98 %"]);
         assert_eq!(decisions.rows("GPU-P").len(), 1);

@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use crate::observe::metrics_text::{Series, series};
 
 /// Families that the table shows; the rest is left out.
-const KEPT: [&str; 9] = [
+const KEPT: [&str; 10] = [
     "warmroute_requests_total",
+    "warmroute_request_errors_total",
     "warmroute_prompt_tokens_total",
     "warmroute_cached_prompt_tokens_total",
     "warmroute_generation_tokens_total",

@@ -44,11 +44,11 @@ mod tests {
     fn a_pipe_gets_the_summary_and_a_line_for_each_worker() {
         let text = table(&three_workers(), &State::default());
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 8, "{text}");
+        assert_eq!(lines.len(), 9, "{text}");
         assert!(lines[0].starts_with("ready   workers 1/3 up"));
-        assert!(lines[4].starts_with("WORKER ROLE    STATE"), "{text}");
+        assert!(lines[5].starts_with("WORKER ROLE    STATE"), "{text}");
         assert!(
-            lines[6].starts_with("gpu-b  both    up        3    12k"),
+            lines[7].starts_with("gpu-b  both    up        3    12k"),
             "{text}"
         );
     }

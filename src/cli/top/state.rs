@@ -23,18 +23,18 @@ pub(super) enum Column {
     Events,
 }
 
-/// With their titles and widths, which fit into 80 columns with names of 10 letters.
+/// With their titles and widths, which fit into 80 columns with names of 9 letters.
 pub(super) const COLUMNS: [(Column, &str, usize); 11] = [
     (Column::Worker, "WORKER", 16),
     (Column::Role, "ROLE", 7),
     (Column::State, "STATE", 9),
     (Column::Running, "RUN", 4),
-    (Column::Queued, "QUEUED", 7),
+    (Column::Queued, "QUEUED", 6),
     (Column::Cache, "CACHE", 5),
-    (Column::Rate, "REQ/S", 6),
-    (Column::Ttft, "TTFT", 5),
-    (Column::TtftP99, "P99", 5),
-    (Column::Itl, "ITL", 5),
+    (Column::Rate, "REQ/S", 5),
+    (Column::Ttft, "TTFT", 6),
+    (Column::TtftP99, "P99", 6),
+    (Column::Itl, "ITL", 6),
     (Column::Events, "EVENTS", 7),
 ];
 
@@ -229,7 +229,7 @@ impl<'a> Line<'a> {
             self.running.to_string(),
             count(worker.queued_tokens as f64),
             self.cache.map_or_else(none, percent),
-            self.rate.map_or_else(none, |rate| format!("{rate:.1}")),
+            self.rate.map_or_else(none, rate),
             self.ttft.map_or_else(none, seconds),
             self.ttft_p99.map_or_else(none, seconds),
             self.itl.map_or_else(none, seconds),
@@ -246,7 +246,7 @@ impl<'a> Line<'a> {
 }
 
 /// The lines above the table: the router as a whole.
-pub(super) fn summary(samples: &Samples) -> [String; 3] {
+pub(super) fn summary(samples: &Samples) -> [String; 4] {
     let Some(sample) = samples.newest() else {
         return Default::default();
     };
@@ -256,7 +256,7 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         .filter(|worker| worker.state() == "up")
         .count();
     let is_any = |_: &crate::observe::metrics_text::Series| true;
-    let rate = |family| samples.rate(family, is_any);
+    let growth = |family| samples.rate(family, is_any);
     let percentile = |family, share| {
         samples
             .percentile(family, share, is_any)
@@ -287,12 +287,19 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
     let refused = samples.rate("warmroute_requests_total", |it| {
         matches!(it.label("outcome"), Some("refused" | "not_queued"))
     });
+    let too_many = samples.rate("warmroute_request_errors_total", |it| {
+        it.label("status") == Some("429")
+    });
     let rates = format!(
-        "req/s {}   failed/s {}   refused/s {}   tokens/s {}   cached {}   TTFT {} / {}   ITL {} / {}",
-        rate("warmroute_requests_total").map_or_else(none, |it| format!("{it:.1}")),
-        failed.map_or_else(none, |it| format!("{it:.1}")),
-        refused.map_or_else(none, |rate| format!("{rate:.1}")),
-        rate("warmroute_generation_tokens_total").map_or_else(none, count),
+        "req/s {}   failed/s {}   refused/s {}, with 429 {}",
+        growth("warmroute_requests_total").map_or_else(none, rate),
+        failed.map_or_else(none, rate),
+        refused.map_or_else(none, rate),
+        too_many.map_or_else(none, rate),
+    );
+    let tokens = format!(
+        "tokens/s {}   cached {}   TTFT {} / {}   ITL {} / {}",
+        growth("warmroute_generation_tokens_total").map_or_else(none, count),
         samples
             .share(
                 "warmroute_cached_prompt_tokens_total",
@@ -313,7 +320,7 @@ pub(super) fn summary(samples: &Samples) -> [String; 3] {
         true => "decisions -".to_owned(),
         false => format!("decisions {}", reasons.join("   ")),
     };
-    [of_workers, rates, decisions]
+    [of_workers, rates, tokens, decisions]
 }
 
 fn none() -> String {
@@ -326,7 +333,15 @@ pub(super) fn shown(name: &str) -> String {
 }
 
 fn percent(share: f64) -> String {
-    format!("{:.0}%", share * 100.0)
+    format!("{:.0} %", share * 100.0)
+}
+
+/// Of a hundred and more without decimals, so that the column is narrow.
+fn rate(rate: f64) -> String {
+    match rate {
+        rate if rate < 99.95 => format!("{rate:.1}"),
+        rate => count(rate),
+    }
 }
 
 fn count(count: f64) -> String {
@@ -339,9 +354,9 @@ fn count(count: f64) -> String {
 
 fn seconds(seconds: f64) -> String {
     match seconds {
-        seconds if seconds < 0.01 => format!("{:.1}m", seconds * 1e3),
-        seconds if seconds < 1.0 => format!("{:.0}m", seconds * 1e3),
-        seconds => format!("{seconds:.1}s"),
+        seconds if seconds < 0.009_95 => format!("{:.1} ms", seconds * 1e3),
+        seconds if seconds < 0.999_5 => format!("{:.0} ms", seconds * 1e3),
+        seconds => format!("{seconds:.1} s"),
     }
 }
 
@@ -360,6 +375,8 @@ pub(super) mod tests {
                     warmroute_requests_total{worker=\"none\",outcome=\"worker_failed\"} 2\n\
                     warmroute_requests_total{worker=\"none\",outcome=\"refused\"} 4\n\
                     warmroute_requests_total{worker=\"none\",outcome=\"not_queued\"} 2\n\
+                    warmroute_request_errors_total{status=\"429\",code=\"queue_full\"} 2\n\
+                    warmroute_request_errors_total{status=\"404\",code=\"model_not_found\"} 4\n\
                     warmroute_requests_total{worker=\"gpu-c\",status=\"500\",outcome=\"complete\"} 2\n\
                     warmroute_prompt_tokens_total 100\nwarmroute_cached_prompt_tokens_total 75\n\
                     warmroute_generation_tokens_total 400\n\
@@ -385,7 +402,7 @@ pub(super) mod tests {
             cells,
             [
                 "gpu-a both open 1 0 - 0.0 - - - -",
-                "gpu-b both up 3 12k 50% 4.0 100m 198m - live",
+                "gpu-b both up 3 12k 50 % 4.0 100 ms 198 ms - live",
                 "gpu-c prefill down 0 0 - 1.0 - - - -",
             ]
         );
@@ -401,11 +418,26 @@ pub(super) mod tests {
             summary(&three_workers()),
             [
                 "ready   workers 1/3 up   running 4   waiting in the router 0",
-                "req/s 9.0   failed/s 2.0   refused/s 3.0   tokens/s 200   cached 75%   TTFT 100m / 198m   ITL - / -",
-                "decisions cold 100%",
+                "req/s 9.0   failed/s 2.0   refused/s 3.0, with 429 1.0",
+                "tokens/s 200   cached 75 %   TTFT 100 ms / 198 ms   ITL - / -",
+                "decisions cold 100 %",
             ]
         );
-        assert_eq!(summary(&Samples::default()), ["", "", ""]);
+        assert_eq!(summary(&Samples::default()), ["", "", "", ""]);
+    }
+
+    #[test]
+    fn times_have_a_space_before_their_unit_and_fit_into_six_letters() {
+        let check = |value, expected: &str| {
+            assert_eq!(seconds(value), expected);
+            assert!(expected.len() <= 6, "{expected}");
+        };
+        check(0.0042, "4.2 ms");
+        check(0.00996, "10 ms");
+        check(0.025, "25 ms");
+        check(0.9994, "999 ms");
+        check(0.9996, "1.0 s");
+        check(12.3, "12.3 s");
     }
 
     #[test]
@@ -464,8 +496,8 @@ pub(super) mod tests {
 
     #[test]
     fn the_columns_fit_into_80() {
-        // With names of 10 letters; a wider terminal shows more of them.
+        // With names of 9 letters; a wider terminal shows more of them.
         let others: usize = COLUMNS[1..].iter().map(|(_, _, width)| width + 1).sum();
-        assert!(10 + others <= 80, "{others}");
+        assert!(9 + others <= 80, "{others}");
     }
 }

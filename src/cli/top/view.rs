@@ -15,8 +15,8 @@ const KEYS_OF_DECISIONS: &str = "q quit  d workers  / filter  Esc clear  ↑↓ 
 
 /// Rows of workers that fit into a terminal of this height.
 pub(super) fn shown(height: u16) -> usize {
-    // The address, three lines of summary, an empty one, the titles, the keys.
-    usize::from(height.saturating_sub(7))
+    // The address, four lines of summary, an empty one, the titles, the keys.
+    usize::from(height.saturating_sub(8))
 }
 
 /// `problem`: why the last look at the router failed. `decisions`: to be shown instead of the workers.
@@ -29,7 +29,7 @@ pub(super) fn draw(
     problem: Option<&str>,
 ) {
     let areas = Layout::vertical([
-        Constraint::Length(5),
+        Constraint::Length(6),
         Constraint::Min(1),
         Constraint::Length(1),
     ]);
@@ -78,7 +78,7 @@ fn workers(samples: &Samples, state: &State) -> Table<'static> {
         .iter()
         .enumerate()
         .map(|(index, (_, _, width))| match index {
-            0 => Constraint::Min(10),
+            0 => Constraint::Min(9),
             _ => Constraint::Length(*width as u16),
         });
     Table::new(lines, widths).header(Row::new(titles))
@@ -136,10 +136,10 @@ mod tests {
         let lines = lines((80, 24), &State::default(), None);
         assert_eq!(lines[0], "warmroute http://router:9090");
         assert!(lines[1].starts_with("ready   workers 1/3 up"), "{lines:#?}");
-        assert!(lines[5].starts_with("WORKER"), "{lines:#?}");
-        assert!(lines[5].ends_with("EVENTS"), "{lines:#?}");
-        let row = lines[7].split_whitespace().collect::<Vec<_>>().join(" ");
-        assert_eq!(row, "gpu-b both up 3 12k 50% 4.0 100m 198m - live");
+        assert!(lines[6].starts_with("WORKER"), "{lines:#?}");
+        assert!(lines[6].ends_with("EVENTS"), "{lines:#?}");
+        let row = lines[8].split_whitespace().collect::<Vec<_>>().join(" ");
+        assert_eq!(row, "gpu-b both up 3 12k 50 % 4.0 100 ms 198 ms - live");
         assert!(lines[23].starts_with("q quit"), "{lines:#?}");
     }
 
@@ -149,26 +149,26 @@ mod tests {
         assert!(!state.on_key(Key::Letter('d'), 3, 17));
         let shown = lines((80, 24), &state, None);
         assert!(shown[1].starts_with("ready   workers 1/3 up"), "{shown:#?}");
-        assert!(shown[5].starts_with("TIME     WORKER"), "{shown:#?}");
+        assert!(shown[6].starts_with("TIME      WORKER"), "{shown:#?}");
         let words = |line: &str| line.split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(
-            words(&shown[6]),
-            "01:02:04 gpu-p > gpu-b lower cost 400 0 % 97 % llama"
+            words(&shown[7]),
+            "01:02:04Z gpu-p > gpu-b lower cost 400 0 % 97 % llama"
         );
-        assert!(shown[7].contains("longest prefix"), "{shown:#?}");
-        assert_eq!(shown[8], "");
+        assert!(shown[8].contains("longest prefix"), "{shown:#?}");
+        assert_eq!(shown[9], "");
         assert!(shown[23].starts_with("q quit  d workers"), "{shown:#?}");
         state.filter = "gpu-a".to_owned();
-        assert!(lines((80, 24), &state, None)[6].contains("longest prefix"));
+        assert!(lines((80, 24), &state, None)[7].contains("longest prefix"));
         assert!(!state.on_key(Key::Letter('d'), 2, 17));
-        assert!(lines((80, 24), &state, None)[5].starts_with("WORKER"));
+        assert!(lines((80, 24), &state, None)[6].starts_with("WORKER"));
     }
 
     #[test]
     fn a_failed_look_shows_why_and_keeps_the_last_numbers() {
         let lines = lines((80, 24), &State::default(), Some("no answer within 10 s"));
         assert_eq!(lines[0], "no answer within 10 s");
-        assert!(lines[7].starts_with("gpu-b"), "{lines:#?}");
+        assert!(lines[8].starts_with("gpu-b"), "{lines:#?}");
     }
 
     #[test]
@@ -179,8 +179,8 @@ mod tests {
             ..State::default()
         };
         let lines = lines((80, 24), &state, None);
-        assert!(lines[6].starts_with("gpu-c"), "{lines:#?}");
-        assert_eq!(lines[7], "");
+        assert!(lines[7].starts_with("gpu-c"), "{lines:#?}");
+        assert_eq!(lines[8], "");
         assert!(lines[23].starts_with("filter: gpu-c_"), "{lines:#?}");
     }
 
@@ -197,6 +197,6 @@ mod tests {
                 "{size:?}"
             );
         }
-        assert_eq!((shown(24), shown(3)), (17, 0));
+        assert_eq!((shown(24), shown(3)), (16, 0));
     }
 }

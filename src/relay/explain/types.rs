@@ -37,7 +37,8 @@ pub struct Explanation {
     pub reason: Option<Reason>,
     /// The reason as a sentence.
     pub explanation: Option<String>,
-    /// How many workers take such requests. `workers` has all of them, or of a recorded decision the cheapest ones.
+    /// How many workers take such requests. `workers` has all of them, or of a recorded decision the cheapest and the
+    /// most expensive ones, the chosen one, and the one with the longest cached prefix.
     pub candidates: usize,
     pub workers: Vec<Score>,
     /// The choice of a prefill worker, if requests are disaggregated.
@@ -81,7 +82,8 @@ pub struct DisaggregationExplained {
     pub reason: Option<Reason>,
     /// The reason as a sentence.
     pub explanation: String,
-    /// The prefill workers.
+    /// How many prefill workers there are, of which a recorded decision has some in `workers`.
+    pub candidates: usize,
     pub workers: Vec<Score>,
 }
 

@@ -7,6 +7,8 @@ import { RANGE_MS } from "./model.js";
 
 const HEIGHT = 168;
 const MIN_RANGE_MS = 60_000;
+/** Of lines with the same colour: what they mean is alike. */
+const DASHES = { dashed: [5, 4], dotted: [1.5, 3] };
 const charts = new Set();
 /** The same time under the pointer in all charts. */
 const sync = () => window.uPlot.sync("warmroute");
@@ -39,7 +41,7 @@ function drawMarks(plot, withText) {
   for (const mark of marks) {
     const x = Math.round(plot.valToPos(mark.at, "x", true));
     if (x < bbox.left || x > bbox.left + bbox.width) continue;
-    ctx.strokeStyle = colour(mark.kind === "down" ? "bad" : "mark");
+    ctx.strokeStyle = colour(mark.kind === "down" ? "bad" : "text");
     ctx.fillStyle = ctx.strokeStyle;
     ctx.beginPath();
     ctx.moveTo(x, bbox.top);
@@ -77,7 +79,7 @@ export class Chart {
         const item = h(
           "li",
           { title: line.metric, "data-metric": line.metric.split(" ")[0] },
-          h("i", { class: `swatch ${line.colour}${line.dash ? " dashed" : ""}`, "aria-hidden": "true" }),
+          h("i", { class: `swatch ${line.colour}${line.dash ? ` ${line.dash}` : ""}`, "aria-hidden": "true" }),
           line.label,
           " ",
           value,
@@ -97,6 +99,15 @@ export class Chart {
     if (!width) return;
     if (!this.#plot) this.build();
     else if (this.#plot.width !== width) this.#plot.setSize({ width, height: HEIGHT });
+    this.#settle();
+  }
+
+  /** A list where the last name would be alone on a line. */
+  #settle() {
+    this.legend.classList.remove("stacked");
+    const lines = [...this.legend.children].filter((item) => !item.hidden).map((item) => item.offsetTop);
+    const isAlone = lines.at(-1) !== lines[0] && lines.filter((line) => line === lines.at(-1)).length === 1;
+    this.legend.classList.toggle("stacked", isAlone);
   }
 
   build() {
@@ -112,14 +123,16 @@ export class Chart {
         // Room for half of the last label of time.
         padding: [10, 26, 0, 0],
         legend: { show: false },
+        // Round times in UTC, whatever the browser's zone is.
+        tzDate: (seconds) => window.uPlot.tzDate(new Date(seconds * 1000), "Etc/UTC"),
         cursor: { sync: { key: sync().key }, drag: { x: false, y: false }, points: { size: 6 }, y: false },
         scales: {
           x: { time: true, range: () => this.#range() },
           y: { range: (_, low, high) => [0, max ?? Math.max(high * 1.15, this.#options.least ?? 1)] },
         },
         axes: [
-          { ...axis, size: 26, space: 80, values: (_, ticks, __, ___, step) => ticks.map((tick) => new Date(tick * 1000).toLocaleTimeString("en-GB", step < 60 ? {} : { hour: "2-digit", minute: "2-digit" })) },
-          { ...axis, size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => format(tick)) },
+          { ...axis, size: 26, space: 80, values: (_, ticks, __, ___, step) => ticks.map((tick) => clock(tick * 1000, step < 60)) },
+          { ...axis, size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => (this.#options.axis ?? format)(tick)) },
         ],
         series: [
           {},
@@ -128,7 +141,7 @@ export class Chart {
             stroke: colour(line.colour),
             width: 1.75,
             fill: line.fill ? `${colour(line.colour)}22` : undefined,
-            dash: line.dash ? [5, 4] : undefined,
+            dash: DASHES[line.dash],
             points: { show: false },
             spanGaps: Boolean(line.spans),
           })),
@@ -155,7 +168,12 @@ export class Chart {
     const isBlank = this.#data.slice(1).every((line) => line.every((value) => !value));
     this.blank.hidden = !isBlank;
     for (const line of lines.filter((it) => it.optional)) {
-      this.#values.get(line.key).item.hidden = (values[line.key] ?? []).every((value) => !value);
+      const { item } = this.#values.get(line.key);
+      const isHidden = (values[line.key] ?? []).every((value) => !value);
+      if (item.hidden !== isHidden) {
+        item.hidden = isHidden;
+        this.#settle();
+      }
     }
     if (!this.#plot) this.#resize();
     this.#plot?.setData(this.#data);

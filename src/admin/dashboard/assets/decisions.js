@@ -1,7 +1,7 @@
 // A live tail of decisions, the explanation of one, and a box to explain a request that is not sent.
 
 import { card, empty, h, setText } from "./dom.js";
-import { clock, count, percent, whole, words } from "./format.js";
+import { amount, clock, percent, seconds, timestamp, whole, words } from "./format.js";
 import { explained } from "./explain.js";
 import { ask } from "./stream.js";
 import { Table } from "./table.js";
@@ -30,9 +30,11 @@ export class Decisions {
       },
       "Pause",
     );
-    const tokens = (key, title) => ({ key, title, number: true, text: (row) => count(row[key]), value: (row) => row[key] });
+    const number = (key, title, format) => ({ key, title, number: true, text: (row) => format(row[key] ?? null), value: (row) => row[key] });
+    const share = (tokens, row) => (row.prompt_tokens > 0 ? percent(Math.min(1, (tokens ?? 0) / row.prompt_tokens)) : "–");
     this.table = new Table({
       label: "Decisions",
+      unit: "decision",
       sort: "number",
       descending: true,
       key: (row) => row.number,
@@ -41,14 +43,14 @@ export class Decisions {
       onSelect: (row) => this.select(row.number),
       controls: [this.pause],
       columns: [
-        { key: "number", title: "Time", value: (row) => row.number, number: true, text: (row) => clock(row.at) },
+        { key: "number", title: "Time", metric: "at_unix_ms of /dashboard/decision, in UTC as in the log", value: (row) => row.number, number: true, text: (row) => clock(row.at) },
         { key: "chosen", title: "Worker", metric: "chosen of /explain", text: (row) => (row.prefill ? `${row.prefill} → ${row.chosen}` : (row.chosen ?? "none")) },
         { key: "reason", title: "Reason", metric: "warmroute_routing_decisions_total", text: (row) => words(row.reason ?? "") },
-        { ...tokens("prompt_tokens", "Prompt"), metric: "warmroute_routed_prompt_tokens_total" },
-        { key: "cached_tokens", title: "Cached", metric: "warmroute_expected_cached_prompt_tokens_total", number: true, value: (row) => row.cached_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, (row.cached_tokens ?? 0) / row.prompt_tokens)) : "–") },
-        { key: "longest_tokens", title: "Best cached", metric: "longest_cached_tokens of /dashboard/decision: the longest cached prefix of any candidate", number: true, value: (row) => row.longest_tokens, text: (row) => (row.prompt_tokens > 0 ? percent(Math.min(1, row.longest_tokens / row.prompt_tokens)) : "–") },
-        { ...tokens("cost", "Cost, ms"), metric: "cost_ms of /explain: what the request costs there, its own time and what it takes from others" },
-        { ...tokens("candidates", "Candidates"), metric: "candidates of /explain" },
+        { ...number("prompt_tokens", "Prompt", (value) => amount(value, "token")), metric: "warmroute_routed_prompt_tokens_total" },
+        { key: "cached_tokens", title: "Cached", metric: "warmroute_expected_cached_prompt_tokens_total", number: true, value: (row) => row.cached_tokens, text: (row) => share(row.cached_tokens, row) },
+        { key: "longest_tokens", title: "Best cached", metric: "longest_cached_tokens of /dashboard/decision: the longest cached prefix of any candidate", number: true, value: (row) => row.longest_tokens, text: (row) => share(row.longest_tokens, row) },
+        { ...number("cost", "Cost", (value) => seconds(value === null ? null : value / 1000)), metric: "cost_ms of /explain: what the request costs there, its own time and what it takes from others" },
+        { ...number("candidates", "Candidates", whole), metric: "candidates of /explain" },
         { key: "model", title: "Model", text: (row) => row.model },
       ],
     });
@@ -110,7 +112,7 @@ export class Decisions {
     this.table.render();
     try {
       const decision = await ask(`dashboard/decision?number=${number}`);
-      if (this.#selected === number) this.#show(explained(decision), `As it was decided at ${clock(decision.at_unix_ms)}`);
+      if (this.#selected === number) this.#show(explained(decision), `As it was decided at ${timestamp(decision.at_unix_ms)}`);
     } catch (error) {
       this.#show(h("p", { class: "problem" }, error.message), `Decision ${whole(number)}`);
     }

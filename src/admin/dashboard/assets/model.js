@@ -185,6 +185,7 @@ export class Model {
       random: shareOf("random_cached", "random"),
       generated: rateOf("sums", "generated"),
       prompt: rateOf("sums", "routed"),
+      too_many: rateOf("sums", "too_many"),
       ttft: { p50: percentileOf("ttft", 0.5), p90: percentileOf("ttft", 0.9), p99: percentileOf("ttft", 0.99) },
       itl: { p50: percentileOf("itl", 0.5), p90: percentileOf("itl", 0.9), p99: percentileOf("itl", 0.99) },
       bounds: { ttft, itl },

@@ -1,7 +1,7 @@
 // KV events, models, pairs, Responses, replicas, queue and tenants. What is not configured is not shown.
 
 import { card, empty, h, metric, scroller, setText } from "./dom.js";
-import { count, percent, rate, seconds, whole, words } from "./format.js";
+import { amount, count, percent, perSecond, seconds, whole, words } from "./format.js";
 import { byLabel, facts, line, means } from "./lists.js";
 import * as side from "./side_panels.js";
 import { Table } from "./table.js";
@@ -17,6 +17,7 @@ export class Panels {
     const number = (key, title, name, format = count) => ({ key, title, metric: name, number: true, value: (row) => row[key], text: (row) => format(row[key]) });
     this.ranks = new Table({
       label: "KV events of each rank",
+      unit: "rank",
       sort: "state",
       key: (row) => row.key,
       search: (row) => `${row.worker} ${row.model} ${row.state} ${row.reason} ${row.error ?? ""}`,
@@ -24,7 +25,7 @@ export class Panels {
         { key: "worker", title: "Worker", text: (row) => (row.rank > 0 ? `${row.worker} rank ${row.rank}` : row.worker) },
         { key: "state", title: "Tree", metric: "warmroute_kv_state", value: (row) => ["stale", "cold", "partial", "live"].indexOf(row.state), text: (row) => row.state, cell: (row, cell) => this.#tree(row, cell) },
         { key: "reason", title: "Because", text: (row) => words(row.error ?? row.reason) },
-        number("lag_ms", "Lag", "warmroute_kv_last_lag_seconds", (value) => (value === null ? "–" : `${value.toFixed(1)} ms`)),
+        number("lag_ms", "Lag", "warmroute_kv_last_lag_seconds", (value) => seconds(value === null ? null : value / 1000)),
         number("blocks", "Blocks", "warmroute_kv_blocks"),
         number("events", "Events", "warmroute_kv_events_total"),
         number("gaps", "Gaps", "warmroute_kv_gaps_total", whole),
@@ -34,6 +35,7 @@ export class Panels {
     });
     this.models = new Table({
       label: "Models",
+      unit: "model",
       sort: "routed",
       descending: true,
       key: (row) => row.name,
@@ -41,29 +43,30 @@ export class Panels {
       columns: [
         { key: "name", title: "Model", text: (row) => row.name },
         { key: "workers", title: "Workers", metric: "models of /fleet", number: true, value: (row) => row.workers + row.prefill, text: (row) => (row.prefill > 0 ? `${row.prefill} + ${row.workers}` : whole(row.workers)) },
-        { key: "rate", title: "Req/s", metric: "warmroute_requests_total", number: true, value: (row) => this.#model.modelRates(row).rate, text: (row) => rate(this.#model.modelRates(row).rate) },
-        number("in_flight", "In flight", "warmroute_requests_in_flight"),
+        { key: "rate", title: "Requests", metric: "warmroute_requests_total", number: true, value: (row) => this.#model.modelRates(row).rate, text: (row) => perSecond(this.#model.modelRates(row).rate) },
+        number("in_flight", "In flight", "warmroute_requests_in_flight", (value) => amount(value, "request")),
         { key: "ttft", title: "First token", metric: "warmroute_time_to_first_token_seconds (mean of 30 s)", number: true, value: (row) => this.#model.modelRates(row).ttft, text: (row) => seconds(this.#model.modelRates(row).ttft) },
-        { key: "adapter_in_gpu", title: "In GPU at", metric: "loaded_adapters of /fleet: workers that have the LoRA adapter in their GPU, as far as known", number: true, value: (row) => row.adapter_in_gpu, text: (row) => whole(row.adapter_in_gpu) },
+        { key: "adapter_in_gpu", title: "In GPU at", metric: "loaded_adapters of /fleet: workers that have the LoRA adapter in their GPU, as far as known", number: true, value: (row) => row.adapter_in_gpu, text: (row) => amount(row.adapter_in_gpu, "worker", whole) },
         number("routed", "Prompt tokens", "warmroute_routed_prompt_tokens_total"),
-        number("generated", "Generated", "warmroute_generation_tokens_total"),
+        number("generated", "Generated tokens", "warmroute_generation_tokens_total"),
         { key: "cached", title: "From cache", metric: "warmroute_cached_prompt_tokens_total / warmroute_prompt_tokens_total", number: true, value: (row) => (row.prompt > 0 ? row.cached / row.prompt : null), text: (row) => percent(row.prompt > 0 ? row.cached / row.prompt : null) },
         { key: "expected", title: "Expected", metric: "warmroute_expected_cached_prompt_tokens_total / warmroute_routed_prompt_tokens_total", number: true, value: (row) => (row.routed > 0 ? row.expected / row.routed : null), text: (row) => percent(row.routed > 0 ? row.expected / row.routed : null) },
       ],
     });
-    const perSecond = (key, title, name, format = rate) => ({ key, title, metric: name, number: true, value: (row) => this.#model.tenantRates(row)[key], text: (row) => format(this.#model.tenantRates(row)[key]) });
+    const ofTenant = (key, title, name, unit = "") => ({ key, title, metric: name, number: true, value: (row) => this.#model.tenantRates(row)[key], text: (row) => perSecond(this.#model.tenantRates(row)[key], unit) });
     this.tenants = new Table({
       label: "Tenants",
+      unit: "tenant",
       sort: "rate",
       descending: true,
       key: (row) => row.name,
       search: (row) => row.name,
       columns: [
         { key: "name", title: "Tenant", text: (row) => row.name },
-        perSecond("rate", "Req/s", "warmroute_usage_requests_total + warmroute_limit_refusals_total"),
-        perSecond("refused", "Refused/s", "warmroute_limit_refusals_total"),
-        perSecond("uncached", "Uncached prompt tokens/s", "warmroute_usage_prompt_tokens_total - warmroute_usage_cached_prompt_tokens_total", count),
-        perSecond("generated", "Generated/s", "warmroute_usage_generation_tokens_total", count),
+        ofTenant("rate", "Requests", "warmroute_usage_requests_total + warmroute_limit_refusals_total"),
+        ofTenant("refused", "Refused (429)", "warmroute_limit_refusals_total"),
+        ofTenant("uncached", "Uncached prompt", "warmroute_usage_prompt_tokens_total - warmroute_usage_cached_prompt_tokens_total", "tokens"),
+        ofTenant("generated", "Generated", "warmroute_usage_generation_tokens_total", "tokens"),
         { key: "running", title: "Running", metric: "running_requests of /tenants", number: true, value: (row) => row.limits?.running_requests ?? null, text: (row) => running(row) },
         { key: "left", title: "Least left of its limits", metric: "warmroute_limit_admitted_total / warmroute_limit_refusals_total", number: true, value: (row) => tightest(row)?.share ?? null, text: (row) => left(row) },
         { key: "reasons", title: "Refused because of", text: (row) => reasons(row) },
@@ -121,16 +124,16 @@ export class Panels {
     const ranks = [...model.ranks.values()];
     this.ranks.rows = ranks;
     const live = ranks.filter((rank) => rank.state === "live" || rank.state === "partial").length;
-    setText(this.rankCount, ranks.length === 0 ? "No worker publishes KV events: routing predicts what each worker has cached from what it was sent. See the guide on KV events." : `${live} of ${ranks.length} trees count in decisions.`);
+    setText(this.rankCount, ranks.length === 0 ? "No worker publishes KV events: routing predicts what each worker has cached from what it was sent. See the guide on KV events." : `${whole(live)} of ${amount(ranks.length, "rank", whole)} have a tree that counts in decisions.`);
     this.ranks.element.hidden = ranks.length === 0;
     this.models.rows = [...model.models.values()];
     const { panels } = model;
     this.#box("tokenizer", panels.tokenizer?.length > 0 && panels.tokenizer, (rows) => rows.map(tokenizer));
     const tokenization = panels.tokenization;
     const isTokenized = tokenization && Object.values({ ...tokenization.prompts, ...tokenization.fallbacks }).some((value) => value > 0);
-    this.#box("tokenization", isTokenized && tokenization, (it) => [h("h4", {}, "Prompts"), ...byLabel(it.prompts, "warmroute_tokenizer_prompts_total"), h("h4", {}, "Without token ids"), ...byLabel(it.fallbacks, "warmroute_tokenization_fallbacks_total")]);
+    this.#box("tokenization", isTokenized && tokenization, (it) => [h("h4", {}, "Prompts"), ...byLabel(it.prompts, "warmroute_tokenizer_prompts_total", "prompt"), h("h4", {}, "Without token ids"), ...byLabel(it.fallbacks, "warmroute_tokenization_fallbacks_total", "prompt")]);
     this.#box("pairs", panels.pairs, pairs);
-    this.#box("transfers", panels.pairs, (it) => [h("h4", {}, "Phases, mean"), ...means(inOrder(it.phases), "warmroute_disaggregated_phase_seconds"), h("h4", {}, "Transfers"), ...byLabel(it.transfers, "warmroute_kv_transfers_total"), h("h4", {}, "Requests with two legs"), ...byLabel(it.requests, "warmroute_disaggregated_requests_total")]);
+    this.#box("transfers", panels.pairs, (it) => [h("h4", {}, "Phases, mean"), ...means(inOrder(it.phases), "warmroute_disaggregated_phase_seconds"), h("h4", {}, "Transfers"), ...byLabel(it.transfers, "warmroute_kv_transfers_total", "transfer"), h("h4", {}, "Prefill and decode on two workers"), ...byLabel(it.requests, "warmroute_disaggregated_requests_total", "request")]);
     const responses = panels.responses;
     const isStateful = responses?.page?.responses?.mode === "stateful";
     this.#box("responses", isStateful && responses, responsesOf);
@@ -149,7 +152,7 @@ export class Panels {
     const parts = [panel.all > panel.tenants.length ? `The ${whole(panel.tenants.length)} of ${whole(panel.all)} tenants that sent the most.` : ""];
     if (panel.without_store) parts.push("Redis does not answer: this replica holds the limits alone (limits.on_store_failure).");
     if (!panel.has_limits) parts.push("No tenant has limits.");
-    if (panel.dropped > 0) parts.push(`${whole(panel.dropped)} charges could not be settled.`);
+    if (panel.dropped > 0) parts.push(`${amount(panel.dropped, "charge", whole)} could not be settled.`);
     setText(this.limitsNote, parts.filter(Boolean).join(" "));
     this.limitsNote.className = panel.without_store || panel.dropped > 0 ? "problem" : "note";
     metric(this.limitsNote, "warmroute_limits_without_store", "warmroute_limit_settlements_dropped_total");
@@ -173,7 +176,7 @@ function tokenizer(row) {
     "div",
     { class: `notice ${row.mismatch ? "bad" : ""}` },
     h("p", {}, h("b", {}, row.model), ` ${words(row.prompts)}: `, metric(h("span", { class: `pill ${row.mismatch ? "down" : "up"}` }, row.mismatch ? "mismatch" : "tokens agree"), "warmroute_tokenizer_mismatch")),
-    facts(line("Confirmed", percent(row.confirmed_ratio), "warmroute_tokenizer_check_confirmed_ratio"), line("Checks", whole(Object.values(row.checks).reduce((sum, value) => sum + value, 0)), "warmroute_tokenizer_checks_total"), row.untrusted > 0 ? line("Workers not trusted", whole(row.untrusted), "tokenizer_check of /kv") : []),
+    facts(line("Confirmed", percent(row.confirmed_ratio), "warmroute_tokenizer_check_confirmed_ratio"), line("Checks", amount(Object.values(row.checks).reduce((sum, value) => sum + value, 0), "prompt"), "warmroute_tokenizer_checks_total"), row.untrusted > 0 ? line("Not trusted", amount(row.untrusted, "worker", whole), "tokenizer_check of /kv") : []),
   );
 }
 
@@ -191,7 +194,7 @@ function left(row) {
 function running(row) {
   if (!row.limits) return "–";
   const most = row.limits.max_concurrent_requests;
-  return `${whole(row.limits.running_requests)}${most ? ` of ${whole(most)}` : ""}`;
+  return most ? `${whole(row.limits.running_requests)} of ${amount(most, "request", whole)}` : amount(row.limits.running_requests, "request", whole);
 }
 
 function reasons(row) {
@@ -204,11 +207,11 @@ function queue({ models }) {
   const shown = models.filter((it, index) => it.waiting > 0 || index < 4).slice(0, 12);
   return shown.map((it) => {
     const waiting = it.classes.filter((of) => of.requests > 0);
-    const classes = waiting.map((of) => h("li", {}, h("span", {}, `class ${of.class}`), metric(h("span", { class: "quiet" }, `${count(of.tokens)} tokens, oldest ${seconds(of.oldest_ms / 1000)}`), "warmroute_queue_tokens"), metric(h("b", { class: "value" }, whole(of.requests)), "warmroute_queue_requests")));
+    const classes = waiting.map((of) => h("li", {}, h("span", {}, `class ${of.class}`), metric(h("span", { class: "quiet" }, `${amount(of.tokens, "token")}, the oldest waits for ${seconds(of.oldest_ms / 1000)}`), "warmroute_queue_tokens"), metric(h("b", { class: "value" }, amount(of.requests, "request", whole)), "warmroute_queue_requests")));
     return h(
       "div",
       { class: "notice" },
-      h("p", {}, h("b", {}, it.model), " ", metric(h("span", { class: `pill ${it.saturation >= 1 ? "down" : "up"}` }, `saturation ${it.saturation.toFixed(2)}`), "warmroute_saturation_ratio"), " ", metric(h("span", {}, `${whole(it.waiting)} waiting, ${count(it.queued_tokens)} tokens at ${whole(it.workers)} workers`), "warmroute_queue_requests", "warmroute_worker_queued_tokens")),
+      h("p", {}, h("b", {}, it.model), " ", metric(h("span", { class: `pill ${it.saturation >= 1 ? "held" : ""}` }, `saturation ${it.saturation.toFixed(2)}`), "warmroute_saturation_ratio"), " ", metric(h("span", {}, `${amount(it.waiting, "request", whole)} waiting here, ${amount(it.queued_tokens, "token")} queued at ${amount(it.workers, "worker", whole)}`), "warmroute_queue_requests", "warmroute_worker_queued_tokens")),
       classes.length > 0 ? h("ul", { class: "tally" }, classes) : null,
     );
   });
@@ -223,7 +226,7 @@ function inOrder(phases) {
 function pairs({ pairs: it }) {
   const broken = it.incompatible.map((reason) => h("li", { title: "pairs.incompatible of /fleet" }, h("b", {}, whole(reason.count)), ` ${reason.message}: `, h("span", { class: "quiet" }, reason.examples.map((pair) => pair.join(" → ")).join(", "))));
   return [
-    facts(line("Connector", it.connector), line("Pairs that are up", whole(it.count), "pairs.count of /fleet"), line("Can transfer, as far as known", whole(it.unverified), "pairs.unverified of /fleet: check --live --transfer tries them")),
+    facts(line("Connector", it.connector), line("Up", amount(it.count, "pair", whole), "pairs.count of /fleet"), line("Can transfer, as far as known", amount(it.unverified, "pair", whole), "pairs.unverified of /fleet: check --live --transfer tries them")),
     broken.length > 0 ? h("ul", { class: "plainlist" }, broken) : null,
     it.unpaired.length > 0 ? h("p", { class: "problem" }, `Without a partner: ${it.unpaired.slice(0, 10).join(", ")}${it.unpaired.length > 10 ? " …" : ""}`) : null,
   ].filter((part) => part !== null);
@@ -235,20 +238,28 @@ function responsesOf({ page }) {
   const owners = page.store?.details?.owners ?? [];
   return [
     facts(
-      line("In progress", whole(responses.in_flight), "warmroute_responses_in_flight"),
-      line("Background runs", `${whole(background.running)} running, ${whole(background.queued)} of them queued`, "warmroute_background_running"),
-      line("Orphans", whole(page.store?.details?.orphans ?? 0), "warmroute_background_orphans_total"),
-      line("This owner", `${background.owner}${background.lease_held ? "" : ", lease lost"}`, "background.owner of /responses"),
-      line("Owners", Array.isArray(owners) ? whole(owners.length) : "–", "store.details.owners of /responses"),
+      line("In progress", amount(responses.in_flight, "response", whole), "warmroute_responses_in_flight"),
+      line("In the background", `${amount(background.running, "run", whole)}${background.queued > 0 ? `, ${whole(background.queued)} of them queued` : ""}`, "warmroute_background_running"),
+      line("Left by a lost replica", amount(page.store?.details?.orphans ?? 0, "run", whole), "store.details.orphans of /responses / warmroute_background_orphans_total"),
+      line("This replica runs them as", `${background.owner}${background.lease_held ? "" : ", but has lost its lease"}`, "background.owner of /responses"),
+      line("Run by", Array.isArray(owners) ? amount(owners.length, "replica", whole) : "–", "store.details.owners of /responses"),
     ),
     h("h4", {}, "Finished"),
-    ...byLabel(responses.finished, "warmroute_responses_finished_total"),
+    ...byLabel(responses.finished, "warmroute_responses_finished_total", "response"),
   ];
 }
 
+/** Operations of the store whose names say little. */
+const OPERATIONS = {
+  orphans: "find runs of lost replicas",
+  untracked: "find runs that it lost track of",
+  take_over: "take over a run",
+  check_ownership: "check who runs a response",
+};
+
 function store({ page, operations }) {
   const { is_up: isUp, reason } = page.health;
-  return [facts(line("Kind", page.store?.kind ?? "–"), line("State", page.error ?? (isUp ? "up" : `down: ${reason}`), "warmroute_store_circuit_breaker_state")), h("h4", {}, "Operations, mean"), ...means(operations, "warmroute_store_operation_duration_seconds")];
+  return [facts(line("Kind", page.store?.kind ?? "–"), line("State", page.error ?? (isUp ? "up" : `down: ${reason}`), "warmroute_store_circuit_breaker_state")), h("h4", {}, "Operations, mean"), ...means(operations, "warmroute_store_operation_duration_seconds", OPERATIONS)];
 }
 
 function peers({ replica, peers: rows }) {
@@ -259,7 +270,8 @@ function peers({ replica, peers: rows }) {
       h("b", {}, peer.name ?? peer.address ?? "unknown"),
       " ",
       metric(h("span", { class: `pill ${peer.state === "connected" ? "up" : "down"}` }, peer.is_draining ? "draining" : peer.state), "warmroute_peers"),
-      metric(h("span", { class: "quiet" }, peer.lag_ms === undefined ? (peer.error ?? "") : ` lag ${whole(peer.lag_ms)} ms`), "warmroute_peer_lag_seconds"),
+      " ",
+      metric(h("span", { class: "quiet" }, peer.lag_ms === undefined ? (peer.error ?? "") : `lag ${whole(peer.lag_ms)} ms`), "warmroute_peer_lag_seconds"),
     ),
   );
   return [facts(line("This replica", replica.name), replica.is_alone ? line("Alone", "others are expected, and none is connected") : []), items.length > 0 ? h("ul", { class: "plainlist" }, items) : empty("No other replica.")];

@@ -1,7 +1,7 @@
 // What happens beside requests to workers: streams that went on elsewhere, gateways, webhooks, WebSockets, traces.
 
 import { h, metric } from "./dom.js";
-import { bytes, count, seconds, whole, words } from "./format.js";
+import { amount, bytes, count, seconds, whole, words } from "./format.js";
 import { byLabel, facts, line } from "./lists.js";
 
 const CONTINUATIONS = "warmroute_stream_continuations_total";
@@ -12,8 +12,8 @@ const MAX_AGE_S = 60;
 export function continuations({ outcomes, refused }) {
   const names = { continued: "went on on another worker", failed: "no worker could go on", refused: "could not be continued" };
   const known = Object.fromEntries(Object.entries(outcomes).map(([outcome, value]) => [names[outcome] ?? outcome, value]));
-  const reasons = Object.keys(refused).length > 0 ? [h("h4", {}, "Not continued because of"), ...byLabel(refused, CONTINUATIONS)] : [];
-  return [...byLabel(known, CONTINUATIONS), ...reasons];
+  const reasons = Object.keys(refused).length > 0 ? [h("h4", {}, "Not continued because of"), ...byLabel(refused, CONTINUATIONS, "stream")] : [];
+  return [...byLabel(known, CONTINUATIONS, "stream"), ...reasons];
 }
 
 /** Requests that a gateway carries and asks the endpoint picker for a worker for. */
@@ -21,11 +21,11 @@ export function gateways({ open, outcomes, decisions }) {
   const [number, sum] = decisions ?? [0, 0];
   return [
     facts(
-      line("Open requests", whole(open), "warmroute_endpoint_picker_exchanges"),
+      line("Open", amount(open, "request", whole), "warmroute_endpoint_picker_exchanges"),
       line("Time to a decision", number > 0 ? `${seconds(sum / number)} (mean)` : "–", "warmroute_endpoint_picker_decision_seconds"),
     ),
     h("h4", {}, "Requests"),
-    ...byLabel(outcomes, "warmroute_endpoint_picker_exchanges_total"),
+    ...byLabel(outcomes, "warmroute_endpoint_picker_exchanges_total", "request"),
   ];
 }
 
@@ -33,19 +33,19 @@ export function gateways({ open, outcomes, decisions }) {
 export function webhooks({ endpoints, all }) {
   const rows = endpoints.map(({ endpoint: it, events }) => {
     const dropped = Object.entries(events ?? {}).filter(([outcome, value]) => outcome.startsWith("dropped") && value > 0);
-    const lost = dropped.map(([outcome, value]) => metric(h("span", { class: "problem" }, `${count(value)} ${words(outcome)}`), EVENTS));
+    const lost = dropped.map(([outcome, value]) => metric(h("span", { class: "problem" }, `${amount(value, "event")} ${words(outcome)}`), EVENTS));
     const isFailing = it.state !== "ok" || (it.failed_at ?? 0) > (it.delivered_at ?? 0);
     const isLate = it.oldest_event_age_s > MAX_AGE_S;
     const waiting = `${whole(it.waiting_events)} ${it.waiting_events === 1 ? "event waits" : "events wait"}${it.waiting_events > 0 ? `, the oldest for ${whole(it.oldest_event_age_s)} s` : ""}`;
     return h(
       "div",
       { class: "notice" },
-      h("p", {}, h("b", {}, it.name), " ", metric(h("span", { class: `pill ${it.state === "ok" ? "up" : "down"}` }, it.state), "warmroute_webhook_endpoint_state"), " ", metric(h("span", { class: "quiet" }, it.host), "host of /webhooks")),
+      h("p", {}, h("b", {}, it.name), " ", metric(h("span", { class: `pill ${it.state === "ok" ? "up" : "down"}` }, it.state === "ok" ? "up" : words(it.state)), "warmroute_webhook_endpoint_state"), " ", metric(h("span", { class: "quiet" }, it.host), "host of /webhooks")),
       h(
         "ul",
         { class: "tally" },
         h("li", {}, metric(h("span", { class: isLate ? "problem" : "" }, waiting), "warmroute_webhook_waiting_events", "warmroute_webhook_oldest_event_age_seconds")),
-        h("li", {}, h("span", {}, "delivered"), metric(h("b", { class: "value" }, count(events?.delivered ?? 0)), EVENTS)),
+        h("li", {}, h("span", {}, "delivered"), metric(h("b", { class: "value" }, amount(events?.delivered ?? 0, "event")), EVENTS)),
         lost.map((it) => h("li", {}, it)),
         isFailing && it.last_failure ? h("li", {}, metric(h("span", { class: "problem" }, `last attempt: ${it.last_failure}`), "last_failure of /webhooks")) : null,
       ),
@@ -58,15 +58,15 @@ export function webhooks({ endpoints, all }) {
 export function websockets({ open, closed, refused, memory }) {
   return [
     facts(
-      line("Open", whole(open), "warmroute_websocket_connections"),
+      line("Open", amount(open, "connection", whole), "warmroute_websocket_connections"),
       line("Memory", bytes(memory), "warmroute_websocket_memory_bytes"),
-      refused > 0 ? line("Refused", whole(refused), "warmroute_websocket_connections_refused_total") : [],
+      refused > 0 ? line("Refused", amount(refused, "connection", whole), "warmroute_websocket_connections_refused_total") : [],
     ),
     h("h4", {}, "Closed because of"),
-    ...byLabel(closed, "warmroute_websocket_connections_closed_total"),
+    ...byLabel(closed, "warmroute_websocket_connections_closed_total", "connection"),
   ];
 }
 
 export function traces({ spans }) {
-  return [h("h4", {}, "Spans"), ...byLabel(spans, "warmroute_trace_spans_total")];
+  return [h("h4", {}, "Spans"), ...byLabel(spans, "warmroute_trace_spans_total", "span")];
 }
