@@ -63,6 +63,14 @@ dist: ## The binary to deploy, target/dist/warmroute: smaller and a little faste
 deb: dist ## A Debian package with the binary and a systemd unit, in target/deb.
 	.ci/deb $(or $(CARGO_TARGET_DIR),target)/dist/warmroute target/deb
 
+# maturin needs no project file for a package that is only a binary.
+WHEEL_BUILD ?= --profile dist $(FEATURES)
+
+.PHONY: wheel
+wheel: ## A Python wheel with the binary, in target/wheels: `pip install` puts warmroute on the PATH.
+	PYTHON='$(PYTHON)' .ci/python-environment $(CACHE)/maturin .ci/wheel-requirements.txt
+	$(CACHE)/maturin/bin/maturin build --bindings bin --locked $(WHEEL_BUILD) --out target/wheels
+
 TARGETS ?= x86_64-unknown-linux-gnu aarch64-unknown-linux-gnu
 
 .PHONY: release

@@ -1,5 +1,6 @@
 //! Logs, the clock that tasks read, and (in `metrics`) the metrics registry.
 
+mod clock;
 pub mod line_log;
 pub mod log_once;
 mod log_writer;
@@ -9,22 +10,19 @@ pub mod process;
 
 use std::io::{self, IsTerminal};
 use std::sync::OnceLock;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
-use self::log_writer::LogWriter;
-
-/// The target of the access log's lines, for use in `log.level`.
-pub const ACCESS_LOG: &str = "warmroute::access";
-
-/// The one place where a task reads the clock. Code that decides takes `now` as an argument instead.
-pub fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
-}
+pub use self::clock::now;
+pub use self::log_writer::ACCESS_LOG;
+use self::log_writer::{LogWriter, Writers};
+use crate::units::SizeText;
 
 /// The time of day, for what is written down with a date, such as certificates.
 pub fn wall_clock() -> SystemTime {
@@ -54,6 +52,17 @@ pub struct Settings {
     pub level: String,
     /// One line at the end of each API request (level info, target `warmroute::access`).
     pub access: bool,
+    /// Where these lines go: `stdout`, or the path of a file, which may be renamed or removed at any time to rotate it. Empty:
+    /// among the others, on standard error.
+    pub access_file: String,
+    /// A longer file is renamed to its name with `.1`, in place of the one before.
+    #[serde(with = "SizeText")]
+    #[schemars(range(min = 4096))]
+    pub access_file_max_size: u64,
+    /// The share of requests with a line, 0 to 1, of those that were answered with success and to their end. All others have
+    /// theirs.
+    #[schemars(range(min = 0, max = 1))]
+    pub access_sample: f64,
 }
 
 impl Default for Settings {
@@ -63,6 +72,10 @@ impl Default for Settings {
             format: Format::Text,
             level: "info".to_owned(),
             access: true,
+            access_file: String::new(),
+            // About 200,000 lines.
+            access_file_max_size: 100 << 20,
+            access_sample: 1.0,
         }
     }
 }
@@ -97,10 +110,24 @@ pub fn check_level(level: &str) -> Result<(), String> {
 }
 
 /// The process's log, once it is started.
-static LOG: OnceLock<LogWriter> = OnceLock::new();
+static LOG: OnceLock<Writers> = OnceLock::new();
 
 fn log_lines_dropped() -> u64 {
-    LOG.get().map_or(0, LogWriter::dropped)
+    LOG.get().map_or(0, Writers::dropped)
+}
+
+/// The share of the lines of the access log that are written, as a part of all numbers.
+static ACCESS_SAMPLE: AtomicU32 = AtomicU32::new(u32::MAX);
+
+/// Whether a request that went well has a line in the access log.
+pub fn is_access_sampled() -> bool {
+    let share = ACCESS_SAMPLE.load(Relaxed);
+    share == u32::MAX || fastrand::u32(..) < share
+}
+
+fn set_access_sample(settings: &Settings) {
+    let share = settings.access_sample.clamp(0.0, 1.0) * f64::from(u32::MAX);
+    ACCESS_SAMPLE.store(share as u32, Relaxed);
 }
 
 /// Writes the queued log lines when it is dropped, which is `main`'s last act.
@@ -122,12 +149,18 @@ impl Drop for LogGuard {
 /// Starts logging to standard error. A second call changes nothing: tests share a process.
 pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     if LOG.get().is_none() {
-        let _ = LOG.set(LogWriter::start(io::stderr())?);
+        let _ = LOG.set(Writers {
+            log: LogWriter::start(io::stderr())?,
+            access: access_file(settings)?,
+        });
     }
+    set_access_sample(settings);
     let writer = LOG.get().expect("set just now").clone();
+    // A file has no colours, and both have one format.
+    let has_colours = settings.access_file.is_empty() && io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter(settings))
-        .with_ansi(io::stderr().is_terminal())
+        .with_ansi(has_colours)
         .with_writer(writer);
     match settings.format {
         Format::Text => {
@@ -138,7 +171,7 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
             }
         }
         Format::Json => {
-            let logs = logs.json().with_filter_reloading();
+            let logs = logs.json().flatten_event(true).with_filter_reloading();
             let handle = logs.reload_handle();
             if logs.try_init().is_ok() {
                 let _ = FILTER.set(Box::new(move |filter| drop(handle.reload(filter))));
@@ -148,11 +181,26 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     Ok(LogGuard(()))
 }
 
+/// Where the lines of the access log go, if not with the others.
+fn access_file(settings: &Settings) -> io::Result<Option<LogWriter>> {
+    let place = &settings.access_file;
+    if place.is_empty() {
+        return Ok(None);
+    }
+    let opened = line_log::file_writer(place, settings.access_file_max_size);
+    opened.map(Some).map_err(|error| {
+        let message =
+            format!("cannot write the access log: {place}: {error}; change `log.access_file`");
+        io::Error::new(error.kind(), message)
+    })
+}
+
 /// Replaces the filter of the process's log, once that is started.
 static FILTER: OnceLock<Box<dyn Fn(EnvFilter) + Send + Sync>> = OnceLock::new();
 
-/// Logs by the level of other settings from now on. Their format needs a restart.
+/// Logs by the level of other settings from now on. Their format and file need a restart.
 pub fn set_log_level(settings: &Settings) {
+    set_access_sample(settings);
     if let Some(set) = FILTER.get() {
         set(filter(settings));
     }

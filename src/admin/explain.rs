@@ -58,6 +58,7 @@ pub(super) async fn page(
         Some("/v1/completions") => Api::Completions,
         Some("/v1/responses") => Api::Responses,
         Some("/v1/messages") => Api::Messages,
+        Some("/inference/v1/generate") => Api::Generate,
         Some(_) => {
             return refuse(
                 StatusCode::BAD_REQUEST,

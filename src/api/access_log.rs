@@ -127,6 +127,10 @@ impl Drop for AccessLine {
         if let Some(trace) = self.summary.trace() {
             self.end_trace(trace, ended, outcome);
         }
+        let is_well = outcome == COMPLETE && self.status.is_some_and(|status| status.is_success());
+        if is_well && !observe::is_access_sampled() {
+            return;
+        }
         info!(
             target: ACCESS_LOG,
             method = self.method.as_str(),

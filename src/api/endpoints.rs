@@ -34,7 +34,7 @@ const CHANGES: [&str; 28] = [
 ];
 
 /// Paths that the router serves itself, with everything below them.
-pub(super) const OWN: [&str; 13] = [
+pub(super) const OWN: [&str; 14] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -47,6 +47,7 @@ pub(super) const OWN: [&str; 13] = [
     "/rerank",
     "/tokenize",
     "/detokenize",
+    "/inference/v1/generate",
     "/health",
 ];
 

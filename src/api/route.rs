@@ -36,6 +36,7 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String])
         "/v1/completions" => (Route::Relay(Api::Completions), "POST"),
         "/v1/responses" => (Route::Relay(Api::Responses), "POST"),
         "/v1/messages" => (Route::Relay(Api::Messages), "POST"),
+        "/inference/v1/generate" => (Route::Relay(Api::Generate), "POST"),
         "/v1/messages/count_tokens" => (Route::CountTokens, "POST"),
         "/v1/embeddings" => (Route::Relay(Api::Embeddings), "POST"),
         "/v1/rerank" | "/rerank" | "/v2/rerank" => (Route::Relay(Api::Rerank), "POST"),

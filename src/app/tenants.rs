@@ -56,7 +56,17 @@ pub(super) fn table(config: &Config, limiter: &Arc<Limiter>) -> TenantTable {
             .as_ref()
             .map(|limits| TenantLimits::new(limiter, &tenant.name, limits, &config.limits)),
     });
-    TenantTable::new(listed).with_default(default)
+    let table = TenantTable::new(listed).with_default(default);
+    let everybody = config.limits.everybody.as_ref();
+    match everybody.filter(|_| config.tenants.is_empty()) {
+        Some(limits) => table.with_limits(Some(TenantLimits::new(
+            limiter,
+            Tenant::DEFAULT,
+            limits,
+            &config.limits,
+        ))),
+        None => table,
+    }
 }
 
 /// What limits are counted with.

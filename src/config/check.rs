@@ -17,7 +17,7 @@ use crate::fleet::discovery::{WorkerDefaults, WorkerSpec};
 use crate::fleet::{Member, Role};
 use crate::http::listen_address::listen_address;
 use crate::jwt;
-use crate::observe;
+use crate::observe::{self, line_log};
 use crate::openai::tenant;
 use crate::relay::KeySource;
 use crate::responses::Mode;
@@ -34,6 +34,10 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     check_replicas(config, reader);
     for (key, error) in config.peers.check(listen_address(&config.peers.listen)) {
         reader.problem(&format!("peers.{key}"), error);
+    }
+    if config.limits.everybody.is_some() && !config.tenants.is_empty() {
+        let message = "has no effect beside `tenants`; write it as `limits` of each tenant";
+        reader.problem("limits.everybody", message);
     }
     for (key, error) in tenant::check(&config.tenants, config.jwt.is_some()) {
         reader.problem(&format!("tenants{key}"), error);
@@ -57,6 +61,9 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     }
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
+    }
+    if let Err(error) = line_log::check(&config.log.access_file, "access.jsonl") {
+        reader.problem("log.access_file", error);
     }
     for (key, error) in config.api.requests.check() {
         reader.problem(&format!("api.{key}"), error);

@@ -88,6 +88,7 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("tenants.*", Effect::Reload),
     ("tenant_salt_key", Effect::Reload),
     ("jwt.*", Effect::Reload),
+    ("limits.everybody.*", Effect::Reload),
     ("limits.cached_weight", Effect::Reload),
     ("limits.output_reserve", Effect::Reload),
     ("limits.on_store_failure", Effect::Reload),
@@ -121,6 +122,9 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("log.format", Effect::Restart),
     ("log.level", Effect::Reload),
     ("log.access", Effect::Reload),
+    ("log.access_file", Effect::Restart),
+    ("log.access_file_max_size", Effect::Restart),
+    ("log.access_sample", Effect::Reload),
     ("traces.sample_ratio", Effect::Reload),
     // The exporter, its connection and its queue.
     ("traces.endpoint", Effect::Restart),

@@ -20,6 +20,7 @@ use tracing::warn;
 use super::events::{Events, EventsSpec};
 use super::registry::Registry;
 use super::{Member, ResponsesApi, Role};
+use crate::http::client::{HTTP2, UNIX};
 use crate::http::tls::ClientSettings;
 use crate::observe;
 use crate::observe::log_once::LogOnce;
@@ -70,7 +71,7 @@ pub async fn follow(
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct WorkerSpec {
     /// `http://host:port` or `https://host:port`, with a path such as `/engine-0` if the worker's own paths are below
-    /// it.
+    /// it. `h2c://host:port` if the worker speaks HTTP/2 without TLS; `unix:/run/vllm.sock` for a socket of this host.
     pub url: String,
     /// The worker's name in logs, metrics and decisions. Empty: its `host:port`, with the path.
     #[serde(default)]
@@ -282,7 +283,7 @@ fn bearer(key: &Secret) -> Result<Option<HeaderValue>, String> {
 #[derive(Debug)]
 struct WorkerUrl {
     is_https: bool,
-    /// `host:port`, with the path if there is one.
+    /// As [`Pool::new`](crate::http::client::Pool::new) takes it.
     address: String,
 }
 
@@ -291,15 +292,29 @@ impl WorkerUrl {
         if url.is_empty() {
             return Err("is missing; write http://HOST:PORT".to_owned());
         }
+        if let Some(path) = url.strip_prefix(UNIX) {
+            // Also `unix:///run/vllm.sock`.
+            let path = format!("/{}", path.trim_start_matches('/'));
+            if !url[UNIX.len()..].starts_with('/') || path == "/" {
+                return Err(format!(
+                    "`{url}`: write the whole path of a socket, such as unix:/run/vllm.sock"
+                ));
+            }
+            return Ok(Self {
+                is_https: false,
+                address: format!("{UNIX}{path}"),
+            });
+        }
         let uri: Uri = url
             .parse()
             .map_err(|error| format!("`{url}` is not a URL: {error}"))?;
-        let is_https = match uri.scheme_str() {
-            Some("http") => false,
-            Some("https") => true,
+        let (is_https, prefix) = match uri.scheme_str() {
+            Some("http") => (false, ""),
+            Some("https") => (true, ""),
+            Some("h2c") => (false, HTTP2),
             Some(other) => {
                 return Err(format!(
-                    "`{url}`: the scheme must be http or https, not {other}"
+                    "`{url}`: the scheme must be http, https, h2c or unix, not {other}"
                 ));
             }
             None => return Err(format!("`{url}` has no scheme; write http://{url}")),
@@ -334,7 +349,7 @@ impl WorkerUrl {
         };
         Ok(Self {
             is_https,
-            address: format!("{host}:{port}{path}"),
+            address: format!("{prefix}{host}:{port}{path}"),
         })
     }
 }
@@ -363,7 +378,10 @@ mod tests {
         check("10.0.0.1:8000", Err("has no scheme"));
         check("https://engine", Ok("engine:443"));
         check("https://engine/", Ok("engine:443"));
-        check("ftp://engine", Err("must be http or https, not ftp"));
+        check(
+            "ftp://engine",
+            Err("must be http, https, h2c or unix, not ftp"),
+        );
         check("http://engine/pool/0/", Ok("engine:80/pool/0"));
         check("https://engine:8443/pool", Ok("engine:8443/pool"));
         check("http://engine/v1", Err("leave `/v1` out"));
@@ -376,6 +394,12 @@ mod tests {
         check("http://h:", Err("from 1 to 65535"));
         check("http://[::1]:0", Err("from 1 to 65535"));
         check("http://[::1]", Ok("[::1]:80"));
+        check("h2c://engine:8000/pool", Ok("h2c://engine:8000/pool"));
+        check("h2c://engine", Ok("h2c://engine:80"));
+        check("unix:/run/vllm.sock", Ok("unix:/run/vllm.sock"));
+        check("unix:///run/vllm.sock", Ok("unix:/run/vllm.sock"));
+        check("unix:vllm.sock", Err("write the whole path"));
+        check("unix:", Err("write the whole path"));
     }
 
     #[test]

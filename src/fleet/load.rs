@@ -12,7 +12,10 @@ use parking_lot::Mutex;
 use super::speed::{LoadNow, SharedF32, SharedSpeed};
 
 /// Slots of an engine of which nothing is known: vLLM's `--max-num-seqs` on most GPUs.
-const DEFAULT_SLOTS: u32 = 256;
+pub const DEFAULT_SLOTS: u32 = 256;
+
+/// In [`Load::slots`]: the engine has reported what it runs.
+const REPORTS: u16 = 1 << 15;
 
 /// Prompt tokens that any engine computes in one step: the least that vLLM and SGLang have by default.
 const STEP_TOKENS: u64 = 2_048;
@@ -47,7 +50,7 @@ pub struct Load {
     peers_queued_tokens: AtomicU64,
     peers_context_tokens: AtomicU64,
     peers_requests: AtomicU32,
-    /// The most requests that its engine was seen to run while others waited; 0 if none ever waited.
+    /// The most requests that its engine was seen to run while others waited, 0 if none ever waited; and [`REPORTS`].
     slots: AtomicU16,
     /// Requests that wait inside the engine for a slot or for memory, as of its last report.
     waiting: AtomicU16,
@@ -131,21 +134,29 @@ impl Load {
 
     /// Answers that the engine generates at the same time, if that was seen: only an engine that has let requests wait shows it.
     pub fn learnt_slots(&self) -> Option<u32> {
-        Some(self.slots.load(Relaxed).into()).filter(|slots| *slots > 0)
+        let slots = self.slots.load(Relaxed) & !REPORTS;
+        Some(slots.into()).filter(|slots| *slots > 0)
+    }
+
+    /// Whether its engine has ever reported what it runs.
+    pub fn has_reported(&self) -> bool {
+        self.slots.load(Relaxed) & REPORTS != 0
     }
 
     /// As seen, or what most engines have.
     #[inline]
     pub fn slots(&self) -> u32 {
-        match self.slots.load(Relaxed) {
-            0 => DEFAULT_SLOTS,
-            slots => slots.into(),
-        }
+        self.learnt_slots().unwrap_or(DEFAULT_SLOTS)
     }
 
     /// Another replica has seen so many.
     pub(super) fn on_peer_slots(&self, slots: u32) {
-        self.slots.fetch_max(short(slots), Relaxed);
+        self.see_slots(slots, self.slots.load(Relaxed) & REPORTS);
+    }
+
+    fn see_slots(&self, slots: u32, flag: u16) {
+        let slots = short(slots).min(!REPORTS);
+        self.slots.fetch_max(slots | flag, Relaxed);
     }
 
     /// The engine may be another one.
@@ -229,6 +240,7 @@ impl Load {
         let foreign = beyond_own.saturating_sub(self.peers_requests());
         self.foreign_requests.store(foreign, Relaxed);
         self.reported.beyond_own.store(beyond_own, Relaxed);
+        self.slots.fetch_or(REPORTS, Relaxed);
         let slots = self.learnt_slots();
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
         let waits_for_slot = self.queued_tokens() < STEP_TOKENS
@@ -237,7 +249,7 @@ impl Load {
         self.waiting.store(short(waiting), Relaxed);
         // An engine whose memory was full ran fewer than it does now.
         if waiting > 0 || slots.is_some() {
-            self.slots.fetch_max(short(reported.running), Relaxed);
+            self.see_slots(reported.running, REPORTS);
         }
         *self.reported.report.lock() = Some(reported);
     }
@@ -412,6 +424,15 @@ mod tests {
         assert_eq!((load.slots(), load.waiting()), (64, 1));
         load.report(reported(66));
         assert_eq!((load.slots(), load.waiting()), (66, 0));
+        load.on_peer_slots(70);
+        load.on_peer_slots(60);
+        assert_eq!(load.slots(), 70);
+        load.on_peer_slots(u32::MAX);
+        assert_eq!((load.slots(), load.has_reported()), (32_767, true));
+        load.forget_slots();
+        assert!(!load.has_reported());
+        load.on_peer_slots(66);
+        assert!(!load.has_reported());
         load.expire_report();
         assert_eq!((load.slots(), load.waiting()), (66, 0));
         load.forget_slots();

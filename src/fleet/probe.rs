@@ -200,22 +200,21 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
                         facts.prefix_caching = seen.prefix_caching;
                         registry.set_facts(worker.id, facts.clone());
                     }
-                    worker.load.report(LoadReport {
-                        at: observe::now(),
-                        running: seen.running,
-                        waiting: seen.waiting,
-                        kv_usage: seen.kv_usage,
-                    });
+                    if seen.has_load {
+                        worker.load.report(LoadReport {
+                            at: observe::now(),
+                            running: seen.running,
+                            waiting: seen.waiting,
+                            kv_usage: seen.kv_usage,
+                        });
+                    } else {
+                        expire_report(&worker, interval);
+                    }
                     worker
                         .cache_tokens
                         .store(seen.cache_tokens.unwrap_or(0), Relaxed);
                 }
-                Err(_) => {
-                    // A report that came with KV events since the last probe stays valid.
-                    if let Some(then) = observe::now().checked_sub(interval / 2) {
-                        worker.load.expire_report_before(then);
-                    }
-                }
+                Err(_) => expire_report(&worker, interval),
             }
         }
         if !is_good {
@@ -251,6 +250,13 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         worker.pool.close_expired(observe::now());
         // Jitter, so that a thousand workers are not probed in one burst.
         tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
+    }
+}
+
+/// A report that came with KV events since the last probe stays valid.
+fn expire_report(worker: &Worker, interval: Duration) {
+    if let Some(then) = observe::now().checked_sub(interval / 2) {
+        worker.load.expire_report_before(then);
     }
 }
 

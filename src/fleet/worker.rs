@@ -21,8 +21,8 @@ use super::circuit_breaker;
 use super::events::Events;
 use super::freed::Freed;
 use super::kv_transfer::BootstrapInfo;
-use super::load::Load;
 use super::load::pinned::PinnedLoads;
+use super::load::{DEFAULT_SLOTS, Load};
 use super::process_end::ProcessEnds;
 use super::responses_api::ResponsesApi;
 use super::speed::{LoadNow, Passed, Seen, SharedSpeed, Speed};
@@ -338,10 +338,14 @@ impl Worker {
         }
     }
 
-    /// Requests that may be sent to it before all of its slots are taken; `None` while slots are not known. A few more than it
-    /// was seen to have: its engine runs them if it can, and then it is seen to have more.
+    /// Requests that may be sent to it before all of its slots are taken; `None` while an engine that would show it has let none
+    /// wait. A few more than it was seen to have: its engine runs them if it can, and then it is seen to have more. One that
+    /// never shows what it runs has as many as most have: else one client's flood would stand in it before everybody else.
     pub fn free_slots(&self) -> Option<u32> {
-        let slots = self.known_slots()?;
+        let slots = match self.known_slots() {
+            None if self.load.has_reported() => return None,
+            slots => slots.unwrap_or(DEFAULT_SLOTS),
+        };
         Some(super::load::free_slots(slots, self.load.requests()))
     }
 

@@ -1,14 +1,16 @@
-//! A pool of HTTP/1.1 connections to one address, with TLS or without.
+//! A pool of connections to one address: HTTP/1.1, with TLS or without, or over a Unix socket; or HTTP/2.
 //!
-//! A connection has no task of its own: the task that waits for a response drives its connection. That
+//! A connection of HTTP/1.1 has no task of its own: the task that waits for a response drives its connection. That
 //! saves a wake-up between tasks for every frame, and dropping a response half-way closes the socket at
 //! once, which is what makes an engine stop generating.
 
 mod body;
 mod error;
+mod http2;
 mod settings;
 
 use std::future::{Future, poll_fn};
+use std::ops::Range;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -23,13 +25,13 @@ use hyper::{Request, Response, Uri};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 
 pub use self::body::EngineBody;
 pub use self::error::{Error, is_local};
 pub use self::settings::Settings;
 use super::BodyError;
-use crate::http::io_threads;
+use crate::http::io_threads::{self, SHARDS};
 use crate::http::tls::{self, Protocol, Socket};
 use crate::observe;
 
@@ -54,15 +56,19 @@ const PROBES: u32 = 3;
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
-/// With more I/O threads than this, some share a shard and contend for its lock.
-const SHARDS: usize = 32;
+/// Before the path of a Unix socket.
+pub const UNIX: &str = "unix:";
+/// Before the address of a server that speaks HTTP/2 from the first byte.
+pub const HTTP2: &str = "h2c://";
 
 /// The connections to one address.
 #[derive(Debug)]
 pub struct Pool {
     address: String,
-    /// `host:port` of the address.
-    authority_length: usize,
+    /// Where `host:port` is in the address. Empty for a Unix socket.
+    authority: Range<usize>,
+    /// The connections of HTTP/2, if it is spoken.
+    http2: Option<Box<http2::Connections>>,
     settings: Settings,
     tls: Option<Arc<tls::Client>>,
     /// By I/O thread: a connection is driven by the thread that opened it or took it over.
@@ -96,7 +102,7 @@ impl fmt::Debug for Idle {
 
 impl Pool {
     /// `address` is `host:port`, with a path that is put before those of requests, if there is one; a name is resolved
-    /// at each connect.
+    /// at each connect. With [`HTTP2`] before it, HTTP/2 is spoken. Or it is [`UNIX`] and the path of a socket.
     pub fn new(address: String, settings: Settings) -> Arc<Self> {
         Self::with_tls(address, settings, None)
     }
@@ -107,8 +113,17 @@ impl Pool {
         settings: Settings,
         tls: Option<Arc<tls::Client>>,
     ) -> Arc<Self> {
+        let has_http2 = address.starts_with(HTTP2);
+        let authority = if address.starts_with(UNIX) {
+            address.len()..address.len()
+        } else {
+            let begin = if has_http2 { HTTP2.len() } else { 0 };
+            let length = address[begin..].find('/');
+            begin..length.map_or(address.len(), |length| begin + length)
+        };
         Arc::new(Self {
-            authority_length: address.find('/').unwrap_or(address.len()),
+            authority,
+            http2: has_http2.then(Box::default),
             address,
             settings,
             tls,
@@ -116,14 +131,22 @@ impl Pool {
         })
     }
 
-    /// The address with all that distinguishes it: `host:port`, with the path if there is one.
+    /// The address with all that distinguishes it, as [`Pool::new`] has it.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// `host:port`.
+    /// `host:port`; for a Unix socket, what a request names as its host.
     pub fn authority(&self) -> &str {
-        &self.address[..self.authority_length]
+        match &self.address[self.authority.clone()] {
+            "" => "localhost",
+            authority => authority,
+        }
+    }
+
+    /// The path of the Unix socket, if it is one.
+    fn unix_socket(&self) -> Option<&str> {
+        self.address.strip_prefix(UNIX)
     }
 
     pub fn tls(&self) -> Option<&Arc<tls::Client>> {
@@ -144,6 +167,12 @@ impl Pool {
         request: Request<Full<Bytes>>,
         max_idle: Duration,
     ) -> Result<Response<EngineBody>, Error> {
+        if let Some(http2) = &self.http2
+            && let Some(sender) = http2.open()
+        {
+            // Boxed, so that requests of HTTP/1.1 do not carry its state.
+            return Box::pin(self.exchange_http2(sender, request)).await;
+        }
         let max_idle = max_idle.min(self.settings.idle_connection_timeout);
         let taken = match self.take(max_idle) {
             Some(taken) => Some(taken),
@@ -179,6 +208,11 @@ impl Pool {
                 ))
             })
             .map_err(Error::Connect)?;
+        if let Some(connections) = &self.http2 {
+            let sender = http2::over(socket).await.map_err(Error::Connect)?;
+            connections.put(&sender);
+            return Box::pin(self.exchange_http2(sender, request)).await;
+        }
         let connection = Connection::over(socket)
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
@@ -189,8 +223,21 @@ impl Pool {
         })
     }
 
+    async fn exchange_http2(
+        self: &Arc<Self>,
+        sender: http2::Sender,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<EngineBody>, Error> {
+        self.below_path(&mut request);
+        let answer = http2::exchange(sender, request, self.authority()).await?;
+        Ok(answer.map(|incoming| EngineBody::of_stream(incoming, self.clone())))
+    }
+
     /// A connection, with TLS its handshake included.
     async fn connect(&self) -> io::Result<Socket> {
+        if let Some(path) = self.unix_socket() {
+            return UnixStream::connect(path).await.map(Socket::Unix);
+        }
         let stream = TcpStream::connect(self.authority()).await?;
         let _ = stream.set_nodelay(true);
         lose_dead_peers(&stream);
@@ -214,7 +261,7 @@ impl Pool {
 
     /// The path of the address before that of the request.
     fn below_path(&self, request: &mut Request<Full<Bytes>>) {
-        let path = &self.address[self.authority_length..];
+        let path = &self.address[self.authority.end..];
         if path.is_empty() {
             return;
         }
@@ -294,6 +341,9 @@ impl Pool {
 
     /// Closes all idle connections, to make room for others.
     pub fn close_idle(&self) {
+        if let Some(http2) = &self.http2 {
+            http2.close();
+        }
         for idle in &self.idle {
             let closed = std::mem::take(&mut *idle.lock());
             // Sockets are closed without the lock.
@@ -320,7 +370,7 @@ impl Pool {
     /// has few requests, and without this most would find their own connection closed for its age.
     async fn borrow(&self, max_idle: Duration) -> Option<(Connection, Instant)> {
         // A TLS connection's state stays with its socket's thread.
-        if self.tls.is_some() {
+        if self.tls.is_some() || self.unix_socket().is_some() {
             return None;
         }
         let now = observe::now();

@@ -15,6 +15,9 @@ use tokio::net::TcpStream;
 use tokio::runtime;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+/// Into how many shards things are divided by thread. With more threads than this, some share a shard and contend for its lock.
+pub const SHARDS: usize = 32;
+
 thread_local! {
     static INDEX: Cell<usize> = const { Cell::new(0) };
 }

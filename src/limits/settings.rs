@@ -12,6 +12,8 @@ use crate::units::DurationText;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
+    /// What all clients together may use where there are no `tenants`: the same map as a tenant's `limits`. Left out: anything.
+    pub everybody: Option<TenantLimitsSpec>,
     /// What a prompt token counts in limits of tokens that the engine had cached, 0 to 1. OpenAI counts it in full.
     #[schemars(range(min = 0, max = 1))]
     pub cached_weight: f64,
@@ -36,6 +38,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self {
+            everybody: None,
             cached_weight: 1.0,
             // Most answers of chats are shorter.
             output_reserve: 512,
@@ -135,6 +138,12 @@ impl<'de> Deserialize<'de> for Store {
 impl Settings {
     /// What is wrong beyond types and bounds: keys with a message each.
     pub fn check(&self) -> Vec<(String, String)> {
+        let everybody = self.everybody.iter().flat_map(TenantLimitsSpec::check);
+        let everybody = everybody.map(|(key, message)| (format!("everybody.{key}"), message));
+        everybody.chain(self.check_store()).collect()
+    }
+
+    fn check_store(&self) -> Vec<(String, String)> {
         match &self.store {
             Store::Responses | Store::Local => Vec::new(),
             Store::Redis(redis) => {

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use tracing::warn;
 
+use super::clock::now;
 use super::log_writer::LogWriter;
 
 /// The place that means standard output.
@@ -32,11 +33,12 @@ impl LineLog {
     /// Writes to `place`: [`STDOUT`], or the path of a file that lines are added to. With more than `max_queued` bytes
     /// of lines that wait to be written, further ones are dropped.
     pub fn open(place: &str, max_queued: usize) -> io::Result<Self> {
+        const WHAT: &str = "usage log";
         let writer = match place {
-            STDOUT => LogWriter::with_limit(Warning::new(io::stdout(), place), max_queued)?,
+            STDOUT => LogWriter::with_limit(Warning::new(io::stdout(), place, WHAT), max_queued)?,
             path => {
-                let file = RotatedFile::open(Path::new(path))?;
-                LogWriter::with_limit(Warning::new(file, place), max_queued)?
+                let file = RotatedFile::open(Path::new(path), u64::MAX)?;
+                LogWriter::with_limit(Warning::new(file, place, WHAT), max_queued)?
             }
         };
         Ok(Self(Arc::new(Closing(writer))))
@@ -58,21 +60,74 @@ impl LineLog {
     }
 }
 
+/// Writes the lines of the access log to standard output, or to a file of at most about this size.
+pub(super) fn file_writer(path: &str, bytes_max: u64) -> io::Result<LogWriter> {
+    const WHAT: &str = "access log";
+    if path == STDOUT {
+        return LogWriter::start(Warning::new(io::stdout(), path, WHAT));
+    }
+    let file = RotatedFile::open(Path::new(path), bytes_max)?;
+    LogWriter::start(Warning::new(file, path, WHAT))
+}
+
+/// Describes what is wrong with the place of such a log, if anything. `example`: a name for a file.
+pub fn check(place: &str, example: &str) -> Result<(), String> {
+    let path = Path::new(place);
+    if place.is_empty() || place == STDOUT {
+        return Ok(());
+    }
+    if path.is_dir() {
+        let example = path.join(example);
+        let example = example.display();
+        return Err(format!(
+            "is a folder; write the path of a file, such as `{example}`"
+        ));
+    }
+    let folder = path.parent();
+    match folder.filter(|folder| !folder.as_os_str().is_empty()) {
+        Some(folder) if !folder.is_dir() => {
+            let folder = folder.display();
+            Err(format!(
+                "there is no folder `{folder}`; create it, or write another path"
+            ))
+        }
+        _ => writable(path).map_err(|error| {
+            format!("cannot be written: {error}; write the path of a file that this user may write")
+        }),
+    }
+}
+
+/// Whether lines can be added to a file, or made in its folder. Nothing is written and no file stays.
+fn writable(path: &Path) -> io::Result<()> {
+    if path.exists() {
+        return File::options().append(true).open(path).map(drop);
+    }
+    // A file of another name, so that one that the router makes just now is not removed.
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".check-{}", std::process::id()));
+    let probe = path.with_file_name(name);
+    File::options().write(true).create_new(true).open(&probe)?;
+    fs::remove_file(probe)
+}
+
 /// An output whose failures are logged, once a minute: each costs lines.
 #[derive(Debug)]
 struct Warning<W> {
     output: W,
     place: String,
+    /// Which log it is.
+    what: &'static str,
     warned: Option<Instant>,
 }
 
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 impl<W> Warning<W> {
-    fn new(output: W, place: &str) -> Self {
+    fn new(output: W, place: &str, what: &'static str) -> Self {
         Self {
             output,
             place: place.to_owned(),
+            what,
             warned: None,
         }
     }
@@ -93,9 +148,9 @@ impl<W: Write> Write for Warning<W> {
         let result = self.output.write(lines);
         if let Err(error) = &result
             && error.kind() != io::ErrorKind::Interrupted
-            && self.is_due(super::now())
+            && self.is_due(now())
         {
-            warn!(place = self.place, %error, "lines of the usage log cannot be written and are lost");
+            warn!(place = self.place, %error, "lines of the {} cannot be written and are lost", self.what);
         }
         result
     }
@@ -105,33 +160,52 @@ impl<W: Write> Write for Warning<W> {
     }
 }
 
-/// A file that log rotation may rename or remove at any time: what is written after that goes into a new one.
+/// A file that log rotation may rename or remove at any time: what is written after that goes into a new one. One that is too
+/// long gets another name.
 #[derive(Debug)]
 struct RotatedFile {
     path: PathBuf,
     file: File,
     identity: (u64, u64),
+    bytes: u64,
+    bytes_max: u64,
 }
 
 impl RotatedFile {
-    fn open(path: &Path) -> io::Result<Self> {
+    fn open(path: &Path, bytes_max: u64) -> io::Result<Self> {
         let file = File::options().append(true).create(true).open(path)?;
         let metadata = file.metadata()?;
         Ok(Self {
             path: path.to_owned(),
             file,
             identity: (metadata.dev(), metadata.ino()),
+            bytes: metadata.len(),
+            bytes_max,
         })
+    }
+
+    fn old_name(&self) -> PathBuf {
+        let mut name = self.path.clone().into_os_string();
+        name.push(".1");
+        name.into()
     }
 }
 
 impl Write for RotatedFile {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
         let found = fs::metadata(&self.path).map(|it| (it.dev(), it.ino()));
-        if found.ok() != Some(self.identity) {
-            *self = Self::open(&self.path)?;
+        let is_renamed = found.ok() != Some(self.identity);
+        let is_full =
+            self.bytes > 0 && self.bytes.saturating_add(lines.len() as u64) > self.bytes_max;
+        if is_full && !is_renamed {
+            fs::rename(&self.path, self.old_name())?;
         }
-        self.file.write(lines)
+        if is_full || is_renamed {
+            *self = Self::open(&self.path, self.bytes_max)?;
+        }
+        let written = self.file.write(lines)?;
+        self.bytes += written as u64;
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -145,11 +219,36 @@ mod tests {
 
     #[test]
     fn a_failure_that_goes_on_is_logged_once_a_minute() {
-        let mut output = Warning::new(io::sink(), "x");
-        let start = super::super::now();
+        let mut output = Warning::new(io::sink(), "x", "usage log");
+        let start = now();
         let seconds = [0, 1, 59, 60, 61, 119, 120];
         let due = seconds.map(|s| output.is_due(start + Duration::from_secs(s)));
         assert_eq!(due, [true, false, false, true, false, false, true]);
+    }
+
+    #[test]
+    fn a_file_that_is_full_gets_another_name() {
+        let name = format!("warmroute-access-log-{:016x}", fastrand::u64(..));
+        let path = std::env::temp_dir().join(name);
+        let log = file_writer(path.to_str().unwrap(), 10).unwrap();
+        for line in [
+            "one\n",
+            "two\n",
+            "three\n",
+            "four\n",
+            "longer than the file\n",
+            "six\n",
+        ] {
+            log.push(line.as_bytes());
+            log.flush(Duration::from_secs(10));
+        }
+        let old = path.with_extension("1");
+        assert_eq!(fs::read_to_string(&old).unwrap(), "longer than the file\n");
+        assert_eq!(fs::read_to_string(&path).unwrap(), "six\n");
+        log.close();
+        for file in [path, old] {
+            fs::remove_file(file).unwrap();
+        }
     }
 
     #[test]

@@ -14,7 +14,11 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
+use tracing::Metadata;
 use tracing_subscriber::fmt::MakeWriter;
+
+/// The target of the access log's lines, for use in `log.level`.
+pub const ACCESS_LOG: &str = "warmroute::access";
 
 /// About 10,000 lines of the access log.
 const MAX_QUEUED_BYTES: usize = 4 << 20;
@@ -135,11 +139,39 @@ impl Queue {
     }
 }
 
-impl<'a> MakeWriter<'a> for LogWriter {
+/// Where the lines of the log go.
+#[derive(Clone, Debug)]
+pub(super) struct Writers {
+    pub(super) log: LogWriter,
+    /// Those of the access log, if it has a file of its own.
+    pub(super) access: Option<LogWriter>,
+}
+
+impl Writers {
+    pub(super) fn dropped(&self) -> u64 {
+        let access = self.access.as_ref().map_or(0, LogWriter::dropped);
+        self.log.dropped() + access
+    }
+
+    /// Waits for both, each no longer than `limit`.
+    pub(super) fn flush(&self, limit: Duration) {
+        for writer in self.access.iter().chain([&self.log]) {
+            writer.flush(limit);
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for Writers {
     type Writer = LineWriter<'a>;
 
     fn make_writer(&'a self) -> LineWriter<'a> {
-        LineWriter(&self.0)
+        LineWriter(&self.log.0)
+    }
+
+    fn make_writer_for(&'a self, meta: &Metadata<'_>) -> LineWriter<'a> {
+        let access = self.access.as_ref();
+        let access = access.filter(|_| meta.target() == ACCESS_LOG);
+        LineWriter(&access.unwrap_or(&self.log).0)
     }
 }
 
@@ -190,13 +222,13 @@ mod tests {
         let (written, lines) = mpsc::channel();
         let writer = LogWriter::with_limit(Blocked { leave, written }, 100).unwrap();
         let line = [b'x'; 10];
-        writer.make_writer().write_all(&line).unwrap();
+        writer.push(&line);
         while !writer.0.state.lock().is_writing {
             thread::yield_now();
         }
         // The first line is being written; ten more fit into the queue.
         for _ in 0..15 {
-            writer.make_writer().write_all(&line).unwrap();
+            writer.push(&line);
         }
         assert_eq!(writer.dropped(), 5);
         writer.flush(Duration::from_millis(1));
@@ -208,7 +240,7 @@ mod tests {
         assert_eq!(lengths, [10, 100]);
         // An output that fails loses its lines, and they count too.
         drop(allow);
-        writer.make_writer().write_all(b"one\ntwo\n").unwrap();
+        writer.push(b"one\ntwo\n");
         writer.flush(Duration::from_secs(10));
         assert_eq!(writer.dropped(), 7);
     }

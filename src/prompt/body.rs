@@ -6,6 +6,7 @@ mod vllm_xargs;
 use std::borrow::Cow;
 use std::fmt;
 
+use rustc_hash::FxHashMap;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -13,7 +14,7 @@ use self::field::{Flag, Key, KeySeed, OptionalInteger, OptionalString};
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
 use super::canonical::Canonical;
-use super::types::{Api, Error, HashedPrompt};
+use super::types::{Api, Error, HashedPrompt, Section};
 use crate::json_scan::Scan;
 
 /// The fields of a request body that routing needs.
@@ -52,7 +53,9 @@ pub struct PeekedBody<'a> {
     /// and `"true"`.
     pub odd_value: Option<&'static str>,
     pub prompt: HashedPrompt,
-    /// The prompt of a completion request, if it is a single list of token ids.
+    /// The raw JSON of `sampling_params`, of tokens in, tokens out. If the key is repeated, the last value.
+    pub sampling_params: Option<&'a str>,
+    /// The prompt, if it is a single list of token ids and nothing else.
     pub token_ids: Option<Vec<u32>>,
 }
 
@@ -78,6 +81,7 @@ fn read(
         is_router_made,
         peek: PeekedBody::default(),
         hasher: BlockHasher::new(block_bytes),
+        has_features: false,
         first_error: None,
     };
     match scanned(body, reader()) {
@@ -120,6 +124,8 @@ struct BodyReader<'a> {
     is_router_made: bool,
     peek: PeekedBody<'a>,
     hasher: BlockHasher,
+    /// Some tokens stand for images.
+    has_features: bool,
     /// The body is read to its end, and invalid JSON is reported before this.
     first_error: Option<Error>,
 }
@@ -220,6 +226,19 @@ impl<'de> BodyReader<'de> {
                 let user = field::user_of(raw(value)?);
                 self.peek.user = user.or(self.peek.user.take());
             }
+            Key::SamplingParams => self.on_sampling_params(raw(value)?),
+            Key::Features => {
+                let features = raw(value)?;
+                if features != "null" {
+                    self.has_features = true;
+                    let mut json = serde_json::Deserializer::from_str(features);
+                    self.hasher.begin(Section::Template);
+                    Canonical::new(&mut self.hasher, Section::Template)
+                        .deserialize(&mut json)
+                        .map_err(de::Error::custom)?;
+                    self.hasher.end();
+                }
+            }
             Key::Other => {
                 IgnoredAny::deserialize(value)?;
             }
@@ -227,11 +246,42 @@ impl<'de> BodyReader<'de> {
         Ok(())
     }
 
+    /// The engine says what is wrong with parameters that are no object.
+    fn on_sampling_params(&mut self, params: &'de str) {
+        self.peek.sampling_params = Some(params);
+        let Ok(members) = serde_json::from_str::<FxHashMap<String, &RawValue>>(params) else {
+            self.peek.odd_value = Some("sampling_params");
+            return;
+        };
+        let member = |name: &str| members.get(name).map(|value| value.get());
+        if let Some(raw) = member("max_tokens") {
+            self.peek.max_tokens = self.number("max_tokens", raw);
+            self.peek.no_max_tokens = (raw == "null").then_some(raw);
+        }
+        if let Some(raw) = member("n") {
+            self.peek.choices = self.number("n", raw);
+        }
+        // What other APIs have as `vllm_xargs`.
+        if let Some(extra) = member("extra_args").filter(|extra| *extra != "null")
+            && let Err(error) = check_xargs(extra)
+        {
+            self.first_error.get_or_insert(match error {
+                Error::Forbidden(name) => Error::Forbidden(vllm_xargs::as_extra_args(name)),
+                other => other,
+            });
+        }
+    }
+
     fn finish(mut self) -> Result<PeekedBody<'de>, Error> {
         if let Some(error) = self.first_error {
             return Err(error);
         }
-        if self.api == Api::Completions {
+        let may_be_ids = match self.api {
+            Api::Completions => true,
+            Api::Generate => !self.has_features,
+            _ => false,
+        };
+        if may_be_ids {
             self.peek.token_ids = self.hasher.take_token_ids();
         }
         self.peek.prompt = self.hasher.finish();

@@ -168,6 +168,7 @@ impl EngineTokenizer {
             | Api::Detokenize
             | Api::Messages
             | Api::CountTokens
+            | Api::Generate
             | Api::Other => {
                 return Err(Error::Unsupported);
             }

@@ -110,6 +110,7 @@ impl Renderer {
             | Api::Rerank
             | Api::Tokenize
             | Api::Detokenize
+            | Api::Generate
             | Api::Other => {
                 return Err(TokenizeError::Api);
             }

@@ -16,12 +16,14 @@ pub enum Api {
     Messages,
     /// The tokens of a Messages request, counted.
     CountTokens,
+    /// vLLM's tokens in, tokens out: `/inference/v1/generate`.
+    Generate,
     /// An endpoint that the configuration lists, of which the router knows the model only.
     Other,
 }
 
 impl Api {
-    pub const COUNT: usize = 10;
+    pub const COUNT: usize = 11;
     pub const ALL: [Api; Self::COUNT] = [
         Api::Chat,
         Api::Completions,
@@ -32,6 +34,7 @@ impl Api {
         Api::Detokenize,
         Api::Messages,
         Api::CountTokens,
+        Api::Generate,
         Api::Other,
     ];
 
@@ -46,6 +49,7 @@ impl Api {
             Api::Detokenize => "detokenize",
             Api::Messages => "messages",
             Api::CountTokens => "count_tokens",
+            Api::Generate => "generate",
             Api::Other => "other",
         }
     }
@@ -54,8 +58,13 @@ impl Api {
     pub fn generates(self) -> bool {
         matches!(
             self,
-            Api::Chat | Api::Completions | Api::Responses | Api::Messages
+            Api::Chat | Api::Completions | Api::Responses | Api::Messages | Api::Generate
         )
+    }
+
+    /// Whether answers have choices, and streams end in `[DONE]`.
+    pub fn has_choices(self) -> bool {
+        matches!(self, Api::Chat | Api::Completions | Api::Generate)
     }
 
     /// Whether bodies are those of Anthropic's Messages.

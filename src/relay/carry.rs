@@ -23,7 +23,7 @@ use crate::fleet::Worker;
 use crate::http::Body;
 use crate::http::circuit_breaker::State;
 use crate::observe;
-use crate::prompt::PeekedBody;
+use crate::prompt::{Api, PeekedBody};
 use crate::traces::{Event, RequestTrace};
 
 /// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
@@ -57,7 +57,7 @@ impl Relay {
             }
         }
         plan.request.ticket = plan.model.take_ticket();
-        if plan.model.routing.advanced.request_cache_reports {
+        if plan.model.routing.advanced.request_cache_reports && job.api != Api::Generate {
             plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
         plan.go_on(job)?;

@@ -39,7 +39,7 @@ pub(super) enum Finish {
 /// choice, or the API has none.
 pub(super) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, Finish)> {
     let name = match api {
-        Api::Chat | Api::Completions => &*FINISH_REASON,
+        Api::Chat | Api::Completions | Api::Generate => &*FINISH_REASON,
         Api::Messages => &*STOP_REASON,
         _ => return None,
     };

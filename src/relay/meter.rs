@@ -13,7 +13,7 @@ use super::metrics::Outcome;
 use super::request_count::RequestCount;
 use super::running::Running;
 use super::summary::SummaryCell;
-use super::token_count::{Plain, TokenCount};
+use super::token_count::{ListedIds, Plain, TokenCount};
 use super::traced;
 use super::usage::UsageEntry;
 use super::usage_reader::UsageReader;
@@ -21,6 +21,7 @@ use super::worker_series::WorkerSeries;
 use crate::fleet::Worker;
 use crate::ids::ClientKey;
 use crate::observe;
+use crate::prompt::Api;
 
 /// The histogram of gaps is shared by all streams of a worker, so a stream adds to it this often and not with each piece.
 const GAPS_TIME: Duration = Duration::from_secs(1);
@@ -63,6 +64,8 @@ pub(super) struct Meter {
     usage: UsageReader,
     /// Output that passed after what the engine has reported.
     unreported: TokenCount,
+    /// The ids of a whole answer that may have no usage.
+    listed: Option<Box<ListedIds>>,
     /// When the first token came, and how many there were then. None of a stream that another worker went on with.
     first: Option<(Instant, u64)>,
     /// Of the request's tenant.
@@ -82,6 +85,7 @@ impl Meter {
         entry: Option<UsageEntry>,
     ) -> Self {
         let usage = UsageReader::new(count.wire());
+        let listed = (!is_events && count.wire() == Api::Generate).then(Box::default);
         Self {
             series: count.model.series().of(running.worker()),
             last: count.started,
@@ -99,6 +103,7 @@ impl Meter {
             bytes: 0,
             usage,
             unreported: TokenCount::default(),
+            listed,
             first: None,
             entry,
             passed: traced::Passed::default(),
@@ -119,6 +124,9 @@ impl Meter {
         if !self.is_events {
             self.running.on_whole_answer(now);
             self.usage.on_whole(data);
+            if let Some(listed) = &mut self.listed {
+                listed.add(data);
+            }
             return;
         }
         let before = if self.is_read_late { self.output() } else { 0 };
@@ -180,6 +188,12 @@ impl Meter {
 
     /// Output tokens that the engine has not reported.
     fn passed_tokens(&self) -> u64 {
+        if let Some(listed) = &self.listed {
+            return match self.usage.usage() {
+                Some(_) => 0,
+                None => listed.count(),
+            };
+        }
         self.unreported.total(self.count.model.bytes_per_token)
     }
 

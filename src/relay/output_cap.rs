@@ -19,11 +19,21 @@ pub(super) fn cap(api: Api, body: &[u8], peek: &PeekedBody<'_>, max: u64) -> Opt
         // Every engine has this name, besides `max_completion_tokens`.
         (Api::Chat | Api::Completions, _) => ("max_tokens", max),
         (Api::Responses, _) => ("max_output_tokens", max),
+        (Api::Generate, _) => ("max_tokens", max),
         _ => return None,
     };
-    let edit = match peek.no_max_tokens {
-        Some(null) => Edit::of_value(body, null, max.to_string()),
-        None => Edit::last_field(body, name, &max.to_string()),
+    let edit = match (peek.no_max_tokens, peek.sampling_params) {
+        (Some(null), _) => Edit::of_value(body, null, max.to_string()),
+        (None, Some(params)) => {
+            let members = params.strip_prefix('{')?;
+            let comma = match members.trim_start().starts_with('}') {
+                true => "",
+                false => ",",
+            };
+            let capped = format!("{{\"{name}\":{max}{comma}{members}");
+            Edit::of_value(body, params, capped)
+        }
+        (None, None) => Edit::last_field(body, name, &max.to_string()),
     };
     Some((max, edit?))
 }
@@ -78,6 +88,20 @@ mod tests {
         );
         check(Api::Chat, r#"{"max_tokens":"5"}"#, None);
         check(Api::Embeddings, r#"{"input":"a"}"#, None);
+    }
+
+    #[test]
+    fn tokens_in_tokens_out_have_it_among_the_sampling_parameters() {
+        let check = |params: &str, expected: Option<&str>| {
+            let body =
+                |params: &str| format!(r#"{{"token_ids":[1,2],"sampling_params":{params}}}"#);
+            check(Api::Generate, &body(params), expected.map(body).as_deref());
+        };
+        check("{}", Some(r#"{"max_tokens":100}"#));
+        check(r#"{"n":2}"#, Some(r#"{"max_tokens":100,"n":2}"#));
+        check(r#"{"max_tokens": null}"#, Some(r#"{"max_tokens": 100}"#));
+        check(r#"{"max_tokens":5}"#, None);
+        check("7", None);
     }
 
     #[test]

@@ -16,7 +16,7 @@ pub(super) fn api_of(
         return None;
     }
     match api {
-        Api::Chat | Api::Completions | Api::Messages => Some(PinnedApi::Chat),
+        Api::Chat | Api::Completions | Api::Messages | Api::Generate => Some(PinnedApi::Chat),
         Api::Responses => Some(PinnedApi::Responses),
         Api::Embeddings
         | Api::Rerank

@@ -143,7 +143,7 @@ impl Relay {
         // A gateway's answer is its own.
         let waits_for_token = carried.is_none()
             && plan.is_stream
-            && matches!(job.api, Api::Chat | Api::Completions | Api::Messages);
+            && (job.api.has_choices() || job.api == Api::Messages);
         let mut beginning = Beginning::Token;
         let sent = {
             // Each part is pinned where it is: futures that were moved into one another would be copied again and again.

@@ -56,13 +56,29 @@ impl TenantTable {
         self
     }
 
+    /// What all clients together may use, where no tenants are listed.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Option<Arc<TenantLimits>>) -> Self {
+        let unlisted = &self.unlisted;
+        self.unlisted = Arc::new(TenantProfile {
+            id: unlisted.id,
+            name: unlisted.name.clone(),
+            priority: unlisted.priority,
+            max_priority: unlisted.max_priority,
+            limits,
+        });
+        self
+    }
+
     pub fn of(&self, tenant: Tenant) -> &Arc<TenantProfile> {
         self.by_id.get(&tenant).unwrap_or(&self.unlisted)
     }
 
-    /// In no particular order.
+    /// Those that the configuration lists or limits, in no particular order.
     pub fn listed(&self) -> impl Iterator<Item = &Arc<TenantProfile>> {
-        self.by_id.values()
+        let everybody = Some(&self.unlisted);
+        let everybody = everybody.filter(|it| self.by_id.is_empty() && it.limits.is_some());
+        self.by_id.values().chain(everybody)
     }
 }
 

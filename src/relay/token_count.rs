@@ -2,11 +2,14 @@
 //! many tokens into an event: because a request or its settings ask for it, because it guesses several at once, or because it
 //! is read late. Pure.
 
+mod listed_ids;
+
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 use memchr::{memchr, memchr2, memrchr2};
 
+pub(super) use self::listed_ids::ListedIds;
 use super::engine_answer::{BLOCK_DELTA, DELTA};
 use crate::json_scan::{Scan, plain_string};
 use crate::prompt::Api;

@@ -75,7 +75,7 @@ pub(super) fn begin_try(
 fn operation(api: Api) -> &'static str {
     match api {
         Api::Chat | Api::Responses | Api::Messages => "chat",
-        Api::Completions => "text_completion",
+        Api::Completions | Api::Generate => "text_completion",
         Api::Embeddings => "embeddings",
         Api::Rerank | Api::Tokenize | Api::Detokenize | Api::CountTokens | Api::Other => {
             api.as_str()
@@ -94,6 +94,7 @@ fn api_type(api: Api) -> Option<&'static str> {
         | Api::Tokenize
         | Api::Detokenize
         | Api::CountTokens
+        | Api::Generate
         | Api::Other => None,
     }
 }

@@ -1,8 +1,5 @@
 //! What tenants use: counters by tenant and model, and a line for billing for each request that a worker answered.
 
-use std::fs::{self, File};
-use std::io;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
@@ -19,7 +16,7 @@ use super::metrics::Outcome;
 use super::usage_line::{Tokens, UsageLine};
 use crate::ids::{Model, Tenant};
 use crate::observe;
-use crate::observe::line_log::{LineLog, STDOUT};
+use crate::observe::line_log::{self, LineLog};
 use crate::observe::metrics::Registry;
 use crate::units::SizeText;
 
@@ -54,43 +51,8 @@ impl Default for Settings {
 impl Settings {
     /// Describes what is wrong with the log's place, if anything.
     pub fn check(&self) -> Result<(), String> {
-        let path = Path::new(&self.log);
-        if self.log.is_empty() || self.log == STDOUT {
-            return Ok(());
-        }
-        if path.is_dir() {
-            let example = path.join("usage.jsonl");
-            let example = example.display();
-            return Err(format!(
-                "is a folder; write the path of a file, such as `{example}`"
-            ));
-        }
-        let folder = path.parent();
-        match folder.filter(|folder| !folder.as_os_str().is_empty()) {
-            Some(folder) if !folder.is_dir() => {
-                let folder = folder.display();
-                Err(format!(
-                    "there is no folder `{folder}`; create it, or write `stdout`"
-                ))
-            }
-            _ => writable(path).map_err(|error| {
-                format!("cannot be written: {error}; write the path of a file that this user may write, or `stdout`")
-            }),
-        }
+        line_log::check(&self.log, "usage.jsonl")
     }
-}
-
-/// Whether lines can be added to a file, or made in its folder. Nothing is written and no file stays.
-fn writable(path: &Path) -> io::Result<()> {
-    if path.exists() {
-        return File::options().append(true).open(path).map(drop);
-    }
-    // A file of another name, so that one that the router makes just now is not removed.
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(format!(".check-{}", std::process::id()));
-    let probe = path.with_file_name(name);
-    File::options().write(true).create_new(true).open(&probe)?;
-    fs::remove_file(probe)
 }
 
 /// What outlives a configuration.

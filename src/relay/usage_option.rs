@@ -35,7 +35,7 @@ impl UnaskedUsage {
 /// is not as engines accept it. Where events may have several tokens each, the usage of each is asked for: a stream that its
 /// client leaves has no other number.
 pub(super) fn asking(api: Api, body: &[u8], peek: &PeekedBody<'_>) -> Option<(Edit, UnaskedUsage)> {
-    if !peek.is_stream || !matches!(api, Api::Chat | Api::Completions) {
+    if !peek.is_stream || !api.has_choices() {
         return None;
     }
     let own = match peek.stream_options {

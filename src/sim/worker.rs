@@ -32,6 +32,7 @@ mod settings;
 mod shared;
 mod start;
 mod tokenizer;
+mod tokens_in_out;
 mod transfer;
 
 use std::future::Future;

@@ -77,7 +77,7 @@ class Router:
         """Of the operators' pages, once the log names it."""
         self.log.seek(0)
         for line in self.log:
-            fields = json.loads(line)["fields"] if line.endswith("\n") else {}
+            fields = json.loads(line) if line.endswith("\n") else {}
             if fields.get("message") == "listening":
                 return fields["admin"]
         assert self.process.poll() is None, (self.log.seek(0), self.log.read())

@@ -170,7 +170,7 @@ class Started(unittest.TestCase):
         self.log = Log(router.stderr)
         listens = eventually("the router listens", lambda: self.log.find(r'"listening".*') or self.ended(router))
         fields = listens.group(0)
-        line = json.loads(next(it for it in self.log.lines if fields.strip() in it))["fields"]
+        line = json.loads(next(it for it in self.log.lines if fields.strip() in it))
         self.api, self.admin = (int(line[name].rsplit(":", 1)[1]) for name in ("api", "admin"))
         return router
 

@@ -34,7 +34,7 @@ class Picker(Cluster):
     @property
     def picker(self):
         def address(line):
-            fields = json.loads(line).get("fields", {}) if line.startswith("{") else {}
+            fields = json.loads(line) if line.startswith("{") else {}
             return fields.get("address") if "endpoint picker listens" in fields.get("message", "") else None
 
         return self.router.await_line(address)

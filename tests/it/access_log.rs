@@ -36,8 +36,9 @@ fn lines_of(router: &Router) -> Vec<Value> {
     let lines = log
         .lines()
         .filter_map(|line| serde_json::from_str(line).ok());
-    let access = lines.filter(|line: &Value| line["target"] == ACCESS_LOG);
-    access.map(|mut line| line["fields"].take()).collect()
+    lines
+        .filter(|line: &Value| line["target"] == ACCESS_LOG)
+        .collect()
 }
 
 /// The only line, once it is written.
@@ -363,4 +364,36 @@ async fn a_log_that_nobody_reads_stops_no_request() {
             .is_some_and(|line| line["path"] == CHAT)
     })
     .await;
+}
+
+#[tokio::test]
+async fn the_access_log_may_have_a_file_and_only_a_sample_of_what_went_well() {
+    let folder = crate::reload::Folder::new();
+    let path = folder.path("access.jsonl");
+    let cluster = logged(fast(), |config| {
+        config.log.access_file = path.to_str().unwrap().to_owned();
+        config.log.access_sample = 0.0;
+    })
+    .await;
+    let well = chat("hello", 1, false);
+    for _ in 0..5 {
+        assert_eq!(send(&cluster, CHAT, &[], &well).await.status, 200);
+    }
+    assert_eq!(send(&cluster, CHAT, &[], "{").await.status, 400);
+    let mut written = Vec::new();
+    eventually("the failure has its line", async || {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        written = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).unwrap())
+            .collect();
+        !written.is_empty()
+    })
+    .await;
+    assert_eq!(written.len(), 1, "{written:?}");
+    assert_eq!(
+        (&written[0]["status"], &written[0]["target"]),
+        (&json!(400), &json!(ACCESS_LOG))
+    );
+    assert_eq!(lines(&cluster), Vec::<Value>::new());
 }

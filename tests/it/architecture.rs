@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// From the lowest. Siblings of one layer do not import each other.
 const LAYERS: &[&[&str]] = &[
-    &["ids", "json_scan", "observe", "secret", "units"],
+    &["ids", "json_scan", "secret", "units"],
+    &["observe"],
     &["http"],
     &["traces"],
     &["fleet", "jwt", "kv", "prompt", "state_token", "store"],

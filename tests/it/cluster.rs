@@ -576,9 +576,8 @@ impl Router {
 /// The addresses in a log line, if it is the one that has them.
 fn listening(line: &str) -> Option<(SocketAddr, SocketAddr, Option<SocketAddr>)> {
     let line: Value = serde_json::from_str(line).ok()?;
-    let fields = &line["fields"];
-    let address = |name: &str| fields[name].as_str()?.parse().ok();
-    (fields["message"] == "listening").then_some(())?;
+    let address = |name: &str| line[name].as_str()?.parse().ok();
+    (line["message"] == "listening").then_some(())?;
     Some((address("api")?, address("admin")?, address("peers")))
 }
 

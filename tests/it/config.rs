@@ -663,7 +663,7 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     check(
         "workers: ['ftp://a']",
-        &["the scheme must be http or https, not ftp"],
+        &["the scheme must be http, https, h2c or unix, not ftp"],
     );
     check(
         "workers: [{url: 'http://a:1'}, {url: 'http://a:1/', name: b}]",

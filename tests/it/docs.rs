@@ -72,6 +72,70 @@ fn every_file_that_the_architecture_names_exists() {
     assert!(missing.is_empty(), "no such files: {missing:#?}");
 }
 
+/// A line in a block of code that names its level and target, and a text in code behind `WARN (` or `INFO (`.
+#[test]
+fn every_log_line_that_a_page_quotes_is_one_that_the_source_writes() {
+    let source = source_in(&root().join("src"));
+    let (mut unknown, mut count) = (Vec::new(), 0);
+    for page in pages() {
+        let text = fs::read_to_string(&page).unwrap();
+        for message in quoted_log_messages(&text) {
+            count += 1;
+            if !source.contains(message) {
+                unknown.push(format!("{}: {message}", page.display()));
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "no such log lines: {unknown:#?}");
+    assert!(count >= 2, "{count}");
+}
+
+const LEVELS: [&str; 4] = ["ERROR", "WARN", "INFO", "DEBUG"];
+
+fn quoted_log_messages(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    for level in LEVELS {
+        let of_target = format!("{level} warmroute");
+        let lines = text.split(&*of_target).skip(1);
+        let behind_target = lines.filter_map(|line| line.lines().next()?.split_once(": "));
+        // Up to the first field.
+        found.extend(behind_target.map(|(_, line)| {
+            match line.find('=') {
+                Some(equals) => line[..equals]
+                    .rsplit_once(' ')
+                    .map_or("", |(before, _)| before),
+                None => line,
+            }
+        }));
+        let in_prose = format!("{level} (`");
+        let spans = text.split(&*in_prose).skip(1);
+        found.extend(spans.filter_map(|span| span.split('`').next()));
+    }
+    found
+}
+
+fn source_in(folder: &Path) -> String {
+    let mut source = String::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            source += &source_in(&path);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            source += &fs::read_to_string(path).unwrap();
+        }
+    }
+    source
+}
+
+#[test]
+fn log_lines_are_found_in_blocks_and_in_prose() {
+    let text = "a WARN (`it is gone`)\n2026 INFO warmroute::access: request method=\"POST\"\nWARN warmroute::kv: two words";
+    assert_eq!(
+        quoted_log_messages(text),
+        ["two words", "it is gone", "request"]
+    );
+}
+
 #[test]
 fn a_broken_link_and_a_missing_heading_are_seen() {
     let text =

@@ -65,6 +65,7 @@ mod stub;
 mod tenants;
 mod tls;
 mod tokens;
+mod tokens_in_out;
 mod top;
 #[cfg(feature = "otlp")]
 mod traces;

@@ -19,6 +19,7 @@ mod readers;
 mod run;
 mod store_harness;
 mod store_request;
+mod turns;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -34,11 +35,14 @@ use self::readers::{Ledger, Reader};
 use self::run::{Run, Word};
 use self::store_harness::StoreHarness;
 use self::store_request::{StoreReply, StoreRequest};
+use self::turns::PlainTurn;
 use warmroute::ids::{ResponseId, Root, Tenant};
 use warmroute::responses::background::recent_ends::RecentEnds;
 use warmroute::responses::background::run_table::{Bounds, RunTable};
 use warmroute::sim::world::World;
-use warmroute::store::{NoticeCursor, Orphan, Owner, ResponseKey, RetentionSettings, lease};
+use warmroute::store::{
+    IdempotencyToken, NoticeCursor, Orphan, Owner, ResponseKey, RetentionSettings, lease,
+};
 
 const REPLICAS: usize = 3;
 /// The most responses in one simulation.
@@ -69,6 +73,8 @@ pub(crate) enum Scenario {
     /// As `Faults`, with a store of three nodes that are down at different times, and responses that are kept for some
     /// seconds after their end.
     Nodes,
+    /// As `Faults`, with responses that are turns of one conversation, and clients whose plain turns come between them.
+    Turns,
 }
 
 /// A violated invariant.
@@ -117,6 +123,16 @@ pub(crate) fn run_continued(
     fleet.run()
 }
 
+/// As [`run`], with a store that grants a lock that was lost to whoever renews it: that must be found.
+pub(crate) fn run_with_lost_locks_granted(
+    seed: u64,
+    started: Instant,
+) -> Result<Counts, Violation> {
+    let mut fleet = Fleet::new(Scenario::Turns, seed, started);
+    fleet.store.grants_lost_locks = true;
+    fleet.run()
+}
+
 #[derive(Debug)]
 enum Event {
     /// An event at a replica, dropped if the replica has restarted since.
@@ -133,6 +149,8 @@ enum Event {
     /// The store fails over without its last writes.
     Failover(usize),
     Start(usize),
+    /// A client sends the plain turn of this number.
+    Turn(usize),
 }
 
 #[derive(Debug)]
@@ -146,6 +164,10 @@ enum ReplicaEvent {
     Create(u128),
     Retry(ReplyTo, Box<StoreRequest>),
     RepeatEnds,
+    /// The lock of a run's conversation is renewed.
+    RenewLock(ResponseKey, u64),
+    /// The next step of a plain turn.
+    Turn(usize),
     Abort,
     Exit,
     StoreReply(ReplyTo, Box<(StoreRequest, StoreReply)>),
@@ -181,6 +203,19 @@ enum ReplyTo {
         reader: usize,
         asked: u64,
     },
+    /// A run sets up its turn in the conversation.
+    SetUp {
+        key: ResponseKey,
+        serial: u64,
+        asked: u64,
+    },
+    RenewLock {
+        key: ResponseKey,
+        serial: u64,
+    },
+    /// What comes before the record of a turn: the lock, and the history.
+    CreateTurn(u128, IdempotencyToken),
+    Turn(usize),
     NoReceiver,
 }
 
@@ -231,10 +266,24 @@ struct Fleet {
     cancelled_at: BTreeMap<ResponseKey, Duration>,
     lost_at: BTreeMap<ResponseKey, Duration>,
     names: u64,
+    /// Turns of the shared conversation whose client waits for the whole answer.
+    plain_turns: Vec<PlainTurn>,
+    /// The response of each run of a turn.
+    turn_names: BTreeMap<u64, ResponseKey>,
     counts: Counts,
 }
 
+/// Numbers of responses from here on are turns of one conversation.
+const TURNS: u128 = 100;
+
 fn key(number: u128) -> ResponseKey {
+    if number > TURNS {
+        // A response has the root and the tenant of its conversation.
+        return ResponseKey {
+            tenant: Tenant::tagged(0),
+            id: ResponseId::new(Root(TURNS as u64), number),
+        };
+    }
     ResponseKey {
         tenant: Tenant::tagged(number as u64 % 2),
         id: ResponseId::new(Root(number as u64), number),
@@ -274,6 +323,8 @@ impl Fleet {
             doubled: BTreeMap::new(),
             streams: BTreeMap::new(),
             names: 0,
+            plain_turns: Vec::new(),
+            turn_names: BTreeMap::new(),
             counts: Counts::default(),
             random,
             leases,
@@ -304,7 +355,8 @@ impl Fleet {
 
     /// Schedules the clients and the faults.
     fn plan(&mut self) {
-        for number in 1..=self.random.u128(1..=NUMBERS) {
+        let first = self.first_number();
+        for number in first..first + self.random.u128(1..=NUMBERS) {
             let at = self.ms(500..6_000);
             self.world.set(at, Event::Create(number));
             if self.random.u8(..3) == 0 {
@@ -332,8 +384,17 @@ impl Fleet {
                 self.world.set(at, Event::Fault(fault));
             }
         }
+        self.plan_turns();
         self.plan_kills();
         self.plan_nodes();
+    }
+
+    /// Of the responses.
+    fn first_number(&self) -> u128 {
+        match self.scenario {
+            Scenario::Turns => TURNS + 1,
+            _ => 1,
+        }
     }
 
     fn replica(&mut self, incarnation: u64) -> Replica {
@@ -470,6 +531,10 @@ impl Fleet {
             Event::Fault(fault) => self.on_fault(fault),
             Event::Start(at) => {
                 self.start(at);
+                Ok(())
+            }
+            Event::Turn(turn) => {
+                self.begin_turn(turn);
                 Ok(())
             }
         }

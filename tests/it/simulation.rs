@@ -171,6 +171,36 @@ fn a_store_of_several_nodes_keeps_its_promises_while_some_are_down() {
     occurred(&situations, SCENARIO_SEEDS);
 }
 
+/// Also where its lock has run out, another turn came in between, or its replica was stopped for longer than the lease.
+#[test]
+fn a_turn_is_in_its_conversation_once_and_after_all_that_it_has_seen() {
+    let situations = |counts: Counts| {
+        [
+            ("completed", counts.completed),
+            ("failed", counts.failed),
+            ("plain turns", counts.plain_turns),
+            ("renewed locks", counts.locks_renewed),
+            ("resumed locks", counts.locks_resumed),
+            ("lost locks", counts.locks_lost),
+            ("generated again", counts.new_histories),
+        ]
+    };
+    let counts = check_all(Scenario::Turns, SEEDS);
+    occurred(&situations(counts), SEEDS);
+    let counts = check_each(SCENARIO_SEEDS, |seed| {
+        check_continued(Scenario::Turns, seed)
+    });
+    occurred(&situations(counts), SCENARIO_SEEDS);
+}
+
+#[test]
+fn a_store_that_grants_lost_locks_is_found() {
+    let mut seeds = 0..SCENARIO_SEEDS;
+    let is_found =
+        |seed| replica_simulation::run_with_lost_locks_granted(seed, observe::now()).is_err();
+    assert!(seeds.any(is_found));
+}
+
 #[test]
 fn a_seed_is_the_same_every_time() {
     assert_eq!(check(7), check(7));

@@ -144,7 +144,7 @@ class Router(Process):
     @staticmethod
     def listening(line):
         # What is wrong with a configuration comes as plain lines.
-        fields = json.loads(line).get("fields", {}) if line.startswith("{") else {}
+        fields = json.loads(line) if line.startswith("{") else {}
         return fields if fields.get("message") == "listening" else None
 
 

@@ -70,8 +70,8 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
             "{} report neither running nor waiting requests, and have no `slots`",
             names(&unknown)
         ),
-        effect: "requests wait inside the engine, in the order in which they came: priorities and turns do nothing, and one \
-                 client's flood is before everybody else's",
+        effect: "up to 256 requests are sent to each, and those beyond its true slots wait inside the engine, in the order in \
+                 which they came: there priorities and turns do nothing, and one client's flood is before everybody else's",
         change: "workers: [{url: ..., slots: 64}], as many as the engine answers at the same time".to_owned(),
     })
 }

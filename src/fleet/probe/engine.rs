@@ -5,6 +5,8 @@ use crate::ids::Model;
 /// The numbers of an engine's `/metrics` that the router uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct EngineMetrics {
+    /// Whether the page says how many requests run. One of another engine may have other numbers alone.
+    pub(super) has_load: bool,
     pub(super) running: u32,
     pub(super) waiting: u32,
     /// Used part of the KV cache, 0 to 1, of the fullest rank.
@@ -32,7 +34,8 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
             // With tensor parallelism every process of a rank has the same numbers.
             _ if name.starts_with("sglang:") && !is_first_process(labels) => {}
             "vllm:num_requests_running" | "sglang:num_running_reqs" => {
-                found.running = found.running.saturating_add(value as u32)
+                found.has_load = true;
+                found.running = found.running.saturating_add(value as u32);
             }
             "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => {
                 found.waiting = found.waiting.saturating_add(value as u32)
@@ -174,6 +177,7 @@ mod tests {
         assert_eq!(
             metrics(page),
             EngineMetrics {
+                has_load: true,
                 running: 3,
                 waiting: 4,
                 kv_usage: 0.5,
@@ -198,6 +202,7 @@ mod tests {
         assert_eq!(
             metrics(page),
             EngineMetrics {
+                has_load: true,
                 running: 3,
                 waiting: 4,
                 kv_usage: 0.25,

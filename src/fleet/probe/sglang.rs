@@ -183,7 +183,10 @@ pub(super) fn loads(page: &[u8]) -> Option<EngineMetrics> {
         max_total_num_tokens: u64,
     }
     let page: Page = serde_json::from_slice(page).ok()?;
-    let mut sum = EngineMetrics::default();
+    let mut sum = EngineMetrics {
+        has_load: true,
+        ..EngineMetrics::default()
+    };
     for rank in &page.loads {
         sum.running = sum.running.saturating_add(rank.num_running_reqs);
         sum.waiting = sum.waiting.saturating_add(rank.num_waiting_reqs);

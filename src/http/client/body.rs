@@ -22,6 +22,8 @@ enum Source {
         connection: Option<Connection>,
         pool: Arc<Pool>,
     },
+    /// A stream of a connection that others share.
+    Stream { incoming: Incoming, pool: Arc<Pool> },
     /// A gateway has the connection.
     Piped(Piped),
 }
@@ -35,7 +37,7 @@ impl From<Piped> for EngineBody {
 impl fmt::Debug for EngineBody {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let address = match &self.0 {
-            Source::Connection { pool, .. } => pool.address(),
+            Source::Connection { pool, .. } | Source::Stream { pool, .. } => pool.address(),
             Source::Piped(_) => "piped",
         };
         f.debug_struct("EngineBody")
@@ -61,6 +63,10 @@ impl EngineBody {
             pool,
         })
     }
+
+    pub(super) fn of_stream(incoming: Incoming, pool: Arc<Pool>) -> Self {
+        Self(Source::Stream { incoming, pool })
+    }
 }
 
 fn give_back(connection: &mut Option<Connection>, pool: &Pool) {
@@ -85,6 +91,7 @@ impl Body for EngineBody {
                 connection,
                 pool,
             } => (incoming, connection, pool),
+            Source::Stream { incoming, .. } => return Pin::new(incoming).poll_frame(cx),
             Source::Piped(piped) => {
                 return piped
                     .poll_data(cx)
@@ -111,14 +118,18 @@ impl Body for EngineBody {
 
     fn is_end_stream(&self) -> bool {
         match &self.0 {
-            Source::Connection { incoming, .. } => incoming.is_end_stream(),
+            Source::Connection { incoming, .. } | Source::Stream { incoming, .. } => {
+                incoming.is_end_stream()
+            }
             Source::Piped(piped) => piped.is_end(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.0 {
-            Source::Connection { incoming, .. } => incoming.size_hint(),
+            Source::Connection { incoming, .. } | Source::Stream { incoming, .. } => {
+                incoming.size_hint()
+            }
             Source::Piped(_) => SizeHint::default(),
         }
     }

@@ -177,3 +177,85 @@ async fn a_connection_that_was_idle_for_longer_than_a_request_allows_is_left_for
         assert_eq!(accepted.load(SeqCst), expected, "{max_idle:?}");
     }
 }
+
+/// A server of HTTP/2, which says what it was sent. Returns its address and the number of connections that it accepted.
+async fn http2_server() -> (String, Arc<AtomicUsize>) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let count = accepted.clone();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            count.fetch_add(1, SeqCst);
+            let service =
+                hyper::service::service_fn(async |request: Request<hyper::body::Incoming>| {
+                    assert_eq!(request.version(), hyper::Version::HTTP_2);
+                    let said = format!(
+                        "{} {}",
+                        request.uri(),
+                        request.headers().contains_key("host")
+                    );
+                    let body = request.into_body().collect().await?.to_bytes();
+                    let said = [said.as_bytes(), b" ", &body].concat();
+                    Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(said))))
+                });
+            let server =
+                hyper::server::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
+            tokio::spawn(server.serve_connection(TokioIo::new(stream), service));
+        }
+    });
+    (format!("{HTTP2}{address}/below"), accepted)
+}
+
+#[tokio::test]
+async fn http2_carries_many_requests_over_one_connection() {
+    let (address, accepted) = http2_server().await;
+    let pool = Pool::new(address.clone(), Settings::default());
+    let first = pool.post("/a", None, "1", 1 << 10).await.unwrap();
+    let authority = pool.authority();
+    assert_eq!(address, format!("{HTTP2}{authority}/below"));
+    assert_eq!(first.1, format!("http://{authority}/below/a false 1"));
+    let posts = (0..20).map(|number: u32| {
+        let pool = pool.clone();
+        tokio::spawn(async move { pool.post("/b?c", None, number.to_string(), 1 << 10).await })
+    });
+    for (number, post) in posts.collect::<Vec<_>>().into_iter().enumerate() {
+        let answer = post.await.unwrap().unwrap().1;
+        assert_eq!(
+            answer,
+            format!("http://{authority}/below/b?c false {number}")
+        );
+    }
+    assert_eq!(accepted.load(SeqCst), 1);
+    pool.close_idle();
+    pool.get("/a", None, 1 << 10).await.unwrap();
+    assert_eq!(accepted.load(SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_unix_socket_is_a_server_like_any_other() {
+    let name = format!("warmroute-{:016x}.sock", fastrand::u64(..));
+    let path = std::env::temp_dir().join(name);
+    let listener = tokio::net::UnixListener::bind(&path).unwrap();
+    let served = tokio::spawn(async move {
+        let (stream, _) = listener.accept().await.unwrap();
+        let service =
+            hyper::service::service_fn(async |request: Request<hyper::body::Incoming>| {
+                let host = request.headers()["host"].to_str().unwrap().to_owned();
+                Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(host))))
+            });
+        let server = hyper::server::conn::http1::Builder::new();
+        server.serve_connection(TokioIo::new(stream), service).await
+    });
+    let pool = Pool::new(format!("{UNIX}{}", path.display()), Settings::default());
+    for _ in 0..3 {
+        let answer = pool.get("/health", None, 1 << 10).await.unwrap();
+        assert_eq!(answer.1, "localhost");
+    }
+    pool.close_idle();
+    served.await.unwrap().unwrap();
+    std::fs::remove_file(path).unwrap();
+    let answer = pool.get("/health", None, 1 << 10).await;
+    assert!(answer.unwrap_err().to_string().contains("cannot connect"));
+}

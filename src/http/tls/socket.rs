@@ -6,13 +6,14 @@ use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::{client, server};
 
 /// A connection with or without TLS.
 #[derive(Debug)]
 pub enum Socket {
     Clear(TcpStream),
+    Unix(UnixStream),
     /// Accepted here.
     Accepted(Box<server::TlsStream<Early>>),
     /// Opened here.
@@ -21,7 +22,7 @@ pub enum Socket {
 
 impl Socket {
     pub fn is_tls(&self) -> bool {
-        !matches!(self, Self::Clear(_))
+        !matches!(self, Self::Clear(_) | Self::Unix(_))
     }
 
     /// Sends the end of a TLS connection as far as it goes without waiting.
@@ -41,6 +42,7 @@ macro_rules! each {
     ($socket:expr, $stream:ident => $call:expr) => {
         match $socket {
             Socket::Clear($stream) => $call,
+            Socket::Unix($stream) => $call,
             Socket::Accepted($stream) => $call,
             Socket::Opened($stream) => $call,
         }

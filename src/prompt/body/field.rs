@@ -34,6 +34,9 @@ pub(super) enum Key {
     StreamInterval,
     /// Of a Messages request: it names the user.
     Metadata,
+    /// Of tokens in, tokens out: what other APIs have beside the prompt, and the images whose places are in the tokens.
+    SamplingParams,
+    Features,
     Other,
 }
 
@@ -56,6 +59,9 @@ impl Key {
             "n" | "best_of" => Key::Choices,
             "messages" | "prompt" | "input" | "query" => Key::Prompt(Section::Conversation),
             "tools" | "functions" | "documents" => Key::Prompt(Section::Tools),
+            "token_ids" if api == Api::Generate => Key::Prompt(Section::Conversation),
+            "sampling_params" if api == Api::Generate => Key::SamplingParams,
+            "features" if api == Api::Generate => Key::Features,
             "instructions" => Key::Prompt(Section::Instructions),
             "system" if api.is_messages() => Key::Prompt(Section::Instructions),
             "metadata" if api.is_messages() => Key::Metadata,
@@ -92,7 +98,7 @@ const ENGINE_FIELDS: [&str; 9] = [
 const ENGINE_FIELDS_OF_OTHERS: [&str; 3] = ["request_id", "mm_payload", "return_mm_kwargs"];
 
 fn engine_field(name: &str, api: Api) -> Option<&'static str> {
-    let is_other = api.is_messages() || api == Api::Other;
+    let is_other = api.is_messages() || matches!(api, Api::Other | Api::Generate);
     let others = if is_other {
         &ENGINE_FIELDS_OF_OTHERS[..]
     } else {

@@ -9,6 +9,7 @@ fn reader<'a>(api: Api, is_router_made: bool) -> BodyReader<'a> {
         is_router_made,
         peek: PeekedBody::default(),
         hasher: BlockHasher::new(16),
+        has_features: false,
         first_error: None,
     }
 }
@@ -169,4 +170,63 @@ proptest! {
             prop_assert_eq!(scanned, parsed);
         }
     }
+}
+
+#[test]
+fn tokens_in_tokens_out_are_read_like_a_completion_of_ids() {
+    let ids: Vec<u32> = (0..300).collect();
+    let params = r#"{"max_tokens":7,"n":2,"temperature":0.5}"#;
+    let body = |rest: &str| {
+        format!(r#"{{"model":"m","token_ids":{ids:?},"sampling_params":{params}{rest}}}"#)
+    };
+    let text = body("");
+    let peek = peek(Api::Generate, text.as_bytes(), 64).unwrap();
+    assert_eq!(peek.token_ids.as_ref(), Some(&ids));
+    assert_eq!(
+        (peek.max_tokens, peek.choices, peek.sampling_params),
+        (Some(7), Some(2), Some(params))
+    );
+    assert!(!peek.prompt.blocks.is_empty());
+    // Ids that stand for an image are no key of blocks, and another image is another prompt.
+    let image = |hash: &str| {
+        let text = body(&format!(
+            r#","features":{{"mm_hashes":{{"image":["{hash}"]}}}}"#
+        ));
+        let peek = super::peek(Api::Generate, text.as_bytes(), 64).unwrap();
+        assert_eq!(peek.token_ids, None);
+        peek.prompt
+    };
+    assert_eq!(image("a"), image("a"));
+    assert_ne!(image("a"), image("b"));
+    let text = body(r#","features":null"#);
+    assert_eq!(
+        super::peek(Api::Generate, text.as_bytes(), 64)
+            .unwrap()
+            .token_ids,
+        Some(ids.clone())
+    );
+}
+
+#[test]
+fn tokens_in_tokens_out_set_nothing_that_is_the_routers() {
+    let check = |members: &str, expected: Result<(), &str>| {
+        let body = format!(r#"{{"token_ids":[1],{members}}}"#);
+        let found = peek(Api::Generate, body.as_bytes(), 64).map(drop);
+        assert_eq!(
+            found,
+            expected.map_err(|name| Error::Forbidden(Box::leak(name.into()))),
+            "{members}"
+        );
+    };
+    check(r#""sampling_params":{"extra_args":{"a":1}}"#, Ok(()));
+    check(r#""sampling_params":{"extra_args":null}"#, Ok(()));
+    check(
+        r#""sampling_params":{"extra_\u0061rgs":{"kv_transfer_params":{}}}"#,
+        Err("sampling_params.extra_args.kv_transfer_params"),
+    );
+    check(r#""kv_transfer_params":{}"#, Err("kv_transfer_params"));
+    check(r#""request_id":"a""#, Err("request_id"));
+    check(r#""data_parallel_rank":1"#, Err("data_parallel_rank"));
+    let odd = peek(Api::Generate, br#"{"sampling_params":"max_tokens"}"#, 64).unwrap();
+    assert_eq!(odd.odd_value, Some("sampling_params"));
 }

@@ -21,6 +21,16 @@ pub fn check_xargs(xargs: &str) -> Result<(), Error> {
     }
 }
 
+/// The name of a member that a client must not set where a request has it among its sampling parameters.
+pub(super) fn as_extra_args(name: &'static str) -> &'static str {
+    match name {
+        "vllm_xargs.kv_transfer_params" => "sampling_params.extra_args.kv_transfer_params",
+        "vllm_xargs.ec_transfer_params" => "sampling_params.extra_args.ec_transfer_params",
+        "vllm_xargs.kv_cache_report_mode" => "sampling_params.extra_args.kv_cache_report_mode",
+        name => name,
+    }
+}
+
 struct Xargs {
     /// The first member that a client must not set, as a path in the body.
     forbidden: Option<&'static str>,

@@ -111,7 +111,8 @@ impl Legs {
         api: Api,
         body: &Bytes,
     ) -> Result<Self, SingleWorkerReason> {
-        if !api.generates() {
+        // Its most tokens are in an object of their own.
+        if !api.generates() || api == Api::Generate {
             return Err(SingleWorkerReason::Api);
         }
         let mut reader = FieldReader {

@@ -56,7 +56,7 @@ impl StreamTerminator {
 
     /// Takes events that have nothing but a token: their choice goes on.
     pub(super) fn on_plain(&mut self) {
-        if matches!(self.api, Api::Chat | Api::Completions) {
+        if self.api.has_choices() {
             self.is_finished = Some(false);
         }
     }
@@ -113,8 +113,10 @@ impl StreamTerminator {
         if self.has_end || is_terminal(self.api, held) {
             return Missing::Nothing;
         }
-        let may_lack_done = matches!(self.api, Api::Chat | Api::Completions);
-        match may_lack_done && self.is_finished == Some(true) && held.trim_ascii().is_empty() {
+        match self.api.has_choices()
+            && self.is_finished == Some(true)
+            && held.trim_ascii().is_empty()
+        {
             true => Missing::Done(Bytes::from_static(b"data: [DONE]\n\n")),
             false => Missing::Answer(self.error(ENDED_EARLY)),
         }

@@ -381,6 +381,9 @@ impl Runner<'_> {
                     reason,
                     keeps_output,
                 } => {
+                    // A failed response leaves nothing in its conversation.
+                    let commit = self.commit.take();
+                    in_conversation::unlock(self.responses, commit).await;
                     let kept = self.end.take().filter(|_| keeps_output);
                     let kept = kept.map(|end| end.outcome);
                     let mut state = state.lock();

@@ -13,7 +13,7 @@ use super::http_answer::{Answer, Result, empty, error, ok, ok_json, typed};
 use super::request::{self, Api};
 use super::shared::Shared;
 use super::transfer::blocks;
-use super::{body, generate, lists, metrics, pooling, tokenizer};
+use super::{body, generate, lists, metrics, pooling, tokenizer, tokens_in_out};
 use crate::sim::fault::Faults;
 
 /// Which of a worker's addresses a connection came to.
@@ -27,6 +27,7 @@ pub(crate) enum Listener {
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Route {
     Generate(Api),
+    TokensInOut,
     Render(Api),
     Embeddings,
     Rerank,
@@ -83,6 +84,7 @@ pub(crate) fn route(listener: Listener, path: &str) -> Option<(Method, Route)> {
         "/v1/chat/completions" => (Method::POST, Route::Generate(Api::Chat)),
         "/v1/completions" => (Method::POST, Route::Generate(Api::Completions)),
         "/v1/responses" => (Method::POST, Route::Generate(Api::Responses)),
+        "/inference/v1/generate" => (Method::POST, Route::TokensInOut),
         "/v1/chat/completions/render" => (Method::POST, Route::Render(Api::Chat)),
         "/v1/completions/render" => (Method::POST, Route::Render(Api::Completions)),
         "/v1/responses/render" => (Method::POST, Route::Render(Api::Responses)),
@@ -128,6 +130,13 @@ pub(crate) async fn dispatch(
 ) -> Result<Answer> {
     let answer = match route {
         Route::Generate(api) => return generate::answer(shared, api, parts, body, faults).await,
+        Route::TokensInOut => {
+            let body = match tokens_in_out::as_completion(body) {
+                Ok(body) => body,
+                Err(refused) => return Ok(error(&refused)),
+            };
+            return generate::answer(shared, Api::Completions, parts, &body, faults).await;
+        }
         Route::Render(api) => generate::rendered(shared, api, parts, body, &faults).await,
         Route::Embeddings => return pooling::embeddings(shared, parts, body, faults).await,
         Route::Rerank => return pooling::rerank(shared, parts, body, faults).await,

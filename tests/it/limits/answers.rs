@@ -453,3 +453,26 @@ async fn the_decision_says_what_is_left_of_the_limits() {
         "{page}"
     );
 }
+
+#[tokio::test]
+async fn without_tenants_all_clients_share_the_limits_of_everybody() {
+    let cluster = Cluster::start(vec![fast()], |config| {
+        config.limits.everybody = Some(spec(r#"{"requests_per_minute": 3, "models": ["sim"]}"#));
+    })
+    .await;
+    let body = crate::cluster::chat("hello", 1, false);
+    for left in [2, 1, 0] {
+        let answer = cluster.post("/v1/chat/completions", body.clone()).await;
+        assert_eq!(answer.status, 200);
+        assert_eq!(number(&answer, "x-ratelimit-remaining-requests"), left);
+    }
+    let refused = chat_as(&cluster.router, "whoever").await;
+    assert_eq!(
+        (refused.status, &*refused.code()),
+        (429, "rate_limit_exceeded")
+    );
+    let page = cluster.admin("/tenants").await.json();
+    let tenants = page["tenants"].as_array().unwrap();
+    assert_eq!(tenants.len(), 1, "{page}");
+    assert_eq!(tenants[0]["name"], "default");
+}

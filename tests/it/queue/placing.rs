@@ -1,7 +1,42 @@
 //! Requests wait only while all workers are busy, and choose by what is known when there is room.
 
+use tokio::task::JoinSet;
+use warmroute::fleet::ResponsesApi;
+
 use super::{CHAT, block, cluster, row, send, wait, waiting};
+use crate::client;
 use crate::cluster::{Cluster, chat, eventually, fast};
+use crate::stub::Stub;
+
+/// It would stand in the engine before everybody else: what an engine runs that says nothing of it is as much as most run.
+#[tokio::test]
+async fn an_engine_that_reports_nothing_gets_256_requests_and_an_eighth() {
+    let never_whole =
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{";
+    let stub = Stub::once(never_whole).await;
+    // It is not asked whether it has the API.
+    let router = stub
+        .router(|config| config.workers[0].responses = Some(ResponsesApi::Chat))
+        .await;
+    // One prompt, so that they have hardly any tokens to compute.
+    let body = chat("hello", 1, false);
+    let mut clients = JoinSet::new();
+    for _ in 0..300 {
+        let (api, body) = (router.api, body.clone());
+        clients.spawn(async move { client::post(api, CHAT, body).await });
+    }
+    let row = async || client::get(router.admin, "/fleet").await.json()["workers"][0].clone();
+    let waiting =
+        async || client::get(router.admin, "/queue").await.json()["models"][0]["waiting"].clone();
+    eventually("those beyond wait in the router", async || {
+        waiting().await == 12
+    })
+    .await;
+    assert_eq!(row().await["requests"], 288);
+    clients.abort_all();
+    while clients.join_next().await.is_some() {}
+    eventually("nobody waits", async || row().await["requests"] == 0).await;
+}
 
 #[tokio::test]
 async fn a_request_waits_until_a_worker_has_room() {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Fleet, Violation};
+use super::{Fleet, Scenario, Violation};
 use warmroute::store::{FencingToken, ResponseKey, Status};
 
 /// An owner that returns after its lease has ended learns within this time what was taken over from it.
@@ -105,7 +105,10 @@ impl Fleet {
                 return Err(Violation::new(now, key, reason));
             }
             // The items of one run if it ended well, else none.
-            let items = self.store.conversation_items(now, key);
+            let items = match self.scenario {
+                Scenario::Turns => self.turn_of(key),
+                _ => self.store.conversation_items(now, key),
+            };
             let expected: Vec<_> = match record.status.is_continuable() {
                 true => vec![record.content.response.clone()],
                 false => Vec::new(),
@@ -119,6 +122,7 @@ impl Fleet {
                 self.read_whole(key)?;
             }
         }
+        self.check_plain_turns()?;
         for replica in &self.replicas {
             if let Some(key) = replica.table.keys().first() {
                 return Err(Violation::new(

@@ -2,6 +2,7 @@
 
 use super::run::hint;
 use super::store_request::StoreRequest;
+use super::turns::Turn;
 use super::{Event, Fleet, REPLICAS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::log;
 use warmroute::responses::background::run_state::RunState;
@@ -20,12 +21,23 @@ impl Fleet {
     }
 
     pub(super) fn on_create(&mut self, at: usize, number: u128) {
+        match self.scenario {
+            Scenario::Turns => self.lock_for(at, number),
+            _ => self.create(at, number, None),
+        }
+    }
+
+    /// `turn`: of the shared conversation, which it has locked.
+    pub(super) fn create(&mut self, at: usize, number: u128, turn: Option<Turn>) {
         let key = key(number);
         let fence = FencingToken::first(self.replicas[at].table.owner());
         let streams = self.random.u8(..4) > 0;
         if self.sit(at, key, fence, RunState::new(streams, 0)).is_err() {
             let when = self.now() + self.ms(100..900);
             self.world.set(when, Event::Create(number));
+            if let Some(turn) = turn {
+                self.send(at, ReplyTo::NoReceiver, turn.unlock());
+            }
             return;
         }
         self.streams.insert(key, streams);
@@ -34,6 +46,11 @@ impl Fleet {
             _ => b"portable",
         };
         self.portable.insert(key, request == b"portable");
+        let mut request = request.to_vec();
+        if let Some(turn) = &turn {
+            request.extend_from_slice(&turn.to_bytes());
+        }
+        self.hold(at, key, turn);
         let is_ephemeral = self.scenario == Scenario::Nodes && number.is_multiple_of(2);
         let record = NewRecord {
             token: IdempotencyToken(number as u64),
@@ -97,7 +114,11 @@ impl Fleet {
             self.later(at, 100..1_400, ReplicaEvent::Retry(to, Box::new(ask)));
             return Ok(());
         }
-        self.replicas[at].table.remove(key);
+        if let Some(run) = self.replicas[at].table.remove(key)
+            && let Some(turn) = &run.turn
+        {
+            self.send(at, ReplyTo::NoReceiver, turn.unlock());
+        }
         if is_unknown {
             self.send(at, ReplyTo::Forget, StoreRequest::Delete(key));
         }

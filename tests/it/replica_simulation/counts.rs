@@ -46,6 +46,14 @@ pub(crate) struct Counts {
     pub node_refusals: u64,
     /// Responses that were gone some time after their end.
     pub expired: u64,
+    /// Runs that were generated again because another turn came before theirs.
+    pub new_histories: u64,
+    /// Locks of a conversation that were taken up after a take-over, and that were lost.
+    pub locks_resumed: u64,
+    pub locks_lost: u64,
+    pub locks_renewed: u64,
+    /// Plain turns that were added.
+    pub plain_turns: u64,
 }
 
 impl Counts {
@@ -75,5 +83,10 @@ impl Counts {
         self.expired += other.expired;
         self.owner_failures += other.owner_failures;
         self.outputs_compared += other.outputs_compared;
+        self.new_histories += other.new_histories;
+        self.locks_resumed += other.locks_resumed;
+        self.locks_lost += other.locks_lost;
+        self.locks_renewed += other.locks_renewed;
+        self.plain_turns += other.plain_turns;
     }
 }

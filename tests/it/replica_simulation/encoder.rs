@@ -126,6 +126,14 @@ impl EventEncoder {
         }
     }
 
+    /// Begins again, as another run.
+    pub(super) fn restart(&mut self, name: u64) {
+        (self.name, self.next) = (name, 0);
+        if let Some(answer) = &mut self.answer {
+            answer.said = 0;
+        }
+    }
+
     pub(super) fn go_on_at(&mut self, number: u64) {
         self.next = number;
     }

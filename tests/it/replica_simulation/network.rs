@@ -6,7 +6,7 @@ use super::faults::Fault;
 use super::store_request::{StoreReply, StoreRequest};
 use super::{Event, Fleet, PAUSE, ReplicaEvent, ReplyTo, Scenario, Violation, key};
 use warmroute::responses::background::run_step::{StopReason, Then};
-use warmroute::store::{self, CancelOutcome, Takeover};
+use warmroute::store::{self, CancelOutcome, LockOutcome, Takeover};
 
 impl Fleet {
     /// Sends a request to the store.
@@ -137,7 +137,10 @@ impl Fleet {
                     return Ok(());
                 };
                 return match run.on_said(&said) {
-                    Then::Continue => self.drive(at, key),
+                    Then::Continue => {
+                        self.after_end(at, key, &said);
+                        self.drive(at, key)
+                    }
                     Then::RetryLater => {
                         let when = self.now() + PAUSE;
                         let incarnation = self.replicas[at].incarnation;
@@ -232,6 +235,22 @@ impl Fleet {
                 };
                 self.later(at, 100..1_400, ReplicaEvent::Retry(to, Box::new(ask)));
             }
+            (ReplyTo::SetUp { key, serial, asked }, said) => {
+                return self.on_set_up(at, key, serial, asked, &ask, said);
+            }
+            (ReplyTo::RenewLock { key, serial }, StoreReply::Lock(said)) => {
+                if let Some(run) = self.find(at, key, serial)
+                    && let Some(turn) = &mut run.turn
+                {
+                    turn.on_renewed(&said);
+                }
+                self.counts.locks_renewed += u64::from(said == Ok(LockOutcome::Locked));
+                self.counts.locks_lost += u64::from(said == Ok(LockOutcome::Lost));
+            }
+            (ReplyTo::CreateTurn(number, token), said) => {
+                self.on_locked_for(at, number, token, said);
+            }
+            (ReplyTo::Turn(turn), said) => self.on_turn_said(at, turn, ask, said),
             (ReplyTo::Reader { reader, asked }, said) => {
                 return self.on_reader_said(reader, asked, said);
             }
@@ -279,6 +298,7 @@ impl Fleet {
                     {
                         run.state.on_left();
                         self.counts.broken += 1;
+                        self.leave_conversation(at, &run);
                         self.replicas[at].left.insert(run.serial, run);
                     }
                 }

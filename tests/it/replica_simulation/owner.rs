@@ -6,7 +6,10 @@ use std::time::Duration;
 use super::encoder::Answer;
 use super::run::{Act, Run, Word};
 use super::store_request::{StoreReply, StoreRequest};
-use super::{ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Scenario, Violation, key};
+use super::turns::Turn;
+use super::{
+    ATTEMPTS_MAX, Event, Fleet, NUMBERS, ReplicaEvent, ReplyTo, Scenario, TURNS, Violation, key,
+};
 use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::StopReason;
 use warmroute::responses::background::run_table::RunRefusal;
@@ -16,7 +19,8 @@ use warmroute::store::{self, FencingToken, NoticeCursor, Orphan, Owner, Response
 
 /// What every engine answers to the request of this response.
 pub(super) fn answer_to(key: ResponseKey) -> Answer {
-    Answer::new(key.id.own() as u64)
+    // A short one, whatever its number.
+    Answer::new((key.id.own() % TURNS) as u64)
 }
 
 impl Fleet {
@@ -28,7 +32,7 @@ impl Fleet {
                 let step = self.replicas[at].table.on_timeout(now);
                 self.on_step(at, by, step);
                 self.set_lease(at);
-                for number in 1..=NUMBERS {
+                for number in (self.first_number()..).take(NUMBERS as usize) {
                     self.check_single_owner(key(number))?;
                 }
                 self.check_times()?;
@@ -38,6 +42,8 @@ impl Fleet {
                 self.check_times()?;
             }
             ReplicaEvent::RepeatEnds => return self.on_repeat_ends(at),
+            ReplicaEvent::RenewLock(key, serial) => self.renew_lock(at, key, serial),
+            ReplicaEvent::Turn(turn) => self.on_turn(at, turn),
             ReplicaEvent::Scan => return self.on_sweep(at),
             ReplicaEvent::Word(key, serial, word) => {
                 let found = self.find(at, key, serial);
@@ -226,6 +232,8 @@ impl Fleet {
             self.hand_back(at, key, adopted.fence);
             return Ok(());
         }
+        let turn = Turn::from_request(request);
+        self.hold(at, key, turn);
         match take_over {
             TakeOver::Rerun => self.counts.rerun += 1,
             TakeOver::Continue => self.counts.continued += 1,
@@ -309,6 +317,12 @@ impl Fleet {
             return Ok(());
         };
         run.asked = 0;
+        if self.set_up(at, key) {
+            return Ok(());
+        }
+        let Some(run) = self.replicas[at].table.find_mut(key) else {
+            return Ok(());
+        };
         let serial = run.serial;
         match run.act() {
             Act::StoreRequest(ask) => {
@@ -326,6 +340,7 @@ impl Fleet {
             Act::Wait => {}
             Act::Leave => {
                 if let Some(run) = self.replicas[at].table.remove(key) {
+                    self.leave_conversation(at, &run);
                     self.replicas[at].left.insert(serial, run);
                 }
                 self.exit(at);

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use super::encoder::{self, Answer, EventEncoder};
 use super::store_harness::{conversation_of, conversation_token};
 use super::store_request::{StoreReply, StoreRequest};
+use super::turns::Turn;
 use warmroute::responses::background::log;
 use warmroute::responses::background::run_state::RunState;
 use warmroute::responses::background::run_step::{Step, StopReason, Then};
@@ -65,6 +66,8 @@ pub(super) struct Run {
     /// Finalizations sent so far.
     ends: u64,
     pub(super) failure: Option<FailureCause>,
+    /// Its turn, if its conversation is shared.
+    pub(super) turn: Option<Turn>,
 }
 
 #[derive(Debug)]
@@ -98,7 +101,21 @@ impl Run {
             last: 0,
             ends: 0,
             failure: None,
+            turn: None,
         }
+    }
+
+    /// Its end was refused because of another turn: it is generated again as the run of this serial.
+    pub(super) fn begin_again(&mut self, serial: u64) {
+        self.serial = serial;
+        self.encoder.restart(serial);
+        self.arrived.clear();
+        self.has_engine = false;
+        self.end = None;
+    }
+
+    pub(super) fn has_end(&self) -> bool {
+        self.end.is_some()
     }
 
     pub(super) fn hear(&mut self, word: Word) {
@@ -173,7 +190,10 @@ impl Run {
                         key,
                         fence,
                         Box::new(Finalization {
-                            commit: self.commit(end),
+                            commit: match &mut self.turn {
+                                Some(turn) => turn.commit(end.status, self.serial),
+                                None => commit(key, end.status, self.serial),
+                            },
                             retention: Retention::Stored,
                             token: end.token,
                             status: end.status,
@@ -281,18 +301,6 @@ impl Run {
         });
     }
 
-    /// What a response that ended well leaves in its conversation.
-    fn commit(&self, end: &End) -> Option<Commit> {
-        end.status.is_continuable().then(|| Commit {
-            conversation: conversation_of(self.key),
-            token: conversation_token(self.key),
-            items: vec![Item {
-                id: self.serial.to_string().into(),
-                json: run_name(self.serial),
-            }],
-        })
-    }
-
     pub(super) fn on_said(&mut self, said: &StoreReply) -> Then {
         match (self.state.next(), said) {
             (Step::MarkStarted, StoreReply::Write(said)) => self.state.on_started(said),
@@ -315,6 +323,18 @@ impl Run {
             _ => Then::Continue,
         }
     }
+}
+
+/// What a response that ended well leaves in a conversation of its own.
+fn commit(key: ResponseKey, status: Status, serial: u64) -> Option<Commit> {
+    status.is_continuable().then(|| Commit {
+        conversation: conversation_of(key),
+        token: conversation_token(key),
+        items: vec![Item {
+            id: serial.to_string().into(),
+            json: run_name(serial),
+        }],
+    })
 }
 
 fn run_name(serial: u64) -> Bytes {

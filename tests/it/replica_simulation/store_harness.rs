@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::store_request::{StoreReply, StoreRequest};
-use super::{NUMBERS, Scenario, Violation, key, outbox};
+use super::{NUMBERS, Scenario, TURNS, Violation, key, outbox, turns};
 use warmroute::ids::ConversationId;
 use warmroute::observe::metrics::Registry;
 use warmroute::responses::background::log;
@@ -17,9 +17,9 @@ use warmroute::store::log::LogState;
 use warmroute::store::memory::{self, Memory};
 use warmroute::store::record::{InitialState, Retention};
 use warmroute::store::{
-    self, CancelOutcome, Claim, ConversationKey, IdempotencyToken, ItemsOutcome, LockOutcome,
-    LoggedEvents, NewConversation, Owner, Record, ResponseKey, ResponseStore, RetentionSettings,
-    Status, StoreFuture, WriteOutcome,
+    self, CancelOutcome, Claim, Commit, ConversationKey, IdempotencyToken, ItemsOutcome,
+    LockOutcome, LoggedEvents, NewConversation, Owner, Record, ResponseKey, ResponseStore,
+    RetentionSettings, Status, StoreFuture, WriteOutcome,
 };
 
 /// What earlier replies of the store imply about a response.
@@ -69,6 +69,8 @@ pub(super) struct StoreHarness {
     writes: Vec<(Duration, StoreRequest)>,
     /// Nodes that are down, from when and until when.
     nodes_down: Vec<(u64, Duration, Duration)>,
+    /// A fault of the store, which the simulation must find.
+    pub(super) grants_lost_locks: bool,
     /// When each owner's lease ends in the store.
     leases: BTreeMap<Owner, Duration>,
 }
@@ -87,6 +89,7 @@ impl StoreHarness {
             keep,
             known: BTreeMap::new(),
             leases: BTreeMap::new(),
+            grants_lost_locks: false,
             scenario,
             writes: Vec::new(),
             nodes_down: Vec::new(),
@@ -248,6 +251,14 @@ impl StoreHarness {
         }
     }
 
+    /// The items of the shared conversation.
+    pub(super) fn turns(&self) -> Vec<Bytes> {
+        match done(self.memory.all_items(turns::conversation(), u64::MAX)) {
+            Ok(ItemsOutcome::Found { items, .. }) => items.into_iter().map(|it| it.json).collect(),
+            _ => Vec::new(),
+        }
+    }
+
     pub(super) fn events(
         &mut self,
         now: Duration,
@@ -324,7 +335,27 @@ impl StoreHarness {
                 StoreReply::TakenOver(done(memory.take_over(orphan, by)))
             }
             StoreRequest::Request(key, _) => StoreReply::Request(done(memory.request(key))),
+            StoreRequest::Lock(claim) => {
+                StoreReply::Lock(done(memory.lock(turns::conversation(), claim)))
+            }
+            StoreRequest::RenewLock(claim) if self.grants_lost_locks => {
+                StoreReply::Lock(done(memory.lock(turns::conversation(), claim)))
+            }
+            StoreRequest::RenewLock(claim) => {
+                StoreReply::Lock(done(memory.renew_lock(turns::conversation(), claim)))
+            }
+            StoreRequest::Unlock(token) => {
+                StoreReply::Nothing(done(memory.unlock(turns::conversation(), token)))
+            }
+            StoreRequest::History => StoreReply::History(Ok(turns::ids(&self.turns()))),
+            StoreRequest::Commit(commit) => {
+                let Commit { token, items, .. } = commit;
+                StoreReply::Put(done(memory.commit(turns::conversation(), token, items)))
+            }
         };
+        if self.scenario == Scenario::Turns && ask.is_write() {
+            turns::check_order(now, &self.turns())?;
+        }
         if let Some(key) = ask.key() {
             self.look(now, key, ask, &said)?;
         }
@@ -468,6 +499,13 @@ fn memory(started: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) ->
             && done(memory.lock(key, Claim { token, lease })) == Ok(LockOutcome::Locked);
         assert!(is_ready, "a new store refuses a conversation");
     }
+    let shared = NewConversation {
+        token: IdempotencyToken(TURNS as u64),
+        object: Bytes::new(),
+        items: Vec::new(),
+    };
+    let created = done(memory.create_conversation(turns::conversation(), shared));
+    assert_eq!(created, Ok(()), "a new store refuses a conversation");
     memory
 }
 

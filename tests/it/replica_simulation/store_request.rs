@@ -5,9 +5,9 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use warmroute::store::{
-    self, CancelOutcome, Cancellation, CancelledOutput, DeleteOutcome, EventBatch, FencingToken,
-    Finalization, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss,
-    Record, ResponseKey, Takeover, WriteOutcome,
+    self, CancelOutcome, Cancellation, CancelledOutput, Claim, Commit, DeleteOutcome, EventBatch,
+    FencingToken, Finalization, LockOutcome, LoggedEvents, NewRecord, Notice, NoticeCursor, Orphan,
+    Owner, OwnershipLoss, PutOutcome, Record, ResponseKey, Takeover, WriteOutcome,
 };
 
 /// A request to the store.
@@ -31,6 +31,13 @@ pub(super) enum StoreRequest {
     Untracked(Owner, Vec<ResponseKey>),
     TakeOver(Orphan, Owner),
     Request(ResponseKey, Box<store::TakenOver>),
+    /// Of the shared conversation.
+    Lock(Claim),
+    RenewLock(Claim),
+    Unlock(store::IdempotencyToken),
+    /// The ids of its items.
+    History,
+    Commit(Commit),
 }
 
 /// The reply to a request.
@@ -48,15 +55,21 @@ pub(super) enum StoreReply {
     Untracked(Result<Vec<(ResponseKey, FencingToken)>, store::Error>),
     TakenOver(Result<Takeover, store::Error>),
     Request(Result<Option<Bytes>, store::Error>),
+    Lock(Result<LockOutcome, store::Error>),
+    History(Result<Vec<u64>, store::Error>),
+    Put(Result<PutOutcome, store::Error>),
 }
 
 impl StoreRequest {
     /// The reply for a store that is unreachable or whose reply was lost.
     pub(super) fn refused(&self, error: store::Error) -> StoreReply {
         match self {
-            Self::Heartbeat(..) | Self::EndLease(_) | Self::Create(..) => {
+            Self::Heartbeat(..) | Self::EndLease(_) | Self::Create(..) | Self::Unlock(_) => {
                 StoreReply::Nothing(Err(error))
             }
+            Self::Lock(_) | Self::RenewLock(_) => StoreReply::Lock(Err(error)),
+            Self::History => StoreReply::History(Err(error)),
+            Self::Commit(_) => StoreReply::Put(Err(error)),
             Self::Start(..)
             | Self::Append(..)
             | Self::Finalize(..)
@@ -95,7 +108,12 @@ impl StoreRequest {
             | Self::Notices(..)
             | Self::CheckOwnership(_)
             | Self::Orphans
-            | Self::Untracked(..) => None,
+            | Self::Untracked(..)
+            | Self::Lock(_)
+            | Self::RenewLock(_)
+            | Self::Unlock(_)
+            | Self::History
+            | Self::Commit(_) => None,
         }
     }
 
@@ -109,6 +127,7 @@ impl StoreRequest {
                 | Self::Orphans
                 | Self::Untracked(..)
                 | Self::Request(..)
+                | Self::History
         )
     }
 

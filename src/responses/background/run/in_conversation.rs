@@ -62,6 +62,11 @@ pub(super) async fn on_not_added(
 ) {
     warn!(response_id = %key.id, ?refusal, "background response not added to its conversation");
     responses.metrics.on_turn_refused(refusal);
+    unlock(responses, commit).await;
+}
+
+/// Ends the lock of items that will not be written.
+pub(super) async fn unlock(responses: &Responses, commit: Option<Commit>) {
     if let Some(commit) = commit {
         conversation_lock::unlock(&responses.store, commit.conversation, commit.token).await;
     }
@@ -97,7 +102,5 @@ pub(super) async fn leave(
         Some(lock) => lock.release().await,
         None => {}
     }
-    if let Some(commit) = commit.filter(|_| !is_given_up) {
-        conversation_lock::unlock(&responses.store, commit.conversation, commit.token).await;
-    }
+    unlock(responses, commit.filter(|_| !is_given_up)).await;
 }

@@ -137,9 +137,9 @@ pub(super) fn whole_completion(generation: &Generation) -> Value {
             "logprobs": logprobs(generation, index, 0),
             "finish_reason": generation.finish_reason(index),
             "stop_reason": null,
-            "token_ids": null,
+            "token_ids": request.returns_token_ids.then(|| &generation.answers[index]),
             "prompt_logprobs": null,
-            "prompt_token_ids": null,
+            "prompt_token_ids": prompt_token_ids(generation, index),
             "routed_experts": null,
         })
     };
