@@ -191,7 +191,7 @@ impl ApiServer {
             Box::new(AccessLine::begin(request, id, client, tasks, trace))
         });
         let grant = self.cors.grant(request.headers());
-        let shape = ErrorShape::of_path(request.uri().path());
+        let shape = ErrorShape::of_request(request.uri().path(), request.headers());
         let api = api_of(request.uri().path(), &self.settings.extra_endpoints);
         let mut standing = None;
         let (echo, answer) = match request_id::of_client(request.headers()) {
@@ -322,7 +322,7 @@ impl ApiServer {
                 Err(ApiError::not_found_path(method, path, meant.as_deref()))
             }
             Route::WrongMethod { allow } => {
-                let shape = ErrorShape::of_path(request.uri().path());
+                let shape = ErrorShape::of_request(request.uri().path(), request.headers());
                 let error = ApiError::wrong_method(request.method(), allow);
                 self.relay.count_unsent(NO_API, true);
                 let mut response = error.shaped(shape);

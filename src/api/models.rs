@@ -40,6 +40,9 @@ pub(super) fn list(
     ))
 }
 
+/// Models that an error names.
+const KNOWN_MAX: usize = 10;
+
 pub(super) fn one(
     fleet: &Snapshot,
     names: &Names,
@@ -58,7 +61,11 @@ pub(super) fn one(
     let is_allowed = |name: &str| limits.is_none_or(|limits| limits.allows(name));
     let mut targets = names.get(&name).into_iter().flat_map(Name::models);
     let card = card.filter(|_| is_allowed(&name) || targets.any(|model| is_allowed(model)));
-    let card = card.ok_or_else(|| ApiError::unknown_model(&name))?;
+    let Some(card) = card else {
+        let served = fleet.models.keys().map(|model| &**model);
+        let known = served.filter(|model| is_allowed(model)).take(KNOWN_MAX);
+        return Err(ApiError::unknown_model(&name, &known.collect::<Vec<_>>()));
+    };
     Ok(json(card.into_owned()))
 }
 

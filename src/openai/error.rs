@@ -75,9 +75,14 @@ impl ApiError {
     pub fn not_found_path(method: &Method, path: &str, meant: Option<&str>) -> Self {
         let mut message = format!("unknown request URL: {method} {}", shortened(path));
         if let Some(meant) = meant {
+            // Anthropic's clients have the `/v1` in their paths, most of OpenAI's in their base URL.
+            let ends = match ErrorShape::of_path(meant) {
+                ErrorShape::OpenAi => "ends in /v1",
+                ErrorShape::Anthropic => "has no /v1 at its end",
+            };
             let _ = write!(
                 message,
-                "; did you mean {}? (a client's base URL ends in /v1)",
+                "; did you mean {}? (a client's base URL {ends})",
                 shortened(meant)
             );
         }
@@ -231,8 +236,13 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param("cache_salt")
     }
 
-    pub fn unknown_model(name: &str) -> Self {
-        let message = format!("the model `{}` does not exist", shortened(name));
+    /// `known`: the models that the client may use.
+    pub fn unknown_model(name: &str, known: &[&str]) -> Self {
+        let message = format!(
+            "the model `{}` does not exist{}",
+            shortened(name),
+            listed(known)
+        );
         Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
     }
 
@@ -282,6 +292,13 @@ impl ApiError {
             );
         }
         response
+    }
+}
+
+fn listed(known: &[&str]) -> String {
+    match known {
+        [] => String::new(),
+        known => format!("; there is {}", known.join(", ")),
     }
 }
 

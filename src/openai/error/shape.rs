@@ -1,5 +1,7 @@
 //! Which API's errors a client expects. Pure.
 
+use hyper::HeaderMap;
+
 const MESSAGES: &str = "/v1/messages";
 
 /// The shape of the errors of a path.
@@ -9,7 +11,18 @@ pub enum ErrorShape {
     Anthropic,
 }
 
+/// All of Anthropic's clients send it.
+const ANTHROPIC_VERSION: &str = "anthropic-version";
+
 impl ErrorShape {
+    /// Of a path that may be none of the API's, too: its client is known by a header.
+    pub fn of_request(path: &str, headers: &HeaderMap) -> Self {
+        match headers.contains_key(ANTHROPIC_VERSION) {
+            true => Self::Anthropic,
+            false => Self::of_path(path),
+        }
+    }
+
     pub fn of_path(path: &str) -> Self {
         match path.strip_prefix(MESSAGES) {
             Some(rest) if rest.is_empty() || rest.starts_with('/') => Self::Anthropic,
@@ -31,5 +44,17 @@ mod tests {
         check("/v1/messages/batches", ErrorShape::Anthropic);
         check("/v1/messagesx", ErrorShape::OpenAi);
         check("/v1/chat/completions", ErrorShape::OpenAi);
+    }
+
+    #[test]
+    fn a_client_of_anthropics_has_it_wherever_it_asks() {
+        let mut headers = HeaderMap::new();
+        let path = "/v1/v1/messages";
+        assert_eq!(ErrorShape::of_request(path, &headers), ErrorShape::OpenAi);
+        headers.insert(ANTHROPIC_VERSION, "2023-06-01".parse().unwrap());
+        assert_eq!(
+            ErrorShape::of_request(path, &headers),
+            ErrorShape::Anthropic
+        );
     }
 }

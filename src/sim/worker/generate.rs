@@ -137,7 +137,7 @@ fn read(
     if let Some(own) = &shared.own_tokens
         && let Some(prompts) = own.prompts(api, body)?
     {
-        request::check_prompts(&prompts, max_tokens.saturating_sub(request.answer_tokens))?;
+        request::check_prompts(&prompts, max_tokens, request.answer_tokens)?;
         request.prompts = prompts;
     }
     Ok(request)

@@ -4,6 +4,8 @@
 use std::io;
 use std::sync::Arc;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use hyper::http::request::Parts;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,11 +21,14 @@ use crate::sim::engine::Request;
 use crate::sim::fault::Faults;
 
 const DIMENSIONS: u64 = 8;
+const DIMENSIONS_MAX: u64 = 8_192;
 
 #[derive(Deserialize)]
 struct EmbeddingBody {
     model: Option<String>,
     input: Option<Prompt>,
+    dimensions: Option<u64>,
+    encoding_format: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -72,7 +77,7 @@ async fn run(
     let submitted = http_answer::check_content_type(parts)
         .and_then(|()| read())
         .and_then(|work| {
-            request::check_prompts(&work.prompts, shared.settings.context_tokens())?;
+            request::check_prompts(&work.prompts, shared.settings.context_tokens(), 0)?;
             let request = |prompt| Request {
                 prompt,
                 ..Request::default()
@@ -106,9 +111,21 @@ fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let model = request::check_model(request.model, &shared.models.list())?;
     let prompts = input.into_tokens();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
+    let dimensions = request
+        .dimensions
+        .unwrap_or(DIMENSIONS)
+        .clamp(1, DIMENSIONS_MAX);
+    let is_base64 = request.encoding_format.as_deref() == Some("base64");
     let embedding = |(index, prompt): (usize, &Vec<u32>)| {
-        let values: Vec<f64> = (0..DIMENSIONS).map(|seed| score(prompt, seed)).collect();
-        json!({"index": index, "object": "embedding", "embedding": values})
+        let values = (0..dimensions).map(|seed| score(prompt, seed));
+        let embedding = match is_base64 {
+            true => {
+                let bytes: Vec<u8> = values.flat_map(|it| (it as f32).to_le_bytes()).collect();
+                BASE64_STANDARD.encode(bytes).into()
+            }
+            false => json!(values.collect::<Vec<f64>>()),
+        };
+        json!({"index": index, "object": "embedding", "embedding": embedding})
     };
     let data: Vec<Value> = prompts.iter().enumerate().map(embedding).collect();
     let answer = json!({

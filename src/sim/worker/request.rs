@@ -249,8 +249,11 @@ impl GenerationRequest {
             ),
             format: request
                 .response_format
-                .filter(|format| format["type"] == "json_schema")
-                .map(|format| JsonFrame::of(&format["json_schema"]["schema"])),
+                .and_then(|format| match format["type"].as_str() {
+                    Some("json_schema") => Some(JsonFrame::of(&format["json_schema"]["schema"])),
+                    Some("json_object") => Some(JsonFrame::of_any()),
+                    _ => None,
+                }),
             has_no_token_limit: limit.is_none(),
         };
         let limit = (param, limit);
@@ -325,12 +328,16 @@ impl GenerationRequest {
             items.last().unwrap_or(&Value::Null),
         );
         let format = &request.text.unwrap_or_default()["format"];
-        let has_schema = format["type"] == "json_schema";
+        let format = match format["type"].as_str() {
+            Some("json_schema") => Some(JsonFrame::of(&format["schema"])),
+            Some("json_object") => Some(JsonFrame::of_any()),
+            _ => None,
+        };
         let effort = request.reasoning.and_then(|it| it.effort);
         let output = Output {
             has_reasoning: effort.is_some_and(|effort| effort != "none"),
             call,
-            format: has_schema.then(|| JsonFrame::of(&format["schema"])),
+            format,
             has_no_token_limit: request.max_output_tokens.is_none(),
         };
         let instructions = request.echoed.instructions.as_deref();
@@ -415,7 +422,7 @@ fn finish(
         let error = ApiError::answer_too_long(limit_param, answer_tokens, max_tokens);
         return Err(error);
     }
-    check_prompts(&prompts, max_tokens.saturating_sub(answer_tokens))?;
+    check_prompts(&prompts, max_tokens, answer_tokens)?;
     let choices = common.n.unwrap_or(1);
     if !(1..=MAX_CHOICES).contains(&choices) {
         let message = format!("n must be 1 to {MAX_CHOICES}, got {choices}.");

@@ -169,7 +169,13 @@ async fn a_store_that_is_away_is_said_once_however_many_runs_end() {
 async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took_over() {
     // Killed and started again without the leases; and paused, so that they end meanwhile.
     for is_killed in [true, false] {
-        let mut fleet = Fleet::new(unhurried()).await;
+        // The owners have a heartbeat's time to come back before others take their runs over.
+        let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
+            let lease = &mut config.responses.store.lease;
+            lease.duration = Duration::from_secs(6);
+            lease.heartbeat_interval = Duration::from_secs(2);
+        })
+        .await;
         let one = polled(&fleet, 600).await;
         let (mut live, seen, two) = started(&fleet, 600, "output_text.delta").await;
         fleet.runs(2).await;

@@ -5,12 +5,19 @@ use serde_json::Value;
 
 use crate::sim::worker::error::ApiError;
 
-pub(crate) fn check_prompts(prompts: &[Vec<u32>], max_tokens: usize) -> Result<(), ApiError> {
+/// `context_tokens`: of the model, for a prompt and its answer.
+pub(crate) fn check_prompts(
+    prompts: &[Vec<u32>],
+    context_tokens: usize,
+    answer_tokens: usize,
+) -> Result<(), ApiError> {
     if prompts.is_empty() || prompts.iter().any(Vec::is_empty) {
         return Err(ApiError::bad_request("The decoder prompt cannot be empty"));
     }
     match prompts.iter().map(Vec::len).max() {
-        Some(longest) if longest > max_tokens => Err(ApiError::too_long(longest, max_tokens)),
+        Some(longest) if longest + answer_tokens > context_tokens => {
+            Err(ApiError::too_long(longest, context_tokens))
+        }
         Some(_) | None => Ok(()),
     }
 }

@@ -33,17 +33,22 @@ pub(crate) struct JsonFrame {
 }
 
 impl JsonFrame {
-    pub(super) fn of(schema: &Value) -> Self {
+    /// For a request that wants any JSON.
+    pub(super) fn of_any() -> Self {
+        Self::of(&json!({"properties": {"answer": {"type": "string"}}}))
+    }
+
+    pub(super) fn of(root: &Value) -> Self {
         let mut fields = json!({});
         let mut words_property = None;
-        for (name, schema) in schema["properties"].as_object().into_iter().flatten() {
+        for (name, schema) in root["properties"].as_object().into_iter().flatten() {
             if words_property.is_none()
                 && schema["type"] == "string"
                 && schema.get("enum").is_none()
             {
                 words_property = Some(name);
             } else {
-                fields[name] = example_value(schema);
+                fields[name] = example_value(root, schema, LEVELS_MAX);
             }
         }
         let mut head = fields.to_string();
@@ -110,8 +115,27 @@ pub(super) fn chat_call(
     call(Some(&tools), choice.as_ref(), &json!({"type": kind}))
 }
 
-/// A fixed value that matches a schema.
-fn example_value(schema: &Value) -> Value {
+/// A schema that contains itself ends here.
+const LEVELS_MAX: usize = 8;
+
+/// A fixed value that matches a schema. `root`: where references are looked up.
+fn example_value(root: &Value, schema: &Value, levels: usize) -> Value {
+    if levels == 0 {
+        return Value::Null;
+    }
+    let example = |schema: &Value| example_value(root, schema, levels - 1);
+    if let Some(reference) = schema["$ref"].as_str() {
+        let place = reference.trim_start_matches('#');
+        return root.pointer(place).map_or(Value::Null, example);
+    }
+    let parts = ["allOf", "anyOf", "oneOf"];
+    let first = parts.iter().find_map(|name| schema[name].get(0));
+    if let Some(first) = first {
+        return example(first);
+    }
+    if let Some(fixed) = schema.get("const") {
+        return fixed.clone();
+    }
     if let Some(first) = schema["enum"].as_array().and_then(|values| values.first()) {
         return first.clone();
     }
@@ -120,7 +144,11 @@ fn example_value(schema: &Value) -> Value {
         Some("integer" | "number") => 1.into(),
         Some("boolean") => true.into(),
         Some("array") => json!([]),
-        Some("object") => json!({}),
+        Some("object") => {
+            let properties = schema["properties"].as_object().into_iter().flatten();
+            let properties = properties.map(|(name, schema)| (name.clone(), example(schema)));
+            Value::Object(properties.collect())
+        }
         _ => Value::Null,
     }
 }
@@ -128,6 +156,31 @@ fn example_value(schema: &Value) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nested_objects_and_references_have_their_members() {
+        let schema = json!({
+            "properties": {
+                "inner": {"$ref": "#/$defs/Inner"},
+                "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+                "outer": {"type": "object", "properties": {"a": {"type": "string"}, "b": {"const": 7}}},
+                "say": {"type": "string"},
+                "self": {"$ref": "#/$defs/Loop"},
+            },
+            "$defs": {
+                "Inner": {"type": "object", "properties": {"c": {"type": "boolean"}}},
+                "Loop": {"type": "object", "properties": {"loop": {"$ref": "#/$defs/Loop"}}},
+            },
+        });
+        let text = JsonFrame::of(&schema).around("ash ");
+        let value: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(value["inner"], json!({"c": true}));
+        assert_eq!(value["maybe"], 1);
+        assert_eq!(value["outer"], json!({"a": "x", "b": 7}));
+        assert_eq!(value["say"], "ash ");
+        assert!(value["self"]["loop"].is_object());
+        assert_eq!(JsonFrame::of_any().around("ash "), r#"{"answer":"ash "}"#);
+    }
 
     #[test]
     fn a_function_is_called_until_its_output_is_there() {
