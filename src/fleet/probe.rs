@@ -263,7 +263,8 @@ fn expire_report(worker: &Worker, interval: Duration) {
 /// Whether nothing runs at a worker, as far as this router, the other replicas and the engine's last report say.
 fn is_idle(load: &Load) -> bool {
     let is_quiet = |report: LoadReport| report.running == 0 && report.waiting == 0;
-    load.requests() == 0 && load.reported().is_some_and(is_quiet)
+    // Of an engine that never reports anything, this router and the others know all there is.
+    load.requests() == 0 && load.reported().map_or(!load.has_reported(), is_quiet)
 }
 
 /// One health check. An engine that is not known yet may be an SGLang, whose `/health` can take longer than the limit.

@@ -1,34 +1,28 @@
-//! The life of a request: plan, choose, attempt, retry, respond.
+//! A request from its plan to its answer: what is prepared once, the attempts, and what a client gets that none answered.
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::Response;
-use tracing::{debug, field, warn};
+use tracing::{field, warn};
 
 use super::charge::WantedOutput;
-use super::choice::{Choice, FailedWorkers};
+use super::choice::FailedWorkers;
 use super::core::Relay;
-use super::cuts::{Cut, Cuts};
-use super::failure_owner::FailureOwner;
-use super::job::{Error, FailedRequest, Job, ToolLoss};
+use super::course::Course;
+use super::cuts::Cuts;
+use super::job::{Error, FailedRequest, Job};
 use super::kv_report_request::KvReportRequest;
-use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
-use super::queued::{Waits, with_grant};
 use super::request_count::RequestCount;
-use super::retries::{Attempts, Failure, Step};
+use super::retries::{Attempts, Failure};
+use super::run::{End, First, Tries};
 use crate::fleet::Worker;
 use crate::http::Body;
-use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::prompt::{Api, PeekedBody};
 use crate::traces::{Event, RequestTrace};
-
-/// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
-/// the other.
-const COMPANY_WAIT: Duration = Duration::from_millis(100);
 
 impl Relay {
     /// Sends a request to an engine of the model that its body names.
@@ -79,240 +73,94 @@ impl Relay {
         if job.gateway.is_some() {
             attempts = attempts.only_one();
         }
-        // A retryable answer, for the client if no other attempt does better.
-        let mut refused = None;
-        let mut last_error = String::new();
-        let mut last_worker: Option<Arc<Worker>> = None;
-        let mut lacks_prefill = false;
-        let mut is_over = false;
-        // What a chat completion cannot have, if a worker that needs one was chosen.
-        let mut not_convertible = None;
-        // The failure that the next attempt is a retry of.
-        let mut retried: Option<(Arc<str>, Failure)> = None;
-        loop {
+        let mut tries = Tries::new(failed, Course::new(attempts, deadline));
+        let end = loop {
             let mut chosen = None;
-            if attempts.count() == 0
+            if tries.course.count() == 0
                 && let Some(waits) = &mut waits
             {
-                let (may_pass, found) = self.may_pass(&plan, &failed, waits);
+                let (may_pass, found) = self.may_pass(&plan, &tries.failed, waits);
                 chosen = found;
                 if !may_pass {
                     // Boxed, so that requests that do not wait do not carry the state of a wait.
-                    let room = self.wait_for_room(job, plan, &failed, chosen.take(), waits);
+                    let room = self.wait_for_room(job, plan, &tries.failed, chosen.take(), waits);
                     (plan, chosen) = match Box::pin(room).await {
                         Ok(room) => room,
                         Err(error) => return Err(Self::not_queued(job, count, error)),
                     };
                 }
             }
-            let now = observe::now();
-            if now >= deadline {
-                is_over = true;
-                break;
-            }
-            let may_repeat = attempts.may_repeat_worker();
-            if let Some((worker, failure)) = retried.take() {
-                // A retry that no worker can take must not use up the budget of others.
-                if !self.has_choice(&plan, now, &failed, may_repeat) {
-                    break;
-                }
-                // What ended with all that its worker had is no further load, and what was refused at once hardly any.
-                if attempts.is_acquitted() || failure == Failure::TooLong {
-                    plan.model.families.on_retry(&worker, failure);
-                } else if !self.may_retry(&plan, &worker, failure) {
-                    break;
-                }
-            }
-            let choice = self.choose(&plan, now, &failed, may_repeat, chosen);
-            let sent_at = now;
-            if let Some(waits) = &mut waits
-                && waits.goes_on(choice.is_some(), attempts.count())
-            {
-                self.renew(&mut plan);
-                continue;
-            }
-            let Some(choice) = choice else { break };
-            if let Some(gateway) = job.gateway
-                && !gateway.may_reach(&choice.worker)
-            {
-                // It joined after the request was planned.
-                failed.unfit.push(choice.worker.id);
-                failed.decode.push(choice.worker.id);
-                continue;
-            }
-            let mut converted = self.converted(job, &plan, &choice, plan.tool_loss());
-            if converted.is_err() && plan.tool_loss() == ToolLoss::Refused {
-                let mut others = failed.clone();
-                others.exclude_chat(&plan.group);
-                if self.has_choice(&plan, now, &others, false) {
-                    failed = others;
-                    continue;
-                }
-                // No worker with the Responses API can be had now.
-                converted = self.converted(job, &plan, &choice, ToolLoss::AsConfigured);
-            }
-            let converted = match converted {
-                Ok(converted) => converted,
-                Err(why) => {
-                    not_convertible = Some(why);
-                    break;
-                }
+            let first = First {
+                waits: waits.as_mut(),
+                count: &mut count,
             };
-            let sent = converted.as_ref().unwrap_or(job);
-            if self.lacks_prefill_worker(&choice) {
-                lacks_prefill = true;
-                break;
-            }
-            attempts.begin();
-            self.sample_decision(job, &plan, &choice, (now, attempts.count()));
-            count.on_sent();
-            let grant = waits.as_mut().and_then(Waits::take_grant);
-            let carried = job
-                .gateway
-                .map(|gateway| self.carried_to(gateway, &plan, &choice, now, &failed));
-            let carried = carried.as_ref();
-            let prefill = match &choice.prefill {
-                // A gateway gets both workers at once.
-                Some(Ok(prefill)) if carried.is_none() => Some(prefill),
-                _ => None,
+            let tried = {
+                let tried = self.attempts(job, &mut plan, &mut tries, chosen, Some(first));
+                pin!(tried).await
             };
-            let outcome = match prefill {
-                Some(prefill) => {
-                    // Boxed, so that other requests do not carry the state of two legs.
-                    let mut attempt =
-                        Box::pin(self.attempt_disaggregated(
-                            sent, &plan, &choice, prefill, &attempts, deadline,
-                        ));
-                    let attempt = pin!(with_grant(grant, attempt.as_mut()));
-                    self.or_released(attempt, sent, &plan, &choice, &attempts, &failed)
-                        .await
-                }
-                None => {
-                    let attempt =
-                        pin!(self.attempt(sent, &plan, &choice, &attempts, deadline, carried));
-                    let attempt = pin!(with_grant(grant, attempt));
-                    self.or_released(attempt, sent, &plan, &choice, &attempts, &failed)
-                        .await
-                }
-            };
-            let attempt = match outcome {
-                AttemptOutcome::Answered(answer) => {
-                    // A closed circuit breaker learns the result when the answer ends; for a trial request the
-                    // beginning of an answer is enough.
-                    let worker = answer.running.worker();
-                    if answer.answer.is_failure() {
-                        let (owner, status) = (answer.answer.owner(), answer.answer.head.status);
-                        plan.model
-                            .report_failure(worker, job.client, owner, status.as_str());
-                    } else if worker.breaker.state() != State::Closed {
-                        plan.model.report_success(worker, job.client);
-                    }
-                    self.quarantine.on_answer(job.original);
-                    return Ok(self.respond(job, plan, answer, count, deadline));
-                }
-                AttemptOutcome::Failed(attempt) => attempt,
-            };
-            self.on_failed_attempt(job, &plan, &choice, &attempt, &mut failed);
-            if attempt.failure == Failure::TooLong {
-                failed.exclude_all(plan.group.context_lengths.shorter());
+            match tried {
+                Ok(answer) => return Ok(self.respond(job, plan, answer, count, deadline)),
+                Err(End::Again) => {}
+                Err(end) => break end,
             }
-            if attempt.is_rank_refused {
-                plan.pinned = None;
-                plan.rank_refused_by = Some(choice.worker.id);
-            }
-            let is_stale = attempt.is_stale();
-            if attempt.is_cut {
-                let (now, worker) = (observe::now(), choice.worker_at(attempt.stage));
-                attempts.on_cut(&Cut::at(worker, (now, sent_at), job.client, job.original));
-                // Now, since the client may leave before the next attempt. An answer takes it back.
-                self.quarantine.on_cuts(now, job.original, attempts.cuts());
-                if attempts.has_cut_enough() || attempts.is_last() {
-                    tokio::time::sleep(COMPANY_WAIT).await;
-                }
-            }
-            let step = attempts.on_failure(attempt.failure, is_stale, fastrand::f64());
-            let FailedAttempt {
-                stage,
-                failure,
-                error,
-                answer,
-                ..
-            } = attempt;
-            last_error = error;
-            // An error status of the decode engine: it had the KV blocks or tried to fetch them, so another
-            // prefill leg would most likely end the same.
-            let is_decode_error = stage == Stage::Transfer && answer.is_some();
-            refused = answer.or(refused);
-            last_worker = Some(choice.worker_at(stage).clone());
-            let failed_worker = choice.worker_at(stage).name.clone();
-            // The fleet may have changed meanwhile.
-            self.renew(&mut plan);
-            match step {
-                _ if is_decode_error
-                    && !attempts.has_cut_enough()
-                    && observe::now() < deadline
-                    && self.give_up_transfers(&mut failed) =>
-                {
-                    debug!(id = %job.id, error = last_error, "attempt failed; trying without a KV transfer");
-                }
-                Step::Retry { after } if observe::now() + after < deadline => {
-                    debug!(id = %job.id, error = last_error, ?after, "attempt failed; retrying");
-                    // What was sent over a connection that was closed already costs the fleet nothing.
-                    let is_free = failure.is_free() || is_stale;
-                    retried = (!is_free).then_some((failed_worker, failure));
-                    tokio::time::sleep(after).await;
-                }
-                // Costs no more than without a prefill worker, so it is not counted as a retry.
-                _ if stage != Stage::Worker
-                    && !attempts.has_cut_enough()
-                    && self.give_up_transfers(&mut failed)
-                    && observe::now() < deadline =>
-                {
-                    debug!(id = %job.id, error = last_error, "attempt failed; trying without a KV transfer");
-                }
-                Step::Retry { .. } | Step::GiveUp => break,
-            }
-        }
+        };
+        self.unanswered(job, plan, tries, end, count)
+    }
+
+    /// What a client gets that no attempt answered.
+    fn unanswered(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        plan: Plan,
+        tries: Tries,
+        end: End,
+        count: RequestCount,
+    ) -> Result<Response<Body>, FailedRequest> {
+        let Tries {
+            failed,
+            course,
+            refused,
+            last_error,
+            last_worker,
+        } = tries;
         if let Some(refused) = refused {
-            return Ok(self.respond(job, plan, refused, count, deadline));
+            return Ok(self.respond(job, plan, refused, count, course.deadline()));
         }
-        if attempts.count() == 0
-            && let Some(why) = not_convertible
-        {
-            let error = Error::NotConvertible(why);
+        let attempts = course.attempts();
+        let is_unsent = attempts.count() == 0;
+        let lacks_prefill = matches!(end, End::LacksPrefill);
+        let is_late = matches!(end, End::Late) || attempts.last() == Some(Failure::Deadline);
+        let error = match end {
+            End::NotConvertible(why) if is_unsent => Some(Error::NotConvertible(why)),
+            _ if is_unsent => self.not_split(&plan).map(|reason| Error::NotSplit {
+                model: plan.group.model.to_string(),
+                reason,
+            }),
+            _ => None,
+        };
+        if let Some(error) = error {
             count.fail(error.outcome());
             return Err(FailedRequest::counted(error));
         }
-        if attempts.count() == 0
-            && let Some(reason) = self.not_split(&plan)
-        {
-            let model = plan.group.model.to_string();
-            let error = Error::NotSplit { model, reason };
-            count.fail(error.outcome());
-            return Err(FailedRequest::counted(error));
-        }
-        is_over |= attempts.last() == Some(Failure::Deadline);
-        let error = match is_over {
-            true => Error::Deadline {
+        let error = if is_late {
+            Error::Deadline {
                 attempts: attempts.count(),
                 limit: self.settings.request_timeout,
-            },
-            false => match no_worker_may_get(&plan, &failed, attempts.cuts()) {
-                true => Error::CutsConnections,
-                false => {
-                    let shown = last_worker.as_deref();
-                    let shown = shown.filter(|_| self.settings.decision_header);
-                    failure_of(&plan, &attempts, lacks_prefill, shown)
-                }
-            },
+            }
+        } else if no_worker_may_get(&plan, &failed, course.cuts()) {
+            Error::CutsConnections
+        } else {
+            let shown = last_worker.as_deref();
+            let shown = shown.filter(|_| self.settings.decision_header);
+            failure_of(&plan, attempts, lacks_prefill, shown)
         };
         let outcome = error.outcome();
         if let Some(summary) = &job.summary {
-            summary.update(|it| {
-                it.model = Some(plan.group.model.clone());
-                it.worker = last_worker.as_ref().map(|worker| worker.name.clone());
-                it.attempts += attempts.count();
-                it.outcome = Some(outcome.as_str());
+            summary.update(|line| {
+                line.model = Some(plan.group.model.clone());
+                line.worker = last_worker.as_ref().map(|worker| worker.name.clone());
+                line.attempts += attempts.count();
+                line.outcome = Some(outcome.as_str());
             });
         }
         // Absent from the line if the client sent none.
@@ -332,84 +180,6 @@ impl Relay {
             let took = now.saturating_duration_since(began);
             let took = took.saturating_sub(plan.queued);
             trace.event(now, Event::Tokenized { took, tokens });
-        }
-    }
-
-    /// Excludes the workers that failed from further attempts, and reports the failure.
-    pub(super) fn on_failed_attempt(
-        &self,
-        job: &Job<'_>,
-        plan: &Plan,
-        choice: &Choice,
-        attempt: &FailedAttempt,
-        failed: &mut FailedWorkers,
-    ) {
-        let FailedAttempt { stage, owner, .. } = *attempt;
-        let report = |worker: &Worker| {
-            plan.model
-                .report_failure(worker, job.client, owner, &attempt.error);
-        };
-        if attempt.failure == Failure::Local {
-            // Idle connections make room. No worker has failed.
-            report(choice.worker_at(stage));
-            for status in &self.fleet.snapshot().workers {
-                status.worker.pool.close_idle();
-            }
-            return;
-        }
-        let at = choice.worker_at(stage).id;
-        let was_stale = failed.stale.contains(&at);
-        failed.stale.retain(|id| *id != at);
-        // A worker that is tried again fails the same request, not another one: it counts once.
-        if stage != Stage::Prefill {
-            let worker = &choice.worker;
-            let is_new = was_stale || !failed.decode.contains(&worker.id);
-            if stage == Stage::Worker && is_new {
-                report(worker);
-            }
-            failed.decode.push(worker.id);
-        }
-        if attempt.is_stale() {
-            failed.stale.push(at);
-        }
-        if let Some(Ok(prefill)) = &choice.prefill
-            && stage != Stage::Worker
-        {
-            let worker = &prefill.worker;
-            let is_new = !failed.prefill.contains(&worker.id);
-            if is_new {
-                report(worker);
-            }
-            if is_new
-                && owner == FailureOwner::KvTransfer
-                && worker.kv_transfer_breaker.on_failure(observe::now())
-            {
-                warn!(
-                    worker = %worker.name,
-                    "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
-                );
-            }
-            failed.prefill.push(worker.id);
-        }
-    }
-
-    /// Takes a retry from the budget.
-    pub(super) fn may_retry(&self, plan: &Plan, failed: &str, failure: Failure) -> bool {
-        let may_retry = self.budget.may_retry();
-        match may_retry {
-            true => plan.model.families.on_retry(failed, failure),
-            false => self.metrics.retries_refused.inc(),
-        }
-        may_retry
-    }
-}
-
-impl Choice {
-    /// The worker that an attempt failed at.
-    fn worker_at(&self, stage: Stage) -> &Arc<Worker> {
-        match &self.prefill {
-            Some(Ok(prefill)) if stage == Stage::Prefill => &prefill.worker,
-            _ => &self.worker,
         }
     }
 }

@@ -368,12 +368,10 @@ impl Relay {
         }
     }
 
-    /// Has a request whose KV transfers failed go on without a prefill leg. False if that is not allowed, or was
-    /// done before.
-    pub(super) fn give_up_transfers(&self, failed: &mut FailedWorkers) -> bool {
+    /// Whether a request whose KV transfers failed may go on without a prefill leg, and did not so far.
+    pub(super) fn may_give_up_transfers(&self, failed: &FailedWorkers) -> bool {
         let settings = self.prefill_decode.as_ref();
-        settings.is_some_and(Disaggregation::is_local_prefill_allowed)
-            && !std::mem::replace(&mut failed.gave_up_transfers, true)
+        !failed.gave_up_transfers && settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
 }
 

@@ -1,27 +1,27 @@
-//! The answer of the next worker, for a stream whose worker is lost: choose, attempt, retry, as for a new request. It
+//! The answer of the next worker, for a stream whose worker is lost: by the same attempts as a new request has. It
 //! owns what the request's first part only borrowed, because the client's body outlives that.
 
-use std::pin::pin;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use hyper::{HeaderMap, Uri};
-use tracing::debug;
+use hyper::{HeaderMap, StatusCode, Uri};
 
 use super::choice::FailedWorkers;
 use super::core::Relay;
-use super::cuts::{Cut, Cuts};
+use super::course::Course;
+use super::cuts::Cuts;
 use super::headers;
 use super::job::Job;
-use super::outcome::{AttemptAnswer, AttemptOutcome};
+use super::outcome::AttemptAnswer;
 use super::plan::Plan;
-use super::retries::{Attempts, Step};
+use super::retries::Attempts;
+use super::run::{End, Tries};
 use super::summary::SummaryCell;
 use super::traced;
 use super::usage_option::UnaskedUsage;
 use crate::fleet::Worker;
-use crate::http::circuit_breaker::State;
 use crate::ids::{ClientKey, RequestId, Tenant};
 use crate::limits::ChargeId;
 use crate::observe;
@@ -74,35 +74,36 @@ impl NextAnswer {
     }
 
     /// Sends `body` to another worker than `lost`, and waits for the beginning of its answer. The answer begins with the
-    /// answer's token number `answer_tokens`. An error for the log if no worker answers.
+    /// answer's token number `answer_tokens`.
     pub(super) async fn run(
         &mut self,
         body: Bytes,
         lost: Arc<Worker>,
         answer_tokens: u32,
-    ) -> Result<AttemptAnswer, String> {
+    ) -> Result<AttemptAnswer, NotContinued> {
         let relay = self.relay.clone();
         self.failed.exclude_all(std::iter::once(lost.id));
         self.plan.body = Some(body.clone());
         let prompt_tokens = self.plan.request.prompt_tokens;
         self.plan.request.prompt_tokens = prompt_tokens.saturating_add(answer_tokens);
-        let answer = self.attempts(&relay, body, (&lost, answer_tokens)).await;
+        let answer = self.answer(&relay, body, (&lost, answer_tokens)).await;
         self.plan.request.prompt_tokens = prompt_tokens;
         answer
     }
 
-    async fn attempts(
+    async fn answer(
         &mut self,
         relay: &Relay,
         body: Bytes,
         (lost, answer_tokens): (&Worker, u32),
-    ) -> Result<AttemptAnswer, String> {
+    ) -> Result<AttemptAnswer, NotContinued> {
+        let original = body.clone();
         let job = Job {
             api: self.plan.api,
             target: self.target.clone(),
             headers: &self.headers,
             body,
-            original: &[],
+            original: &original,
             client: self.client,
             tenant: self.tenant,
             charge: self.charge,
@@ -121,61 +122,46 @@ impl NextAnswer {
             summary: self.summary.clone(),
         };
         traced::continued(&job, observe::now(), lost, answer_tokens);
-        let (plan, failed) = (&mut self.plan, &mut self.failed);
-        let mut attempts = Attempts::new(&relay.settings, Cuts::default());
-        loop {
-            let now = observe::now();
-            if now >= self.deadline {
-                return Err("the request took too long".to_owned());
-            }
-            relay.renew(plan);
-            let Some(choice) = relay.choose(plan, now, failed, attempts.may_repeat_worker(), None)
-            else {
-                return Err("no other worker can take it now".to_owned());
-            };
-            attempts.begin();
-            let outcome = {
-                let attempt = relay.attempt(&job, plan, &choice, &attempts, self.deadline, None);
-                let attempt = pin!(attempt);
-                relay
-                    .or_released(attempt, &job, plan, &choice, &attempts, failed)
-                    .await
-            };
-            let attempt = match outcome {
-                AttemptOutcome::Failed(attempt) => attempt,
-                AttemptOutcome::Answered(answer) => {
-                    let (worker, head) = (answer.running.worker(), &answer.answer.head);
-                    if answer.answer.is_failure() {
-                        let (owner, status) = (answer.answer.owner(), head.status);
-                        plan.model
-                            .report_failure(worker, job.client, owner, status.as_str());
-                    } else if worker.breaker.state() != State::Closed {
-                        plan.model.report_success(worker, job.client);
-                    }
-                    let is_stream = headers::is_event_stream(&head.headers);
-                    if head.status.is_success() && is_stream {
-                        return Ok(answer);
-                    }
-                    return Err(format!("{} answered {}", worker.name, head.status));
-                }
-            };
-            relay.on_failed_attempt(&job, plan, &choice, &attempt, failed);
-            if attempt.is_cut {
-                let times = (observe::now(), now);
-                attempts.on_cut(&Cut::at(&choice.worker, times, job.client, &job.body));
-            }
-            let step = attempts.on_failure(attempt.failure, attempt.is_stale(), fastrand::f64());
-            let after = match step {
-                Step::Retry { after } if now + after < self.deadline => after,
-                Step::Retry { .. } | Step::GiveUp => return Err(attempt.error),
-            };
-            if !attempt.failure.is_free()
-                && !relay.may_retry(plan, &choice.worker.name, attempt.failure)
-            {
-                return Err(attempt.error);
-            }
-            debug!(id = %job.id, error = attempt.error, ?after, "attempt to continue a stream failed; retrying");
-            tokio::time::sleep(after).await;
+        relay.renew(&mut self.plan);
+        let attempts = Attempts::new(&relay.settings, Cuts::default());
+        let failed = std::mem::take(&mut self.failed);
+        let mut tries = Tries::new(failed, Course::new(attempts, self.deadline));
+        let answer = relay
+            .attempts(&job, &mut self.plan, &mut tries, None, None)
+            .await;
+        self.failed = tries.failed;
+        let answer = answer.map_err(|end| match end {
+            End::Late => NotContinued::Late,
+            _ if tries.course.count() == 0 => NotContinued::NoWorker,
+            _ => NotContinued::Failed(tries.last_error),
+        })?;
+        let head = &answer.answer.head;
+        if head.status.is_success() && headers::is_event_stream(&head.headers) {
+            return Ok(answer);
+        }
+        let name = answer.running.worker().name.clone();
+        Err(NotContinued::Answered(name, head.status))
+    }
+}
+
+/// Why no other worker goes on with a stream, for the log.
+#[derive(Debug)]
+pub(super) enum NotContinued {
+    Late,
+    NoWorker,
+    /// How the last attempt failed.
+    Failed(String),
+    /// A worker answered something else than a stream.
+    Answered(Arc<str>, StatusCode),
+}
+
+impl fmt::Display for NotContinued {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Late => f.write_str("the request took too long"),
+            Self::NoWorker => f.write_str("no other worker can take it now"),
+            Self::Failed(error) => f.write_str(error),
+            Self::Answered(worker, status) => write!(f, "{worker} answered {status}"),
         }
     }
 }

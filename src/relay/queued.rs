@@ -36,12 +36,10 @@ pub(super) struct Waits {
 }
 
 impl Waits {
-    /// After a choice: whether the request waits again, since its workers are gone.
-    pub(super) fn goes_on(&mut self, is_chosen: bool, attempts: u32) -> bool {
-        if !is_chosen {
-            self.grant = None;
-        }
-        let goes_on = !is_chosen && attempts == 0 && self.count < MAX_WAITS;
+    /// No worker was chosen: whether the request waits again, since its workers are gone.
+    pub(super) fn goes_on(&mut self, attempts: u32) -> bool {
+        self.grant = None;
+        let goes_on = attempts == 0 && self.count < MAX_WAITS;
         self.count += u32::from(goes_on);
         goes_on
     }

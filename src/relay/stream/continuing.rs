@@ -11,7 +11,7 @@ use tracing::info;
 use crate::fleet::Worker;
 use crate::ids::{Model, RequestId};
 use crate::relay::continuation::{End, Reader, Refusal};
-use crate::relay::next_answer::NextAnswer;
+use crate::relay::next_answer::{NextAnswer, NotContinued};
 use crate::relay::outcome::AttemptAnswer;
 use crate::relay::request_outcome::Outcome;
 
@@ -24,7 +24,7 @@ pub(in crate::relay) struct Break {
     pub(in crate::relay) error: Option<Bytes>,
 }
 
-type Answered = (Box<NextAnswer>, Result<AttemptAnswer, String>);
+type Answered = (Box<NextAnswer>, Result<AttemptAnswer, NotContinued>);
 
 pub(in crate::relay) struct Continuing {
     state: State,
@@ -145,7 +145,7 @@ impl Continuing {
                 Ok(answer)
             }
             Err(error) => {
-                info!(id = %self.id, error, "no other worker continues the stream");
+                info!(id = %self.id, %error, "no other worker continues the stream");
                 self.count("failed", "none");
                 Err(broken)
             }
