@@ -48,11 +48,14 @@ impl Connections {
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the connection ends with its last request, and those are waited for"
+)]
 pub(super) async fn over(socket: Socket) -> io::Result<Sender> {
     let builder = http2::Builder::new(TokioExecutor::new());
     let handshake = builder.handshake(TokioIo::new(socket)).await;
     let (sender, driver) = handshake.map_err(io::Error::other)?;
-    // It ends by itself, once no request and no pool has the connection.
     drop(tokio::spawn(driver));
     Ok(sender)
 }

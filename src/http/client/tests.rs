@@ -179,6 +179,10 @@ async fn a_connection_that_was_idle_for_longer_than_a_request_allows_is_left_for
 }
 
 /// A server of HTTP/2, which says what it was sent. Returns its address and the number of connections that it accepted.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a server of a test dies with its runtime"
+)]
 async fn http2_server() -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -208,6 +212,10 @@ async fn http2_server() -> (String, Arc<AtomicUsize>) {
     (format!("{HTTP2}{address}/below"), accepted)
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a server of a test dies with its runtime"
+)]
 #[tokio::test]
 async fn http2_carries_many_requests_over_one_connection() {
     let (address, accepted) = http2_server().await;
@@ -233,6 +241,10 @@ async fn http2_carries_many_requests_over_one_connection() {
     assert_eq!(accepted.load(SeqCst), 2);
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "a server of a test dies with its runtime"
+)]
 #[tokio::test]
 async fn a_unix_socket_is_a_server_like_any_other() {
     let name = format!("warmroute-{:016x}.sock", fastrand::u64(..));
