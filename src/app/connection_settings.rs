@@ -26,6 +26,7 @@ pub(super) fn new(config: &Config) -> server::Settings {
     if plan.is_short && is_default && plan.max_connections >= FEW_CONNECTIONS {
         info!(
             limit,
+            needed = plan.needed,
             accepted = plan.max_connections,
             "as many connections are accepted as the limit of open files allows"
         );

@@ -14,7 +14,7 @@ use crate::config::Config;
 use crate::http::drain::Tasks;
 use crate::http::tls::Clients;
 use crate::observe::metrics::Registry;
-use crate::responses::Responses;
+use crate::responses::{Mode, Responses};
 use crate::state_token::KeyRing;
 use crate::store::{OpenStore, ResponseStore};
 use crate::webhooks::Webhooks;
@@ -55,10 +55,12 @@ pub(super) fn key_ring(config: &Config, metrics: &Registry) -> io::Result<KeyRin
     let mut own = [0; 32];
     if settings.keys.is_empty() {
         getrandom::fill(&mut own).map_err(io::Error::other)?;
-        info!(
-            "signing state tokens with a key of this process alone; clients cannot use them after a restart \
-             (set responses.state_token.keys to keep them valid)"
-        );
+        if config.responses.mode == Mode::Stateful {
+            info!(
+                "signing state tokens with a key of this process alone; clients cannot use them after a restart \
+                 (set responses.state_token.keys to keep them valid)"
+            );
+        }
     }
     // The configuration was checked.
     KeyRing::new(settings, own, metrics)

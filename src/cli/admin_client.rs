@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use clap::Args;
-use hyper::Uri;
 use hyper::header::HeaderValue;
+use hyper::{StatusCode, Uri};
 
 use crate::config::Config;
 #[cfg(feature = "top")]
@@ -123,10 +123,17 @@ impl AdminClient {
         let page = self.pool.get(path, self.token.as_ref(), MAX_PAGE_BYTES);
         let page = tokio::time::timeout(TIMEOUT, page).await;
         let page = page.map_err(|_| failed(&"no answer within 10 s"))?;
-        let (status, body) = page.map_err(|error| failed(&error))?;
-        match status.is_success() {
-            true => Ok(body),
-            false => Err(failed(&format!("answered {status}"))),
+        let (status, body) = page.map_err(|error| {
+            failed(&format!(
+                "{error}; is this the router's admin listener? (--url)"
+            ))
+        })?;
+        match status {
+            status if status.is_success() => Ok(body),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(failed(&format!(
+                "answered {status}; it needs a token of role `read` (--token, or --config FILE)"
+            ))),
+            status => Err(failed(&format!("answered {status}"))),
         }
     }
 

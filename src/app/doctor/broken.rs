@@ -109,7 +109,10 @@ fn replica_missing(observed: &Observed) -> Option<Finding> {
             listed(missing.iter().map(|peer| name(peer)))
         ),
         effect: "choices do not count its requests, and limits are shared without it",
-        change: format!("{}: {why}", name(first)),
+        change: format!(
+            "start it, let it be reached, or take it out of `peers.discovery`; {}: {why}",
+            name(first)
+        ),
     })
 }
 

@@ -8,12 +8,7 @@ use crate::observe;
 
 /// What the router says of itself now.
 pub(super) async fn sample(client: &AdminClient) -> Result<Sample, String> {
-    let page = async |path: &str| {
-        let asked = client.get(path).await;
-        asked.map_err(|error| {
-            format!("{error}; name the router's admin listener with --url (and --ca, --token)")
-        })
-    };
+    let page = async |path: &str| client.get(path).await;
     let (fleet, metrics) = (page("/fleet").await?, page("/metrics").await?);
     let fleet: Fleet = serde_json::from_slice(&fleet)
         .map_err(|error| format!("{}/fleet: is no page of a router: {error}", client.base))?;
