@@ -509,7 +509,7 @@ async fn a_prompt_goes_where_its_context_fits() {
     let answer = cluster.post(CHAT, long_chat(0, 40_000, 5)).await;
     assert_eq!(answer.status, 400);
     let text = answer.text();
-    assert!(text.contains("maximum context length is 16379"), "{text}");
+    assert!(text.contains("maximum context length is 16384"), "{text}");
 }
 
 #[tokio::test]
