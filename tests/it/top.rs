@@ -61,7 +61,7 @@ async fn a_router_that_cannot_be_asked_is_named_with_what_to_write() {
     check(&["--url", "127.0.0.1:1"], "write http://HOST:PORT").await;
     check(
         &["--url", "http://127.0.0.1:1"],
-        "name the router's admin listener with --url",
+        "is this the router's admin listener? (--url)",
     )
     .await;
     let engine = Engine::here("w0", fast()).await;
