@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::{JoinSet, LocalSet};
 
-use super::fleet::{Fleet, Places, any, end, followed_after, replayed, started};
+use super::fleet::{END, Fleet, Places, any, end, followed_after, replayed, started};
 use super::talk::{self, Turn};
 use super::{ask, part, path, said};
 use crate::client;
@@ -89,7 +89,9 @@ async fn client(places: Places, is_over: Arc<AtomicBool>) -> Vec<ReceivedRespons
         {
             text.push_str(std::str::from_utf8(&piece).unwrap());
         }
-        let Some(response) = part(&text, 0).first().map(|it| it.1["response"].clone()) else {
+        // The whole stream, if the client was slow.
+        let events = part(text.strip_suffix(END).unwrap_or(&text), 0);
+        let Some(response) = events.first().map(|it| it.1["response"].clone()) else {
             continue;
         };
         let reading = followed_after(&places, live, text);

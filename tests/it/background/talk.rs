@@ -151,7 +151,13 @@ pub(super) async fn check(routers: &[&Router], conversation: &Value, turns: &[Tu
         text.unwrap_or_default().to_owned()
     };
     let roles: Vec<&Value> = all.iter().map(|item| &item["role"]).collect();
-    assert_eq!(roles, ["user", "assistant"].repeat(all.len() / 2), "{id}");
+    let expected = ["user", "assistant"].repeat(all.len() / 2);
+    let wrong = roles
+        .iter()
+        .zip(&expected)
+        .position(|(role, due)| role != due);
+    let around = wrong.map(|place| &all[place.saturating_sub(3)..all.len().min(place + 5)]);
+    assert_eq!(roles, expected, "{id}, at {wrong:?}: {around:?}");
     let said: Vec<String> = all.iter().step_by(2).map(text).collect();
     for (place, input) in said.iter().enumerate() {
         assert!(!said[..place].contains(input), "{id} has {input} twice");
