@@ -187,7 +187,7 @@ fn access_file(settings: &Settings) -> io::Result<Option<LogWriter>> {
     if place.is_empty() {
         return Ok(None);
     }
-    let opened = line_log::file_writer(place, settings.access_file_max_size);
+    let opened = line_log::access_writer(place, settings.access_file_max_size);
     opened.map(Some).map_err(|error| {
         let message =
             format!("cannot write the access log: {place}: {error}; change `log.access_file`");

@@ -9,11 +9,11 @@ use hyper::Response;
 use hyper::header::{self, HeaderValue};
 
 use crate::fleet::Snapshot;
-use crate::http;
 use crate::limits::TenantLimits;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
 use crate::relay::target::{Name, Names};
+use crate::{http, observe, relay};
 
 pub(super) fn list(
     fleet: &Snapshot,
@@ -40,9 +40,6 @@ pub(super) fn list(
     ))
 }
 
-/// Models that an error names.
-const KNOWN_MAX: usize = 10;
-
 pub(super) fn one(
     fleet: &Snapshot,
     names: &Names,
@@ -59,12 +56,15 @@ pub(super) fn one(
         }
     };
     let is_allowed = |name: &str| limits.is_none_or(|limits| limits.allows(name));
-    let mut targets = names.get(&name).into_iter().flat_map(Name::models);
-    let card = card.filter(|_| is_allowed(&name) || targets.any(|model| is_allowed(model)));
-    let Some(card) = card else {
-        let served = fleet.models.keys().map(|model| &**model);
-        let known = served.filter(|model| is_allowed(model)).take(KNOWN_MAX);
-        return Err(ApiError::unknown_model(&name, &known.collect::<Vec<_>>()));
+    let may_use = |name: &str| {
+        let mut targets = names.get(name).into_iter().flat_map(Name::models);
+        is_allowed(name) || targets.any(|model| is_allowed(model))
+    };
+    let Some(card) = card.filter(|_| may_use(&name)) else {
+        let mut known = names.known(fleet);
+        known.retain(|name| may_use(name));
+        let model = observe::shortened(&name).to_owned();
+        return Err(relay::Error::UnknownModel { model, known }.into());
     };
     Ok(json(card.into_owned()))
 }

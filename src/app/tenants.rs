@@ -57,16 +57,16 @@ pub(super) fn table(config: &Config, limiter: &Arc<Limiter>) -> TenantTable {
             .map(|limits| TenantLimits::new(limiter, &tenant.name, limits, &config.limits)),
     });
     let table = TenantTable::new(listed).with_default(default);
-    let everybody = config.limits.everybody.as_ref();
-    match everybody.filter(|_| config.tenants.is_empty()) {
-        Some(limits) => table.with_limits(Some(TenantLimits::new(
-            limiter,
-            Tenant::DEFAULT,
-            limits,
-            &config.limits,
-        ))),
-        None => table,
-    }
+    // The check allows it only where no tenants are listed.
+    let Some(everybody) = &config.limits.everybody else {
+        return table;
+    };
+    table.with_limits(TenantLimits::new(
+        limiter,
+        Tenant::DEFAULT,
+        everybody,
+        &config.limits,
+    ))
 }
 
 /// What limits are counted with.

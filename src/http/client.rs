@@ -56,9 +56,9 @@ const PROBES: u32 = 3;
 #[cfg(target_os = "linux")]
 const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
-/// Before the path of a Unix socket.
+/// What an address has before the path of a Unix socket.
 pub const UNIX: &str = "unix:";
-/// Before the address of a server that speaks HTTP/2 from the first byte.
+/// What an address has before the `host:port` of a server that speaks HTTP/2 from the first byte.
 pub const HTTP2: &str = "h2c://";
 
 /// The connections to one address.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::clock::now;
-use super::log_writer::LogWriter;
+use super::log_writer::{LogWriter, MAX_QUEUED_BYTES};
 
 /// The place that means standard output.
 pub const STDOUT: &str = "stdout";
@@ -33,14 +33,7 @@ impl LineLog {
     /// Writes to `place`: [`STDOUT`], or the path of a file that lines are added to. With more than `max_queued` bytes
     /// of lines that wait to be written, further ones are dropped.
     pub fn open(place: &str, max_queued: usize) -> io::Result<Self> {
-        const WHAT: &str = "usage log";
-        let writer = match place {
-            STDOUT => LogWriter::with_limit(Warning::new(io::stdout(), place, WHAT), max_queued)?,
-            path => {
-                let file = RotatedFile::open(Path::new(path), u64::MAX)?;
-                LogWriter::with_limit(Warning::new(file, place, WHAT), max_queued)?
-            }
-        };
+        let writer = writer(place, "usage log", u64::MAX, max_queued)?;
         Ok(Self(Arc::new(Closing(writer))))
     }
 
@@ -60,14 +53,23 @@ impl LineLog {
     }
 }
 
-/// Writes the lines of the access log to standard output, or to a file of at most about this size.
-pub(super) fn file_writer(path: &str, bytes_max: u64) -> io::Result<LogWriter> {
-    const WHAT: &str = "access log";
-    if path == STDOUT {
-        return LogWriter::start(Warning::new(io::stdout(), path, WHAT));
+/// Writes the lines of the access log to [`STDOUT`], or to a file of at most about this size.
+pub(super) fn access_writer(place: &str, bytes_max: u64) -> io::Result<LogWriter> {
+    writer(place, "access log", bytes_max, MAX_QUEUED_BYTES)
+}
+
+/// `what`: which log it is, for warnings.
+fn writer(
+    place: &str,
+    what: &'static str,
+    bytes_max: u64,
+    max_queued: usize,
+) -> io::Result<LogWriter> {
+    if place == STDOUT {
+        return LogWriter::with_limit(Warning::new(io::stdout(), place, what), max_queued);
     }
-    let file = RotatedFile::open(Path::new(path), bytes_max)?;
-    LogWriter::start(Warning::new(file, path, WHAT))
+    let file = RotatedFile::open(Path::new(place), bytes_max)?;
+    LogWriter::with_limit(Warning::new(file, place, what), max_queued)
 }
 
 /// Describes what is wrong with the place of such a log, if anything. `example`: a name for a file.
@@ -88,11 +90,11 @@ pub fn check(place: &str, example: &str) -> Result<(), String> {
         Some(folder) if !folder.is_dir() => {
             let folder = folder.display();
             Err(format!(
-                "there is no folder `{folder}`; create it, or write another path"
+                "there is no folder `{folder}`; create it, or write `stdout`"
             ))
         }
         _ => writable(path).map_err(|error| {
-            format!("cannot be written: {error}; write the path of a file that this user may write")
+            format!("cannot be written: {error}; write the path of a file that this user may write, or `stdout`")
         }),
     }
 }
@@ -230,7 +232,7 @@ mod tests {
     fn a_file_that_is_full_gets_another_name() {
         let name = format!("warmroute-access-log-{:016x}", fastrand::u64(..));
         let path = std::env::temp_dir().join(name);
-        let log = file_writer(path.to_str().unwrap(), 10).unwrap();
+        let log = access_writer(path.to_str().unwrap(), 10).unwrap();
         for line in [
             "one\n",
             "two\n",

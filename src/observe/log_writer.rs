@@ -21,7 +21,7 @@ use tracing_subscriber::fmt::MakeWriter;
 pub const ACCESS_LOG: &str = "warmroute::access";
 
 /// About 10,000 lines of the access log.
-const MAX_QUEUED_BYTES: usize = 4 << 20;
+pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;
 /// The thread waits this long for more lines before it writes: a wake-up for each line would cost more
 /// than the line.
 const BATCH_DELAY: Duration = Duration::from_millis(2);
@@ -143,7 +143,7 @@ impl Queue {
 #[derive(Clone, Debug)]
 pub(super) struct Writers {
     pub(super) log: LogWriter,
-    /// Those of the access log, if it has a file of its own.
+    /// Where the access log goes, if not there.
     pub(super) access: Option<LogWriter>,
 }
 

@@ -236,16 +236,6 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, "unsupported_parameter", message).param("cache_salt")
     }
 
-    /// `known`: the models that the client may use.
-    pub fn unknown_model(name: &str, known: &[&str]) -> Self {
-        let message = format!(
-            "the model `{}` does not exist{}",
-            shortened(name),
-            listed(known)
-        );
-        Self::new(StatusCode::NOT_FOUND, "model_not_found", message).param("model")
-    }
-
     /// The response with its headers and body.
     pub fn into_response(self) -> Response<http::Body> {
         self.into_text().map(http::full)
@@ -292,13 +282,6 @@ impl ApiError {
             );
         }
         response
-    }
-}
-
-fn listed(known: &[&str]) -> String {
-    match known {
-        [] => String::new(),
-        known => format!("; there is {}", known.join(", ")),
     }
 }
 

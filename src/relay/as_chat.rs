@@ -74,7 +74,7 @@ impl Relay {
         plan: &Plan,
         choice: &Choice,
         loss: ToolLoss,
-    ) -> Result<Option<Job<'a>>, NotConvertible> {
+    ) -> Result<Option<Box<Job<'a>>>, NotConvertible> {
         let Some(chat) = job.chat else {
             return Ok(None);
         };
@@ -82,7 +82,8 @@ impl Relay {
             return Ok(None);
         }
         let body: Bytes = chat.chat_body(&job.body, loss)?;
-        Ok(Some(job.as_chat(body)))
+        // Boxed, so that other requests do not carry the place of a second job.
+        Ok(Some(Box::new(job.as_chat(body))))
     }
 }
 

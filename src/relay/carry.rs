@@ -94,10 +94,8 @@ impl Relay {
                 waits: waits.as_mut(),
                 count: &mut count,
             };
-            let tried = {
-                let tried = self.attempts(job, &mut plan, &mut tries, chosen, Some(first));
-                pin!(tried).await
-            };
+            // Pinned where it is made, so that it is not moved.
+            let tried = pin!(self.attempts(job, &mut plan, &mut tries, chosen, Some(first))).await;
             match tried {
                 Ok(answer) => return Ok(self.respond(job, plan, answer, count, deadline)),
                 Err(End::Again) => {}

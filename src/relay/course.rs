@@ -152,7 +152,17 @@ mod tests {
         (course, now)
     }
 
-    /// After the first or the second attempt of two.
+    fn ended(stage: Stage, failure: Failure, worker: &Arc<str>) -> Ended<'_> {
+        Ended {
+            stage,
+            failure,
+            is_stale: false,
+            is_answered: false,
+            worker,
+        }
+    }
+
+    /// Two attempts are allowed, and each has its expectation.
     fn check(
         (stage, failure, is_answered): (Stage, Failure, bool),
         may_give_up: bool,
@@ -162,11 +172,8 @@ mod tests {
         let worker = "w".into();
         for expected in expected {
             let ended = Ended {
-                stage,
-                failure,
-                is_stale: false,
                 is_answered,
-                worker: &worker,
+                ..ended(stage, failure, &worker)
             };
             let next = course.on_failed(now, &ended, may_give_up, 0.5);
             assert!(
@@ -230,13 +237,7 @@ mod tests {
     fn nothing_is_tried_when_the_time_is_over() {
         let (mut course, now) = course(Duration::from_millis(1));
         let worker = "w".into();
-        let ended = Ended {
-            stage: Stage::Prefill,
-            failure: Failure::Connect,
-            is_stale: false,
-            is_answered: false,
-            worker: &worker,
-        };
+        let ended = ended(Stage::Prefill, Failure::Connect, &worker);
         // The pause would end too late, and one worker may begin now.
         assert_eq!(
             course.on_failed(now, &ended, true, 1.0),
@@ -260,11 +261,8 @@ mod tests {
             let (mut course, now) = course(Duration::from_secs(60));
             let worker = "w".into();
             let ended = Ended {
-                stage: Stage::Worker,
-                failure,
                 is_stale,
-                is_answered: false,
-                worker: &worker,
+                ..ended(Stage::Worker, failure, &worker)
             };
             let next = course.on_failed(now, &ended, false, 0.5);
             assert!(RETRY(&next), "{failure:?}");

@@ -26,10 +26,8 @@ pub(super) fn cap(api: Api, body: &[u8], peek: &PeekedBody<'_>, max: u64) -> Opt
         (Some(null), _) => Edit::of_value(body, null, max.to_string()),
         (None, Some(params)) => {
             let members = params.strip_prefix('{')?;
-            let comma = match members.trim_start().starts_with('}') {
-                true => "",
-                false => ",",
-            };
+            let is_empty = members.trim_start().starts_with('}');
+            let comma = if is_empty { "" } else { "," };
             let capped = format!("{{\"{name}\":{max}{comma}{members}");
             Edit::of_value(body, params, capped)
         }

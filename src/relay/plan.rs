@@ -19,7 +19,7 @@ use super::model::ModelState;
 use super::pinned_rank;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use super::prompt_token_ids;
-use super::target::{Name, Names};
+use super::target::Names;
 use super::tokens::PromptTokens;
 use crate::fleet::model_lookup::Lookup;
 use crate::fleet::{Group, PinnedApi, Places, Snapshot, Worker};
@@ -434,12 +434,7 @@ impl Measure {
 
 /// Why there is no group of workers for a model.
 fn no_group(fleet: &Snapshot, names: &Names, model: Option<&str>) -> Error {
-    let mut known: Vec<String> = fleet.models.keys().map(|model| model.to_string()).collect();
-    let is_served = |it: &&Name| it.models().any(|model| fleet.models.contains_key(model));
-    let names = names.iter().filter(is_served).map(|it| &it.requested);
-    let names = names.filter(|it| !fleet.models.contains_key(*it));
-    known.extend(names.map(|name| name.to_string()));
-    known.sort();
+    let known = names.known(fleet);
     match model {
         // Some workers were not asked for their models yet, so the client should retry.
         _ if known.is_empty() => {}

@@ -100,7 +100,7 @@ impl Relay {
                 }
                 Err(end) => return Err(end),
             };
-            let sent = converted.as_ref().unwrap_or(job);
+            let sent = converted.as_deref().unwrap_or(job);
             tries.course.begin();
             let grant = waits.and_then(Waits::take_grant);
             if let Some(first) = &mut first {
@@ -158,7 +158,7 @@ impl Relay {
         now: Instant,
         tries: &mut Tries,
         chosen: Option<Chosen>,
-    ) -> Result<(Choice, Option<Job<'a>>), End> {
+    ) -> Result<(Choice, Option<Box<Job<'a>>>), End> {
         let Tries { failed, course, .. } = tries;
         if course.is_late(now) {
             return Err(End::Late);
@@ -169,11 +169,11 @@ impl Relay {
             if !self.has_choice(plan, now, failed, may_repeat) {
                 return Err(End::NoWorker);
             }
-            if owed.is_free {
-                plan.model.families.on_retry(&owed.worker, owed.failure);
-            } else if !self.may_retry(plan, &owed.worker, owed.failure) {
+            if !owed.is_free && !self.budget.may_retry() {
+                self.metrics.retries_refused.inc();
                 return Err(End::NoWorker);
             }
+            plan.model.families.on_retry(&owed.worker, owed.failure);
         }
         let choice = self.choose(plan, now, failed, may_repeat, chosen);
         let choice = choice.ok_or(End::NoWorker)?;
@@ -216,7 +216,7 @@ impl Relay {
         self.quarantine.on_answer(job.original);
     }
 
-    /// After a failed attempt: true if there is another one now.
+    /// Takes note of a failed attempt, and waits for the time of the next. False if there is none.
     async fn goes_on(
         &self,
         job: &Job<'_>,
@@ -335,16 +335,6 @@ impl Relay {
             }
             failed.prefill.push(worker.id);
         }
-    }
-
-    /// Takes a retry from the budget.
-    pub(super) fn may_retry(&self, plan: &Plan, failed: &str, failure: Failure) -> bool {
-        let may_retry = self.budget.may_retry();
-        match may_retry {
-            true => plan.model.families.on_retry(failed, failure),
-            false => self.metrics.retries_refused.inc(),
-        }
-        may_retry
     }
 }
 

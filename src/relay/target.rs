@@ -10,6 +10,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use super::session_key::KeySource;
+use crate::fleet::Snapshot;
 use crate::ids::Model;
 
 /// Fallbacks of one name. Each costs a failed request its time.
@@ -149,6 +150,18 @@ impl Names {
     pub fn canonical<'a>(&'a self, requested: &'a str) -> &'a str {
         self.get(requested)
             .map_or(requested, |name| &name.entry.name)
+    }
+
+    /// All names that clients may ask for now: those of served models, and those that stand for one. Sorted.
+    pub fn known(&self, fleet: &Snapshot) -> Vec<String> {
+        let served = fleet.models.keys().map(|model| model.to_string());
+        let mut known: Vec<String> = served.collect();
+        let is_served = |name: &&Name| name.models().any(|model| fleet.models.contains_key(model));
+        let names = self.iter().filter(is_served).map(|name| &name.requested);
+        let names = names.filter(|name| !fleet.models.contains_key(*name));
+        known.extend(names.map(|name| name.to_string()));
+        known.sort();
+        known
     }
 
     /// In no particular order.

@@ -39,11 +39,7 @@ impl TenantTable {
         };
         Self {
             by_id: listed.into_iter().map(entry).collect(),
-            unlisted: Arc::new(TenantProfile {
-                id: Tenant::default(),
-                name: Tenant::DEFAULT.into(),
-                ..TenantProfile::default()
-            }),
+            unlisted: Arc::new(unlisted(None)),
         }
     }
 
@@ -58,15 +54,8 @@ impl TenantTable {
 
     /// What all clients together may use, where no tenants are listed.
     #[must_use]
-    pub fn with_limits(mut self, limits: Option<Arc<TenantLimits>>) -> Self {
-        let unlisted = &self.unlisted;
-        self.unlisted = Arc::new(TenantProfile {
-            id: unlisted.id,
-            name: unlisted.name.clone(),
-            priority: unlisted.priority,
-            max_priority: unlisted.max_priority,
-            limits,
-        });
+    pub fn with_limits(mut self, limits: Arc<TenantLimits>) -> Self {
+        self.unlisted = Arc::new(unlisted(Some(limits)));
         self
     }
 
@@ -74,11 +63,20 @@ impl TenantTable {
         self.by_id.get(&tenant).unwrap_or(&self.unlisted)
     }
 
-    /// Those that the configuration lists or limits, in no particular order.
+    /// The tenants that the configuration lists, or limits without a list, in no particular order.
     pub fn listed(&self) -> impl Iterator<Item = &Arc<TenantProfile>> {
         let everybody = Some(&self.unlisted);
-        let everybody = everybody.filter(|it| self.by_id.is_empty() && it.limits.is_some());
+        let everybody = everybody.filter(|all| self.by_id.is_empty() && all.limits.is_some());
         self.by_id.values().chain(everybody)
+    }
+}
+
+fn unlisted(limits: Option<Arc<TenantLimits>>) -> TenantProfile {
+    TenantProfile {
+        id: Tenant::default(),
+        name: Tenant::DEFAULT.into(),
+        limits,
+        ..TenantProfile::default()
     }
 }
 

@@ -389,7 +389,7 @@ impl Fleet {
         self.plan_nodes();
     }
 
-    /// Of the responses.
+    /// The least number of a response.
     fn first_number(&self) -> u128 {
         match self.scenario {
             Scenario::Turns => TURNS + 1,

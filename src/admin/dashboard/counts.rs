@@ -99,8 +99,10 @@ pub(super) fn read(registry: &Registry) -> Vec<u64> {
     }
     let sums = SUMS.map(|(_, name)| {
         let counted = series(registry, name).into_iter();
-        let counted = counted.filter(|it| name != ERRORS || label(it, "status") == "429");
-        counted.map(|it| it.get_counter().get_value() as u64).sum()
+        let counted = counted.filter(|row| name != ERRORS || label(row, "status") == "429");
+        counted
+            .map(|row| row.get_counter().get_value() as u64)
+            .sum()
     });
     let ttft = buckets(&series(registry, TTFT), TIME_TO_FIRST_TOKEN_SECONDS.len());
     let itl = buckets(&series(registry, ITL), INTER_TOKEN_LATENCY_SECONDS.len());

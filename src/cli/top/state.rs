@@ -287,8 +287,8 @@ pub(super) fn summary(samples: &Samples) -> [String; 4] {
     let refused = samples.rate("warmroute_requests_total", |it| {
         matches!(it.label("outcome"), Some("refused" | "not_queued"))
     });
-    let too_many = samples.rate("warmroute_request_errors_total", |it| {
-        it.label("status") == Some("429")
+    let too_many = samples.rate("warmroute_request_errors_total", |sample| {
+        sample.label("status") == Some("429")
     });
     let rates = format!(
         "req/s {}   failed/s {}   refused/s {}, with 429 {}",

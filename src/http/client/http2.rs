@@ -77,12 +77,14 @@ pub(super) async fn exchange(
         *request.uri_mut() = target;
     }
     let answer = sender.send_request(request).await;
-    answer.map_err(|error| match error.is_canceled() {
+    answer.map_err(|error| {
+        if !error.is_canceled() {
+            return Error::Broken(error);
+        }
         // The server ended the connection before it took the request.
-        true => Error::Stale {
+        Error::Stale {
             error,
             idle: Duration::ZERO,
-        },
-        false => Error::Broken(error),
+        }
     })
 }

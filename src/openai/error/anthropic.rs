@@ -134,7 +134,11 @@ mod tests {
     async fn every_error_has_the_type_of_its_status() {
         check(ApiError::no_key(), 401, "authentication_error").await;
         check(ApiError::foreign_origin(), 403, "permission_error").await;
-        check(ApiError::unknown_model("m", &[]), 404, "not_found_error").await;
+        let unknown = relay::Error::UnknownModel {
+            model: "m".to_owned(),
+            known: Vec::new(),
+        };
+        check(unknown.into(), 404, "not_found_error").await;
         check(ApiError::too_large(1), 413, "request_too_large").await;
         check(ApiError::bodies_full(), 503, "overloaded_error").await;
         check(ApiError::cannot_count("m"), 501, "api_error").await;

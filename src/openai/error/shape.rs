@@ -1,6 +1,7 @@
 //! Which API's errors a client expects. Pure.
 
 use hyper::HeaderMap;
+use hyper::header::HeaderName;
 
 const MESSAGES: &str = "/v1/messages";
 
@@ -12,15 +13,15 @@ pub enum ErrorShape {
 }
 
 /// All of Anthropic's clients send it.
-const ANTHROPIC_VERSION: &str = "anthropic-version";
+static ANTHROPIC_VERSION: HeaderName = HeaderName::from_static("anthropic-version");
 
 impl ErrorShape {
-    /// Of a path that may be none of the API's, too: its client is known by a header.
+    /// The path may be none of the API's: a client of Anthropic's is known by a header.
     pub fn of_request(path: &str, headers: &HeaderMap) -> Self {
-        match headers.contains_key(ANTHROPIC_VERSION) {
-            true => Self::Anthropic,
-            false => Self::of_path(path),
+        if headers.contains_key(&ANTHROPIC_VERSION) {
+            return Self::Anthropic;
         }
+        Self::of_path(path)
     }
 
     pub fn of_path(path: &str) -> Self {
@@ -51,7 +52,7 @@ mod tests {
         let mut headers = HeaderMap::new();
         let path = "/v1/v1/messages";
         assert_eq!(ErrorShape::of_request(path, &headers), ErrorShape::OpenAi);
-        headers.insert(ANTHROPIC_VERSION, "2023-06-01".parse().unwrap());
+        headers.insert(&ANTHROPIC_VERSION, "2023-06-01".parse().unwrap());
         assert_eq!(
             ErrorShape::of_request(path, &headers),
             ErrorShape::Anthropic

@@ -45,10 +45,13 @@ impl ListedIds {
     fn next(&mut self, byte: u8) -> At {
         match (self.at, byte) {
             (At::Name(0), b'"') if self.previous == b'\\' => At::Name(0),
-            (At::Name(matched), _) if byte == NAME[matched] => match matched + 1 == NAME.len() {
-                true => At::Colon,
-                false => At::Name(matched + 1),
-            },
+            (At::Name(matched), _) if byte == NAME[matched] => {
+                if matched + 1 == NAME.len() {
+                    At::Colon
+                } else {
+                    At::Name(matched + 1)
+                }
+            }
             (At::Colon, b':') => At::Bracket,
             (At::Bracket, b'[') => At::Id,
             (At::Id | At::Digits, b']') => At::Name(0),

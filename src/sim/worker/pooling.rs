@@ -118,12 +118,13 @@ fn embed(shared: &Shared, body: &[u8]) -> Result<Work, ApiError> {
     let is_base64 = request.encoding_format.as_deref() == Some("base64");
     let embedding = |(index, prompt): (usize, &Vec<u32>)| {
         let values = (0..dimensions).map(|seed| score(prompt, seed));
-        let embedding = match is_base64 {
-            true => {
-                let bytes: Vec<u8> = values.flat_map(|it| (it as f32).to_le_bytes()).collect();
-                BASE64_STANDARD.encode(bytes).into()
-            }
-            false => json!(values.collect::<Vec<f64>>()),
+        let embedding = if is_base64 {
+            let bytes: Vec<u8> = values
+                .flat_map(|value| (value as f32).to_le_bytes())
+                .collect();
+            BASE64_STANDARD.encode(bytes).into()
+        } else {
+            json!(values.collect::<Vec<f64>>())
         };
         json!({"index": index, "object": "embedding", "embedding": embedding})
     };

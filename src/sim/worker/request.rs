@@ -249,11 +249,7 @@ impl GenerationRequest {
             ),
             format: request
                 .response_format
-                .and_then(|format| match format["type"].as_str() {
-                    Some("json_schema") => Some(JsonFrame::of(&format["json_schema"]["schema"])),
-                    Some("json_object") => Some(JsonFrame::of_any()),
-                    _ => None,
-                }),
+                .and_then(|format| JsonFrame::of_format(&format, &format["json_schema"]["schema"])),
             has_no_token_limit: limit.is_none(),
         };
         let limit = (param, limit);
@@ -328,16 +324,11 @@ impl GenerationRequest {
             items.last().unwrap_or(&Value::Null),
         );
         let format = &request.text.unwrap_or_default()["format"];
-        let format = match format["type"].as_str() {
-            Some("json_schema") => Some(JsonFrame::of(&format["schema"])),
-            Some("json_object") => Some(JsonFrame::of_any()),
-            _ => None,
-        };
         let effort = request.reasoning.and_then(|it| it.effort);
         let output = Output {
             has_reasoning: effort.is_some_and(|effort| effort != "none"),
             call,
-            format,
+            format: JsonFrame::of_format(format, &format["schema"]),
             has_no_token_limit: request.max_output_tokens.is_none(),
         };
         let instructions = request.echoed.instructions.as_deref();

@@ -31,7 +31,7 @@ pub(super) enum StoreRequest {
     Untracked(Owner, Vec<ResponseKey>),
     TakeOver(Orphan, Owner),
     Request(ResponseKey, Box<store::TakenOver>),
-    /// Of the shared conversation.
+    /// The shared conversation is locked for a turn.
     Lock(Claim),
     RenewLock(Claim),
     Unlock(store::IdempotencyToken),

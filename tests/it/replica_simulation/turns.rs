@@ -110,7 +110,7 @@ impl Turn {
         StoreRequest::Unlock(self.token)
     }
 
-    /// As the record of its response keeps it.
+    /// The record of its response keeps it so.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let Seen { count, last } = self.seen;
         [self.token.0, count, last]
@@ -303,7 +303,7 @@ impl Fleet {
         ask: &StoreRequest,
         said: StoreReply,
     ) -> Result<(), Violation> {
-        let run = self.find(at, key, serial).filter(|it| it.asked == asked);
+        let run = self.find(at, key, serial).filter(|run| run.asked == asked);
         let Some(run) = run else {
             // The run has stopped meanwhile: what it was given is given back.
             if let StoreRequest::Lock(claim) | StoreRequest::RenewLock(claim) = ask {
@@ -476,7 +476,7 @@ impl Fleet {
 
     pub(super) fn check_plain_turns(&self) -> Result<(), Violation> {
         let names = ids(&self.store.turns());
-        for plain in self.plain_turns.iter().filter(|it| it.is_added) {
+        for plain in self.plain_turns.iter().filter(|plain| plain.is_added) {
             let count = names.iter().filter(|name| **name == plain.name).count();
             if count != 1 {
                 let reason = format!("a client's turn is {count} times in {names:?}");

@@ -33,9 +33,15 @@ pub(crate) struct JsonFrame {
 }
 
 impl JsonFrame {
-    /// For a request that wants any JSON.
-    pub(super) fn of_any() -> Self {
-        Self::of(&json!({"properties": {"answer": {"type": "string"}}}))
+    /// What a request's format asks for; `schema`: where its API has the schema. `None` for text.
+    pub(super) fn of_format(format: &Value, schema: &Value) -> Option<Self> {
+        match format["type"].as_str()? {
+            "json_schema" => Some(Self::of(schema)),
+            "json_object" => Some(Self::of(
+                &json!({"properties": {"answer": {"type": "string"}}}),
+            )),
+            _ => None,
+        }
     }
 
     pub(super) fn of(root: &Value) -> Self {
@@ -179,7 +185,10 @@ mod tests {
         assert_eq!(value["outer"], json!({"a": "x", "b": 7}));
         assert_eq!(value["say"], "ash ");
         assert!(value["self"]["loop"].is_object());
-        assert_eq!(JsonFrame::of_any().around("ash "), r#"{"answer":"ash "}"#);
+        let any = JsonFrame::of_format(&json!({"type": "json_object"}), &Value::Null).unwrap();
+        assert_eq!(any.around("ash "), r#"{"answer":"ash "}"#);
+        let text = json!({"type": "text"});
+        assert_eq!(JsonFrame::of_format(&text, &Value::Null), None);
     }
 
     #[test]
