@@ -30,6 +30,7 @@ mod responses_api;
 mod snapshot;
 pub mod speed;
 mod status;
+pub mod waiting;
 mod worker;
 
 pub use self::group::{Group, Members};

@@ -105,6 +105,13 @@ pub struct WorkerLoad {
     /// Prompt tokens of all its requests there. Up to 0.2 of those that were decoding.
     #[prost(uint64, tag = "4")]
     pub context_tokens: u64,
+    /// The same of the requests that wait in the sender and would be sent there.
+    #[prost(uint32, tag = "5")]
+    pub waiting_requests: u32,
+    #[prost(uint64, tag = "6")]
+    pub waiting_queued_tokens: u64,
+    #[prost(uint64, tag = "7")]
+    pub waiting_context_tokens: u64,
 }
 /// What the sender has learnt of how fast workers are, for a replica that has just connected.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -23,6 +23,7 @@ use super::kv_transfer::BootstrapInfo;
 use super::membership::Membership;
 use super::model_lookup::{self, Lookup, ModelLookup};
 use super::model_set::ModelSet;
+use super::waiting::Waiting;
 use super::worker::{Worker, WorkerState};
 use super::{Facts, Member, Snapshot, Status};
 use crate::http::{client, tls};
@@ -43,6 +44,7 @@ pub struct Registry {
     settings: ArcSwap<Settings>,
     version: watch::Sender<u64>,
     freed: Arc<Freed>,
+    waiting: Waiting,
     model_lookup: ModelLookup,
 }
 
@@ -146,6 +148,7 @@ impl Registry {
             settings: ArcSwap::from_pointee(settings),
             version: watch::Sender::new(0),
             freed: Arc::default(),
+            waiting: Waiting::default(),
             model_lookup: ModelLookup::default(),
         })
     }
@@ -205,6 +208,10 @@ impl Registry {
     /// Notifies of workers that have less to compute.
     pub fn freed(&self) -> &Arc<Freed> {
         &self.freed
+    }
+
+    pub fn waiting(&self) -> &Waiting {
+        &self.waiting
     }
 
     /// Notifies of every new snapshot.

@@ -10,6 +10,7 @@ use super::message::framed;
 use super::numbers::{Numbers, WorkerKey};
 use super::wire;
 use super::wire::peer_message::Kind;
+use crate::fleet::load::pinned::RankShare;
 
 /// Load at one worker, or one of its ranks: this replica's, another one's, or a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -17,8 +18,10 @@ pub struct WorkerLoad {
     pub requests: u64,
     /// Uncached prompt tokens of requests without a first token yet.
     pub queued_tokens: u64,
-    /// Prompt tokens of the requests that are decoding.
+    /// Prompt tokens of all requests.
     pub context_tokens: u64,
+    /// Requests that wait in a router, and would be sent there now.
+    pub waiting: RankShare,
 }
 
 impl WorkerLoad {
@@ -181,5 +184,8 @@ fn wire_load(number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
         requests: u32::try_from(load.requests).unwrap_or(u32::MAX),
         queued_tokens: load.queued_tokens,
         context_tokens: load.context_tokens,
+        waiting_requests: load.waiting.requests,
+        waiting_queued_tokens: load.waiting.queued_tokens,
+        waiting_context_tokens: load.waiting.context_tokens,
     }
 }

@@ -164,7 +164,8 @@ impl State {
         self.refresh_fleet(now, inner);
         if inner.streams.is_empty() {
             // Nothing was reported while nobody listened, so what was reported last may be old.
-            let loads = inner.workers.own_loads();
+            let waiting = self.fleet.waiting().own();
+            let loads = inner.workers.own_loads(waiting.as_deref());
             inner.gauges.report(now, self.condition(), loads);
         }
         let whole = || inner.gauges.whole();
@@ -266,7 +267,8 @@ impl State {
     pub(super) fn tick(&self, now: Instant) -> bool {
         let inner = &mut *self.inner.lock();
         self.refresh_fleet(now, inner);
-        let loads = inner.workers.own_loads();
+        let waiting = self.fleet.waiting().own();
+        let loads = inner.workers.own_loads(waiting.as_deref());
         let report = inner.gauges.report(now, self.condition(), loads);
         let mut messages: [Bytes; 2] = Default::default();
         let mut count = 0;
@@ -425,21 +427,20 @@ impl State {
     /// Takes over a change of the fleet: who its workers are, and what others have there.
     fn refresh_fleet(&self, now: Instant, inner: &mut Inner) {
         if inner.workers.refresh(&self.fleet) {
-            let workers = &inner.workers;
+            let workers = &mut inner.workers;
             inner
                 .gauges
                 .forget(now, |address| workers.may_have_load(address));
             workers.number_ranks(now, &mut inner.gauges.numbers);
-            workers.set_all(now, &inner.table);
+            workers.set_all(now, &inner.table, &self.fleet);
         }
     }
 
     /// Writes changed sums to where routing reads them. `is_first`: a replica has just connected, whose requests the
     /// engines had reported as foreign.
     fn apply(&self, now: Instant, inner: &mut Inner, is_first: bool) {
-        for address in inner.table.take_changed() {
-            inner.workers.set(now, &address, &inner.table, is_first);
-        }
+        let Inner { workers, table, .. } = inner;
+        workers.set_changed(now, table, is_first, &self.fleet);
     }
 
     fn update_alone(&self, now: Instant, inner: &mut Inner) {

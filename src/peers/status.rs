@@ -58,6 +58,8 @@ pub struct LoadRow {
     pub requests: u64,
     pub queued_tokens: u64,
     pub context_tokens: u64,
+    /// Those that wait in it for the worker.
+    pub waiting_requests: u32,
 }
 
 /// The other replicas: those that are connected, then the addresses at which one is expected and not connected.
@@ -109,6 +111,7 @@ pub(super) fn load_rows(roster: &Roster, table: &LoadTable, address: &str) -> Ve
             requests: load.requests,
             queued_tokens: load.queued_tokens,
             context_tokens: load.context_tokens,
+            waiting_requests: load.waiting.requests,
         })
     };
     roster.peers().filter_map(row).collect()

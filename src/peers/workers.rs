@@ -18,6 +18,7 @@ use super::wire::peer_message::Kind;
 use crate::fleet::load::pinned::RankShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::Speed;
+use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Snapshot, Worker, WorkerState};
 use crate::ids::WorkerId;
 
@@ -29,6 +30,8 @@ const SPEEDS_OF_A_MESSAGE: usize = 500;
 pub(super) struct Workers {
     snapshot: Arc<Snapshot>,
     by_address: FxHashMap<Arc<str>, Listed>,
+    /// What waits in the other replicas.
+    waiting: WaitingByOwner,
     /// What no list of this replica has any more and may still run requests.
     departed: Vec<(Arc<str>, Arc<WorkerState>)>,
 }
@@ -86,13 +89,21 @@ impl Workers {
         }
     }
 
-    /// What this replica itself has at each worker, and of it what is pinned to each of its ranks. Also at workers that left
-    /// its list and run its requests: the others may list them.
-    pub(super) fn own_loads(&self) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
+    /// What this replica itself has at each worker, and what waits in it for that one; of both, what is pinned to each of the
+    /// worker's ranks. Also at workers that left its list and run its requests: the others may list them.
+    pub(super) fn own_loads(
+        &self,
+        waiting: Option<&WaitingByOwner>,
+    ) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
         let whole = |state: &WorkerState| WorkerLoad {
             requests: state.load.own_requests().into(),
             queued_tokens: state.load.own_queued_tokens(),
             context_tokens: state.load.own_context_tokens(),
+            waiting: RankShare::default(),
+        };
+        let waiting = move |owner: WorkerId| {
+            let waiting = waiting.and_then(|waiting| waiting.get(&owner));
+            waiting.copied().unwrap_or_default()
         };
         let departed = self.departed.iter().filter(|(_, state)| is_busy(state));
         let departed = departed.map(move |(address, state)| {
@@ -108,13 +119,17 @@ impl Workers {
                 rank,
             };
             let worker = &listed.worker;
-            let whole = whole(worker);
+            let whole = WorkerLoad {
+                waiting: waiting(worker.id),
+                ..whole(worker)
+            };
             let of_rank = move |rank| {
                 let own = worker.pinned.own(rank);
                 let load = WorkerLoad {
                     requests: own.requests.into(),
                     queued_tokens: own.queued_tokens,
                     context_tokens: own.context_tokens,
+                    waiting: waiting(worker.id.cache_owner(Some(rank))),
                 };
                 (key(Some(rank)), load)
             };
@@ -126,33 +141,44 @@ impl Workers {
     }
 
     /// Writes what the others have at each worker to where routing reads it.
-    pub(super) fn set_all(&self, now: Instant, table: &LoadTable) {
-        for address in self.by_address.keys() {
-            self.set(now, address, table, false);
+    pub(super) fn set_all(&mut self, now: Instant, table: &LoadTable, fleet: &Registry) {
+        self.waiting.clear();
+        let addresses: Vec<Arc<str>> = self.by_address.keys().cloned().collect();
+        self.set(now, addresses, table, false);
+        fleet.waiting().set_peers(self.waiting.clone());
+    }
+
+    /// The same for some workers. `is_first`: a replica has just connected, whose requests the engines had reported as
+    /// foreign.
+    pub(super) fn set_changed(
+        &mut self,
+        now: Instant,
+        table: &mut LoadTable,
+        is_first: bool,
+        fleet: &Registry,
+    ) {
+        let changed = table.take_changed();
+        if self.set(now, changed, table, is_first) {
+            fleet.waiting().set_peers(self.waiting.clone());
         }
     }
 
-    /// The same for one worker. `is_first`: a replica has just connected, whose requests the engines had reported as
-    /// foreign.
-    pub(super) fn set(&self, now: Instant, address: &str, table: &LoadTable, is_first: bool) {
-        let Some(Listed { worker, ranks }) = self.by_address.get(address) else {
-            return;
-        };
-        let sum = table.sum(address);
-        let load = &worker.load;
-        load.set_peers(bounded(sum.requests), sum.queued_tokens, sum.context_tokens);
-        worker.pinned.set_peers(*ranks, |rank| {
-            let sum = table.rank_sum(address, rank);
-            RankShare {
-                requests: bounded(sum.requests),
-                queued_tokens: sum.queued_tokens,
-                context_tokens: sum.context_tokens,
+    /// True if what waits has changed.
+    fn set(
+        &mut self,
+        now: Instant,
+        addresses: impl IntoIterator<Item = Arc<str>>,
+        table: &LoadTable,
+        is_first: bool,
+    ) -> bool {
+        let mut is_changed = false;
+        for address in addresses {
+            if let Some(listed) = self.by_address.get(&address) {
+                listed.set(now, &address, table, is_first);
+                is_changed |= listed.set_waiting(&mut self.waiting, &address, table);
             }
-        });
-        match is_first {
-            true => load.recount_foreign(),
-            false => load.recount_new_foreign(now),
         }
+        is_changed
     }
 
     /// What this replica has learnt of how fast the workers are, for a replica that has just connected.
@@ -230,6 +256,45 @@ impl Workers {
             }
         }
         workers
+    }
+}
+
+impl Listed {
+    fn set(&self, now: Instant, address: &str, table: &LoadTable, is_first: bool) {
+        let Self { worker, ranks } = self;
+        let sum = table.sum(address);
+        let load = &worker.load;
+        load.set_peers(bounded(sum.requests), sum.queued_tokens, sum.context_tokens);
+        worker.pinned.set_peers(*ranks, |rank| {
+            let sum = table.rank_sum(address, rank);
+            RankShare {
+                requests: bounded(sum.requests),
+                queued_tokens: sum.queued_tokens,
+                context_tokens: sum.context_tokens,
+            }
+        });
+        match is_first {
+            true => load.recount_foreign(),
+            false => load.recount_new_foreign(now),
+        }
+    }
+
+    /// True if it has changed.
+    fn set_waiting(&self, all: &mut WaitingByOwner, address: &str, table: &LoadTable) -> bool {
+        let id = self.worker.id;
+        let ranks = (0..self.ranks).map(|rank| {
+            let sum = table.rank_sum(address, rank);
+            (id.cache_owner(Some(rank)), sum.waiting)
+        });
+        let mut is_changed = false;
+        for (owner, waiting) in [(id, table.sum(address).waiting)].into_iter().chain(ranks) {
+            let before = match waiting.requests {
+                0 => all.remove(&owner),
+                _ => all.insert(owner, waiting),
+            };
+            is_changed |= before.unwrap_or_default() != waiting;
+        }
+        is_changed
     }
 }
 

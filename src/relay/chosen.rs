@@ -3,8 +3,8 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::kv_transfer::SingleWorkerReason;
-use super::promised::Promise;
 use crate::fleet::Group;
+use crate::fleet::load::pinned::RankShare;
 use crate::ids::WorkerId;
 use crate::routing::Decision;
 use crate::routing::pair::LocalReason;
@@ -34,12 +34,11 @@ pub(super) fn promises(
     prompt_tokens: u32,
     group: &Group,
     chosen: &Chosen,
-) -> SmallVec<[(WorkerId, Promise); 2]> {
+) -> SmallVec<[(WorkerId, RankShare); 2]> {
     let promise = |decision: &Decision, queued_tokens: u32| {
         let worker = group.workers[decision.worker_index].id;
-        let promise = Promise {
+        let promise = RankShare {
             requests: 1,
-            waiting: 0,
             queued_tokens: queued_tokens.into(),
             context_tokens: prompt_tokens.into(),
         };

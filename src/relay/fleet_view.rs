@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::cached_prefix::{CachedPrefixes, TopOwners};
-use super::promised::{Promise, Promised};
+use super::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::pinned::RankShare;
 use crate::fleet::{Places, Role, Worker};
@@ -114,23 +114,17 @@ impl<'a> FleetView<'a> {
 
     /// What the place was promised beside its load.
     #[inline]
-    fn promise(&self, index: usize) -> Promise {
+    fn promise(&self, index: usize) -> RankShare {
         match self.before {
-            None => Promise::default(),
-            Some(before) => before.of(self.places.cache_owner(self.place(index))),
+            None => RankShare::default(),
+            Some(before) => before.everywhere(self.places.cache_owner(self.place(index))),
         }
     }
 
     /// The worker's whole load, or its rank's, with what comes before the request.
     #[inline]
     fn share(&self, index: usize) -> RankShare {
-        let load = self.load(index);
-        let promise = self.promise(index);
-        RankShare {
-            requests: load.requests + promise.requests,
-            queued_tokens: load.queued_tokens + promise.queued_tokens,
-            context_tokens: load.context_tokens + promise.context_tokens,
-        }
+        self.load(index).plus(self.promise(index))
     }
 
     #[inline]

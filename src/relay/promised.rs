@@ -1,27 +1,37 @@
 //! What workers get beside their load: requests that were released to them and are not there yet, and those that wait for
-//! them here. Whoever comes later is behind them.
+//! them, here and in other replicas. Whoever comes later is behind them.
+
+use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use crate::fleet::load::pinned::RankShare;
+use crate::fleet::waiting::WaitingByOwner;
 use crate::ids::WorkerId;
 
 /// By cache owner: a worker, which counts everything, and each of its dp ranks that requests are pinned to.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Promised {
     by_owner: FxHashMap<WorkerId, Promise>,
+    /// What waits in other replicas. They let it go when its worker has room, so it takes none.
+    peers: Option<Arc<WaitingByOwner>>,
 }
 
 /// What one worker or rank was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Promise {
-    pub(super) requests: u32,
-    /// Those of them that wait.
-    pub(super) waiting: u32,
-    pub(super) queued_tokens: u64,
-    pub(super) context_tokens: u64,
+    pub(super) all: RankShare,
+    /// Of that, what waits.
+    pub(super) waiting: RankShare,
 }
 
 impl Promised {
+    /// With what waits in other replicas.
+    pub(super) fn with_peers(self, peers: Option<Arc<WaitingByOwner>>) -> Self {
+        Self { peers, ..self }
+    }
+
+    /// What a worker was promised here.
     #[inline]
     pub(super) fn of(&self, owner: WorkerId) -> Promise {
         match self.by_owner.is_empty() {
@@ -30,22 +40,39 @@ impl Promised {
         }
     }
 
-    pub(super) fn add(&mut self, owner: WorkerId, promise: Promise) {
-        self.change(owner, |it| {
-            it.requests += promise.requests;
-            it.waiting += promise.waiting;
-            it.queued_tokens += promise.queued_tokens;
-            it.context_tokens += promise.context_tokens;
+    /// What a worker was promised here and in other replicas.
+    #[inline]
+    pub(super) fn everywhere(&self, owner: WorkerId) -> RankShare {
+        let peers = self.peers.as_ref().and_then(|peers| peers.get(&owner));
+        let own = self.of(owner).all;
+        own.plus(peers.copied().unwrap_or_default())
+    }
+
+    /// What waits here.
+    pub(super) fn waiting(&self) -> WaitingByOwner {
+        let all = self.by_owner.iter();
+        let waiting = all.filter(|(_, promise)| promise.waiting.requests > 0);
+        waiting
+            .map(|(owner, promise)| (*owner, promise.waiting))
+            .collect()
+    }
+
+    /// Of a request that was released.
+    pub(super) fn add(&mut self, owner: WorkerId, more: RankShare) {
+        self.change(owner, |promise| promise.all = promise.all.plus(more));
+    }
+
+    /// Of a request that waits.
+    pub(super) fn add_waiting(&mut self, owner: WorkerId, more: RankShare) {
+        self.change(owner, |promise| {
+            promise.all = promise.all.plus(more);
+            promise.waiting = promise.waiting.plus(more);
         });
     }
 
-    pub(super) fn remove(&mut self, owner: WorkerId, promise: Promise) {
-        self.change(owner, |it| {
-            it.requests = it.requests.saturating_sub(promise.requests);
-            it.waiting = it.waiting.saturating_sub(promise.waiting);
-            it.queued_tokens = it.queued_tokens.saturating_sub(promise.queued_tokens);
-            it.context_tokens = it.context_tokens.saturating_sub(promise.context_tokens);
-        });
+    /// Of a request that was released.
+    pub(super) fn remove(&mut self, owner: WorkerId, less: RankShare) {
+        self.change(owner, |promise| promise.all = promise.all.minus(less));
     }
 
     fn change(&mut self, owner: WorkerId, change: impl Fn(&mut Promise)) {
@@ -65,24 +92,38 @@ impl Promised {
 mod tests {
     use super::*;
 
+    const SHARE: RankShare = RankShare {
+        requests: 1,
+        queued_tokens: 10,
+        context_tokens: 30,
+    };
+
     #[test]
     fn what_a_rank_is_promised_its_worker_is_promised_too() {
         let worker = WorkerId(3);
         let rank = worker.cache_owner(Some(1));
-        let promise = Promise {
-            requests: 1,
-            waiting: 1,
-            queued_tokens: 10,
-            context_tokens: 30,
-        };
         let mut promised = Promised::default();
-        promised.add(rank, promise);
-        promised.add(worker, promise);
-        assert_eq!(promised.of(rank), promise);
-        assert_eq!(promised.of(worker).queued_tokens, 20);
+        promised.add(rank, SHARE);
+        promised.add(worker, SHARE);
+        assert_eq!(promised.of(rank).all, SHARE);
+        assert_eq!(promised.of(worker).all.queued_tokens, 20);
         assert_eq!(promised.of(worker.cache_owner(Some(0))), Promise::default());
-        promised.remove(rank, promise);
-        promised.remove(worker, promise);
+        promised.remove(rank, SHARE);
+        promised.remove(worker, SHARE);
         assert!(promised.by_owner.is_empty());
+    }
+
+    #[test]
+    fn what_waits_elsewhere_comes_before_a_request_and_does_not_wait_here() {
+        let (here, there) = (WorkerId(1), WorkerId(2));
+        let mut promised = Promised::default();
+        promised.add_waiting(here, SHARE);
+        promised.add(WorkerId(3), SHARE);
+        let peers = [(here, SHARE), (there, SHARE)].into_iter().collect();
+        let promised = promised.with_peers(Some(Arc::new(peers)));
+        assert_eq!(promised.everywhere(here).queued_tokens, 20);
+        assert_eq!(promised.everywhere(there), SHARE);
+        assert_eq!(promised.of(there), Promise::default());
+        assert_eq!(promised.waiting(), [(here, SHARE)].into_iter().collect());
     }
 }

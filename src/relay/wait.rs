@@ -33,6 +33,7 @@ pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
 use super::promised::Promised;
 use crate::fleet::registry::Registry;
+use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Group, Snapshot, Worker};
 use crate::ids::{ClientKey, Model};
 use crate::observe;
@@ -125,10 +126,18 @@ impl Queues {
         self.is_draining.store(true, Relaxed);
     }
 
-    /// What workers were promised, for a request that chooses its worker beside those that wait. `None` while none waits.
+    /// What workers were promised, for a request that chooses its worker beside those that wait here and in other replicas.
+    /// `None` while none waits.
     pub(super) fn promised(&self) -> Option<Arc<Promised>> {
-        let is_waited_for = self.fleet.freed().waiting() > 0;
-        is_waited_for.then(|| Arc::clone(&self.granted.last()))
+        if self.fleet.freed().waiting() > 0 {
+            return Some(Arc::clone(&self.granted.last()));
+        }
+        let peers = self.waiting_at_peers()?;
+        Some(Arc::new(Promised::default().with_peers(Some(peers))))
+    }
+
+    fn waiting_at_peers(&self) -> Option<Arc<WaitingByOwner>> {
+        self.fleet.waiting().peers().clone()
     }
 
     /// Whether a request may go to the `worker` that it has chosen without waiting: that one has room, and nobody waits for

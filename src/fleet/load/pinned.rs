@@ -13,6 +13,26 @@ pub struct RankShare {
     pub context_tokens: u64,
 }
 
+impl RankShare {
+    #[must_use]
+    pub fn plus(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_add(other.requests),
+            queued_tokens: self.queued_tokens.saturating_add(other.queued_tokens),
+            context_tokens: self.context_tokens.saturating_add(other.context_tokens),
+        }
+    }
+
+    #[must_use]
+    pub fn minus(self, other: Self) -> Self {
+        Self {
+            requests: self.requests.saturating_sub(other.requests),
+            queued_tokens: self.queued_tokens.saturating_sub(other.queued_tokens),
+            context_tokens: self.context_tokens.saturating_sub(other.context_tokens),
+        }
+    }
+}
+
 /// The loads of a worker's ranks. Takes memory with the first pinned request.
 #[derive(Debug, Default)]
 pub struct PinnedLoads(OnceLock<Box<[Load]>>);

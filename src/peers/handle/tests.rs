@@ -7,7 +7,9 @@ use prost::Message;
 
 use super::*;
 use crate::fleet::Worker;
+use crate::fleet::load::pinned::RankShare;
 use crate::fleet::registry::tests::registry;
+use crate::fleet::waiting::WaitingByOwner;
 use crate::http::grpc::frame;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
@@ -18,6 +20,7 @@ use crate::secret::Secret;
 pub(in crate::peers) struct Replica {
     pub(in crate::peers) peers: Peers,
     pub(in crate::peers) address: String,
+    fleet: Arc<Registry>,
     worker: Arc<Worker>,
     metrics: metrics::Registry,
     tasks: Tasks,
@@ -35,12 +38,13 @@ pub(in crate::peers) async fn replica(others: &[&Replica]) -> Replica {
         discovery: vec![super::super::settings::PeerDiscovery::Static(listed)],
         ..Settings::default()
     };
-    let peers = Peers::new(&settings, address, None, fleet, routed(), &metrics).unwrap();
+    let peers = Peers::new(&settings, address, None, fleet.clone(), routed(), &metrics).unwrap();
     let tasks = Tasks::default();
     tasks.spawn(peers.clone().run(settings, listener, tasks.clone()));
     Replica {
         peers,
         address: address.to_string(),
+        fleet,
         worker,
         metrics,
         tasks,
@@ -106,7 +110,7 @@ fn report(sequence: u64, requests: u32) -> wire::LoadReport {
         number,
         requests,
         queued_tokens: 100,
-        context_tokens: 0,
+        ..wire::WorkerLoad::default()
     };
     wire::LoadReport {
         sequence,
@@ -154,6 +158,45 @@ async fn a_later_release_and_another_fleet_are_no_error() {
     assert_eq!(replica.peers.tree_sources().ready, [""; 0].map(Arc::from));
     drop(link);
     eventually("its load is gone", || replica.worker.load.requests() == 0).await;
+}
+
+#[tokio::test]
+async fn replicas_know_what_waits_in_each_other_for_a_worker_and_its_ranks() {
+    let first = replica(&[]).await;
+    let second = replica(&[&first]).await;
+    let (here, there) = (first.worker.id, second.worker.id);
+    let share = |requests| RankShare {
+        requests,
+        queued_tokens: 100,
+        context_tokens: 300,
+    };
+    first
+        .fleet
+        .waiting()
+        .set_own([(here, share(2))].into_iter().collect());
+    let heard = |replica: &Replica| {
+        let waiting = replica.fleet.waiting().peers();
+        let waiting = waiting.as_ref();
+        waiting.and_then(|waiting| waiting.get(&there).copied())
+    };
+    eventually("it is heard of", || heard(&second) == Some(share(2))).await;
+    // It runs nothing, and nothing of its own comes back.
+    assert_eq!(second.worker.load.requests(), 0);
+    assert!(first.fleet.waiting().peers().is_none());
+    first
+        .fleet
+        .waiting()
+        .set_own([(here, share(5))].into_iter().collect());
+    eventually("more waits", || heard(&second) == Some(share(5))).await;
+    first.fleet.waiting().set_own(WaitingByOwner::default());
+    eventually("nothing waits", || second.fleet.waiting().peers().is_none()).await;
+    first
+        .fleet
+        .waiting()
+        .set_own([(here, share(1))].into_iter().collect());
+    eventually("something waits", || heard(&second).is_some()).await;
+    first.tasks.stop();
+    eventually("it is gone", || second.fleet.waiting().peers().is_none()).await;
 }
 
 #[tokio::test]

@@ -23,6 +23,7 @@ fn load(requests: u64, queued_tokens: u64, context_tokens: u64) -> WorkerLoad {
         requests,
         queued_tokens,
         context_tokens,
+        waiting: RankShare::default(),
     }
 }
 
@@ -317,8 +318,15 @@ impl World {
                 let [requests, queued, decode]: [u64; 3] =
                     [requests.into(), queued.into(), decode.into()];
                 // Some of it is pinned to the ranks.
-                let of_key =
-                    [1, 2, 5].map(|part| load(requests / part, queued / part, decode / part));
+                let waiting = |part: u64| RankShare {
+                    requests: (decode / part) as u32,
+                    queued_tokens: requests / part,
+                    context_tokens: queued / part,
+                };
+                let of_key = [1, 2, 5].map(|part| WorkerLoad {
+                    waiting: waiting(part),
+                    ..load(requests / part, queued / part, decode / part)
+                });
                 let keys = keys(&format!("w{worker}:1"));
                 let truth = &mut self.replicas[replica].truth;
                 truth.extend(keys.into_iter().zip(of_key));
@@ -453,6 +461,9 @@ proptest! {
                     requests: load.0,
                     queued_tokens: load.1,
                     context_tokens: load.2,
+                    waiting_requests: load.0,
+                    waiting_queued_tokens: load.2,
+                    waiting_context_tokens: load.1,
                 });
                 let report = wire::LoadReport {
                     sequence,

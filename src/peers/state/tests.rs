@@ -115,7 +115,8 @@ impl World {
             number,
             requests: random.u32(..4),
             queued_tokens: random.u64(..100),
-            context_tokens: 0,
+            waiting_requests: random.u32(..4),
+            ..wire::WorkerLoad::default()
         });
         let report = wire::LoadReport {
             sequence: other.sequence,
@@ -299,7 +300,7 @@ fn a_worker_that_left_the_list_counts_for_the_others_while_requests_run_there() 
     let reported = || {
         world.state.tick(now);
         let inner = world.state.inner.lock();
-        let mut loads = inner.workers.own_loads();
+        let mut loads = inner.workers.own_loads(None);
         let found = loads.find(|(key, _)| &*key.address == "a.test:8000");
         found.map(|(_, load)| load.requests)
     };

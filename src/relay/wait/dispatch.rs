@@ -7,6 +7,7 @@ use super::Queues;
 use super::room::Rooms;
 use super::shared_queue::{Gone, Placed, SharedQueue, Waiter};
 use crate::fleet::Snapshot;
+use crate::fleet::waiting::WaitingByOwner;
 use crate::http::drain::Tasks;
 use crate::observe;
 use crate::queue::{Look, Settings};
@@ -33,6 +34,10 @@ impl Queues {
         let mut looked = observe::now();
         loop {
             let is_idle = freed.waiting() == 0;
+            if is_idle {
+                // Whoever waited when workers were last looked at has left.
+                self.fleet.waiting().set_own(WaitingByOwner::default());
+            }
             if is_idle && tasks.is_stopping() {
                 self.begin_drain();
                 // A request may enter just now.
@@ -64,7 +69,7 @@ impl Queues {
         self.renew_sharing(now);
         let queues = self.by_name.load();
         let settings = self.settings.load();
-        let mut promised = self.granted.promised();
+        let mut promised = self.granted.promised().with_peers(self.waiting_at_peers());
         for queue in queues.values().filter(|queue| queue.waiting() > 0) {
             let gone = match settings.as_ref() {
                 Some(settings) => self.advance(queue, settings, &mut promised, now),
@@ -76,6 +81,7 @@ impl Queues {
                 gone.wake(&self.granted, self.fleet.freed());
             }
         }
+        self.fleet.waiting().set_own(promised.waiting());
         self.granted.set_last(promised);
     }
 
@@ -139,9 +145,11 @@ impl Queues {
             return (Look::TooLate(first_token), None);
         }
         for (owner, promise) in &placed.promises {
-            let mut promise = *promise;
-            promise.waiting = u32::from(!is_sent);
-            promised.add(*owner, promise);
+            if is_sent {
+                promised.add(*owner, *promise);
+            } else {
+                promised.add_waiting(*owner, *promise);
+            }
         }
         if is_sent {
             rooms.on_promised(worker, settings, promised);

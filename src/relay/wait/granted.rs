@@ -6,8 +6,9 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
+use crate::fleet::load::pinned::RankShare;
 use crate::ids::WorkerId;
-use crate::relay::promised::{Promise, Promised};
+use crate::relay::promised::Promised;
 
 #[derive(Debug, Default)]
 pub(super) struct Granted {
@@ -17,14 +18,14 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    pub(super) fn add(&self, promises: &[(WorkerId, Promise)]) {
+    pub(super) fn add(&self, promises: &[(WorkerId, RankShare)]) {
         let mut released = self.released.lock();
         for (owner, promise) in promises {
             released.add(*owner, *promise);
         }
     }
 
-    pub(super) fn remove(&self, promises: &[(WorkerId, Promise)]) {
+    pub(super) fn remove(&self, promises: &[(WorkerId, RankShare)]) {
         let mut released = self.released.lock();
         for (owner, promise) in promises {
             released.remove(*owner, *promise);

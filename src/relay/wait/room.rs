@@ -57,11 +57,11 @@ impl<'a> Workers<'a> {
 
 /// Whether a worker that was promised so much has room for one more request, and nobody waits for it.
 pub(super) fn has_room(worker: &Worker, settings: &Settings, promise: Promise) -> bool {
-    let queued = worker.load.queued_tokens() + promise.queued_tokens;
+    let queued = worker.load.queued_tokens() + promise.all.queued_tokens;
     let slots = worker.free_slots();
-    promise.waiting == 0
+    promise.waiting.requests == 0
         && queued < settings.max_worker_queued_tokens
-        && slots.is_none_or(|slots| slots > promise.requests)
+        && slots.is_none_or(|slots| slots > promise.all.requests)
 }
 
 /// The workers of a queue at one moment.
@@ -107,7 +107,7 @@ impl Rooms {
             }
             rates += load.speed.get().rate();
             rooms.room.workers += 1;
-            rooms.room.queued_tokens += queued + promise.queued_tokens;
+            rooms.room.queued_tokens += queued + promise.all.queued_tokens;
         }
         rooms.room.rate = (rates / f64::from(rooms.room.workers.max(1))) as u64;
         if rooms.room.workers == 0 && !rooms.stalled.is_empty() {

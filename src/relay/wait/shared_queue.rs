@@ -12,6 +12,7 @@ use tokio::sync::oneshot;
 
 use super::granted::Granted;
 use crate::fleet::freed::Freed;
+use crate::fleet::load::pinned::RankShare;
 use crate::fleet::{Group, Worker};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
@@ -19,14 +20,14 @@ use crate::queue::{
     Request, Room, Settings,
 };
 use crate::relay::chosen::{self, Chosen};
-use crate::relay::promised::{Promise, Promised};
+use crate::relay::promised::Promised;
 
 /// Where a waiting request would be sent now.
 pub(in crate::relay) struct Placed {
     pub(in crate::relay) group: Arc<Group>,
     pub(in crate::relay) chosen: Chosen,
     /// What that promises its workers; first the one that computes the prompt.
-    pub(in crate::relay) promises: SmallVec<[(WorkerId, Promise); 2]>,
+    pub(in crate::relay) promises: SmallVec<[(WorkerId, RankShare); 2]>,
 }
 
 impl Placed {
@@ -106,7 +107,7 @@ struct State {
 pub(in crate::relay) struct Grant {
     granted: Arc<Granted>,
     freed: Arc<Freed>,
-    promises: SmallVec<[(WorkerId, Promise); 2]>,
+    promises: SmallVec<[(WorkerId, RankShare); 2]>,
     /// The choice by which it was released.
     chosen: Option<(Arc<Group>, Chosen)>,
 }
@@ -148,10 +149,10 @@ impl Grant {
         let granted = Arc::new(Granted::default());
         let freed = Arc::new(Freed::default());
         freed.add_waiting(1);
-        let promise = Promise {
+        let promise = RankShare {
             requests: 1,
             queued_tokens: tokens,
-            ..Promise::default()
+            ..RankShare::default()
         };
         let promises = smallvec::smallvec![(worker, promise)];
         granted.add(&promises);
@@ -161,7 +162,9 @@ impl Grant {
             promises,
             chosen: None,
         };
-        (grant, move || granted.promised().of(worker).queued_tokens)
+        (grant, move || {
+            granted.promised().of(worker).all.queued_tokens
+        })
     }
 }
 

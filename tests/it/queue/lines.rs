@@ -1,11 +1,13 @@
 //! Each request waits for the worker where it costs the least, behind those before it, and over all models that share workers.
 
 use warmroute::openai::tenant::TenantSpec;
+use warmroute::responses::Mode;
 use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 
-use super::{CHAT, Waiter, block, cluster, row, set_hang, wait, waiting, with_queue};
-use crate::cluster::{Cluster, chat, eventually, fast};
+use super::{CHAT, Waiter, block, row, set_hang, wait, waiting, with_queue};
+use crate::cluster::{Cluster, Router, chat, eventually, fast};
+use crate::peers;
 
 fn two_models() -> Settings {
     Settings {
@@ -57,7 +59,25 @@ async fn wait_of(cluster: &Cluster, model: &str, headers: &[(&str, &str)], body:
 
 #[tokio::test]
 async fn a_request_waits_for_the_worker_with_its_prefix_while_others_pass_it() {
-    let cluster = cluster(2, |_| {}).await;
+    let cluster = Cluster::start(vec![fast(); 2], |config| {
+        with_queue(config, |_| {});
+        config.responses.mode = Mode::PassThrough;
+        "127.0.0.1:0".clone_into(&mut config.peers.listen);
+    })
+    .await;
+    let replica = Router::here(&peers::replica(&cluster.engines, &[&cluster.router])).await;
+    peers::are_connected(&[&cluster.router, &replica]).await;
+    // What the other replica knows of those who wait here.
+    let seen = async || {
+        let page = peers::fleet_page(&replica).await;
+        let workers = page["workers"].as_array().unwrap().iter();
+        let waiting = workers.filter_map(|row| {
+            let waiting = row["peers"][0]["waiting_requests"].as_u64()?;
+            Some((row["name"].as_str()?.to_owned(), waiting))
+        });
+        let waiting: Vec<_> = waiting.filter(|(_, waiting)| *waiting > 0).collect();
+        waiting
+    };
     let story = "once upon a time there was a router that waited. ".repeat(200);
     let (first, _) = cluster.post_decided(CHAT, &chat(&story, 1, false)).await;
     let warm = worker_of(first.header("x-warmroute-decision"));
@@ -80,9 +100,14 @@ async fn a_request_waits_for_the_worker_with_its_prefix_while_others_pass_it() {
     assert_ne!(worker_of(passed.header("x-warmroute-decision")), warm);
     assert!(!passed.header("x-warmroute-decision").contains("queue_ms"));
     assert_eq!(waiting(&cluster).await, 1);
+    eventually("the other replica knows", async || {
+        seen().await == [(warm.clone(), 1)]
+    })
+    .await;
     blockers.clear();
     let answer = follower.answer().await;
     assert_eq!(worker_of(answer.header("x-warmroute-decision")), warm);
+    eventually("nothing waits any more", async || seen().await.is_empty()).await;
 }
 
 #[tokio::test]
