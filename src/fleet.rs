@@ -11,6 +11,7 @@ pub mod context_lengths;
 mod departed;
 pub mod discovery;
 pub mod engine;
+mod entry;
 pub mod events;
 pub mod freed;
 mod group;

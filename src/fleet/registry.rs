@@ -17,6 +17,7 @@ use tracing::{info, warn};
 
 use super::circuit_breaker;
 use super::departed::Departed;
+use super::entry::Entry;
 use super::freed::Freed;
 use super::health::{self, Health};
 use super::kv_transfer::BootstrapInfo;
@@ -73,16 +74,6 @@ struct State {
     no_models: Arc<ModelSet>,
 }
 
-#[derive(Debug)]
-struct Entry {
-    member: Member,
-    status: Status,
-    /// Those of its facts; workers with the same models have the same one.
-    models: Arc<ModelSet>,
-    /// Drained by an operator, in addition to the discovery's `draining`.
-    is_drained: bool,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -101,39 +92,6 @@ impl State {
         let mut entries = self.entries.iter();
         let entry = entries.find(|entry| entry.status.worker.id == id)?;
         Some(&entry.status)
-    }
-}
-
-impl Entry {
-    /// Takes over what an engine does not have to be restarted for: its load, its circuit breakers and its cached
-    /// blocks stay. False if its name, role or TLS differs, or if another pod has its address: then it is another worker,
-    /// with new connections.
-    fn update(&mut self, member: &Member) -> bool {
-        let identity = |member: &Member| (member.name.clone(), member.role, member.tls.clone());
-        let is_other_pod = member.is_other_pod(self.member.identity.as_ref());
-        if is_other_pod || identity(member) != identity(&self.member) {
-            return false;
-        }
-        self.status.draining = member.draining || self.is_drained;
-        let draining = member.draining;
-        let before = Member {
-            draining,
-            ..self.member.clone()
-        };
-        if before != *member {
-            let worker = &self.status.worker;
-            info!(worker = %member.name, "worker is listed with other properties; it keeps its load and its cached blocks");
-            self.status.worker =
-                Worker::new(worker.id, member, worker.pool.clone(), worker.state.clone());
-        }
-        self.member = member.clone();
-        true
-    }
-
-    /// The engine may be another process now: its cache and its bootstrap info are not valid any more.
-    fn begin_incarnation(&mut self) {
-        self.status.incarnation += 1;
-        self.status.worker.forget_engine();
     }
 }
 

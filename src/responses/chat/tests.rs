@@ -3,4 +3,5 @@ mod calls;
 mod dialects;
 mod going_on;
 mod messages;
+mod parameters;
 mod properties;
