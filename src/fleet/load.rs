@@ -2,6 +2,7 @@
 
 pub mod pinned;
 pub mod ranks;
+mod share;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
+pub use self::share::LoadShare;
 use super::speed::{LoadNow, SharedF32, SharedSpeed};
 
 /// Slots of an engine of which nothing is known: vLLM's `--max-num-seqs` on most GPUs.
@@ -101,6 +103,24 @@ impl Load {
     pub fn context_tokens(&self) -> u64 {
         self.own_context_tokens()
             .saturating_add(self.peers_context_tokens())
+    }
+
+    /// Of this router.
+    pub fn own(&self) -> LoadShare {
+        LoadShare {
+            requests: self.own_requests(),
+            queued_tokens: self.own_queued_tokens(),
+            context_tokens: self.own_context_tokens(),
+        }
+    }
+
+    /// Of the other replicas.
+    pub fn peers(&self) -> LoadShare {
+        LoadShare {
+            requests: self.peers_requests(),
+            queued_tokens: self.peers_queued_tokens(),
+            context_tokens: self.peers_context_tokens(),
+        }
     }
 
     pub fn own_requests(&self) -> u32 {

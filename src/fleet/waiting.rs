@@ -5,11 +5,11 @@ use std::sync::Arc;
 use arc_swap::{ArcSwapOption, Guard};
 use rustc_hash::FxHashMap;
 
-use super::load::pinned::RankShare;
+use super::load::LoadShare;
 use crate::ids::WorkerId;
 
 /// What waits, by cache owner: for a worker as a whole, and for each of its dp ranks that requests are pinned to.
-pub type WaitingByOwner = FxHashMap<WorkerId, RankShare>;
+pub type WaitingByOwner = FxHashMap<WorkerId, LoadShare>;
 
 /// Written by who lets requests wait and by who hears of other replicas; read by both.
 #[derive(Debug, Default)]

@@ -10,7 +10,7 @@ use super::message::framed;
 use super::numbers::{Numbers, WorkerKey};
 use super::wire;
 use super::wire::peer_message::Kind;
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 
 /// Load at one worker, or one of its ranks: this replica's, another one's, or a sum.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,10 +21,28 @@ pub struct WorkerLoad {
     /// Prompt tokens of all requests.
     pub context_tokens: u64,
     /// Requests that wait in a router, and would be sent there now.
-    pub waiting: RankShare,
+    pub waiting: LoadShare,
 }
 
 impl WorkerLoad {
+    pub(super) fn new(sent: LoadShare, waiting: LoadShare) -> Self {
+        Self {
+            requests: sent.requests.into(),
+            queued_tokens: sent.queued_tokens,
+            context_tokens: sent.context_tokens,
+            waiting,
+        }
+    }
+
+    /// Without what waits.
+    pub(super) fn sent(&self) -> LoadShare {
+        LoadShare {
+            requests: u32::try_from(self.requests).unwrap_or(u32::MAX),
+            queued_tokens: self.queued_tokens,
+            context_tokens: self.context_tokens,
+        }
+    }
+
     pub fn is_zero(&self) -> bool {
         *self == Self::default()
     }
@@ -181,7 +199,7 @@ impl Gauges {
 fn wire_load(number: u32, load: &WorkerLoad) -> wire::WorkerLoad {
     wire::WorkerLoad {
         number,
-        requests: u32::try_from(load.requests).unwrap_or(u32::MAX),
+        requests: load.sent().requests,
         queued_tokens: load.queued_tokens,
         context_tokens: load.context_tokens,
         waiting_requests: load.waiting.requests,

@@ -13,7 +13,7 @@ use super::gauges::WorkerLoad;
 use super::handshake::InstanceId;
 use super::numbers::WorkerKey;
 use super::wire;
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 
 /// A report beyond these is a mistake of the other replica; so cut, no sum overflows.
 const MAX_REQUESTS: u32 = 1 << 20;
@@ -162,7 +162,7 @@ impl LoadTable {
                 requests: worker.requests.min(MAX_REQUESTS).into(),
                 queued_tokens: worker.queued_tokens.min(MAX_TOKENS),
                 context_tokens: worker.context_tokens.min(MAX_TOKENS),
-                waiting: RankShare {
+                waiting: LoadShare {
                     requests: worker.waiting_requests.min(MAX_REQUESTS),
                     queued_tokens: worker.waiting_queued_tokens.min(MAX_TOKENS),
                     context_tokens: worker.waiting_context_tokens.min(MAX_TOKENS),
@@ -291,13 +291,7 @@ fn exchange(sum: WorkerLoad, old: WorkerLoad, new: WorkerLoad) -> WorkerLoad {
         requests: sum.requests - old.requests + new.requests,
         queued_tokens: sum.queued_tokens - old.queued_tokens + new.queued_tokens,
         context_tokens: sum.context_tokens - old.context_tokens + new.context_tokens,
-        waiting: RankShare {
-            requests: sum.waiting.requests - old.waiting.requests + new.waiting.requests,
-            queued_tokens: sum.waiting.queued_tokens - old.waiting.queued_tokens
-                + new.waiting.queued_tokens,
-            context_tokens: sum.waiting.context_tokens - old.waiting.context_tokens
-                + new.waiting.context_tokens,
-        },
+        waiting: sum.waiting.minus(old.waiting).plus(new.waiting),
     }
 }
 

@@ -15,7 +15,7 @@ use super::numbers::{Numbers, WorkerKey};
 use super::routed::{RoutedPrompts, RoutedWorker};
 use super::wire;
 use super::wire::peer_message::Kind;
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 use crate::fleet::registry::Registry;
 use crate::fleet::speed::Speed;
 use crate::fleet::waiting::WaitingByOwner;
@@ -95,12 +95,6 @@ impl Workers {
         &self,
         waiting: Option<&WaitingByOwner>,
     ) -> impl Iterator<Item = (WorkerKey, WorkerLoad)> {
-        let whole = |state: &WorkerState| WorkerLoad {
-            requests: state.load.own_requests().into(),
-            queued_tokens: state.load.own_queued_tokens(),
-            context_tokens: state.load.own_context_tokens(),
-            waiting: RankShare::default(),
-        };
         let waiting = move |owner: WorkerId| {
             let waiting = waiting.and_then(|waiting| waiting.get(&owner));
             waiting.copied().unwrap_or_default()
@@ -111,7 +105,7 @@ impl Workers {
                 address: address.clone(),
                 rank: None,
             };
-            (key, whole(state))
+            (key, WorkerLoad::new(state.load.own(), LoadShare::default()))
         });
         let listed = self.by_address.iter().flat_map(move |(address, listed)| {
             let key = |rank| WorkerKey {
@@ -119,18 +113,10 @@ impl Workers {
                 rank,
             };
             let worker = &listed.worker;
-            let whole = WorkerLoad {
-                waiting: waiting(worker.id),
-                ..whole(worker)
-            };
+            let whole = WorkerLoad::new(worker.load.own(), waiting(worker.id));
             let of_rank = move |rank| {
-                let own = worker.pinned.own(rank);
-                let load = WorkerLoad {
-                    requests: own.requests.into(),
-                    queued_tokens: own.queued_tokens,
-                    context_tokens: own.context_tokens,
-                    waiting: waiting(worker.id.cache_owner(Some(rank))),
-                };
+                let waiting = waiting(worker.id.cache_owner(Some(rank)));
+                let load = WorkerLoad::new(worker.pinned.own(rank), waiting);
                 (key(Some(rank)), load)
             };
             let ranks = (0..listed.ranks).map(of_rank);
@@ -262,17 +248,11 @@ impl Workers {
 impl Listed {
     fn set(&self, now: Instant, address: &str, table: &LoadTable, is_first: bool) {
         let Self { worker, ranks } = self;
-        let sum = table.sum(address);
+        let sum = table.sum(address).sent();
         let load = &worker.load;
-        load.set_peers(bounded(sum.requests), sum.queued_tokens, sum.context_tokens);
-        worker.pinned.set_peers(*ranks, |rank| {
-            let sum = table.rank_sum(address, rank);
-            RankShare {
-                requests: bounded(sum.requests),
-                queued_tokens: sum.queued_tokens,
-                context_tokens: sum.context_tokens,
-            }
-        });
+        load.set_peers(sum.requests, sum.queued_tokens, sum.context_tokens);
+        let of_rank = |rank| table.rank_sum(address, rank).sent();
+        worker.pinned.set_peers(*ranks, of_rank);
         match is_first {
             true => load.recount_foreign(),
             false => load.recount_new_foreign(now),
@@ -300,8 +280,4 @@ impl Listed {
 
 fn is_busy(state: &WorkerState) -> bool {
     state.load.own_requests() > 0
-}
-
-fn bounded(requests: u64) -> u32 {
-    u32::try_from(requests).unwrap_or(u32::MAX)
 }

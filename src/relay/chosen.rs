@@ -4,7 +4,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::kv_transfer::SingleWorkerReason;
 use crate::fleet::Group;
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 use crate::ids::WorkerId;
 use crate::routing::Decision;
 use crate::routing::pair::LocalReason;
@@ -34,14 +34,10 @@ pub(super) fn promises(
     prompt_tokens: u32,
     group: &Group,
     chosen: &Chosen,
-) -> SmallVec<[(WorkerId, RankShare); 2]> {
+) -> SmallVec<[(WorkerId, LoadShare); 2]> {
     let promise = |decision: &Decision, queued_tokens: u32| {
         let worker = group.workers[decision.worker_index].id;
-        let promise = RankShare {
-            requests: 1,
-            queued_tokens: queued_tokens.into(),
-            context_tokens: prompt_tokens.into(),
-        };
+        let promise = LoadShare::of_request(prompt_tokens, queued_tokens);
         (worker.cache_owner(decision.rank), promise)
     };
     match chosen {

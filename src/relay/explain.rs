@@ -10,8 +10,8 @@ use bytes::Bytes;
 use hyper::HeaderMap;
 
 use self::types::{
-    CandidateModel, DisaggregationExplained, Excluded, LoadShare, LoadShares, NameExplained,
-    QueueExplained, SpeedExplained, Tokens, Tree,
+    CandidateModel, DisaggregationExplained, Excluded, LoadShares, NameExplained, QueueExplained,
+    SpeedExplained, Tokens, Tree,
 };
 pub use self::types::{Explanation, Score};
 use super::body_edit;
@@ -27,7 +27,6 @@ use super::prompt_blocks::TokenBlocks;
 use super::tokens::PromptTokens;
 use super::wait::Standing;
 use crate::fleet::health::Health;
-use crate::fleet::load::pinned::RankShare;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
 use crate::ids::{Model, Tenant};
@@ -298,25 +297,7 @@ impl Relay {
         };
         let (own, peers) = match rank {
             Some(rank) => (worker.pinned.own(rank), worker.pinned.peers(rank)),
-            None => {
-                let load = &worker.load;
-                let own = RankShare {
-                    requests: load.own_requests(),
-                    queued_tokens: load.own_queued_tokens(),
-                    context_tokens: load.own_context_tokens(),
-                };
-                let peers = RankShare {
-                    requests: load.peers_requests(),
-                    queued_tokens: load.peers_queued_tokens(),
-                    context_tokens: load.peers_context_tokens(),
-                };
-                (own, peers)
-            }
-        };
-        let share = |share: RankShare| LoadShare {
-            requests: share.requests,
-            queued_tokens: share.queued_tokens,
-            context_tokens: share.context_tokens,
+            None => (worker.load.own(), worker.load.peers()),
         };
         Score {
             worker: worker.name.to_string(),
@@ -328,8 +309,8 @@ impl Relay {
             usual_requests: (10.0 * worker.load.usual_requests()).round() / 10.0,
             queued_tokens: state.queued_tokens,
             load: LoadShares {
-                own: share(own),
-                peers: share(peers),
+                own,
+                peers,
                 foreign_requests: worker.load.foreign_requests(),
             },
             context_tokens: state.context_tokens,

@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 use super::cached_prefix::{CachedPrefixes, TopOwners};
 use super::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 use crate::fleet::{Places, Role, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
@@ -114,24 +114,24 @@ impl<'a> FleetView<'a> {
 
     /// What the place was promised beside its load.
     #[inline]
-    fn promise(&self, index: usize) -> RankShare {
+    fn promise(&self, index: usize) -> LoadShare {
         match self.before {
-            None => RankShare::default(),
+            None => LoadShare::default(),
             Some(before) => before.everywhere(self.places.cache_owner(self.place(index))),
         }
     }
 
     /// The worker's whole load, or its rank's, with what comes before the request.
     #[inline]
-    fn share(&self, index: usize) -> RankShare {
+    fn share(&self, index: usize) -> LoadShare {
         self.load(index).plus(self.promise(index))
     }
 
     #[inline]
-    fn load(&self, index: usize) -> RankShare {
+    fn load(&self, index: usize) -> LoadShare {
         let (place, worker) = (self.place(index), self.worker(index));
         match self.places.rank(place) {
-            None => RankShare {
+            None => LoadShare {
                 requests: worker.load.requests(),
                 queued_tokens: worker.load.queued_tokens(),
                 context_tokens: worker.load.context_tokens(),

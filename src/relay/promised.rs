@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::ids::WorkerId;
 
@@ -20,9 +20,9 @@ pub(super) struct Promised {
 /// What one worker or rank was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Promise {
-    pub(super) all: RankShare,
+    pub(super) all: LoadShare,
     /// Of that, what waits.
-    pub(super) waiting: RankShare,
+    pub(super) waiting: LoadShare,
 }
 
 impl Promised {
@@ -42,7 +42,7 @@ impl Promised {
 
     /// What a worker was promised here and in other replicas.
     #[inline]
-    pub(super) fn everywhere(&self, owner: WorkerId) -> RankShare {
+    pub(super) fn everywhere(&self, owner: WorkerId) -> LoadShare {
         let peers = self.peers.as_ref().and_then(|peers| peers.get(&owner));
         let own = self.of(owner).all;
         own.plus(peers.copied().unwrap_or_default())
@@ -58,12 +58,12 @@ impl Promised {
     }
 
     /// Of a request that was released.
-    pub(super) fn add(&mut self, owner: WorkerId, more: RankShare) {
+    pub(super) fn add(&mut self, owner: WorkerId, more: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.plus(more));
     }
 
     /// Of a request that waits.
-    pub(super) fn add_waiting(&mut self, owner: WorkerId, more: RankShare) {
+    pub(super) fn add_waiting(&mut self, owner: WorkerId, more: LoadShare) {
         self.change(owner, |promise| {
             promise.all = promise.all.plus(more);
             promise.waiting = promise.waiting.plus(more);
@@ -71,7 +71,7 @@ impl Promised {
     }
 
     /// Of a request that was released.
-    pub(super) fn remove(&mut self, owner: WorkerId, less: RankShare) {
+    pub(super) fn remove(&mut self, owner: WorkerId, less: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.minus(less));
     }
 
@@ -92,7 +92,7 @@ impl Promised {
 mod tests {
     use super::*;
 
-    const SHARE: RankShare = RankShare {
+    const SHARE: LoadShare = LoadShare {
         requests: 1,
         queued_tokens: 10,
         context_tokens: 30,

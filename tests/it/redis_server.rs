@@ -104,15 +104,17 @@ impl Server {
     /// ignores them, but leaves them in the file, and at its next start they are part of the writes that followed
     /// (<https://github.com/valkey-io/valkey/pull/4342>).
     fn cut_off_unfinished(&self) {
-        let manifest = self.directory.join("appendonlydir/appendonly.aof.manifest");
-        if !manifest.exists() {
+        // Redis before version 7 has one file.
+        let names = ["appendonlydir/appendonly.aof.manifest", "appendonly.aof"];
+        let mut files = names.iter().map(|name| self.directory.join(name));
+        let Some(file) = files.find(|file| file.exists()) else {
             return;
-        }
+        };
         let yes = Command::new("yes").stdout(Stdio::piped()).spawn();
         let mut yes = yes.unwrap();
         let checked = Command::new("redis-check-aof")
             .arg("--fix")
-            .arg(manifest)
+            .arg(file)
             .stdin(yes.stdout.take().unwrap())
             .output()
             .unwrap();

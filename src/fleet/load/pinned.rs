@@ -2,36 +2,8 @@
 
 use std::sync::OnceLock;
 
-use super::Load;
+use super::{Load, LoadShare};
 use crate::fleet::events::MAX_RANKS;
-
-/// What a decision reads of the load of one rank.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RankShare {
-    pub requests: u32,
-    pub queued_tokens: u64,
-    pub context_tokens: u64,
-}
-
-impl RankShare {
-    #[must_use]
-    pub fn plus(self, other: Self) -> Self {
-        Self {
-            requests: self.requests.saturating_add(other.requests),
-            queued_tokens: self.queued_tokens.saturating_add(other.queued_tokens),
-            context_tokens: self.context_tokens.saturating_add(other.context_tokens),
-        }
-    }
-
-    #[must_use]
-    pub fn minus(self, other: Self) -> Self {
-        Self {
-            requests: self.requests.saturating_sub(other.requests),
-            queued_tokens: self.queued_tokens.saturating_sub(other.queued_tokens),
-            context_tokens: self.context_tokens.saturating_sub(other.context_tokens),
-        }
-    }
-}
 
 /// The loads of a worker's ranks. Takes memory with the first pinned request.
 #[derive(Debug, Default)]
@@ -50,41 +22,31 @@ impl PinnedLoads {
     }
 
     /// Of the requests that this router has pinned to a rank.
-    pub fn own(&self, rank: u32) -> RankShare {
+    pub fn own(&self, rank: u32) -> LoadShare {
         let load = self.at(rank as usize);
-        load.map_or_else(RankShare::default, |load| RankShare {
-            requests: load.own_requests(),
-            queued_tokens: load.own_queued_tokens(),
-            context_tokens: load.own_context_tokens(),
-        })
+        load.map_or_else(LoadShare::default, Load::own)
     }
 
     /// Of the requests that the other replicas have pinned to a rank, as they last reported it.
-    pub fn peers(&self, rank: u32) -> RankShare {
+    pub fn peers(&self, rank: u32) -> LoadShare {
         let load = self.at(rank as usize);
-        load.map_or_else(RankShare::default, |load| RankShare {
-            requests: load.peers_requests(),
-            queued_tokens: load.peers_queued_tokens(),
-            context_tokens: load.peers_context_tokens(),
-        })
+        load.map_or_else(LoadShare::default, Load::peers)
     }
 
     /// What the other replicas together have at each of the first `ranks` ranks. One thread calls it.
-    pub fn set_peers(&self, ranks: u32, of_rank: impl Fn(u32) -> RankShare) {
+    pub fn set_peers(&self, ranks: u32, of_rank: impl Fn(u32) -> LoadShare) {
         let ranks = ranks.min(MAX_RANKS);
-        if self.0.get().is_none() && (0..ranks).all(|rank| of_rank(rank) == RankShare::default()) {
+        if self.0.get().is_none() && (0..ranks).all(|rank| of_rank(rank) == LoadShare::default()) {
             return;
         }
         let loads = self.loads();
-        let mut all = RankShare::default();
-        let set = |load: &Load, share: RankShare| {
+        let mut all = LoadShare::default();
+        let set = |load: &Load, share: LoadShare| {
             load.set_peers(share.requests, share.queued_tokens, share.context_tokens);
         };
         for rank in 0..ranks {
             let share = of_rank(rank);
-            all.requests = all.requests.saturating_add(share.requests);
-            all.queued_tokens = all.queued_tokens.saturating_add(share.queued_tokens);
-            all.context_tokens = all.context_tokens.saturating_add(share.context_tokens);
+            all = all.plus(share);
             set(&loads[rank as usize], share);
         }
         set(&loads[ALL], all);
@@ -92,12 +54,12 @@ impl PinnedLoads {
 
     /// The load of one of `ranks` ranks: what is pinned to it, here and by other replicas, and of what is pinned to none as
     /// much as each other one. The engine spreads that over its ranks, and other clients do not say which they chose.
-    pub fn share(&self, worker: &Load, rank: u32, ranks: u32) -> RankShare {
+    pub fn share(&self, worker: &Load, rank: u32, ranks: u32) -> LoadShare {
         let (own, all) = (self.pinned(rank as usize), self.pinned(ALL));
         let ranks = ranks.max(1);
         let of_rest = |all: u64, pinned: u64| all.saturating_sub(pinned) / u64::from(ranks);
         let requests = worker.requests().saturating_sub(all.requests) / ranks;
-        RankShare {
+        LoadShare {
             requests: own.requests.saturating_add(requests),
             queued_tokens: own.queued_tokens + of_rest(worker.queued_tokens(), all.queued_tokens),
             context_tokens: own.context_tokens
@@ -106,13 +68,9 @@ impl PinnedLoads {
     }
 
     /// Of this router and of the other replicas.
-    fn pinned(&self, position: usize) -> RankShare {
+    fn pinned(&self, position: usize) -> LoadShare {
         let load = self.at(position);
-        load.map_or_else(RankShare::default, |load| RankShare {
-            requests: load.own_requests().saturating_add(load.peers_requests()),
-            queued_tokens: load.queued_tokens(),
-            context_tokens: load.context_tokens(),
-        })
+        load.map_or_else(LoadShare::default, |load| load.own().plus(load.peers()))
     }
 
     fn at(&self, position: usize) -> Option<&Load> {
@@ -127,7 +85,7 @@ impl PinnedLoads {
 
 #[cfg(test)]
 mod tests {
-    use super::RankShare;
+    use super::LoadShare;
     use crate::fleet::in_flight::InFlight;
     use crate::fleet::registry::tests::worker;
 
@@ -166,7 +124,7 @@ mod tests {
         let _own = InFlight::new(worker.clone(), 100, 0).at_rank(Some(0));
         // Of another replica's 70 queued tokens 50 are pinned.
         worker.load.set_peers(2, 70, 0);
-        let of_peers = |rank| RankShare {
+        let of_peers = |rank| LoadShare {
             requests: u32::from(rank == 1),
             queued_tokens: if rank == 1 { 50 } else { 0 },
             context_tokens: 0,
@@ -175,10 +133,10 @@ mod tests {
         let share = |rank| worker.pinned.share(&worker.load, rank, 2);
         assert_eq!([share(0).queued_tokens, share(1).queued_tokens], [110, 60]);
         assert_eq!([share(0).requests, share(1).requests], [1, 1]);
-        assert_eq!(worker.pinned.own(1), RankShare::default());
+        assert_eq!(worker.pinned.own(1), LoadShare::default());
         assert_eq!(worker.pinned.peers(1).queued_tokens, 50);
         worker.load.set_peers(0, 0, 0);
-        worker.pinned.set_peers(2, |_| RankShare::default());
+        worker.pinned.set_peers(2, |_| LoadShare::default());
         assert_eq!([share(0).queued_tokens, share(1).queued_tokens], [100, 0]);
     }
 }

@@ -6,11 +6,13 @@ use bytes::Bytes;
 use prost::Message;
 
 use super::*;
-use crate::fleet::Worker;
-use crate::fleet::load::pinned::RankShare;
-use crate::fleet::registry::tests::registry;
+use crate::fleet::events::{Endpoint, Events};
+use crate::fleet::load::LoadShare;
+use crate::fleet::registry::tests::{member, registry};
 use crate::fleet::waiting::WaitingByOwner;
+use crate::fleet::{Member, Worker};
 use crate::http::grpc::frame;
+use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks};
 use crate::peers::message::framed;
@@ -164,37 +166,53 @@ async fn a_later_release_and_another_fleet_are_no_error() {
 async fn replicas_know_what_waits_in_each_other_for_a_worker_and_its_ranks() {
     let first = replica(&[]).await;
     let second = replica(&[&first]).await;
-    let (here, there) = (first.worker.id, second.worker.id);
-    let share = |requests| RankShare {
+    for replica in [&first, &second] {
+        let endpoint = Endpoint::Zmq {
+            publisher: "tcp://a.test:5557".to_owned(),
+            replay: None,
+            topic: String::new(),
+        };
+        let ranked = Member {
+            events: Events::At(vec![endpoint; 2]),
+            ..member("a")
+        };
+        replica
+            .fleet
+            .set_members("static", vec![ranked, member("b")]);
+    }
+    let share = |requests| LoadShare {
         requests,
         queued_tokens: 100,
         context_tokens: 300,
     };
-    first
-        .fleet
-        .waiting()
-        .set_own([(here, share(2))].into_iter().collect());
-    let heard = |replica: &Replica| {
-        let waiting = replica.fleet.waiting().peers();
-        let waiting = waiting.as_ref();
-        waiting.and_then(|waiting| waiting.get(&there).copied())
+    // For the worker, and of that for its second rank.
+    let waits = |of_worker, of_rank| {
+        let rank = first.worker.id.cache_owner(Some(1));
+        let waiting = [(first.worker.id, share(of_worker)), (rank, share(of_rank))];
+        first.fleet.waiting().set_own(waiting.into_iter().collect());
     };
-    eventually("it is heard of", || heard(&second) == Some(share(2))).await;
+    let heard = |replica: &Replica| {
+        let (waiting, worker) = (replica.fleet.waiting().peers(), replica.worker.id);
+        let of = |owner: WorkerId| waiting.as_ref()?.get(&owner).copied();
+        [None, Some(0), Some(1)].map(|rank| of(worker.cache_owner(rank)))
+    };
+    waits(2, 1);
+    eventually("it is heard of", || {
+        heard(&second) == [Some(share(2)), None, Some(share(1))]
+    })
+    .await;
     // It runs nothing, and nothing of its own comes back.
     assert_eq!(second.worker.load.requests(), 0);
     assert!(first.fleet.waiting().peers().is_none());
-    first
-        .fleet
-        .waiting()
-        .set_own([(here, share(5))].into_iter().collect());
-    eventually("more waits", || heard(&second) == Some(share(5))).await;
+    waits(5, 4);
+    eventually("more waits", || {
+        heard(&second) == [Some(share(5)), None, Some(share(4))]
+    })
+    .await;
     first.fleet.waiting().set_own(WaitingByOwner::default());
     eventually("nothing waits", || second.fleet.waiting().peers().is_none()).await;
-    first
-        .fleet
-        .waiting()
-        .set_own([(here, share(1))].into_iter().collect());
-    eventually("something waits", || heard(&second).is_some()).await;
+    waits(1, 1);
+    eventually("something waits", || heard(&second)[0].is_some()).await;
     first.tasks.stop();
     eventually("it is gone", || second.fleet.waiting().peers().is_none()).await;
 }

@@ -23,7 +23,7 @@ fn load(requests: u64, queued_tokens: u64, context_tokens: u64) -> WorkerLoad {
         requests,
         queued_tokens,
         context_tokens,
-        waiting: RankShare::default(),
+        waiting: LoadShare::default(),
     }
 }
 
@@ -318,7 +318,7 @@ impl World {
                 let [requests, queued, decode]: [u64; 3] =
                     [requests.into(), queued.into(), decode.into()];
                 // Some of it is pinned to the ranks.
-                let waiting = |part: u64| RankShare {
+                let waiting = |part: u64| LoadShare {
                     requests: (decode / part) as u32,
                     queued_tokens: requests / part,
                     context_tokens: queued / part,

@@ -142,9 +142,10 @@ pub(super) fn not_disaggregated(reason: NotDisaggregated, min_remote_tokens: u32
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::load::LoadShare;
     use crate::http::circuit_breaker::State;
     use crate::relay::cached_prefix::PrefixSource;
-    use crate::relay::explain::types::{LoadShare, LoadShares, SpeedExplained};
+    use crate::relay::explain::types::{LoadShares, SpeedExplained};
     use crate::routing::cost::Terms;
 
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {

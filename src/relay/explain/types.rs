@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::fleet::load::LoadShare;
 use crate::http::circuit_breaker;
 use crate::kv::subscriber::TreeState;
 use crate::relay::cached_prefix::PrefixSource;
@@ -180,13 +181,6 @@ pub struct LoadShares {
     pub peers: LoadShare,
     /// Requests of others that the engine reports.
     pub foreign_requests: u32,
-}
-
-#[derive(Debug, Default, Serialize)]
-pub struct LoadShare {
-    pub requests: u32,
-    pub queued_tokens: u64,
-    pub context_tokens: u64,
 }
 
 /// The tree of one dp rank.

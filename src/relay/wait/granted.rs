@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use parking_lot::Mutex;
 
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 use crate::ids::WorkerId;
 use crate::relay::promised::Promised;
 
@@ -18,14 +18,14 @@ pub(super) struct Granted {
 }
 
 impl Granted {
-    pub(super) fn add(&self, promises: &[(WorkerId, RankShare)]) {
+    pub(super) fn add(&self, promises: &[(WorkerId, LoadShare)]) {
         let mut released = self.released.lock();
         for (owner, promise) in promises {
             released.add(*owner, *promise);
         }
     }
 
-    pub(super) fn remove(&self, promises: &[(WorkerId, RankShare)]) {
+    pub(super) fn remove(&self, promises: &[(WorkerId, LoadShare)]) {
         let mut released = self.released.lock();
         for (owner, promise) in promises {
             released.remove(*owner, *promise);

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 
 use super::granted::Granted;
 use crate::fleet::freed::Freed;
-use crate::fleet::load::pinned::RankShare;
+use crate::fleet::load::LoadShare;
 use crate::fleet::{Group, Worker};
 use crate::ids::{Model, WorkerId};
 use crate::queue::{
@@ -27,7 +27,7 @@ pub(in crate::relay) struct Placed {
     pub(in crate::relay) group: Arc<Group>,
     pub(in crate::relay) chosen: Chosen,
     /// What that promises its workers; first the one that computes the prompt.
-    pub(in crate::relay) promises: SmallVec<[(WorkerId, RankShare); 2]>,
+    pub(in crate::relay) promises: SmallVec<[(WorkerId, LoadShare); 2]>,
 }
 
 impl Placed {
@@ -107,7 +107,7 @@ struct State {
 pub(in crate::relay) struct Grant {
     granted: Arc<Granted>,
     freed: Arc<Freed>,
-    promises: SmallVec<[(WorkerId, RankShare); 2]>,
+    promises: SmallVec<[(WorkerId, LoadShare); 2]>,
     /// The choice by which it was released.
     chosen: Option<(Arc<Group>, Chosen)>,
 }
@@ -149,10 +149,10 @@ impl Grant {
         let granted = Arc::new(Granted::default());
         let freed = Arc::new(Freed::default());
         freed.add_waiting(1);
-        let promise = RankShare {
+        let promise = LoadShare {
             requests: 1,
             queued_tokens: tokens,
-            ..RankShare::default()
+            ..LoadShare::default()
         };
         let promises = smallvec::smallvec![(worker, promise)];
         granted.add(&promises);

@@ -3,7 +3,6 @@
 mod cached_tokens;
 mod fleet_view;
 mod line;
-mod load;
 mod speeds;
 
 use std::sync::Arc;
@@ -15,7 +14,6 @@ use self::cached_tokens::{CachedTokens, tie_breaker};
 use self::fleet_view::FleetView;
 pub(super) use self::line::Sent;
 use self::line::{Line, Workers};
-use self::load::Load;
 pub(super) use self::speeds::PrefillRates;
 use self::speeds::{Loads, Speeds};
 use super::candidate::{Candidate, Constants, Prompt};
@@ -24,6 +22,7 @@ use super::policy::ComparedPolicy;
 use super::reported::ReportedIndex;
 use super::workload::{Job, tokens_of};
 use crate::fleet;
+use crate::fleet::load::LoadShare;
 use crate::fleet::speed::{AnswerTokens, Passed};
 use crate::ids::WorkerId;
 use crate::kv::predicted::{self, PredictedIndex};
@@ -48,15 +47,15 @@ const PREFIX_KEY_BLOCKS: usize = 2;
 #[derive(Debug)]
 pub(super) struct Router {
     /// Of its own requests.
-    own: Vec<Load>,
+    own: Vec<LoadShare>,
     /// Of the other replicas' requests, as they last reported.
-    peers: Vec<Load>,
+    peers: Vec<LoadShare>,
     /// Of its own requests, as it last reported.
-    reported: Vec<Load>,
+    reported: Vec<LoadShare>,
     /// Of the other replicas' requests that wait there, as they last reported.
-    peers_waiting: Vec<Load>,
+    peers_waiting: Vec<LoadShare>,
     /// Of its own requests that wait, as it last reported.
-    reported_waiting: Vec<Load>,
+    reported_waiting: Vec<LoadShare>,
     /// What engines said of their slots.
     engines: Vec<fleet::load::Load>,
     /// Those who wait, if requests do.
@@ -103,9 +102,9 @@ struct InFlight {
 #[derive(Debug, Default)]
 pub(super) struct Report {
     /// Worker, its load in the report before, its load now.
-    loads: Vec<(usize, Load, Load)>,
+    loads: Vec<(usize, LoadShare, LoadShare)>,
     /// The same of what waits for each worker.
-    waiting: Vec<(usize, Load, Load)>,
+    waiting: Vec<(usize, LoadShare, LoadShare)>,
     routed: Vec<(usize, usize)>,
 }
 
@@ -155,11 +154,11 @@ impl Router {
             },
         };
         Self {
-            own: vec![Load::default(); settings.workers],
-            peers: vec![Load::default(); settings.workers],
-            reported: vec![Load::default(); settings.workers],
-            peers_waiting: vec![Load::default(); settings.workers],
-            reported_waiting: vec![Load::default(); settings.workers],
+            own: vec![LoadShare::default(); settings.workers],
+            peers: vec![LoadShare::default(); settings.workers],
+            reported: vec![LoadShare::default(); settings.workers],
+            peers_waiting: vec![LoadShare::default(); settings.workers],
+            reported_waiting: vec![LoadShare::default(); settings.workers],
             engines: (0..settings.workers).map(|_| Default::default()).collect(),
             line: (settings.policy == ComparedPolicy::Queued)
                 .then(|| Line::new(&settings.queue, epoch)),
@@ -189,7 +188,7 @@ impl Router {
         gauges: &[EngineGauges],
     ) -> Option<(usize, u32)> {
         let loads = self.loads().zip(&self.peers_waiting);
-        let loads: Vec<Load> = loads.map(|(load, waiting)| load.plus(waiting)).collect();
+        let loads: Vec<LoadShare> = loads.map(|(load, waiting)| load.plus(*waiting)).collect();
         self.choose_by(now, job, reported, gauges, &loads)
     }
 
@@ -239,9 +238,9 @@ impl Router {
     }
 
     /// All requests at each worker that it knows of.
-    fn loads(&self) -> impl Iterator<Item = Load> {
+    fn loads(&self) -> impl Iterator<Item = LoadShare> {
         let seen = self.own.iter().zip(&self.peers);
-        seen.map(|(own, peers)| own.plus(peers))
+        seen.map(|(own, peers)| own.plus(*peers))
     }
 
     fn choose_by(
@@ -250,7 +249,7 @@ impl Router {
         job: &Job,
         reported: &ReportedIndex,
         gauges: &[EngineGauges],
-        loads: &[Load],
+        loads: &[LoadShare],
     ) -> Option<(usize, u32)> {
         let request = Request {
             prompt_tokens: job.input_tokens,
@@ -294,7 +293,8 @@ impl Router {
                     self.routed.push((number, worker));
                 }
                 let since = self.speeds.on_sent(now, worker, self.loads_of(worker));
-                self.own[worker].add(job.input_tokens, uncached_tokens);
+                let sent = LoadShare::of_request(job.input_tokens, uncached_tokens);
+                self.own[worker] = self.own[worker].plus(sent);
                 let request = InFlight {
                     worker,
                     since,
@@ -355,10 +355,12 @@ impl Router {
     /// Counts what another replica reported.
     pub(super) fn on_report(&mut self, now: Duration, jobs: &[Job], report: &Report) {
         for (worker, before, load) in &report.loads {
-            self.peers[*worker].replace(before, load);
+            let others = &mut self.peers[*worker];
+            *others = others.minus(*before).plus(*load);
         }
         for (worker, before, waiting) in &report.waiting {
-            self.peers_waiting[*worker].replace(before, waiting);
+            let others = &mut self.peers_waiting[*worker];
+            *others = others.minus(*before).plus(*waiting);
         }
         for (number, worker) in &report.routed {
             let (job, id) = (&jobs[*number], WorkerId(*worker as u32));
@@ -403,7 +405,7 @@ impl Router {
     /// What a router does each second: asks engines how many requests they have, learns the workers' speeds, and frees expired
     /// entries of the index.
     pub(super) fn on_second(&mut self, now: Duration, gauges: &[EngineGauges]) {
-        let loads: Vec<Load> = self.loads().collect();
+        let loads: Vec<LoadShare> = self.loads().collect();
         for ((engine, gauges), load) in self.engines.iter().zip(gauges).zip(&loads) {
             engine.set_peers(load.requests, load.queued_tokens, load.context_tokens);
             engine.see_requests();
@@ -431,7 +433,7 @@ impl Router {
 
     fn candidates(
         &self,
-        loads: &[Load],
+        loads: &[LoadShare],
         cached: &CachedTokens<'_>,
         gauges: &[EngineGauges],
         job: &Job,
@@ -479,7 +481,7 @@ impl Router {
 }
 
 /// Of each worker whose load has changed since it was reported: that one and the new one.
-fn changed(now: &[Load], reported: &mut [Load]) -> Vec<(usize, Load, Load)> {
+fn changed(now: &[LoadShare], reported: &mut [LoadShare]) -> Vec<(usize, LoadShare, LoadShare)> {
     let loads = now.iter().zip(reported).enumerate();
     loads
         .filter(|(_, (now, reported))| now != reported)

@@ -1,14 +1,14 @@
 //! What a routing decision of a replay sees of the fleet.
 
 use super::cached_tokens::{CachedTokens, tie_breaker};
-use super::load::Load;
 use super::speeds::Speeds;
 use crate::fleet;
+use crate::fleet::load::LoadShare;
 use crate::routing::{self, Cached, State, View};
 
 /// The view of the fleet that a routing decision gets.
 pub(super) struct FleetView<'a> {
-    pub(super) loads: &'a [Load],
+    pub(super) loads: &'a [LoadShare],
     pub(super) engines: &'a [fleet::load::Load],
     pub(super) speeds: &'a Speeds,
     pub(super) cached: &'a CachedTokens<'a>,

@@ -4,8 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::load::Load;
 use crate::fleet;
+use crate::fleet::load::LoadShare;
 use crate::ids::ClientKey;
 use crate::queue::{Look, Outcome, Queue, Request, Room, Settings};
 
@@ -16,7 +16,7 @@ const NEVER: Duration = Duration::from_secs(365 * 86_400);
 pub(super) struct Line {
     queue: Queue<usize>,
     /// What waits for each worker.
-    promised: Vec<Load>,
+    promised: Vec<LoadShare>,
     max_worker_queued_tokens: u64,
     epoch: Instant,
 }
@@ -32,9 +32,9 @@ pub(crate) struct Sent {
 /// What is known of the workers, by worker.
 #[derive(Clone, Debug)]
 pub(super) struct Workers {
-    pub(super) loads: Vec<Load>,
+    pub(super) loads: Vec<LoadShare>,
     /// What other replicas' waiting requests are promised.
-    pub(super) promised: Vec<Load>,
+    pub(super) promised: Vec<LoadShare>,
     pub(super) slots: Vec<Option<u32>>,
     /// Seconds for a prompt token at their mean rate.
     pub(super) mean_prompt_token: f64,
@@ -79,7 +79,7 @@ impl Line {
         self.queue.is_empty()
     }
 
-    pub(super) fn promised(&self) -> &[Load] {
+    pub(super) fn promised(&self) -> &[LoadShare] {
         &self.promised
     }
 
@@ -109,11 +109,11 @@ impl Line {
         &mut self,
         now: Duration,
         mut workers: Workers,
-        mut choose: impl FnMut(usize, &[Load]) -> (usize, u32, u32),
+        mut choose: impl FnMut(usize, &[LoadShare]) -> (usize, u32, u32),
     ) -> Vec<Sent> {
         let max = self.max_worker_queued_tokens;
         let mut is_waited_for = vec![false; workers.loads.len()];
-        let mut waiting = vec![Load::default(); workers.loads.len()];
+        let mut waiting = vec![LoadShare::default(); workers.loads.len()];
         let mut sent = Vec::new();
         let room = workers.room(max);
         let look = |request: &usize, _| {
@@ -122,12 +122,13 @@ impl Line {
                 return Look::Full;
             }
             let behind = workers.loads.iter().zip(&workers.promised);
-            let behind: Vec<Load> = behind.map(|(load, peers)| load.plus(peers)).collect();
+            let behind: Vec<LoadShare> = behind.map(|(load, peers)| load.plus(*peers)).collect();
             let (worker, prompt_tokens, uncached_tokens) = choose(*request, &behind);
             let is_sent = is_open(worker);
-            workers.loads[worker].add(prompt_tokens, uncached_tokens);
+            let one = LoadShare::of_request(prompt_tokens, uncached_tokens);
+            workers.loads[worker] = workers.loads[worker].plus(one);
             if !is_sent {
-                waiting[worker].add(prompt_tokens, uncached_tokens);
+                waiting[worker] = waiting[worker].plus(one);
                 is_waited_for[worker] = true;
                 return Look::Wait;
             }

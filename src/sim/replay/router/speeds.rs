@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use super::load::Load;
 use crate::fleet;
+use crate::fleet::load::LoadShare;
 use crate::fleet::speed::{Learner, LoadNow, OwnSpeed, Passed, Seen, Speed};
 
 /// What a router knows of the workers' prefill rates.
@@ -98,8 +98,8 @@ impl Speeds {
 /// What a router knows of one worker.
 #[derive(Clone, Copy)]
 pub(super) struct Loads<'a> {
-    pub(super) own: &'a Load,
-    pub(super) peers: &'a Load,
+    pub(super) own: &'a LoadShare,
+    pub(super) peers: &'a LoadShare,
     /// What its engine says.
     pub(super) reported: &'a fleet::load::Load,
 }
