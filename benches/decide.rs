@@ -47,9 +47,9 @@ use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
 use warmroute::peers::routed::RoutedPrompts;
 use warmroute::relay::Caches;
-use warmroute::relay::cached_prefix::CachedPrefixes;
 use warmroute::relay::fleet_view::{FleetView, Task};
-use warmroute::relay::prompt_blocks::{Prompt, TokenBlocks};
+use warmroute::relay::prompt::cached_prefix::CachedPrefixes;
+use warmroute::relay::prompt::prompt_blocks::{Prompt, TokenBlocks};
 use warmroute::routing::{self, Request};
 
 const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();

@@ -57,7 +57,7 @@ use crate::kv::{grpc, zmq};
 use crate::observe::metrics::Registry;
 use crate::observe::{self, process};
 use crate::peers::routed::RoutedPrompts;
-use crate::relay::tokens::Tokens;
+use crate::relay::prompt::tokens::Tokens;
 use crate::relay::usage::Usage;
 use crate::relay::{Caches, Queues, Relay};
 use crate::responses::{Mode, Responses};

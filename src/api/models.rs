@@ -12,7 +12,7 @@ use crate::fleet::Snapshot;
 use crate::limits::TenantLimits;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
-use crate::relay::target::{Name, Names};
+use crate::relay::request::target::{Name, Names};
 use crate::{http, observe, relay};
 
 pub(super) fn list(

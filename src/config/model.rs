@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::one_or_list::{OneOrList, one_or_list};
 use super::tokenizer::{self, Tokenizer};
 use crate::relay::StreamContinuation;
-use crate::relay::target::{Sticky, Target};
+use crate::relay::request::target::{Sticky, Target};
 use crate::routing::{self, Policy, TierCredit};
 
 /// What one model has of its own; the rest is as in `routing`.

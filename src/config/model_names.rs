@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::model::ModelOverride;
 use super::reader::Reader;
-use crate::relay::target::{MAX_FALLBACKS, MAX_TARGETS, NameSettings, Sticky};
+use crate::relay::request::target::{MAX_FALLBACKS, MAX_TARGETS, NameSettings, Sticky};
 
 /// What the entries say of names. `hash_on` is that of all models without their own.
 pub(super) fn of(models: &[ModelOverride], hash_on: &[String]) -> Vec<NameSettings> {

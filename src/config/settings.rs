@@ -50,7 +50,7 @@ pub struct Config {
     /// events and prompts without token ids.
     pub predicted: predicted::Settings,
     /// Tokenization of prompts, for models that have a tokenizer.
-    pub tokenization: relay::tokens::Settings,
+    pub tokenization: relay::prompt::tokens::Settings,
     /// Time-outs and retries of requests.
     pub requests: relay::Settings,
     /// Waiting in the router for the worker where a request costs the least. `off`: requests are sent to it at once, however

@@ -11,7 +11,7 @@ use super::settings::Config;
 use super::tokenizer::{From, Tokenizer};
 use crate::prompt::folder::ModelFolder;
 use crate::prompt::probes::{self, RefusedKind};
-use crate::relay::tokens::Source;
+use crate::relay::prompt::tokens::Source;
 
 /// What is wrong with the tokenizers of a configuration that was not checked.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use prometheus::IntCounterVec;
 use tokio::sync::mpsc;
 use tracing::debug;
 
-use super::body_edit::{self, Edit};
+use super::request::body_edit::{self, Edit};
 use crate::fleet::Worker;
 use crate::observe::metrics::Registry;
 use crate::prompt::Api;

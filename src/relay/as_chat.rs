@@ -5,11 +5,11 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hyper::Response;
 
-use super::body_edit;
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job, NotConvertible, ToolLoss};
 use super::plan::Plan;
+use super::request::body_edit;
 use crate::fleet::{ChatWorkers, Group};
 use crate::http::Body;
 use crate::prompt::Api;

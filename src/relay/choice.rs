@@ -6,16 +6,16 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::cached_prefix::CachedPrefixes;
 use super::chosen::{Chosen, NotDisaggregated};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
-use super::gateway::{CarriedTo, Gateway};
 use super::job::Error;
 use super::kv_transfer::SingleWorkerReason;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
 use super::promised::Promised;
+use super::prompt::cached_prefix::CachedPrefixes;
+use super::request::gateway::{CarriedTo, Gateway};
 use crate::fleet::kv_transfer::BootstrapInfo;
 use crate::fleet::{Group, Role, Worker};
 use crate::http::circuit_breaker::State;

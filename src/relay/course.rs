@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::cuts::{Cut, Cuts};
+use super::failure::cuts::{Cut, Cuts};
+use super::failure::retries::{Attempts, Failure, Step};
 use super::outcome::Stage;
-use super::retries::{Attempts, Failure, Step};
 
 /// The attempts of one request.
 #[derive(Debug)]

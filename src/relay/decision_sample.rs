@@ -3,14 +3,14 @@
 
 use std::time::Instant;
 
-use super::cached_prefix::CachedPrefixes;
 use super::choice::Choice;
 use super::core::Relay;
 use super::decision_log::{LimitsLeft, RecordedDecision};
 use super::fleet_view::{FleetView, Task};
 use super::job::Job;
 use super::plan::Plan;
-use super::standing::StandingCell;
+use super::prompt::cached_prefix::CachedPrefixes;
+use super::request::standing::StandingCell;
 use crate::observe;
 use crate::routing::hindsight::{self, Sent};
 use crate::routing::{Policy, View};

@@ -13,11 +13,11 @@ use hyper::http::response;
 use hyper::{HeaderMap, Method, Request};
 use tokio::time::Sleep;
 
-use super::failure_owner::FailureOwner;
-use super::gateway::{CarriedAnswer, CarriedTo, Handover};
+use super::failure::failure_owner::FailureOwner;
+use super::failure::retries::{Failure, Reuse};
 use super::headers;
 use super::job::Job;
-use super::retries::{Failure, Reuse};
+use super::request::gateway::{CarriedAnswer, CarriedTo, Handover};
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
 use crate::traces::TrySpan;

@@ -14,8 +14,6 @@ use self::types::{
     SpeedExplained, Tokens, Tree,
 };
 pub use self::types::{Explanation, Score};
-use super::body_edit;
-use super::cached_prefix::{self, CachedPrefixes, PrefixSource};
 use super::choice::FailedWorkers;
 use super::chosen::NotDisaggregated;
 use super::core::Relay;
@@ -23,8 +21,10 @@ use super::fleet_view::{FleetView, Task};
 use super::job::Error;
 use super::plan::Plan;
 use super::prefill_decode::Disaggregation;
-use super::prompt_blocks::TokenBlocks;
-use super::tokens::PromptTokens;
+use super::prompt::cached_prefix::{self, CachedPrefixes, PrefixSource};
+use super::prompt::prompt_blocks::TokenBlocks;
+use super::prompt::tokens::PromptTokens;
+use super::request::body_edit;
 use super::wait::Standing;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};

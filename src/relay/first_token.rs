@@ -3,8 +3,8 @@
 use bytes::BytesMut;
 use http_body::Body as _;
 
-use super::engine_answer::{self, Finish};
-use super::first_token_gate::{FirstTokenGate, Verdict};
+use super::answer::engine_answer::{self, Finish};
+use super::answer::first_token_gate::{FirstTokenGate, Verdict};
 use super::{exchange, headers};
 use crate::prompt::Api;
 

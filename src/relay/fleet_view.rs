@@ -6,8 +6,8 @@ use std::time::Instant;
 use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use super::cached_prefix::{CachedPrefixes, TopOwners};
 use super::promised::Promised;
+use super::prompt::cached_prefix::{CachedPrefixes, TopOwners};
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::LoadShare;
 use crate::fleet::{Places, Role, Worker};

@@ -7,9 +7,9 @@ use parking_lot::Mutex;
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
-use super::failure_owner::FailureOwner;
-pub(super) use super::request_outcome::Outcome;
-use super::retries::Failure;
+use super::failure::failure_owner::FailureOwner;
+pub(super) use super::failure::request_outcome::Outcome;
+use super::failure::retries::Failure;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe::metrics;

@@ -12,13 +12,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use tracing::{info, warn};
 
 use super::continuation;
-use super::evidence::SharedEvidence;
-use super::failure_owner::FailureOwner;
+use super::failure::evidence::SharedEvidence;
+use super::failure::failure_owner::FailureOwner;
 use super::hindsight::{Choices, Hindsight};
 use super::metrics::{Families, NONE, Outcome};
 use super::prefill_decode;
-use super::session_key::{KeySource, session_key};
-use super::target::NameSettings;
+use super::request::session_key::{KeySource, session_key};
+use super::request::target::NameSettings;
 use super::usage::CountersByTenant;
 use super::worker_series::SeriesByWorker;
 use crate::fleet::registry::Registry;

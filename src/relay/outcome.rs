@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use super::chosen::NotDisaggregated;
 use super::exchange;
-use super::failure_owner::FailureOwner;
-use super::retries::Failure;
+use super::failure::failure_owner::FailureOwner;
+use super::failure::retries::Failure;
 use super::running::Running;
 use crate::fleet::Worker;
 use crate::observe;

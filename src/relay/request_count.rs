@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 
-use super::engine_answer::Usage;
+use super::answer::engine_answer::Usage;
 use super::metrics::Outcome;
 use super::model::ModelState;
 use super::worker_series::{WorkerSeries, count_unanswered};

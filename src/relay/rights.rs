@@ -3,7 +3,7 @@
 
 use super::core::Relay;
 use super::job::Error;
-use super::target::Name;
+use super::request::target::Name;
 use crate::ids::Tenant;
 
 impl Relay {

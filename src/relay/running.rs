@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::cached_prefix::Caches;
 use super::plan::Plan;
+use super::prompt::cached_prefix::Caches;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};

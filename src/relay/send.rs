@@ -13,10 +13,11 @@ use tracing::warn;
 
 use super::core::Relay;
 use super::exchange::{self, Sending};
+use super::failure::retries::Failure;
+use super::headers;
 use super::job::Job;
 use super::plan::Plan;
-use super::retries::Failure;
-use super::{headers, kv_report_request};
+use super::request::kv_report_request;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe;

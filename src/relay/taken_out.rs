@@ -11,10 +11,10 @@ use serde::Deserialize;
 
 use super::choice::{Choice, FailedWorkers};
 use super::core::Relay;
+use super::failure::retries::{Attempts, Failure};
 use super::job::{Job, ToolLoss};
 use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
-use super::retries::{Attempts, Failure};
 use crate::ids::WorkerId;
 use crate::observe;
 use crate::prompt::Api;

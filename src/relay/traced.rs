@@ -9,11 +9,11 @@ use hyper::StatusCode;
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 
-use super::engine_answer;
+use super::answer::engine_answer;
+use super::answer::usage_reader;
 use super::job::Job;
 use super::metrics::Outcome;
 use super::plan::Plan;
-use super::usage_reader;
 use crate::fleet::Worker;
 use crate::prompt::Api;
 use crate::routing;

@@ -11,7 +11,7 @@ use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::engine_answer;
+use super::answer::engine_answer;
 use super::metrics::Outcome;
 use super::usage_line::{Tokens, UsageLine};
 use crate::ids::{Model, Tenant};

@@ -197,7 +197,7 @@ mod tests {
     use crate::fleet::registry::tests::registry;
     use crate::http::circuit_breaker::State;
     use crate::observe::metrics::Registry;
-    use crate::relay::retries::Failure;
+    use crate::relay::failure::retries::Failure;
 
     fn series(model: &str) -> (Registry, SeriesByWorker) {
         let registry = Registry::default();

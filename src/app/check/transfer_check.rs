@@ -17,8 +17,9 @@ use crate::fleet::{Worker, probe};
 use crate::ids::RequestId;
 use crate::observe;
 use crate::prompt::Api;
+use crate::relay::answer::usage_reader;
+use crate::relay::headers;
 use crate::relay::kv_transfer::{ANSWER_BYTES_MAX, Legs, Rendezvous, Transfer};
-use crate::relay::{headers, usage_reader};
 
 const PATH: &str = "/v1/completions";
 /// Two or three tokens each: several blocks of any usual size.

@@ -17,7 +17,7 @@ use crate::fleet::registry::Registry;
 use crate::http::io_threads::OffloadThread;
 use crate::limits::Limiter;
 use crate::observe;
-use crate::relay::tokens::Tokens;
+use crate::relay::prompt::tokens::Tokens;
 use crate::webhooks::Webhooks;
 
 /// Who may use the operators' pages.

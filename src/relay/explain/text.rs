@@ -144,8 +144,8 @@ mod tests {
     use super::*;
     use crate::fleet::load::LoadShare;
     use crate::http::circuit_breaker::State;
-    use crate::relay::cached_prefix::PrefixSource;
     use crate::relay::explain::types::{LoadShares, SpeedExplained};
+    use crate::relay::prompt::cached_prefix::PrefixSource;
     use crate::routing::cost::Terms;
 
     fn score(worker: &str, cached: Cached, queued_tokens: u64) -> Score {

@@ -5,8 +5,8 @@ use serde::Serialize;
 use crate::fleet::load::LoadShare;
 use crate::http::circuit_breaker;
 use crate::kv::subscriber::TreeState;
-use crate::relay::cached_prefix::PrefixSource;
-use crate::relay::target::TargetReason;
+use crate::relay::prompt::cached_prefix::PrefixSource;
+use crate::relay::request::target::TargetReason;
 use crate::routing::cost::Terms;
 use crate::routing::{Cached, Policy, Reason};
 

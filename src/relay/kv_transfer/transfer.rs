@@ -6,7 +6,7 @@ use super::types::{Answer, Dialect, PrefillResult, Transfer, TransferError, Tran
 use super::{mooncake, moriio, nixl, sglang};
 use crate::fleet::kv_transfer::{BootstrapInfo, Connector};
 use crate::prompt::Api;
-use crate::relay::usage_reader;
+use crate::relay::answer::usage_reader;
 
 pub(super) fn dialect(connector: Connector) -> &'static dyn Dialect {
     match connector {

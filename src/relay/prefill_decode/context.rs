@@ -7,10 +7,10 @@ use super::metrics::ModelMetrics;
 use super::pinned_blocks::PinnedTransfer;
 use crate::relay::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
+use crate::relay::failure::retries::Attempts;
 use crate::relay::job::Job;
 use crate::relay::outcome::PrefillLeg;
 use crate::relay::plan::Plan;
-use crate::relay::retries::Attempts;
 
 #[derive(Clone, Copy)]
 pub(super) struct LegContext<'a> {

@@ -10,9 +10,9 @@ use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use crate::observe;
 use crate::relay::exchange::{self, Sending};
-use crate::relay::failure_owner::FailureOwner;
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::retries::Failure;
 use crate::relay::outcome::{FailedAttempt, Stage};
-use crate::relay::retries::Failure;
 use crate::relay::send::may_refuse_rank;
 use crate::traces::TrySpan;
 

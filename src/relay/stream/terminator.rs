@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 
 use crate::http::sse;
 use crate::prompt::Api;
-use crate::relay::engine_answer::{Finish, last_finish};
-use crate::relay::first_token_gate;
-use crate::relay::request_outcome::Outcome;
+use crate::relay::answer::engine_answer::{Finish, last_finish};
+use crate::relay::answer::first_token_gate;
+use crate::relay::failure::request_outcome::Outcome;
 
 /// The message of the terminal event of a stream that its engine ended without one.
 pub(super) const ENDED_EARLY: &str = "the engine ended the stream before the answer's end";

@@ -13,7 +13,7 @@ use crate::ids::ClientKey;
 use crate::prompt::PeekedBody;
 use crate::queue::Settings;
 use crate::relay::job::{Error, PRIORITY, TTFT_TARGET};
-use crate::relay::tenants::TenantProfile;
+use crate::relay::request::tenants::TenantProfile;
 use crate::units::parse_duration;
 
 /// Names of priorities, as llm-d and the Gateway API's inference extension call them now and before.

@@ -11,7 +11,7 @@ use serde_json::Value;
 use warmroute::fleet::kv_transfer::{BootstrapInfo, Connector};
 use warmroute::prompt::Api;
 use warmroute::relay::kv_transfer::{Legs, Transfer};
-use warmroute::relay::usage_rewriter::UsageRewriter;
+use warmroute::relay::answer::usage_rewriter::UsageRewriter;
 
 fuzz_target!(|input: &[u8]| {
     let Some((choice, bytes)) = input.split_first() else {

@@ -1,0 +1,8 @@
+//! What an engine sends, read without a DOM: its events, its tokens and its usage.
+
+pub mod engine_answer;
+pub(super) mod first_token_gate;
+pub(super) mod plain_events;
+pub(super) mod token_count;
+pub mod usage_reader;
+pub mod usage_rewriter;

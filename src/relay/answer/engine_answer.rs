@@ -1,0 +1,112 @@
+//! What the relay reads of an engine's answer: whether a piece of a stream has a token, and why the answer ended. Its usage:
+//! [`super::usage_reader`]. Pure.
+
+use std::sync::LazyLock;
+
+use memchr::memmem::{self, Finder};
+
+use crate::prompt::Api;
+
+static EMPTY_CONTENT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"content\":\"\""));
+pub(in crate::relay) static BLOCK_DELTA: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"content_block_delta\""));
+static FINISH_REASON: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"finish_reason\""));
+static STOP_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"stop_reason\""));
+pub(in crate::relay) static DELTA: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new(".delta\""));
+
+/// Tokens of one request, as its engine reports them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Usage {
+    pub prompt_tokens: u64,
+    pub cached_tokens: u64,
+    pub output_tokens: u64,
+    /// Of the output, if the engine says it.
+    pub reasoning_tokens: Option<u64>,
+}
+
+/// Why a choice has ended, as its engine says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::relay) enum Finish {
+    /// It goes on.
+    None,
+    Reason,
+    /// The engine gave it up, mostly because it is shut down: vLLM and SGLang say `abort`.
+    Abort,
+}
+
+/// Where the last choice in some events, or in a whole answer, says why it has ended, and what it says. `None` if there is no
+/// choice, or the API has none.
+pub(in crate::relay) fn last_finish(api: Api, answer: &[u8]) -> Option<(usize, Finish)> {
+    let name = match api {
+        Api::Chat | Api::Completions | Api::Generate => &*FINISH_REASON,
+        Api::Messages => &*STOP_REASON,
+        _ => return None,
+    };
+    // Within a text the quotes are escaped.
+    let is_name = |at: &usize| *at > 0 && answer[at - 1] != b'\\';
+    // Forwards: backwards there is no search with vector instructions.
+    let at = name.find_iter(answer).filter(is_name).last()?;
+    let value = answer[at + name.needle().len()..].trim_ascii_start();
+    let value = value.strip_prefix(b":")?.trim_ascii_start();
+    let finish = match value {
+        value if value.starts_with(b"\"abort\"") => Finish::Abort,
+        value if value.starts_with(b"\"") => Finish::Reason,
+        _ => Finish::None,
+    };
+    Some((at, finish))
+}
+
+/// True if a piece of a stream has a token. What engines send before they compute anything has none: a chat
+/// stream's first chunk with the role, the first events of a response, keep-alive comments.
+pub fn is_token(api: Api, data: &[u8]) -> bool {
+    let mut data = data;
+    while data.starts_with(b":") {
+        data = match memmem::find(data, b"\n\n") {
+            Some(end) => &data[end + 2..],
+            None => &[],
+        };
+    }
+    match api {
+        Api::Responses => DELTA.find(data).is_some(),
+        Api::Messages => BLOCK_DELTA.find(data).is_some(),
+        Api::Chat => {
+            let one_event =
+                data.len() < 2 || memmem::find(&data[..data.len() - 2], b"\n\n").is_none();
+            !(data.is_empty() || (one_event && EMPTY_CONTENT.find(data).is_some()))
+        }
+        _ => !data.is_empty(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_sent_before_the_prompt_is_computed_is_no_token() {
+        let role =
+            b"data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+        let token = b"data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n";
+        assert!(!is_token(Api::Chat, role));
+        assert!(is_token(Api::Chat, token));
+        assert!(is_token(Api::Chat, &[&role[..], &token[..]].concat()));
+        assert!(!is_token(Api::Chat, b": ping\n\n"));
+        assert!(is_token(Api::Chat, &[&b": ping\n\n"[..], token].concat()));
+        assert!(!is_token(Api::Chat, &[&b": ping\n\n"[..], role].concat()));
+        assert!(!is_token(Api::Completions, b": ping\n\n: ping\n\n"));
+        assert!(!is_token(
+            Api::Responses,
+            b"event: response.created\ndata: {}\n\n"
+        ));
+        assert!(is_token(
+            Api::Responses,
+            b"data: {\"type\":\"response.output_text.delta\"}\n\n"
+        ));
+        assert!(is_token(
+            Api::Completions,
+            b"data: {\"choices\":[{\"text\":\"a\"}]}\n\n"
+        ));
+    }
+}

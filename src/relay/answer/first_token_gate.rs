@@ -1,0 +1,279 @@
+//! First-token gate: decides when a stream may go to the client. An engine may begin it with comments and a role before it has
+//! computed anything, and report within it what went wrong, such as KV blocks that it could not fetch. Its first token proves
+//! that all is well. Pure.
+
+use std::borrow::Cow;
+use std::sync::LazyLock;
+
+use bytes::Bytes;
+use memchr::memchr;
+use memchr::memmem::{self, Finder};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::engine_answer::{self, Finish};
+use crate::http::sse::Aligner;
+use crate::prompt::Api;
+
+static ERROR: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"error\""));
+
+static CHOICES: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"choices\":"));
+
+/// A stream without a token in its first megabyte is passed on all the same.
+const BYTES_MAX: usize = 1 << 20;
+
+/// What a stream has shown so far.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::relay) enum Verdict {
+    /// Nothing that an engine could not send before it has the prompt.
+    Undecided,
+    /// A token, or a proper end without tokens.
+    Token,
+    /// The engine gave the answer up before its first token.
+    GivenUp,
+    /// The engine reports an error.
+    Error,
+    /// The same, and says that the request is at fault.
+    Refusal,
+}
+
+/// Watches one stream until its first token.
+#[derive(Debug)]
+pub(in crate::relay) struct FirstTokenGate {
+    api: Api,
+    aligner: Aligner,
+    bytes: usize,
+    /// The last choice has not ended.
+    is_unfinished: bool,
+}
+
+impl FirstTokenGate {
+    pub(in crate::relay) fn new(api: Api) -> Self {
+        Self {
+            api,
+            aligner: Aligner::new(BYTES_MAX),
+            bytes: 0,
+            is_unfinished: false,
+        }
+    }
+
+    /// Takes the next piece of the stream, cut anywhere.
+    pub(in crate::relay) fn on_data(&mut self, data: &Bytes) -> Verdict {
+        self.bytes += data.len();
+        let events = self.aligner.push(data.clone());
+        let seen = self.first_in(&events);
+        match seen {
+            Verdict::Undecided if self.bytes > BYTES_MAX => Verdict::Token,
+            seen => seen,
+        }
+    }
+
+    fn first_in(&mut self, events: &[u8]) -> Verdict {
+        let mut start = 0;
+        while start < events.len() {
+            let end = memmem::find(&events[start..], b"\n\n")
+                .map_or(events.len(), |blank| start + blank + 2);
+            let seen = self.verdict_of(&events[start..end]);
+            if seen != Verdict::Undecided {
+                return seen;
+            }
+            start = end;
+        }
+        Verdict::Undecided
+    }
+
+    fn verdict_of(&mut self, event: &[u8]) -> Verdict {
+        let (name, data) = parts(event);
+        let is_error = match self.api {
+            Api::Responses => matches!(name, b"error" | b"response.failed"),
+            Api::Messages => name == b"error",
+            _ => false,
+        };
+        match error_of(data) {
+            Some(true) => return Verdict::Refusal,
+            Some(false) => return Verdict::Error,
+            None if is_error => return Verdict::Error,
+            None => {}
+        }
+        let is_done = data == b"[DONE]";
+        match engine_answer::last_finish(self.api, event) {
+            Some((_, Finish::Abort)) => return Verdict::GivenUp,
+            Some((_, finish)) => self.is_unfinished = finish == Finish::None,
+            None => {}
+        }
+        let is_end = is_done
+            || matches!(
+                name,
+                b"response.completed" | b"response.incomplete" | b"message_stop"
+            );
+        if is_end && self.is_unfinished {
+            return Verdict::GivenUp;
+        }
+        let has_token = !data.is_empty()
+            && engine_answer::is_token(self.api, event)
+            && !(self.is_unfinished && has_no_choice(data));
+        if is_end || has_token {
+            return Verdict::Token;
+        }
+        Verdict::Undecided
+    }
+}
+
+/// Whether a chunk has the usage and no choice.
+fn has_no_choice(data: &[u8]) -> bool {
+    CHOICES.find(data).is_some_and(|at| {
+        let value = data[at + CHOICES.needle().len()..].trim_ascii_start();
+        value.starts_with(b"[]")
+    })
+}
+
+/// An event's name and data; engines write each on one line.
+fn parts(event: &[u8]) -> (&[u8], &[u8]) {
+    let (mut name, mut data): (&[u8], &[u8]) = (b"", b"");
+    let mut rest = event;
+    while !rest.is_empty() {
+        let end = memchr(b'\n', rest).unwrap_or(rest.len());
+        let line = &rest[..end];
+        rest = &rest[(end + 1).min(rest.len())..];
+        if let Some(text) = line.strip_prefix(b"event:") {
+            name = text.trim_ascii();
+        } else if let Some(text) = line.strip_prefix(b"data:") {
+            data = text.trim_ascii();
+        }
+    }
+    (name, data)
+}
+
+/// Whether some whole events of a stream have an error of the engine, which is not one of the request.
+pub(in crate::relay) fn has_engine_error(api: Api, events: &[u8]) -> bool {
+    if matches!(api, Api::Responses | Api::Other) || ERROR.find(events).is_none() {
+        return false;
+    }
+    let lines = events.split(|byte| *byte == b'\n');
+    let mut data = lines.filter_map(|line| line.strip_prefix(b"data:"));
+    data.any(|data| error_of(data.trim_ascii()) == Some(false))
+}
+
+/// Whether the request is at fault, if data is an object with a top-level `error` that is not null.
+fn error_of(data: &[u8]) -> Option<bool> {
+    #[derive(Deserialize)]
+    struct Wire<'a> {
+        #[serde(default, borrow)]
+        error: Option<&'a RawValue>,
+    }
+    #[derive(Deserialize)]
+    struct Coded {
+        code: u16,
+    }
+    #[derive(Deserialize)]
+    struct Typed<'a> {
+        #[serde(borrow)]
+        r#type: Cow<'a, str>,
+    }
+    ERROR.find(data)?;
+    let error = serde_json::from_slice::<Wire<'_>>(data).ok()?.error?.get();
+    // Engines write the status as the code, and the type as OpenAI or as Python names it.
+    let coded = serde_json::from_str::<Coded>(error);
+    let typed = serde_json::from_str::<Typed<'_>>(error);
+    let is_refusal = |text: &str| {
+        let text = text.to_ascii_lowercase().replace('_', "");
+        text.contains("invalidrequest") || text.contains("badrequest")
+    };
+    Some(match coded {
+        Ok(Coded { code }) => (400..500).contains(&code),
+        Err(_) => typed.is_ok_and(|typed| is_refusal(&typed.r#type)),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const ROLE: &str =
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\",\"content\":\"\"}}]}\n\n";
+    const TOKEN: &str = "data: {\"choices\":[{\"delta\":{\"content\":\"an \\\"error\\\"\"}}]}\n\n";
+    const ERROR: &str =
+        "data: {\"error\":{\"message\":\"Internal server error\",\"code\":500}}\n\n";
+    const DONE: &str = "data: [DONE]\n\n";
+    const CREATED: &str = "event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"error\":null}}\n\n";
+    const DELTA: &str = "event: response.output_text.delta\ndata: {\"type\":\"response.output_text.delta\",\"delta\":\"a\"}\n\n";
+
+    /// The verdict on a stream in one piece, and in two, wherever it is cut.
+    fn check(api: Api, events: &[&str], expected: Verdict) {
+        let whole = events.concat();
+        for cut in 0..=whole.len() {
+            let mut gate = FirstTokenGate::new(api);
+            let mut seen = Verdict::Undecided;
+            for piece in [&whole[..cut], &whole[cut..]] {
+                if seen == Verdict::Undecided {
+                    seen = gate.on_data(&Bytes::copy_from_slice(piece.as_bytes()));
+                }
+            }
+            assert_eq!(seen, expected, "{whole} cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn a_token_is_distinguished_from_earlier_events_and_from_errors() {
+        check(Api::Chat, &[ROLE], Verdict::Undecided);
+        check(Api::Chat, &[": ping\n\n", ROLE], Verdict::Undecided);
+        check(Api::Chat, &[ROLE, TOKEN], Verdict::Token);
+        check(Api::Chat, &[ROLE, ERROR, DONE], Verdict::Error);
+        check(Api::Chat, &[ROLE, TOKEN, ERROR], Verdict::Token);
+        for refusal in [
+            "data: {\"error\":{\"message\":\"too long\",\"code\":400}}\n\n",
+            "data: {\"error\":{\"type\":\"invalid_request_error\",\"code\":\"context_length\"}}\n\n",
+            "data: {\"error\":{\"type\":\"BadRequestError\",\"code\":null}}\n\n",
+        ] {
+            check(Api::Chat, &[ROLE, refusal], Verdict::Refusal);
+        }
+        for error in [
+            "1",
+            "\"no\"",
+            "{\"code\":\"400\"}",
+            "{\"code\":503,\"type\":\"BadRequest\"}",
+        ] {
+            let event = format!("data: {{\"error\":{error}}}\n\n");
+            check(Api::Chat, &[&event], Verdict::Error);
+        }
+        check(Api::Chat, &[ROLE, DONE], Verdict::Token);
+        check(Api::Completions, &[ERROR, DONE], Verdict::Error);
+        check(
+            Api::Completions,
+            &["data: {\"choices\":[{\"text\":\"a\"}]}\n\n"],
+            Verdict::Token,
+        );
+        check(Api::Responses, &[CREATED], Verdict::Undecided);
+        check(Api::Responses, &[CREATED, DELTA], Verdict::Token);
+        check(
+            Api::Responses,
+            &[CREATED, "event: response.failed\ndata: {}\n\n"],
+            Verdict::Error,
+        );
+        check(
+            Api::Responses,
+            &[CREATED, "event: response.completed\ndata: {}\n\n"],
+            Verdict::Token,
+        );
+    }
+
+    #[test]
+    fn a_long_stream_without_a_token_is_passed_on() {
+        let mut gate = FirstTokenGate::new(Api::Responses);
+        let long = Bytes::from(vec![b' '; BYTES_MAX]);
+        assert_eq!(gate.on_data(&long), Verdict::Undecided);
+        assert_eq!(gate.on_data(&long), Verdict::Token);
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(pieces in proptest::collection::vec("(data:|event:|\n|\\{\"error\":1\\}|é| ){0,6}", 0..6)) {
+            let mut gate = FirstTokenGate::new(Api::Chat);
+            for piece in pieces {
+                let _ = gate.on_data(&Bytes::from(piece));
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Evidence against workers: failures that a request may have caused as well as its worker (a status of 500, a
+//! connection that was cut, a time-out). One client's requests alone must not open a circuit breaker and take the
+//! worker away from everybody else.
+//!
+//! Such a failure counts against the worker
+//! - if requests of several clients failed at it without a success in between,
+//! - if its health check fails, too, or
+//! - if the one client's requests fail at this worker [`SHARE_FACTOR`] times as often as at the others, or
+//! - if it is the trial of a half-open circuit breaker, and no request of its client failed before.
+//!
+//! What fails while a circuit breaker is open was sent before, and says nothing new of the worker.
+//!
+//! The machine is pure; [`SharedEvidence`] lets requests pass without a lock while nothing fails.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use crate::http::circuit_breaker::State;
+use crate::ids::{ClientKey, WorkerId};
+
+/// How many times as often one client's requests must fail at a worker as elsewhere.
+pub(in crate::relay) const SHARE_FACTOR: f64 = 5.0;
+/// Evidence is forgotten after this time: the requests of a minute describe the state of now.
+const WINDOW: Duration = Duration::from_secs(60);
+/// Clients and workers that are remembered; with more, the evidence starts anew. A minute of failures of this many
+/// clients speaks against the workers long before.
+const ENTRIES_MAX: usize = 4_096;
+
+/// Failures of one worker since its last success.
+#[derive(Debug)]
+struct Row {
+    since: Instant,
+    /// The first client, and whether there was another one.
+    client: ClientKey,
+    has_several_clients: bool,
+    /// Failures that were not counted against the worker yet.
+    uncounted: u32,
+}
+
+/// One client's requests since its first failure.
+#[derive(Debug)]
+struct Suspect {
+    since: Instant,
+    by_worker: SmallVec<[(WorkerId, Tally); 4]>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    failed: u32,
+    succeeded: u32,
+}
+
+impl Tally {
+    /// The expected share of failures (Laplace's rule of succession): a half without any request, so that a client
+    /// whose requests ran nowhere else proves nothing.
+    fn share(self) -> f64 {
+        let failed = f64::from(self.failed);
+        (failed + 1.0) / (failed + f64::from(self.succeeded) + 2.0)
+    }
+}
+
+/// The failures and successes that matter. Times are arguments.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct Evidence {
+    rows: FxHashMap<WorkerId, Row>,
+    suspects: FxHashMap<ClientKey, Suspect>,
+}
+
+impl Evidence {
+    /// Takes a failure at a worker whose circuit breaker is in this state. Returns how many failures count against the worker
+    /// now; 0 if the request is to blame.
+    pub(in crate::relay) fn on_failure(
+        &mut self,
+        now: Instant,
+        worker: WorkerId,
+        client: ClientKey,
+        breaker: State,
+        is_unhealthy: bool,
+    ) -> u32 {
+        self.forget_old(now);
+        let has_failed_before = self.suspects.contains_key(&client);
+        let suspect = self.suspects.entry(client).or_insert_with(|| Suspect {
+            since: now,
+            by_worker: SmallVec::new(),
+        });
+        suspect.tally(worker).failed += 1;
+        let stands_out = suspect.stands_out(worker);
+        if breaker == State::Open {
+            return 0;
+        }
+        let is_first_trial = breaker == State::HalfOpen && !has_failed_before;
+        let row = self.rows.entry(worker).or_insert(Row {
+            since: now,
+            client,
+            has_several_clients: false,
+            uncounted: 0,
+        });
+        row.has_several_clients |= row.client != client;
+        row.uncounted += 1;
+        match is_unhealthy || row.has_several_clients || stands_out || is_first_trial {
+            true => std::mem::take(&mut row.uncounted),
+            false => 0,
+        }
+    }
+
+    /// Takes a success: the worker's failures in a row end, and the client's share of failures sinks.
+    pub(in crate::relay) fn on_success(&mut self, worker: WorkerId, client: ClientKey) {
+        self.rows.remove(&worker);
+        if let Some(suspect) = self.suspects.get_mut(&client) {
+            suspect.tally(worker).succeeded += 1;
+        }
+    }
+
+    /// The worker's circuit breaker has opened: what made it open does not count against the worker once more.
+    pub(in crate::relay) fn on_opened(&mut self, worker: WorkerId) {
+        self.rows.remove(&worker);
+    }
+
+    fn forget_old(&mut self, now: Instant) {
+        let is_recent = |since: Instant| now.saturating_duration_since(since) < WINDOW;
+        self.rows.retain(|_, row| is_recent(row.since));
+        self.suspects.retain(|_, it| is_recent(it.since));
+        if self.rows.len() >= ENTRIES_MAX || self.suspects.len() >= ENTRIES_MAX {
+            *self = Self::default();
+        }
+    }
+}
+
+impl Suspect {
+    fn tally(&mut self, worker: WorkerId) -> &mut Tally {
+        let found = self.by_worker.iter().position(|(id, _)| *id == worker);
+        let index = found.unwrap_or_else(|| {
+            self.by_worker.push((worker, Tally::default()));
+            self.by_worker.len() - 1
+        });
+        &mut self.by_worker[index].1
+    }
+
+    /// True if the client's requests fail at this worker much more often than at the others.
+    fn stands_out(&self, worker: WorkerId) -> bool {
+        let (mut here, mut elsewhere) = (Tally::default(), Tally::default());
+        for (id, tally) in &self.by_worker {
+            let sum = if *id == worker {
+                &mut here
+            } else {
+                &mut elsewhere
+            };
+            sum.failed += tally.failed;
+            sum.succeeded += tally.succeeded;
+        }
+        here.share() >= SHARE_FACTOR * elsewhere.share()
+    }
+}
+
+/// Evidence that concurrent requests share.
+#[derive(Debug, Default)]
+pub(in crate::relay) struct SharedEvidence {
+    /// A bit for each worker with failures and each client under suspicion, by their numbers modulo 64. Requests
+    /// whose bits are not set take no lock.
+    filter: AtomicU64,
+    evidence: Mutex<Evidence>,
+}
+
+impl SharedEvidence {
+    /// As [`Evidence::on_failure`].
+    pub(in crate::relay) fn on_failure(
+        &self,
+        now: Instant,
+        worker: WorkerId,
+        client: ClientKey,
+        breaker: State,
+        is_unhealthy: bool,
+    ) -> u32 {
+        let mut evidence = self.evidence.lock();
+        let failures = evidence.on_failure(now, worker, client, breaker, is_unhealthy);
+        let workers = evidence.rows.keys().map(|worker| bit(u64::from(worker.0)));
+        let clients = evidence.suspects.keys().map(|client| bit(client.0));
+        let filter = workers.chain(clients).fold(0, |bits, bit| bits | bit);
+        self.filter.store(filter, Relaxed);
+        failures
+    }
+
+    pub(in crate::relay) fn on_opened(&self, worker: WorkerId) {
+        self.evidence.lock().on_opened(worker);
+    }
+
+    pub(in crate::relay) fn on_success(&self, worker: WorkerId, client: ClientKey) {
+        let filter = self.filter.load(Relaxed);
+        if filter & (bit(u64::from(worker.0)) | bit(client.0)) != 0 {
+            self.evidence.lock().on_success(worker, client);
+        }
+    }
+}
+
+fn bit(number: u64) -> u64 {
+    1 << (number % 64)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::observe;
+
+    const A: WorkerId = WorkerId(0);
+    const B: WorkerId = WorkerId(1);
+    const GUILTY: ClientKey = ClientKey(1);
+    const OTHER: ClientKey = ClientKey(2);
+
+    #[test]
+    fn one_clients_failures_count_against_no_worker() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        for worker in [A, B, WorkerId(2), WorkerId(3)]
+            .into_iter()
+            .cycle()
+            .take(40)
+        {
+            assert_eq!(
+                evidence.on_failure(now, worker, GUILTY, State::Closed, false),
+                0
+            );
+        }
+    }
+
+    #[test]
+    fn a_second_clients_failure_makes_all_in_the_row_count() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.on_failure(now, A, OTHER, State::Closed, false), 3);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 1);
+    }
+
+    #[test]
+    fn a_success_between_two_clients_failures_ends_the_row() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        evidence.on_success(A, OTHER);
+        assert_eq!(evidence.on_failure(now, A, OTHER, State::Closed, false), 0);
+    }
+
+    #[test]
+    fn failures_of_a_worker_whose_health_check_fails_count() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, true), 2);
+    }
+
+    #[test]
+    fn one_clients_failures_count_if_its_requests_succeed_elsewhere() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        for _ in 0..2 {
+            assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+            (0..3).for_each(|_| evidence.on_success(B, GUILTY));
+        }
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 3);
+        // B fails as often as A does: the request is to blame.
+        (0..9)
+            .for_each(|_| assert_eq!(evidence.on_failure(now, B, GUILTY, State::Closed, false), 0));
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+    }
+
+    #[test]
+    fn a_trial_counts_if_its_client_never_failed_and_not_if_it_fails_everywhere() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        let trial = |evidence: &mut Evidence, client| {
+            evidence.on_failure(now, A, client, State::HalfOpen, false)
+        };
+        assert_eq!(trial(&mut evidence, GUILTY), 1);
+        evidence.on_opened(A);
+        (0..9).for_each(|_| assert_eq!(trial(&mut evidence, GUILTY), 0));
+        // A second client speaks against the worker.
+        assert!(trial(&mut evidence, OTHER) > 0);
+    }
+
+    #[test]
+    fn what_fails_while_the_breaker_is_open_makes_no_trial_count() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        for client in [GUILTY, OTHER, ClientKey(3)] {
+            let counted = evidence.on_failure(now, A, client, State::Open, false);
+            assert_eq!(counted, 0);
+        }
+        assert_eq!(
+            evidence.on_failure(now, A, GUILTY, State::HalfOpen, false),
+            0
+        );
+    }
+
+    #[test]
+    fn evidence_is_forgotten_after_a_minute() {
+        let (mut evidence, now) = (Evidence::default(), observe::now());
+        assert_eq!(evidence.on_failure(now, A, GUILTY, State::Closed, false), 0);
+        let later = now + WINDOW;
+        assert_eq!(
+            evidence.on_failure(later, A, OTHER, State::Closed, false),
+            0
+        );
+        assert_eq!((evidence.rows.len(), evidence.suspects.len()), (1, 1));
+    }
+
+    #[test]
+    fn requests_of_others_take_no_lock() {
+        let shared = SharedEvidence::default();
+        let now = observe::now();
+        shared.on_failure(now, A, GUILTY, State::Closed, false);
+        let _held = shared.evidence.lock();
+        // It would wait for ever.
+        shared.on_success(WorkerId(5), ClientKey(6));
+    }
+
+    proptest! {
+        /// Whatever one client does among others whose requests all succeed, and however its own requests are spread:
+        /// if they fail alike everywhere, no worker is blamed.
+        #[test]
+        fn a_client_that_fails_everywhere_blames_nobody(
+            steps in proptest::collection::vec((0u32..6, any::<bool>()), 0..200),
+        ) {
+            let (mut evidence, now) = (Evidence::default(), observe::now());
+            for (worker, is_guilty) in steps {
+                let worker = WorkerId(worker);
+                match is_guilty {
+                    true => prop_assert_eq!(evidence.on_failure(now, worker, GUILTY, State::Closed, false), 0),
+                    false => evidence.on_success(worker, OTHER),
+                }
+            }
+        }
+    }
+}

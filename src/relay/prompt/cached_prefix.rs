@@ -1,0 +1,276 @@
+//! The prefix of a prompt that is cached at each place that the request can be sent to, a worker or one of its dp ranks: exactly, if the worker's KV events
+//! reach the router and the prompt's tokens are known; else predicted from what the worker was sent.
+
+mod reported;
+mod top;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+pub use self::reported::PrefixSource;
+use self::reported::ReportedPrefixes;
+pub(in crate::relay) use self::reported::cached;
+use self::top::Top;
+use super::prompt_blocks::{Prompt, TokenBlocks};
+use crate::fleet::Places;
+use crate::ids::Block;
+use crate::kv::indexes::PrefixIndexes;
+use crate::kv::predicted::PredictedIndex;
+use crate::kv::prefix_owners::PrefixOwner;
+use crate::kv::subscriber::{StatusBoard, StatusSnapshot};
+use crate::kv::tokenizer_check::{Subject, TokenizerCheck};
+use crate::kv::unconfirmed::UnconfirmedBlocks;
+use crate::peers::routed::RoutedPrompts;
+use crate::routing::{Cached, TierCredit};
+
+/// What is known of the workers' caches.
+#[derive(Clone, Debug)]
+pub struct Caches {
+    /// Blocks that workers reported.
+    pub indexes: Arc<PrefixIndexes>,
+    /// Which workers' KV events the router receives.
+    pub board: Arc<StatusBoard>,
+    /// Blocks that workers were just sent and have not reported yet.
+    pub unconfirmed: Arc<UnconfirmedBlocks>,
+    /// Blocks that workers were sent.
+    pub predicted: Arc<PredictedIndex>,
+    /// Which engines tokenize like the router.
+    pub tokenizer_check: Arc<TokenizerCheck>,
+    /// Announces this replica's choices to the other replicas.
+    pub routed: Arc<RoutedPrompts>,
+}
+
+/// The cached prefixes of one prompt, for workers of every role. The longest ones are looked up at
+/// once, the others when asked for.
+pub struct CachedPrefixes<'a> {
+    places: Places<'a>,
+    caches: &'a Caches,
+    statuses: StatusSnapshot<'a>,
+    blocks: &'a [Block],
+    /// None if the prompt's tokens are not known.
+    exact: Option<ReportedPrefixes>,
+    /// The kind of prompt, while some engines' events show other tokens than the router's.
+    suspected: Option<Subject>,
+    /// Predicted tokens of the places with the longest predicted prefixes.
+    predicted: SmallVec<[(usize, u32); 8]>,
+    /// No other worker is predicted to have more blocks than this: as many as the last owner found, or
+    /// none if fewer owners were found than asked for.
+    others_max_blocks: usize,
+    max_owners: usize,
+    seed: u64,
+}
+
+/// The places with the longest cached prefixes among some.
+#[derive(Debug)]
+pub struct TopOwners {
+    /// Counted from the first of those.
+    places: SmallVec<[usize; 8]>,
+    others_max: u32,
+}
+
+impl TopOwners {
+    pub fn places(&self) -> &[usize] {
+        &self.places
+    }
+
+    /// No other place has more, in tokens in the GPU.
+    pub fn others_max(&self) -> u32 {
+        self.others_max
+    }
+}
+
+impl<'a> CachedPrefixes<'a> {
+    pub fn new(
+        places: impl Into<Places<'a>>,
+        caches: &'a Caches,
+        prompt: &'a Prompt,
+        credit: &TierCredit,
+        max_owners: usize,
+        seed: u64,
+    ) -> Self {
+        let places = places.into();
+        let group = places.group();
+        // If workers have roles, each role gets its longest prefixes.
+        let has_roles = group.decode_only + group.prefill_only > 0;
+        let search_limit = max_owners.saturating_mul(if has_roles { 2 } else { 1 });
+        let unconfirmed = &caches.unconfirmed;
+        let exact = prompt.exact.as_ref();
+        let mut prefixes = Self {
+            places,
+            caches,
+            statuses: caches.board.snapshot(),
+            blocks: &prompt.blocks,
+            exact: exact.map(|tokens| {
+                ReportedPrefixes::find(tokens, places, unconfirmed, credit, search_limit)
+            }),
+            suspected: match exact {
+                Some(tokens) if caches.tokenizer_check.has_mismatches() => {
+                    Some(tokens.subject(group))
+                }
+                _ => None,
+            },
+            predicted: SmallVec::new(),
+            others_max_blocks: 0,
+            max_owners,
+            seed,
+        };
+        let before_image = exact.and_then(TokenBlocks::tokens_before_image);
+        let all_report = prefixes.statuses.all_report() && !group.event_ranks.contains(&0);
+        let is_whole = prefixes.exact.is_some() && before_image.is_none();
+        // With exact knowledge of all workers there is nothing to predict.
+        if !is_whole || prefixes.suspected.is_some() || !all_report {
+            prefixes.predict(search_limit, before_image);
+        }
+        prefixes
+    }
+
+    fn predict(&mut self, search_limit: usize, before_image: Option<u32>) {
+        let predicted = &self.caches.predicted;
+        let owners = predicted.overlap(self.blocks, search_limit, self.seed);
+        self.others_max_blocks = match owners.last() {
+            Some(last) if owners.len() == search_limit => last.blocks as usize,
+            _ => 0,
+        };
+        if let Some(before_image) = before_image {
+            self.predict_after_image(before_image, &owners);
+        }
+        for owner in owners {
+            // None for a worker that is down or serves another model now.
+            if let Some(place) = self.places.of_cache_owner(owner.worker)
+                && !self.is_exact(place)
+            {
+                let tokens = self.tokens_of(owner.blocks);
+                self.predicted.push((place, tokens));
+            }
+        }
+    }
+
+    /// Events after an image cannot be compared with the prompt. A worker that has everything before the
+    /// image is predicted to have what it was sent after it.
+    fn predict_after_image(&mut self, before_image: u32, owners: &[PrefixOwner]) {
+        for owner in owners {
+            let tokens = self.tokens_of(owner.blocks);
+            let place = self.places.of_cache_owner(owner.worker);
+            let (Some(exact), Some(place)) = (&mut self.exact, place) else {
+                continue;
+            };
+            let credit = exact.get(place).map_or(0, |prefix| prefix.credit);
+            if (before_image..tokens).contains(&credit) {
+                let prefix = exact.entry(place);
+                prefix.set_in_gpu(tokens, PrefixSource::Predicted);
+            }
+        }
+    }
+
+    /// The longest cached prefixes among the places of a range.
+    pub fn owners(&self, among: Range<usize>) -> TopOwners {
+        let predicted = self.predicted.iter().map(|(place, _)| *place);
+        let mut places: SmallVec<[usize; 8]> = predicted
+            .filter(|place| among.contains(place))
+            .map(|place| place - among.start)
+            .collect();
+        let mut others_max = self.tokens_of(self.others_max_blocks as u32);
+        if let Some(exact) = &self.exact {
+            let mut top = Top::new(self.max_owners);
+            for prefix in exact.with_credit() {
+                let place = prefix.place as usize;
+                if !among.contains(&place) {
+                    continue;
+                }
+                let key = (prefix.credit, order_of(self.seed, prefix.place));
+                // `is_exact` comes last: most workers fail the cheap check before it.
+                if top.accepts(key) && self.is_exact(place) {
+                    top.add(key, place);
+                }
+            }
+            others_max = others_max.max(top.others_max());
+            places.extend(top.places().map(|place| place - among.start));
+        }
+        TopOwners { places, others_max }
+    }
+
+    /// All places.
+    pub(in crate::relay) fn places(&self) -> Places<'a> {
+        self.places
+    }
+
+    /// Whether KV events decide what counts as cached at a place, even if they only say that nothing
+    /// can be relied on now.
+    pub(in crate::relay) fn is_exact(&self, place: usize) -> bool {
+        let ranks = self.places.event_ranks(place);
+        let has_events = self.exact.is_some() && ranks > 0;
+        has_events
+            && (self.statuses.all_report() || self.reports(place, ranks))
+            && self.is_trusted(place)
+    }
+
+    fn reports(&self, place: usize, ranks: u32) -> bool {
+        let worker = self.places.worker(place).id;
+        match self.places.rank(place) {
+            None => self.statuses.reports(worker, ranks),
+            Some(rank) => self.statuses.rank_reports(worker, rank),
+        }
+    }
+
+    /// Whether a worker's engine is not known to tokenize differently.
+    pub(in crate::relay) fn is_trusted(&self, place: usize) -> bool {
+        let worker = self.places.worker(place).id;
+        let tokenizer_check = &self.caches.tokenizer_check;
+        self.suspected
+            .as_ref()
+            .is_none_or(|subject| tokenizer_check.trusts(subject, worker))
+    }
+
+    pub(in crate::relay) fn source(&self, place: usize) -> PrefixSource {
+        match &self.exact {
+            Some(exact) if self.is_exact(place) => exact
+                .get(place)
+                .map_or(PrefixSource::Exact, |prefix| prefix.source),
+            _ => PrefixSource::Predicted,
+        }
+    }
+
+    pub fn cached(&self, place: usize) -> Cached {
+        match &self.exact {
+            Some(exact) if self.is_exact(place) => exact
+                .get(place)
+                .map_or(Cached::default(), |prefix| prefix.cached),
+            _ => Cached::in_gpu(self.predicted_tokens(place)),
+        }
+    }
+
+    fn predicted_tokens(&self, place: usize) -> u32 {
+        let mut predicted = self.predicted.iter();
+        if let Some((_, tokens)) = predicted.find(|(owner, _)| *owner == place) {
+            return *tokens;
+        }
+        if self.others_max_blocks == 0 {
+            return 0;
+        }
+        // Usually the worker has all of them, which takes one lookup: a system prompt cached everywhere.
+        let blocks = &self.blocks[..self.others_max_blocks];
+        let owner = self.places.cache_owner(place);
+        self.tokens_of(self.caches.predicted.depth(owner, blocks))
+    }
+
+    /// Tokens of the prompt's first text blocks.
+    fn tokens_of(&self, blocks: u32) -> u32 {
+        (blocks as usize)
+            .checked_sub(1)
+            .map_or(0, |last| self.blocks[last].end_tokens)
+    }
+}
+
+impl fmt::Debug for CachedPrefixes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CachedPrefixes").finish_non_exhaustive()
+    }
+}
+
+/// Another order of places for each request, so that ties do not always fall on the same ones.
+fn order_of(seed: u64, place: u32) -> u64 {
+    (seed ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}

@@ -1,0 +1,11 @@
+//! What came: the fields that are read and changed in a body, the names of models, whose request it is.
+
+pub(super) mod body_edit;
+pub(super) mod gateway;
+pub(super) mod kv_report_request;
+pub(super) mod output_cap;
+pub(super) mod session_key;
+pub(super) mod standing;
+pub mod target;
+pub(super) mod tenants;
+pub(super) mod usage_option;
