@@ -40,13 +40,13 @@ use self::websocket::open::Open;
 use crate::admin::Readiness;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
-use crate::ids::{ClientKey, RequestId, Tenant};
+use crate::ids::{ClientKey, RequestId};
 use crate::limits::{Standing, TenantLimits};
 use crate::observe::metrics::Registry;
 use crate::openai::error::{ApiError, ErrorShape};
 use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
 use crate::prompt;
-use crate::relay::{Relay, StandingCell, SummaryCell};
+use crate::relay::{Relay, RequestContext, StandingCell};
 use crate::responses::{ClientRequest, Endpoint, Mode, Responses};
 use crate::{http, observe, relay};
 
@@ -70,13 +70,10 @@ pub struct ApiServer {
 }
 
 /// Who sent a request, and how it is named and logged.
-#[derive(Clone, Copy)]
 struct Caller<'a> {
+    context: RequestContext,
     admitted: &'a Admitted,
-    client: ClientKey,
-    id: RequestId,
     client_id: &'a HeaderValue,
-    summary: Option<&'a SummaryCell>,
     standing: Option<&'a StandingCell>,
 }
 
@@ -271,15 +268,17 @@ impl ApiServer {
         }
         let limits = self.relay.tenants().of(admitted.tenant).limits.as_ref();
         let cell = limits.map(|_| StandingCell::default());
+        let client = match self.tenants.require_keys() {
+            true => ClientKey::of_tenant(admitted.tenant),
+            false => ClientKey::of_address(address),
+        };
         let caller = Caller {
-            admitted,
-            client: match self.tenants.require_keys() {
-                true => ClientKey::of_tenant(admitted.tenant),
-                false => ClientKey::of_address(address),
+            context: RequestContext {
+                summary: line.map(|line| line.summary.clone()),
+                ..RequestContext::new(id, client, admitted.tenant, observe::now())
             },
-            id,
+            admitted,
             client_id,
-            summary: line.map(|line| &line.summary),
             standing: cell.as_ref(),
         };
         let answer = self.route(request, caller, limits.map(|it| &**it)).await;
@@ -335,10 +334,10 @@ impl ApiServer {
     }
 
     /// Whose memory a body uses.
-    fn claim<'a>(&'a self, owner: ClientKey, tenant: Tenant, headers: &'a HeaderMap) -> Claim<'a> {
+    fn claim<'a>(&'a self, context: &RequestContext, headers: &'a HeaderMap) -> Claim<'a> {
         Claim {
-            owner,
-            tenant,
+            owner: context.client,
+            tenant: context.tenant,
             headers,
             relay: Some(&self.relay),
         }
@@ -357,33 +356,29 @@ impl ApiServer {
         request: Request<RequestBody>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let started = observe::now();
         let Caller {
+            context,
             admitted,
-            id,
             client_id,
-            ..
+            standing,
         } = caller;
         let (head, body) = request.into_parts();
         let (body, _reserved) = {
-            let claim = self.claim(caller.client, caller.admitted.tenant, &head.headers);
+            let claim = self.claim(&context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
         };
         prompt::check_nesting(&body)?;
         debug!(
-            %id, client_id = ?client_id, tenant = %admitted.tenant, ?endpoint, bytes = body.len(),
+            id = %context.id, client_id = ?client_id, tenant = %context.tenant, ?endpoint, bytes = body.len(),
             "request"
         );
         let call = ClientRequest {
             headers: &head.headers,
             query: head.uri.query().unwrap_or_default(),
             body,
-            id,
-            started,
+            context,
             admitted,
-            client: caller.client,
-            summary: caller.summary,
-            standing: caller.standing,
+            standing,
             turn: None,
         };
         self.responses.answer(endpoint, &call).await

@@ -28,6 +28,7 @@ mod meter;
 mod metrics;
 mod model;
 mod next_answer;
+mod offers;
 mod outcome;
 mod pinned_rank;
 mod plan;
@@ -66,6 +67,7 @@ pub use self::job::{
 pub use self::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::model::{ModelSettings, PerModel};
 pub use self::prompt::cached_prefix::{Caches, PrefixSource};
+pub use self::request::context::RequestContext;
 pub use self::request::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};
 pub use self::request::session_key::KeySource;
 pub use self::request::standing::StandingCell;

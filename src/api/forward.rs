@@ -1,7 +1,5 @@
 //! Requests that go to a worker as they are.
 
-use std::time::Instant;
-
 use bytes::Bytes;
 use hyper::header::CONTENT_TYPE;
 use hyper::http::request::Parts;
@@ -12,11 +10,10 @@ use super::messages_error::with_shaped_error;
 use super::{ApiServer, Caller, body};
 use crate::http::client::origin_form;
 use crate::http::server::RequestBody;
-use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
 use crate::openai::splice;
 use crate::prompt::{self, Api};
-use crate::{http, observe, relay};
+use crate::{http, relay};
 
 impl ApiServer {
     pub(super) async fn forward(
@@ -25,16 +22,10 @@ impl ApiServer {
         request: Request<RequestBody>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let started = observe::now();
-        let Caller {
-            admitted,
-            id,
-            client_id,
-            ..
-        } = caller;
+        let (context, admitted) = (&caller.context, caller.admitted);
         let (head, body) = request.into_parts();
         let (body, _reserved) = {
-            let claim = self.claim(caller.client, caller.admitted.tenant, &head.headers);
+            let claim = self.claim(context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
         };
         let content_type = head.headers.get(CONTENT_TYPE);
@@ -44,8 +35,8 @@ impl ApiServer {
             prompt::check_nesting(&body)?;
         }
         debug!(
-            %id, client_id = ?client_id, tenant = %admitted.tenant, api = api.as_str(),
-            bytes = body.len(), "request"
+            id = %context.id, client_id = ?caller.client_id, tenant = %context.tenant,
+            api = api.as_str(), bytes = body.len(), "request"
         );
         let body = match api {
             Api::Messages => prompt::without_billing_header(&body).unwrap_or(body),
@@ -65,7 +56,7 @@ impl ApiServer {
         if salt.is_some() && peek.cache_salt_count > 1 {
             return Err(ApiError::salted_already());
         }
-        let job = job(api, &head, body.clone(), &original, caller, started);
+        let job = job(api, &head, body.clone(), &original, caller);
         let answer = self.relay.run(&job, peek).await;
         let answer = answer.map_err(ApiError::of_run)?;
         Ok(match api {
@@ -88,29 +79,11 @@ pub(super) fn job<'a>(
     body: Bytes,
     original: &'a Bytes,
     caller: Caller<'a>,
-    started: Instant,
 ) -> relay::Job<'a> {
+    let target = origin_form(&head.uri);
     relay::Job {
-        api,
-        target: origin_form(&head.uri),
-        headers: &head.headers,
-        body,
-        original,
-        client: caller.client,
-        tenant: caller.admitted.tenant,
-        charge: ChargeId::Request(caller.id),
         standing: caller.standing,
-        id: caller.id,
-        started,
-        response: None,
-        chat: None,
-        is_converted: false,
-        is_background: false,
         gateway: gateway_of(head),
-        requested: None,
-        unasked_usage: relay::UnaskedUsage::default(),
-        progress: None,
-        resume: None,
-        summary: caller.summary.cloned(),
+        ..relay::Job::new(caller.context, api, target, &head.headers, body, original)
     }
 }

@@ -10,7 +10,7 @@ use super::{ApiServer, Caller, body};
 use crate::http::server::RequestBody;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::{http, observe, relay};
+use crate::{http, relay};
 
 impl ApiServer {
     pub(super) async fn count_tokens(
@@ -18,20 +18,19 @@ impl ApiServer {
         request: Request<RequestBody>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let started = observe::now();
         let (head, body) = request.into_parts();
         let (body, _reserved) = {
-            let claim = self.claim(caller.client, caller.admitted.tenant, &head.headers);
+            let claim = self.claim(&caller.context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
         };
         prompt::check_nesting(&body)?;
-        debug!(id = %caller.id, tenant = %caller.admitted.tenant, bytes = body.len(), "request");
+        debug!(id = %caller.context.id, tenant = %caller.context.tenant, bytes = body.len(), "request");
         let original = body.clone();
         let body = prompt::without_billing_header(&body).unwrap_or(body);
         let api = Api::CountTokens;
         let peek = prompt::peek(api, &body, self.relay.block_bytes())?;
         let model = peek.model.as_deref();
-        let tenant = caller.admitted.tenant;
+        let tenant = caller.context.tenant;
         let counted = self
             .relay
             .count_tokens(tenant, Api::Messages, &head.headers, &body, model, None)
@@ -43,7 +42,7 @@ impl ApiServer {
             return Ok(response);
         }
         let name = model.unwrap_or_default().to_owned();
-        let job = job(api, &head, body.clone(), &original, caller, started);
+        let job = job(api, &head, body.clone(), &original, caller);
         match self.relay.run(&job, peek).await {
             Err(relay::Error::NotServed { .. }) => {
                 let mut error = ApiError::cannot_count(&name);

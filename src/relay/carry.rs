@@ -61,14 +61,19 @@ impl Relay {
         let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
             self.quarantine.on_refused();
-            warn!(id = %job.id, "request refused; engines cut the connection each time they got its body");
+            warn!(id = %job.context.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections.into());
         }
         failed.exclude_all(earlier_cuts.excluded());
         let charge = self.reserve(job, &plan, wanted).await?;
-        let mut count = RequestCount::new(plan.model.clone(), job.asked_api(), job.started, charge);
+        let mut count = RequestCount::new(
+            plan.model.clone(),
+            job.asked_api(),
+            job.context.started,
+            charge,
+        );
         self.budget.on_request();
-        let deadline = job.started + self.settings.request_timeout;
+        let deadline = job.context.started + self.settings.request_timeout;
         let mut attempts = Attempts::new(&self.settings, earlier_cuts);
         if job.gateway.is_some() {
             attempts = attempts.only_one();
@@ -153,7 +158,7 @@ impl Relay {
             failure_of(&plan, attempts, lacks_prefill, shown)
         };
         let outcome = error.outcome();
-        if let Some(summary) = &job.summary {
+        if let Some(summary) = &job.context.summary {
             summary.update(|line| {
                 line.model = Some(plan.group.model.clone());
                 line.worker = last_worker.as_ref().map(|worker| worker.name.clone());
@@ -163,7 +168,7 @@ impl Relay {
         }
         // Absent from the line if the client sent none.
         let client_id = job.headers.get("x-request-id").map(field::debug);
-        warn!(id = %job.id, client_id, %error, last = last_error, "request failed");
+        warn!(id = %job.context.id, client_id, %error, last = last_error, "request failed");
         count.fail(outcome);
         Err(FailedRequest::counted(error))
     }

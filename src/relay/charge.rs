@@ -36,7 +36,7 @@ impl Relay {
         plan: &Plan,
         wanted: WantedOutput,
     ) -> Result<Option<Charge>, Error> {
-        let Some(limits) = &self.tenants.of(job.tenant).limits else {
+        let Some(limits) = &self.tenants.of(job.context.tenant).limits else {
             return Ok(None);
         };
         let cached_tokens = match limits.weighs_cached() {
@@ -45,7 +45,7 @@ impl Relay {
         };
         let model = &plan.group.model;
         let request = Request {
-            id: job.charge,
+            id: job.context.charge,
             model: job.requested.as_ref().map_or(model, |it| &it.name),
             target: model,
             known: match job.api {

@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::chosen::{Chosen, NotDisaggregated};
+use super::chosen::{Chosen, NotDisaggregated, Split};
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
 use super::kv_transfer::SingleWorkerReason;
+use super::outcome::PrefillLeg;
 use super::plan::{Excluded, Plan};
 use super::prefill_decode::Disaggregation;
 use super::promised::Promised;
@@ -30,8 +31,7 @@ pub(super) struct Choice {
     pub(super) decision: Decision,
     /// The worker that answers.
     pub(super) worker: Arc<Worker>,
-    /// The worker of the prefill leg, or why there is none. `None` if disaggregation is not configured.
-    pub(super) prefill: Option<Result<Prefill, NotDisaggregated>>,
+    pub(super) split: Split<Prefill>,
     _trial: Option<Trial>,
 }
 
@@ -43,6 +43,18 @@ pub(super) struct Prefill {
     _trial: Option<Trial>,
     /// What its bootstrap server reported, for connectors that need it.
     pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
+}
+
+impl Prefill {
+    /// `tokens`: the prompt's, and those that the worker had cached.
+    pub(super) fn leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
+        PrefillLeg {
+            worker: self.worker.clone(),
+            rank: self.worker.pinned_to(self.decision.rank),
+            decision: self.decision,
+            tokens,
+        }
+    }
 }
 
 /// The trial request of a worker's half-open circuit breaker. If it ends and says nothing about the worker (its client left, or
@@ -143,13 +155,13 @@ impl Relay {
                 let held = self.held(plan, candidates);
                 self.find(plan, &held, now, &failed, may_repeat)
             });
-            let (decision, prefill) = chosen?;
+            let (decision, split) = chosen?;
             let worker = &plan.group.workers[decision.worker_index];
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
             let may_admit = worker.breaker.may_admit(now);
             let mut prefill_trial = None;
-            if let Some(Ok(decision)) = prefill {
+            if let Split::Pair(decision) = split {
                 let prefill = &plan.group.workers[decision.worker_index];
                 let may_both =
                     prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
@@ -168,25 +180,24 @@ impl Relay {
                 failed.decode.push(worker.id);
                 continue;
             };
-            let prefill = prefill.map(|prefill| {
-                let decision = prefill?;
+            let split = split.map(|decision| {
                 let worker = plan.group.workers[decision.worker_index].clone();
-                Ok(Prefill {
+                Prefill {
                     decision,
                     bootstrap_info: worker.bootstrap_info.load_full(),
                     worker,
                     _trial: prefill_trial,
-                })
+                }
             });
             if plan.group.is_adapter {
-                let prefill = prefill.iter().flatten().map(|prefill| &prefill.worker);
-                let chosen = prefill.chain([worker]);
+                let prefill = split.prefill().map(|prefill| &prefill.worker);
+                let chosen = prefill.into_iter().chain([worker]);
                 chosen.for_each(|worker| worker.adapters.on_used(&plan.group.model));
             }
             return Some(Choice {
                 decision,
                 worker: worker.clone(),
-                prefill,
+                split,
                 _trial: trial,
             });
         }
@@ -212,14 +223,11 @@ impl Relay {
             };
             workers.push(plan.group.workers[decision.worker_index].clone());
         }
-        let prefill = match &choice.prefill {
-            Some(Ok(prefill)) => Some(prefill.worker.clone()),
-            Some(Err(_)) | None => None,
-        };
+        let prefill = choice.split.prefill();
         CarriedTo {
             gateway,
             workers,
-            prefill,
+            prefill: prefill.map(|prefill| prefill.worker.clone()),
         }
     }
 
@@ -248,9 +256,9 @@ impl Relay {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
         let held = self.held_by(plan, group, candidates);
         let found = self.find(plan, &held, now, failed, may_repeat);
-        found.is_some_and(|(decision, prefill)| {
+        found.is_some_and(|(decision, split)| {
             let role = group.workers[decision.worker_index].role;
-            let reason = prefill.and_then(Result::err);
+            let reason = split.why_whole();
             reason.is_none_or(|reason| !self.lacks_prefill(role, reason))
         })
     }
@@ -270,7 +278,7 @@ impl Relay {
             let mut chances = failed.second_chances(may_repeat);
             chances.find_map(|again| once(&again))
         })?;
-        if let (Some(settings), Some(Err(reason))) = (&self.prefill_decode, chosen.1)
+        if let (Some(settings), Split::Whole(reason)) = (&self.prefill_decode, chosen.1)
             && may_repeat
             && !may_compute_locally(settings, reason)
             && failed.prefill.len() > failed.unfit.len()
@@ -311,7 +319,7 @@ impl Relay {
         let decode = FleetView::new(held, Task::Decode, now, &failed.decode).behind(before);
         let Some(settings) = &self.prefill_decode else {
             let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
-            return Some((decode.in_fleet(decision), None));
+            return Some((decode.in_fleet(decision), Split::Off));
         };
         let reason = match &plan.legs {
             Some(Err(reason)) => NotDisaggregated::Request(*reason),
@@ -320,7 +328,7 @@ impl Relay {
                 let prefill = FleetView::new(held, task, now, &failed.prefill).behind(before);
                 let chosen = choose_pair(plan, settings, &prefill, &decode);
                 let reason = match chosen {
-                    Some((_, Some(Err(reason)))) => reason,
+                    Some((_, Split::Whole(reason))) => reason,
                     None => LocalReason::NoPair.into(),
                     chosen => return chosen,
                 };
@@ -335,15 +343,13 @@ impl Relay {
             return choose_whole(plan, held, now, failed, before, reason);
         }
         let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
-        Some((decode.in_fleet(decision), Some(Err(reason))))
+        Some((decode.in_fleet(decision), Split::Whole(reason)))
     }
 
     /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
     pub(super) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
-        match choice.prefill {
-            Some(Err(reason)) => self.lacks_prefill(choice.worker.role, reason),
-            Some(Ok(_)) | None => false,
-        }
+        let reason = choice.split.why_whole();
+        reason.is_some_and(|reason| self.lacks_prefill(choice.worker.role, reason))
     }
 
     /// True if a worker of this role must not run a request that has no prefill leg for this reason.
@@ -386,7 +392,7 @@ fn choose_whole(
 ) -> Option<Chosen> {
     let view = FleetView::new(held, Task::Whole, now, &failed.decode).behind(before);
     let decision = routing::decide(&plan.model.routing, &plan.request, &view)?;
-    Some((view.in_fleet(decision), Some(Err(reason))))
+    Some((view.in_fleet(decision), Split::Whole(reason)))
 }
 
 fn choose_pair(
@@ -412,11 +418,11 @@ fn choose_pair(
         decode,
         may_pair,
     )?;
-    let of_prefill = pair.prefill.map(|decision| prefill.in_fleet(decision));
-    Some((
-        decode.in_fleet(pair.decode),
-        Some(of_prefill.map_err(NotDisaggregated::Local)),
-    ))
+    let split = match pair.prefill {
+        Ok(decision) => Split::Pair(prefill.in_fleet(decision)),
+        Err(reason) => Split::Whole(reason.into()),
+    };
+    Some((decode.in_fleet(pair.decode), split))
 }
 
 /// True if a decode worker may compute the prompt of a request that has no prefill leg for this reason.

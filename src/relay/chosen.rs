@@ -10,22 +10,62 @@ use crate::routing::Decision;
 use crate::routing::pair::LocalReason;
 
 /// The decisions for the decode and the prefill worker, with indices into the group.
-pub(super) type Chosen = (Decision, Option<Result<Decision, NotDisaggregated>>);
+pub(super) type Chosen = (Decision, Split<Decision>);
 
-/// The decision for the worker that computes the prompt.
-pub(super) fn computes((decode, prefill): &Chosen) -> &Decision {
-    match prefill {
-        Some(Ok(prefill)) => prefill,
-        Some(Err(_)) | None => decode,
+/// Whether a request has a prefill leg of its own.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Split<P> {
+    /// Disaggregation is not configured.
+    Off,
+    /// The worker that answers computes the prompt, too.
+    Whole(NotDisaggregated),
+    /// Another worker computes the prompt.
+    Pair(P),
+}
+
+impl<P> Split<P> {
+    /// What is known of the prefill leg.
+    pub(super) fn prefill(&self) -> Option<&P> {
+        match self {
+            Self::Pair(prefill) => Some(prefill),
+            Self::Whole(_) | Self::Off => None,
+        }
+    }
+
+    /// Why there is no prefill leg, where there could be one.
+    pub(super) fn why_whole(&self) -> Option<NotDisaggregated> {
+        match self {
+            Self::Whole(reason) => Some(*reason),
+            Self::Pair(_) | Self::Off => None,
+        }
+    }
+
+    pub(super) fn as_ref(&self) -> Split<&P> {
+        match self {
+            Self::Pair(prefill) => Split::Pair(prefill),
+            Self::Whole(reason) => Split::Whole(*reason),
+            Self::Off => Split::Off,
+        }
+    }
+
+    pub(super) fn map<Q>(self, of_pair: impl FnOnce(P) -> Q) -> Split<Q> {
+        match self {
+            Self::Pair(prefill) => Split::Pair(of_pair(prefill)),
+            Self::Whole(reason) => Split::Whole(reason),
+            Self::Off => Split::Off,
+        }
     }
 }
 
+/// The decision for the worker that computes the prompt.
+pub(super) fn computes((decode, split): &Chosen) -> &Decision {
+    split.prefill().unwrap_or(decode)
+}
+
 /// When the first token is expected, in seconds from the choice: that of a request that is split behind its prefill leg.
-pub(super) fn first_token((decode, prefill): &Chosen) -> f64 {
-    let prefill = match prefill {
-        Some(Ok(prefill)) => prefill.expected.first_token,
-        Some(Err(_)) | None => 0.0,
-    };
+pub(super) fn first_token((decode, split): &Chosen) -> f64 {
+    let prefill = split.prefill();
+    let prefill = prefill.map_or(0.0, |prefill| prefill.expected.first_token);
     prefill + decode.expected.first_token
 }
 
@@ -40,11 +80,10 @@ pub(super) fn promises(
         let promise = LoadShare::of_request(prompt_tokens, queued_tokens);
         (worker.cache_owner(decision.rank), promise)
     };
-    match chosen {
-        (decode, Some(Ok(prefill))) => {
-            smallvec![promise(prefill, prefill.new_tokens), promise(decode, 0)]
-        }
-        (decode, Some(Err(_)) | None) => smallvec![promise(decode, decode.new_tokens)],
+    let (decode, split) = chosen;
+    match split {
+        Split::Pair(prefill) => smallvec![promise(prefill, prefill.new_tokens), promise(decode, 0)],
+        Split::Whole(_) | Split::Off => smallvec![promise(decode, decode.new_tokens)],
     }
 }
 

@@ -4,6 +4,7 @@
 use std::time::Instant;
 
 use super::choice::Choice;
+use super::chosen::Split;
 use super::core::Relay;
 use super::decision_log::{LimitsLeft, RecordedDecision};
 use super::fleet_view::{FleetView, Task};
@@ -54,8 +55,8 @@ impl Relay {
 
     /// Counts what workers drawn at random have cached of the prompt.
     fn compare(&self, plan: &Plan, choice: &Choice, held: &CachedPrefixes<'_>, now: Instant) {
-        let task = match (&self.prefill_decode, &choice.prefill) {
-            (Some(settings), Some(Ok(_))) => Task::Prefill(settings.connector, plan.api),
+        let task = match (&self.prefill_decode, &choice.split) {
+            (Some(settings), Split::Pair(_)) => Task::Prefill(settings.connector, plan.api),
             _ => Task::Decode,
         };
         let view = FleetView::new(held, task, now, &[]);
@@ -84,19 +85,16 @@ impl Relay {
         now: Instant,
         attempt: u32,
     ) {
-        let prefill = choice.prefill.as_ref().map(|prefill| match prefill {
-            Ok(prefill) => Ok(prefill.decision),
-            Err(reason) => Err(*reason),
-        });
         let decision = Some(choice.decision);
-        let explanation = self.explain_choice(plan, held, now, decision, prefill, Some(EACH_END));
+        let split = choice.split.as_ref().map(|prefill| prefill.decision);
+        let explanation = self.explain_choice(plan, held, now, decision, split, Some(EACH_END));
         let of_prefill = explanation.disaggregation.iter();
         let of_prefill = of_prefill.flat_map(|it| &it.workers);
         let scores = explanation.workers.iter().chain(of_prefill);
         let longest = scores.map(|score| score.cached_tokens).max();
         let left = job.standing.and_then(StandingCell::read);
         let limits = left.map(|left| LimitsLeft {
-            tenant: self.tenants.of(job.tenant).name.to_string(),
+            tenant: self.tenants.of(job.context.tenant).name.to_string(),
             remaining_requests: left.requests.map(|left| left.remaining),
             remaining_tokens: left.tokens.map(|left| left.remaining),
         });
@@ -106,7 +104,7 @@ impl Relay {
             queue_ms: queued.map(|queued| u64::try_from(queued.as_millis()).unwrap_or(u64::MAX)),
             number,
             at_unix_ms: observe::unix_ms(),
-            request_id: job.id.to_string(),
+            request_id: job.context.id.to_string(),
             api: job.api.as_str(),
             attempt,
             longest_cached_tokens: longest.unwrap_or_default(),
@@ -118,8 +116,7 @@ impl Relay {
 /// Keeps what is played again. Not the requests of other policies than `cache_aware`, which have reasons of their own, and not
 /// those of pairs.
 fn keep(plan: &Plan, choice: &Choice, now: Instant) {
-    let is_pair = matches!(choice.prefill, Some(Ok(_)));
-    if is_pair || plan.model.routing.policy != Policy::CacheAware {
+    if choice.split.prefill().is_some() || plan.model.routing.policy != Policy::CacheAware {
         return;
     }
     plan.model.choices().on_sent(now, || Sent {

@@ -185,7 +185,7 @@ pub(super) fn request(
     let mut request = Request::new(Full::new(body.clone()));
     *request.method_mut() = Method::POST;
     *request.uri_mut() = job.target.clone();
-    *request.headers_mut() = headers::to_engine(job.headers, worker, job.id);
+    *request.headers_mut() = headers::to_engine(job.headers, worker, job.context.id);
     if let Some(rank) = sending.rank {
         headers::pin(request.headers_mut(), rank);
     }

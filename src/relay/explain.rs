@@ -15,7 +15,7 @@ use self::types::{
 };
 pub use self::types::{Explanation, Score};
 use super::choice::FailedWorkers;
-use super::chosen::NotDisaggregated;
+use super::chosen::Split;
 use super::core::Relay;
 use super::fleet_view::{FleetView, Task};
 use super::job::Error;
@@ -103,9 +103,11 @@ impl Relay {
         let now = observe::now();
         let held = self.held(&plan, usize::MAX);
         let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default(), None);
-        let decision = chosen.as_ref().map(|(decision, _)| *decision);
-        let prefill = chosen.and_then(|(_, prefill)| prefill);
-        let mut explanation = self.explain_choice(&plan, &held, now, decision, prefill, None);
+        let (decision, split) = match chosen {
+            Some((decision, split)) => (Some(decision), split),
+            None => (None, Split::Off),
+        };
+        let mut explanation = self.explain_choice(&plan, &held, now, decision, split, None);
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
@@ -134,7 +136,7 @@ impl Relay {
         held: &CachedPrefixes<'_>,
         now: Instant,
         decision: Option<Decision>,
-        prefill: Option<Result<Decision, NotDisaggregated>>,
+        split: Split<Decision>,
         each_end: Option<usize>,
     ) -> Explanation {
         let view = FleetView::new(held, Task::Decode, now, &[]);
@@ -146,16 +148,16 @@ impl Relay {
         };
         let chosen = decision.map(name);
         let workers = self.scores(plan, &view, &depths, each_end, chosen);
-        let disaggregation = match (&self.prefill_decode, prefill) {
-            (Some(settings), Some(prefill)) => {
+        let disaggregation = match &self.prefill_decode {
+            Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
                 let view = FleetView::new(held, task, now, &[]);
-                let of_prefill = prefill.ok().map(name);
+                let of_prefill = split.prefill().copied().map(name);
                 let workers = self.scores(plan, &view, &depths, each_end, of_prefill);
                 let of_view = (view.len(), workers);
-                explain_disaggregation(plan, settings, prefill, of_prefill, of_view)
+                explain_disaggregation(plan, settings, split, of_prefill, of_view)
             }
-            _ => None,
+            None => None,
         };
         let explanation = decision.and_then(|decision| {
             let chosen = find(&workers, chosen)?;
@@ -375,12 +377,13 @@ fn find<'a>(workers: &'a [Score], name: Option<PlaceName<'_>>) -> Option<&'a Sco
 fn explain_disaggregation(
     plan: &Plan,
     settings: &Disaggregation,
-    prefill: Result<Decision, NotDisaggregated>,
+    split: Split<Decision>,
     chosen: Option<PlaceName<'_>>,
     (candidates, workers): (usize, Vec<Score>),
 ) -> Option<DisaggregationExplained> {
-    Some(match prefill {
-        Ok(decision) => {
+    Some(match split {
+        Split::Off => return None,
+        Split::Pair(decision) => {
             let score = find(&workers, chosen)?;
             let tokens = plan.request.prompt_tokens;
             DisaggregationExplained {
@@ -394,7 +397,7 @@ fn explain_disaggregation(
                 workers,
             }
         }
-        Err(reason) => DisaggregationExplained {
+        Split::Whole(reason) => DisaggregationExplained {
             is_disaggregated: false,
             not_disaggregated_reason: Some(reason.as_str()),
             prefill: None,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::HeaderName;
@@ -12,13 +12,13 @@ use super::continuation::{Progress, Resume};
 use super::failure::request_outcome::Outcome;
 use super::failure::retries::Failure;
 use super::kv_transfer::SingleWorkerReason;
+use super::request::context::RequestContext;
 use super::request::gateway::Gateway;
 use super::request::standing::StandingCell;
 use super::request::target::TargetReason;
 use super::request::usage_option::UnaskedUsage;
-use super::summary::SummaryCell;
-use crate::ids::{ClientKey, Model, RequestId, ResponseId, Tenant};
-use crate::limits::{self, ChargeId};
+use crate::ids::Model;
+use crate::limits;
 use crate::prompt::Api;
 use crate::queue::{Refusal, RefusalReason};
 use crate::traces::RequestTrace;
@@ -75,6 +75,7 @@ impl NotConvertible {
 /// One request to send to an engine.
 #[derive(Debug)]
 pub struct Job<'a> {
+    pub context: RequestContext,
     pub api: Api,
     /// In origin form: path and query, as the client sent them.
     pub target: Uri,
@@ -82,18 +83,8 @@ pub struct Job<'a> {
     pub body: Bytes,
     /// What the client sent: the same when its SDK sends the request again.
     pub original: &'a [u8],
-    pub client: ClientKey,
-    /// Whose request it is, for limits, waiting and usage.
-    pub tenant: Tenant,
-    /// What is charged for it once, in the limits of the tenant.
-    pub charge: ChargeId,
     /// Receives what the tenant has left of its limits.
     pub standing: Option<&'a StandingCell>,
-    pub id: RequestId,
-    /// When the request's head was received.
-    pub started: Instant,
-    /// The response of the Responses API that it generates, if the router knows it.
-    pub response: Option<ResponseId>,
     /// The name that the client asked for, if the configuration leads it to a model. Then `body` names that model.
     pub requested: Option<RequestedName>,
     /// The usage that the router asked the engine for on its own: it is not passed on.
@@ -102,16 +93,12 @@ pub struct Job<'a> {
     pub chat: Option<&'a dyn ChatForm>,
     /// True if `body` is a chat completion that was made of a request of the Responses API.
     pub is_converted: bool,
-    /// No client waits for its answer.
-    pub is_background: bool,
     /// Has the connections to the workers, if the router itself does not send the request. Such a request has one attempt.
     pub gateway: Option<&'a dyn Gateway>,
     /// Learns how far the answer's stream has come, if another process may go on with it.
     pub progress: Option<&'a Arc<Progress>>,
     /// Where a stream is that another process began: only its rest is asked for.
     pub resume: Option<&'a Resume>,
-    /// Receives worker, tokens and times for the access log, if there is one.
-    pub summary: Option<SummaryCell>,
 }
 
 /// A name that the configuration leads to a model.
@@ -124,6 +111,33 @@ pub struct RequestedName {
 }
 
 impl<'a> Job<'a> {
+    /// A request as it came. `original`: what the client sent, which may be more than `body`.
+    pub fn new(
+        context: RequestContext,
+        api: Api,
+        target: Uri,
+        headers: &'a HeaderMap,
+        body: Bytes,
+        original: &'a [u8],
+    ) -> Self {
+        Self {
+            context,
+            api,
+            target,
+            headers,
+            body,
+            original,
+            standing: None,
+            requested: None,
+            unasked_usage: UnaskedUsage::default(),
+            chat: None,
+            is_converted: false,
+            gateway: None,
+            progress: None,
+            resume: None,
+        }
+    }
+
     /// The API that the client used.
     pub(super) fn asked_api(&self) -> Api {
         match self.is_converted {
@@ -141,14 +155,14 @@ impl<'a> Job<'a> {
             chat: None,
             is_converted: true,
             requested: self.requested.clone(),
-            summary: self.summary.clone(),
+            context: self.context.clone(),
             ..*self
         }
     }
 
     /// The request's trace, if it is traced.
     pub(super) fn trace(&self) -> Option<&Arc<RequestTrace>> {
-        self.summary.as_ref()?.trace()
+        self.context.trace()
     }
 }
 

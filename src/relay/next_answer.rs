@@ -17,13 +17,10 @@ use super::headers;
 use super::job::Job;
 use super::outcome::AttemptAnswer;
 use super::plan::Plan;
-use super::request::usage_option::UnaskedUsage;
+use super::request::context::RequestContext;
 use super::run::{End, Tries};
-use super::summary::SummaryCell;
 use super::traced;
 use crate::fleet::Worker;
-use crate::ids::{ClientKey, RequestId, Tenant};
-use crate::limits::ChargeId;
 use crate::observe;
 
 /// A request that may be sent to further workers.
@@ -34,13 +31,8 @@ pub(super) struct NextAnswer {
     deadline: Instant,
     target: Uri,
     headers: HeaderMap,
-    client: ClientKey,
-    tenant: Tenant,
-    charge: ChargeId,
-    id: RequestId,
-    started: Instant,
+    context: RequestContext,
     is_converted: bool,
-    summary: Option<SummaryCell>,
 }
 
 impl NextAnswer {
@@ -55,13 +47,8 @@ impl NextAnswer {
             deadline,
             target: job.target.clone(),
             headers: job.headers.clone(),
-            client: job.client,
-            tenant: job.tenant,
-            charge: job.charge,
-            id: job.id,
-            started: job.started,
+            context: job.context.clone(),
             is_converted: job.is_converted,
-            summary: job.summary.clone(),
             plan: Plan {
                 body: None,
                 continuation: None,
@@ -98,28 +85,17 @@ impl NextAnswer {
         (lost, answer_tokens): (&Worker, u32),
     ) -> Result<AttemptAnswer, NotContinued> {
         let original = body.clone();
+        let (context, target) = (self.context.clone(), self.target.clone());
         let job = Job {
-            api: self.plan.api,
-            target: self.target.clone(),
-            headers: &self.headers,
-            body,
-            original: &original,
-            client: self.client,
-            tenant: self.tenant,
-            charge: self.charge,
-            standing: None,
-            id: self.id,
-            started: self.started,
-            response: None,
-            requested: None,
-            unasked_usage: UnaskedUsage::default(),
-            progress: None,
-            resume: None,
-            chat: None,
             is_converted: self.is_converted,
-            is_background: false,
-            gateway: None,
-            summary: self.summary.clone(),
+            ..Job::new(
+                context,
+                self.plan.api,
+                target,
+                &self.headers,
+                body,
+                &original,
+            )
         };
         traced::continued(&job, observe::now(), lost, answer_tokens);
         relay.renew(&mut self.plan);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::chosen::NotDisaggregated;
+use super::chosen::Split;
 use super::exchange;
 use super::failure::failure_owner::FailureOwner;
 use super::failure::retries::Failure;
@@ -27,8 +27,7 @@ pub(super) struct AttemptAnswer {
     pub(super) is_converted: bool,
     /// How many attempts there were, this one included.
     pub(super) attempts: u32,
-    /// The prefill leg, or why there was none. `None` if disaggregation is not configured.
-    pub(super) prefill: Option<Result<PrefillLeg, NotDisaggregated>>,
+    pub(super) split: Split<PrefillLeg>,
 }
 
 /// The prefill leg of a disaggregated request.

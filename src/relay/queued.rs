@@ -85,7 +85,7 @@ impl Relay {
         let Some(settings) = &self.queue else {
             return Ok(None);
         };
-        let tenant = self.tenants.of(job.tenant);
+        let tenant = self.tenants.of(job.context.tenant);
         Ok(Some(Waits {
             standing: Standing::of(job.headers, peek, tenant, settings)?,
             settings: settings.clone(),
@@ -123,8 +123,8 @@ impl Relay {
 
     /// The end of a request that was sent to no worker.
     pub(super) fn not_queued(job: &Job<'_>, count: RequestCount, error: Error) -> FailedRequest {
-        debug!(id = %job.id, %error, "request refused by the queue");
-        if let Some(summary) = &job.summary {
+        debug!(id = %job.context.id, %error, "request refused by the queue");
+        if let Some(summary) = &job.context.summary {
             summary.update(|line| line.outcome = Some(error.outcome().as_str()));
         }
         count.fail(error.outcome());
@@ -275,13 +275,13 @@ impl Relay {
         let entered = observe::now();
         let waiting = Waiting {
             standing: waits.standing,
-            client: waits.standing.flow.unwrap_or(job.client),
+            client: waits.standing.flow.unwrap_or(job.context.client),
             tokens,
             compute,
             bytes: job.body.len() as u64,
-            is_background: job.is_background,
-            received: job.started,
-            deadline: job.started + self.settings.request_timeout,
+            is_background: job.context.is_background,
+            received: job.context.started,
+            deadline: job.context.started + self.settings.request_timeout,
         };
         let _waiting = WaitTime {
             job,
@@ -314,7 +314,7 @@ impl Drop for WaitTime<'_> {
             trace.event(now, Event::Queued { waited });
         }
         let waited = self.before + waited;
-        if let Some(summary) = &self.job.summary {
+        if let Some(summary) = &self.job.context.summary {
             summary.update(|it| {
                 it.queued = Some(waited);
                 it.model.get_or_insert_with(|| self.model.clone());

@@ -31,7 +31,7 @@ impl Relay {
         job: &Job<'_>,
         peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
-        let answer = match self.check_right(job.tenant, peek.model.as_deref()) {
+        let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
             Ok(()) => self.run_permitted(job, peek).await,
             Err(error) => Err(error.into()),
         };
@@ -41,7 +41,7 @@ impl Relay {
                 let api = job.asked_api().as_str();
                 self.models.count_unsent(api, error.outcome());
             }
-            self.without_others(job.tenant, error)
+            self.without_others(job.context.tenant, error)
         })
     }
 
@@ -83,7 +83,7 @@ impl Relay {
             target: job.target.clone(),
             requested: None,
             unasked_usage: unasked_usage.unwrap_or_default(),
-            summary: job.summary.clone(),
+            context: job.context.clone(),
             ..*job
         };
         // These point into the body.
@@ -108,7 +108,7 @@ impl Relay {
         peek: &PeekedBody<'_>,
         target: Option<&str>,
     ) -> Option<(u64, Edit)> {
-        let limits = self.tenants.of(job.tenant).limits.as_ref()?;
+        let limits = self.tenants.of(job.context.tenant).limits.as_ref()?;
         let asked = peek.model.as_deref();
         let max = limits.max_tokens(asked.or(target)?, target)?;
         output_cap::cap(job.api, &job.body, peek, max)
@@ -133,7 +133,7 @@ impl Relay {
         asking: Option<(Edit, UnaskedUsage)>,
     ) -> Result<Response<Body>, FailedRequest> {
         let session = session_key(name.key_sources(), job.headers, &peek);
-        let session = session.or(job.response.map(|response| response.root().0));
+        let session = session.or(job.context.response.map(|response| response.root().0));
         let candidates = self.names.candidates(name, session, fastrand::u64(..));
         let model_json = peek.model_json;
         let caps: Vec<_> = candidates
@@ -146,7 +146,7 @@ impl Relay {
         for (index, candidate) in candidates.iter().enumerate() {
             let Candidate { model, reason } = candidate;
             if index < last && !self.has_usable_worker(model, observe::now()) {
-                info!(id = %job.id, requested = %name.requested, %model, "the model has no worker that can take requests; trying the fallback");
+                info!(id = %job.context.id, requested = %name.requested, %model, "the model has no worker that can take requests; trying the fallback");
                 continue;
             }
             let labels = [&*name.requested, &**model, reason.as_str()];
@@ -163,10 +163,10 @@ impl Relay {
                     reason: *reason,
                 }),
                 unasked_usage: unasked_usage.unwrap_or_default(),
-                summary: job.summary.clone(),
+                context: job.context.clone(),
                 ..*job
             };
-            if let Some(summary) = &job.summary {
+            if let Some(summary) = &job.context.summary {
                 summary.update(|it| it.requested_model = Some(name.requested.clone()));
             }
             // Read once more only after a failure, or if it points into the body.
@@ -180,7 +180,7 @@ impl Relay {
             };
             match self.carry(&named, own).await {
                 Err(FailedRequest { error, .. }) if index < last && error.is_lack_of_workers() => {
-                    info!(id = %job.id, requested = %name.requested, %model, %error, "no worker of the model answered; trying the fallback");
+                    info!(id = %job.context.id, requested = %name.requested, %model, %error, "no worker of the model answered; trying the fallback");
                 }
                 // The configuration knows the name, so that it exists, whether or not a worker serves it now.
                 Err(FailedRequest {

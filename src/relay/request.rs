@@ -1,6 +1,7 @@
 //! What came: the fields that are read and changed in a body, the names of models, whose request it is.
 
 pub(super) mod body_edit;
+pub(super) mod context;
 pub(super) mod gateway;
 pub(super) mod kv_report_request;
 pub(super) mod output_cap;

@@ -9,6 +9,7 @@ use hyper::Response;
 use hyper::header::{self, HeaderValue};
 
 use super::answer::usage_rewriter::UsageRewriter;
+use super::chosen::Split;
 use super::continuation::{self, Reader, Refusal};
 use super::core::Relay;
 use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
@@ -44,7 +45,7 @@ impl Relay {
     ) -> Response<Body> {
         let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
         let decision = is_asked.then(|| decision_header(job, &plan, &answer));
-        if let Some(summary) = &job.summary {
+        if let Some(summary) = &job.context.summary {
             summary.update(|summary| {
                 summary.model = Some(plan.group.model.clone());
                 summary.worker = Some(answer.running.worker().name.clone());
@@ -52,14 +53,9 @@ impl Relay {
                 summary.reason = Some(answer.decision.reason.as_str());
                 summary.status = Some(answer.answer.head.status);
                 summary.attempts += answer.attempts;
-                summary.prefill_worker = match &answer.prefill {
-                    Some(Ok(prefill)) => Some(prefill.worker.name.clone()),
-                    _ => None,
-                };
-                summary.prefill_rank = match &answer.prefill {
-                    Some(Ok(prefill)) => prefill.rank,
-                    _ => None,
-                };
+                let prefill = answer.split.prefill();
+                summary.prefill_worker = prefill.map(|prefill| prefill.worker.name.clone());
+                summary.prefill_rank = prefill.and_then(|prefill| prefill.rank);
             });
         }
         let status = answer.answer.head.status;
@@ -67,7 +63,7 @@ impl Relay {
         let AttemptAnswer {
             answer,
             mut running,
-            prefill,
+            split,
             is_converted,
             decision: chosen,
             ..
@@ -102,10 +98,7 @@ impl Relay {
         }
         count.set_wire(wire);
         let is_events = headers::is_event_stream(response.headers());
-        let prompt = match prefill {
-            Some(Ok(prefill)) => prefill.tokens,
-            _ => None,
-        };
+        let prompt = split.prefill().and_then(|prefill| prefill.tokens);
         let is_stripped = is_events && status.is_success();
         let unasked_usage = Some(job.unasked_usage).filter(|usage| is_stripped && usage.is_any());
         if unasked_usage.is_some() {
@@ -137,11 +130,17 @@ impl Relay {
             keep_alive: Some(self.settings.keep_alive).filter(|it| !it.is_zero()),
             deadline,
         };
-        let summary = job.summary.clone();
+        let summary = job.context.summary.clone();
         let mut meter = Meter::new(
-            count, status, running, is_events, summary, job.client, entry,
+            count,
+            status,
+            running,
+            is_events,
+            summary,
+            job.context.client,
+            entry,
         );
-        if job.is_background {
+        if job.context.is_background {
             meter.set_read_late();
         }
         response.map(|()| {
@@ -157,7 +156,7 @@ impl Relay {
                 usage,
                 unasked_usage,
                 continuing,
-                job.id,
+                job.context.id,
             )
         })
     }
@@ -193,7 +192,12 @@ impl Relay {
             }
             (reader, NextAnswer::new(self.clone(), job, plan, deadline))
         });
-        Continuing::new(allowed, job.id, model, self.metrics.continuations.clone())
+        Continuing::new(
+            allowed,
+            job.context.id,
+            model,
+            self.metrics.continuations.clone(),
+        )
     }
 
     /// Counts what an answer of success uses; `None` for other answers, and for APIs that compute nothing.
@@ -207,29 +211,27 @@ impl Relay {
         if is_free || !answer.answer.head.status.is_success() {
             return None;
         }
-        let profile = self.tenants.of(job.tenant);
+        let profile = self.tenants.of(job.context.tenant);
         let tenant = &profile.name;
         let model = &plan.group.model;
         // Tenants that are not listed have the series of the one whose profile they share.
         let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
-        let decision = match &answer.prefill {
-            Some(Ok(prefill)) => &prefill.decision,
-            _ => &answer.decision,
-        };
+        let prefill = answer.split.prefill();
+        let decision = prefill.map_or(&answer.decision, |prefill| &prefill.decision);
         let expected = Tokens {
             prompt: plan.request.prompt_tokens.into(),
             cached: decision.cached_tokens.into(),
             output: 0,
         };
         let line = || UsageLine {
-            id: job.id,
-            response: job.response,
+            id: job.context.id,
+            response: job.context.response,
             tenant: tenant.clone(),
             requested: job.requested.as_ref().map(|it| it.name.clone()),
             model: model.clone(),
             api: job.asked_api(),
             worker: answer.running.worker().name.clone(),
-            started: job.started,
+            started: job.context.started,
         };
         Some(UsageEntry::new(&self.usage, counters, expected, line))
     }
@@ -271,12 +273,12 @@ fn decision_header(job: &Job<'_>, plan: &Plan, answer: &AttemptAnswer) -> String
     if !plan.queued.is_zero() {
         let _ = write!(text, "; queue_ms={}", plan.queued.as_millis());
     }
-    match &answer.prefill {
-        None => {}
-        Some(Err(reason)) => {
+    match &answer.split {
+        Split::Off => {}
+        Split::Whole(reason) => {
             let _ = write!(text, "; disaggregated={}", reason.as_str());
         }
-        Some(Ok(prefill)) => {
+        Split::Pair(prefill) => {
             let _ = write!(
                 text,
                 "; disaggregated=yes; prefill={}",

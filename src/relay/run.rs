@@ -113,11 +113,8 @@ impl Relay {
                 .gateway
                 .map(|gateway| self.carried_to(gateway, plan, &choice, now, failed));
             let carried = carried.as_ref();
-            let prefill = match &choice.prefill {
-                // A gateway gets both workers at once.
-                Some(Ok(prefill)) if carried.is_none() => Some(prefill),
-                _ => None,
-            };
+            // A gateway gets both workers at once.
+            let prefill = choice.split.prefill().filter(|_| carried.is_none());
             let outcome = match prefill {
                 Some(prefill) => {
                     // Boxed, so that other requests do not carry the state of two legs.
@@ -209,9 +206,9 @@ impl Relay {
         if answer.answer.is_failure() {
             let (owner, status) = (answer.answer.owner(), answer.answer.head.status);
             let model = &plan.model;
-            model.report_failure(worker, job.client, owner, status.as_str());
+            model.report_failure(worker, job.context.client, owner, status.as_str());
         } else if worker.breaker.state() != State::Closed {
-            plan.model.report_success(worker, job.client);
+            plan.model.report_success(worker, job.context.client);
         }
         self.quarantine.on_answer(job.original);
     }
@@ -238,7 +235,7 @@ impl Relay {
         let worker = choice.worker_at(attempt.stage);
         if attempt.is_cut {
             let now = observe::now();
-            let cut = Cut::at(worker, (now, sent_at), job.client, job.original);
+            let cut = Cut::at(worker, (now, sent_at), job.context.client, job.original);
             let waits_for_others = tries.course.on_cut(&cut);
             // Now, since the client may leave before the next attempt. An answer takes it back.
             self.quarantine
@@ -266,12 +263,12 @@ impl Relay {
         let error = &*tries.last_error;
         match next {
             Next::WithoutTransfers => {
-                debug!(id = %job.id, error, "attempt failed; trying without a KV transfer");
+                debug!(id = %job.context.id, error, "attempt failed; trying without a KV transfer");
                 tries.failed.gave_up_transfers = true;
                 true
             }
             Next::Retry { after } => {
-                debug!(id = %job.id, error, ?after, "attempt failed; retrying");
+                debug!(id = %job.context.id, error, ?after, "attempt failed; retrying");
                 tokio::time::sleep(after).await;
                 true
             }
@@ -291,7 +288,7 @@ impl Relay {
         let FailedAttempt { stage, owner, .. } = *attempt;
         let report = |worker: &Worker| {
             plan.model
-                .report_failure(worker, job.client, owner, &attempt.error);
+                .report_failure(worker, job.context.client, owner, &attempt.error);
         };
         if attempt.failure == Failure::Local {
             // Idle connections make room. No worker has failed.
@@ -316,7 +313,7 @@ impl Relay {
         if attempt.is_stale() {
             failed.stale.push(at);
         }
-        if let Some(Ok(prefill)) = &choice.prefill
+        if let Some(prefill) = choice.split.prefill()
             && stage != Stage::Worker
         {
             let worker = &prefill.worker;
@@ -341,8 +338,8 @@ impl Relay {
 impl Choice {
     /// The worker that an attempt failed at.
     fn worker_at(&self, stage: Stage) -> &Arc<Worker> {
-        match &self.prefill {
-            Some(Ok(prefill)) if stage == Stage::Prefill => &prefill.worker,
+        match self.split.prefill() {
+            Some(prefill) if stage == Stage::Prefill => &prefill.worker,
             _ => &self.worker,
         }
     }

@@ -1,13 +1,10 @@
-//! What attempts at one and at two workers share: time limits, retryable answers, and requests that ask the engine
-//! to report cached blocks.
+//! What attempts at one and at two workers share: how a request is sent, time limits, retryable answers.
 
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
-use hyper::StatusCode;
 use tokio::time::Sleep;
 use tracing::warn;
 
@@ -16,8 +13,8 @@ use super::exchange::{self, Sending};
 use super::failure::retries::Failure;
 use super::headers;
 use super::job::Job;
+use super::offers::{Extra, Offers};
 use super::plan::Plan;
-use super::request::kv_report_request;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe;
@@ -28,69 +25,71 @@ const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// After a trial request that a busy or starting worker refused: as often as a health check asks.
 const REFUSED_TRIAL_PAUSE: Duration = Duration::from_secs(2);
 
-/// Whether an engine may have refused a request because of the dp rank that it was pinned to.
-pub(super) fn may_refuse_rank(answer: &exchange::Answer) -> bool {
-    let names_rank = |first: &Bytes| {
-        let first = first.to_ascii_lowercase();
-        ["data_parallel_rank", "dp_rank", "data-parallel-rank"]
-            .iter()
-            .any(|name| memchr::memmem::find(&first, name.as_bytes()).is_some())
-    };
-    answer.head.status == StatusCode::BAD_REQUEST && answer.first.as_ref().is_some_and(names_rank)
-}
-
 impl Relay {
-    /// Sends `asking`, a request that asks the engine to report cached blocks. An engine that refuses it gets
-    /// the `plain` request, and is not asked again.
-    pub(super) async fn send_asking(
+    /// Sends one form of a request after the other, until the worker takes one.
+    pub(super) async fn send(
         &self,
         job: &Job<'_>,
-        (asking, plain): (&Bytes, &Bytes),
+        mut offers: Offers<'_>,
         sending: Sending<'_>,
         plan: &Plan,
         worker: &Arc<Worker>,
-        timer: Pin<Box<Sleep>>,
+        mut timer: Pin<Box<Sleep>>,
     ) -> Result<exchange::Answer, exchange::Error> {
-        let count = |outcome| {
-            let labels = [&*plan.group.model, outcome];
-            self.metrics.reports.with_label_values(&labels).inc();
-        };
-        let answer = exchange::attempt(job, asking, sending, worker, timer).await?;
-        if !kv_report_request::may_be_refused(answer.head.status) {
-            count("asked");
-            return Ok(answer);
+        let mut left_out = None;
+        loop {
+            let sending = Sending {
+                rank: offers.rank(),
+                ..sending
+            };
+            let answer = exchange::attempt(job, offers.body(), sending, worker, timer).await?;
+            let status = answer.head.status;
+            if let Some(extra) = left_out
+                && status.is_success()
+            {
+                // Otherwise the engine refuses the client's own request.
+                self.on_extra_refused(extra, plan, worker);
+            }
+            left_out = offers.leave_out(status, answer.first.as_ref());
+            if left_out.is_none() {
+                if offers.extra() == Some(Extra::Report) {
+                    self.count_report(plan, "asked");
+                }
+                return Ok(answer);
+            }
+            timer = answer.timer;
         }
-        let plain = exchange::attempt(job, plain, sending, worker, answer.timer).await?;
-        // Otherwise the engine refuses the client's own request.
-        if plain.head.status.is_success() {
-            count("refused");
-            worker.refuses_reports.store(true, Relaxed);
-            warn!(
-                worker = %worker.name,
-                "engine refuses requests with kv_cache_report_mode; it is not asked to report cached blocks any more"
-            );
-        }
-        Ok(plain)
     }
 
-    /// Sends a request once more that an engine refused, without the dp rank that it was pinned to. An engine that then takes
-    /// it has fewer ranks than it reports KV events of, and gets no pinned requests any more.
-    pub(super) async fn send_unpinned(
-        &self,
-        job: &Job<'_>,
-        body: &Bytes,
-        sending: Sending<'_>,
-        worker: &Arc<Worker>,
-        refused: exchange::Answer,
-    ) -> Result<exchange::Answer, exchange::Error> {
-        let answer = exchange::attempt(job, body, sending, worker, refused.timer).await?;
-        if answer.head.status.is_success() {
-            self.on_rank_refused(worker);
-        }
-        Ok(answer)
+    fn count_report(&self, plan: &Plan, outcome: &str) {
+        let labels = [&*plan.group.model, outcome];
+        self.metrics.reports.with_label_values(&labels).inc();
     }
 
-    /// The engine took a request that it had refused for a rank.
+    /// The engine took a request without what it had refused: it is not asked for that any more.
+    fn on_extra_refused(&self, extra: Extra, plan: &Plan, worker: &Worker) {
+        match extra {
+            Extra::Report => {
+                self.count_report(plan, "refused");
+                worker.refuses_reports.store(true, Relaxed);
+                warn!(
+                    worker = %worker.name,
+                    "engine refuses requests with kv_cache_report_mode; it is not asked to report cached blocks any more"
+                );
+            }
+            Extra::TokenIds => {
+                if !worker.refuses_token_ids.swap(true, Relaxed) {
+                    warn!(
+                        worker = %worker.name,
+                        "engine refuses streamed requests for token ids; its streams are not continued on other workers"
+                    );
+                }
+            }
+            Extra::Rank => self.on_rank_refused(worker),
+        }
+    }
+
+    /// The engine has fewer ranks than it reports KV events of.
     pub(super) fn on_rank_refused(&self, worker: &Worker) {
         if self.fleet.on_ranks_refused(worker.id) {
             warn!(
@@ -105,29 +104,6 @@ impl Relay {
     pub(super) fn may_pin_carried(&self, plan: &Plan) -> bool {
         let is_alike = |api| plan.group.has_alike_ranks(api);
         self.prefill_decode.is_none() && plan.pinned.is_some_and(is_alike)
-    }
-
-    /// The same for a request that asks for token ids, so that its stream can go on on another worker.
-    pub(super) async fn send_asking_ids(
-        &self,
-        job: &Job<'_>,
-        (asking, plain): (&Bytes, &Bytes),
-        sending: Sending<'_>,
-        worker: &Arc<Worker>,
-        timer: Pin<Box<Sleep>>,
-    ) -> Result<exchange::Answer, exchange::Error> {
-        let answer = exchange::attempt(job, asking, sending, worker, timer).await?;
-        if !kv_report_request::may_be_refused(answer.head.status) {
-            return Ok(answer);
-        }
-        let plain = exchange::attempt(job, plain, sending, worker, answer.timer).await?;
-        if plain.head.status.is_success() && !worker.refuses_token_ids.swap(true, Relaxed) {
-            warn!(
-                worker = %worker.name,
-                "engine refuses streamed requests for token ids; its streams are not continued on other workers"
-            );
-        }
-        Ok(plain)
     }
 
     /// When an attempt that begins now times out.

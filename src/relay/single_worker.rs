@@ -9,16 +9,16 @@ use tracing::debug;
 
 use super::choice::Choice;
 use super::core::Relay;
-use super::exchange::{self, Sending};
+use super::exchange::Sending;
 use super::failure::failure_owner::FailureOwner;
 use super::failure::retries::{Attempts, Failure};
 use super::first_token::{self, Beginning};
 use super::job::Job;
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, PrefillLeg, Stage};
+use super::offers::{Extra, Offers};
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use super::request::gateway::CarriedTo;
 use super::running::{OptimisticInsert, Running};
-use super::send::may_refuse_rank;
 use super::traced;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
@@ -54,15 +54,12 @@ impl Relay {
         let request = &plan.request;
         let (decision, worker) = (choice.decision, &choice.worker);
         plan.model.on_decision(request.prompt_tokens, &decision);
-        let not_disaggregated = match &choice.prefill {
-            Some(Err(reason)) => Some(*reason),
-            _ => None,
-        };
-        if let (Some(metrics), Some(reason)) = (&plan.model.disaggregated, not_disaggregated) {
+        if let (Some(metrics), Some(reason)) = (&plan.model.disaggregated, choice.split.why_whole())
+        {
             metrics.count_local(reason.as_str());
         }
         debug!(
-            id = %job.id,
+            id = %job.context.id,
             worker = %worker.name,
             rank = decision.rank,
             reason = decision.reason.as_str(),
@@ -81,10 +78,7 @@ impl Relay {
             .as_ref()
             .and_then(|_| self.unseen_prefill(plan, worker));
         // Only a gateway has the prompt computed by another worker in the same attempt.
-        let prefill = match &choice.prefill {
-            Some(Ok(prefill)) => Some(prefill),
-            Some(Err(_)) | None => None,
-        };
+        let prefill = choice.split.prefill();
         let cached_tokens =
             |decision: &Decision| request.prompt_tokens.saturating_sub(decision.new_tokens);
         let in_flight = match prefill {
@@ -127,7 +121,7 @@ impl Relay {
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
         let aborted = match !plan.is_stream && plan.group.sglang.contains(&worker.id) {
             true => {
-                let id = format!("{}-{}", job.id, attempts.count());
+                let id = format!("{}-{}", job.context.id, attempts.count());
                 self.aborts.guard(job.api, body, worker, id)
             }
             false => None,
@@ -140,46 +134,21 @@ impl Relay {
             carried,
             span: span.as_deref(),
         };
+        let reporting = report.map(|report| report.put_into(asking_ids.unwrap_or(body)));
+        let offers = Offers::new(body, rank)
+            .asking(asking_ids, Extra::TokenIds)
+            .asking(reporting.as_ref(), Extra::Report)
+            .keeping_rank(carried.is_some());
         // A gateway's answer is its own.
         let waits_for_token = carried.is_none()
             && plan.is_stream
             && (job.api.has_choices() || job.api == Api::Messages);
         let mut beginning = Beginning::Token;
         let sent = {
-            // Each part is pinned where it is: futures that were moved into one another would be copied again and again.
-            let mut sent = pin!(async {
-                match report {
-                    None => match asking_ids {
-                        None => exchange::attempt(job, body, sending, worker, timer).await,
-                        Some(asking) => {
-                            let bodies = (asking, body);
-                            self.send_asking_ids(job, bodies, sending, worker, timer)
-                                .await
-                        }
-                    },
-                    Some(report) => {
-                        let asking = report.put_into(asking_ids.unwrap_or(body));
-                        self.send_asking(job, (&asking, body), sending, plan, worker, timer)
-                            .await
-                    }
-                }
-            });
-            let mut sent = pin!(async {
-                match sent.as_mut().await {
-                    Ok(answer)
-                        if rank.is_some() && carried.is_none() && may_refuse_rank(&answer) =>
-                    {
-                        let sending = Sending {
-                            rank: None,
-                            ..sending
-                        };
-                        self.send_unpinned(job, body, sending, worker, answer).await
-                    }
-                    sent => sent,
-                }
-            });
+            // Pinned where it is: a future that is moved into another one is copied.
             let sent = pin!(async {
-                let mut answer = sent.as_mut().await?;
+                let sent = pin!(self.send(job, offers, sending, plan, worker, timer));
+                let mut answer = sent.await?;
                 if waits_for_token {
                     beginning = first_token::wait(job.api, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
@@ -225,7 +194,7 @@ impl Relay {
             }
             None => (insert, worker),
             Some(other) => {
-                debug!(id = %job.id, worker = %other.name, "the gateway sent the request to another worker");
+                debug!(id = %job.context.id, worker = %other.name, "the gateway sent the request to another worker");
                 // It has the same rank.
                 let in_flight = InFlight::new(other.clone(), request.prompt_tokens, 0);
                 running.move_to(in_flight.at_rank(rank));
@@ -257,15 +226,7 @@ impl Relay {
             decision,
             is_converted: job.is_converted,
             attempts: attempts.count(),
-            prefill: match prefill {
-                Some(prefill) => Some(Ok(PrefillLeg {
-                    worker: prefill.worker.clone(),
-                    rank: prefill.worker.pinned_to(prefill.decision.rank),
-                    decision: prefill.decision,
-                    tokens: None,
-                })),
-                None => not_disaggregated.map(Err),
-            },
+            split: choice.split.as_ref().map(|prefill| prefill.leg(None)),
         };
         match refusal {
             None => AttemptOutcome::Answered(answer),

@@ -54,13 +54,13 @@ impl Relay {
         failed: &FailedWorkers,
     ) -> FailedAttempt {
         loop {
-            let (stage, worker) = match &choice.prefill {
-                Some(Ok(prefill)) => tokio::select! {
+            let (stage, worker) = match choice.split.prefill() {
+                Some(prefill) => tokio::select! {
                     biased;
                     () = choice.worker.taken_out() => (Stage::Worker, &choice.worker),
                     () = prefill.worker.taken_out() => (Stage::Prefill, &prefill.worker),
                 },
-                Some(Err(_)) | None => {
+                None => {
                     choice.worker.taken_out().await;
                     (Stage::Worker, &choice.worker)
                 }

@@ -1,7 +1,6 @@
 //! One request of a client, and the part of it that goes along to an engine.
 
 use std::sync::Arc;
-use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
@@ -9,11 +8,9 @@ use hyper::HeaderMap;
 use super::chat::Written;
 use super::request::CreateRequest;
 use super::websocket::memory::TurnContext;
-use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
-use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
-use crate::relay::{Progress, Resume, StandingCell, SummaryCell};
+use crate::relay::{Progress, RequestContext, Resume, StandingCell};
 
 /// A client's request with its whole body.
 #[derive(Debug)]
@@ -21,12 +18,8 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) headers: &'a HeaderMap,
     pub(crate) query: &'a str,
     pub(crate) body: Bytes,
-    pub(crate) id: RequestId,
-    pub(crate) started: Instant,
+    pub(crate) context: RequestContext,
     pub(crate) admitted: &'a Admitted,
-    pub(crate) client: ClientKey,
-    /// Filled with the figures of the engine's work, for the access log.
-    pub(crate) summary: Option<&'a SummaryCell>,
     /// Filled with what the tenant has left of its limits.
     pub(crate) standing: Option<&'a StandingCell>,
     /// Of a create over a WebSocket.
@@ -34,22 +27,12 @@ pub(crate) struct ClientRequest<'a> {
 }
 
 /// What the relay needs to know of the client's request besides the engine's body.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RequestContext<'a> {
+#[derive(Clone, Debug)]
+pub(super) struct EngineCall<'a> {
+    pub(super) context: RequestContext,
     pub(super) headers: &'a HeaderMap,
     /// What the client sent; the same if its SDK sends the request again.
     pub(super) original: &'a [u8],
-    pub(super) client: ClientKey,
-    pub(super) tenant: Tenant,
-    pub(super) id: RequestId,
-    /// What is charged once in the limits of the tenant.
-    pub(super) charge: ChargeId,
-    pub(super) started: Instant,
-    /// The response that an engine generates for it.
-    pub(super) response: Option<ResponseId>,
-    /// No client waits for the answer.
-    pub(super) is_background: bool,
-    pub(super) summary: Option<&'a SummaryCell>,
     pub(super) standing: Option<&'a StandingCell>,
     /// Of a background response: learns how far the answer has come.
     pub(super) progress: Option<&'a Arc<Progress>>,
@@ -64,22 +47,24 @@ pub(super) struct Resumed {
     pub(super) written: Written,
 }
 
-impl ClientRequest<'_> {
-    pub(super) fn context(&self) -> RequestContext<'_> {
-        RequestContext {
-            headers: self.headers,
-            original: &self.body,
-            client: self.client,
-            tenant: self.admitted.tenant,
-            id: self.id,
-            charge: ChargeId::Request(self.id),
-            started: self.started,
-            response: None,
-            is_background: false,
-            summary: self.summary,
-            standing: self.standing,
+impl<'a> EngineCall<'a> {
+    pub(super) fn new(context: RequestContext, headers: &'a HeaderMap, original: &'a [u8]) -> Self {
+        Self {
+            context,
+            headers,
+            original,
+            standing: None,
             progress: None,
             resumed: None,
+        }
+    }
+}
+
+impl ClientRequest<'_> {
+    pub(super) fn engine_call(&self) -> EngineCall<'_> {
+        EngineCall {
+            standing: self.standing,
+            ..EngineCall::new(self.context.clone(), self.headers, &self.body)
         }
     }
 

@@ -108,10 +108,10 @@ impl Responses {
         let input = with_prompt(input, &settings.prompt);
         let id = id.to_string();
         let body = engine_body::summary_body(create, &input, &id, salt, settings.max_output_tokens);
-        let answer = self.ask_response(&request.context(), body).await?;
+        let answer = self.ask_response(&request.engine_call(), body).await?;
         let whole = collect(answer.into_body(), self.event_options().bytes_max).await?;
         let wrong = |why: &str| {
-            warn!(id = %request.id, why, "conversation not compacted");
+            warn!(id = %request.context.id, why, "conversation not compacted");
             ApiError::invalid_engine_response(format!("the conversation was not compacted: {why}"))
         };
         let text = std::str::from_utf8(&whole).map_err(|_| wrong("its answer is not UTF-8"))?;

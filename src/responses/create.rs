@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hyper::Response;
 
-use super::client_request::{ClientRequest, RequestContext};
+use super::client_request::{ClientRequest, EngineCall};
 use super::client_state::{StateReader, StateSigner, joined};
 use super::conversation_lock::ConversationLock;
 use super::engine_call::collect;
@@ -95,7 +95,7 @@ impl Responses {
             .prepare(create, history, reader, is_stored, is_stored)
             .await?;
         let mut template = ResponseTemplate::new(create, &prepared.meta(), prepared.ids.clone());
-        prepared.name_conversation(request.summary);
+        prepared.name_conversation(request.context.summary.as_ref());
         let compacted = self
             .compact_in_line(request, create, &prepared, reader)
             .await?;
@@ -113,13 +113,11 @@ impl Responses {
             self.prewarm(request, create, &input, prepared.id, salt);
             return Ok(self.without_output(template, finisher).await);
         }
-        let context = RequestContext {
-            response: Some(prepared.id),
-            ..request.context()
-        };
+        let mut call = request.engine_call();
+        call.context.response = Some(prepared.id);
         let answer = match is_asked {
             true => {
-                self.ask_truncating(&context, create, input, &prepared.name, salt)
+                self.ask_truncating(&call, create, input, &prepared.name, salt)
                     .await?
             }
             false => inline_compaction::empty_answer(create.stream),
@@ -236,7 +234,7 @@ impl Responses {
     /// items are dropped until it fits.
     async fn ask_truncating(
         &self,
-        context: &RequestContext<'_>,
+        call: &EngineCall<'_>,
         create: &CreateRequest<'_>,
         mut input: Vec<u8>,
         id: &str,
@@ -244,7 +242,7 @@ impl Responses {
     ) -> Result<Response<http::Body>, ApiError> {
         loop {
             let body = engine_body::body(create, &input, id, salt);
-            let error = match self.ask_response(context, body).await {
+            let error = match self.ask_response(call, body).await {
                 Err(error) if error.code == engine_error::TOO_LONG => error,
                 answered => return answered,
             };

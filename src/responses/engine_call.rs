@@ -9,14 +9,14 @@ use hyper::{HeaderMap, Response, Uri};
 use tracing::debug;
 
 use super::chat::{self, AnsweredTools, ChatBody, Written};
-use super::client_request::RequestContext;
+use super::client_request::EngineCall;
 use super::engine_error;
 use super::http_response::mark_tools_left_out;
 use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible, ToolLoss, UnaskedUsage};
+use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible, ToolLoss};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -51,23 +51,23 @@ impl Responses {
 impl Responses {
     pub(super) async fn ask_response(
         &self,
-        context: &RequestContext<'_>,
+        call: &EngineCall<'_>,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let answer = self.ask(context, Api::Responses, "/v1/responses", body.clone());
+            let answer = self.ask(call, Api::Responses, "/v1/responses", body.clone());
             let answer = answer.await?;
             if answer.extensions().get::<AnsweredAsChat>().is_none() {
                 return Ok(answer);
             }
-            let written = context.resumed.map(|resumed| &resumed.written);
+            let written = call.resumed.map(|resumed| &resumed.written);
             match self.native_answer(answer, &body, written).await {
                 // The client has nothing of it. The relay itself tries again only before an answer begins, and that of a
                 // chat completion begins before it is computed.
                 Err(error) if attempts < CHAT_ATTEMPTS && relay::is_engine_lost(&error.message) => {
-                    debug!(id = %context.id, "engine lost before the client got anything; trying again");
+                    debug!(id = %call.context.id, "engine lost before the client got anything; trying again");
                 }
                 answer => return answer,
             }
@@ -105,35 +105,20 @@ impl Responses {
     /// Sends `body` to an engine. An error status becomes an [`ApiError`].
     pub(super) async fn ask(
         &self,
-        context: &RequestContext<'_>,
+        call: &EngineCall<'_>,
         api: Api,
         path: &'static str,
         body: Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
-        let headers = engine_headers(context.headers);
+        let headers = engine_headers(call.headers);
         let peek = prompt::peek_router_made(api, &body, self.relay.block_bytes())?;
+        let (context, target) = (call.context.clone(), Uri::from_static(path));
         let job = relay::Job {
-            api,
-            target: Uri::from_static(path),
-            headers: &headers,
-            body: body.clone(),
-            original: context.original,
-            client: context.client,
-            tenant: context.tenant,
-            charge: context.charge,
-            standing: context.standing,
-            id: context.id,
-            started: context.started,
-            response: context.response,
+            standing: call.standing,
             chat: (api == Api::Responses).then_some(self as &dyn ChatForm),
-            is_converted: false,
-            gateway: None,
-            is_background: context.is_background,
-            requested: None,
-            unasked_usage: UnaskedUsage::default(),
-            progress: context.progress,
-            resume: context.resumed.map(|resumed| &resumed.tokens),
-            summary: context.summary.cloned(),
+            progress: call.progress,
+            resume: call.resumed.map(|resumed| &resumed.tokens),
+            ..relay::Job::new(context, api, target, &headers, body.clone(), call.original)
         };
         let answer = self.relay.run(&job, peek).await;
         let answer = answer.map_err(ApiError::of_run)?;

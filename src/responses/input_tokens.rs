@@ -80,7 +80,7 @@ impl Responses {
             None => ("/v1/responses/render", body),
         };
         let answer = self
-            .ask(&request.context(), Api::Tokenize, path, body)
+            .ask(&request.engine_call(), Api::Tokenize, path, body)
             .await;
         let answer = answer.map_err(|error| match error.status {
             // The engine has no such endpoint, or was started without it.

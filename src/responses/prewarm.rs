@@ -5,14 +5,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use tracing::debug;
 
-use super::client_request::{ClientRequest, RequestContext};
+use super::client_request::{ClientRequest, EngineCall};
 use super::engine_body;
 use super::engine_call::collect;
 use super::request::CreateRequest;
 use super::service::Responses;
 use crate::ids::ResponseId;
-use crate::limits::ChargeId;
 use crate::openai::error::ApiError;
+use crate::relay::RequestContext;
 
 /// The answer has one token, and is not used.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -37,36 +37,26 @@ impl Responses {
         };
         let body = engine_body::summary_body(create, input, &id.to_string(), salt, 1);
         let (headers, original) = (request.headers.clone(), request.body.clone());
-        let (client, tenant) = (request.client, request.admitted.tenant);
-        let (request_id, started) = (request.id, request.started);
+        let context = RequestContext {
+            response: Some(id),
+            is_background: true,
+            summary: None,
+            ..request.context.clone()
+        };
         let responses = self.clone();
         self.tasks.spawn(async move {
-            let context = RequestContext {
-                headers: &headers,
-                original: &original,
-                client,
-                tenant,
-                id: request_id,
-                charge: ChargeId::Request(request_id),
-                started,
-                response: Some(id),
-                is_background: true,
-                summary: None,
-                standing: None,
-                progress: None,
-                resumed: None,
-            };
-            let answer = responses.send_ahead(&context, body).await;
+            let call = EngineCall::new(context, &headers, &original);
+            let answer = responses.send_ahead(&call, body).await;
             if let Err(error) = &answer {
-                debug!(id = %request_id, message = error.message, "prompt not sent ahead");
+                debug!(id = %call.context.id, message = error.message, "prompt not sent ahead");
             }
             responses.metrics.on_prewarm(answer.is_ok());
             drop(in_flight);
         });
     }
 
-    async fn send_ahead(&self, context: &RequestContext<'_>, body: Bytes) -> Result<(), ApiError> {
-        let answer = self.ask_response(context, body).await?;
+    async fn send_ahead(&self, call: &EngineCall<'_>, body: Bytes) -> Result<(), ApiError> {
+        let answer = self.ask_response(call, body).await?;
         collect(answer.into_body(), ANSWER_BYTES_MAX).await?;
         Ok(())
     }

@@ -16,6 +16,7 @@ use crate::observe;
 use crate::openai::error::ApiError;
 use crate::openai::tenant::Admitted;
 use crate::prompt::Api;
+use crate::relay::RequestContext;
 use crate::responses::websocket::memory::TurnContext;
 use crate::responses::{ClientRequest, Endpoint};
 
@@ -90,7 +91,11 @@ impl ApiServer {
             false => (ClientKey::of_address(opener.address), None),
         };
         let bytes = body.len() as u64;
-        let claim = self.claim(client, admitted.tenant, &opener.headers);
+        let context = RequestContext {
+            summary: line.map(|line| line.summary.clone()),
+            ..RequestContext::new(id, client, admitted.tenant, started)
+        };
+        let claim = self.claim(&context, &opener.headers);
         let mut reserved = self.bodies.start(claim, bytes).await?;
         reserved.grow(bytes).await?;
         debug!(%id, tenant = %admitted.tenant, bytes, "turn");
@@ -98,11 +103,8 @@ impl ApiServer {
             headers: headers.as_ref().unwrap_or(&opener.headers),
             query: "",
             body,
-            id,
-            started,
+            context,
             admitted,
-            client,
-            summary: line.map(|line| &line.summary),
             standing: None,
             turn: Some(&turn),
         };

@@ -7,24 +7,24 @@
 
 use std::time::Instant;
 
-use tracing::{debug, info};
+use tracing::debug;
 
 use super::context::{LegContext, PendingTransfer};
+use super::decode_leg::DecodeEnd;
 use super::prefill_leg::PrefillOutcome;
 use crate::fleet::in_flight::InFlight;
 use crate::fleet::kv_transfer::Connector;
 use crate::observe;
 use crate::relay::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
-use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::{Attempts, Failure};
 use crate::relay::job::Job;
 use crate::relay::kv_transfer::Legs;
-use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use crate::relay::outcome::{AttemptOutcome, FailedAttempt};
 use crate::relay::plan::Plan;
-use crate::relay::running::{OptimisticInsert, Running};
+use crate::relay::running::Running;
 use crate::relay::traced;
-use crate::traces::{Event, Leg};
+use crate::traces::Leg;
 
 impl Relay {
     pub(in crate::relay) async fn attempt_disaggregated(
@@ -64,7 +64,6 @@ impl Relay {
 impl LegContext<'_> {
     async fn run(&self, legs: &Legs) -> AttemptOutcome {
         let Self {
-            relay,
             settings,
             metrics,
             job,
@@ -79,7 +78,7 @@ impl LegContext<'_> {
         plan.model
             .on_decision(plan.request.prompt_tokens, &prefill.decision);
         debug!(
-            id = %job.id,
+            id = %job.context.id,
             worker = %choice.worker.name,
             prefill = %prefill.worker.name,
             prefill_rank = self.prefill_rank(),
@@ -132,49 +131,14 @@ impl LegContext<'_> {
             }
         };
         running.set_span(span);
-        let status = answer.head.status;
-        let refusal = relay.refusal(&choice.worker, &answer);
-        let is_failure = answer.is_failure();
-        let answer = AttemptAnswer {
-            is_converted: job.is_converted,
-            answer,
-            running,
-            decision: choice.decision,
-            attempts: self.attempts.count(),
-            prefill: Some(Ok(self.prefill_leg(status.is_success().then_some(tokens)))),
+        let answer = match self.decode_answered(answer, running, transfer, Some(tokens)) {
+            DecodeEnd::Begun(answer) => answer,
+            DecodeEnd::Over(outcome) => return outcome,
         };
-        if self.refuses_rank(&answer.answer) {
-            // Its engine has made the prefill engine free the blocks.
-            transfer.release();
-            metrics.count_transfer("refused");
-            return AttemptOutcome::Failed(FailedAttempt::refused_rank(answer));
-        }
-        if let Some(failure) = refusal {
-            // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
-            return AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer));
-        }
-        if is_failure {
-            self.transfer_failed(transfer);
-            return AttemptOutcome::Failed(FailedAttempt {
-                owner: FailureOwner::KvTransfer,
-                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
-            });
-        }
-        // A decode engine that refuses the request itself makes the prefill engine free the blocks.
-        transfer.release();
-        if !status.is_success() {
-            metrics.count_transfer("refused");
-            return AttemptOutcome::Answered(answer);
-        }
         let now = observe::now();
-        self.on_transferred(now);
-        if let Some(trace) = job.trace() {
-            let took = now.saturating_duration_since(sent);
-            let worker = choice.worker.name.clone();
-            trace.event(now, Event::KvTransfer { worker, took });
-        }
+        self.on_transferred(now, sent);
         let phases = [
-            (&metrics.queue, started, job.started),
+            (&metrics.queue, started, job.context.started),
             (&metrics.prefill, computed, started),
             (&metrics.dispatch, sent, computed),
             (&metrics.decode, now, sent),
@@ -183,28 +147,5 @@ impl LegContext<'_> {
             phase.observe(end.saturating_duration_since(start).as_secs_f64());
         }
         AttemptOutcome::Answered(answer)
-    }
-
-    /// The decode worker has the prompt's blocks now.
-    pub(super) fn on_transferred(&self, now: Instant) {
-        let Self {
-            relay,
-            plan,
-            choice,
-            prefill,
-            ..
-        } = *self;
-        self.metrics.completed.inc();
-        if prefill.worker.kv_transfer_breaker.on_success(now) {
-            info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
-        }
-        let (worker, rank) = (&choice.worker, self.decode_rank());
-        if plan.rank_refused_by == Some(worker.id) {
-            relay.on_rank_refused(worker);
-        }
-        OptimisticInsert::new(&relay.caches, now, (worker, rank), plan).confirm();
-        for coming in plan.expect(&relay.caches, worker, rank) {
-            coming.on_first_token(now);
-        }
     }
 }

@@ -9,7 +9,6 @@ use crate::relay::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
 use crate::relay::failure::retries::Attempts;
 use crate::relay::job::Job;
-use crate::relay::outcome::PrefillLeg;
 use crate::relay::plan::Plan;
 
 #[derive(Clone, Copy)]
@@ -41,15 +40,6 @@ impl LegContext<'_> {
         let bootstrap_info = &self.prefill.bootstrap_info;
         bootstrap_info.is_some()
             && *bootstrap_info != self.prefill.worker.bootstrap_info.load_full()
-    }
-
-    pub(super) fn prefill_leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
-        PrefillLeg {
-            worker: self.prefill.worker.clone(),
-            rank: self.prefill_rank(),
-            decision: self.prefill.decision,
-            tokens,
-        }
     }
 }
 

@@ -4,20 +4,35 @@ use std::pin::pin;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::context::{LegContext, PendingTransfer};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use crate::observe;
+use crate::relay::chosen::Split;
 use crate::relay::exchange::{self, Sending};
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::Failure;
-use crate::relay::outcome::{FailedAttempt, Stage};
-use crate::relay::send::may_refuse_rank;
-use crate::traces::TrySpan;
+use crate::relay::offers::may_refuse_rank;
+use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use crate::relay::running::{OptimisticInsert, Running};
+use crate::traces::{Event, TrySpan};
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
+
+/// What a decode worker's answer means.
+pub(super) enum DecodeEnd {
+    /// Its first tokens are there: it has the prompt's blocks.
+    Begun(AttemptAnswer),
+    Over(AttemptOutcome),
+}
+
+impl DecodeEnd {
+    fn failed(attempt: FailedAttempt) -> Self {
+        Self::Over(AttemptOutcome::Failed(attempt))
+    }
+}
 
 impl LegContext<'_> {
     /// Sends the decode leg, and waits for its first token; for an answer that is not streamed, for its first byte.
@@ -81,9 +96,80 @@ impl LegContext<'_> {
         }
     }
 
-    /// Whether the decode engine may have refused the leg for the rank that it was pinned to.
-    pub(super) fn refuses_rank(&self, answer: &exchange::Answer) -> bool {
-        self.decode_rank().is_some() && may_refuse_rank(answer)
+    /// What the decode worker's answer means: its first tokens, or the end of the attempt. `tokens`: the prompt's, and those that
+    /// the prefill worker had cached, if it says so.
+    pub(super) fn decode_answered(
+        &self,
+        answer: exchange::Answer,
+        running: Running,
+        transfer: PendingTransfer<'_>,
+        tokens: Option<(u64, u64)>,
+    ) -> DecodeEnd {
+        let status = answer.head.status;
+        let refusal = self.relay.refusal(&self.choice.worker, &answer);
+        let is_failure = answer.is_failure();
+        let is_rank_refused =
+            self.decode_rank().is_some() && may_refuse_rank(status, answer.first.as_ref());
+        let answer = AttemptAnswer {
+            is_converted: self.job.is_converted,
+            answer,
+            running,
+            decision: self.choice.decision,
+            attempts: self.attempts.count(),
+            split: Split::Pair(self.prefill.leg(tokens.filter(|_| status.is_success()))),
+        };
+        if is_rank_refused {
+            // Its engine has made the prefill engine free the blocks.
+            transfer.release();
+            self.metrics.count_transfer("refused");
+            return DecodeEnd::failed(FailedAttempt::refused_rank(answer));
+        }
+        if let Some(failure) = refusal {
+            // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
+            return DecodeEnd::failed(FailedAttempt::refused(Stage::Worker, failure, answer));
+        }
+        if is_failure {
+            self.transfer_failed(transfer);
+            return DecodeEnd::failed(FailedAttempt {
+                owner: FailureOwner::KvTransfer,
+                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
+            });
+        }
+        // A decode engine that refuses the request itself makes the prefill engine free the blocks.
+        transfer.release();
+        if !status.is_success() {
+            self.metrics.count_transfer("refused");
+            return DecodeEnd::Over(AttemptOutcome::Answered(answer));
+        }
+        DecodeEnd::Begun(answer)
+    }
+
+    /// The decode worker has the prompt's blocks at `now`. Its leg was sent at `sent`.
+    pub(super) fn on_transferred(&self, now: Instant, sent: Instant) {
+        let Self {
+            relay,
+            plan,
+            choice,
+            prefill,
+            ..
+        } = *self;
+        self.metrics.completed.inc();
+        if prefill.worker.kv_transfer_breaker.on_success(now) {
+            info!(worker = %prefill.worker.name, "KV transfer circuit breaker closed; the worker gets prefill legs again");
+        }
+        let (worker, rank) = (&choice.worker, self.decode_rank());
+        if plan.rank_refused_by == Some(worker.id) {
+            relay.on_rank_refused(worker);
+        }
+        OptimisticInsert::new(&relay.caches, now, (worker, rank), plan).confirm();
+        for coming in plan.expect(&relay.caches, worker, rank) {
+            coming.on_first_token(now);
+        }
+        if let Some(trace) = self.job.trace() {
+            let took = now.saturating_duration_since(sent);
+            let worker = worker.name.clone();
+            trace.event(now, Event::KvTransfer { worker, took });
+        }
     }
 
     /// The attempt of a decode leg without a first token.
@@ -125,7 +211,7 @@ impl LegContext<'_> {
     pub(super) fn transfer_failed(&self, transfer: PendingTransfer<'_>) {
         transfer.fail();
         warn!(
-            id = %self.job.id,
+            id = %self.job.context.id,
             prefill = %self.prefill.worker.name,
             decode = %self.choice.worker.name,
             "KV transfer failed"

@@ -6,13 +6,14 @@ use super::context::LegContext;
 use super::leg_answers::read_whole;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
+use crate::relay::chosen::Split;
 use crate::relay::exchange::{self, Sending};
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::{Failure, Reuse};
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
+use crate::relay::offers::{Extra, Offers};
 use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
 use crate::relay::running::{OptimisticInsert, Running};
-use crate::relay::send::may_refuse_rank;
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
@@ -56,7 +57,7 @@ impl LegContext<'_> {
             settings.connector,
             job.api,
             // Unique for each attempt: the blocks of one must not be found by another.
-            format!("{}-{}", job.id, self.attempts.count()),
+            format!("{}-{}", job.context.id, self.attempts.count()),
             worker.host(),
             prefill.bootstrap_info.clone(),
             rank,
@@ -86,32 +87,16 @@ impl LegContext<'_> {
         let limit = relay.settings.first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
         let timer = Box::pin(timer);
-        let sent = match report {
-            None => exchange::attempt(job, &body, sending, worker, timer).await,
-            Some(report) => {
-                let whole = plan.body.as_ref().unwrap_or(&job.body);
-                let asking = match Legs::of(job.api, &report.put_into(whole)) {
-                    Ok(legs) => legs.prefill(&transfer),
-                    Err(_) => body.clone(),
-                };
-                relay
-                    .send_asking(job, (&asking, &body), sending, plan, worker, timer)
-                    .await
-            }
-        };
-        let sent = match sent {
-            // The decode leg need not name the rank.
-            Ok(answer) if may_resend && sending.rank.is_some() && may_refuse_rank(&answer) => {
-                let sending = Sending {
-                    rank: None,
-                    ..sending
-                };
-                relay
-                    .send_unpinned(job, &body, sending, worker, answer)
-                    .await
-            }
-            sent => sent,
-        };
+        let reporting = report.and_then(|report| {
+            let whole = plan.body.as_ref().unwrap_or(&job.body);
+            let legs = Legs::of(job.api, &report.put_into(whole)).ok()?;
+            Some(legs.prefill(&transfer))
+        });
+        // The decode leg need not name the rank.
+        let offers = Offers::new(&body, transfer.rank())
+            .asking(reporting.as_ref(), Extra::Report)
+            .keeping_rank(!may_resend);
+        let sent = relay.send(job, offers, sending, plan, worker, timer).await;
         let mut answer = match sent {
             Ok(answer) => answer,
             Err(error) => return self.exchange_failed(&error, span.as_deref_mut()),
@@ -130,7 +115,7 @@ impl LegContext<'_> {
                 running,
                 decision: prefill.decision,
                 attempts: self.attempts.count(),
-                prefill: Some(Ok(self.prefill_leg(None))),
+                split: Split::Pair(prefill.leg(None)),
             };
             let failure = match refusal {
                 Some(failure) => failure,
@@ -153,7 +138,7 @@ impl LegContext<'_> {
             trace.event(computed, Event::PrefillLeg { worker, took });
         }
         // The meter sees only the answer of the decode leg.
-        plan.model.report_success(worker, job.client);
+        plan.model.report_success(worker, job.context.client);
         insert.confirm();
         running.on_first_token(observe::now());
         match transfer.end(&whole) {

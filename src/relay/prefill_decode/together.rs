@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tracing::debug;
 
 use super::context::{LegContext, PendingTransfer};
+use super::decode_leg::DecodeEnd;
 use super::leg_answers::{DecodeFailure, read_whole, wait_for_first_token};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
@@ -17,10 +18,10 @@ use crate::relay::exchange::{self, Sending};
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::{Failure, Reuse};
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
-use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use crate::relay::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use crate::relay::running::{OpenLeg, OptimisticInsert, Running};
 use crate::relay::traced;
-use crate::traces::{Event, Leg, TrySpan};
+use crate::traces::{Leg, TrySpan};
 
 /// How often a waiting attempt checks whether the prefill worker's engine process is still the same.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
@@ -65,7 +66,7 @@ impl LegContext<'_> {
             return AttemptOutcome::Failed(failed);
         };
         debug!(
-            id = %job.id,
+            id = %job.context.id,
             worker = %choice.worker.name,
             prefill = %prefill.worker.name,
             prefill_rank = room.rank(),
@@ -143,37 +144,11 @@ impl LegContext<'_> {
             }
         };
         running.set_span(span);
-        let status = answer.head.status;
-        let refusal = relay.refusal(&choice.worker, &answer);
-        let is_failure = answer.is_failure();
         // What the prefill worker had cached is in the decode worker's own usage.
-        let answer = AttemptAnswer {
-            is_converted: job.is_converted,
-            answer,
-            running,
-            decision: choice.decision,
-            attempts: count,
-            prefill: Some(Ok(self.prefill_leg(None))),
+        let mut answer = match self.decode_answered(answer, running, transfer, None) {
+            DecodeEnd::Begun(answer) => answer,
+            DecodeEnd::Over(outcome) => return outcome,
         };
-        if self.refuses_rank(&answer.answer) {
-            metrics.count_transfer("refused");
-            return AttemptOutcome::Failed(FailedAttempt::refused_rank(answer));
-        }
-        if let Some(failure) = refusal {
-            return AttemptOutcome::Failed(FailedAttempt::refused(Stage::Worker, failure, answer));
-        }
-        if is_failure {
-            self.transfer_failed(transfer);
-            return AttemptOutcome::Failed(FailedAttempt {
-                owner: FailureOwner::KvTransfer,
-                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
-            });
-        }
-        if !status.is_success() {
-            metrics.count_transfer("refused");
-            computing.on_refusal();
-            return AttemptOutcome::Answered(answer);
-        }
         let now = observe::now();
         if let Some(span) = &mut prefill_span {
             // Unless its answer was there first.
@@ -181,20 +156,15 @@ impl LegContext<'_> {
         }
         insert.confirm();
         computing.on_first_token(now);
-        plan.model.report_success(&prefill.worker, job.client);
-        self.on_transferred(now);
-        if let Some(trace) = job.trace() {
-            let took = now.saturating_duration_since(started);
-            let worker = choice.worker.name.clone();
-            trace.event(now, Event::KvTransfer { worker, took });
-        }
+        plan.model
+            .report_success(&prefill.worker, job.context.client);
+        self.on_transferred(now, started);
         for (phase, end, start) in [
-            (&metrics.queue, started, job.started),
+            (&metrics.queue, started, job.context.started),
             (&metrics.decode, now, started),
         ] {
             phase.observe(end.saturating_duration_since(start).as_secs_f64());
         }
-        let mut answer = answer;
         // Closing it now could cancel it in the engine, which may not have noticed yet that the blocks were taken.
         answer.running.hold(OpenLeg::new(prefill_leg));
         AttemptOutcome::Answered(answer)

@@ -4,7 +4,6 @@
 use std::ops::Range;
 
 use bytes::Bytes;
-use hyper::StatusCode;
 
 const MODE: &str = r#""kv_cache_report_mode":"full""#;
 
@@ -56,14 +55,6 @@ impl KvReportRequest {
         asking.extend_from_slice(&body[self.range.end..]);
         asking.into()
     }
-}
-
-/// True if an engine's answer may refuse `kv_cache_report_mode`, so that the request must be sent again without.
-pub(in crate::relay) fn may_be_refused(status: StatusCode) -> bool {
-    matches!(
-        status,
-        StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY
-    )
 }
 
 fn first_byte(text: &[u8]) -> Option<u8> {

@@ -15,7 +15,6 @@ use super::stored_request::StoredRequest;
 use crate::http;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
-use crate::relay::SummaryCell;
 use crate::responses::client_request::ClientRequest;
 use crate::responses::conversation_lock::ConversationLock;
 use crate::responses::history::Access;
@@ -124,8 +123,8 @@ impl Responses {
         };
         let input = prepared.new_input.json();
         let new_items = prepared.take_new_items();
-        prepared.name_conversation(request.summary);
-        if let Some(trace) = request.summary.and_then(SummaryCell::trace) {
+        prepared.name_conversation(request.context.summary.as_ref());
+        if let Some(trace) = request.context.trace() {
             stored.link_to(trace.context());
         }
         if let Some(token) = lock {
@@ -161,7 +160,7 @@ impl Responses {
         let job = Job {
             request: stored,
             headers: request.headers.clone(),
-            id: request.id,
+            id: request.context.id,
             new_items,
             conversation: None,
             client_state: prepared.client_state.take(),

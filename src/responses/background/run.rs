@@ -31,8 +31,8 @@ use super::unreadable;
 use crate::ids::ClientKey;
 use crate::limits::ChargeId;
 use crate::observe;
-use crate::relay::{Progress, ServedBy, SummaryCell};
-use crate::responses::client_request::{RequestContext, Resumed};
+use crate::relay::{Progress, RequestContext, ServedBy, SummaryCell};
+use crate::responses::client_request::{EngineCall, Resumed};
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
 use crate::responses::object::with_member;
@@ -137,22 +137,19 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
                 if let Some(anew) = runner.set_up_conversation(&current).await {
                     current = Cow::Owned(anew);
                 }
+                let client = ClientKey::of_tenant(key.tenant);
                 let context = RequestContext {
-                    headers: &job.headers,
-                    original: current.input(),
-                    client: ClientKey::of_tenant(guard.key.tenant),
-                    tenant: guard.key.tenant,
-                    id: job.id,
                     charge: ChargeId::Response(key.id),
-                    started: observe::now(),
                     response: Some(key.id),
-                    summary: summary.as_ref(),
                     is_background: true,
-                    standing: None,
-                    progress: progress.as_ref(),
-                    resumed: None,
+                    summary: summary.clone(),
+                    ..RequestContext::new(job.id, client, key.tenant, observe::now())
                 };
-                runner.generate(&create, &current, &name, &context).await;
+                let call = EngineCall {
+                    progress: progress.as_ref(),
+                    ..EngineCall::new(context, &job.headers, current.input())
+                };
+                runner.generate(&create, &current, &name, &call).await;
             } => {}
         }
         // Dropping `generate` has closed the connection to the engine.
@@ -221,7 +218,7 @@ impl Runner<'_> {
         create: &CreateRequest<'_>,
         request: &StoredRequest,
         id: &str,
-        context: &RequestContext<'_>,
+        call: &EngineCall<'_>,
     ) {
         let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
         let state = &self.guard.run.state;
@@ -240,13 +237,11 @@ impl Runner<'_> {
                 }
                 Step::ReadEngine => {
                     let Some(stream) = &mut engine else {
-                        let context = RequestContext {
+                        let call = EngineCall {
                             resumed: resumed.as_ref(),
-                            ..*context
+                            ..call.clone()
                         };
-                        let answer = self
-                            .responses
-                            .wait_for_engine(create, request, id, &context);
+                        let answer = self.responses.wait_for_engine(create, request, id, &call);
                         let answer = answer.await;
                         if let Some(resumed) = &resumed {
                             self.on_resumed(resumed, answer.as_ref().err());

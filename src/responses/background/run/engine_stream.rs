@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::openai::error::ApiError;
 use crate::responses::background::settings::Settings;
 use crate::responses::background::stored_request::StoredRequest;
-use crate::responses::client_request::RequestContext;
+use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
 use crate::responses::service::Responses;
 use crate::responses::{engine_body, engine_error, truncation};
@@ -42,7 +42,7 @@ impl Responses {
         create: &CreateRequest<'_>,
         request: &StoredRequest,
         id: &str,
-        context: &RequestContext<'_>,
+        call: &EngineCall<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
         let settings = &self.background.settings;
         let limit = settings.queue_timeout;
@@ -50,11 +50,11 @@ impl Responses {
         let mut pause = WORKER_PAUSE;
         loop {
             let body = engine_body::streamed_body(create, &input, id, request.salt.as_deref());
-            let error = match self.ask_response(context, body).await {
+            let error = match self.ask_response(call, body).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            let may_shorten = create.truncation == Truncation::Auto && context.resumed.is_none();
+            let may_shorten = create.truncation == Truncation::Auto && call.resumed.is_none();
             if error.code == engine_error::TOO_LONG && may_shorten {
                 input = truncation::shortened(&input).ok_or(error)?;
                 continue;
@@ -66,7 +66,7 @@ impl Responses {
                     | StatusCode::SERVICE_UNAVAILABLE
                     | StatusCode::GATEWAY_TIMEOUT
             );
-            let waited = observe::now().saturating_duration_since(context.started);
+            let waited = observe::now().saturating_duration_since(call.context.started);
             if !may_help || waited + pause > limit {
                 return Err(error);
             }

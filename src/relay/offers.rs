@@ -1,0 +1,153 @@
+//! The forms of a request that one worker is sent in turn, until it takes one or none is left: each asks for less than the one
+//! before. Engines of some versions refuse what the first ones ask for. Pure.
+
+use bytes::Bytes;
+use hyper::StatusCode;
+
+/// What a form of a request asks for that an engine may refuse, though it would take the request without.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Extra {
+    /// That the engine reports again which blocks of the prompt it has cached.
+    Report,
+    /// The ids of the answer's tokens, so that its stream can go on on another worker.
+    TokenIds,
+    /// The dp rank that is to process it.
+    Rank,
+}
+
+/// The form that is sent now, and those that are left.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Offers<'a> {
+    plain: &'a Bytes,
+    /// The body that asks for more than the plain one.
+    asking: Option<(&'a Bytes, Extra)>,
+    rank: Option<u32>,
+    keeps_rank: bool,
+}
+
+impl<'a> Offers<'a> {
+    /// `rank`: the dp rank that must process the request.
+    pub(super) fn new(plain: &'a Bytes, rank: Option<u32>) -> Self {
+        Self {
+            plain,
+            asking: None,
+            rank,
+            keeps_rank: false,
+        }
+    }
+
+    /// First `body`, which asks for `extra`.
+    pub(super) fn asking(self, body: Option<&'a Bytes>, extra: Extra) -> Self {
+        let asking = body.map(|body| (body, extra)).or(self.asking);
+        Self { asking, ..self }
+    }
+
+    /// Each form names the rank.
+    pub(super) fn keeping_rank(self, keeps_rank: bool) -> Self {
+        Self { keeps_rank, ..self }
+    }
+
+    pub(super) fn body(&self) -> &'a Bytes {
+        self.asking.map_or(self.plain, |(body, _)| body)
+    }
+
+    pub(super) fn rank(&self) -> Option<u32> {
+        self.rank
+    }
+
+    /// What the body of this form asks for.
+    pub(super) fn extra(&self) -> Option<Extra> {
+        self.asking.map(|(_, extra)| extra)
+    }
+
+    /// Takes the next form if the answer may refuse the request for something that this one asks for, and returns what that is.
+    /// `first`: the first bytes of the answer's body.
+    pub(super) fn leave_out(&mut self, status: StatusCode, first: Option<&Bytes>) -> Option<Extra> {
+        if let Some((_, extra)) = self.asking
+            && may_refuse_member(status)
+        {
+            self.asking = None;
+            return Some(extra);
+        }
+        if self.rank.is_some() && !self.keeps_rank && may_refuse_rank(status, first) {
+            self.rank = None;
+            return Some(Extra::Rank);
+        }
+        None
+    }
+}
+
+/// Whether an engine may have refused a request because of a member that it does not know.
+fn may_refuse_member(status: StatusCode) -> bool {
+    matches!(
+        status,
+        StatusCode::BAD_REQUEST | StatusCode::UNPROCESSABLE_ENTITY
+    )
+}
+
+/// Whether an engine may have refused a request because of the dp rank that it was pinned to.
+pub(super) fn may_refuse_rank(status: StatusCode, first: Option<&Bytes>) -> bool {
+    let names_rank = |first: &Bytes| {
+        let first = first.to_ascii_lowercase();
+        ["data_parallel_rank", "dp_rank", "data-parallel-rank"]
+            .iter()
+            .any(|name| memchr::memmem::find(&first, name.as_bytes()).is_some())
+    };
+    status == StatusCode::BAD_REQUEST && first.is_some_and(names_rank)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RANK: &[u8] = br#"{"error":"data_parallel_rank 3 is out of range"}"#;
+
+    /// The bodies and ranks that an engine gets which answers each form with the same.
+    fn sent(
+        mut offers: Offers<'_>,
+        status: u16,
+        answer: &'static [u8],
+    ) -> Vec<(Bytes, Option<u32>)> {
+        let (status, first) = (StatusCode::from_u16(status).unwrap(), Bytes::from(answer));
+        let mut sent = vec![(offers.body().clone(), offers.rank())];
+        while offers.leave_out(status, Some(&first)).is_some() {
+            sent.push((offers.body().clone(), offers.rank()));
+        }
+        sent
+    }
+
+    #[test]
+    fn each_form_asks_for_less_until_nothing_is_left_to_leave_out() {
+        let (plain, asking) = (Bytes::from("plain"), Bytes::from("asking"));
+        let offers = Offers::new(&plain, Some(3)).asking(Some(&asking), Extra::Report);
+        let all = [("asking", Some(3)), ("plain", Some(3)), ("plain", None)];
+        let all = all.map(|(body, rank)| (Bytes::from(body), rank));
+        assert_eq!(sent(offers, 400, RANK), all);
+        // Nothing says that the rank is to blame.
+        assert_eq!(sent(offers, 400, b"no"), all[..2]);
+        assert_eq!(sent(offers, 422, RANK), all[..2]);
+        assert_eq!(sent(offers, 503, RANK), all[..1]);
+        assert_eq!(sent(offers, 200, RANK), all[..1]);
+        assert_eq!(sent(offers.keeping_rank(true), 400, RANK), all[..2]);
+        assert_eq!(sent(Offers::new(&plain, Some(3)), 400, RANK), all[1..]);
+        assert_eq!(sent(Offers::new(&plain, None), 400, RANK), all[2..]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_said() {
+        let (plain, asking) = (Bytes::from("plain"), Bytes::from("asking"));
+        let mut offers = Offers::new(&plain, Some(3))
+            .asking(Some(&asking), Extra::TokenIds)
+            .asking(None, Extra::Report);
+        let first = Bytes::from(RANK);
+        assert_eq!(offers.extra(), Some(Extra::TokenIds));
+        let status = StatusCode::BAD_REQUEST;
+        assert_eq!(
+            offers.leave_out(status, Some(&first)),
+            Some(Extra::TokenIds)
+        );
+        assert_eq!(offers.extra(), None);
+        assert_eq!(offers.leave_out(status, Some(&first)), Some(Extra::Rank));
+        assert_eq!(offers.leave_out(status, Some(&first)), None);
+    }
+}
