@@ -47,7 +47,7 @@ use warmroute::kv::unconfirmed::{self, UnconfirmedBlocks};
 use warmroute::observe::metrics;
 use warmroute::peers::routed::RoutedPrompts;
 use warmroute::relay::Caches;
-use warmroute::relay::fleet_view::{FleetView, Task};
+use warmroute::relay::choose::fleet_view::{FleetView, Task};
 use warmroute::relay::prompt::cached_prefix::CachedPrefixes;
 use warmroute::relay::prompt::prompt_blocks::{Prompt, TokenBlocks};
 use warmroute::routing::{self, Request};

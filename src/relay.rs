@@ -4,36 +4,30 @@
 //! [`crate::prompt`] found in them.
 
 pub mod abort;
+pub mod account;
 pub mod answer;
 mod as_chat;
+mod attempt;
 mod carry;
 mod charge;
-mod choice;
-mod chosen;
+pub mod choose;
 mod continuation;
 mod core;
 mod course;
-pub mod decision_log;
 mod decision_sample;
-mod exchange;
+mod disaggregation_pages;
 mod explain;
 pub mod failure;
-mod first_token;
-pub mod fleet_view;
 pub mod headers;
-pub mod hindsight;
 mod job;
 pub mod kv_transfer;
 mod meter;
-mod metrics;
 mod model;
 mod next_answer;
-mod offers;
-mod outcome;
 mod pinned_rank;
 mod plan;
+mod planner;
 pub mod prefill_decode;
-mod promised;
 pub mod prompt;
 mod queued;
 mod redirect;
@@ -43,19 +37,13 @@ mod respond;
 mod resumed;
 mod rights;
 mod run;
-mod running;
-mod send;
 mod settings;
-mod single_worker;
 mod stream;
-mod summary;
 mod taken_out;
 mod traced;
-pub mod usage;
-mod usage_line;
 mod wait;
-mod worker_series;
 
+pub use self::account::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::continuation::{
     Progress, Resume, Settings as StreamContinuation, refusal_named as continuation_refusal,
 };
@@ -64,16 +52,15 @@ pub use self::explain::{Explanation, Score};
 pub use self::job::{
     AnsweredAsChat, ChatForm, DECISION, Error, Job, NotConvertible, ServedBy, ToolLoss,
 };
-pub use self::metrics::{INTER_TOKEN_LATENCY_SECONDS, TIME_TO_FIRST_TOKEN_SECONDS};
 pub use self::model::{ModelSettings, PerModel};
 pub use self::prompt::cached_prefix::{Caches, PrefixSource};
 pub use self::request::context::RequestContext;
 pub use self::request::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};
 pub use self::request::session_key::KeySource;
 pub use self::request::standing::StandingCell;
+pub use self::request::summary::{RequestSummary, SummaryCell};
 pub use self::request::tenants::{TenantProfile, TenantTable};
 pub use self::request::usage_option::UnaskedUsage;
 pub use self::settings::{PinRanks, Settings};
 pub use self::stream::is_engine_lost;
-pub use self::summary::{RequestSummary, SummaryCell};
 pub use self::wait::{QueueStatus, QueueSummary, Queues};

@@ -34,6 +34,7 @@ mod input_tokens;
 mod item;
 mod known_json;
 mod member_checks;
+mod member_table;
 mod members;
 mod metrics;
 mod object;

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Loads that fleets have, over HTTP, in front of simulated engines that batch: how long do clients wait, and does the load spread?
 
-    benches/rig/loads.py hot|agents|applications [--rounds 5] ROUTER...
+    benches/rig/loads.py hot|agents|applications|trace [--rounds 5] ROUTER...
 
 A ROUTER is lines of warmroute's YAML, such as 'routing: {policy: least_load}; queue: off' (`defaults`: none), or another
 router and its policy, such as `vllm-router:cache_aware` or `smg:cache_aware` (VENV has them, see others.sh). All are
@@ -13,6 +13,7 @@ had cached, and the largest part of the answers' tokens that one engine made.
   agents         --clients sessions that share a system prompt of 6,000 tokens and grow by 1,100 a turn; 40 tokens an answer
   applications   60 applications of unequal use, each with a system prompt of 500 to 6,000 tokens and answers of its own length;
                  requests come at random times, --rate a second
+  trace          the first --requests of a trace like Mooncake's (--trace FILE), at --speed times its rate
 """
 
 import argparse
@@ -166,6 +167,26 @@ class Load:
         self.together(play, range(len(requests)))
 
 
+    def trace(self):
+        with open(self.options.trace) as file:
+            lines = [json.loads(line) for line, _ in zip(file, range(self.options.requests))]
+
+        def block(number):
+            # 512 tokens, of four bytes each.
+            return f"{number:07x} " * 256
+
+        began = time.monotonic()
+
+        def play(number):
+            line = lines[number]
+            text = "".join(block(number) for number in line["hash_ids"])[: 4 * line["input_length"]]
+            at = line["timestamp"] / 1000 / self.options.speed
+            time.sleep(max(0.0, began + at - time.monotonic()))
+            self.ask([{"role": "user", "content": text}], max(1, line["output_length"]))
+
+        self.together(play, range(len(lines)))
+
+
 def start(arguments, **more):
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **more}
     return subprocess.Popen(arguments, **quiet)
@@ -246,11 +267,13 @@ def measure(router, options):
 
 def main():
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("load", choices=["hot", "agents", "applications"])
+    arguments.add_argument("load", choices=["hot", "agents", "applications", "trace"])
     arguments.add_argument("--clients", type=int, help="requests (hot: default 100) or sessions (agents: default 24) at a time")
     arguments.add_argument("--turns", type=int, help="requests of each of them (default 3 and 6)")
     arguments.add_argument("--rate", type=float, default=12, help="applications: requests a second (default 12)")
-    arguments.add_argument("--requests", type=int, default=400, help="applications: requests (default 400)")
+    arguments.add_argument("--requests", type=int, default=400, help="applications and trace: requests (default 400)")
+    arguments.add_argument("--trace", help="trace: the file")
+    arguments.add_argument("--speed", type=float, default=2, help="trace: times its rate (default 2)")
     arguments.add_argument("--seed", type=int, default=1, help="applications: of the requests")
     arguments.add_argument("--engines", type=int, default=4)
     arguments.add_argument("--engine", default="", help="flags of `warmroute sim`, such as '--max-num-seqs 8'")

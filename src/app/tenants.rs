@@ -16,7 +16,7 @@ use crate::observe::metrics::Registry;
 use crate::openai::tenant::Tenants;
 use crate::peers::Peers;
 use crate::peers::status::PeerRow;
-use crate::relay::usage::Usage;
+use crate::relay::account::usage::Usage;
 use crate::relay::{TenantProfile, TenantTable};
 use crate::store::OpenStore;
 use crate::store::redis::Redis;

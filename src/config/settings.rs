@@ -79,7 +79,7 @@ pub struct Config {
     /// The log, on standard error.
     pub log: observe::Settings,
     /// What tenants use, for billing.
-    pub usage: relay::usage::Settings,
+    pub usage: relay::account::usage::Settings,
     /// OpenTelemetry traces of requests, sent to a collector over OTLP. Left out: none, unless OpenTelemetry's
     /// environment variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`, ask for them.
     pub traces: Option<traces::Settings>,

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use hyper::Response;
 
-use super::choice::{Choice, FailedWorkers};
+use super::choose::choice::Choice;
+use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job, NotConvertible, ToolLoss};
 use super::plan::Plan;
@@ -21,7 +22,7 @@ impl Relay {
         match self.chat_workers(model) {
             ChatWorkers::None => false,
             // The two legs of a request have one form.
-            ChatWorkers::Some => self.prefill_decode.is_some(),
+            ChatWorkers::Some => self.prefill_decode().is_some(),
             ChatWorkers::All => true,
         }
     }
@@ -29,11 +30,11 @@ impl Relay {
     /// Whether the router has the model's template and knows that it fails on a system message after the head.
     pub fn refuses_later_system(&self, model: Option<&str>) -> bool {
         let group = self.group(model);
-        group.is_ok_and(|group| self.tokens.refuses_later_system(&group))
+        group.is_ok_and(|group| self.tokens().refuses_later_system(&group))
     }
 
     fn chat_workers(&self, model: Option<&str>) -> ChatWorkers {
-        let snapshot = self.fleet.snapshot();
+        let snapshot = self.fleet().snapshot();
         let group = match model {
             Some(name) => snapshot.models.get(name),
             None => snapshot.only_model(),

@@ -8,13 +8,14 @@ use hyper::Response;
 use tracing::{field, warn};
 
 use super::charge::WantedOutput;
-use super::choice::FailedWorkers;
+use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::course::Course;
 use super::failure::cuts::Cuts;
 use super::failure::retries::{Attempts, Failure};
 use super::job::{Error, FailedRequest, Job};
-use super::plan::{NO_WORKER_RETRY_AFTER, Plan};
+use super::plan::Plan;
+use super::planner::NO_WORKER_RETRY_AFTER;
 use super::request::kv_report_request::KvReportRequest;
 use super::request_count::RequestCount;
 use super::run::{End, First, Tries};
@@ -58,9 +59,9 @@ impl Relay {
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
         let wanted = WantedOutput::of(&peek);
         drop(peek);
-        let earlier_cuts = self.quarantine.cuts(observe::now(), job.original);
+        let earlier_cuts = self.quarantine().cuts(observe::now(), job.original);
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
-            self.quarantine.on_refused();
+            self.quarantine().on_refused();
             warn!(id = %job.context.id, "request refused; engines cut the connection each time they got its body");
             return Err(Error::CutsConnections.into());
         }
@@ -72,9 +73,9 @@ impl Relay {
             job.context.started,
             charge,
         );
-        self.budget.on_request();
-        let deadline = job.context.started + self.settings.request_timeout;
-        let mut attempts = Attempts::new(&self.settings, earlier_cuts);
+        self.budget().on_request();
+        let deadline = job.context.started + self.settings().request_timeout;
+        let mut attempts = Attempts::new(self.settings(), earlier_cuts);
         if job.gateway.is_some() {
             attempts = attempts.only_one();
         }
@@ -135,10 +136,13 @@ impl Relay {
         let is_late = matches!(end, End::Late) || attempts.last() == Some(Failure::Deadline);
         let error = match end {
             End::NotConvertible(why) if is_unsent => Some(Error::NotConvertible(why)),
-            _ if is_unsent => self.not_split(&plan).map(|reason| Error::NotSplit {
-                model: plan.group.model.to_string(),
-                reason,
-            }),
+            _ if is_unsent => self
+                .chooser()
+                .not_split(&plan)
+                .map(|reason| Error::NotSplit {
+                    model: plan.group.model.to_string(),
+                    reason,
+                }),
             _ => None,
         };
         if let Some(error) = error {
@@ -148,13 +152,13 @@ impl Relay {
         let error = if is_late {
             Error::Deadline {
                 attempts: attempts.count(),
-                limit: self.settings.request_timeout,
+                limit: self.settings().request_timeout,
             }
         } else if no_worker_may_get(&plan, &failed, course.cuts()) {
             Error::CutsConnections
         } else {
             let shown = last_worker.as_deref();
-            let shown = shown.filter(|_| self.settings.decision_header);
+            let shown = shown.filter(|_| self.settings().decision_header);
             failure_of(&plan, attempts, lacks_prefill, shown)
         };
         let outcome = error.outcome();
@@ -176,7 +180,7 @@ impl Relay {
     /// How long it took to know a traced request's prompt. Nothing for a model that has no tokenizer.
     fn on_tokenized(&self, trace: &RequestTrace, began: Instant, plan: &Plan) {
         let is_exact = plan.prompt.exact.is_some();
-        if is_exact || self.tokens.has_tokenizer(&plan.group) {
+        if is_exact || self.tokens().has_tokenizer(&plan.group) {
             let now = observe::now();
             let tokens = is_exact.then_some(u64::from(plan.request.prompt_tokens));
             // Without a wait for a worker of the model.

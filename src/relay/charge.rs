@@ -36,7 +36,7 @@ impl Relay {
         plan: &Plan,
         wanted: WantedOutput,
     ) -> Result<Option<Charge>, Error> {
-        let Some(limits) = &self.tenants.of(job.context.tenant).limits else {
+        let Some(limits) = &self.tenants().of(job.context.tenant).limits else {
             return Ok(None);
         };
         let cached_tokens = match limits.weighs_cached() {
@@ -73,7 +73,7 @@ impl Relay {
 
     /// Tokens of the prompt that some worker has cached.
     fn longest_cached(&self, plan: &Plan) -> u64 {
-        let held = self.held(plan, OWNERS_MAX);
+        let held = self.chooser().held(plan, OWNERS_MAX);
         let owners = held.owners(0..held.places().len());
         let cached = owners.places().iter().map(|index| {
             let cached = held.cached(*index);

@@ -5,10 +5,12 @@ use std::sync::Arc;
 use prometheus::{IntCounter, IntCounterVec};
 
 use super::abort::Aborts;
-use super::decision_log::DecisionLog;
+use super::account::decision_log::DecisionLog;
+use super::account::hindsight::Hindsight;
+use super::account::usage::Usage;
+use super::choose::chooser::Chooser;
 use super::failure::budget::RetryBudget;
 use super::failure::quarantine::SharedQuarantine;
-use super::hindsight::Hindsight;
 use super::model::{ModelSettings, Models};
 use super::prefill_decode::{self, Disaggregation};
 use super::prompt::cached_prefix::Caches;
@@ -16,7 +18,6 @@ use super::prompt::tokens::Tokens;
 use super::request::target::Names;
 use super::request::tenants::TenantTable;
 use super::settings::Settings;
-use super::usage::Usage;
 use super::wait::Queues;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
@@ -40,26 +41,26 @@ pub(super) struct Metrics {
 /// configuration is shared with its [successor](Relay::successor).
 #[derive(Debug)]
 pub struct Relay {
-    pub(super) settings: Settings,
-    pub(super) fleet: Arc<Registry>,
-    pub(super) caches: Caches,
-    pub(super) models: Models,
-    pub(super) names: Names,
-    pub(super) tokens: Arc<Tokens>,
-    pub(super) budget: Arc<RetryBudget>,
-    pub(super) quarantine: Arc<SharedQuarantine>,
+    settings: Settings,
+    fleet: Arc<Registry>,
+    caches: Caches,
+    models: Models,
+    names: Names,
+    tokens: Arc<Tokens>,
+    budget: Arc<RetryBudget>,
+    quarantine: Arc<SharedQuarantine>,
     /// `None` if requests are not disaggregated.
-    pub(super) prefill_decode: Option<Disaggregation>,
-    pub(super) peers: Peers,
-    pub(super) tenants: TenantTable,
+    prefill_decode: Option<Disaggregation>,
+    peers: Peers,
+    tenants: TenantTable,
     /// `None`: requests do not wait for room at a worker.
-    pub(super) queue: Option<Arc<queue::Settings>>,
-    pub(super) queues: Arc<Queues>,
-    pub(super) usage: Arc<Usage>,
-    pub(super) metrics: Metrics,
-    pub(super) aborts: Arc<Aborts>,
+    queue: Option<Arc<queue::Settings>>,
+    queues: Arc<Queues>,
+    usage: Arc<Usage>,
+    metrics: Metrics,
+    aborts: Arc<Aborts>,
     tracer: Tracer,
-    pub(super) decisions: Arc<DecisionLog>,
+    decisions: Arc<DecisionLog>,
 }
 
 impl Relay {
@@ -184,8 +185,63 @@ impl Relay {
         &self.tracer
     }
 
-    pub fn fleet(&self) -> &Registry {
+    pub(super) fn chooser(&self) -> Chooser<'_> {
+        Chooser::new(&self.caches, self.prefill_decode.as_ref())
+    }
+
+    pub fn fleet(&self) -> &Arc<Registry> {
         &self.fleet
+    }
+
+    pub(super) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(super) fn caches(&self) -> &Caches {
+        &self.caches
+    }
+
+    pub(super) fn models(&self) -> &Models {
+        &self.models
+    }
+
+    /// The names of this configuration.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    pub(super) fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
+    pub(super) fn budget(&self) -> &RetryBudget {
+        &self.budget
+    }
+
+    pub(super) fn quarantine(&self) -> &SharedQuarantine {
+        &self.quarantine
+    }
+
+    /// `None` if requests are not disaggregated.
+    pub(super) fn prefill_decode(&self) -> Option<&Disaggregation> {
+        self.prefill_decode.as_ref()
+    }
+
+    pub(super) fn peers(&self) -> &Peers {
+        &self.peers
+    }
+
+    /// `None`: requests do not wait for room at a worker.
+    pub(super) fn queue(&self) -> Option<&Arc<queue::Settings>> {
+        self.queue.as_ref()
+    }
+
+    pub(super) fn usage(&self) -> &Arc<Usage> {
+        &self.usage
+    }
+
+    pub(super) fn metrics(&self) -> &Metrics {
+        &self.metrics
     }
 
     pub fn tenants(&self) -> &TenantTable {

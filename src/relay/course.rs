@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::attempt::outcome::Stage;
 use super::failure::cuts::{Cut, Cuts};
 use super::failure::retries::{Attempts, Failure, Step};
-use super::outcome::Stage;
 
 /// The attempts of one request.
 #[derive(Debug)]

@@ -3,11 +3,11 @@
 
 use std::time::Instant;
 
-use super::choice::Choice;
-use super::chosen::Split;
+use super::account::decision_log::{LimitsLeft, RecordedDecision};
+use super::choose::choice::Choice;
+use super::choose::chosen::Split;
+use super::choose::fleet_view::{FleetView, Task};
 use super::core::Relay;
-use super::decision_log::{LimitsLeft, RecordedDecision};
-use super::fleet_view::{FleetView, Task};
 use super::job::Job;
 use super::plan::Plan;
 use super::prompt::cached_prefix::CachedPrefixes;
@@ -38,13 +38,13 @@ impl Relay {
         // The lower half of the seed breaks ties.
         let is_compared = attempt == 1
             && ((plan.request.seed >> 32).is_multiple_of(COMPARED)
-                || self.decisions.take_comparison());
-        let is_recorded = self.decisions.take();
+                || self.decisions().take_comparison());
+        let is_recorded = self.decisions().take();
         if !is_compared && !is_recorded {
             return;
         }
         let owners_max = if is_recorded { usize::MAX } else { 1 };
-        let held = self.held(plan, owners_max);
+        let held = self.chooser().held(plan, owners_max);
         if is_compared {
             self.compare(plan, choice, &held, now);
         }
@@ -55,7 +55,7 @@ impl Relay {
 
     /// Counts what workers drawn at random have cached of the prompt.
     fn compare(&self, plan: &Plan, choice: &Choice, held: &CachedPrefixes<'_>, now: Instant) {
-        let task = match (&self.prefill_decode, &choice.split) {
+        let task = match (self.prefill_decode(), &choice.split) {
             (Some(settings), Split::Pair(_)) => Task::Prefill(settings.connector, plan.api),
             _ => Task::Decode,
         };
@@ -94,12 +94,12 @@ impl Relay {
         let longest = scores.map(|score| score.cached_tokens).max();
         let left = job.standing.and_then(StandingCell::read);
         let limits = left.map(|left| LimitsLeft {
-            tenant: self.tenants.of(job.context.tenant).name.to_string(),
+            tenant: self.tenants().of(job.context.tenant).name.to_string(),
             remaining_requests: left.requests.map(|left| left.remaining),
             remaining_tokens: left.tokens.map(|left| left.remaining),
         });
         let queued = (!plan.queued.is_zero()).then_some(plan.queued);
-        self.decisions.add(|number| RecordedDecision {
+        self.decisions().add(|number| RecordedDecision {
             limits,
             queue_ms: queued.map(|queued| u64::try_from(queued.as_millis()).unwrap_or(u64::MAX)),
             number,

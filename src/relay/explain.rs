@@ -2,22 +2,21 @@
 
 mod missing;
 mod text;
-pub(super) mod types;
 
 use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::HeaderMap;
 
-use self::types::{
+use super::account::explanation::{
     CandidateModel, DisaggregationExplained, Excluded, LoadShares, NameExplained, QueueExplained,
     SpeedExplained, Tokens, Tree,
 };
-pub use self::types::{Explanation, Score};
-use super::choice::FailedWorkers;
-use super::chosen::Split;
+pub use super::account::explanation::{Explanation, Score};
+use super::choose::chosen::Split;
+use super::choose::failed_workers::FailedWorkers;
+use super::choose::fleet_view::{FleetView, Task};
 use super::core::Relay;
-use super::fleet_view::{FleetView, Task};
 use super::job::Error;
 use super::plan::Plan;
 use super::prefill_decode::Disaggregation;
@@ -88,9 +87,9 @@ impl Relay {
     ) -> Result<Explanation, Error> {
         let given = peek.token_ids.clone();
         let is_given = given.is_some();
-        let queue = self.queue.as_ref();
+        let queue = self.queue();
         let standing = queue.map(|queue| {
-            let tenant = self.tenants.of(tenant);
+            let tenant = self.tenants().of(tenant);
             Standing::of(headers, &peek, tenant, queue)
         });
         let standing = standing.transpose()?;
@@ -101,8 +100,10 @@ impl Relay {
             }
         };
         let now = observe::now();
-        let held = self.held(&plan, usize::MAX);
-        let chosen = self.choose_once(&plan, &held, now, &FailedWorkers::default(), None);
+        let held = self.chooser().held(&plan, usize::MAX);
+        let chosen = self
+            .chooser()
+            .choose_once(&plan, &held, now, &FailedWorkers::default(), None);
         let (decision, split) = match chosen {
             Some((decision, split)) => (Some(decision), split),
             None => (None, Split::Off),
@@ -111,14 +112,14 @@ impl Relay {
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
-            (true, None) => self.tokens.of(api, &plan.group, headers, body).await,
+            (true, None) => self.tokens().of(api, &plan.group, headers, body).await,
         };
         if !explanation.tokens_known && !is_given {
             explanation.tokens_unknown_reason =
-                self.tokens.why_untokenizable(api, &plan.group, body);
+                self.tokens().why_untokenizable(api, &plan.group, body);
         }
         explanation.tokens = tokens.map(|found| Tokens {
-            text: self.tokens.text(&plan.group, &found.ids),
+            text: self.tokens().text(&plan.group, &found.ids),
             ids: found.ids.to_vec(),
             unknown_bytes: found.untokenized_bytes,
         });
@@ -148,7 +149,7 @@ impl Relay {
         };
         let chosen = decision.map(name);
         let workers = self.scores(plan, &view, &depths, each_end, chosen);
-        let disaggregation = match &self.prefill_decode {
+        let disaggregation = match self.prefill_decode() {
             Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
                 let view = FleetView::new(held, task, now, &[]);
@@ -190,9 +191,9 @@ impl Relay {
     }
 
     fn explain_queue(&self, plan: &Plan, standing: Standing) -> Option<QueueExplained> {
-        let settings = self.queue.as_ref()?;
+        let settings = self.queue()?;
         let class = settings.class_of(standing.priority);
-        let queue = self.queues.get(&plan.group.model);
+        let queue = self.queues().get(&plan.group.model);
         let (is_free, _) = self.look_for_room(plan, &FailedWorkers::default(), settings);
         let is_up = self.has_usable_worker(&plan.group.model, observe::now());
         let own_wait = settings.classes[class].max_wait;
@@ -278,7 +279,7 @@ impl Relay {
             State::HalfOpen => "its circuit breaker is half-open, with a trial request under way",
         };
         let now = observe::now();
-        let trees = self.caches.board.trees(now, worker.id).into_iter();
+        let trees = self.caches().board.trees(now, worker.id).into_iter();
         let tree = |state: TreeState| {
             let mut own = depths.iter();
             let own = own.find(|(it, _)| it.worker == worker.id && it.rank == state.rank);
@@ -338,7 +339,7 @@ impl Relay {
 
     /// Workers of the model that take no requests now.
     fn excluded(&self, plan: &Plan) -> Vec<Excluded> {
-        let snapshot = self.fleet.snapshot();
+        let snapshot = self.fleet().snapshot();
         let is_excluded = |status: &&Status| {
             let index = plan.group.worker_indices.get(&status.worker.id);
             status.facts.models.contains_key(&plan.group.model)

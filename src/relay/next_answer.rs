@@ -8,14 +8,14 @@ use std::time::Instant;
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode, Uri};
 
-use super::choice::FailedWorkers;
+use super::attempt::outcome::AttemptAnswer;
+use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::course::Course;
 use super::failure::cuts::Cuts;
 use super::failure::retries::Attempts;
 use super::headers;
 use super::job::Job;
-use super::outcome::AttemptAnswer;
 use super::plan::Plan;
 use super::request::context::RequestContext;
 use super::run::{End, Tries};
@@ -99,7 +99,7 @@ impl NextAnswer {
         };
         traced::continued(&job, observe::now(), lost, answer_tokens);
         relay.renew(&mut self.plan);
-        let attempts = Attempts::new(&relay.settings, Cuts::default());
+        let attempts = Attempts::new(relay.settings(), Cuts::default());
         let failed = std::mem::take(&mut self.failed);
         let mut tries = Tries::new(failed, Course::new(attempts, self.deadline));
         let answer = relay

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use hyper::HeaderMap;
 use tracing::debug;
 
-use super::choice::FailedWorkers;
-use super::chosen::{self, Chosen};
+use super::choose::chosen::{self, Chosen};
+use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
@@ -69,8 +69,8 @@ pub(super) async fn with_grant<A: Future>(grant: Option<Grant>, attempt: A) -> A
 impl Relay {
     /// The priority of a tenant's request of which only the headers are known.
     pub fn priority_of(&self, tenant: Tenant, headers: &HeaderMap) -> i32 {
-        let profile = self.tenants.of(tenant);
-        let standing = self.queue.as_ref().and_then(|settings| {
+        let profile = self.tenants().of(tenant);
+        let standing = self.queue().and_then(|settings| {
             Standing::of(headers, &PeekedBody::default(), profile, settings).ok()
         });
         standing.map_or(profile.priority, |standing| standing.priority)
@@ -82,10 +82,10 @@ impl Relay {
         job: &Job<'_>,
         peek: &PeekedBody<'_>,
     ) -> Result<Option<Waits>, Error> {
-        let Some(settings) = &self.queue else {
+        let Some(settings) = self.queue() else {
             return Ok(None);
         };
-        let tenant = self.tenants.of(job.context.tenant);
+        let tenant = self.tenants().of(job.context.tenant);
         Ok(Some(Waits {
             standing: Standing::of(job.headers, peek, tenant, settings)?,
             settings: settings.clone(),
@@ -141,13 +141,13 @@ impl Relay {
     ) -> Result<bool, Error> {
         let is_waited_for = |model: &&str| {
             let waits_at_all = !waits.settings.no_worker_timeout.is_zero();
-            waits_at_all && self.queues.is_known(model)
+            waits_at_all && self.queues().is_known(model)
         };
         let Some(model) = model.filter(is_waited_for) else {
             return Ok(false);
         };
         // Its prompt is not known as tokens yet.
-        let bytes_per_token = self.models.of(&Model::from(model)).bytes_per_token;
+        let bytes_per_token = self.models().of(&Model::from(model)).bytes_per_token;
         let tokens = (job.body.len() as f64 / bytes_per_token) as u64;
         self.enter(
             job,
@@ -181,18 +181,20 @@ impl Relay {
         settings: &Settings,
     ) -> (bool, Option<Chosen>) {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
-        let promised = self.queues.promised();
+        let held = self.chooser().held(plan, candidates);
+        let promised = self.queues().promised();
         let promised = promised.as_deref();
-        let chosen = self.choose_once(plan, &held, observe::now(), failed, promised);
+        let chosen = self
+            .chooser()
+            .choose_once(plan, &held, observe::now(), failed, promised);
         let may_pass = match &chosen {
             Some(chosen) => {
                 let worker = &plan.group.workers[chosen::computes(chosen).worker_index];
                 let model = &plan.group.model;
-                self.queues.may_pass(settings, model, worker, promised)
+                self.queues().may_pass(settings, model, worker, promised)
             }
             // None of the workers takes it, for what it is: that is answered at once. If none is up, it waits for one.
-            None => settings.no_worker_timeout.is_zero() || self.queues.is_up(&plan.group),
+            None => settings.no_worker_timeout.is_zero() || self.queues().is_up(&plan.group),
         };
         (may_pass, chosen)
     }
@@ -236,15 +238,17 @@ impl Relay {
             let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             // Workers may have come and gone meanwhile.
             let group = relay
-                .fleet
+                .fleet()
                 .snapshot()
                 .models
                 .get(&plan.group.model)
                 .cloned()?;
-            let held = relay.held_by(&plan, &group, candidates);
+            let held = relay.chooser().held_by(&plan, &group, candidates);
             let mut failed = failed.clone();
             failed.exclude_all(stalled.iter().copied());
-            let chosen = relay.choose_once(&plan, &held, now, &failed, Some(promised))?;
+            let chosen = relay
+                .chooser()
+                .choose_once(&plan, &held, now, &failed, Some(promised))?;
             let promises = chosen::promises(plan.request.prompt_tokens, &group, &chosen);
             Some(Placed {
                 group,
@@ -257,7 +261,7 @@ impl Relay {
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
     /// not seen. `None` without a queue: then until the answer.
     pub(super) fn unseen_prefill(&self, plan: &Plan, worker: &Worker) -> Option<Duration> {
-        let settings = self.queue.as_ref().filter(|_| !plan.is_stream)?;
+        let settings = self.queue().filter(|_| !plan.is_stream)?;
         let queued = worker.load.queued_tokens() as f64 * worker.load.speed.prompt_token();
         let queued = Duration::try_from_secs_f64(queued).unwrap_or_default();
         Some(queued.min(settings.advanced.stale_after))
@@ -281,7 +285,7 @@ impl Relay {
             bytes: job.body.len() as u64,
             is_background: job.context.is_background,
             received: job.context.started,
-            deadline: job.context.started + self.settings.request_timeout,
+            deadline: job.context.started + self.settings().request_timeout,
         };
         let _waiting = WaitTime {
             job,
@@ -291,7 +295,7 @@ impl Relay {
         };
         waits.count += 1;
         // Boxed, so that requests that find room do not carry the state of a wait.
-        let granted = Box::pin(self.queues.wait(&waits.settings, model, waiting, placing)).await;
+        let granted = Box::pin(self.queues().wait(&waits.settings, model, waiting, placing)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
         waits.grant = Some(granted.map_err(Error::NotQueued)?);
         Ok(())

@@ -13,11 +13,11 @@ use tracing::info;
 use super::core::Relay;
 use super::failure::request_outcome::Outcome;
 use super::job::{Error, FailedRequest, Job, RequestedName};
-use super::plan::NO_WORKER_RETRY_AFTER;
+use super::planner::NO_WORKER_RETRY_AFTER;
 use super::request::body_edit::{self, Edit};
 use super::request::output_cap;
 use super::request::session_key::session_key;
-use super::request::target::{Candidate, Candidates, Name, Names};
+use super::request::target::{Candidate, Candidates, Name};
 use super::request::usage_option::{self, UnaskedUsage};
 use crate::http::Body;
 use crate::ids::Model;
@@ -39,7 +39,7 @@ impl Relay {
             let FailedRequest { error, is_counted } = failed;
             if !is_counted {
                 let api = job.asked_api().as_str();
-                self.models.count_unsent(api, error.outcome());
+                self.models().count_unsent(api, error.outcome());
             }
             self.without_others(job.context.tenant, error)
         })
@@ -53,7 +53,7 @@ impl Relay {
         } else {
             Outcome::RouterFailed
         };
-        self.models.count_unsent(api, outcome);
+        self.models().count_unsent(api, outcome);
     }
 
     async fn run_permitted(
@@ -61,7 +61,7 @@ impl Relay {
         job: &Job<'_>,
         peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, FailedRequest> {
-        let name = peek.model.as_deref().and_then(|it| self.names.get(it));
+        let name = peek.model.as_deref().and_then(|it| self.names().get(it));
         let asking = match self.needs_usage() {
             true => usage_option::asking(job.api, &job.body, &peek),
             false => None,
@@ -108,21 +108,16 @@ impl Relay {
         peek: &PeekedBody<'_>,
         target: Option<&str>,
     ) -> Option<(u64, Edit)> {
-        let limits = self.tenants.of(job.context.tenant).limits.as_ref()?;
+        let limits = self.tenants().of(job.context.tenant).limits.as_ref()?;
         let asked = peek.model.as_deref();
         let max = limits.max_tokens(asked.or(target)?, target)?;
         output_cap::cap(job.api, &job.body, peek, max)
     }
 
-    /// The names of this configuration.
-    pub fn names(&self) -> &Names {
-        &self.names
-    }
-
     /// Whether the usage of streams is counted for a tenant or written down.
     fn needs_usage(&self) -> bool {
-        let is_counted = self.usage.has_log() || self.tenants.listed().next().is_some();
-        self.settings.stream_usage && is_counted
+        let is_counted = self.usage().has_log() || self.tenants().listed().next().is_some();
+        self.settings().stream_usage && is_counted
     }
 
     async fn redirect(
@@ -134,7 +129,7 @@ impl Relay {
     ) -> Result<Response<Body>, FailedRequest> {
         let session = session_key(name.key_sources(), job.headers, &peek);
         let session = session.or(job.context.response.map(|response| response.root().0));
-        let candidates = self.names.candidates(name, session, fastrand::u64(..));
+        let candidates = self.names().candidates(name, session, fastrand::u64(..));
         let model_json = peek.model_json;
         let caps: Vec<_> = candidates
             .iter()
@@ -150,7 +145,10 @@ impl Relay {
                 continue;
             }
             let labels = [&*name.requested, &**model, reason.as_str()];
-            self.metrics.model_targets.with_label_values(&labels).inc();
+            self.metrics()
+                .model_targets
+                .with_label_values(&labels)
+                .inc();
             let cap = caps[index].clone();
             let max_tokens = cap.as_ref().map(|(max_tokens, _)| *max_tokens);
             let asked = asking.iter().map(|(edit, _)| edit.clone());
@@ -208,9 +206,9 @@ impl Relay {
         body: &Bytes,
         now: Instant,
     ) -> Option<(&Name, Candidate, Bytes)> {
-        let name = self.names.get(peek.model.as_deref()?)?;
+        let name = self.names().get(peek.model.as_deref()?)?;
         let session = session_key(name.key_sources(), headers, peek);
-        let candidates = self.names.candidates(name, session, fastrand::u64(..));
+        let candidates = self.names().candidates(name, session, fastrand::u64(..));
         let candidate = self.first_usable(candidates, now);
         let body = edited(body, peek.model_json, name, &candidate.model, None);
         Some((name, candidate, body))
@@ -225,7 +223,7 @@ impl Relay {
 
     /// Whether a worker of the model may be sent a request now.
     pub(super) fn has_usable_worker(&self, model: &Model, now: Instant) -> bool {
-        let snapshot = self.fleet.snapshot();
+        let snapshot = self.fleet().snapshot();
         snapshot.models.get(model).is_some_and(|group| {
             let mut workers = group.workers[group.decode()].iter();
             workers.any(|worker| worker.breaker.may_admit(now))

@@ -5,10 +5,10 @@ use std::time::Instant;
 
 use hyper::StatusCode;
 
+use super::account::metrics::Outcome;
+use super::account::worker_series::{WorkerSeries, count_unanswered};
 use super::answer::engine_answer::Usage;
-use super::metrics::Outcome;
 use super::model::ModelState;
-use super::worker_series::{WorkerSeries, count_unanswered};
 use crate::limits::Charge;
 use crate::prompt::Api;
 

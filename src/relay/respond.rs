@@ -8,21 +8,22 @@ use bytes::Bytes;
 use hyper::Response;
 use hyper::header::{self, HeaderValue};
 
+use super::account::usage::UsageEntry;
+use super::account::usage_line::{Tokens, UsageLine};
 use super::answer::usage_rewriter::UsageRewriter;
-use super::chosen::Split;
+use super::attempt::exchange;
+use super::attempt::outcome::AttemptAnswer;
+use super::choose::chosen::Split;
 use super::continuation::{self, Reader, Refusal};
 use super::core::Relay;
 use super::job::{AnsweredAsChat, DECISION, Job, ServedBy};
 use super::meter::Meter;
 use super::next_answer::NextAnswer;
-use super::outcome::AttemptAnswer;
 use super::plan::Plan;
 use super::request::standing::StandingCell;
 use super::request_count::RequestCount;
 use super::stream::Continuing;
-use super::usage::UsageEntry;
-use super::usage_line::{Tokens, UsageLine};
-use super::{exchange, headers, stream};
+use super::{headers, stream};
 use crate::http::Body;
 use crate::prompt::Api;
 
@@ -43,7 +44,7 @@ impl Relay {
         mut count: RequestCount,
         deadline: Instant,
     ) -> Response<Body> {
-        let is_asked = self.settings.decision_header && job.headers.contains_key(DECISION);
+        let is_asked = self.settings().decision_header && job.headers.contains_key(DECISION);
         let decision = is_asked.then(|| decision_header(job, &plan, &answer));
         if let Some(summary) = &job.context.summary {
             summary.update(|summary| {
@@ -126,8 +127,8 @@ impl Relay {
             Box::new(self.continuing(job, plan, continuable, wire, cached, deadline))
         });
         let limits = stream::Limits {
-            idle: self.settings.stream_idle_timeout,
-            keep_alive: Some(self.settings.keep_alive).filter(|it| !it.is_zero()),
+            idle: self.settings().stream_idle_timeout,
+            keep_alive: Some(self.settings().keep_alive).filter(|it| !it.is_zero()),
             deadline,
         };
         let summary = job.context.summary.clone();
@@ -196,7 +197,7 @@ impl Relay {
             allowed,
             job.context.id,
             model,
-            self.metrics.continuations.clone(),
+            self.metrics().continuations.clone(),
         )
     }
 
@@ -211,11 +212,11 @@ impl Relay {
         if is_free || !answer.answer.head.status.is_success() {
             return None;
         }
-        let profile = self.tenants.of(job.context.tenant);
+        let profile = self.tenants().of(job.context.tenant);
         let tenant = &profile.name;
         let model = &plan.group.model;
         // Tenants that are not listed have the series of the one whose profile they share.
-        let counters = plan.model.usage.of(&self.usage, profile.id, tenant, model);
+        let counters = plan.model.usage.of(self.usage(), profile.id, tenant, model);
         let prefill = answer.split.prefill();
         let decision = prefill.map_or(&answer.decision, |prefill| &prefill.decision);
         let expected = Tokens {
@@ -233,7 +234,7 @@ impl Relay {
             worker: answer.running.worker().name.clone(),
             started: job.context.started,
         };
-        Some(UsageEntry::new(&self.usage, counters, expected, line))
+        Some(UsageEntry::new(self.usage(), counters, expected, line))
     }
 }
 

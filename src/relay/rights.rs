@@ -9,10 +9,10 @@ use crate::ids::Tenant;
 impl Relay {
     /// Whether a tenant may ask for a name: for itself, or for a model that it stands for.
     pub fn may_use(&self, tenant: Tenant, name: &str) -> bool {
-        let Some(limits) = &self.tenants.of(tenant).limits else {
+        let Some(limits) = &self.tenants().of(tenant).limits else {
             return true;
         };
-        let mut models = self.names.get(name).into_iter().flat_map(Name::models);
+        let mut models = self.names().get(name).into_iter().flat_map(Name::models);
         limits.allows(name) || models.any(|model| limits.allows(model))
     }
 
@@ -20,7 +20,7 @@ impl Relay {
         let Some(name) = name.filter(|name| !self.may_use(tenant, name)) else {
             return Ok(());
         };
-        match &self.tenants.of(tenant).limits {
+        match &self.tenants().of(tenant).limits {
             Some(limits) => Err(Error::Limited(Box::new(limits.refuse_model(name)))),
             None => Ok(()),
         }

@@ -7,15 +7,16 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, warn};
 
-use super::choice::{Choice, FailedWorkers};
-use super::chosen::Chosen;
+use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::choose::choice::Choice;
+use super::choose::chosen::Chosen;
+use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::course::{Course, Ended, Next};
 use super::failure::cuts::Cut;
 use super::failure::failure_owner::FailureOwner;
 use super::failure::retries::Failure;
 use super::job::{Job, NotConvertible, ToolLoss};
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use super::queued::{Waits, with_grant};
 use super::request_count::RequestCount;
@@ -109,9 +110,10 @@ impl Relay {
             }
             let Tries { failed, course, .. } = &*tries;
             let (attempts, deadline) = (course.attempts(), course.deadline());
-            let carried = job
-                .gateway
-                .map(|gateway| self.carried_to(gateway, plan, &choice, now, failed));
+            let carried = job.gateway.map(|gateway| {
+                self.chooser()
+                    .carried_to(gateway, plan, &choice, now, failed)
+            });
             let carried = carried.as_ref();
             // A gateway gets both workers at once.
             let prefill = choice.split.prefill().filter(|_| carried.is_none());
@@ -163,16 +165,16 @@ impl Relay {
         let may_repeat = course.attempts().may_repeat_worker();
         if let Some(owed) = course.take_owed() {
             // A retry that no worker can take must not use up the budget of others.
-            if !self.has_choice(plan, now, failed, may_repeat) {
+            if !self.chooser().has_choice(plan, now, failed, may_repeat) {
                 return Err(End::NoWorker);
             }
-            if !owed.is_free && !self.budget.may_retry() {
-                self.metrics.retries_refused.inc();
+            if !owed.is_free && !self.budget().may_retry() {
+                self.metrics().retries_refused.inc();
                 return Err(End::NoWorker);
             }
             plan.model.families.on_retry(&owed.worker, owed.failure);
         }
-        let choice = self.choose(plan, now, failed, may_repeat, chosen);
+        let choice = self.chooser().choose(plan, now, failed, may_repeat, chosen);
         let choice = choice.ok_or(End::NoWorker)?;
         if let Some(gateway) = job.gateway
             && !gateway.may_reach(&choice.worker)
@@ -186,7 +188,7 @@ impl Relay {
         if converted.is_err() && plan.tool_loss() == ToolLoss::Refused {
             let mut others = failed.clone();
             others.exclude_chat(&plan.group);
-            if self.has_choice(plan, now, &others, false) {
+            if self.chooser().has_choice(plan, now, &others, false) {
                 *failed = others;
                 return Err(End::Again);
             }
@@ -194,7 +196,7 @@ impl Relay {
             converted = self.converted(job, plan, &choice, ToolLoss::AsConfigured);
         }
         let converted = converted.map_err(End::NotConvertible)?;
-        if self.lacks_prefill_worker(&choice) {
+        if self.chooser().lacks_prefill_worker(&choice) {
             return Err(End::LacksPrefill);
         }
         Ok((choice, converted))
@@ -210,7 +212,7 @@ impl Relay {
         } else if worker.breaker.state() != State::Closed {
             plan.model.report_success(worker, job.context.client);
         }
-        self.quarantine.on_answer(job.original);
+        self.quarantine().on_answer(job.original);
     }
 
     /// Takes note of a failed attempt, and waits for the time of the next. False if there is none.
@@ -238,7 +240,7 @@ impl Relay {
             let cut = Cut::at(worker, (now, sent_at), job.context.client, job.original);
             let waits_for_others = tries.course.on_cut(&cut);
             // Now, since the client may leave before the next attempt. An answer takes it back.
-            self.quarantine
+            self.quarantine()
                 .on_cuts(now, job.original, tries.course.cuts());
             if waits_for_others {
                 tokio::time::sleep(COMPANY_WAIT).await;
@@ -251,7 +253,7 @@ impl Relay {
             is_answered: attempt.answer.is_some(),
             worker: &worker.name,
         };
-        let may_give_up = self.may_give_up_transfers(&tries.failed);
+        let may_give_up = self.chooser().may_give_up_transfers(&tries.failed);
         let next = tries
             .course
             .on_failed(observe::now(), &ended, may_give_up, fastrand::f64());
@@ -293,7 +295,7 @@ impl Relay {
         if attempt.failure == Failure::Local {
             // Idle connections make room. No worker has failed.
             report(choice.worker_at(stage));
-            for status in &self.fleet.snapshot().workers {
+            for status in &self.fleet().snapshot().workers {
                 status.worker.pool.close_idle();
             }
             return;

@@ -9,11 +9,12 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::choice::{Choice, FailedWorkers};
+use super::attempt::outcome::{AttemptOutcome, FailedAttempt, Stage};
+use super::choose::choice::Choice;
+use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::failure::retries::{Attempts, Failure};
 use super::job::{Job, ToolLoss};
-use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
 use super::plan::Plan;
 use crate::ids::WorkerId;
 use crate::observe;
@@ -67,7 +68,7 @@ impl Relay {
             };
             if self.may_go_on_without(worker.id, job, plan, attempts, failed)
                 && !may_run_tools(job)
-                && self.budget.may_retry()
+                && self.budget().may_retry()
             {
                 let failure = Failure::TakenOut;
                 plan.model.families.on_retry(&worker.name, failure);
@@ -88,7 +89,7 @@ impl Relay {
         attempts: &Attempts,
         failed: &FailedWorkers,
     ) -> bool {
-        let snapshot = self.fleet.snapshot();
+        let snapshot = self.fleet().snapshot();
         let Some(group) = snapshot.models.get(&plan.group.model) else {
             return false;
         };
@@ -100,7 +101,8 @@ impl Relay {
             failed.exclude_chat(group);
         }
         let may_repeat = attempts.may_repeat_after(Failure::TakenOut);
-        self.may_retry_in(plan, group, observe::now(), &failed, may_repeat)
+        self.chooser()
+            .may_retry_in(plan, group, observe::now(), &failed, may_repeat)
     }
 }
 

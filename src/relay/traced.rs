@@ -9,10 +9,10 @@ use hyper::StatusCode;
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 
+use super::account::metrics::Outcome;
 use super::answer::engine_answer;
 use super::answer::usage_reader;
 use super::job::Job;
-use super::metrics::Outcome;
 use super::plan::Plan;
 use crate::fleet::Worker;
 use crate::prompt::Api;

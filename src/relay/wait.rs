@@ -31,7 +31,7 @@ pub(super) use self::shared_queue::{Grant, Placed, Placing, SharedQueue};
 use self::sharing::Sharing;
 pub(super) use self::standing::Standing;
 pub use self::status::{QueueStatus, QueueSummary};
-use super::promised::Promised;
+use super::choose::promised::Promised;
 use crate::fleet::registry::Registry;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Group, Snapshot, Worker};

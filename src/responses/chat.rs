@@ -21,7 +21,7 @@ pub(super) use self::engine_answer::{native_body, native_whole};
 pub use self::settings::{
     ChatSettings, InvalidArguments, OutputLimit, SystemMessages, UnsupportedTools,
 };
-pub(super) use self::tools::{ALLOWED_TOOLS, AnsweredTools};
+pub(super) use self::tools::AnsweredTools;
 pub(super) use self::written::Written;
 
 /// For the fuzz target: what a chat stream is for a client, however it is cut.

@@ -2,33 +2,10 @@
 
 use bytes::Bytes;
 
-use super::chat::ALLOWED_TOOLS;
+use super::member_table::{ALLOWED_TOOLS, member};
 use super::members::{Members, put, put_read, put_text};
 use super::request::CreateRequest;
 use super::template::tool_choice;
-
-/// Members that are not copied. The router writes some of them itself.
-const NOT_COPIED: [&str; 19] = [
-    "input",
-    ALLOWED_TOOLS,
-    "store",
-    "stream",
-    "stream_options",
-    "background",
-    "previous_response_id",
-    "previous_response",
-    "previous_input_messages",
-    "conversation",
-    "prompt",
-    "include",
-    "truncation",
-    "metadata",
-    "context_management",
-    "request_id",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "service_tier",
-];
 
 /// Values of `include` that vLLM accepts. It refuses a list with any other.
 const ENGINE_INCLUDES: [&str; 5] = [
@@ -76,19 +53,12 @@ pub(super) fn summary_body(
     salt: Option<&str>,
     max_output_tokens: u64,
 ) -> Bytes {
-    const NOT_FOR_SUMMARIES: [&str; 5] = [
-        "tool_choice",
-        "text",
-        "max_output_tokens",
-        "top_logprobs",
-        "max_tool_calls",
-    ];
     let mut out = Vec::with_capacity(input.len() + 1024);
     out.push(b'{');
     put(&mut out, "request_id", "");
     put_text(&mut out, id);
     for (name, value) in create.members.iter() {
-        if !NOT_COPIED.contains(&name) && !NOT_FOR_SUMMARIES.contains(&name) {
+        if member(name).is_none_or(|member| member.to_summary) {
             put_read(&mut out, name, value);
         }
     }
@@ -133,8 +103,10 @@ fn write(
     for (name, value) in create.members.iter() {
         match name {
             "tool_choice" => put_tool_choice(&mut out, value),
-            _ if NOT_COPIED.contains(&name) => {}
-            _ => put_read(&mut out, name, value),
+            _ if member(name).is_none_or(|member| member.to_engine) => {
+                put_read(&mut out, name, value);
+            }
+            _ => {}
         }
     }
     let tier = create.members.get("service_tier");

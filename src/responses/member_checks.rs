@@ -4,59 +4,9 @@
 //!
 //! Bounds are those of OpenAI's reference where vLLM has the same, else the wider of the two.
 
+use super::member_table::{self, ANY, Shape};
 use super::members::{self, Members};
 use crate::openai::error::ApiError;
-
-/// What the JSON value of a member must be. `null` counts as absent.
-enum Shape {
-    Text,
-    Flag,
-    Object,
-    List,
-    /// A whole number within these bounds.
-    Integer(i64, i64),
-    /// A number from the first to the second bound.
-    Number(f64, f64),
-    /// As `Number`, but not the first bound itself.
-    NumberAbove(f64, f64),
-    OneOf(&'static [&'static str]),
-    /// A text or a list.
-    TextOrList,
-}
-
-const ANY: f64 = f64::MAX;
-
-/// The shape of a top-level member; `None` for those that others check, or that only the engine knows.
-fn shape(name: &str) -> Option<Shape> {
-    Some(match name {
-        "temperature" => Shape::Number(0.0, ANY),
-        "top_p" => Shape::NumberAbove(0.0, 1.0),
-        "min_p" => Shape::Number(0.0, 1.0),
-        "repetition_penalty" => Shape::NumberAbove(0.0, ANY),
-        "presence_penalty" | "frequency_penalty" => Shape::Number(-2.0, 2.0),
-        "top_logprobs" => Shape::Integer(0, 20),
-        "max_output_tokens" | "max_tool_calls" => Shape::Integer(1, i64::MAX),
-        "top_k" => Shape::Integer(-1, i64::MAX),
-        "seed" | "priority" => Shape::Integer(i64::MIN, i64::MAX),
-        "parallel_tool_calls" | "include_reasoning" | "ignore_eos" | "skip_special_tokens" => {
-            Shape::Flag
-        }
-        "service_tier" | "user" | "safety_identifier" | "prompt_cache_key" | "session_id" => {
-            Shape::Text
-        }
-        "prompt_cache_retention" => Shape::OneOf(&["in-memory", "in_memory", "24h"]),
-        "logit_bias"
-        | "chat_template_kwargs"
-        | "structured_outputs"
-        | "prompt_cache_options"
-        | "moderation"
-        | "background_options"
-        | "image" => Shape::Object,
-        "stop_token_ids" | "access_programs" => Shape::List,
-        "stop" => Shape::TextOrList,
-        _ => return None,
-    })
-}
 
 /// The first member with a wrong type or value, by name.
 pub(super) fn check(all: &Members<'_>) -> Result<(), ApiError> {
@@ -75,8 +25,8 @@ pub(super) fn check(all: &Members<'_>) -> Result<(), ApiError> {
                 )?;
             }
             _ => {
-                if let Some(shape) = shape(name) {
-                    check_shape(name, raw, &shape)?;
+                if let Some(member) = member_table::member(name) {
+                    check_shape(name, raw, &member.shape)?;
                 }
             }
         }
@@ -109,7 +59,12 @@ fn check_shape(param: &str, raw: &str, shape: &Shape) -> Result<(), ApiError> {
         Shape::Object if !raw.starts_with('{') => wrong("an object"),
         Shape::List if !raw.starts_with('[') => wrong("a list"),
         Shape::TextOrList if !raw.starts_with(['"', '[']) => wrong("a string or a list"),
-        Shape::Text | Shape::Flag | Shape::Object | Shape::List | Shape::TextOrList => Ok(()),
+        Shape::Any
+        | Shape::Text
+        | Shape::Flag
+        | Shape::Object
+        | Shape::List
+        | Shape::TextOrList => Ok(()),
         Shape::Integer(min, max) => match integer(raw) {
             None => wrong("an integer"),
             Some(number) if (i128::from(*min)..=i128::from(*max)).contains(&number) => Ok(()),

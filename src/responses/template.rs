@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 
 use super::allowed_tools::AllowedTools;
 use super::item::Ids;
+use super::member_table::{self, Shown};
 use super::members::{Members, put, put_number, put_read, put_string, put_text};
 use super::object::with_output;
 use super::outcome::{CompactionItem, Outcome};
@@ -66,29 +67,20 @@ impl ResponseTemplate {
             put_text(&mut head, conversation);
             head.push(b'}');
         }
-        put(
-            &mut head,
-            "instructions",
-            of("instructions").unwrap_or("null"),
-        );
 
         let mut tail = Vec::with_capacity(768);
-        tail.push(b',');
-        put_first(
-            &mut tail,
-            "presence_penalty",
-            number(of("presence_penalty")).unwrap_or("0.0"),
-        );
-        put(
-            &mut tail,
-            "frequency_penalty",
-            number(of("frequency_penalty")).unwrap_or("0.0"),
-        );
-        put(
-            &mut tail,
-            "top_logprobs",
-            number(of("top_logprobs")).unwrap_or("0"),
-        );
+        for member in member_table::members() {
+            let given = of(member.name);
+            let shown = match member.shown {
+                Shown::Otherwise => None,
+                Shown::Or(default) => Some(given.unwrap_or(default)),
+                Shown::NumberOr(default) => Some(number(given).unwrap_or(default)),
+                Shown::IfGiven => given,
+            };
+            if let Some(value) = shown {
+                put(&mut tail, member.name, value);
+            }
+        }
         put_name(&mut tail, "tools");
         put_tools(&mut tail, of("tools"));
         put_name(&mut tail, "tool_choice");
@@ -96,16 +88,6 @@ impl ResponseTemplate {
             Some(choice) => tail.extend_from_slice(tool_choice(choice).as_bytes()),
             None => tail.extend_from_slice(b"\"auto\""),
         }
-        put(
-            &mut tail,
-            "parallel_tool_calls",
-            of("parallel_tool_calls").unwrap_or("true"),
-        );
-        put(
-            &mut tail,
-            "truncation",
-            of("truncation").unwrap_or("\"disabled\""),
-        );
         put_name(&mut tail, "text");
         put_format(&mut tail, of("text"));
         put_name(&mut tail, "reasoning");
@@ -113,16 +95,6 @@ impl ResponseTemplate {
             &mut tail,
             of("reasoning"),
             &[("effort", "null"), ("summary", "null")],
-        );
-        put(
-            &mut tail,
-            "max_output_tokens",
-            of("max_output_tokens").unwrap_or("null"),
-        );
-        put(
-            &mut tail,
-            "max_tool_calls",
-            of("max_tool_calls").unwrap_or("null"),
         );
         put(
             &mut tail,
@@ -136,15 +108,6 @@ impl ResponseTemplate {
         );
         let tier = of("service_tier").filter(|it| it.starts_with('"') && *it != "\"auto\"");
         put(&mut tail, "service_tier", tier.unwrap_or("\"default\""));
-        put(&mut tail, "metadata", of("metadata").unwrap_or("{}"));
-        for name in ["safety_identifier", "prompt_cache_key", "user"] {
-            put(&mut tail, name, of(name).unwrap_or("null"));
-        }
-        for name in ["prompt_cache_retention", "prompt_cache_options"] {
-            if let Some(value) = of(name) {
-                put(&mut tail, name, value);
-            }
-        }
         // The client's values are copied as written, and an event's data must be one line.
         for part in [&mut head, &mut tail] {
             if memchr2(b'\n', b'\r', part).is_some() {
@@ -242,16 +205,10 @@ impl ResponseTemplate {
             self.temperature.as_deref().unwrap_or("1.0"),
         );
         put(&mut out, "top_p", self.top_p.as_deref().unwrap_or("1.0"));
+        out.push(b',');
         out.extend_from_slice(&self.tail);
         out
     }
-}
-
-/// As [`put`], after a comma that is already written.
-fn put_first(out: &mut Vec<u8>, name: &str, value: &str) {
-    put_text(out, name);
-    out.push(b':');
-    out.extend_from_slice(value.as_bytes());
 }
 
 fn put_name(out: &mut Vec<u8>, name: &'static str) {

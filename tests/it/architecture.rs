@@ -48,6 +48,12 @@ fn files_do_not_import_each_other_in_circles() {
 }
 
 #[test]
+fn the_parts_of_the_relay_do_not_import_each_other_in_circles() {
+    let circles = Tree::of_src().circles_of_parts("relay");
+    assert!(circles.is_empty(), "import circles: {circles:#?}");
+}
+
+#[test]
 fn an_import_from_a_higher_layer_or_a_sibling_is_found() {
     let wrong = |from, line| against_the_layers(from, line).len();
     assert_eq!(wrong("kv", "use crate::relay::Relay;"), 1);
@@ -97,6 +103,27 @@ fn a_circle_of_files_is_found_inside_a_module_and_through_groups() {
         ("kv/b.rs", "pub struct B;"),
     ];
     assert_eq!(circles(&none), Vec::<Vec<String>>::new());
+}
+
+#[test]
+fn a_circle_of_parts_is_found_though_no_files_form_one() {
+    let files = [
+        ("kv.rs", "mod a;\nmod b;\nmod c;"),
+        ("kv/a.rs", "mod x;\nuse super::b::y::Y;"),
+        ("kv/a/x.rs", "pub struct X;"),
+        ("kv/b.rs", "mod y;\nmod z;\nuse super::c::C;"),
+        ("kv/b/y.rs", "pub struct Y;"),
+        ("kv/b/z.rs", "use crate::kv::a::x::X;"),
+        ("kv/c.rs", "pub struct C;"),
+    ];
+    let tree = Tree::new(
+        files
+            .into_iter()
+            .map(|(path, text)| (path, text.to_owned())),
+    );
+    assert_eq!(tree.circles(), Vec::<Vec<String>>::new());
+    assert_eq!(tree.circles_of_parts("kv"), [["kv/a.rs", "kv/b.rs"]]);
+    assert_eq!(tree.circles_of_parts("fleet"), Vec::<Vec<String>>::new());
 }
 
 /// A module's path below the crate: `["kv", "index"]`. Empty for the crate's root.
@@ -154,27 +181,26 @@ impl Tree {
 
     /// The files that import each other, directly or over others; each group sorted.
     fn circles(&self) -> Vec<Vec<String>> {
-        let imports: BTreeMap<&Module, BTreeSet<&Module>> = self
-            .files
-            .iter()
-            .map(|(module, text)| (module, self.imported_files(module, text)))
-            .collect();
-        let reached: BTreeMap<&Module, BTreeSet<&Module>> = imports
-            .keys()
-            .map(|module| (*module, reachable(module, &imports)))
-            .collect();
-        let mut circles = BTreeSet::new();
-        for (module, others) in &reached {
-            let circle = others
-                .iter()
-                .filter(|other| reached[*other].contains(module));
-            let mut circle: Vec<String> = circle.map(|module| module.join("/") + ".rs").collect();
-            circle.sort();
-            if circle.len() > 1 {
-                circles.insert(circle);
-            }
+        let imports = self.files.iter();
+        let imports = imports.map(|(module, text)| (module, self.imported_files(module, text)));
+        circles(imports.collect())
+    }
+
+    /// The same for what lies directly below a module, where a folder is one with its file.
+    fn circles_of_parts(&self, of: &str) -> Vec<Vec<String>> {
+        let part = |module: &Module| {
+            let is_inside = module.len() > 1 && module[0] == of;
+            let (part, _) = self.files.get_key_value(module.get(..2)?)?;
+            is_inside.then_some(part)
+        };
+        let mut imports: BTreeMap<&Module, BTreeSet<&Module>> = BTreeMap::new();
+        for (module, text) in &self.files {
+            let Some(from) = part(module) else { continue };
+            let to = self.imported_files(module, text).into_iter();
+            let to = to.filter_map(part).filter(|to| *to != from);
+            imports.entry(from).or_default().extend(to);
         }
-        circles.into_iter().collect()
+        circles(imports)
     }
 
     fn imported_files(&self, module: &Module, text: &str) -> BTreeSet<&Module> {
@@ -214,6 +240,25 @@ impl Tree {
             .find_map(|length| self.files.get_key_value(&path[..length]))
             .map(|(module, _)| module)
     }
+}
+
+fn circles(imports: BTreeMap<&Module, BTreeSet<&Module>>) -> Vec<Vec<String>> {
+    let reached: BTreeMap<&Module, BTreeSet<&Module>> = imports
+        .keys()
+        .map(|module| (*module, reachable(module, &imports)))
+        .collect();
+    let mut circles = BTreeSet::new();
+    for (module, others) in &reached {
+        let circle = others
+            .iter()
+            .filter(|other| reached[*other].contains(module));
+        let mut circle: Vec<String> = circle.map(|module| module.join("/") + ".rs").collect();
+        circle.sort();
+        if circle.len() > 1 {
+            circles.insert(circle);
+        }
+    }
+    circles.into_iter().collect()
 }
 
 fn reachable<'a>(

@@ -13,7 +13,7 @@ use super::counts::Columns;
 use super::history::{History, Sample};
 use super::rows::Rows;
 use super::tables::{MODEL_COLUMNS, RANK_COLUMNS, WORKER_COLUMNS};
-use crate::relay::decision_log::RecordedDecision;
+use crate::relay::account::decision_log::RecordedDecision;
 
 /// Columns of a decision's row.
 const DECISION_COLUMNS: [&str; 15] = [

@@ -2,8 +2,8 @@
 
 use bytes::Bytes;
 
-use super::types::{Explanation, QueueExplained};
 use crate::ids::Model;
+use crate::relay::account::explanation::{Explanation, QueueExplained};
 use crate::relay::core::Relay;
 use crate::relay::job::Error;
 use crate::relay::wait::Standing;
@@ -23,15 +23,15 @@ impl Relay {
         error: Error,
     ) -> Result<Explanation, Error> {
         let is_missing = matches!(error, Error::NoWorker { .. } | Error::UnknownModel { .. });
-        let Some(name) = model.filter(|name| is_missing && self.queues.is_known(name)) else {
+        let Some(name) = model.filter(|name| is_missing && self.queues().is_known(name)) else {
             return Err(error);
         };
         let name = Model::from(name);
-        let model = self.models.of(&name);
-        let standing = self.queue.as_ref().zip(standing);
+        let model = self.models().of(&name);
+        let standing = self.queue().zip(standing);
         let queue = standing.map(|(settings, standing)| {
             let class = settings.class_of(standing.priority);
-            let queue = self.queues.get(&name);
+            let queue = self.queues().get(&name);
             QueueExplained {
                 would_wait: !settings.no_worker_timeout.is_zero(),
                 waits_for: Some(WORKER),
@@ -44,7 +44,7 @@ impl Relay {
         });
         let explanation = match &queue {
             Some(queue) if queue.would_wait => {
-                let limit = self.queue.as_ref().map(|settings| settings.no_worker_timeout);
+                let limit = self.queue().map(|settings| settings.no_worker_timeout);
                 format!(
                     "no worker serves the model yet: the request would wait for one for up to {} \
                      (queue.no_worker_timeout), and then be refused with 503 no_healthy_worker",

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
-use super::types::Score;
-use crate::relay::chosen::NotDisaggregated;
+use crate::relay::account::explanation::Score;
+use crate::relay::choose::chosen::NotDisaggregated;
 use crate::routing::pair::LocalReason;
 use crate::routing::{Cached, Reason};
 
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::fleet::load::LoadShare;
     use crate::http::circuit_breaker::State;
-    use crate::relay::explain::types::{LoadShares, SpeedExplained};
+    use crate::relay::account::explanation::{LoadShares, SpeedExplained};
     use crate::relay::prompt::cached_prefix::PrefixSource;
     use crate::routing::cost::Terms;
 

@@ -15,9 +15,9 @@ pub(in crate::relay) struct Disaggregation {
     pub(in crate::relay) connector: Connector,
     pub(in crate::relay) pair: pair::Settings,
     on_prefill_failure: OnPrefillFailure,
-    pub(super) lease: Duration,
-    pub(super) transfer_timeout: Duration,
-    pub(super) pinned: Arc<PinnedBlocks>,
+    pub(in crate::relay) lease: Duration,
+    pub(in crate::relay) transfer_timeout: Duration,
+    pub(in crate::relay) pinned: Arc<PinnedBlocks>,
     pub(in crate::relay) families: Families,
 }
 

@@ -16,7 +16,7 @@ pub(in crate::relay) struct Families {
     requests: IntCounterVec,
     transfers: IntCounterVec,
     phases: HistogramVec,
-    pub(super) pinned_forgotten: IntCounter,
+    pub(in crate::relay) pinned_forgotten: IntCounter,
 }
 
 impl Families {
@@ -55,12 +55,12 @@ impl Families {
 pub(in crate::relay) struct ModelMetrics {
     families: Families,
     name: Model,
-    pub(super) disaggregated: IntCounter,
-    pub(super) completed: IntCounter,
-    pub(super) queue: Histogram,
-    pub(super) prefill: Histogram,
-    pub(super) dispatch: Histogram,
-    pub(super) decode: Histogram,
+    pub(in crate::relay) disaggregated: IntCounter,
+    pub(in crate::relay) completed: IntCounter,
+    pub(in crate::relay) queue: Histogram,
+    pub(in crate::relay) prefill: Histogram,
+    pub(in crate::relay) dispatch: Histogram,
+    pub(in crate::relay) decode: Histogram,
 }
 
 impl ModelMetrics {
@@ -88,7 +88,7 @@ impl ModelMetrics {
             .inc();
     }
 
-    pub(super) fn count_transfer(&self, outcome: &str) {
+    pub(in crate::relay) fn count_transfer(&self, outcome: &str) {
         self.families
             .transfers
             .with_label_values(&[&*self.name, outcome])

@@ -16,7 +16,7 @@ const TRANSFERS_MAX: usize = 65_536;
 
 /// The pinned blocks of all prefill workers.
 #[derive(Debug, Default)]
-pub(super) struct PinnedBlocks {
+pub(in crate::relay) struct PinnedBlocks {
     workers: Mutex<FxHashMap<WorkerId, WorkerPins>>,
 }
 
@@ -37,17 +37,17 @@ struct Pin {
 /// The pinned blocks of one KV transfer. Dropped, they count as pinned until the lease ends.
 #[must_use = "dropped, the blocks count as pinned until the lease ends"]
 #[derive(Debug)]
-pub(super) struct PinnedTransfer {
+pub(in crate::relay) struct PinnedTransfer {
     pinned: Arc<PinnedBlocks>,
     worker: WorkerId,
     number: u64,
     /// The worker has too many, and its oldest one is forgotten.
-    pub(super) has_displaced: bool,
+    pub(in crate::relay) has_displaced: bool,
 }
 
 impl PinnedTransfer {
     /// The blocks were fetched, or the engine got the order to free them.
-    pub(super) fn release(self) {
+    pub(in crate::relay) fn release(self) {
         let mut workers = self.pinned.workers.lock();
         let Some(pins_of) = workers.get_mut(&self.worker) else {
             return;
@@ -63,7 +63,7 @@ impl PinnedTransfer {
 
 impl PinnedBlocks {
     /// Counts a prompt's blocks as pinned by the worker that has computed it.
-    pub(super) fn pin(
+    pub(in crate::relay) fn pin(
         self: &Arc<Self>,
         now: Instant,
         lease: Duration,
@@ -93,7 +93,7 @@ impl PinnedBlocks {
     }
 
     /// Forgets the pinned blocks of a worker whose engine process is a new one.
-    pub(super) fn forget(&self, worker: WorkerId) {
+    pub(in crate::relay) fn forget(&self, worker: WorkerId) {
         if let Some(pins_of) = self.workers.lock().get_mut(&worker) {
             // Numbers go on: transfers of the former process may still be released.
             pins_of.pins.clear();
@@ -101,7 +101,7 @@ impl PinnedBlocks {
     }
 
     /// The number of a worker's pinned transfers, and their tokens.
-    pub(super) fn of(&self, now: Instant, worker: WorkerId) -> (usize, u64) {
+    pub(in crate::relay) fn of(&self, now: Instant, worker: WorkerId) -> (usize, u64) {
         let mut workers = self.workers.lock();
         let Some(pins_of) = workers.get_mut(&worker) else {
             return (0, 0);
@@ -112,7 +112,7 @@ impl PinnedBlocks {
     }
 
     /// Forgets workers that left the fleet.
-    pub(super) fn retain(&self, is_there: impl Fn(WorkerId) -> bool) {
+    pub(in crate::relay) fn retain(&self, is_there: impl Fn(WorkerId) -> bool) {
         self.workers.lock().retain(|worker, _| is_there(*worker));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
 use crate::limits::ChargeId;
-use crate::relay::summary::SummaryCell;
+use crate::relay::request::summary::SummaryCell;
 use crate::traces::RequestTrace;
 
 /// Whose request it is, and what it is known as: the same for each attempt, each model that is tried for it, and the rest of

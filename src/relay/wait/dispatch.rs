@@ -11,7 +11,7 @@ use crate::fleet::waiting::WaitingByOwner;
 use crate::http::drain::Tasks;
 use crate::observe;
 use crate::queue::{Look, Settings};
-use crate::relay::promised::Promised;
+use crate::relay::choose::promised::Promised;
 
 /// While requests wait, workers are looked at this often even if nothing reports that one has less to compute: other
 /// replicas' requests and circuit breakers report nothing.

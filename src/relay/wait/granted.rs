@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 
 use crate::fleet::load::LoadShare;
 use crate::ids::WorkerId;
-use crate::relay::promised::Promised;
+use crate::relay::choose::promised::Promised;
 
 #[derive(Debug, Default)]
 pub(super) struct Granted {

@@ -8,7 +8,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use crate::fleet::{Snapshot, Worker};
 use crate::ids::WorkerId;
 use crate::queue::{self, Settings};
-use crate::relay::promised::{Promise, Promised};
+use crate::relay::choose::promised::{Promise, Promised};
 
 /// The workers that compute a model's prompts.
 #[derive(Clone, Copy)]

@@ -19,8 +19,8 @@ use crate::queue::{
     Below, ClassStatus, Entered, EntryId, Left, Look, Outcome, Queue, Refusal, RefusalReason,
     Request, Room, Settings,
 };
-use crate::relay::chosen::{self, Chosen};
-use crate::relay::promised::Promised;
+use crate::relay::choose::chosen::{self, Chosen};
+use crate::relay::choose::promised::Promised;
 
 /// Where a waiting request would be sent now.
 pub(in crate::relay) struct Placed {

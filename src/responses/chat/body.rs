@@ -4,54 +4,13 @@ use bytes::Bytes;
 
 use super::messages;
 use super::settings::{ChatSettings, SystemMessages};
-use super::tools::{self, ALLOWED_TOOLS};
+use super::tools;
 use crate::relay::{NotConvertible, ToolLoss};
+use crate::responses::member_table::member;
 use crate::responses::members::{Members, put, put_read, put_text};
 
 const TEMPLATE_KWARGS: &str = "chat_template_kwargs";
 const NO_EFFORT: &str = "\"none\"";
-
-/// Members that are converted, or that a chat completion does not have, or whose name means something else there.
-const NOT_COPIED: [&str; 38] = [
-    ALLOWED_TOOLS,
-    "audio",
-    "background_options",
-    "client_metadata",
-    "enable_response_messages",
-    "function_call",
-    "functions",
-    "include",
-    "input",
-    "instructions",
-    "logprobs",
-    "max_completion_tokens",
-    "max_output_tokens",
-    "max_tokens",
-    "max_tool_calls",
-    "messages",
-    "metadata",
-    "modalities",
-    "moderation",
-    "n",
-    "parallel_tool_calls",
-    "prompt_cache_key",
-    "prompt_cache_options",
-    "prompt_cache_retention",
-    "reasoning",
-    "reasoning_effort",
-    "response_format",
-    "safety_identifier",
-    "service_tier",
-    "store",
-    "stream",
-    "stream_options",
-    "text",
-    "tool_choice",
-    "tools",
-    "top_logprobs",
-    "truncation",
-    "user",
-];
 
 /// A chat completion that was made of a request.
 #[derive(Debug)]
@@ -82,7 +41,8 @@ pub(in crate::responses) fn chat_body(
         .then(|| without_thinking(native.get(TEMPLATE_KWARGS)))
         .flatten();
     for (name, value) in native.iter() {
-        if !NOT_COPIED.contains(&name) && (kwargs.is_none() || name != TEMPLATE_KWARGS) {
+        let is_copied = member(name).is_none_or(|member| member.to_chat);
+        if is_copied && (kwargs.is_none() || name != TEMPLATE_KWARGS) {
             put_read(&mut out, name, value);
         }
     }

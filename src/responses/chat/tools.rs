@@ -7,6 +7,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::settings::UnsupportedTools;
 use crate::relay::{NotConvertible, ToolLoss};
+use crate::responses::member_table::ALLOWED_TOOLS;
 use crate::responses::members::{self, Members, put, put_string, put_text};
 
 /// Named in a refusal that it decides.
@@ -123,9 +124,6 @@ pub(super) fn qualified<'a>(namespace: &str, name: &'a str) -> Cow<'a, str> {
         namespace => Cow::Owned(format!("{namespace}__{name}")),
     }
 }
-
-/// The member of a native body with a `tool_choice` of type `allowed_tools`, whose mode alone is its `tool_choice`.
-pub(in crate::responses) const ALLOWED_TOOLS: &str = "allowed_tools";
 
 /// `tool_choice`. Allowed tools are no filter of the list, which would change the prompt; the answer is checked instead.
 pub(super) fn chat_choice(

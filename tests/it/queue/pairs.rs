@@ -3,7 +3,8 @@
 use warmroute::fleet::kv_transfer::Connector;
 use warmroute::sim::worker::{self, Role, Settings, TransferSettings};
 
-use super::{block, wait, waiting, with_queue};
+use super::{CHAT, block, wait, waiting, with_queue};
+use crate::client;
 use crate::cluster::{Cluster, chat, fast};
 
 fn engine(role: Role) -> Settings {
@@ -18,15 +19,40 @@ fn engine(role: Role) -> Settings {
     }
 }
 
-#[tokio::test]
-async fn requests_wait_for_prefill_workers_although_decode_workers_are_idle() {
+async fn pair() -> Cluster {
     let engines = vec![engine(Role::Prefill), engine(Role::Decode)];
-    let cluster = Cluster::start(engines, |config| {
+    Cluster::start(engines, |config| {
         with_queue(config, |_| {});
         config.prefill_decode.connector = Some(Connector::Nixl);
         config.prefill_decode.advanced.min_remote_tokens = 24;
     })
-    .await;
+    .await
+}
+
+#[tokio::test]
+async fn a_target_that_the_prefill_worker_cannot_meet_ends_the_wait() {
+    let cluster = pair().await;
+    let _blocker = block(&cluster, "the prefill worker computes this ").await;
+    let prompt = "and this one has to have its first token soon ".repeat(20);
+    let headers = [("x-warmroute-ttft-target", "200ms")];
+    let body = chat(&prompt, 2, true);
+    let answer = client::send(cluster.router.api, "POST", CHAT, &headers, body).await;
+    let ended = (answer.status, answer.code());
+    assert_eq!(
+        ended,
+        (429, "ttft_target_unreachable".to_owned()),
+        "{}",
+        answer.text()
+    );
+    // The decode worker is idle, and computes prompts that are not worth a transfer.
+    let body = chat("hi", 2, true);
+    let answer = client::send(cluster.router.api, "POST", CHAT, &headers, body).await;
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+#[tokio::test]
+async fn requests_wait_for_prefill_workers_although_decode_workers_are_idle() {
+    let cluster = pair().await;
     let blocker = block(&cluster, "the prefill worker computes this ").await;
     let prompt = "and later it computes this one ".repeat(20);
     let waiter = wait(&cluster, &[], chat(&prompt, 2, true)).await;

@@ -2,22 +2,22 @@
 
 use std::time::Instant;
 
-use super::context::LegContext;
+use super::exchange::{self, Sending};
 use super::leg_answers::read_whole;
+use super::leg_context::LegContext;
+use super::offers::{Extra, Offers};
+use super::outcome::{AttemptAnswer, FailedAttempt, Stage};
+use super::running::{OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
-use crate::relay::chosen::Split;
-use crate::relay::exchange::{self, Sending};
+use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::{Failure, Reuse};
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
-use crate::relay::offers::{Extra, Offers};
-use crate::relay::outcome::{AttemptAnswer, FailedAttempt, Stage};
-use crate::relay::running::{OptimisticInsert, Running};
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
-pub(super) enum PrefillOutcome {
+pub(in crate::relay) enum PrefillOutcome {
     Computed(PrefillResult),
     /// The engine's error is the client's answer: the decode worker would answer the same.
     Answered(AttemptAnswer),
@@ -25,7 +25,11 @@ pub(super) enum PrefillOutcome {
 }
 
 impl LegContext<'_> {
-    pub(super) async fn run_prefill_leg(&self, legs: &Legs, now: Instant) -> PrefillOutcome {
+    pub(in crate::relay) async fn run_prefill_leg(
+        &self,
+        legs: &Legs,
+        now: Instant,
+    ) -> PrefillOutcome {
         let Self {
             relay,
             settings,
@@ -41,17 +45,17 @@ impl LegContext<'_> {
         let rank = self.prefill_rank();
         let count = self.attempts.count();
         let mut span = traced::begin_try(job, plan, now, chosen, rank, leg, count);
-        let insert = OptimisticInsert::new(&relay.caches, now, (worker, rank), plan);
+        let insert = OptimisticInsert::new(relay.caches(), now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
-        let report = plan.asks(&relay.caches.board, worker);
+        let report = plan.asks(&relay.caches().board, worker);
         let mut running = Running::new(
             InFlight::new(worker.clone(), tokens, cached_tokens)
                 .at_rank(rank)
                 .sent_at(now, true),
-            plan.expect(&relay.caches, worker, rank),
-            plan.check(&relay.caches.tokenizer_check, now, worker),
-            report.map(|_| relay.caches.board.expect_repeat_report(worker.id)),
+            plan.expect(relay.caches(), worker, rank),
+            plan.check(&relay.caches().tokenizer_check, now, worker),
+            report.map(|_| relay.caches().board.expect_repeat_report(worker.id)),
         );
         let transfer = Transfer::begin(
             settings.connector,
@@ -84,7 +88,7 @@ impl LegContext<'_> {
             span: span.as_deref(),
         };
         // The answer to a prefill leg is one token.
-        let limit = relay.settings.first_byte_timeout;
+        let limit = relay.settings().first_byte_timeout;
         let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
         let timer = Box::pin(timer);
         let reporting = report.and_then(|report| {

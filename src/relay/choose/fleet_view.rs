@@ -7,12 +7,12 @@ use smallvec::SmallVec;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
 use super::promised::Promised;
-use super::prompt::cached_prefix::{CachedPrefixes, TopOwners};
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::LoadShare;
 use crate::fleet::{Places, Role, Worker};
 use crate::ids::WorkerId;
 use crate::prompt::Api;
+use crate::relay::prompt::cached_prefix::{CachedPrefixes, TopOwners};
 use crate::routing::{self, Backlog, Cached, Decision, Request, State, View};
 
 /// Workers with a request's adapter that are compared beside those with its prefix.
@@ -78,12 +78,12 @@ impl<'a> FleetView<'a> {
 
     /// The view of a request that is behind others.
     #[must_use]
-    pub(super) fn behind(self, before: Option<&'a Promised>) -> Self {
+    pub(in crate::relay) fn behind(self, before: Option<&'a Promised>) -> Self {
         Self { before, ..self }
     }
 
     /// The request as far as the chosen worker computes it: a prefill leg has no answer.
-    pub(super) fn request(&self, request: &Request) -> Request {
+    pub(in crate::relay) fn request(&self, request: &Request) -> Request {
         match self.task {
             Task::Prefill(..) => Request {
                 answer_tokens: 0.0,
@@ -93,7 +93,7 @@ impl<'a> FleetView<'a> {
         }
     }
 
-    pub(super) fn held(&self) -> &CachedPrefixes<'a> {
+    pub(in crate::relay) fn held(&self) -> &CachedPrefixes<'a> {
         self.held
     }
 
@@ -103,12 +103,12 @@ impl<'a> FleetView<'a> {
     }
 
     /// The number of the place.
-    pub(super) fn place(&self, index: usize) -> usize {
+    pub(in crate::relay) fn place(&self, index: usize) -> usize {
         self.range.start + index
     }
 
     /// The dp rank to pin the request to.
-    pub(super) fn rank(&self, index: usize) -> Option<u32> {
+    pub(in crate::relay) fn rank(&self, index: usize) -> Option<u32> {
         self.places.rank(self.place(index))
     }
 
@@ -144,7 +144,7 @@ impl<'a> FleetView<'a> {
     }
 
     /// True if decode workers accept the address from which to fetch KV blocks from a prefill worker.
-    pub(super) fn is_bootstrap_known(&self, index: usize) -> bool {
+    pub(in crate::relay) fn is_bootstrap_known(&self, index: usize) -> bool {
         match self.task {
             Task::Prefill(connector, api) if connector.needs_bootstrap() => {
                 let bootstrap_info = self.worker(index).bootstrap_info.load();
@@ -167,7 +167,7 @@ impl<'a> FleetView<'a> {
     }
 
     /// True if the circuit breaker of KV transfers from a prefill worker admits one.
-    pub(super) fn may_transfer(&self, index: usize) -> bool {
+    pub(in crate::relay) fn may_transfer(&self, index: usize) -> bool {
         match self.task {
             Task::Decode | Task::Whole => true,
             Task::Prefill(..) => self.worker(index).kv_transfer_breaker.may_admit(self.now),
@@ -175,7 +175,7 @@ impl<'a> FleetView<'a> {
     }
 
     /// A decision with the worker's index in the group, and its rank.
-    pub(super) fn in_fleet(&self, decision: Decision) -> Decision {
+    pub(in crate::relay) fn in_fleet(&self, decision: Decision) -> Decision {
         Decision {
             worker_index: self.in_group(decision.worker_index),
             rank: self.rank(decision.worker_index),

@@ -6,141 +6,75 @@ use std::time::Instant;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::choice::{Choice, Prefill, Trial};
 use super::chosen::{Chosen, NotDisaggregated, Split};
-use super::core::Relay;
+use super::failed_workers::FailedWorkers;
 use super::fleet_view::{FleetView, Task};
-use super::job::Error;
-use super::kv_transfer::SingleWorkerReason;
-use super::outcome::PrefillLeg;
-use super::plan::{Excluded, Plan};
-use super::prefill_decode::Disaggregation;
 use super::promised::Promised;
-use super::prompt::cached_prefix::CachedPrefixes;
-use super::request::gateway::{CarriedTo, Gateway};
-use crate::fleet::kv_transfer::BootstrapInfo;
-use crate::fleet::{Group, Role, Worker};
+use crate::fleet::{Group, Places, Role, Worker};
 use crate::http::circuit_breaker::State;
-use crate::ids::WorkerId;
-use crate::observe;
+use crate::relay::kv_transfer::SingleWorkerReason;
+use crate::relay::plan::Plan;
+use crate::relay::prefill_decode::Disaggregation;
+use crate::relay::prompt::cached_prefix::{CachedPrefixes, Caches};
+use crate::relay::request::gateway::{CarriedTo, Gateway};
+use crate::routing;
 use crate::routing::pair::{self, LocalReason};
-use crate::routing::{self, Decision};
 
-/// The workers that get a request.
-#[derive(Debug)]
-pub(super) struct Choice {
-    pub(super) decision: Decision,
-    /// The worker that answers.
-    pub(super) worker: Arc<Worker>,
-    pub(super) split: Split<Prefill>,
-    _trial: Option<Trial>,
+/// Chooses the workers of a request, here or behind what waits. It changes nothing but the circuit breakers that admit the request.
+#[derive(Clone, Copy)]
+pub(in crate::relay) struct Chooser<'a> {
+    caches: &'a Caches,
+    /// `None` if requests are not disaggregated.
+    disaggregation: Option<&'a Disaggregation>,
 }
 
-/// The worker of the prefill leg.
-#[derive(Debug)]
-pub(super) struct Prefill {
-    pub(super) decision: Decision,
-    pub(super) worker: Arc<Worker>,
-    _trial: Option<Trial>,
-    /// What its bootstrap server reported, for connectors that need it.
-    pub(super) bootstrap_info: Option<Arc<BootstrapInfo>>,
-}
-
-impl Prefill {
-    /// `tokens`: the prompt's, and those that the worker had cached.
-    pub(super) fn leg(&self, tokens: Option<(u64, u64)>) -> PrefillLeg {
-        PrefillLeg {
-            worker: self.worker.clone(),
-            rank: self.worker.pinned_to(self.decision.rank),
-            decision: self.decision,
-            tokens,
-        }
-    }
-}
-
-/// The trial request of a worker's half-open circuit breaker. If it ends and says nothing about the worker (its client left, or
-/// the request is to blame), the next request is the trial.
-#[derive(Debug)]
-struct Trial(Arc<Worker>);
-
-impl Drop for Trial {
-    fn drop(&mut self) {
-        self.0.breaker.release_trial(observe::now());
-    }
-}
-
-/// The workers that have failed a request, by role.
-#[derive(Clone, Debug, Default)]
-pub(super) struct FailedWorkers {
-    pub(super) decode: Excluded,
-    /// Those that do not serve its API, whose context is too short for it or that its gateway cannot reach, whatever fails: some of
-    /// `decode`.
-    pub(super) unfit: Excluded,
-    pub(super) prefill: Excluded,
-    /// Those of them that only closed an idle connection: over a new one they may answer.
-    pub(super) stale: Excluded,
-    /// True once no more KV transfers are tried for the request.
-    pub(super) gave_up_transfers: bool,
-}
-
-impl FailedWorkers {
-    /// Those that do not serve the request's API, or where it has no room, are as if they had failed it. An error if no worker
-    /// serves the API.
-    pub(super) fn unfit_for(plan: &Plan, gateway: Option<&dyn Gateway>) -> Result<Self, Error> {
-        let mut unfit = match plan.api.is_messages() {
-            true => Excluded::from_slice(&plan.group.without_messages),
-            false => Excluded::new(),
-        };
-        if !unfit.is_empty() && unfit.len() == plan.group.workers.len() {
-            return Err(Error::NotServed {
-                model: plan.group.model.to_string(),
-            });
-        }
-        let lengths = &plan.group.context_lengths;
-        unfit.extend(lengths.too_short(plan.context_tokens));
-        if let Some(gateway) = gateway {
-            let workers = plan.group.workers.iter();
-            let unreachable = workers.filter(|worker| !gateway.may_reach(worker));
-            unfit.extend(unreachable.map(|worker| worker.id));
-        }
-        Ok(Self {
-            decode: unfit.clone(),
-            prefill: unfit.clone(),
-            unfit,
-            stale: Excluded::new(),
-            // A decode worker computes prompt and answer so far itself.
-            gave_up_transfers: plan.resumed.is_some(),
-        })
-    }
-
-    /// These get the request in no case.
-    pub(super) fn exclude_all(&mut self, workers: impl Iterator<Item = WorkerId>) {
-        for worker in workers {
-            self.unfit.push(worker);
-            self.decode.push(worker);
-            self.prefill.push(worker);
+impl<'c> Chooser<'c> {
+    pub(in crate::relay) fn new(
+        caches: &'c Caches,
+        disaggregation: Option<&'c Disaggregation>,
+    ) -> Self {
+        Self {
+            caches,
+            disaggregation,
         }
     }
 
-    /// With fewer excluded, for when no other worker is left: first without those that only closed an idle connection,
-    /// then, with `may_repeat`, without all that have failed.
-    fn second_chances(&self, may_repeat: bool) -> impl Iterator<Item = Self> {
-        let stale = (!self.stale.is_empty()).then(|| {
-            let mut again = self.clone();
-            again.decode.retain(|id| !self.stale.contains(id));
-            again
-        });
-        let all = may_repeat.then(|| Self {
-            decode: self.unfit.clone(),
-            ..self.clone()
-        });
-        stale.into_iter().chain(all)
+    /// The workers' cached prefixes of the prompt.
+    pub(in crate::relay) fn held<'a>(
+        &self,
+        plan: &'a Plan,
+        holders_max: usize,
+    ) -> CachedPrefixes<'a>
+    where
+        'c: 'a,
+    {
+        self.held_by(plan, &plan.group, holders_max)
     }
-}
 
-impl Relay {
+    /// The same for the workers of another moment.
+    pub(in crate::relay) fn held_by<'a>(
+        &self,
+        plan: &'a Plan,
+        group: &'a Group,
+        holders_max: usize,
+    ) -> CachedPrefixes<'a>
+    where
+        'c: 'a,
+    {
+        CachedPrefixes::new(
+            Places::new(group, plan.pinned),
+            self.caches,
+            &plan.prompt,
+            &plan.model.routing.advanced.tier_credit,
+            holders_max,
+            plan.request.seed,
+        )
+    }
+
     /// Chooses workers for a plan's request, without those that have `failed` it. With `may_repeat` one of those is
     /// chosen if there is no other. `first`: a choice that was made just now.
-    pub(super) fn choose(
+    pub(in crate::relay) fn choose(
         &self,
         plan: &Plan,
         now: Instant,
@@ -204,7 +138,7 @@ impl Relay {
     }
 
     /// The workers that a gateway is to try, at the lowest cost first. Changes nothing.
-    pub(super) fn carried_to<'a>(
+    pub(in crate::relay) fn carried_to<'a>(
         &self,
         gateway: &'a dyn Gateway,
         plan: &Plan,
@@ -231,8 +165,8 @@ impl Relay {
         }
     }
 
-    /// True if [`Relay::choose`] would find a worker for a retry. Changes nothing.
-    pub(super) fn has_choice(
+    /// True if [`Chooser::choose`] would find a worker for a retry. Changes nothing.
+    pub(in crate::relay) fn has_choice(
         &self,
         plan: &Plan,
         now: Instant,
@@ -245,7 +179,7 @@ impl Relay {
     }
 
     /// True if a retry would find workers among those of `group` that may get the request. Changes nothing.
-    pub(super) fn may_retry_in(
+    pub(in crate::relay) fn may_retry_in(
         &self,
         plan: &Plan,
         group: &Group,
@@ -278,7 +212,7 @@ impl Relay {
             let mut chances = failed.second_chances(may_repeat);
             chances.find_map(|again| once(&again))
         })?;
-        if let (Some(settings), Split::Whole(reason)) = (&self.prefill_decode, chosen.1)
+        if let (Some(settings), Split::Whole(reason)) = (self.disaggregation, chosen.1)
             && may_repeat
             && !may_compute_locally(settings, reason)
             && failed.prefill.len() > failed.unfit.len()
@@ -308,7 +242,7 @@ impl Relay {
     }
 
     /// Chooses workers as things are now, behind what they were promised `before`. Changes nothing.
-    pub(super) fn choose_once(
+    pub(in crate::relay) fn choose_once(
         &self,
         plan: &Plan,
         held: &CachedPrefixes<'_>,
@@ -317,7 +251,7 @@ impl Relay {
         before: Option<&Promised>,
     ) -> Option<Chosen> {
         let decode = FleetView::new(held, Task::Decode, now, &failed.decode).behind(before);
-        let Some(settings) = &self.prefill_decode else {
+        let Some(settings) = self.disaggregation else {
             let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
             return Some((decode.in_fleet(decision), Split::Off));
         };
@@ -347,14 +281,14 @@ impl Relay {
     }
 
     /// True if the request must not run on the chosen worker, because it needs a prefill leg and has none.
-    pub(super) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
+    pub(in crate::relay) fn lacks_prefill_worker(&self, choice: &Choice) -> bool {
         let reason = choice.split.why_whole();
         reason.is_some_and(|reason| self.lacks_prefill(choice.worker.role, reason))
     }
 
     /// True if a worker of this role must not run a request that has no prefill leg for this reason.
     fn lacks_prefill(&self, role: Role, reason: NotDisaggregated) -> bool {
-        match &self.prefill_decode {
+        match self.disaggregation {
             Some(settings) if !settings.connector.decodes_alone() => role == Role::Decode,
             Some(settings) => !may_compute_locally(settings, reason),
             None => false,
@@ -362,8 +296,8 @@ impl Relay {
     }
 
     /// Why no worker of the model takes a request that cannot be split: its decode workers compute no prompts.
-    pub(super) fn not_split(&self, plan: &Plan) -> Option<SingleWorkerReason> {
-        let settings = self.prefill_decode.as_ref()?;
+    pub(in crate::relay) fn not_split(&self, plan: &Plan) -> Option<SingleWorkerReason> {
+        let settings = self.disaggregation?;
         match &plan.legs {
             Some(Err(reason))
                 if !settings.connector.decodes_alone() && plan.group.both().is_empty() =>
@@ -375,8 +309,8 @@ impl Relay {
     }
 
     /// Whether a request whose KV transfers failed may go on without a prefill leg, and did not so far.
-    pub(super) fn may_give_up_transfers(&self, failed: &FailedWorkers) -> bool {
-        let settings = self.prefill_decode.as_ref();
+    pub(in crate::relay) fn may_give_up_transfers(&self, failed: &FailedWorkers) -> bool {
+        let settings = self.disaggregation;
         !failed.gave_up_transfers && settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
 }

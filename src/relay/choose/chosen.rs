@@ -2,19 +2,19 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::kv_transfer::SingleWorkerReason;
 use crate::fleet::Group;
 use crate::fleet::load::LoadShare;
 use crate::ids::WorkerId;
+use crate::relay::kv_transfer::SingleWorkerReason;
 use crate::routing::Decision;
 use crate::routing::pair::LocalReason;
 
 /// The decisions for the decode and the prefill worker, with indices into the group.
-pub(super) type Chosen = (Decision, Split<Decision>);
+pub(in crate::relay) type Chosen = (Decision, Split<Decision>);
 
 /// Whether a request has a prefill leg of its own.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Split<P> {
+pub(in crate::relay) enum Split<P> {
     /// Disaggregation is not configured.
     Off,
     /// The worker that answers computes the prompt, too.
@@ -25,7 +25,7 @@ pub(super) enum Split<P> {
 
 impl<P> Split<P> {
     /// What is known of the prefill leg.
-    pub(super) fn prefill(&self) -> Option<&P> {
+    pub(in crate::relay) fn prefill(&self) -> Option<&P> {
         match self {
             Self::Pair(prefill) => Some(prefill),
             Self::Whole(_) | Self::Off => None,
@@ -33,14 +33,14 @@ impl<P> Split<P> {
     }
 
     /// Why there is no prefill leg, where there could be one.
-    pub(super) fn why_whole(&self) -> Option<NotDisaggregated> {
+    pub(in crate::relay) fn why_whole(&self) -> Option<NotDisaggregated> {
         match self {
             Self::Whole(reason) => Some(*reason),
             Self::Pair(_) | Self::Off => None,
         }
     }
 
-    pub(super) fn as_ref(&self) -> Split<&P> {
+    pub(in crate::relay) fn as_ref(&self) -> Split<&P> {
         match self {
             Self::Pair(prefill) => Split::Pair(prefill),
             Self::Whole(reason) => Split::Whole(*reason),
@@ -48,7 +48,7 @@ impl<P> Split<P> {
         }
     }
 
-    pub(super) fn map<Q>(self, of_pair: impl FnOnce(P) -> Q) -> Split<Q> {
+    pub(in crate::relay) fn map<Q>(self, of_pair: impl FnOnce(P) -> Q) -> Split<Q> {
         match self {
             Self::Pair(prefill) => Split::Pair(of_pair(prefill)),
             Self::Whole(reason) => Split::Whole(reason),
@@ -58,19 +58,19 @@ impl<P> Split<P> {
 }
 
 /// The decision for the worker that computes the prompt.
-pub(super) fn computes((decode, split): &Chosen) -> &Decision {
+pub(in crate::relay) fn computes((decode, split): &Chosen) -> &Decision {
     split.prefill().unwrap_or(decode)
 }
 
 /// When the first token is expected, in seconds from the choice: that of a request that is split behind its prefill leg.
-pub(super) fn first_token((decode, split): &Chosen) -> f64 {
+pub(in crate::relay) fn first_token((decode, split): &Chosen) -> f64 {
     let prefill = split.prefill();
     let prefill = prefill.map_or(0.0, |prefill| prefill.expected.first_token);
     prefill + decode.expected.first_token
 }
 
 /// What a choice for a prompt of so many tokens promises its workers; first the one that computes it.
-pub(super) fn promises(
+pub(in crate::relay) fn promises(
     prompt_tokens: u32,
     group: &Group,
     chosen: &Chosen,
@@ -89,7 +89,7 @@ pub(super) fn promises(
 
 /// Why a request has no prefill leg.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum NotDisaggregated {
+pub(in crate::relay) enum NotDisaggregated {
     /// Because of the workers, as they are now.
     Local(LocalReason),
     /// Because of the request itself.
@@ -99,7 +99,7 @@ pub(super) enum NotDisaggregated {
 }
 
 impl NotDisaggregated {
-    pub(super) fn as_str(self) -> &'static str {
+    pub(in crate::relay) fn as_str(self) -> &'static str {
         match self {
             NotDisaggregated::Local(reason) => reason.as_str(),
             NotDisaggregated::Request(reason) => reason.as_str(),
@@ -108,7 +108,7 @@ impl NotDisaggregated {
     }
 
     /// True if the request would have a prefill leg if a prefill worker were there for it.
-    pub(super) fn is_lack_of_prefill(self) -> bool {
+    pub(in crate::relay) fn is_lack_of_prefill(self) -> bool {
         match self {
             NotDisaggregated::Local(LocalReason::NoPrefillWorker | LocalReason::NoPair)
             | NotDisaggregated::Failed => true,

@@ -3,15 +3,15 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::exchange;
+use super::first_token::{self, Beginning};
 use crate::prompt::Api;
-use crate::relay::exchange;
-use crate::relay::first_token::{self, Beginning};
 use crate::relay::kv_transfer::ANSWER_BYTES_MAX;
 
 const ENDED: &str = "the stream ended before its first token";
 
 /// Why a decode leg has no first token.
-pub(super) enum DecodeFailure {
+pub(in crate::relay) enum DecodeFailure {
     /// The worker did not answer, or its answer broke off.
     Exchange(exchange::Error),
     /// The engine reports a failure before its first token, or ends its stream as engines do then.
@@ -23,7 +23,9 @@ pub(super) enum DecodeFailure {
 }
 
 /// Reads a whole answer, within its time limit and [`ANSWER_BYTES_MAX`].
-pub(super) async fn read_whole(answer: &mut exchange::Answer) -> Result<Bytes, exchange::Error> {
+pub(in crate::relay) async fn read_whole(
+    answer: &mut exchange::Answer,
+) -> Result<Bytes, exchange::Error> {
     let mut whole = answer.first.take().unwrap_or_default();
     let mut more = BytesMut::new();
     loop {
@@ -49,7 +51,7 @@ pub(super) async fn read_whole(answer: &mut exchange::Answer) -> Result<Bytes, e
 }
 
 /// Waits for a stream's first token. What came before it stays in `answer.first`, for the client.
-pub(super) async fn wait_for_first_token(
+pub(in crate::relay) async fn wait_for_first_token(
     api: Api,
     answer: &mut exchange::Answer,
 ) -> Result<(), DecodeFailure> {

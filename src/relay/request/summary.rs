@@ -75,7 +75,7 @@ impl SummaryCell {
         self.summary.lock().outcome
     }
 
-    pub(super) fn update(&self, change: impl FnOnce(&mut RequestSummary)) {
+    pub(in crate::relay) fn update(&self, change: impl FnOnce(&mut RequestSummary)) {
         change(&mut self.summary.lock());
     }
 }

@@ -11,13 +11,13 @@ use rustc_hash::FxHashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::answer::engine_answer;
 use super::metrics::Outcome;
 use super::usage_line::{Tokens, UsageLine};
 use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::observe::line_log::{self, LineLog};
 use crate::observe::metrics::Registry;
+use crate::relay::answer::engine_answer;
 use crate::units::SizeText;
 
 /// Pairs of a tenant and a model with series of their own. Further ones share the series of their model with the label
@@ -110,7 +110,7 @@ impl Usage {
         })
     }
 
-    pub(super) fn has_log(&self) -> bool {
+    pub(in crate::relay) fn has_log(&self) -> bool {
         self.log.is_some()
     }
 
@@ -140,7 +140,7 @@ impl Usage {
 
 /// The counters of one tenant and model.
 #[derive(Debug)]
-pub(super) struct Counters {
+pub(in crate::relay) struct Counters {
     requests: IntCounter,
     incomplete: IntCounter,
     prompt_tokens: IntCounter,
@@ -150,10 +150,10 @@ pub(super) struct Counters {
 
 /// One model's counters, resolved once for each tenant.
 #[derive(Debug, Default)]
-pub(super) struct CountersByTenant(ArcSwap<FxHashMap<Tenant, Arc<Counters>>>);
+pub(in crate::relay) struct CountersByTenant(ArcSwap<FxHashMap<Tenant, Arc<Counters>>>);
 
 impl CountersByTenant {
-    pub(super) fn of(
+    pub(in crate::relay) fn of(
         &self,
         usage: &Usage,
         tenant: Tenant,
@@ -175,7 +175,7 @@ impl CountersByTenant {
 
 /// The usage of one request that a worker is answering.
 #[derive(Debug)]
-pub(super) struct UsageEntry {
+pub(in crate::relay) struct UsageEntry {
     counters: Arc<Counters>,
     /// As the router knows them: what counts if the engine does not report its own.
     expected: Tokens,
@@ -184,7 +184,7 @@ pub(super) struct UsageEntry {
 
 impl UsageEntry {
     /// `expected` has the prompt's tokens, and how many of them the worker should have cached.
-    pub(super) fn new(
+    pub(in crate::relay) fn new(
         usage: &Usage,
         counters: Arc<Counters>,
         expected: Tokens,
@@ -199,7 +199,7 @@ impl UsageEntry {
     }
 
     /// The answer has ended. `passed`: output tokens that went to the client, if the engine reported nothing.
-    pub(super) fn end(
+    pub(in crate::relay) fn end(
         self,
         now: Instant,
         outcome: Outcome,

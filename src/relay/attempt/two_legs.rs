@@ -9,20 +9,20 @@ use std::time::Instant;
 
 use tracing::debug;
 
-use super::context::{LegContext, PendingTransfer};
 use super::decode_leg::DecodeEnd;
+use super::leg_context::{LegContext, PendingTransfer};
+use super::outcome::{AttemptOutcome, FailedAttempt};
 use super::prefill_leg::PrefillOutcome;
+use super::running::Running;
 use crate::fleet::in_flight::InFlight;
 use crate::fleet::kv_transfer::Connector;
 use crate::observe;
-use crate::relay::choice::{Choice, Prefill};
+use crate::relay::choose::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
 use crate::relay::failure::retries::{Attempts, Failure};
 use crate::relay::job::Job;
 use crate::relay::kv_transfer::Legs;
-use crate::relay::outcome::{AttemptOutcome, FailedAttempt};
 use crate::relay::plan::Plan;
-use crate::relay::running::Running;
 use crate::relay::traced;
 use crate::traces::Leg;
 
@@ -37,7 +37,7 @@ impl Relay {
         deadline: Instant,
     ) -> AttemptOutcome {
         let (Some(settings), Some(Ok(legs)), Some(metrics)) =
-            (&self.prefill_decode, &plan.legs, &plan.model.disaggregated)
+            (self.prefill_decode(), &plan.legs, &plan.model.disaggregated)
         else {
             // A choice has a prefill worker only if all of these exist.
             let error = "not disaggregated".to_owned();

@@ -9,17 +9,17 @@ use std::time::{Duration, Instant};
 
 use tracing::debug;
 
-use super::context::{LegContext, PendingTransfer};
 use super::decode_leg::DecodeEnd;
+use super::exchange::{self, Sending};
 use super::leg_answers::{DecodeFailure, read_whole, wait_for_first_token};
+use super::leg_context::{LegContext, PendingTransfer};
+use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
+use super::running::{OpenLeg, OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
-use crate::relay::exchange::{self, Sending};
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::{Failure, Reuse};
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
-use crate::relay::outcome::{AttemptOutcome, FailedAttempt, Stage};
-use crate::relay::running::{OpenLeg, OptimisticInsert, Running};
 use crate::relay::traced;
 use crate::traces::{Leg, TrySpan};
 
@@ -41,7 +41,7 @@ enum PrefillEnd {
 type Ended = Result<Result<exchange::Answer, DecodeFailure>, Box<FailedAttempt>>;
 
 impl LegContext<'_> {
-    pub(super) async fn run_together(&self, legs: &Legs) -> AttemptOutcome {
+    pub(in crate::relay) async fn run_together(&self, legs: &Legs) -> AttemptOutcome {
         let Self {
             relay,
             metrics,
@@ -76,7 +76,7 @@ impl LegContext<'_> {
             "workers chosen for a prefill and a decode leg"
         );
         let rank = self.prefill_rank();
-        let insert = OptimisticInsert::new(&relay.caches, started, (&prefill.worker, rank), plan);
+        let insert = OptimisticInsert::new(relay.caches(), started, (&prefill.worker, rank), plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
         let mut counted =
             InFlight::new(prefill.worker.clone(), tokens, cached_tokens).at_rank(rank);
@@ -86,8 +86,8 @@ impl LegContext<'_> {
         }
         let mut computing = Running::new(
             counted,
-            plan.expect(&relay.caches, &prefill.worker, rank),
-            plan.check(&relay.caches.tokenizer_check, started, &prefill.worker),
+            plan.expect(relay.caches(), &prefill.worker, rank),
+            plan.check(&relay.caches().tokenizer_check, started, &prefill.worker),
             None,
         );
         let in_flight =
@@ -187,7 +187,7 @@ impl LegContext<'_> {
         let worker = self.prefill.worker.clone();
         let body = legs.meeting(room);
         let request = exchange::request(self.job, &body, sending, &worker);
-        let retry_statuses = self.relay.settings.advanced.retry_statuses.clone();
+        let retry_statuses = self.relay.settings().advanced.retry_statuses.clone();
         let deadline = self.deadline;
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));

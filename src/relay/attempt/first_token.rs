@@ -3,14 +3,15 @@
 use bytes::BytesMut;
 use http_body::Body as _;
 
-use super::answer::engine_answer::{self, Finish};
-use super::answer::first_token_gate::{FirstTokenGate, Verdict};
-use super::{exchange, headers};
+use super::exchange;
 use crate::prompt::Api;
+use crate::relay::answer::engine_answer::{self, Finish};
+use crate::relay::answer::first_token_gate::{FirstTokenGate, Verdict};
+use crate::relay::headers;
 
 /// How a stream begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Beginning {
+pub(in crate::relay) enum Beginning {
     /// With a token or a proper end; or it is no stream of events.
     Token,
     /// With an error that says that the request is at fault.
@@ -22,7 +23,7 @@ pub(super) enum Beginning {
 }
 
 /// Whether the first piece of a whole answer, which is mostly all of it, says that its engine gave it up.
-pub(super) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
+pub(in crate::relay) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
     let first = answer.first.as_ref().filter(|_| {
         answer.head.status.is_success() && !headers::is_event_stream(&answer.head.headers)
     });
@@ -42,7 +43,7 @@ pub(super) fn is_given_up(api: Api, answer: &exchange::Answer) -> bool {
 }
 
 /// Reads up to the first token. What was read is in `answer.first`, for the client.
-pub(super) async fn wait(
+pub(in crate::relay) async fn wait(
     api: Api,
     answer: &mut exchange::Answer,
 ) -> Result<Beginning, exchange::Error> {

@@ -22,7 +22,7 @@ const OTHER: &str = "other";
 
 /// One model's series, by worker.
 #[derive(Debug)]
-pub(super) struct SeriesByWorker {
+pub(in crate::relay) struct SeriesByWorker {
     families: Arc<Families>,
     model: Model,
     by_worker: ArcSwap<FxHashMap<WorkerId, Arc<WorkerSeries>>>,
@@ -33,14 +33,14 @@ pub(super) struct SeriesByWorker {
 
 /// The series with one value of `worker`.
 #[derive(Debug)]
-pub(super) struct WorkerSeries {
+pub(in crate::relay) struct WorkerSeries {
     families: Arc<Families>,
     model: Model,
     worker: Arc<str>,
-    pub(super) time_to_first_token: Histogram,
-    pub(super) inter_token_latency: Histogram,
+    pub(in crate::relay) time_to_first_token: Histogram,
+    pub(in crate::relay) inter_token_latency: Histogram,
     /// Of the model, whatever the worker.
-    pub(super) duration: Histogram,
+    pub(in crate::relay) duration: Histogram,
     /// Complete answers with status 200, which nearly all are, by API.
     ok: [OnceLock<IntCounter>; Api::COUNT],
     requests: Mutex<RequestSeries>,
@@ -55,7 +55,7 @@ struct RequestSeries {
 }
 
 impl SeriesByWorker {
-    pub(super) fn new(families: Arc<Families>, model: Model) -> Self {
+    pub(in crate::relay) fn new(families: Arc<Families>, model: Model) -> Self {
         Self {
             families,
             model,
@@ -65,7 +65,7 @@ impl SeriesByWorker {
         }
     }
 
-    pub(super) fn of(&self, worker: &Worker) -> Arc<WorkerSeries> {
+    pub(in crate::relay) fn of(&self, worker: &Worker) -> Arc<WorkerSeries> {
         match self.by_worker.load().get(&worker.id) {
             Some(series) => series.clone(),
             None => self.add(worker),
@@ -113,7 +113,7 @@ impl SeriesByWorker {
     }
 
     /// Removes the series of workers that left the fleet.
-    pub(super) fn remove_workers(&self, is_listed: impl Fn(&str) -> bool) {
+    pub(in crate::relay) fn remove_workers(&self, is_listed: impl Fn(&str) -> bool) {
         let _writing = self.writing.lock();
         let known = self.by_worker.load();
         let is_gone = |series: &WorkerSeries| !is_listed(&series.worker);
@@ -136,7 +136,7 @@ impl SeriesByWorker {
 
 impl WorkerSeries {
     /// Counts a request that has ended with this worker's answer.
-    pub(super) fn count(&self, api: Api, status: StatusCode, outcome: Outcome) {
+    pub(in crate::relay) fn count(&self, api: Api, status: StatusCode, outcome: Outcome) {
         let is_ok = status == StatusCode::OK && outcome == Outcome::Complete;
         let ok = &self.ok[api as usize];
         if let Some(counter) = ok.get().filter(|_| is_ok) {
@@ -186,7 +186,12 @@ impl WorkerSeries {
 }
 
 /// Counts a request that ended without a worker's answer.
-pub(super) fn count_unanswered(families: &Families, model: &str, api: Api, outcome: Outcome) {
+pub(in crate::relay) fn count_unanswered(
+    families: &Families,
+    model: &str,
+    api: Api,
+    outcome: Outcome,
+) {
     let labels = [model, api.as_str(), NONE, NONE, outcome.as_str()];
     families.requests.with_label_values(&labels).inc();
 }

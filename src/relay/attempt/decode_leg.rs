@@ -6,23 +6,23 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{info, warn};
 
-use super::context::{LegContext, PendingTransfer};
+use super::exchange::{self, Sending};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
+use super::leg_context::{LegContext, PendingTransfer};
+use super::offers::may_refuse_rank;
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::running::{OptimisticInsert, Running};
 use crate::observe;
-use crate::relay::chosen::Split;
-use crate::relay::exchange::{self, Sending};
+use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
 use crate::relay::failure::retries::Failure;
-use crate::relay::offers::may_refuse_rank;
-use crate::relay::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
-use crate::relay::running::{OptimisticInsert, Running};
 use crate::traces::{Event, TrySpan};
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
 const CHECK_EVERY: Duration = Duration::from_secs(1);
 
 /// What a decode worker's answer means.
-pub(super) enum DecodeEnd {
+pub(in crate::relay) enum DecodeEnd {
     /// Its first tokens are there: it has the prompt's blocks.
     Begun(AttemptAnswer),
     Over(AttemptOutcome),
@@ -36,7 +36,7 @@ impl DecodeEnd {
 
 impl LegContext<'_> {
     /// Sends the decode leg, and waits for its first token; for an answer that is not streamed, for its first byte.
-    pub(super) async fn run_decode_leg(
+    pub(in crate::relay) async fn run_decode_leg(
         &self,
         body: Bytes,
         now: Instant,
@@ -98,7 +98,7 @@ impl LegContext<'_> {
 
     /// What the decode worker's answer means: its first tokens, or the end of the attempt. `tokens`: the prompt's, and those that
     /// the prefill worker had cached, if it says so.
-    pub(super) fn decode_answered(
+    pub(in crate::relay) fn decode_answered(
         &self,
         answer: exchange::Answer,
         running: Running,
@@ -145,7 +145,7 @@ impl LegContext<'_> {
     }
 
     /// The decode worker has the prompt's blocks at `now`. Its leg was sent at `sent`.
-    pub(super) fn on_transferred(&self, now: Instant, sent: Instant) {
+    pub(in crate::relay) fn on_transferred(&self, now: Instant, sent: Instant) {
         let Self {
             relay,
             plan,
@@ -161,8 +161,8 @@ impl LegContext<'_> {
         if plan.rank_refused_by == Some(worker.id) {
             relay.on_rank_refused(worker);
         }
-        OptimisticInsert::new(&relay.caches, now, (worker, rank), plan).confirm();
-        for coming in plan.expect(&relay.caches, worker, rank) {
+        OptimisticInsert::new(relay.caches(), now, (worker, rank), plan).confirm();
+        for coming in plan.expect(relay.caches(), worker, rank) {
             coming.on_first_token(now);
         }
         if let Some(trace) = self.job.trace() {
@@ -173,7 +173,7 @@ impl LegContext<'_> {
     }
 
     /// The attempt of a decode leg without a first token.
-    pub(super) fn decode_failed(
+    pub(in crate::relay) fn decode_failed(
         &self,
         failure: DecodeFailure,
         transfer: PendingTransfer<'_>,
@@ -208,7 +208,7 @@ impl LegContext<'_> {
 
     /// Which of the two workers is at fault is not known. If transfers from one prefill worker fail for one request
     /// after another, it gets no prefill legs for a while, and decode workers compute the prompts.
-    pub(super) fn transfer_failed(&self, transfer: PendingTransfer<'_>) {
+    pub(in crate::relay) fn transfer_failed(&self, transfer: PendingTransfer<'_>) {
         transfer.fail();
         warn!(
             id = %self.job.context.id,

@@ -7,15 +7,15 @@ use parking_lot::Mutex;
 use prometheus::{Histogram, HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
-use super::failure::failure_owner::FailureOwner;
-pub(super) use super::failure::request_outcome::Outcome;
-use super::failure::retries::Failure;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe::metrics;
+use crate::relay::failure::failure_owner::FailureOwner;
+pub(in crate::relay) use crate::relay::failure::request_outcome::Outcome;
+use crate::relay::failure::retries::Failure;
 
 /// The label `worker` or `status` of a request that no worker answered.
-pub(super) const NONE: &str = "none";
+pub(in crate::relay) const NONE: &str = "none";
 
 // Each bucket is a line of `/metrics` for each worker: 1,000 workers must fit into 8 MB.
 
@@ -25,24 +25,24 @@ pub const INTER_TOKEN_LATENCY_SECONDS: &[f64] = &[0.005, 0.01, 0.02, 0.04, 0.08,
 const REQUEST_SECONDS: &[f64] = &[0.25, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0];
 
 #[derive(Debug)]
-pub(super) struct Families {
-    pub(super) requests: IntCounterVec,
-    pub(super) decisions: IntCounterVec,
-    pub(super) routed_prompt_tokens: IntCounterVec,
-    pub(super) expected_cached_tokens: IntCounterVec,
-    pub(super) random_worker_prompt_tokens: IntCounterVec,
-    pub(super) random_worker_cached_tokens: IntCounterVec,
-    pub(super) in_flight: IntGaugeVec,
-    pub(super) time_to_first_token: HistogramVec,
+pub(in crate::relay) struct Families {
+    pub(in crate::relay) requests: IntCounterVec,
+    pub(in crate::relay) decisions: IntCounterVec,
+    pub(in crate::relay) routed_prompt_tokens: IntCounterVec,
+    pub(in crate::relay) expected_cached_tokens: IntCounterVec,
+    pub(in crate::relay) random_worker_prompt_tokens: IntCounterVec,
+    pub(in crate::relay) random_worker_cached_tokens: IntCounterVec,
+    pub(in crate::relay) in_flight: IntGaugeVec,
+    pub(in crate::relay) time_to_first_token: HistogramVec,
     /// By model and by what was expected.
     expected_ratio: HistogramVec,
-    pub(super) inter_token_latency: HistogramVec,
-    pub(super) duration: HistogramVec,
-    pub(super) prompt_tokens: IntCounterVec,
-    pub(super) cached_tokens: IntCounterVec,
-    pub(super) generation_tokens: IntCounterVec,
+    pub(in crate::relay) inter_token_latency: HistogramVec,
+    pub(in crate::relay) duration: HistogramVec,
+    pub(in crate::relay) prompt_tokens: IntCounterVec,
+    pub(in crate::relay) cached_tokens: IntCounterVec,
+    pub(in crate::relay) generation_tokens: IntCounterVec,
     /// How many pairs of a model and a worker have series of their own.
-    pub(super) worker_series: AtomicUsize,
+    pub(in crate::relay) worker_series: AtomicUsize,
     retries: IntCounterVec,
     failures: IntCounterVec,
     breaker_transitions: IntCounterVec,
@@ -55,11 +55,11 @@ const RATIOS: &[f64] = &[
 ];
 
 impl Families {
-    pub(super) fn expected_ratio(&self, model: &str, of: &str) -> Histogram {
+    pub(in crate::relay) fn expected_ratio(&self, model: &str, of: &str) -> Histogram {
         self.expected_ratio.with_label_values(&[model, of])
     }
 
-    pub(super) fn new(registry: &metrics::Registry) -> Self {
+    pub(in crate::relay) fn new(registry: &metrics::Registry) -> Self {
         let counters = |name, help, labels: &[&str]| registry.counters(name, help, labels);
         let model_metrics = |name, help| registry.counters(name, help, &["model"]);
         let histograms =
@@ -157,15 +157,15 @@ impl Families {
         }
     }
 
-    pub(super) fn on_retry(&self, worker: &str, failure: Failure) {
+    pub(in crate::relay) fn on_retry(&self, worker: &str, failure: Failure) {
         self.count_failure(&self.retries, worker, failure.as_str());
     }
 
-    pub(super) fn on_failure(&self, worker: &str, owner: FailureOwner) {
+    pub(in crate::relay) fn on_failure(&self, worker: &str, owner: FailureOwner) {
         self.count_failure(&self.failures, worker, owner.as_str());
     }
 
-    pub(super) fn on_breaker_transition(&self, worker: &Worker, to: State) {
+    pub(in crate::relay) fn on_breaker_transition(&self, worker: &Worker, to: State) {
         self.count_failure(&self.breaker_transitions, &worker.name, to.as_str());
     }
 
@@ -178,7 +178,7 @@ impl Families {
     }
 
     /// Removes the failure counters of workers that left the fleet.
-    pub(super) fn remove_workers(&self, is_listed: impl Fn(&str) -> bool) {
+    pub(in crate::relay) fn remove_workers(&self, is_listed: impl Fn(&str) -> bool) {
         let mut workers = self.workers_with_failures.lock();
         for worker in workers.extract_if(|worker| !is_listed(worker)) {
             // A label value that never occurred has no series to remove.

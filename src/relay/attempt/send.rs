@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 use tokio::time::Sleep;
 use tracing::warn;
 
-use super::core::Relay;
 use super::exchange::{self, Sending};
-use super::failure::retries::Failure;
-use super::headers;
-use super::job::Job;
 use super::offers::{Extra, Offers};
-use super::plan::Plan;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe;
+use crate::relay::core::Relay;
+use crate::relay::failure::retries::Failure;
+use crate::relay::headers;
+use crate::relay::job::Job;
+use crate::relay::plan::Plan;
 
 /// An engine may ask for a pause (Retry-After), but not for a longer one than this.
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ const REFUSED_TRIAL_PAUSE: Duration = Duration::from_secs(2);
 
 impl Relay {
     /// Sends one form of a request after the other, until the worker takes one.
-    pub(super) async fn send(
+    pub(in crate::relay) async fn send(
         &self,
         job: &Job<'_>,
         mut offers: Offers<'_>,
@@ -63,7 +63,7 @@ impl Relay {
 
     fn count_report(&self, plan: &Plan, outcome: &str) {
         let labels = [&*plan.group.model, outcome];
-        self.metrics.reports.with_label_values(&labels).inc();
+        self.metrics().reports.with_label_values(&labels).inc();
     }
 
     /// The engine took a request without what it had refused: it is not asked for that any more.
@@ -90,8 +90,8 @@ impl Relay {
     }
 
     /// The engine has fewer ranks than it reports KV events of.
-    pub(super) fn on_rank_refused(&self, worker: &Worker) {
-        if self.fleet.on_ranks_refused(worker.id) {
+    pub(in crate::relay) fn on_rank_refused(&self, worker: &Worker) {
+        if self.fleet().on_ranks_refused(worker.id) {
             warn!(
                 worker = %worker.name,
                 "engine refuses requests for a data-parallel rank that has KV events; requests are pinned to none of its ranks any more (does events.ranks agree with its --data-parallel-size?)"
@@ -101,22 +101,26 @@ impl Relay {
 
     /// Whether a request that a gateway carries may be pinned to a rank: the gateway sends what it got for one worker to another
     /// one, too, and nobody sends it again without the rank. Not with two legs: of both, only one would be meant.
-    pub(super) fn may_pin_carried(&self, plan: &Plan) -> bool {
+    pub(in crate::relay) fn may_pin_carried(&self, plan: &Plan) -> bool {
         let is_alike = |api| plan.group.has_alike_ranks(api);
-        self.prefill_decode.is_none() && plan.pinned.is_some_and(is_alike)
+        self.prefill_decode().is_none() && plan.pinned.is_some_and(is_alike)
     }
 
     /// When an attempt that begins now times out.
-    pub(super) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
+    pub(in crate::relay) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
         now + match plan.is_stream {
-            true => self.settings.first_byte_timeout,
-            false => self.settings.response_timeout,
+            true => self.settings().first_byte_timeout,
+            false => self.settings().response_timeout,
         }
     }
 
     /// The failure that a retryable answer means. A Retry-After pauses the worker.
-    pub(super) fn refusal(&self, worker: &Worker, answer: &exchange::Answer) -> Option<Failure> {
-        let statuses = &self.settings.advanced.retry_statuses;
+    pub(in crate::relay) fn refusal(
+        &self,
+        worker: &Worker,
+        answer: &exchange::Answer,
+    ) -> Option<Failure> {
+        let statuses = &self.settings().advanced.retry_statuses;
         if !statuses.contains(&answer.head.status.as_u16()) {
             return None;
         }

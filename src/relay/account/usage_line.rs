@@ -11,25 +11,25 @@ use crate::prompt::Api;
 
 /// Tokens of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tokens {
-    pub(super) prompt: u64,
-    pub(super) cached: u64,
-    pub(super) output: u64,
+pub(in crate::relay) struct Tokens {
+    pub(in crate::relay) prompt: u64,
+    pub(in crate::relay) cached: u64,
+    pub(in crate::relay) output: u64,
 }
 
 /// What is known when the answer begins.
 #[derive(Debug)]
-pub(super) struct UsageLine {
-    pub(super) id: RequestId,
-    pub(super) response: Option<ResponseId>,
-    pub(super) tenant: Arc<str>,
+pub(in crate::relay) struct UsageLine {
+    pub(in crate::relay) id: RequestId,
+    pub(in crate::relay) response: Option<ResponseId>,
+    pub(in crate::relay) tenant: Arc<str>,
     /// The name that the client asked for, if it is not the model's.
-    pub(super) requested: Option<Model>,
-    pub(super) model: Model,
-    pub(super) api: Api,
-    pub(super) worker: Arc<str>,
+    pub(in crate::relay) requested: Option<Model>,
+    pub(in crate::relay) model: Model,
+    pub(in crate::relay) api: Api,
+    pub(in crate::relay) worker: Arc<str>,
     /// When the request's head was received.
-    pub(super) started: Instant,
+    pub(in crate::relay) started: Instant,
 }
 
 #[derive(Serialize)]
@@ -53,7 +53,7 @@ struct Fields<'a> {
 
 impl UsageLine {
     /// The line with its line break. `at` is the time of day of `now`.
-    pub(super) fn json(
+    pub(in crate::relay) fn json(
         &self,
         at: SystemTime,
         now: Instant,

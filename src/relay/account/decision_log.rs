@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32};
 use parking_lot::Mutex;
 use serde::Serialize;
 
-use super::explain::types::Explanation;
+use super::explanation::Explanation;
 use crate::routing::Reason;
 
 /// The decisions that are kept. Each is about 10 KB with all its candidates.
@@ -76,7 +76,7 @@ impl DecisionLog {
     }
 
     /// True if this decision is to be recorded.
-    pub(super) fn take(&self) -> bool {
+    pub(in crate::relay) fn take(&self) -> bool {
         // One load for nearly every request.
         self.allowance.load(Relaxed) > 0
             && self
@@ -85,11 +85,11 @@ impl DecisionLog {
                 .is_ok()
     }
 
-    pub(super) fn take_comparison(&self) -> bool {
+    pub(in crate::relay) fn take_comparison(&self) -> bool {
         self.is_comparison_due.load(Relaxed) && self.is_comparison_due.swap(false, Relaxed)
     }
 
-    pub(super) fn add(&self, decision: impl FnOnce(u64) -> RecordedDecision) {
+    pub(in crate::relay) fn add(&self, decision: impl FnOnce(u64) -> RecordedDecision) {
         let mut recorded = self.recorded.lock();
         recorded.last += 1;
         let decision = decision(recorded.last);

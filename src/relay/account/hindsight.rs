@@ -27,14 +27,14 @@ pub struct Hindsight {
 
 /// The choices of one model.
 #[derive(Debug, Default)]
-pub(super) struct Choices {
+pub(in crate::relay) struct Choices {
     journal: Mutex<Journal>,
     verdict: Mutex<Verdict>,
 }
 
 impl Choices {
     /// A request is sent.
-    pub(super) fn on_sent(&self, now: Instant, sent: impl FnOnce() -> Sent) {
+    pub(in crate::relay) fn on_sent(&self, now: Instant, sent: impl FnOnce() -> Sent) {
         // One that another thread is at is left out: nobody waits for this.
         let Some(mut journal) = self.journal.try_lock() else {
             return;
@@ -46,7 +46,7 @@ impl Choices {
 }
 
 impl Hindsight {
-    pub(super) fn new(fleet: Arc<Registry>, registry: &metrics::Registry) -> Self {
+    pub(in crate::relay) fn new(fleet: Arc<Registry>, registry: &metrics::Registry) -> Self {
         Self {
             fleet,
             models: Mutex::default(),
@@ -59,7 +59,7 @@ impl Hindsight {
         }
     }
 
-    pub(super) fn of(&self, model: &Model) -> Arc<Choices> {
+    pub(in crate::relay) fn of(&self, model: &Model) -> Arc<Choices> {
         self.models.lock().entry(model.clone()).or_default().clone()
     }
 

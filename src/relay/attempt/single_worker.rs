@@ -7,23 +7,23 @@ use hyper::StatusCode;
 use smallvec::SmallVec;
 use tracing::debug;
 
-use super::choice::Choice;
-use super::core::Relay;
 use super::exchange::Sending;
-use super::failure::failure_owner::FailureOwner;
-use super::failure::retries::{Attempts, Failure};
 use super::first_token::{self, Beginning};
-use super::job::Job;
 use super::offers::{Extra, Offers};
 use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
-use super::plan::Plan;
-use super::request::gateway::CarriedTo;
 use super::running::{OptimisticInsert, Running};
-use super::traced;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::prompt::Api;
+use crate::relay::choose::choice::Choice;
+use crate::relay::core::Relay;
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::retries::{Attempts, Failure};
+use crate::relay::job::Job;
+use crate::relay::plan::Plan;
+use crate::relay::request::gateway::CarriedTo;
+use crate::relay::traced;
 use crate::routing::Decision;
 
 /// An engine that refuses a prompt whose tokens are estimated may have too short a context for it; another one may not.
@@ -41,7 +41,7 @@ fn too_long(plan: &Plan, worker: &Worker, status: StatusCode) -> Option<Failure>
 
 impl Relay {
     /// The request counts at the worker at once, so that the next decision sees it; a failure undoes that.
-    pub(super) async fn attempt(
+    pub(in crate::relay) async fn attempt(
         &self,
         job: &Job<'_>,
         plan: &Plan,
@@ -72,9 +72,9 @@ impl Relay {
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, attempts.count());
-        let insert = OptimisticInsert::new(&self.caches, now, (worker, rank), plan);
+        let insert = OptimisticInsert::new(self.caches(), now, (worker, rank), plan);
         let unseen_prefill = self
-            .queue
+            .queue()
             .as_ref()
             .and_then(|_| self.unseen_prefill(plan, worker));
         // Only a gateway has the prompt computed by another worker in the same attempt.
@@ -93,18 +93,18 @@ impl Relay {
         };
         // The plan's tokens are those of the other form of the request.
         let is_planned = plan.api == job.api;
-        let report = plan.asks(&self.caches.board, worker);
+        let report = plan.asks(&self.caches().board, worker);
         let report = report.filter(|_| is_planned && carried.is_none());
         let mut running = Running::new(
             in_flight,
             match is_planned {
-                true => plan.expect(&self.caches, worker, rank),
+                true => plan.expect(self.caches(), worker, rank),
                 false => SmallVec::new(),
             },
             is_planned
-                .then(|| plan.check(&self.caches.tokenizer_check, now, worker))
+                .then(|| plan.check(&self.caches().tokenizer_check, now, worker))
                 .flatten(),
-            report.map(|_| self.caches.board.expect_repeat_report(worker.id)),
+            report.map(|_| self.caches().board.expect_repeat_report(worker.id)),
         );
         running.expect(now, decision.expected);
         if let Some(prefill) = prefill {
@@ -122,7 +122,7 @@ impl Relay {
         let aborted = match !plan.is_stream && plan.group.sglang.contains(&worker.id) {
             true => {
                 let id = format!("{}-{}", job.context.id, attempts.count());
-                self.aborts.guard(job.api, body, worker, id)
+                self.aborts().guard(job.api, body, worker, id)
             }
             false => None,
         };
@@ -188,7 +188,7 @@ impl Relay {
             None if worker.pinned_to(rank) != rank => {
                 drop(insert);
                 (
-                    OptimisticInsert::new(&self.caches, now, (worker, None), plan),
+                    OptimisticInsert::new(self.caches(), now, (worker, None), plan),
                     worker,
                 )
             }
@@ -203,7 +203,7 @@ impl Relay {
                 }
                 drop(insert);
                 (
-                    OptimisticInsert::new(&self.caches, now, (other, rank), plan),
+                    OptimisticInsert::new(self.caches(), now, (other, rank), plan),
                     other,
                 )
             }

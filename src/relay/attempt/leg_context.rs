@@ -2,41 +2,41 @@
 
 use std::time::Instant;
 
-use super::disaggregation::Disaggregation;
-use super::metrics::ModelMetrics;
-use super::pinned_blocks::PinnedTransfer;
-use crate::relay::choice::{Choice, Prefill};
+use crate::relay::choose::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
 use crate::relay::failure::retries::Attempts;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
+use crate::relay::prefill_decode::Disaggregation;
+use crate::relay::prefill_decode::ModelMetrics;
+use crate::relay::prefill_decode::PinnedTransfer;
 
 #[derive(Clone, Copy)]
-pub(super) struct LegContext<'a> {
-    pub(super) relay: &'a Relay,
-    pub(super) settings: &'a Disaggregation,
-    pub(super) metrics: &'a ModelMetrics,
-    pub(super) job: &'a Job<'a>,
-    pub(super) plan: &'a Plan,
-    pub(super) choice: &'a Choice,
-    pub(super) prefill: &'a Prefill,
-    pub(super) attempts: &'a Attempts,
-    pub(super) deadline: Instant,
+pub(in crate::relay) struct LegContext<'a> {
+    pub(in crate::relay) relay: &'a Relay,
+    pub(in crate::relay) settings: &'a Disaggregation,
+    pub(in crate::relay) metrics: &'a ModelMetrics,
+    pub(in crate::relay) job: &'a Job<'a>,
+    pub(in crate::relay) plan: &'a Plan,
+    pub(in crate::relay) choice: &'a Choice,
+    pub(in crate::relay) prefill: &'a Prefill,
+    pub(in crate::relay) attempts: &'a Attempts,
+    pub(in crate::relay) deadline: Instant,
 }
 
 impl LegContext<'_> {
     /// The dp rank that the prefill leg is pinned to.
-    pub(super) fn prefill_rank(&self) -> Option<u32> {
+    pub(in crate::relay) fn prefill_rank(&self) -> Option<u32> {
         self.prefill.worker.pinned_to(self.prefill.decision.rank)
     }
 
     /// The dp rank that the decode leg is pinned to.
-    pub(super) fn decode_rank(&self) -> Option<u32> {
+    pub(in crate::relay) fn decode_rank(&self) -> Option<u32> {
         self.choice.worker.pinned_to(self.choice.decision.rank)
     }
 
     /// True if the engine process that computed the prompt is known to be gone, and its KV blocks with it.
-    pub(super) fn is_prefill_gone(&self) -> bool {
+    pub(in crate::relay) fn is_prefill_gone(&self) -> bool {
         let bootstrap_info = &self.prefill.bootstrap_info;
         bootstrap_info.is_some()
             && *bootstrap_info != self.prefill.worker.bootstrap_info.load_full()
@@ -45,21 +45,21 @@ impl LegContext<'_> {
 
 /// KV blocks that the decode worker has not fetched yet. Dropped, they are never fetched, and they stay pinned
 /// until the engine's lease ends.
-pub(super) struct PendingTransfer<'a> {
-    pub(super) metrics: &'a ModelMetrics,
-    pub(super) pinned: Option<PinnedTransfer>,
+pub(in crate::relay) struct PendingTransfer<'a> {
+    pub(in crate::relay) metrics: &'a ModelMetrics,
+    pub(in crate::relay) pinned: Option<PinnedTransfer>,
 }
 
 impl PendingTransfer<'_> {
     /// The blocks were fetched, or the engine got the order to free them.
-    pub(super) fn release(mut self) {
+    pub(in crate::relay) fn release(mut self) {
         if let Some(pinned) = self.pinned.take() {
             pinned.release();
         }
     }
 
     /// The blocks could not be fetched, and stay pinned.
-    pub(super) fn fail(mut self) {
+    pub(in crate::relay) fn fail(mut self) {
         self.pinned = None;
         self.metrics.count_transfer("failed");
     }

@@ -1,70 +1,59 @@
 //! The outcome of one attempt at a worker, or at a prefill and a decode worker. Pure.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::chosen::Split;
 use super::exchange;
-use super::failure::failure_owner::FailureOwner;
-use super::failure::retries::Failure;
 use super::running::Running;
-use crate::fleet::Worker;
 use crate::observe;
+use crate::relay::choose::choice::PrefillLeg;
+use crate::relay::choose::chosen::Split;
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::retries::Failure;
 use crate::routing::Decision;
 use crate::traces::TrySpan;
 
-pub(super) enum AttemptOutcome {
+pub(in crate::relay) enum AttemptOutcome {
     Answered(AttemptAnswer),
     Failed(FailedAttempt),
 }
 
 /// An engine's answer, with what its request counts for at the worker.
-pub(super) struct AttemptAnswer {
-    pub(super) answer: exchange::Answer,
-    pub(super) running: Running,
-    pub(super) decision: Decision,
+pub(in crate::relay) struct AttemptAnswer {
+    pub(in crate::relay) answer: exchange::Answer,
+    pub(in crate::relay) running: Running,
+    pub(in crate::relay) decision: Decision,
     /// True if the worker was sent a chat completion that was made of a request of the Responses API.
-    pub(super) is_converted: bool,
+    pub(in crate::relay) is_converted: bool,
     /// How many attempts there were, this one included.
-    pub(super) attempts: u32,
-    pub(super) split: Split<PrefillLeg>,
-}
-
-/// The prefill leg of a disaggregated request.
-pub(super) struct PrefillLeg {
-    pub(super) worker: Arc<Worker>,
-    /// The dp rank that it was pinned to.
-    pub(super) rank: Option<u32>,
-    pub(super) decision: Decision,
-    /// The prompt's tokens and those that the prefill worker had cached, if the answer is the decode worker's.
-    pub(super) tokens: Option<(u64, u64)>,
+    pub(in crate::relay) attempts: u32,
+    pub(in crate::relay) split: Split<PrefillLeg>,
 }
 
 /// A failed attempt, of which nothing went to the client.
-pub(super) struct FailedAttempt {
-    pub(super) stage: Stage,
-    pub(super) failure: Failure,
+pub(in crate::relay) struct FailedAttempt {
+    pub(in crate::relay) stage: Stage,
+    pub(in crate::relay) failure: Failure,
     /// For logs and for the client's error.
-    pub(super) error: String,
+    pub(in crate::relay) error: String,
     /// A retryable answer (503, ...): it goes to the client if no other attempt does better.
-    pub(super) answer: Option<AttemptAnswer>,
-    pub(super) owner: FailureOwner,
+    pub(in crate::relay) answer: Option<AttemptAnswer>,
+    pub(in crate::relay) owner: FailureOwner,
     /// The connection broke after the request was sent over it.
-    pub(super) is_cut: bool,
+    pub(in crate::relay) is_cut: bool,
     /// The decode engine may have refused the dp rank that its leg was pinned to.
-    pub(super) is_rank_refused: bool,
+    pub(in crate::relay) is_rank_refused: bool,
 }
 
 impl FailedAttempt {
     /// True if the worker had closed the idle connection that the attempt used.
-    pub(super) fn is_stale(&self) -> bool {
+    pub(in crate::relay) fn is_stale(&self) -> bool {
         self.failure == Failure::Broken && self.owner == FailureOwner::Unattributed
     }
 }
 
 /// Where an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(in crate::relay) enum Stage {
     /// At the worker that was to answer.
     Worker,
     /// At the prefill worker.
@@ -75,7 +64,7 @@ pub(super) enum Stage {
 
 impl FailedAttempt {
     /// An exchange without an answer at the worker called `name`, for a request whose time ends at `deadline`.
-    pub(super) fn unanswered(
+    pub(in crate::relay) fn unanswered(
         stage: Stage,
         name: &str,
         error: &exchange::Error,
@@ -93,7 +82,11 @@ impl FailedAttempt {
         }
     }
 
-    pub(super) fn refused(stage: Stage, failure: Failure, mut answer: AttemptAnswer) -> Self {
+    pub(in crate::relay) fn refused(
+        stage: Stage,
+        failure: Failure,
+        mut answer: AttemptAnswer,
+    ) -> Self {
         let name = &answer.running.worker().name;
         let status = answer.answer.head.status;
         let error = format!("{name} answered {status}");
@@ -113,7 +106,7 @@ impl FailedAttempt {
     }
 
     /// The answer of a decode engine that refuses the rank that its leg was pinned to: the next attempt names none.
-    pub(super) fn refused_rank(answer: AttemptAnswer) -> Self {
+    pub(in crate::relay) fn refused_rank(answer: AttemptAnswer) -> Self {
         Self {
             is_rank_refused: true,
             ..Self::refused(Stage::Worker, Failure::KvTransfer, answer)
@@ -121,18 +114,18 @@ impl FailedAttempt {
     }
 
     /// Ends the span of the try that failed, if the request is traced.
-    pub(super) fn end_try(&self, span: Option<&mut TrySpan>) {
+    pub(in crate::relay) fn end_try(&self, span: Option<&mut TrySpan>) {
         if let Some(span) = span {
             span.fail(observe::now(), self.failure.as_str(), self.error.clone());
         }
     }
 
-    pub(super) fn at_prefill(failure: Failure, error: String) -> Self {
+    pub(in crate::relay) fn at_prefill(failure: Failure, error: String) -> Self {
         Self::of_nobody(Stage::Prefill, failure, error)
     }
 
     /// One that is the fault of no worker, or whose fault is not known.
-    pub(super) fn of_nobody(stage: Stage, failure: Failure, error: String) -> Self {
+    pub(in crate::relay) fn of_nobody(stage: Stage, failure: Failure, error: String) -> Self {
         Self {
             stage,
             failure,

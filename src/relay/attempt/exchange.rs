@@ -13,46 +13,46 @@ use hyper::http::response;
 use hyper::{HeaderMap, Method, Request};
 use tokio::time::Sleep;
 
-use super::failure::failure_owner::FailureOwner;
-use super::failure::retries::{Failure, Reuse};
-use super::headers;
-use super::job::Job;
-use super::request::gateway::{CarriedAnswer, CarriedTo, Handover};
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::retries::{Failure, Reuse};
+use crate::relay::headers;
+use crate::relay::job::Job;
+use crate::relay::request::gateway::{CarriedAnswer, CarriedTo, Handover};
 use crate::traces::TrySpan;
 
 /// The beginning of an engine's answer.
-pub(super) struct Answer {
-    pub(super) head: response::Parts,
-    pub(super) body: EngineBody,
+pub(in crate::relay) struct Answer {
+    pub(in crate::relay) head: response::Parts,
+    pub(in crate::relay) body: EngineBody,
     /// The body's first bytes; `None` if the body is empty. The router sends nothing to the client before it has
     /// them, so a request whose engine dies while computing the prompt can still be retried.
-    pub(super) first: Option<Bytes>,
+    pub(in crate::relay) first: Option<Bytes>,
     /// `host:port` of the worker that answered, if a gateway carried the request and says it.
-    pub(super) served: Option<String>,
+    pub(in crate::relay) served: Option<String>,
     /// The attempt's time limit, which also bounds what is still to be read of the body.
-    pub(super) timer: Pin<Box<Sleep>>,
+    pub(in crate::relay) timer: Pin<Box<Sleep>>,
 }
 
 impl Answer {
     /// Whose fault the answer's status is.
-    pub(super) fn owner(&self) -> FailureOwner {
+    pub(in crate::relay) fn owner(&self) -> FailureOwner {
         FailureOwner::of_status(self.head.status)
     }
 
     /// True for a status that means a defect of the worker or of the request.
-    pub(super) fn is_failure(&self) -> bool {
+    pub(in crate::relay) fn is_failure(&self) -> bool {
         self.owner() != FailureOwner::Unattributed
     }
 }
 
 /// Why there is no answer.
 #[derive(Debug)]
-pub(super) struct Error(ErrorKind);
+pub(in crate::relay) struct Error(ErrorKind);
 
 #[derive(Debug)]
-pub(super) enum ErrorKind {
+pub(in crate::relay) enum ErrorKind {
     Send(client::Error),
     /// The connection broke after the answer's status and headers.
     BrokeOff(hyper::Error),
@@ -69,14 +69,14 @@ impl From<ErrorKind> for Error {
 
 impl Error {
     /// Who is to blame, for a request whose time ends at `deadline`.
-    pub(super) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
+    pub(in crate::relay) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
         let is_stale = matches!(self.0, ErrorKind::Send(client::Error::Stale { .. }));
         FailureOwner::of_failure(self.failure(now, deadline), is_stale)
     }
 
     /// Whether the connection broke after the request was sent over it. One that was idle for long, and was replaced, says
     /// nothing.
-    pub(super) fn is_cut(&self) -> bool {
+    pub(in crate::relay) fn is_cut(&self) -> bool {
         match &self.0 {
             ErrorKind::Send(error) => error.may_have_been_read(),
             ErrorKind::BrokeOff(_) => true,
@@ -85,7 +85,7 @@ impl Error {
     }
 
     /// How the attempt failed, for a request whose time ends at `deadline`.
-    pub(super) fn failure(&self, now: Instant, deadline: Instant) -> Failure {
+    pub(in crate::relay) fn failure(&self, now: Instant, deadline: Instant) -> Failure {
         match &self.0 {
             ErrorKind::Send(error) if error.is_local() => Failure::Local,
             ErrorKind::Send(client::Error::Connect(_)) => Failure::Connect,
@@ -112,14 +112,14 @@ impl fmt::Display for Error {
 
 /// How a request is sent.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Sending<'a> {
+pub(in crate::relay) struct Sending<'a> {
     /// The dp rank that must process it.
-    pub(super) rank: Option<u32>,
-    pub(super) reuse: Reuse,
+    pub(in crate::relay) rank: Option<u32>,
+    pub(in crate::relay) reuse: Reuse,
     /// The gateway that sends it, if the router itself does not.
-    pub(super) carried: Option<&'a CarriedTo<'a>>,
+    pub(in crate::relay) carried: Option<&'a CarriedTo<'a>>,
     /// The parent of what the engine does, if the request is traced.
-    pub(super) span: Option<&'a TrySpan>,
+    pub(in crate::relay) span: Option<&'a TrySpan>,
 }
 
 /// A server's keep-alive limit is seconds. A connection that was idle for less and breaks was rather cut because of
@@ -127,7 +127,7 @@ pub(super) struct Sending<'a> {
 const IDLE_LIMIT_MIN: Duration = Duration::from_secs(1);
 
 /// Sends a request with `body`, and waits for the first bytes of the answer's body.
-pub(super) async fn attempt(
+pub(in crate::relay) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
     sending: Sending<'_>,
@@ -176,7 +176,7 @@ pub(super) async fn attempt(
 }
 
 /// A request to a worker.
-pub(super) fn request(
+pub(in crate::relay) fn request(
     job: &Job<'_>,
     body: &Bytes,
     sending: Sending<'_>,
@@ -196,7 +196,7 @@ pub(super) fn request(
 }
 
 /// Sends a request over a new connection, and waits for the first bytes of the answer's body.
-pub(super) async fn attempt_anew(
+pub(in crate::relay) async fn attempt_anew(
     worker: &Worker,
     request: Request<Full<Bytes>>,
     mut timer: Pin<Box<Sleep>>,
@@ -245,7 +245,9 @@ async fn carried(
 }
 
 /// The next non-empty piece of a body.
-pub(super) async fn next_data(body: &mut EngineBody) -> Result<Option<Bytes>, hyper::Error> {
+pub(in crate::relay) async fn next_data(
+    body: &mut EngineBody,
+) -> Result<Option<Bytes>, hyper::Error> {
     loop {
         match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             None => return Ok(None),

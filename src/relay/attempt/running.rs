@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
 
-use super::plan::Plan;
-use super::prompt::cached_prefix::Caches;
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
 use crate::ids::{Block, WorkerId};
@@ -18,12 +16,14 @@ use crate::kv::subscriber::RepeatReport;
 use crate::kv::tokenizer_check::PromptCheck;
 use crate::kv::unconfirmed::UnconfirmedPrompt;
 use crate::observe;
+use crate::relay::plan::Plan;
+use crate::relay::prompt::cached_prefix::Caches;
 use crate::routing::Expected;
 use crate::traces::TrySpan;
 
 /// Dropped, it takes back what counts for a running request only.
 #[derive(Debug)]
-pub(super) struct Running {
+pub(in crate::relay) struct Running {
     in_flight: InFlight,
     coming: SmallVec<[UnconfirmedPrompt; 1]>,
     check: Option<PromptCheck>,
@@ -39,12 +39,12 @@ pub(super) struct Running {
 }
 
 /// A prefill leg whose connection stays open until this is dropped. It is not read any more.
-pub(super) struct OpenLeg {
+pub(in crate::relay) struct OpenLeg {
     _leg: Box<dyn Any + Send>,
 }
 
 impl OpenLeg {
-    pub(super) fn new(leg: impl Send + 'static) -> Self {
+    pub(in crate::relay) fn new(leg: impl Send + 'static) -> Self {
         Self {
             _leg: Box::new(leg),
         }
@@ -58,7 +58,7 @@ impl fmt::Debug for OpenLeg {
 }
 
 impl Running {
-    pub(super) fn new(
+    pub(in crate::relay) fn new(
         in_flight: InFlight,
         coming: SmallVec<[UnconfirmedPrompt; 1]>,
         check: Option<PromptCheck>,
@@ -77,52 +77,56 @@ impl Running {
     }
 
     /// The worker was chosen at `now`.
-    pub(super) fn expect(&mut self, now: Instant, expected: Expected) {
+    pub(in crate::relay) fn expect(&mut self, now: Instant, expected: Expected) {
         self.expected = Some((now, expected));
     }
 
     /// How long it took until `now`, divided by what was expected of it.
-    pub(super) fn ratio(&self, now: Instant, of: impl Fn(&Expected) -> f64) -> Option<f64> {
+    pub(in crate::relay) fn ratio(
+        &self,
+        now: Instant,
+        of: impl Fn(&Expected) -> f64,
+    ) -> Option<f64> {
         let (chosen, expected) = self.expected.as_ref()?;
         let seen = now.saturating_duration_since(*chosen).as_secs_f64();
         Some(seen / of(expected)).filter(|ratio| ratio.is_finite())
     }
 
     /// Keeps a prefill leg open for as long as the request runs.
-    pub(super) fn hold(&mut self, prefill_leg: OpenLeg) {
+    pub(in crate::relay) fn hold(&mut self, prefill_leg: OpenLeg) {
         self.prefill_leg = Some(prefill_leg);
     }
 
     /// The span of the try whose answer has begun.
-    pub(super) fn set_span(&mut self, span: Option<Box<TrySpan>>) {
+    pub(in crate::relay) fn set_span(&mut self, span: Option<Box<TrySpan>>) {
         self.span = span;
     }
 
-    pub(super) fn span(&mut self) -> Option<&mut TrySpan> {
+    pub(in crate::relay) fn span(&mut self) -> Option<&mut TrySpan> {
         self.span.as_deref_mut()
     }
 
     /// Another worker than the chosen one answers.
-    pub(super) fn move_to(&mut self, in_flight: InFlight) {
+    pub(in crate::relay) fn move_to(&mut self, in_flight: InFlight) {
         self.in_flight = in_flight;
         self.coming.clear();
         self.check = None;
     }
 
     /// Counts at the worker of the prefill leg, too, until the first token.
-    pub(super) fn set_prefill(&mut self, prefill: InFlight) {
+    pub(in crate::relay) fn set_prefill(&mut self, prefill: InFlight) {
         self.prefill = Some(prefill);
     }
 
     /// The engine refused the request, so it does not compute the prompt.
-    pub(super) fn on_refusal(&mut self) {
+    pub(in crate::relay) fn on_refusal(&mut self) {
         self.coming.clear();
         self.check = None;
         self.asking = None;
     }
 
     /// The answer broke off: the worker has nothing of the request any more.
-    pub(super) fn on_lost(&mut self) {
+    pub(in crate::relay) fn on_lost(&mut self) {
         self.on_refusal();
         self.in_flight.end();
         self.prefill_leg = None;
@@ -131,18 +135,18 @@ impl Running {
     }
 
     /// The engine has computed the prompt, and this is its first token.
-    pub(super) fn on_first_token(&mut self, now: Instant) {
+    pub(in crate::relay) fn on_first_token(&mut self, now: Instant) {
         self.in_flight.on_prompt_computed(now);
         self.on_computed(now);
     }
 
     /// The answer is complete, and its last token came at `now`. `tokens`: those after the first one that was seen, or all.
-    pub(super) fn on_answered(&mut self, now: Instant, tokens: u64) {
+    pub(in crate::relay) fn on_answered(&mut self, now: Instant, tokens: u64) {
         self.in_flight.on_answered(now, tokens);
     }
 
     /// The engine has computed the prompt, at any time before now.
-    pub(super) fn on_whole_answer(&mut self, now: Instant) {
+    pub(in crate::relay) fn on_whole_answer(&mut self, now: Instant) {
         self.in_flight.on_first_token();
         self.on_computed(now);
     }
@@ -161,7 +165,7 @@ impl Running {
     }
 
     /// Waits for an answer whose first token is not seen, and counts the prompt as computed after a time.
-    pub(super) async fn prefilled_after<T>(
+    pub(in crate::relay) async fn prefilled_after<T>(
         &mut self,
         after: Duration,
         answer: impl Future<Output = T>,
@@ -176,11 +180,11 @@ impl Running {
     }
 
     /// The dp rank that the request is pinned to.
-    pub(super) fn rank(&self) -> Option<u32> {
+    pub(in crate::relay) fn rank(&self) -> Option<u32> {
         self.in_flight.rank()
     }
 
-    pub(super) fn worker(&self) -> &Arc<Worker> {
+    pub(in crate::relay) fn worker(&self) -> &Arc<Worker> {
         self.in_flight.worker()
     }
 }
@@ -189,7 +193,7 @@ impl Running {
 /// the moment of the decision. Taken back when dropped, unless the worker has started to answer. Of a worker whose KV
 /// events are relied on nothing is predicted ([`Plan::is_predicted`]).
 #[must_use = "dropped, it is taken back"]
-pub(super) struct OptimisticInsert<'a> {
+pub(in crate::relay) struct OptimisticInsert<'a> {
     caches: &'a Caches,
     worker: WorkerId,
     blocks: &'a [Block],
@@ -199,7 +203,7 @@ pub(super) struct OptimisticInsert<'a> {
 }
 
 impl<'a> OptimisticInsert<'a> {
-    pub(super) fn new(
+    pub(in crate::relay) fn new(
         caches: &'a Caches,
         now: Instant,
         (worker, rank): (&Worker, Option<u32>),
@@ -231,7 +235,7 @@ impl<'a> OptimisticInsert<'a> {
         insert
     }
 
-    pub(super) fn confirm(mut self) {
+    pub(in crate::relay) fn confirm(mut self) {
         self.held_before = self.blocks.len();
     }
 }

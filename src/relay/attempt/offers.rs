@@ -6,7 +6,7 @@ use hyper::StatusCode;
 
 /// What a form of a request asks for that an engine may refuse, though it would take the request without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Extra {
+pub(in crate::relay) enum Extra {
     /// That the engine reports again which blocks of the prompt it has cached.
     Report,
     /// The ids of the answer's tokens, so that its stream can go on on another worker.
@@ -17,7 +17,7 @@ pub(super) enum Extra {
 
 /// The form that is sent now, and those that are left.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Offers<'a> {
+pub(in crate::relay) struct Offers<'a> {
     plain: &'a Bytes,
     /// The body that asks for more than the plain one.
     asking: Option<(&'a Bytes, Extra)>,
@@ -27,7 +27,7 @@ pub(super) struct Offers<'a> {
 
 impl<'a> Offers<'a> {
     /// `rank`: the dp rank that must process the request.
-    pub(super) fn new(plain: &'a Bytes, rank: Option<u32>) -> Self {
+    pub(in crate::relay) fn new(plain: &'a Bytes, rank: Option<u32>) -> Self {
         Self {
             plain,
             asking: None,
@@ -37,32 +37,36 @@ impl<'a> Offers<'a> {
     }
 
     /// First `body`, which asks for `extra`.
-    pub(super) fn asking(self, body: Option<&'a Bytes>, extra: Extra) -> Self {
+    pub(in crate::relay) fn asking(self, body: Option<&'a Bytes>, extra: Extra) -> Self {
         let asking = body.map(|body| (body, extra)).or(self.asking);
         Self { asking, ..self }
     }
 
     /// Each form names the rank.
-    pub(super) fn keeping_rank(self, keeps_rank: bool) -> Self {
+    pub(in crate::relay) fn keeping_rank(self, keeps_rank: bool) -> Self {
         Self { keeps_rank, ..self }
     }
 
-    pub(super) fn body(&self) -> &'a Bytes {
+    pub(in crate::relay) fn body(&self) -> &'a Bytes {
         self.asking.map_or(self.plain, |(body, _)| body)
     }
 
-    pub(super) fn rank(&self) -> Option<u32> {
+    pub(in crate::relay) fn rank(&self) -> Option<u32> {
         self.rank
     }
 
     /// What the body of this form asks for.
-    pub(super) fn extra(&self) -> Option<Extra> {
+    pub(in crate::relay) fn extra(&self) -> Option<Extra> {
         self.asking.map(|(_, extra)| extra)
     }
 
     /// Takes the next form if the answer may refuse the request for something that this one asks for, and returns what that is.
     /// `first`: the first bytes of the answer's body.
-    pub(super) fn leave_out(&mut self, status: StatusCode, first: Option<&Bytes>) -> Option<Extra> {
+    pub(in crate::relay) fn leave_out(
+        &mut self,
+        status: StatusCode,
+        first: Option<&Bytes>,
+    ) -> Option<Extra> {
         if let Some((_, extra)) = self.asking
             && may_refuse_member(status)
         {
@@ -86,7 +90,7 @@ fn may_refuse_member(status: StatusCode) -> bool {
 }
 
 /// Whether an engine may have refused a request because of the dp rank that it was pinned to.
-pub(super) fn may_refuse_rank(status: StatusCode, first: Option<&Bytes>) -> bool {
+pub(in crate::relay) fn may_refuse_rank(status: StatusCode, first: Option<&Bytes>) -> bool {
     let names_rank = |first: &Bytes| {
         let first = first.to_ascii_lowercase();
         ["data_parallel_rank", "dp_rank", "data-parallel-rank"]

@@ -11,7 +11,7 @@ use crate::ids::WorkerId;
 
 /// By cache owner: a worker, which counts everything, and each of its dp ranks that requests are pinned to.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Promised {
+pub(in crate::relay) struct Promised {
     by_owner: FxHashMap<WorkerId, Promise>,
     /// What waits in other replicas. They let it go when its worker has room, so it takes none.
     peers: Option<Arc<WaitingByOwner>>,
@@ -19,21 +19,21 @@ pub(super) struct Promised {
 
 /// What one worker or rank was promised.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Promise {
-    pub(super) all: LoadShare,
+pub(in crate::relay) struct Promise {
+    pub(in crate::relay) all: LoadShare,
     /// Of that, what waits.
-    pub(super) waiting: LoadShare,
+    pub(in crate::relay) waiting: LoadShare,
 }
 
 impl Promised {
     /// With what waits in other replicas.
-    pub(super) fn with_peers(self, peers: Option<Arc<WaitingByOwner>>) -> Self {
+    pub(in crate::relay) fn with_peers(self, peers: Option<Arc<WaitingByOwner>>) -> Self {
         Self { peers, ..self }
     }
 
     /// What a worker was promised here.
     #[inline]
-    pub(super) fn of(&self, owner: WorkerId) -> Promise {
+    pub(in crate::relay) fn of(&self, owner: WorkerId) -> Promise {
         match self.by_owner.is_empty() {
             true => Promise::default(),
             false => self.by_owner.get(&owner).copied().unwrap_or_default(),
@@ -42,14 +42,14 @@ impl Promised {
 
     /// What a worker was promised here and in other replicas.
     #[inline]
-    pub(super) fn everywhere(&self, owner: WorkerId) -> LoadShare {
+    pub(in crate::relay) fn everywhere(&self, owner: WorkerId) -> LoadShare {
         let peers = self.peers.as_ref().and_then(|peers| peers.get(&owner));
         let own = self.of(owner).all;
         own.plus(peers.copied().unwrap_or_default())
     }
 
     /// What waits here.
-    pub(super) fn waiting(&self) -> WaitingByOwner {
+    pub(in crate::relay) fn waiting(&self) -> WaitingByOwner {
         let all = self.by_owner.iter();
         let waiting = all.filter(|(_, promise)| promise.waiting.requests > 0);
         waiting
@@ -58,12 +58,12 @@ impl Promised {
     }
 
     /// Of a request that was released.
-    pub(super) fn add(&mut self, owner: WorkerId, more: LoadShare) {
+    pub(in crate::relay) fn add(&mut self, owner: WorkerId, more: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.plus(more));
     }
 
     /// Of a request that waits.
-    pub(super) fn add_waiting(&mut self, owner: WorkerId, more: LoadShare) {
+    pub(in crate::relay) fn add_waiting(&mut self, owner: WorkerId, more: LoadShare) {
         self.change(owner, |promise| {
             promise.all = promise.all.plus(more);
             promise.waiting = promise.waiting.plus(more);
@@ -71,7 +71,7 @@ impl Promised {
     }
 
     /// Of a request that was released.
-    pub(super) fn remove(&mut self, owner: WorkerId, less: LoadShare) {
+    pub(in crate::relay) fn remove(&mut self, owner: WorkerId, less: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.minus(less));
     }
 

@@ -1,0 +1,82 @@
+//! The workers that do not get a request any more, or at all. Pure.
+
+use smallvec::SmallVec;
+
+use crate::ids::WorkerId;
+use crate::relay::job::Error;
+use crate::relay::plan::Plan;
+use crate::relay::request::gateway::Gateway;
+
+pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
+
+/// The workers that have failed a request, by role.
+#[derive(Clone, Debug, Default)]
+pub(in crate::relay) struct FailedWorkers {
+    pub(in crate::relay) decode: Excluded,
+    /// Those that do not serve its API, whose context is too short for it or that its gateway cannot reach, whatever fails: some of
+    /// `decode`.
+    pub(in crate::relay) unfit: Excluded,
+    pub(in crate::relay) prefill: Excluded,
+    /// Those of them that only closed an idle connection: over a new one they may answer.
+    pub(in crate::relay) stale: Excluded,
+    /// True once no more KV transfers are tried for the request.
+    pub(in crate::relay) gave_up_transfers: bool,
+}
+
+impl FailedWorkers {
+    /// Those that do not serve the request's API, or where it has no room, are as if they had failed it. An error if no worker
+    /// serves the API.
+    pub(in crate::relay) fn unfit_for(
+        plan: &Plan,
+        gateway: Option<&dyn Gateway>,
+    ) -> Result<Self, Error> {
+        let mut unfit = match plan.api.is_messages() {
+            true => Excluded::from_slice(&plan.group.without_messages),
+            false => Excluded::new(),
+        };
+        if !unfit.is_empty() && unfit.len() == plan.group.workers.len() {
+            return Err(Error::NotServed {
+                model: plan.group.model.to_string(),
+            });
+        }
+        let lengths = &plan.group.context_lengths;
+        unfit.extend(lengths.too_short(plan.context_tokens));
+        if let Some(gateway) = gateway {
+            let workers = plan.group.workers.iter();
+            let unreachable = workers.filter(|worker| !gateway.may_reach(worker));
+            unfit.extend(unreachable.map(|worker| worker.id));
+        }
+        Ok(Self {
+            decode: unfit.clone(),
+            prefill: unfit.clone(),
+            unfit,
+            stale: Excluded::new(),
+            // A decode worker computes prompt and answer so far itself.
+            gave_up_transfers: plan.resumed.is_some(),
+        })
+    }
+
+    /// These get the request in no case.
+    pub(in crate::relay) fn exclude_all(&mut self, workers: impl Iterator<Item = WorkerId>) {
+        for worker in workers {
+            self.unfit.push(worker);
+            self.decode.push(worker);
+            self.prefill.push(worker);
+        }
+    }
+
+    /// With fewer excluded, for when no other worker is left: first without those that only closed an idle connection,
+    /// then, with `may_repeat`, without all that have failed.
+    pub(super) fn second_chances(&self, may_repeat: bool) -> impl Iterator<Item = Self> {
+        let stale = (!self.stale.is_empty()).then(|| {
+            let mut again = self.clone();
+            again.decode.retain(|id| !self.stale.contains(id));
+            again
+        });
+        let all = may_repeat.then(|| Self {
+            decode: self.unfit.clone(),
+            ..self.clone()
+        });
+        stale.into_iter().chain(all)
+    }
+}
