@@ -53,7 +53,7 @@ use warmroute::relay::prompt::prompt_blocks::{Prompt, TokenBlocks};
 use warmroute::routing::{self, Request};
 
 const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();
-/// Of a prompt, the same for all.
+/// Tokens at the beginning of a prompt that are the same for all.
 const SYSTEM_TOKENS: u32 = 1_024;
 const CONVERSATIONS: u32 = 10;
 /// Decisions over one lookup: the clock's own cost is shared among them.
@@ -94,7 +94,7 @@ fn store(tree: &mut Tree, tokens: &[u32]) {
         .expect("it begins at the root");
 }
 
-/// Of each worker's conversations, so many tokens are held.
+/// A fleet in which so many tokens of each worker's conversations are held.
 #[expect(clippy::disallowed_methods, reason = "a bench has no tokio clock")]
 fn fleet(workers: u32, held_tokens: u32) -> Fleet {
     let registry = metrics::Registry::default();
@@ -224,7 +224,7 @@ fn decision(criterion: &mut Criterion) {
     for workers in [10, 100, 1_000, 4_000] {
         let fleet = fleet(workers, 2_048);
         let prompts = prompts(workers, 2_100);
-        let asked: Vec<Prompt> = prompts.iter().map(|it| fleet.prompt(it)).collect();
+        let asked: Vec<Prompt> = prompts.iter().map(|prompt| fleet.prompt(prompt)).collect();
         let now = Instant::now();
         let mut number = 0u64;
         group.bench_function(BenchmarkId::new("decision", workers), |bencher| {

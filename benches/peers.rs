@@ -109,7 +109,7 @@ impl Replica {
         status
             .peers
             .iter()
-            .filter(|it| it.state == "connected")
+            .filter(|peer| peer.state == "connected")
             .count()
     }
 }
@@ -125,7 +125,7 @@ fn cpu_time(runtime: &Handle) -> Duration {
     receiver.recv().unwrap()
 }
 
-/// Of this process.
+/// The resident memory of this process.
 fn resident_mb() -> f64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -184,14 +184,14 @@ fn share_of_a_core() {
     // What was measured is right.
     let expected: u32 = replicas[..OTHERS]
         .iter()
-        .map(|it| it.running.len() as u32)
+        .map(|replica| replica.running.len() as u32)
         .sum();
     let subject = &replicas[OTHERS];
     wait("the sums are the truth", || {
         let seen: u32 = subject
             .workers
             .iter()
-            .map(|it| it.load.peers_requests())
+            .map(|worker| worker.load.peers_requests())
             .sum();
         seen == expected
     });
@@ -205,11 +205,16 @@ fn lag() {
         .collect();
     let mut replicas: Vec<Replica> = Vec::new();
     for thread in &threads {
-        let listed = replicas.iter().map(|it| it.address.to_string()).collect();
+        let listed = replicas
+            .iter()
+            .map(|replica| replica.address.to_string())
+            .collect();
         replicas.push(Replica::start(thread.runtime(), listed, 0));
     }
     wait("all are connected", || {
-        replicas.iter().all(|it| it.connected() == REPLICAS - 1)
+        replicas
+            .iter()
+            .all(|replica| replica.connected() == REPLICAS - 1)
     });
     let mut rounds = [0.0; 3];
     let mut all = Vec::new();
@@ -219,14 +224,14 @@ fn lag() {
             let (from, worker) = (fastrand::usize(..REPLICAS), fastrand::usize(..WORKERS));
             let before: Vec<u32> = replicas
                 .iter()
-                .map(|it| it.workers[worker].load.peers_requests())
+                .map(|replica| replica.workers[worker].load.peers_requests())
                 .collect();
             let started = Instant::now();
             let request = InFlight::new(replicas[from].workers[worker].clone(), 1_000, 0);
-            let mut unseen: Vec<usize> = (0..REPLICAS).filter(|it| *it != from).collect();
+            let mut unseen: Vec<usize> = (0..REPLICAS).filter(|at| *at != from).collect();
             while !unseen.is_empty() {
-                unseen.retain(|it| {
-                    let is_seen = replicas[*it].workers[worker].load.peers_requests() > before[*it];
+                unseen.retain(|at| {
+                    let is_seen = replicas[*at].workers[worker].load.peers_requests() > before[*at];
                     if is_seen {
                         lags.push(started.elapsed().as_secs_f64() * 1_000.0);
                     }

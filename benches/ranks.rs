@@ -51,7 +51,7 @@ impl Engine {
             let first = (rank << 24) + turn * u64::from(BLOCKS_PER_BATCH);
             let hashes = first..first + u64::from(BLOCKS_PER_BATCH);
             hashes
-                .map(|it| EngineHash(it.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
+                .map(|hash| EngineHash(hash.wrapping_mul(0x9E37_79B9_7F4A_7C15)))
                 .collect()
         };
         if self.sent > self.conversation {
@@ -70,7 +70,7 @@ impl Engine {
             batch.events.push(Event::Stored(Stored {
                 parent: (self.sent > 0).then(|| of(self.sent - 1)[BLOCKS_PER_BATCH as usize - 1]),
                 token_ids: tokens
-                    .map(|it| it.wrapping_mul(31).wrapping_add(salt))
+                    .map(|token| token.wrapping_mul(31).wrapping_add(salt))
                     .collect(),
                 hashes,
                 block_size: BLOCK_TOKENS,
@@ -118,7 +118,7 @@ fn cpu_time() -> Duration {
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// Of this process.
+/// The resident memory of this process.
 fn resident_bytes() -> f64 {
     let text = std::fs::read_to_string("/proc/self/statm").unwrap();
     let pages: f64 = text.split(' ').nth(1).unwrap().parse().unwrap();

@@ -65,7 +65,7 @@ pub struct ApiServer {
     errors: IntCounterVec,
     /// The WebSockets, which live on with the next configuration.
     open: Arc<Open>,
-    /// That of the latest configuration, for turns of connections that another one opened.
+    /// The server of the latest configuration, for turns of connections that an earlier server opened.
     latest: Arc<ArcSwap<Weak<Self>>>,
 }
 
@@ -268,9 +268,10 @@ impl ApiServer {
         }
         let limits = self.relay.tenants().of(admitted.tenant).limits.as_ref();
         let cell = limits.map(|_| StandingCell::default());
-        let client = match self.tenants.require_keys() {
-            true => ClientKey::of_tenant(admitted.tenant),
-            false => ClientKey::of_address(address),
+        let client = if self.tenants.require_keys() {
+            ClientKey::of_tenant(admitted.tenant)
+        } else {
+            ClientKey::of_address(address)
         };
         let caller = Caller {
             context: RequestContext {
@@ -281,7 +282,9 @@ impl ApiServer {
             client_id,
             standing: cell.as_ref(),
         };
-        let answer = self.route(request, caller, limits.map(|it| &**it)).await;
+        let answer = self
+            .route(request, caller, limits.map(|limits| &**limits))
+            .await;
         // A request that was not charged is said what is left without it.
         let read = cell.and_then(|cell| cell.read());
         *standing = read.or_else(|| limits.map(|limits| limits.standing(None)));

@@ -75,7 +75,7 @@ pub struct App {
     /// The admin listener's tasks: it answers until the drain is over.
     admin_tasks: Tasks,
     fleet: Arc<registry::Registry>,
-    /// That of the configuration that runs.
+    /// The API of the configuration that runs.
     api_server: Arc<ArcSwap<ApiServer>>,
     admin_server: Arc<AdminServer>,
     /// For the reference of metrics.
@@ -84,7 +84,7 @@ pub struct App {
     /// Where requests wait for room at a worker.
     queues: Arc<Queues>,
     reload: reload::Handle,
-    /// With other replicas, if there are any.
+    /// What is shared with other replicas, if there are any.
     sharing: Option<Sharing>,
     tls: tls::Listeners,
     usage: Arc<Usage>,
@@ -189,8 +189,10 @@ impl App {
         tls.watch(&fleet, &tasks);
         let discoveries = FollowedDiscoveries::start(config, &fleet, &tasks, &metrics)?;
         let pairing = &config.prefill_decode;
-        let connector = pairing.connector.filter(|it| it.needs_bootstrap());
-        let bootstrap = connector.map(|it| (it, pairing.advanced.bootstrap_port));
+        let connector = pairing
+            .connector
+            .filter(|connector| connector.needs_bootstrap());
+        let bootstrap = connector.map(|connector| (connector, pairing.advanced.bootstrap_port));
         tasks.spawn_until_stopped(probe::run(fleet.clone(), bootstrap, tasks.clone()));
         tasks.spawn_until_stopped(probe::lookup::run(fleet.clone()));
         tasks.spawn_until_stopped(worker_speeds::learn(fleet.clone()));
@@ -368,7 +370,7 @@ impl App {
         self.admin
     }
 
-    /// For a reload of the configuration.
+    /// The TLS of the listeners, for a reload of the configuration.
     pub fn tls(&self) -> &tls::Listeners {
         &self.tls
     }

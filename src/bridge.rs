@@ -107,8 +107,14 @@ impl Bridge {
         let max_connections = connections.saturating_add(16);
         let tls_metrics = tls::Metrics::new(&registry);
         let of_bridge = settings.tls();
-        let server = of_bridge
-            .map(|it| tls::Server::new(tls::Listener::Bridge, &it, max_connections, &tls_metrics));
+        let server = of_bridge.map(|settings| {
+            tls::Server::new(
+                tls::Listener::Bridge,
+                &settings,
+                max_connections,
+                &tls_metrics,
+            )
+        });
         let server = server.transpose()?;
         if let Some(server) = &server {
             let watching = tls::watch(vec![server.clone()], Arc::default());

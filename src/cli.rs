@@ -325,7 +325,7 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// On standard error, so that standard output is the configuration.
+/// Writes the configuration's warnings to standard error, so that standard output is the configuration.
 fn warn_of_retired_keys(config: &Config) -> io::Result<()> {
     for warning in config.source.warnings() {
         writeln!(io::stderr(), "warning: {warning}")?;

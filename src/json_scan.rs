@@ -81,7 +81,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
             return Some(());
         }
         loop {
-            self.next().filter(|it| *it == b'"')?;
+            self.next().filter(|byte| *byte == b'"')?;
             let (name, has_escapes) = self.string()?;
             if has_escapes {
                 return None;
@@ -148,7 +148,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
             return Some(());
         }
         loop {
-            self.next().filter(|it| *it == b'"')?;
+            self.next().filter(|byte| *byte == b'"')?;
             self.skip_string()?;
             self.expect(b':')?;
             self.next()?;

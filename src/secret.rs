@@ -76,12 +76,13 @@ impl Secret {
             path => std::fs::read_to_string(path),
         };
         let text = content.as_deref().map(of_file).unwrap_or_default();
-        match text.is_empty() {
-            true => self.clone(),
-            false => Self {
+        if text.is_empty() {
+            self.clone()
+        } else {
+            Self {
                 text: text.to_owned(),
                 file: self.file.clone(),
-            },
+            }
         }
     }
 }

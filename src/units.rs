@@ -47,7 +47,7 @@ pub fn parse_milliseconds(text: &str) -> Result<u64, String> {
     Ok(duration.as_millis() as u64)
 }
 
-/// The same, for a duration that must not be 0.
+/// A duration as [`parse_milliseconds`] reads it, which must not be 0.
 pub fn parse_nonzero_milliseconds(text: &str) -> Result<u64, String> {
     match parse_milliseconds(text)? {
         0 => Err("expected at least `1ms`".to_owned()),

@@ -57,7 +57,7 @@ const UNSEEN_DECISIONS: u32 = 1;
 /// What the pages show.
 #[derive(Debug)]
 pub(super) struct Sources {
-    /// Of the configuration that runs.
+    /// The relay of the configuration that runs.
     pub(super) relay: ArcSwap<Relay>,
     pub(super) peers: Peers,
     pub(super) kv: Arc<KvPages>,
@@ -233,9 +233,10 @@ impl Watch {
         let is_small = rows.iter().all(|rows| rows.len() <= MAX_ROWS_EACH_SECOND);
         let reads_all = is_due || is_small;
         let at_unix_ms = observe::unix_ms();
-        let counters = match reads_all {
-            true => self.monotone.advance(&counts::read(&sources.registry)),
-            false => self.view.sample.counters.clone(),
+        let counters = if reads_all {
+            self.monotone.advance(&counts::read(&sources.registry))
+        } else {
+            self.view.sample.counters.clone()
         };
         let sample = Sample {
             at_unix_ms,
@@ -245,7 +246,8 @@ impl Watch {
         {
             let snapshot = relay.fleet().snapshot();
             let workers = snapshot.workers.iter();
-            let conditions = workers.map(|it| (&*it.worker.name, tables::condition(it)));
+            let conditions =
+                workers.map(|status| (&*status.worker.name, tables::condition(status)));
             let policy = relay.policy().as_str();
             self.changes.observe(at_unix_ms, conditions, policy);
         }
@@ -318,6 +320,8 @@ impl Watch {
         });
         self.view = view;
         self.last_change = self.changes.last();
-        self.last_decision = decisions.last().map_or(self.last_decision, |it| it.number);
+        self.last_decision = decisions
+            .last()
+            .map_or(self.last_decision, |decision| decision.number);
     }
 }

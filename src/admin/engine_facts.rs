@@ -23,7 +23,7 @@ pub(super) struct EngineRow {
 struct EventsRow {
     /// Ranks whose KV events are followed.
     ranks: usize,
-    /// Those of them whose lost batches cannot be asked for again.
+    /// Ranks whose KV events are followed, but whose lost batches cannot be asked for again.
     without_replay: usize,
     /// Publishers that cannot be followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -52,9 +52,10 @@ impl EngineRow {
             engine: status.facts.engine,
             block_size: status.facts.block_size,
             prefix_caching: status.facts.prefix_caching,
-            responses: match status.speaks_chat_only() {
-                true => ResponsesApi::Chat,
-                false => ResponsesApi::Native,
+            responses: if status.speaks_chat_only() {
+                ResponsesApi::Chat
+            } else {
+                ResponsesApi::Native
             },
             events: EventsRow {
                 none_because: endpoints.is_empty().then(|| why_none(status)),

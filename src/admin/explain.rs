@@ -14,7 +14,7 @@ use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::prompt::{self, Api};
 
-/// For the whole body: operators' own tools send it.
+/// How long the whole body may take: operators' own tools send it.
 const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn read(

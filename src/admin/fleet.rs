@@ -76,7 +76,7 @@ pub(super) struct WorkerRow {
     prefill_rate: Option<PrefillRateRow>,
     /// What a step of its engine takes, as decisions count it.
     speed: SpeedRow,
-    /// The same of other replicas that have any.
+    /// The load on the worker of other replicas that have any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     peers: Vec<LoadRow>,
     /// The engine's own numbers.
@@ -144,7 +144,7 @@ struct SpeedRow {
     samples: u64,
     /// Answers that its engine generates at the same time, as decisions count them.
     slots: u32,
-    /// The same, if it was seen.
+    /// Answers that its engine was seen to generate at the same time, if that was seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     learnt_slots: Option<u32>,
 }
@@ -182,9 +182,10 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
     let models = snapshot.models.iter().map(|(name, group)| ModelRow {
         name: name.to_string(),
         workers: names(&group.workers[group.decode()]),
-        prefill: match relay.is_disaggregated() {
-            true => names(&group.workers[group.prefill()]),
-            false => Vec::new(),
+        prefill: if relay.is_disaggregated() {
+            names(&group.workers[group.prefill()])
+        } else {
+            Vec::new()
         },
     });
     let workers = snapshot.workers.iter();
@@ -259,7 +260,7 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
             .adapters
             .used()
             .iter()
-            .map(|it| it.to_string())
+            .map(|adapter| adapter.to_string())
             .collect(),
         kv_transfers: relay
             .pinned(now, worker.id)

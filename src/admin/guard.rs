@@ -65,13 +65,14 @@ impl fmt::Display for Refusal {
                     "this page needs the role `{needs}`{unknown}: send a token of {} as `Authorization: Bearer TOKEN`",
                     needs.token_settings()
                 )?;
-                match has_names {
-                    true => write!(
+                if *has_names {
+                    write!(
                         f,
                         ", or use a client certificate with a name of {}",
                         needs.name_settings()
-                    ),
-                    false => Ok(()),
+                    )
+                } else {
+                    Ok(())
                 }
             }
             Self::Forbidden {
@@ -129,7 +130,7 @@ impl Guard {
         headers: &HeaderMap,
         names: Option<&ClientNames>,
     ) -> Result<(), Refusal> {
-        let host = uri.authority().map(|it| it.as_str());
+        let host = uri.authority().map(|authority| authority.as_str());
         let host = host.or_else(|| headers.get(HOST)?.to_str().ok());
         if !is_safe && is_cross_site(headers, host) {
             return Err(Refusal::CrossSite);
@@ -139,9 +140,10 @@ impl Guard {
         };
         if self.tokens.is_empty() && self.names.is_empty() {
             // A page whose name was made to resolve to this host sends the name.
-            return match host.is_some_and(|host| !is_local_name(host)) {
-                true => Err(Refusal::ForeignHost),
-                false => Ok(()),
+            return if host.is_some_and(|host| !is_local_name(host)) {
+                Err(Refusal::ForeignHost)
+            } else {
+                Ok(())
             };
         }
         let sent = bearer(headers);
@@ -183,7 +185,7 @@ fn is_cross_site(headers: &HeaderMap, host: Option<&str>) -> bool {
     }
     let origin = headers.get(ORIGIN).map(|origin| origin.to_str());
     origin.is_some_and(|origin| {
-        let origin = origin.ok().and_then(|it| it.split_once("://"));
+        let origin = origin.ok().and_then(|origin| origin.split_once("://"));
         origin.map(|(_, origin_host)| origin_host) != host
     })
 }

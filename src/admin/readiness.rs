@@ -75,7 +75,7 @@ impl Readiness {
         let warning = self.warns_of.as_ref().map(|store| store.health().warning);
         let warning = warning.filter(|warning| !warning.is_empty());
         let details: Vec<String> = warmth
-            .map(|it| it.to_string())
+            .map(|warmth| warmth.to_string())
             .into_iter()
             .chain(warning)
             .chain(self.config.problem())

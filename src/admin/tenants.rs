@@ -35,7 +35,7 @@ pub(super) struct LimitsSummary {
     tenants: usize,
     /// Whether this replica counts alone, because there is no Redis or it does not answer.
     is_alone: bool,
-    /// Those with the smallest part of a limit left.
+    /// The tenants with the smallest part of a limit left.
     closest: Vec<SummaryRow>,
 }
 

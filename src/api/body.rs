@@ -63,9 +63,12 @@ pub(super) async fn read<'a>(
                 let pause = pace.pause(now, bytes);
                 tokio::time::timeout(pause.min(left), body.frame())
                     .await
-                    .map_err(|_| match left < pause {
-                        true => ApiError::endless_body(total),
-                        false => ApiError::slow_body(pace.least, limit),
+                    .map_err(|_| {
+                        if left < pause {
+                            ApiError::endless_body(total)
+                        } else {
+                            ApiError::slow_body(pace.least, limit)
+                        }
                     })?
             }
         };

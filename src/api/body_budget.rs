@@ -38,7 +38,7 @@ pub(super) struct BodyBudget {
     refused: IntCounter,
 }
 
-/// That of all configurations.
+/// The memory that bodies take under all configurations together.
 #[derive(Debug)]
 struct Memory {
     used: Arc<AtomicU64>,

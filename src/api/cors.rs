@@ -118,9 +118,10 @@ impl Cors {
             let mut listed = self.settings.allowed_origins.iter();
             listed.any(|origin| asking.as_bytes().eq_ignore_ascii_case(origin.as_bytes()))
         });
-        let origin = match self.is_any {
-            true => asking.map(|_| ANY),
-            false => allowed.cloned(),
+        let origin = if self.is_any {
+            asking.map(|_| ANY)
+        } else {
+            allowed.cloned()
         };
         Grant {
             is_on: true,

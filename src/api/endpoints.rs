@@ -61,7 +61,8 @@ pub(super) fn change_in(path: &str) -> Option<&'static str> {
 pub(super) fn check(path: &str) -> Result<(), String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/_.-".contains(&byte);
     let mut parts = path.split('/').skip(1);
-    let has_bad_part = parts.any(|part| part.is_empty() || part.chars().all(|it| it == '.'));
+    let has_bad_part =
+        parts.any(|part| part.is_empty() || part.chars().all(|character| character == '.'));
     if !path.starts_with('/') || !path.bytes().all(is_plain) || has_bad_part {
         return Err(format!(
             "`{path}` must be a whole path of letters, digits and `/_.-`, such as `/v1/score`"

@@ -29,8 +29,8 @@ impl ApiServer {
             body::read(body, self.body_limits(), &self.bodies, claim).await?
         };
         let content_type = head.headers.get(CONTENT_TYPE);
-        let form = content_type.and_then(|it| it.to_str().ok());
-        let form = form.filter(|it| api == Api::Other && prompt::is_form(it));
+        let form = content_type.and_then(|value| value.to_str().ok());
+        let form = form.filter(|form| api == Api::Other && prompt::is_form(form));
         if form.is_none() {
             prompt::check_nesting(&body)?;
         }

@@ -55,9 +55,10 @@ impl ApiServer {
                     answer.status(),
                     StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
                 );
-                match is_unknown {
-                    true => Err(ApiError::cannot_count(&name)),
-                    false => Ok(with_shaped_error(answer).await),
+                if is_unknown {
+                    Err(ApiError::cannot_count(&name))
+                } else {
+                    Ok(with_shaped_error(answer).await)
                 }
             }
         }

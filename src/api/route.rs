@@ -50,7 +50,9 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String])
             (Route::Model, "GET")
         }
         // Whatever the list has, what changes an engine does not pass.
-        _ if further.iter().any(|it| it == path) && endpoints::change_in(path).is_none() => {
+        _ if further.iter().any(|listed| listed == path)
+            && endpoints::change_in(path).is_none() =>
+        {
             (Route::Relay(Api::Other), "POST")
         }
         _ => return Route::NotFound,

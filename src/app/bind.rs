@@ -22,23 +22,23 @@ impl App {
         };
         let api = listen("api.listen", "--listen", &config.api.listen).await?;
         let admin = listen("admin.listen", "--admin-listen", &config.admin.listen).await?;
-        let picker = match config.endpoint_picker.is_on() {
-            true => {
-                let address = &config.endpoint_picker.listen;
-                Some(
-                    listen(
-                        "endpoint_picker.listen",
-                        "--endpoint-picker-listen",
-                        address,
-                    )
-                    .await?,
+        let picker = if config.endpoint_picker.is_on() {
+            let address = &config.endpoint_picker.listen;
+            Some(
+                listen(
+                    "endpoint_picker.listen",
+                    "--endpoint-picker-listen",
+                    address,
                 )
-            }
-            false => None,
+                .await?,
+            )
+        } else {
+            None
         };
-        let peers = match config.peers.is_on() {
-            true => Some(listen("peers.listen", "--peers-listen", &config.peers.listen).await?),
-            false => None,
+        let peers = if config.peers.is_on() {
+            Some(listen("peers.listen", "--peers-listen", &config.peers.listen).await?)
+        } else {
+            None
         };
         let app = Self::start_with_peers(config, api, admin, peers)?;
         if let Some(picker) = picker {

@@ -135,8 +135,10 @@ async fn list(config: &Config, fleet: &Registry, out: &mut impl Write) -> io::Re
 /// Probes every worker once. Returns the workers that are down, with the reason.
 async fn ask_all(config: &Config, fleet: &Arc<Registry>) -> Vec<(WorkerId, String)> {
     let settings = &config.prefill_decode;
-    let connector = settings.connector.filter(|it| it.needs_bootstrap());
-    let bootstrap = connector.map(|it| (it, settings.advanced.bootstrap_port));
+    let connector = settings
+        .connector
+        .filter(|connector| connector.needs_bootstrap());
+    let bootstrap = connector.map(|connector| (connector, settings.advanced.bootstrap_port));
     let limit = config.fleet.health.timeout;
     let mut asked = JoinSet::new();
     let mut wrong = Vec::new();
@@ -298,13 +300,14 @@ fn print_pairs(
     for name in &pairs.unpaired {
         writeln!(out, "  {name} has no compatible partner")?;
     }
-    match checks_transfer {
-        true => Ok(()),
-        false => writeln!(
+    if checks_transfer {
+        Ok(())
+    } else {
+        writeln!(
             out,
             "  {} unverified: no reason against a KV transfer is known; --transfer tries them",
             pairs.unverified()
-        ),
+        )
     }
 }
 
@@ -319,7 +322,7 @@ fn chosen(
         let is_up = |status: &&Status| status.health == Health::Up;
         workers
             .filter(is_up)
-            .filter(move |it| it.worker.role != role)
+            .filter(move |status| status.worker.role != role)
     };
     let prefills: Vec<&Status> = with(Role::Decode).collect();
     let decodes: Vec<&Status> = with(Role::Prefill).collect();

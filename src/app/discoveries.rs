@@ -109,7 +109,7 @@ pub(super) struct FollowedDiscoveries {
 #[derive(Debug)]
 struct Followed {
     entry: DiscoveryEntry,
-    /// Of its list in the registry.
+    /// The name of its list in the registry.
     name: String,
     /// The label of the topology, when it was started.
     topology: String,

@@ -29,7 +29,7 @@ pub fn examine(observed: &Observed) -> Vec<Finding> {
     findings
 }
 
-/// For people.
+/// The findings as text, for people.
 pub fn text(findings: &[Finding], observed: &Observed) -> String {
     let workers = observed.fleet.workers.len();
     let mut text = String::new();

@@ -25,7 +25,7 @@ struct Fall {
 }
 
 impl Fall {
-    /// With the connections of now, and the most since the last look.
+    /// Whether memory is to be returned. `connections`: how many there are now; `most`: the most since the last look.
     fn is_over(&mut self, connections: i64, most: i64) -> bool {
         let is_falling = self.last.max(most) - connections >= WORTH;
         self.last = connections;

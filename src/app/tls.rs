@@ -32,7 +32,8 @@ impl Listeners {
         let metrics = Metrics::new(registry);
         let server = |listener, settings: &Option<ServerSettings>, connections| {
             let settings = settings.as_ref();
-            let server = settings.map(|it| Server::new(listener, it, connections, &metrics));
+            let server =
+                settings.map(|settings| Server::new(listener, settings, connections, &metrics));
             server.transpose()
         };
         let has_peers = config.peers.is_on();

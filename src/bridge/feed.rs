@@ -123,7 +123,9 @@ impl Feed {
     pub fn is_blank(&self) -> bool {
         let inner = self.inner.lock();
         let incarnation = inner.incarnation.as_ref();
-        incarnation.is_some_and(|it| it.history().batches() == 0 && it.unknown_before() == 0)
+        incarnation.is_some_and(|incarnation| {
+            incarnation.history().batches() == 0 && incarnation.unknown_before() == 0
+        })
     }
 
     /// Ends the current incarnation: its batches are no longer true, or cannot be continued.
@@ -198,7 +200,10 @@ impl Feed {
     /// The current incarnation's id.
     pub fn incarnation(&self) -> Option<String> {
         let inner = self.inner.lock();
-        inner.incarnation.as_ref().map(|it| it.id().to_owned())
+        inner
+            .incarnation
+            .as_ref()
+            .map(|incarnation| incarnation.id().to_owned())
     }
 
     /// Subscribes a client that has all batches up to `after`; 0: none. Waits while a snapshot is made.
@@ -230,7 +235,8 @@ impl Feed {
             Ok(snapshot) => {
                 let mut inner = self.inner.lock();
                 let incarnation = inner.incarnation.as_mut();
-                if let Some(incarnation) = incarnation.filter(|it| it.id() == id) {
+                if let Some(incarnation) = incarnation.filter(|incarnation| incarnation.id() == id)
+                {
                     incarnation.snapshot_finished(snapshot);
                     self.measure(&inner);
                 }

@@ -227,9 +227,10 @@ impl Follower {
                 info!(rank, state = state.as_str(), "serving");
             }
         } else {
-            let reason = match self.is_connected {
-                true => "verifying whether the engine's process is still the same",
-                false => "the engine is not connected",
+            let reason = if self.is_connected {
+                "verifying whether the engine's process is still the same"
+            } else {
+                "the engine is not connected"
             };
             if self.feed.close(reason) {
                 warn!(rank, reason, "not serving");

@@ -222,7 +222,10 @@ impl Incarnation {
         };
         self.alive.retain(|parts| parts.strong_count() > 0);
         let is_read = |snapshot: &Snapshot| Arc::strong_count(&snapshot.parts) > 1;
-        let is_kept = self.snapshot.as_ref().is_some_and(|it| !is_read(it));
+        let is_kept = self
+            .snapshot
+            .as_ref()
+            .is_some_and(|snapshot| !is_read(snapshot));
         if self.alive.len() - usize::from(is_kept) >= MAX_SNAPSHOTS {
             self.blocks = Some(blocks);
             return match &self.snapshot {

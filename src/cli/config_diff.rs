@@ -11,7 +11,7 @@ use super::admin_client::{AdminClient, AdminTls};
 use crate::config::diff::Comparable;
 use crate::config::{Config, Effect};
 
-/// As of `diff` and `kubectl diff`.
+/// The exit codes, which are those of `diff` and `kubectl diff`.
 const SAME: u8 = 0;
 const DIFFERS: u8 = 1;
 const TROUBLE: u8 = 2;
@@ -64,7 +64,9 @@ impl ConfigDiff {
         for change in &changes {
             text += &format!("{change}\n");
         }
-        let restarts = changes.iter().filter(|it| it.effect == Effect::Restart);
+        let restarts = changes
+            .iter()
+            .filter(|change| change.effect == Effect::Restart);
         text += &match (changes.len(), restarts.count()) {
             (0, _) => "no changes".to_owned(),
             (count, 0) => format!("{count} to change, with a reload"),

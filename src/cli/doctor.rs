@@ -41,10 +41,11 @@ impl Doctor {
             }
         };
         let findings = doctor::examine(&observed);
-        let text = match self.json {
+        let text = if self.json {
             // Texts and numbers always serialize.
-            true => serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n",
-            false => doctor::text(&findings, &observed),
+            serde_json::to_string_pretty(&findings).unwrap_or_default() + "\n"
+        } else {
+            doctor::text(&findings, &observed)
         };
         // The reader of the output may want no more of it.
         let _ = io::stdout().write_all(text.as_bytes());

@@ -45,17 +45,19 @@ pub(super) struct Top {
 
 fn interval(text: &str) -> Result<Duration, String> {
     let interval = parse_duration(text)?;
-    match interval >= Duration::from_millis(250) {
-        true => Ok(interval),
-        false => Err("expected at least `250ms`".to_owned()),
+    if interval >= Duration::from_millis(250) {
+        Ok(interval)
+    } else {
+        Err("expected at least `250ms`".to_owned())
     }
 }
 
 impl Top {
     pub(super) async fn run(self) -> ExitCode {
-        let done = match self.once || !io::stdout().is_terminal() {
-            true => self.print().await,
-            false => self.show().await,
+        let done = if self.once || !io::stdout().is_terminal() {
+            self.print().await
+        } else {
+            self.show().await
         };
         match done {
             Ok(()) => ExitCode::SUCCESS,

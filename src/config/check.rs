@@ -408,9 +408,10 @@ fn check_replicas(config: &Config, reader: &mut Reader) {
         );
     }
     if responses.state_token.keys.is_empty() && (has_several || has_redis) {
-        let reason = match has_redis {
-            true => "with `responses.store.redis`",
-            false => "with several replicas",
+        let reason = if has_redis {
+            "with `responses.store.redis`"
+        } else {
+            "with several replicas"
         };
         let message = format!(
             "{reason} a key is needed, so that restarted and other replicas can verify state tokens; make one \

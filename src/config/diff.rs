@@ -47,7 +47,7 @@ impl Comparable {
         Self(with_digests(|| serde_json::to_value(config)).unwrap_or_default())
     }
 
-    /// As [`Comparable::shown`] gave it, in this process or another: with secrets that differ from no other.
+    /// A configuration as [`Comparable::shown`] gave it, in this process or another: with secrets that differ from no other.
     pub fn from_shown(value: Value) -> Self {
         Self(value)
     }

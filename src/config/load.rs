@@ -62,9 +62,10 @@ impl Config {
             .to_string();
         let read = Self::read(&name, text, flags.clone(), self.loaded.successor());
         let (reader, config) = read.map_err(Refused::Invalid)?;
-        let (mut reader, mut config) = match reader.is_good() {
-            true => (reader, config),
-            false => return Err(Refused::Invalid(reader.into_problems())),
+        let (mut reader, mut config) = if reader.is_good() {
+            (reader, config)
+        } else {
+            return Err(Refused::Invalid(reader.into_problems()));
         };
         let mut changes = Comparable::of(self).changes(&Comparable::of(&config));
         let changed_files = config.loaded.changed_files();

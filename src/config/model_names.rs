@@ -172,7 +172,7 @@ fn check_fallback(model: &ModelOverride, path: &str, names: &Names<'_>, reader: 
         let real = names.aliased(name).unwrap_or(name);
         if name.is_empty() {
             reader.problem(&at(place), "is empty");
-        } else if real == model.name && model.targets.iter().all(|it| it.model != *name) {
+        } else if real == model.name && model.targets.iter().all(|target| target.model != *name) {
             let message = format!(
                 "`{name}` is this model itself, so that a request could only fail again; name another"
             );

@@ -90,9 +90,10 @@ fn push_table<'s>(out: &mut String, keys: impl Iterator<Item = (String, &'s Valu
 fn kind(schema: &Value) -> String {
     let schemas = alternatives(schema);
     let is_enum = schemas.iter().any(|schema| !names(schema).is_empty());
-    let mut kind = match is_enum {
-        true => "name".to_owned(),
-        false => describe(&schemas),
+    let mut kind = if is_enum {
+        "name".to_owned()
+    } else {
+        describe(&schemas)
     };
     for (phrase, word) in [
         ("a duration such as `30s`", "duration"),

@@ -20,11 +20,14 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
         }
     }
     let mut checked = Checked::default();
-    let traces = config.traces.iter().filter_map(|it| it.tls.as_ref());
+    let traces = config
+        .traces
+        .iter()
+        .filter_map(|traces| traces.tls.as_ref());
     for (key, error) in traces.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
         reader.problem(&format!("traces.tls.{key}"), error);
     }
-    for (index, issuer) in config.jwt.iter().flat_map(|it| &it.issuers).enumerate() {
+    for (index, issuer) in config.jwt.iter().flat_map(|jwt| &jwt.issuers).enumerate() {
         let tls = issuer.tls.iter();
         for (key, error) in tls.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
             reader.problem(&format!("jwt.issuers[{index}].tls.{key}"), error);

@@ -34,14 +34,15 @@ impl Config {
             let name = self.models.get(*index).map(|model| model.name.as_str());
             let name = name.unwrap_or_default();
             let refused = probes::refused(&folder.renderer);
-            let is_refused = |kind: &&str| refused.iter().any(|it| it.kind == *kind);
+            let is_refused = |kind: &&str| refused.iter().any(|refusal| refusal.kind == *kind);
             let tokenized: Vec<&str> = probes::KINDS
                 .into_iter()
                 .filter(|kind| !is_refused(kind))
                 .collect();
-            let tokenized = match tokenized.is_empty() {
-                true => "no chats".to_owned(),
-                false => tokenized.join(", "),
+            let tokenized = if tokenized.is_empty() {
+                "no chats".to_owned()
+            } else {
+                tokenized.join(", ")
             };
             let mut line = format!("model {name}: the router tokenizes {tokenized}");
             for RefusedKind { kind, why } in refused {
@@ -76,7 +77,8 @@ impl Config {
                         }
                         Err(errors) => {
                             let errors = errors.iter().map(|error| (index, error));
-                            wrong.extend(errors.map(|(at, it)| format!("models[{at}]: {it}")));
+                            wrong
+                                .extend(errors.map(|(at, error)| format!("models[{at}]: {error}")));
                             continue;
                         }
                     }
@@ -84,9 +86,10 @@ impl Config {
             };
             sources.push((model.name.clone(), source));
         }
-        match wrong.is_empty() {
-            true => Ok(sources),
-            false => Err(Unreadable(wrong)),
+        if wrong.is_empty() {
+            Ok(sources)
+        } else {
+            Err(Unreadable(wrong))
         }
     }
 }
@@ -153,9 +156,10 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
             }
             Err(errors) => {
                 for error in errors {
-                    let key = match error.is_of_template_override() {
-                        true => "chat_template",
-                        false => "path",
+                    let key = if error.is_of_template_override() {
+                        "chat_template"
+                    } else {
+                        "path"
                     };
                     reader.problem(&format!("{path}.{key}"), error);
                 }

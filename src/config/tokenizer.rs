@@ -101,8 +101,8 @@ impl Tokenizer {
         let entries = std::fs::read_dir(&self.path).into_iter().flatten();
         let paths = entries.flatten().map(|entry| entry.path());
         let is_read = |path: &PathBuf| {
-            let extension = path.extension().and_then(|it| it.to_str());
-            extension.is_some_and(|it| ["json", "jinja"].contains(&it))
+            let extension = path.extension().and_then(|extension| extension.to_str());
+            extension.is_some_and(|extension| ["json", "jinja"].contains(&extension))
         };
         let mut paths: Vec<PathBuf> = paths.filter(is_read).collect();
         if !self.chat_template.is_empty() {
@@ -138,9 +138,9 @@ impl Tokenizer {
 pub struct Loaded {
     /// By index in `models`, until the start takes them.
     pub(super) folders: Arc<Mutex<BTreeMap<usize, (Tokenizer, ModelFolder)>>>,
-    /// Those that run already, with the files that they were made of: by the name of the model.
+    /// The tokenizers that run already, with the files that they were made of: by the name of the model.
     pub(super) running: BTreeMap<String, (Tokenizer, FolderFiles)>,
-    /// Those that this configuration runs with, once it does.
+    /// The tokenizers that this configuration runs with, once it does: by the name of the model.
     pub(super) checked: BTreeMap<String, (Tokenizer, FolderFiles)>,
 }
 

@@ -23,7 +23,7 @@ impl FileHash {
         self.0
     }
 
-    /// As `sha256sum` begins.
+    /// The hash in hexadecimal: the first twelve digits that `sha256sum` prints.
     pub fn hex(self) -> String {
         format!("{:012x}", self.0)
     }

@@ -35,7 +35,7 @@ impl ContextLengths {
         self.shorter.iter().map(|(worker, _)| *worker)
     }
 
-    /// Those of them where a request of so many tokens has no room.
+    /// The workers that take less than others, and in which a request of so many tokens has no room.
     pub fn too_short(&self, tokens: u32) -> impl Iterator<Item = WorkerId> {
         let shorter = self.shorter.iter();
         let too_short = shorter.filter(move |(_, most)| *most < tokens);

@@ -12,7 +12,7 @@ use super::{Member, Status};
 pub(super) struct Entry {
     pub(super) member: Member,
     pub(super) status: Status,
-    /// Those of its facts; workers with the same models have the same one.
+    /// The models of its facts; workers with the same models share one set.
     pub(super) models: Arc<ModelSet>,
     /// Drained by an operator, in addition to the discovery's `draining`.
     pub(super) is_drained: bool,

@@ -126,9 +126,10 @@ impl EventsSpec {
                     split(address).map_err(named)
                 };
                 let (host, port) = zmq("endpoint", &self.endpoint)?;
-                let replay = match self.replay.is_empty() {
-                    true => None,
-                    false => Some(zmq("replay", &self.replay)?),
+                let replay = if self.replay.is_empty() {
+                    None
+                } else {
+                    Some(zmq("replay", &self.replay)?)
                 };
                 let of_rank = |(host, port): &(String, u16), rank: u32| {
                     let port = u32::from(*port) + rank;

@@ -59,7 +59,7 @@ pub struct Members {
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
     pub chat_only: Vec<bool>,
-    /// Those of `workers` that run SGLang.
+    /// The ids of `workers` that run SGLang.
     pub sglang: Vec<WorkerId>,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
@@ -250,11 +250,12 @@ pub(super) fn group(
                 usable.sort_unstable();
                 let status = |worker: &usize| &workers[*worker].0;
                 let members = Members::new(usable.iter().map(status).collect(), topology);
-                let longest = match members.context_lengths.are_alike() {
-                    true => None,
-                    false => usable
+                let longest = if members.context_lengths.are_alike() {
+                    None
+                } else {
+                    usable
                         .into_iter()
-                        .max_by_key(|worker| status(worker).facts.max_model_len),
+                        .max_by_key(|worker| status(worker).facts.max_model_len)
                 };
                 let known = (Arc::new(members), longest);
                 members_of.insert(found.sets, known.clone());

@@ -93,19 +93,19 @@ impl Load {
             .saturating_add(self.foreign_requests())
     }
 
-    /// Of this router and of other replicas.
+    /// Queued tokens of this router and of other replicas.
     pub fn queued_tokens(&self) -> u64 {
         self.own_queued_tokens()
             .saturating_add(self.peers_queued_tokens())
     }
 
-    /// Of this router and of other replicas.
+    /// Context tokens of this router and of other replicas.
     pub fn context_tokens(&self) -> u64 {
         self.own_context_tokens()
             .saturating_add(self.peers_context_tokens())
     }
 
-    /// Of this router.
+    /// The load of this router.
     pub fn own(&self) -> LoadShare {
         LoadShare {
             requests: self.own_requests(),
@@ -114,7 +114,7 @@ impl Load {
         }
     }
 
-    /// Of the other replicas.
+    /// The load of the other replicas.
     pub fn peers(&self) -> LoadShare {
         LoadShare {
             requests: self.peers_requests(),

@@ -224,16 +224,18 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
             let log = &mut bootstrap_log;
             update_bootstrap_info(&worker, &registry, bootstrap, limit, log).await;
         }
-        let changed = match is_asleep {
-            true => machine.on_sleep(),
-            false => machine.on_probe(is_good),
+        let changed = if is_asleep {
+            machine.on_sleep()
+        } else {
+            machine.on_probe(is_good)
         };
         if let Some(health) = changed {
             registry.set_health(worker.id, health);
         }
-        failures = match is_good {
-            true => 0,
-            false => failures.saturating_add(1),
+        failures = if is_good {
+            0
+        } else {
+            failures.saturating_add(1)
         };
         let state = match (machine.health(), &no_models) {
             (Health::Up, None) => Some(LoggedState::Up),

@@ -45,9 +45,10 @@ pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
         }
     };
     let refuses = status.worker.refuses_ranks.load(Relaxed);
-    match count > 1 && are_all && fits() && takes_rank() && !refuses {
-        true => count,
-        false => 0,
+    if count > 1 && are_all && fits() && takes_rank() && !refuses {
+        count
+    } else {
+        0
     }
 }
 

@@ -32,7 +32,7 @@ pub struct Facts {
     /// The first of `models` that is not an adapter. Cached blocks are indexed under this name, even if the
     /// model is served under several names.
     pub base: Option<Model>,
-    /// Those of `models` that are LoRA adapters of another model.
+    /// The names in `models` that are LoRA adapters of another model.
     pub adapters: BTreeSet<Model>,
     pub engine: Engine,
     pub version: Option<String>,

@@ -125,13 +125,13 @@ pub struct Worker {
 #[derive(Debug)]
 pub struct WorkerState {
     pub load: Load,
-    /// Of requests that are pinned to a dp rank.
+    /// The load of requests that are pinned to a dp rank.
     pub pinned: PinnedLoads,
     /// The engine refuses requests for the rank that they are pinned to. In the next snapshot it has no ranks to pin to.
     pub(super) refuses_ranks: AtomicBool,
     /// When its process ended, as requests saw it.
     pub ends: ProcessEnds,
-    /// Of the whole fleet.
+    /// One for the whole fleet.
     pub(super) freed: Arc<Freed>,
     pub breaker: SharedBreaker,
     /// Open after several KV transfers from this prefill worker failed in a row. Its engine may be healthy; it
@@ -189,7 +189,7 @@ impl PromptUsage {
         self.prompt_tokens.load(Relaxed)
     }
 
-    /// Those of them that were read from the prefix cache.
+    /// The prompt tokens that were read from the prefix cache.
     pub fn cached_tokens(&self) -> u64 {
         self.cached_tokens.load(Relaxed)
     }
@@ -276,9 +276,10 @@ impl Deref for Worker {
 }
 
 fn client_name(id: WorkerId, member: &Member) -> Arc<str> {
-    match member.name == member.address {
-        true => format!("worker-{}", id.0).into(),
-        false => member.name.as_str().into(),
+    if member.name == member.address {
+        format!("worker-{}", id.0).into()
+    } else {
+        member.name.as_str().into()
     }
 }
 

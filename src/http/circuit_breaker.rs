@@ -174,9 +174,10 @@ impl SharedBreaker {
     }
 
     pub fn state(&self) -> State {
-        match self.is_quiet() {
-            true => State::Closed,
-            false => self.machine.lock().state(),
+        if self.is_quiet() {
+            State::Closed
+        } else {
+            self.machine.lock().state()
         }
     }
 

@@ -184,9 +184,12 @@ impl Pool {
                 let sent = observe::now();
                 let idle = sent.saturating_duration_since(since);
                 let answer = connection.exchange(request, self).await;
-                answer.map_err(|error| match sent.elapsed() < STALE_WITHIN {
-                    true => Error::Stale { error, idle },
-                    false => Error::Broken(error),
+                answer.map_err(|error| {
+                    if sent.elapsed() < STALE_WITHIN {
+                        Error::Stale { error, idle }
+                    } else {
+                        Error::Broken(error)
+                    }
                 })
             }
             None => self.send_anew(request).await,

@@ -91,7 +91,7 @@ impl Networks {
 /// An entry of `X-Forwarded-For`: an address, with a port from some proxies.
 fn address(entry: &str) -> Option<IpAddr> {
     let bare = || entry.trim_matches(['[', ']']).parse();
-    let with_port = |_| entry.parse::<SocketAddr>().map(|it| it.ip());
+    let with_port = |_| entry.parse::<SocketAddr>().map(|address| address.ip());
     let address = bare().or_else(with_port).ok()?;
     Some(address.to_canonical())
 }

@@ -100,7 +100,7 @@ impl IoThreads {
     /// The I/O thread with the fewest connections, and its count with one more.
     fn least(&self) -> (&IoThread, ConnectionCount) {
         let threads = self.0.iter();
-        let least = threads.min_by_key(|it| it.connections.load(Relaxed));
+        let least = threads.min_by_key(|thread| thread.connections.load(Relaxed));
         let least = least.expect("there is at least one I/O thread");
         least.connections.fetch_add(1, Relaxed);
         (least, ConnectionCount(least.connections.clone()))

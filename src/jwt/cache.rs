@@ -20,7 +20,7 @@ struct Entry<V> {
     value: V,
     expires: Instant,
     issuer: usize,
-    /// Of the keys that it was verified with.
+    /// The generation of the keys that the token was verified with.
     generation: u64,
 }
 

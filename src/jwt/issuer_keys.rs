@@ -64,7 +64,7 @@ impl IssuerKeys {
         self.current.load()
     }
 
-    /// Of the keys in use; 0 if there are none.
+    /// The generation of the keys in use; 0 if there are none.
     pub(super) fn generation(&self) -> u64 {
         self.current
             .load()

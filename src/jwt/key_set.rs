@@ -48,15 +48,16 @@ impl KeySet {
             return Err(format!("has {count} keys; up to {MAX_KEYS} are read"));
         }
         let keys: Vec<Key> = listed.keys.into_iter().filter_map(Key::of).collect();
-        match keys.is_empty() {
-            true => Err(format!(
+        if keys.is_empty() {
+            Err(format!(
                 "has no key that can verify signatures: of {count} keys none is an RSA, P-256, P-384 or Ed25519 key \
                  for signatures"
-            )),
-            false => Ok(Self {
+            ))
+        } else {
+            Ok(Self {
                 keys,
                 generation: GENERATIONS.fetch_add(1, Ordering::Relaxed),
-            }),
+            })
         }
     }
 
@@ -86,7 +87,7 @@ impl Key {
         let jwk: Jwk = serde_json::from_value(listed).ok()?;
         let common = &jwk.common;
         let is_for_signatures =
-            (common.public_key_use.as_ref()).is_none_or(|it| *it == PublicKeyUse::Signature);
+            (common.public_key_use.as_ref()).is_none_or(|usage| *usage == PublicKeyUse::Signature);
         let may_verify = (common.key_operations.as_ref())
             .is_none_or(|allowed| allowed.contains(&KeyOperations::Verify));
         if !is_for_signatures || !may_verify {
@@ -101,13 +102,19 @@ impl Key {
                 Algorithm::PS384,
                 Algorithm::PS512,
             ],
-            AlgorithmParameters::EllipticCurve(it) if it.curve == EllipticCurve::P256 => {
+            AlgorithmParameters::EllipticCurve(parameters)
+                if parameters.curve == EllipticCurve::P256 =>
+            {
                 vec![Algorithm::ES256]
             }
-            AlgorithmParameters::EllipticCurve(it) if it.curve == EllipticCurve::P384 => {
+            AlgorithmParameters::EllipticCurve(parameters)
+                if parameters.curve == EllipticCurve::P384 =>
+            {
                 vec![Algorithm::ES384]
             }
-            AlgorithmParameters::OctetKeyPair(it) if it.curve == EllipticCurve::Ed25519 => {
+            AlgorithmParameters::OctetKeyPair(parameters)
+                if parameters.curve == EllipticCurve::Ed25519 =>
+            {
                 vec![Algorithm::EdDSA]
             }
             // Shared secrets among them: whoever can read a key set could sign with one.

@@ -17,7 +17,7 @@ pub(super) enum Location {
 }
 
 impl Location {
-    /// Of a URL or a path, also as `file:/path`.
+    /// The location that a URL or a path names. A path may also be written as `file:/path`.
     pub(super) fn of(text: &str, settings: ClientSettings) -> Result<Self, String> {
         let expected =
             "write a URL such as `https://login.example.com/jwks.json`, or the path of a file";
@@ -28,11 +28,12 @@ impl Location {
         if !is_https && !text.starts_with("http://") {
             let path = text.strip_prefix("file:").unwrap_or(text);
             let path = path.strip_prefix("//").unwrap_or(path);
-            return match path.contains("://") {
-                true => Err(format!(
+            return if path.contains("://") {
+                Err(format!(
                     "`{text}` is neither `http` nor `https`; {expected}"
-                )),
-                false => Ok(Self::File(path.to_owned())),
+                ))
+            } else {
+                Ok(Self::File(path.to_owned()))
             };
         }
         let wrong = || format!("`{text}` is no URL; {expected}");
@@ -41,7 +42,10 @@ impl Location {
             .host()
             .filter(|host| !host.is_empty())
             .ok_or_else(wrong)?;
-        if uri.authority().is_some_and(|it| it.as_str().contains('@')) {
+        if uri
+            .authority()
+            .is_some_and(|authority| authority.as_str().contains('@'))
+        {
             return Err("has a user or a password, which is not sent; leave it out".to_owned());
         }
         let port = uri.port_u16().unwrap_or(if is_https { 443 } else { 80 });

@@ -135,7 +135,7 @@ impl Verifier {
         !self.issuers.is_empty()
     }
 
-    /// Of the keys that an issuer has now.
+    /// The generation of the keys that an issuer has now.
     pub fn generation(&self, issuer: usize) -> u64 {
         let issuer = self.issuers.get(issuer);
         issuer.map_or(0, |issuer| issuer.keys.generation())

@@ -120,7 +120,11 @@ fn validation(algorithm: Algorithm, issuer: &IssuerSettings, leeway_s: u64) -> V
     validation.validate_exp = true;
     validation.validate_nbf = true;
     validation.set_issuer(&[&issuer.issuer]);
-    if issuer.audiences.iter().any(|it| it == ANY_AUDIENCE) {
+    if issuer
+        .audiences
+        .iter()
+        .any(|audience| audience == ANY_AUDIENCE)
+    {
         validation.validate_aud = false;
         validation.set_required_spec_claims(&["exp", "iss"]);
     } else {
@@ -170,7 +174,7 @@ fn accept(claims: &Map<String, Value>, issuer: &IssuerSettings) -> Result<Accept
             let first = claims.get(&first.replace("~1", "/").replace("~0", "~"));
             match rest {
                 "" => first,
-                rest => first.and_then(|it| it.pointer(&format!("/{rest}"))),
+                rest => first.and_then(|value| value.pointer(&format!("/{rest}"))),
             }
         }
     };

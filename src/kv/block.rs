@@ -145,7 +145,7 @@ impl PathHash {
         (Self(base.wrapping_add(first)), Self(base.wrapping_add(all)))
     }
 
-    /// The same spread over all bits, as hash tables of paths need it.
+    /// The path hash spread over all bits, as hash tables of paths need it.
     #[inline]
     pub fn mixed(self) -> u64 {
         fold(self.0 ^ 0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93)

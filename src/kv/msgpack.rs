@@ -314,9 +314,10 @@ impl<'a> Reader<'a> {
             },
             kind => Event::Unknown {
                 kind: String::from_utf8_lossy(kind).into(),
-                hashes: match fields.has_unreadable_hashes {
-                    true => None,
-                    false => Some(fields.hashes.unwrap_or_default()),
+                hashes: if fields.has_unreadable_hashes {
+                    None
+                } else {
+                    Some(fields.hashes.unwrap_or_default())
                 },
             },
         })

@@ -114,7 +114,9 @@ impl OwnerTable {
     #[inline]
     pub(super) fn value(&self, worker: WorkerId, path: BlockHash) -> Option<u32> {
         self.read(path, |owners| {
-            position_of(owners, worker).ok().map(|it| owners[it].value)
+            position_of(owners, worker)
+                .ok()
+                .map(|position| owners[position].value)
         })
     }
 

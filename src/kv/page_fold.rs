@@ -189,9 +189,10 @@ impl PageFold {
             hashes: names,
             location: event.location.clone(),
         };
-        Ok(match removed.hashes.is_empty() {
-            true => Vec::new(),
-            false => vec![Event::Removed(removed)],
+        Ok(if removed.hashes.is_empty() {
+            Vec::new()
+        } else {
+            vec![Event::Removed(removed)]
         })
     }
 

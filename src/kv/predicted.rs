@@ -321,9 +321,10 @@ impl PredictedIndex {
                 self.owners.prefetch(lru.node(*slot).path);
             }
             for slot in surplus {
-                match lru.tokens() > capacity_tokens {
-                    true => capacity += 1,
-                    false => memory += 1,
+                if lru.tokens() > capacity_tokens {
+                    capacity += 1;
+                } else {
+                    memory += 1;
                 }
                 self.owners.remove(worker, lru.remove(slot).path);
             }

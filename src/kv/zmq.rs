@@ -134,7 +134,7 @@ impl Zmq {
     fn on_closed(&mut self, closed: &CloseReason) -> String {
         let now = Instant::now();
         let backoff_max = self.settings.max_backoff;
-        if matches!(&self.state, State::Connected(it) if now.duration_since(it.since) > backoff_max)
+        if matches!(&self.state, State::Connected(subscription) if now.duration_since(subscription.since) > backoff_max)
         {
             self.failures = 0;
         }

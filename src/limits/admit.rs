@@ -89,9 +89,10 @@ impl TenantLimits {
     /// `None` if the store cannot be asked and nothing is granted without it.
     async fn decide(self: &Arc<Self>, id: ChargeId, costs: &Costs<'_>) -> Option<Decision> {
         let limiter = &self.limiter;
-        let shared = match self.store.is_some() && self.limits.counts() {
-            true => self.ask(id, costs).await,
-            false => None,
+        let shared = if self.store.is_some() && self.limits.counts() {
+            self.ask(id, costs).await
+        } else {
+            None
         };
         if let Some(reply) = shared {
             return Some(Decision {

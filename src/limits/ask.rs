@@ -146,7 +146,10 @@ fn withdrawal<'a>(id: ChargeId, costs: impl Iterator<Item = (&'a Arc<str>, u64)>
 }
 
 fn withdrawal_of(charge: &Charge) -> Settlement {
-    let costs = charge.limits.iter().map(|it| (&it.limit, it.cost));
+    let costs = charge
+        .limits
+        .iter()
+        .map(|charged| (&charged.limit, charged.cost));
     withdrawal(charge.id, costs)
 }
 

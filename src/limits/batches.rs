@@ -62,7 +62,10 @@ impl Batches {
     /// The charges that waited longest, for one call. Empty only if they were taken already.
     pub(super) fn take(&self, thread: usize, tenant: Tenant) -> Batch {
         let mut slot = self.slot(thread).lock();
-        let Some(batch) = slot.get_mut(&tenant).filter(|it| it.charges.len() > MAX) else {
+        let Some(batch) = slot
+            .get_mut(&tenant)
+            .filter(|batch| batch.charges.len() > MAX)
+        else {
             return slot.remove(&tenant).unwrap_or_default();
         };
         Batch {

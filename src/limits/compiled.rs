@@ -107,7 +107,7 @@ impl Limits {
         for limit in self
             .all
             .iter()
-            .chain(model.map_or(&[][..], |it| &it.limits))
+            .chain(model.map_or(&[][..], |model| &model.limits))
         {
             limits.push(limit);
         }
@@ -208,8 +208,9 @@ mod tests {
 
     fn check(limits: &Limits, model: &str, expected: Option<&[&str]>) {
         let applied = limits.of(&[model]);
-        let names = applied.map(|it| {
-            it.limits
+        let names = applied.map(|applied| {
+            applied
+                .limits
                 .iter()
                 .map(|limit| &*limit.name)
                 .collect::<Vec<_>>()

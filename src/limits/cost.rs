@@ -13,7 +13,7 @@ pub struct Weights {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Known {
     pub prompt_tokens: u64,
-    /// Of these, tokens that a worker has cached.
+    /// Tokens of the prompt that a worker has cached.
     pub cached_tokens: u64,
     /// The most output tokens that the client allows for each choice.
     pub max_tokens: Option<u64>,

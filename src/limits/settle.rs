@@ -80,9 +80,10 @@ impl Limiter {
         let mut is_done = true;
         for (tenant, usage) in ended {
             let goes_along = usage.lock().goes_along(is_last);
-            match goes_along {
-                true => self.note_ended(tenant, &usage),
-                false => is_done &= self.settle_tenant(redis, tenant, &usage).await,
+            if goes_along {
+                self.note_ended(tenant, &usage);
+            } else {
+                is_done &= self.settle_tenant(redis, tenant, &usage).await;
             }
         }
         is_done

@@ -42,7 +42,7 @@ const TOKENS: [HeaderName; 3] = [
 ];
 
 impl Standing {
-    /// Of limits and what is used of each, in microseconds.
+    /// The standing under these limits, each with what is used of it, in microseconds.
     pub fn of<'a>(limits: impl IntoIterator<Item = (&'a Limit, u64)>) -> Self {
         let mut standing = Self::default();
         for (limit, used) in limits {

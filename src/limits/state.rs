@@ -317,7 +317,11 @@ mod tests {
             usage.end(settlement(number), 1, true, 0);
         }
         assert_eq!(usage.bound_unsettled(3), 2);
-        let kept: Vec<_> = usage.take_unsettled(10).iter().map(|it| it.id).collect();
+        let kept: Vec<_> = usage
+            .take_unsettled(10)
+            .iter()
+            .map(|settlement| settlement.id)
+            .collect();
         assert_eq!(kept, [id(2), id(3), id(4)]);
     }
 

@@ -195,7 +195,7 @@ impl RotatedFile {
 
 impl Write for RotatedFile {
     fn write(&mut self, lines: &[u8]) -> io::Result<usize> {
-        let found = fs::metadata(&self.path).map(|it| (it.dev(), it.ino()));
+        let found = fs::metadata(&self.path).map(|metadata| (metadata.dev(), metadata.ino()));
         let is_renamed = found.ok() != Some(self.identity);
         let is_full =
             self.bytes > 0 && self.bytes.saturating_add(lines.len() as u64) > self.bytes_max;

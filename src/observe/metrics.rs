@@ -26,7 +26,7 @@ pub struct Registry {
 #[derive(Default)]
 struct Shared {
     families: Mutex<Vec<Family>>,
-    /// The same by name, to read some of them without all others.
+    /// The registered metrics by name, to read some of them without all others.
     collectors: Mutex<BTreeMap<String, Box<dyn Collector>>>,
     on_scrape: Mutex<Vec<Box<dyn Fn() + Send>>>,
 }
@@ -128,7 +128,11 @@ impl Registry {
         families.sort();
         let mut table = "| metric | type | labels | meaning |\n|---|---|---|---|\n".to_owned();
         for family in families {
-            let labels: Vec<String> = family.labels.iter().map(|it| format!("`{it}`")).collect();
+            let labels: Vec<String> = family
+                .labels
+                .iter()
+                .map(|label| format!("`{label}`"))
+                .collect();
             let _ = writeln!(
                 table,
                 "| `{}` | {} | {} | {} |",

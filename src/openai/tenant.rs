@@ -65,8 +65,8 @@ enum Keys {
 }
 
 impl Tenants {
-    /// Of a list that [`check`] finds nothing wrong with; a key that it would complain of is left out. `tokens` are
-    /// accepted besides keys, as `verifier` says.
+    /// The tenants of a list that [`check`] finds nothing wrong with; a key that it would complain of is left out. `tokens`
+    /// are accepted besides keys, as `verifier` says.
     pub fn new(
         listed: &[TenantSpec],
         tokens: Option<&jwt::Settings>,
@@ -81,7 +81,7 @@ impl Tenants {
         Self::counted(listed, tokens, verifier, requests)
     }
 
-    /// Those of the next configuration.
+    /// The tenants of the next configuration. Their requests count in the same metric as before.
     pub fn successor(
         &self,
         listed: &[TenantSpec],
@@ -107,7 +107,8 @@ impl Tenants {
             keys: Keys::new(listed, &requests),
             #[cfg(feature = "jwt")]
             tokens: tokens.and_then(|settings| {
-                let admitted = |it: &TenantSpec| Admitted::of(&it.name, &it.cache_salt, &requests);
+                let admitted =
+                    |tenant: &TenantSpec| Admitted::of(&tenant.name, &tenant.cache_salt, &requests);
                 TokenTenants::new(verifier.clone(), settings, listed, admitted)
             }),
             verifier,

@@ -35,7 +35,7 @@ pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks
     for (index, entry) in entries.into_iter().enumerate() {
         match entry {
             PeerDiscovery::Static(addresses) => {
-                let addresses = addresses.iter().map(|it| it.as_str().into());
+                let addresses = addresses.iter().map(|address| address.as_str().into());
                 by_entry.insert(index, addresses.collect());
             }
             PeerDiscovery::Dns(dns) => {

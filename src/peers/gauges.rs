@@ -137,9 +137,10 @@ impl Gauges {
         if is_whole {
             self.whole_at = now;
         }
-        let workers = match is_whole {
-            true => self.busy_workers(),
-            false => changed,
+        let workers = if is_whole {
+            self.busy_workers()
+        } else {
+            changed
         };
         Report {
             names: names.map(|names| framed(Kind::Workers(names))),

@@ -63,9 +63,10 @@ struct AtWorker {
 impl AtWorker {
     /// A replica that reports both reports the same requests twice.
     fn load(&self) -> WorkerLoad {
-        match self.together.is_zero() {
-            true => self.by_rank,
-            false => self.together,
+        if self.together.is_zero() {
+            self.by_rank
+        } else {
+            self.together
         }
     }
 }
@@ -148,13 +149,12 @@ impl LoadTable {
         }
         applied.is_first = load.sequence.replace(report.sequence).is_none();
         load.age = Duration::from_micros(report.age_us.into());
-        let mut left_out: FxHashSet<u32> = match report.is_whole {
-            true => {
-                let workers = load.workers.iter();
-                let busy = workers.filter(|(_, entry)| !entry.load.is_zero());
-                busy.map(|(number, _)| *number).collect()
-            }
-            false => FxHashSet::default(),
+        let mut left_out: FxHashSet<u32> = if report.is_whole {
+            let workers = load.workers.iter();
+            let busy = workers.filter(|(_, entry)| !entry.load.is_zero());
+            busy.map(|(number, _)| *number).collect()
+        } else {
+            FxHashSet::default()
         };
         for worker in &report.workers {
             left_out.remove(&worker.number);

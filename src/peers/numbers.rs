@@ -88,7 +88,10 @@ impl Numbers {
     /// The names that the other replicas have not been sent yet, if there are any.
     pub fn take_unannounced(&mut self) -> Option<wire::WorkerNames> {
         let unannounced = std::mem::take(&mut self.unannounced);
-        let workers: Vec<_> = unannounced.iter().filter_map(|it| self.name(*it)).collect();
+        let workers: Vec<_> = unannounced
+            .iter()
+            .filter_map(|number| self.name(*number))
+            .collect();
         (!workers.is_empty()).then_some(wire::WorkerNames { workers })
     }
 

@@ -90,7 +90,7 @@ mod tests {
         let (mut sent, mut last) = (Vec::new(), 0);
         for at in (0..=until).step_by(5) {
             let now = start + Duration::from_millis(at);
-            let is_new = |changes: &[u64]| changes.iter().any(|it| (last..at).contains(it));
+            let is_new = |changes: &[u64]| changes.iter().any(|change| (last..at).contains(change));
             if pace.is_due(now, is_new(routed)) {
                 let is_sent = is_new(routed) || is_new(other_changes);
                 pace.on_report(now, is_sent);
@@ -123,7 +123,7 @@ mod tests {
             reports.contains(&245) && reports.contains(&345),
             "{reports:?}"
         );
-        let longest = reports.windows(2).map(|it| it[1] - it[0]).max();
+        let longest = reports.windows(2).map(|pair| pair[1] - pair[0]).max();
         assert!(longest <= Some(40), "{reports:?}");
     }
 
@@ -132,7 +132,7 @@ mod tests {
         let routed: Vec<u64> = (100..400).collect();
         let reports = sent(&routed, &[], 400);
         assert_eq!(reports[..4], [105, 110, 115, 120]);
-        let later = reports.windows(2).skip(5).map(|it| it[1] - it[0]);
+        let later = reports.windows(2).skip(5).map(|pair| pair[1] - pair[0]);
         assert!(later.clone().all(|gap| gap == 20), "{reports:?}");
         assert!(later.count() > 8);
     }

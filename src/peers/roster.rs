@@ -158,9 +158,10 @@ impl Roster {
     }
 
     pub fn freshness(&self, now: Instant, peer: &Peer) -> Freshness {
-        match now.saturating_duration_since(peer.received_at) >= self.stale_after {
-            true => Freshness::Stale,
-            false => Freshness::Connected,
+        if now.saturating_duration_since(peer.received_at) >= self.stale_after {
+            Freshness::Stale
+        } else {
+            Freshness::Connected
         }
     }
 

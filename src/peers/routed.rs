@@ -108,8 +108,11 @@ impl RoutedPrompts {
         for batch in self.queue.take() {
             append(&mut message, &batch, &mut number_of);
         }
-        let blocks = message.prompts.iter().map(|it| it.blocks.len());
-        let prefixes = message.unconfirmed.iter().map(|it| it.prefixes.len());
+        let blocks = message.prompts.iter().map(|prompt| prompt.blocks.len());
+        let prefixes = message
+            .unconfirmed
+            .iter()
+            .map(|prompt| prompt.prefixes.len());
         let sent = blocks.chain(prefixes).sum::<usize>();
         self.metrics.sent.inc_by(sent as u64);
         (!message.prompts.is_empty() || !message.unconfirmed.is_empty()).then_some(message)

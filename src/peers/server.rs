@@ -124,9 +124,10 @@ async fn connection(
     let ended = tokio::select! {
         ended = &mut connection => ended,
         // A stranger must not keep one of the connections.
-        () = tokio::time::sleep(limit) => match is_proved.load(Relaxed) {
-            true => connection.await,
-            false => return debug!(%from, "connection closed: no replica has shown itself on it"),
+        () = tokio::time::sleep(limit) => if is_proved.load(Relaxed) {
+            connection.await
+        } else {
+            return debug!(%from, "connection closed: no replica has shown itself on it");
         },
     };
     if let Err(error) = ended {

@@ -308,18 +308,20 @@ pub(super) fn host_and_port(address: &str) -> Result<(&str, u16), String> {
     let (host, port) = address.rsplit_once(':').ok_or_else(wrong)?;
     let port: u16 = port.parse().map_err(|_| wrong())?;
     let is_ipv6 = host.starts_with('[') && host.ends_with(']');
-    let host = match is_ipv6 {
-        true => &host[1..host.len() - 1],
-        false => host,
+    let host = if is_ipv6 {
+        &host[1..host.len() - 1]
+    } else {
+        host
     };
     let is_wrong = host.is_empty()
         || port == 0
         || host.contains(['/', '@', ' '])
         || (is_ipv6 && host.parse::<IpAddr>().is_err())
         || (!is_ipv6 && host.contains(':'));
-    match is_wrong {
-        true => Err(wrong()),
-        false => Ok((host, port)),
+    if is_wrong {
+        Err(wrong())
+    } else {
+        Ok((host, port))
     }
 }
 
@@ -347,7 +349,7 @@ mod tests {
     }
 
     fn listed(addresses: &[&str]) -> Vec<PeerDiscovery> {
-        let addresses = addresses.iter().map(|it| (*it).to_owned());
+        let addresses = addresses.iter().map(|address| (*address).to_owned());
         vec![PeerDiscovery::Static(addresses.collect())]
     }
 
@@ -355,16 +357,18 @@ mod tests {
     fn replicas_of_one_host_need_no_secret() {
         let none: Vec<String> = Vec::new();
         assert_eq!(
-            check(|it| it.discovery = listed(&["127.0.0.1:1", "[::1]:2", "localhost:3"])),
+            check(
+                |settings| settings.discovery = listed(&["127.0.0.1:1", "[::1]:2", "localhost:3"])
+            ),
             none
         );
     }
 
     #[test]
     fn other_hosts_need_a_secret() {
-        let problems = check(|it| {
-            "0.0.0.0:9701".clone_into(&mut it.listen);
-            it.discovery = listed(&["10.0.0.2:9701"]);
+        let problems = check(|settings| {
+            "0.0.0.0:9701".clone_into(&mut settings.listen);
+            settings.discovery = listed(&["10.0.0.2:9701"]);
         });
         assert!(problems[0].starts_with("secret: is needed"), "{problems:?}");
         assert!(
@@ -372,10 +376,10 @@ mod tests {
             "{problems:?}"
         );
         let with_secret = |secret: &'static str| {
-            move |it: &mut Settings| {
-                "0.0.0.0:9701".clone_into(&mut it.listen);
-                it.secret = Secret::new(secret);
-                it.discovery = listed(&["10.0.0.2:9701"]);
+            move |settings: &mut Settings| {
+                "0.0.0.0:9701".clone_into(&mut settings.listen);
+                settings.secret = Secret::new(secret);
+                settings.discovery = listed(&["10.0.0.2:9701"]);
             }
         };
         assert_eq!(check(with_secret("0123456789abcdef")).len(), 0);
@@ -393,34 +397,34 @@ mod tests {
             );
         };
         found(
-            |it| it.discovery = listed(&["router-0"]),
+            |settings| settings.discovery = listed(&["router-0"]),
             "discovery[0].static[0]: `router-0` is not an address",
         );
         found(
-            |it| it.discovery = listed(&["h:0"]),
+            |settings| settings.discovery = listed(&["h:0"]),
             "static[0]: `h:0` is not an address",
         );
         found(
-            |it| it.discovery = listed(&["::1:9701"]),
+            |settings| settings.discovery = listed(&["::1:9701"]),
             "`::1:9701` is not an address",
         );
         found(
-            |it| it.discovery = listed(&["h:1", "h:1"]),
+            |settings| settings.discovery = listed(&["h:1", "h:1"]),
             "static[1]: `h:1` is listed twice",
         );
         found(
-            |it| {
-                it.listen.clear();
-                it.discovery = listed(&["h:1"]);
+            |settings| {
+                settings.listen.clear();
+                settings.discovery = listed(&["h:1"]);
             },
             "listen: is needed when `peers.discovery` is set",
         );
         found(
-            |it| it.advanced.dead_after = Duration::from_millis(900),
+            |settings| settings.advanced.dead_after = Duration::from_millis(900),
             "advanced.dead_after: must not be less",
         );
         found(
-            |it| it.advanced.stale_after = Duration::from_millis(300),
+            |settings| settings.advanced.stale_after = Duration::from_millis(300),
             "advanced.stale_after: must be at least twice",
         );
     }

@@ -194,21 +194,18 @@ impl State {
         inner.table.remove(peer);
         self.apply(now, inner, false);
         let name = &lost.identity.name;
-        match lost.is_draining {
-            true => {
-                self.metrics.lost.with_label_values(&["drained"]).inc();
-                inner.replicas_said.forget(&peer);
-                info!(peer = %name, id = %peer, "replica has drained and left");
-            }
-            false => {
-                let is_silent =
-                    now.saturating_duration_since(lost.received_at) >= self.settings.dead_after;
-                let kind = if is_silent { "silent" } else { "closed" };
-                self.metrics.lost.with_label_values(&[kind]).inc();
-                let said = inner.replicas_said.observe(now, &peer, Level::Lost);
-                if said.is_some() {
-                    warn!(peer = %name, id = %peer, reason, "replica lost; its load no longer counts");
-                }
+        if lost.is_draining {
+            self.metrics.lost.with_label_values(&["drained"]).inc();
+            inner.replicas_said.forget(&peer);
+            info!(peer = %name, id = %peer, "replica has drained and left");
+        } else {
+            let is_silent =
+                now.saturating_duration_since(lost.received_at) >= self.settings.dead_after;
+            let kind = if is_silent { "silent" } else { "closed" };
+            self.metrics.lost.with_label_values(&[kind]).inc();
+            let said = inner.replicas_said.observe(now, &peer, Level::Lost);
+            if said.is_some() {
+                warn!(peer = %name, id = %peer, reason, "replica lost; its load no longer counts");
             }
         }
         self.update_alone(now, inner);

@@ -58,7 +58,7 @@ pub struct LoadRow {
     pub requests: u64,
     pub queued_tokens: u64,
     pub context_tokens: u64,
-    /// Those that wait in it for the worker.
+    /// Requests that wait in the replica for the worker.
     pub waiting_requests: u32,
 }
 

@@ -190,7 +190,12 @@ fn head(copy: &TreeCopy) -> wire::TreeHead {
         incarnation: copy.position.incarnation.clone(),
         blocks: copy.blocks.len() as u64,
         groups: copy.learned.groups.iter().map(group).collect(),
-        ignored_media: copy.learned.media.iter().map(|it| it.to_string()).collect(),
+        ignored_media: copy
+            .learned
+            .media
+            .iter()
+            .map(|medium| medium.to_string())
+            .collect(),
     }
 }
 
@@ -269,9 +274,13 @@ impl ArrivingTree {
                 groups: head
                     .groups
                     .iter()
-                    .map(|it| (it.number, it.is_kept))
+                    .map(|group| (group.number, group.is_kept))
                     .collect(),
-                media: head.ignored_media.iter().map(|it| (**it).into()).collect(),
+                media: head
+                    .ignored_media
+                    .iter()
+                    .map(|medium| (**medium).into())
+                    .collect(),
             },
             blocks: CopiedBlocks::default(),
             pages: CopiedPages {
@@ -407,9 +416,10 @@ pub(super) mod tests {
     pub(in crate::peers) fn copy(runs: &[(u32, bool, u8)]) -> TreeCopy {
         let mut blocks = CopiedBlocks::default();
         for (at, (len, begins, copies)) in runs.iter().enumerate() {
-            let parent = match begins {
-                true => Parent::Root(ChainRoot(at as u64)),
-                false => Parent::Block(EngineHash(at as u64 * 7)),
+            let parent = if *begins {
+                Parent::Root(ChainRoot(at as u64))
+            } else {
+                Parent::Block(EngineHash(at as u64 * 7))
             };
             blocks.runs.push(CopiedRun { parent, len: *len });
             for _ in 0..*len {

@@ -55,9 +55,10 @@ impl WarmStart {
         if !progress.has_peers && !progress.had_ready_peer {
             Some(End::NoneReady)
         } else if progress.is_fleet_known && is_settled && progress.has_predicted {
-            match progress.are_sources_lost {
-                true => Some(End::SourcesLost),
-                false => Some(End::Warm),
+            if progress.are_sources_lost {
+                Some(End::SourcesLost)
+            } else {
+                Some(End::Warm)
             }
         } else if now >= self.deadline {
             Some(End::TimedOut)
@@ -188,9 +189,9 @@ mod tests {
         assert_eq!(end_after(1, warm()), Some(End::Warm));
         type Change = fn(&mut Progress);
         let lacking: [Change; 3] = [
-            |it| it.is_fleet_known = false,
-            |it| it.settled_ranks = 2,
-            |it| it.has_predicted = false,
+            |progress| progress.is_fleet_known = false,
+            |progress| progress.settled_ranks = 2,
+            |progress| progress.has_predicted = false,
         ];
         for lack in lacking {
             let mut progress = warm();

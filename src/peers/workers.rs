@@ -134,8 +134,8 @@ impl Workers {
         fleet.waiting().set_peers(self.waiting.clone());
     }
 
-    /// The same for some workers. `is_first`: a replica has just connected, whose requests the engines had reported as
-    /// foreign.
+    /// Writes what the others have at each worker where that has changed to where routing reads it. `is_first`: a replica
+    /// has just connected, whose requests the engines had reported as foreign.
     pub(super) fn set_changed(
         &mut self,
         now: Instant,
@@ -210,7 +210,7 @@ impl Workers {
         let message = routed.take_message(|id| {
             *numbers.entry(id).or_insert_with(|| {
                 let mut workers = self.by_address.iter();
-                let (address, _) = workers.find(|(_, it)| it.worker.id == id.worker())?;
+                let (address, _) = workers.find(|(_, listed)| listed.worker.id == id.worker())?;
                 known.known(&WorkerKey {
                     address: address.clone(),
                     rank: id.rank(),
@@ -253,9 +253,10 @@ impl Listed {
         load.set_peers(sum.requests, sum.queued_tokens, sum.context_tokens);
         let of_rank = |rank| table.rank_sum(address, rank).sent();
         worker.pinned.set_peers(*ranks, of_rank);
-        match is_first {
-            true => load.recount_foreign(),
-            false => load.recount_new_foreign(now),
+        if is_first {
+            load.recount_foreign()
+        } else {
+            load.recount_new_foreign(now)
         }
     }
 

@@ -166,15 +166,15 @@ mod tests {
     proptest! {
         #[test]
         fn any_order_of_blocks_keeps_the_others(kinds in proptest::collection::vec(any::<bool>(), 0..6)) {
-            let block = |(index, is_header): (usize, &bool)| match is_header {
-                true => json!({"type": "text", "text": format!("{HEADER}{index}")}),
-                false => json!({"type": "text", "text": format!("t{index}")}),
+            let block = |(index, is_header): (usize, &bool)| {
+                let text = if *is_header { format!("{HEADER}{index}") } else { format!("t{index}") };
+                json!({"type": "text", "text": text})
             };
             let blocks: Vec<Value> = kinds.iter().enumerate().map(block).collect();
             let body = json!({"a": 1, "system": blocks, "z": 2}).to_string();
             let found = without_billing_header(&Bytes::from(body.clone())).unwrap_or(body.into());
             let found: Value = serde_json::from_slice(&found).unwrap();
-            let expected: Vec<Value> = kinds.iter().enumerate().filter(|(_, it)| !**it).map(block).collect();
+            let expected: Vec<Value> = kinds.iter().enumerate().filter(|(_, is_header)| !**is_header).map(block).collect();
             prop_assert_eq!(&found["system"], &Value::from(expected));
             prop_assert_eq!(&found["z"], 2);
         }

@@ -162,7 +162,7 @@ impl<'de> DeserializeSeed<'de> for Member<'_, 'de> {
 impl<'de> BodyReader<'de> {
     fn on_member<D: Deserializer<'de>>(&mut self, key: Key, value: D) -> Result<(), D::Error> {
         let raw = |value: D| <&'de RawValue>::deserialize(value).map(RawValue::get);
-        let string = |value: D| OptionalString::deserialize(value).map(|it| it.value);
+        let string = |value: D| OptionalString::deserialize(value).map(|text| text.value);
         match key {
             Key::Model => {
                 let json = raw(value)?;

@@ -126,9 +126,10 @@ impl Cache {
             _ => false,
         };
         drop(shard);
-        let counter = match is_hit {
-            true => &self.metrics.hit_bytes,
-            false => &self.metrics.miss_bytes,
+        let counter = if is_hit {
+            &self.metrics.hit_bytes
+        } else {
+            &self.metrics.miss_bytes
         };
         counter.inc_by(text.len() as u64);
         is_hit

@@ -216,16 +216,18 @@ fn as_chat(model: &str, body: &Bytes) -> Result<Bytes, Error> {
     let mut chat = messages::to_chat(body, TemplateFacts::ANY).map_err(|_| Error::Unsupported)?;
     chat["model"] = model.into();
     let chat = chat.to_string();
-    match request::has_media(chat.as_bytes()) {
-        true => Err(Error::Unsupported),
-        false => Ok(chat.into()),
+    if request::has_media(chat.as_bytes()) {
+        Err(Error::Unsupported)
+    } else {
+        Ok(chat.into())
     }
 }
 
 fn error_of_status(status: StatusCode) -> Error {
-    match status.is_client_error() && status != StatusCode::UNAUTHORIZED {
-        true => Error::Refused,
-        false => Error::Failed,
+    if status.is_client_error() && status != StatusCode::UNAUTHORIZED {
+        Error::Refused
+    } else {
+        Error::Failed
     }
 }
 

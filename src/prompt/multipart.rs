@@ -19,7 +19,7 @@ pub fn is_form(content_type: &str) -> bool {
 
 /// Reads the field `model` of a form. `model_json` of the result is its bare text within the body.
 pub fn peek_form<'a>(content_type: &str, body: &'a [u8]) -> Result<PeekedBody<'a>, Error> {
-    let boundary = parameter(content_type, "boundary").filter(|it| !it.is_empty());
+    let boundary = parameter(content_type, "boundary").filter(|boundary| !boundary.is_empty());
     let boundary = boundary.ok_or(Error::Form("its content type names no boundary"))?;
     let model = field(body, &boundary, "model")?;
     Ok(PeekedBody {
@@ -34,13 +34,14 @@ fn field<'a>(body: &'a [u8], boundary: &str, name: &str) -> Result<Option<&'a st
     let opening = format!("--{boundary}");
     let delimiter = format!("\r\n--{boundary}");
     let finder = memmem::Finder::new(&delimiter);
-    let start = match body.starts_with(opening.as_bytes()) {
-        true => opening.len(),
+    let start = if body.starts_with(opening.as_bytes()) {
+        opening.len()
+    } else {
         // A preamble is allowed.
-        false => finder
+        finder
             .find(body)
             .map(|at| at + delimiter.len())
-            .ok_or(Error::Form("it does not begin with its boundary"))?,
+            .ok_or(Error::Form("it does not begin with its boundary"))?
     };
     let mut rest = &body[start..];
     let mut found = None;

@@ -123,7 +123,7 @@ impl Renderer {
         *self.facts.get_or_init(|| {
             let text = |chat: Value| {
                 let chat = chat::of_value(chat, &self.options).ok()?;
-                self.render_chat(chat, 0).ok().map(|it| it.text)
+                self.render_chat(chat, 0).ok().map(|rendered| rendered.text)
             };
             let turns = ["system", "user", "system", "user"];
             let turns = turns.map(|role| json!({"role": role, "content": "t"}));
@@ -177,9 +177,10 @@ impl Renderer {
         let format = self.options.content_format.unwrap_or(template.format());
         let apply = |messages, placeholder| {
             let messages = message::to_template_messages(messages, format, placeholder)?;
-            let messages = match template.supports_developer_role() {
-                true => messages,
-                false => message::developer_to_system(messages),
+            let messages = if template.supports_developer_role() {
+                messages
+            } else {
+                message::developer_to_system(messages)
             };
             self.apply(template, messages, &arguments, continues, now_s)
         };
@@ -206,14 +207,13 @@ impl Renderer {
         continues: bool,
         now_s: i64,
     ) -> Result<String, TokenizeError> {
-        let last = match continues {
-            true => {
-                let mut last = messages.pop().map(Message::into_object);
-                let text = continued::append_tag(last.as_mut(), template.source())?;
-                messages.extend(last.map(Message::Object));
-                Some(text)
-            }
-            false => None,
+        let last = if continues {
+            let mut last = messages.pop().map(Message::into_object);
+            let text = continued::append_tag(last.as_mut(), template.source())?;
+            messages.extend(last.map(Message::Object));
+            Some(text)
+        } else {
+            None
         };
         let variables = self.variables(messages, arguments, now_s);
         let text = template

@@ -49,7 +49,7 @@ struct Waiting {
 #[derive(Debug, Default)]
 pub(super) struct Class {
     clients: FxHashMap<ClientKey, Waiting>,
-    /// Of every client with a waiting request.
+    /// The turns of all clients with a waiting request.
     turns: BTreeSet<Turn>,
     /// The tokens of the client whose turn it was last: where a client starts that was not here.
     level: u64,
@@ -209,7 +209,7 @@ pub(super) struct Walk<'a> {
     class: &'a Class,
     /// Clients of whom nothing was returned yet.
     untouched: Peekable<Iter<'a, Turn>>,
-    /// The others that have more, with the place of theirs in `rest`.
+    /// The other clients that have more, with the place of theirs in `rest`.
     started: BinaryHeap<Reverse<(Turn, usize)>>,
     rest: Vec<Peekable<Iter<'a, Costed>>>,
     number: u64,
@@ -378,7 +378,9 @@ mod tests {
             let (client, place, tokens) = rig.entries[id];
             rig.class.take(client, place, tokens, 1);
         }
-        let order: Vec<u64> = std::iter::from_fn(|| rig.take()).map(|it| it.0).collect();
+        let order: Vec<u64> = std::iter::from_fn(|| rig.take())
+            .map(|(client, _)| client)
+            .collect();
         assert_eq!(order, [1, 1, 2]);
     }
 
@@ -453,7 +455,7 @@ mod tests {
             leaves in prop::collection::vec(any::<prop::sample::Index>(), 0..10),
         ) {
             let mut rig = Rig::new();
-            let largest = sizes.iter().map(|it| it.0.max(it.1).max(it.2)).max().unwrap();
+            let largest = sizes.iter().map(|size| size.0.max(size.1).max(size.2)).max().unwrap();
             for (a, b, c) in &sizes {
                 rig.add(1, *a);
                 rig.add(2, *b);
@@ -464,7 +466,7 @@ mod tests {
             for step in 0..taken {
                 if rig.class.clients.len() < 3 { break; }
                 if let Some(index) = leaves.get(step) {
-                    let third: Vec<_> = rig.entries.values().filter(|it| it.0 == ClientKey(3)).collect();
+                    let third: Vec<_> = rig.entries.values().filter(|entry| entry.0 == ClientKey(3)).collect();
                     let (client, place, tokens) = *third[index.index(third.len())];
                     rig.class.remove(client, place, tokens, 1);
                 }

@@ -27,7 +27,7 @@ impl Forecast<'_> {
     pub(super) fn wait(&self, class: usize, client: ClientKey, cost: u64) -> Option<Duration> {
         let rate = self.rate.measured()? * f64::from(self.room.workers.max(1));
         let own = self.classes[class].tokens_before(client, cost) as f64;
-        let higher: u64 = self.classes[..class].iter().map(|it| it.tokens).sum();
+        let higher: u64 = self.classes[..class].iter().map(|class| class.tokens).sum();
         let lower = self.classes.iter().zip(self.floors).skip(class + 1);
         let lower = lower.filter(|(class, _)| !class.is_empty());
         let lower: f64 = lower.map(|(_, floor)| floor.min_share).sum();
@@ -46,7 +46,10 @@ impl Forecast<'_> {
     pub(super) fn retry_after(&self, reason: RefusalReason, class: usize) -> Duration {
         let rate = self.rate.of_worker(self.room.rate);
         let rate = rate * f64::from(self.room.workers.max(1));
-        let higher: u64 = self.classes[..=class].iter().map(|it| it.tokens).sum();
+        let higher: u64 = self.classes[..=class]
+            .iter()
+            .map(|class| class.tokens)
+            .sum();
         let delay = match reason {
             // Until what is too late has been computed.
             RefusalReason::TargetUnreachable { target, expected } => {

@@ -253,7 +253,8 @@ impl<T> Queue<T> {
         left
     }
 
-    /// Those of lower classes than that of `priority`, with clients that wait for them.
+    /// The waiting requests of lower classes than that of `priority`, without background requests: no client waits for
+    /// those.
     pub fn below(&self, priority: i32) -> Vec<Below> {
         let class = self.class_of(priority);
         if self.classes[class + 1..].iter().all(Class::is_empty) {
@@ -295,7 +296,7 @@ impl<T> Queue<T> {
             .collect()
     }
 
-    /// Those who wait.
+    /// The wakers of all waiting requests.
     pub fn wakers(&self) -> impl Iterator<Item = &T> {
         self.entries.values().map(|entry| &entry.waker)
     }

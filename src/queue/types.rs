@@ -102,9 +102,9 @@ pub enum RefusalReason {
 /// Whose setting refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SetBy {
-    /// That of `queue`.
+    /// The setting of `queue`.
     Queue,
-    /// That of a class, by its index in `queue.classes`.
+    /// The setting of a class, by its index in `queue.classes`.
     Class(usize),
 }
 

@@ -39,14 +39,18 @@ impl Relay {
         let Some(limits) = &self.tenants().of(job.context.tenant).limits else {
             return Ok(None);
         };
-        let cached_tokens = match limits.weighs_cached() {
-            true => self.longest_cached(plan),
-            false => 0,
+        let cached_tokens = if limits.weighs_cached() {
+            self.longest_cached(plan)
+        } else {
+            0
         };
         let model = &plan.group.model;
         let request = Request {
             id: job.context.charge,
-            model: job.requested.as_ref().map_or(model, |it| &it.name),
+            model: job
+                .requested
+                .as_ref()
+                .map_or(model, |requested| &requested.name),
             target: model,
             known: match job.api {
                 // Neither computes anything.

@@ -85,7 +85,9 @@ impl Relay {
         let queues = Queues::new(fleet.clone(), prefill_decode.is_some(), registry);
         let queue = queue.map(Arc::new);
         queues.set(queue.as_ref(), models.models());
-        let families = prefill_decode.as_ref().map(|it| it.families.clone());
+        let families = prefill_decode
+            .as_ref()
+            .map(|disaggregation| disaggregation.families.clone());
         Self {
             budget: Arc::new(RetryBudget::new(&settings)),
             quarantine: Arc::new(SharedQuarantine::new(&settings.advanced, registry)),
@@ -148,9 +150,10 @@ impl Relay {
         let queue = queue.map(Arc::new);
         self.queues.set(queue.as_ref(), models.models());
         self.quarantine.set_bounds(&settings.advanced);
-        let budget = match RetryBudget::is_same(&self.settings, &settings) {
-            true => self.budget.clone(),
-            false => Arc::new(RetryBudget::new(&settings)),
+        let budget = if RetryBudget::is_same(&self.settings, &settings) {
+            self.budget.clone()
+        } else {
+            Arc::new(RetryBudget::new(&settings))
         };
         let disaggregation = self.prefill_decode.as_ref();
         Self {
@@ -162,7 +165,7 @@ impl Relay {
             tokens,
             budget,
             quarantine: self.quarantine.clone(),
-            prefill_decode: disaggregation.map(|it| it.successor(prefill_decode)),
+            prefill_decode: disaggregation.map(|former| former.successor(prefill_decode)),
             peers: self.peers.clone(),
             tenants,
             queue,

@@ -89,7 +89,7 @@ impl Relay {
         let split = choice.split.as_ref().map(|prefill| prefill.decision);
         let explanation = self.explain_choice(plan, held, now, decision, split, Some(EACH_END));
         let of_prefill = explanation.disaggregation.iter();
-        let of_prefill = of_prefill.flat_map(|it| &it.workers);
+        let of_prefill = of_prefill.flat_map(|disaggregation| &disaggregation.workers);
         let scores = explanation.workers.iter().chain(of_prefill);
         let longest = scores.map(|score| score.cached_tokens).max();
         let left = job.standing.and_then(StandingCell::read);

@@ -197,9 +197,10 @@ impl Relay {
         let (is_free, _) = self.look_for_room(plan, &FailedWorkers::default(), settings);
         let is_up = self.has_usable_worker(&plan.group.model, observe::now());
         let own_wait = settings.classes[class].max_wait;
-        let (waits_for, max_wait) = match is_up {
-            true => (missing::ROOM, own_wait.unwrap_or(settings.max_wait)),
-            false => (missing::WORKER, settings.no_worker_timeout),
+        let (waits_for, max_wait) = if is_up {
+            (missing::ROOM, own_wait.unwrap_or(settings.max_wait))
+        } else {
+            (missing::WORKER, settings.no_worker_timeout)
         };
         Some(QueueExplained {
             would_wait: !is_free,
@@ -282,7 +283,7 @@ impl Relay {
         let trees = self.caches().board.trees(now, worker.id).into_iter();
         let tree = |state: TreeState| {
             let mut own = depths.iter();
-            let own = own.find(|(it, _)| it.worker == worker.id && it.rank == state.rank);
+            let own = own.find(|(depth, _)| depth.worker == worker.id && depth.rank == state.rank);
             Tree {
                 scores: matches!(state.state, "partial" | "live"),
                 cached: own.map_or_else(Cached::default, |(depth, shape)| {

@@ -140,13 +140,14 @@ impl<'a> Job<'a> {
 
     /// The API that the client used.
     pub(super) fn asked_api(&self) -> Api {
-        match self.is_converted {
-            true => Api::Responses,
-            false => self.api,
+        if self.is_converted {
+            Api::Responses
+        } else {
+            self.api
         }
     }
 
-    /// The same request with the body of a chat completion.
+    /// This request with the body of a chat completion.
     pub(super) fn as_chat(&self, body: Bytes) -> Job<'a> {
         Job {
             api: Api::Chat,

@@ -68,7 +68,7 @@ pub(super) struct Meter {
     listed: Option<Box<ListedIds>>,
     /// When the first token came, and how many there were then. None of a stream that another worker went on with.
     first: Option<(Instant, u64)>,
-    /// Of the request's tenant.
+    /// The entry of the request's tenant.
     entry: Option<UsageEntry>,
     /// Kept only of a request that is traced.
     passed: traced::Passed,
@@ -171,7 +171,7 @@ impl Meter {
                 span.on_first_token(now);
             }
             if let Some(summary) = &self.summary {
-                summary.update(|it| it.time_to_first_token = Some(waited));
+                summary.update(|summary| summary.time_to_first_token = Some(waited));
             }
         }
         if is_first {
@@ -251,10 +251,10 @@ impl Meter {
         self.gaps = None;
         self.series = self.count.model.series().of(running.worker());
         if let Some(summary) = &self.summary {
-            summary.update(|it| {
-                it.worker = Some(running.worker().name.clone());
-                it.attempts += attempts;
-                it.continued += 1;
+            summary.update(|summary| {
+                summary.worker = Some(running.worker().name.clone());
+                summary.attempts += attempts;
+                summary.continued += 1;
             });
         }
         self.running = running;
@@ -304,12 +304,12 @@ impl Meter {
         }
         if let Some(summary) = self.summary.take() {
             let usage = usage.unwrap_or_default();
-            summary.update(|it| {
-                it.outcome = Some(outcome.as_str());
-                it.bytes += self.bytes;
-                it.prompt_tokens += usage.prompt_tokens;
-                it.cached_tokens += usage.cached_tokens;
-                it.generation_tokens += usage.output_tokens;
+            summary.update(|summary| {
+                summary.outcome = Some(outcome.as_str());
+                summary.bytes += self.bytes;
+                summary.prompt_tokens += usage.prompt_tokens;
+                summary.cached_tokens += usage.cached_tokens;
+                summary.generation_tokens += usage.output_tokens;
             });
         }
     }

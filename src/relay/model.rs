@@ -116,7 +116,7 @@ pub(super) struct ModelState {
     pub(super) generation_tokens: IntCounter,
     pub(super) usage: CountersByTenant,
     pub(super) families: Arc<Families>,
-    /// Of all models' workers.
+    /// The evidence about the workers of all models.
     evidence: Arc<SharedEvidence>,
     fleet: Arc<Registry>,
     /// `None` if requests are not disaggregated.
@@ -144,7 +144,7 @@ impl Models {
         }
     }
 
-    /// The same models with other settings.
+    /// The models of the next configuration: its settings, and what outlives a configuration.
     pub(super) fn successor(&self, settings: ModelSettings) -> Self {
         Self {
             settings,
@@ -377,7 +377,7 @@ impl ModelState {
         let snapshot = self.fleet.snapshot();
         snapshot.models.get(&self.name).is_none_or(|group| {
             let workers = group.workers.iter();
-            let open = workers.filter(|it| it.breaker.state() != State::Closed);
+            let open = workers.filter(|worker| worker.breaker.state() != State::Closed);
             (open.count() + 1) * 2 <= group.workers.len()
         })
     }

@@ -80,20 +80,25 @@ impl Relay {
         });
         let sends_ids = model.send_tokens && !peek.is_echo;
         let with_ids = match &found {
-            Some(found) if sends_ids && !found.is_partial() => match group.is_all_sglang() {
-                true => prompt_token_ids::spliced_for_sglang(api, body, &found.ids),
-                false => prompt_token_ids::spliced(api, body, &found.ids),
-            },
+            Some(found) if sends_ids && !found.is_partial() => {
+                if group.is_all_sglang() {
+                    prompt_token_ids::spliced_for_sglang(api, body, &found.ids)
+                } else {
+                    prompt_token_ids::spliced(api, body, &found.ids)
+                }
+            }
             _ => None,
         };
-        let connector = self.prefill_decode().map(|it| it.connector);
+        let connector = self
+            .prefill_decode()
+            .map(|disaggregation| disaggregation.connector);
         let continuation = model.stream_continuation.filter(|_| peek.is_stream);
         let continuation = continuation.map(|settings| {
             let sent = with_ids.as_ref().unwrap_or(body);
             Box::new(match measure.prompt_tokens > settings.max_tokens {
                 true => Err(Refusal::TooLong),
                 // SGLang: no ids of streamed chats, and no decode worker goes on alone.
-                false if connector.is_some_and(|it| !it.decodes_alone()) => {
+                false if connector.is_some_and(|connector| !connector.decodes_alone()) => {
                     Err(Refusal::NoTokenIds)
                 }
                 false => continuation::Request::read(api, sent),
@@ -109,21 +114,21 @@ impl Relay {
         // Rounding must not make the prompt shorter than its blocks.
         let in_blocks = blocks.last().map_or(0, |block| block.end_tokens);
         let prompt_tokens = measure.prompt_tokens.max(in_blocks);
-        let answer_max = match api.generates() {
-            true => u32::try_from(peek.max_tokens.unwrap_or(1)).unwrap_or(u32::MAX),
-            false => 0,
+        let answer_max = if api.generates() {
+            u32::try_from(peek.max_tokens.unwrap_or(1)).unwrap_or(u32::MAX)
+        } else {
+            0
         };
         Ok(Plan {
             api,
             context_tokens: prompt_tokens.saturating_add(answer_max),
             request: routing::Request {
                 prompt_tokens,
-                answer_tokens: match api.generates() {
-                    true => {
-                        let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);
-                        model.answers().mean().min(most)
-                    }
-                    false => 0.0,
+                answer_tokens: if api.generates() {
+                    let most = peek.max_tokens.map_or(f64::INFINITY, |most| most as f64);
+                    model.answers().mean().min(most)
+                } else {
+                    0.0
                 },
                 affinity: model.affinity(headers, peek),
                 prefix_key: routing::prefix_key(&blocks, first_blocks(&peek.prompt)),
@@ -159,7 +164,7 @@ impl Relay {
         self.check_right(tenant, model)?;
         let read =
             || body_edit::read_again(api, body, self.block_bytes(), model.unwrap_or_default());
-        let name = model.and_then(|it| self.names().get(it));
+        let name = model.and_then(|model| self.names().get(model));
         let redirected = name.and_then(|_| self.redirected(headers, &read(), body, observe::now()));
         let (model, body) = match &redirected {
             Some((_, candidate, body)) => (Some(&*candidate.model), body),

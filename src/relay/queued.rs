@@ -168,9 +168,10 @@ impl Relay {
         failed: &FailedWorkers,
         waits: &Waits,
     ) -> (bool, Option<Chosen>) {
-        match waits.grant.is_some() || waits.count >= MAX_WAITS {
-            true => (true, None),
-            false => self.look_for_room(plan, failed, &waits.settings),
+        if waits.grant.is_some() || waits.count >= MAX_WAITS {
+            (true, None)
+        } else {
+            self.look_for_room(plan, failed, &waits.settings)
         }
     }
 
@@ -319,9 +320,9 @@ impl Drop for WaitTime<'_> {
         }
         let waited = self.before + waited;
         if let Some(summary) = &self.job.context.summary {
-            summary.update(|it| {
-                it.queued = Some(waited);
-                it.model.get_or_insert_with(|| self.model.clone());
+            summary.update(|summary| {
+                summary.queued = Some(waited);
+                summary.model.get_or_insert_with(|| self.model.clone());
             });
         }
     }

@@ -61,10 +61,14 @@ impl Relay {
         job: &Job<'_>,
         peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, FailedRequest> {
-        let name = peek.model.as_deref().and_then(|it| self.names().get(it));
-        let asking = match self.needs_usage() {
-            true => usage_option::asking(job.api, &job.body, &peek),
-            false => None,
+        let name = peek
+            .model
+            .as_deref()
+            .and_then(|model| self.names().get(model));
+        let asking = if self.needs_usage() {
+            usage_option::asking(job.api, &job.body, &peek)
+        } else {
+            None
         };
         if let Some(name) = name {
             // Boxed, so that other requests do not carry its state.
@@ -165,7 +169,7 @@ impl Relay {
                 ..*job
             };
             if let Some(summary) = &job.context.summary {
-                summary.update(|it| it.requested_model = Some(name.requested.clone()));
+                summary.update(|summary| summary.requested_model = Some(name.requested.clone()));
             }
             // Read once more only after a failure, or if it points into the body.
             let own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
@@ -216,7 +220,7 @@ impl Relay {
 
     /// The first candidate with a worker that can take requests; if none has, the first.
     fn first_usable(&self, mut candidates: Candidates, now: Instant) -> Candidate {
-        let is_usable = |it: &Candidate| self.has_usable_worker(&it.model, now);
+        let is_usable = |candidate: &Candidate| self.has_usable_worker(&candidate.model, now);
         let usable = candidates.iter().position(is_usable);
         candidates.swap_remove(usable.unwrap_or(0))
     }
@@ -243,9 +247,10 @@ fn edited(
     let model_json = model_json.filter(|_| renames);
     // In a form the name stands without quotes.
     let is_bare = model_json.is_some_and(|json| !json.starts_with('"'));
-    let text = match is_bare {
-        true => model.to_string(),
-        false => serde_json::Value::from(&**model).to_string(),
+    let text = if is_bare {
+        model.to_string()
+    } else {
+        serde_json::Value::from(&**model).to_string()
     };
     let rename = model_json.and_then(|json| Edit::of_value(body, json, text));
     let mut edits: Vec<Edit> = rename.into_iter().chain(more).collect();

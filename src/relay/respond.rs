@@ -69,10 +69,7 @@ impl Relay {
             decision: chosen,
             ..
         } = answer;
-        let wire = match is_converted {
-            true => Api::Chat,
-            false => job.api,
-        };
+        let wire = if is_converted { Api::Chat } else { job.api };
         let exchange::Answer {
             head,
             body,
@@ -128,7 +125,7 @@ impl Relay {
         });
         let limits = stream::Limits {
             idle: self.settings().stream_idle_timeout,
-            keep_alive: Some(self.settings().keep_alive).filter(|it| !it.is_zero()),
+            keep_alive: Some(self.settings().keep_alive).filter(|interval| !interval.is_zero()),
             deadline,
         };
         let summary = job.context.summary.clone();
@@ -228,7 +225,10 @@ impl Relay {
             id: job.context.id,
             response: job.context.response,
             tenant: tenant.clone(),
-            requested: job.requested.as_ref().map(|it| it.name.clone()),
+            requested: job
+                .requested
+                .as_ref()
+                .map(|requested| requested.name.clone()),
             model: model.clone(),
             api: job.asked_api(),
             worker: answer.running.worker().name.clone(),

@@ -61,7 +61,9 @@ pub(super) fn relay(
     continuing: Option<Box<Continuing>>,
     id: RequestId,
 ) -> http::Body {
-    let ids_bytes = continuing.as_ref().map_or(0, |it| it.ids_bytes_max());
+    let ids_bytes = continuing
+        .as_ref()
+        .map_or(0, |continuing| continuing.ids_bytes_max());
     let events = is_events.then(|| Events {
         aligner: Aligner::new(EVENT_BYTES_MAX + ids_bytes),
         // An error that an engine answers as a stream is its own business.
@@ -153,7 +155,7 @@ impl Relayed {
         }
     }
 
-    /// The same for an answer that is changed: metrics count what the client reads.
+    /// Takes data of an answer that is changed; returns what the client gets of it. Metrics count what the client reads.
     fn on_changed_data(&mut self, data: Bytes) -> Bytes {
         let passed = match &mut self.events {
             Some(events) => events.aligner.push(data),
@@ -234,7 +236,10 @@ impl Relayed {
 
     /// Asks another worker to go on. An error if that must not be, or if the answer is complete.
     fn start_next(&mut self, broken: Break) -> Result<(), Break> {
-        let terminator = self.events.as_ref().and_then(|it| it.terminator.as_ref());
+        let terminator = self
+            .events
+            .as_ref()
+            .and_then(|events| events.terminator.as_ref());
         let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end());
         let may_go_on = lacks_end && broken.outcome != Outcome::RequestTimeout;
         let Some(continuing) = self.continuing.as_mut().filter(|_| may_go_on) else {
@@ -269,7 +274,10 @@ impl Relayed {
     fn lost(&mut self, broken: Break) -> Bytes {
         self.source.close();
         self.continuing = None;
-        let terminator = self.events.as_mut().and_then(|it| it.terminator.take());
+        let terminator = self
+            .events
+            .as_mut()
+            .and_then(|events| events.terminator.take());
         let end = terminator.map(|terminator| terminator.error(broken.message));
         self.meter.on_end(observe::now(), broken.outcome);
         info!(id = %self.id, worker = %self.meter.worker().name, reason = broken.message, "answer ended early");
@@ -358,7 +366,10 @@ impl Relayed {
             .events
             .as_mut()
             .and_then(|events| events.terminator.take());
-        if let Some(complete) = terminator.as_ref().filter(|it| it.has_end()) {
+        if let Some(complete) = terminator
+            .as_ref()
+            .filter(|terminator| terminator.has_end())
+        {
             // The stream was complete when the connection broke.
             self.meter.on_end(self.last, complete.outcome());
             return Ok(passed);
@@ -374,7 +385,9 @@ impl Relayed {
 
     /// Whether another worker is asked to go on.
     fn has_next(&self) -> bool {
-        self.continuing.as_ref().is_some_and(|it| it.is_waiting())
+        self.continuing
+            .as_ref()
+            .is_some_and(|continuing| continuing.is_waiting())
     }
 }
 
@@ -404,7 +417,10 @@ impl http_body::Body for Relayed {
         let this = self.get_mut();
         loop {
             if this.source.is_closed() {
-                let waiting = this.continuing.as_mut().filter(|it| it.is_waiting());
+                let waiting = this
+                    .continuing
+                    .as_mut()
+                    .filter(|continuing| continuing.is_waiting());
                 let Some(waiting) = waiting else {
                     return Poll::Ready(None);
                 };
@@ -466,8 +482,11 @@ impl http_body::Body for Relayed {
 impl Drop for Relayed {
     fn drop(&mut self) {
         if !self.source.is_closed() || self.has_next() {
-            let terminator = self.events.as_ref().and_then(|it| it.terminator.as_ref());
-            match terminator.filter(|it| it.has_passed_all()) {
+            let terminator = self
+                .events
+                .as_ref()
+                .and_then(|events| events.terminator.as_ref());
+            match terminator.filter(|terminator| terminator.has_passed_all()) {
                 // The client had all of it, and did not wait for the end of the body.
                 Some(complete) => self.meter.on_end(self.last, complete.outcome()),
                 None => self

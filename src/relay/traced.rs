@@ -48,27 +48,32 @@ pub(super) fn begin_try(
         leg,
     };
     trace.event(now, decided);
-    Some(trace.begin_try(Try {
-        span_id: 0,
-        started: now,
-        ended: None,
-        operation: operation(job.api),
-        api_type: api_type(job.api),
-        model: plan.group.model.clone(),
-        requested_model: job.requested.as_ref().map(|it| it.name.clone()),
-        worker: worker.name.clone(),
-        rank,
-        authority: worker.pool.authority().to_owned(),
-        leg,
-        attempt,
-        decision,
-        request: request_fields(&job.body, plan.is_stream),
-        status: None,
-        error: None,
-        first_token: None,
-        usage: None,
-        response: ResponseFields::default(),
-    }))
+    Some(
+        trace.begin_try(Try {
+            span_id: 0,
+            started: now,
+            ended: None,
+            operation: operation(job.api),
+            api_type: api_type(job.api),
+            model: plan.group.model.clone(),
+            requested_model: job
+                .requested
+                .as_ref()
+                .map(|requested| requested.name.clone()),
+            worker: worker.name.clone(),
+            rank,
+            authority: worker.pool.authority().to_owned(),
+            leg,
+            attempt,
+            decision,
+            request: request_fields(&job.body, plan.is_stream),
+            status: None,
+            error: None,
+            first_token: None,
+            usage: None,
+            response: ResponseFields::default(),
+        }),
+    )
 }
 
 /// The names of the GenAI conventions, and our own for what they do not know.
@@ -209,9 +214,10 @@ pub(super) fn continued(job: &Job<'_>, now: Instant, lost: &Worker, answer_token
 }
 
 fn error_of(status: StatusCode) -> &'static str {
-    match status.is_server_error() {
-        true => "server_error",
-        false => "client_error",
+    if status.is_server_error() {
+        "server_error"
+    } else {
+        "client_error"
     }
 }
 

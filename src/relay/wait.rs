@@ -49,7 +49,7 @@ pub struct Queues {
     fleet: Arc<Registry>,
     /// Room for a prompt is that of prefill workers, where there are any.
     is_disaggregated: bool,
-    /// Those of the newest configuration; `None`: requests do not wait.
+    /// The settings of `queue` in the newest configuration; `None`: requests do not wait.
     settings: ArcSwapOption<Settings>,
     /// Models that the newest configuration names.
     configured: ArcSwap<FxHashSet<Model>>,
@@ -343,9 +343,10 @@ impl Queues {
     /// The workers that compute prompts.
     fn workers_of<'a>(&self, group: &'a Group) -> room::Workers<'a> {
         let prefill = group.prefill();
-        match self.is_disaggregated && !prefill.is_empty() {
-            true => room::Workers::prefill(&group.workers[prefill]),
-            false => Self::decode_workers_of(group),
+        if self.is_disaggregated && !prefill.is_empty() {
+            room::Workers::prefill(&group.workers[prefill])
+        } else {
+            Self::decode_workers_of(group)
         }
     }
 

@@ -35,11 +35,12 @@ impl AllowedTools {
             return Ok(());
         };
         let name = name(&item);
-        match name.is_empty() || self.names.iter().any(|it| *it == name) {
-            true => Ok(()),
-            false => Err(format!(
+        if name.is_empty() || self.names.iter().any(|allowed| *allowed == name) {
+            Ok(())
+        } else {
+            Err(format!(
                 "the model called '{name}', which `tool_choice` does not allow"
-            )),
+            ))
         }
     }
 }

@@ -22,7 +22,7 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) admitted: &'a Admitted,
     /// Filled with what the tenant has left of its limits.
     pub(crate) standing: Option<&'a StandingCell>,
-    /// Of a create over a WebSocket.
+    /// What a create over a WebSocket has besides its body; `None` for any other request.
     pub(crate) turn: Option<&'a TurnContext>,
 }
 
@@ -34,9 +34,9 @@ pub(super) struct EngineCall<'a> {
     /// What the client sent; the same if its SDK sends the request again.
     pub(super) original: &'a [u8],
     pub(super) standing: Option<&'a StandingCell>,
-    /// Of a background response: learns how far the answer has come.
+    /// Learns how far the answer has come, for a background response.
     pub(super) progress: Option<&'a Arc<Progress>>,
-    /// Of a background response of which another replica wrote the beginning.
+    /// The beginning of the answer, for a background response of which another replica wrote it.
     pub(super) resumed: Option<&'a Resumed>,
 }
 

@@ -98,7 +98,10 @@ impl<'a> StateReader<'a> {
             if item.get("type") != Some("\"reasoning\"") {
                 continue;
             }
-            let Some(text) = item.text("encrypted_content").filter(|it| !it.is_empty()) else {
+            let Some(text) = item
+                .text("encrypted_content")
+                .filter(|text| !text.is_empty())
+            else {
                 continue;
             };
             let verified = self.verify(&text)?;
@@ -207,7 +210,9 @@ pub(super) fn joined(lists: &[&[u8]]) -> String {
     let mut out = String::from("[");
     for list in lists {
         let inner = std::str::from_utf8(list).unwrap_or_default().trim();
-        let inner = inner.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+        let inner = inner
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
         let inner = inner.unwrap_or_default().trim();
         if inner.is_empty() {
             continue;

@@ -129,9 +129,10 @@ impl Responses {
         }
         let summary = summary_of(&members)
             .ok_or_else(|| wrong("the model called a tool instead of writing a summary"))?;
-        match summary.trim().is_empty() {
-            true => Err(wrong("the model wrote an empty summary")),
-            false => Ok((summary.trim().to_owned(), outcome.usage)),
+        if summary.trim().is_empty() {
+            Err(wrong("the model wrote an empty summary"))
+        } else {
+            Ok((summary.trim().to_owned(), outcome.usage))
         }
     }
 
@@ -167,7 +168,7 @@ impl Responses {
 }
 
 impl Window {
-    /// Of the items of a conversation.
+    /// The window that these items of a conversation become: the user's messages, and the summary as a message.
     pub(super) fn new<'a>(items: impl Iterator<Item = &'a str>, ids: &Ids, summary: &str) -> Self {
         let mut user_messages = Vec::new();
         for raw in items.filter(|raw| is_user_message(raw)) {

@@ -85,22 +85,22 @@ impl Responses {
             .store
             .update_conversation(key, object.clone().into())
             .await;
-        match updated.map_err(of_store)? {
-            true => Ok(json(object)),
-            false => Err(unknown()),
+        if updated.map_err(of_store)? {
+            Ok(json(object))
+        } else {
+            Err(unknown())
         }
     }
 
     pub(super) async fn delete_conversation(&self, tenant: Tenant, id: &str) -> Answer {
         let deleted = self.store.delete_conversation(key(tenant, id)?).await;
-        match deleted.map_err(of_store)? {
-            true => {
-                let object = "conversation.deleted";
-                Ok(json(format!(
-                    r#"{{"id":"{id}","object":"{object}","deleted":true}}"#
-                )))
-            }
-            false => Err(ApiError::unknown_conversation(id)),
+        if deleted.map_err(of_store)? {
+            let object = "conversation.deleted";
+            Ok(json(format!(
+                r#"{{"id":"{id}","object":"{object}","deleted":true}}"#
+            )))
+        } else {
+            Err(ApiError::unknown_conversation(id))
         }
     }
 

@@ -115,17 +115,16 @@ impl Responses {
         }
         let mut call = request.engine_call();
         call.context.response = Some(prepared.id);
-        let answer = match is_asked {
-            true => {
-                self.ask_truncating(&call, create, input, &prepared.name, salt)
-                    .await?
-            }
-            false => inline_compaction::empty_answer(create.stream),
+        let answer = if is_asked {
+            self.ask_truncating(&call, create, input, &prepared.name, salt)
+                .await?
+        } else {
+            inline_compaction::empty_answer(create.stream)
         };
 
         let (mut head, engine) = answer.into_parts();
         let served_by = head.extensions.get::<ServedBy>();
-        finisher.worker = served_by.map(|it| it.0.clone());
+        finisher.worker = served_by.map(|worker| worker.0.clone());
         finisher.conversation = lock.take();
         let is_degraded = create.store && !is_stored;
         let signer = self.state_signer(create, reader, &prepared.name);

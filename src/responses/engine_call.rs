@@ -43,7 +43,7 @@ impl Responses {
         chat::chat_body(native, &self.settings.chat, loss, &|model| {
             let model = self.relay.names().canonical(model);
             self.relay
-                .refuses_later_system(Some(model).filter(|it| !it.is_empty()))
+                .refuses_later_system(Some(model).filter(|name| !name.is_empty()))
         })
     }
 }
@@ -95,9 +95,10 @@ impl Responses {
             mark_tools_left_out(&mut head.headers, &tools.left_out);
         }
         let bytes_max = self.event_options().bytes_max;
-        let body = match tools.is_streamed {
-            true => chat::native_body(engine, tools, bytes_max, written).await?,
-            false => http::full(chat::native_whole(engine, tools, bytes_max).await?),
+        let body = if tools.is_streamed {
+            chat::native_body(engine, tools, bytes_max, written).await?
+        } else {
+            http::full(chat::native_whole(engine, tools, bytes_max).await?)
         };
         Ok(Response::from_parts(head, body))
     }
@@ -130,9 +131,10 @@ impl Responses {
         let is_of_chat = answer.extensions().get::<AnsweredAsChat>().is_some();
         let body = collect(answer.into_body(), ERROR_BYTES_MAX).await;
         let body = body.unwrap_or_default();
-        let mut error = match is_of_chat {
-            true => engine_error::of_chat(status, &body),
-            false => engine_error::of_engine(status, &body),
+        let mut error = if is_of_chat {
+            engine_error::of_chat(status, &body)
+        } else {
+            engine_error::of_engine(status, &body)
         };
         error.set_retry_after(retry_after);
         Err(error)

@@ -42,7 +42,9 @@ fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiE
     let text = std::str::from_utf8(body).unwrap_or_default();
     let body = Members::parse(text).unwrap_or_default();
     // FastAPI's own errors have `detail`; older engines do not wrap the error in `error`.
-    let error = body.get("error").and_then(|it| Members::parse(it).ok());
+    let error = body
+        .get("error")
+        .and_then(|error| Members::parse(error).ok());
     let error = error.unwrap_or(body);
     let message = error.text("message").or_else(|| error.text("detail"));
     let message = message.map_or_else(
@@ -56,7 +58,7 @@ fn of_members(status: StatusCode, body: &[u8], rename: fn(&str) -> &str) -> ApiE
         // SGLang's words.
         "longer than the model's context length",
     ];
-    let is_too_long = too_long.iter().any(|it| message.contains(it));
+    let is_too_long = too_long.iter().any(|phrase| message.contains(phrase));
     let (code, param) = match status {
         StatusCode::BAD_REQUEST if is_too_long => (TOO_LONG, "input"),
         StatusCode::NOT_FOUND if param == "model" => ("model_not_found", "model"),

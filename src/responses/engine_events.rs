@@ -87,9 +87,10 @@ impl EngineEvents {
                         return Ok(());
                     }
                 }
-                return match decoder.overflowed() {
-                    true => Err(TooLong),
-                    false => Ok(()),
+                return if decoder.overflowed() {
+                    Err(TooLong)
+                } else {
+                    Ok(())
                 };
             }
         };

@@ -271,7 +271,7 @@ impl EngineInput {
             return Ok(());
         }
         let encrypted = item.members.text("encrypted_content");
-        if let Some(encrypted) = encrypted.filter(|it| !it.is_empty()) {
+        if let Some(encrypted) = encrypted.filter(|text| !text.is_empty()) {
             return Err(ApiError::unreadable_content(&encrypted));
         }
         if let Some(text) = text_of("summary") {

@@ -34,7 +34,7 @@ pub(super) struct EventRewriter {
     /// `None` once the stream has ended.
     engine_events: Option<EngineEvents>,
     stream: StreamState,
-    /// Of the last event, if it was a delta.
+    /// The shape of the last event, if it was a delta.
     shape: Option<DeltaShape>,
 }
 

@@ -207,9 +207,10 @@ impl Finisher {
             let lists: Vec<&[u8]> = lists.iter().map(|list| &**list).collect();
             signer.state_item(&ids, index, &joined(&lists))
         };
-        match bytes < LARGE_BYTES {
-            true => sign(),
-            false => self.responses.offload.run(sign).await.flatten(),
+        if bytes < LARGE_BYTES {
+            sign()
+        } else {
+            self.responses.offload.run(sign).await.flatten()
         }
     }
 

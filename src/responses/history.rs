@@ -177,7 +177,8 @@ impl Responses {
         input: Option<&str>,
         context: &InputContext<'_>,
     ) -> Result<NewInput, ApiError> {
-        let is_large = |it: &&str| it.len() >= LARGE_BYTES && it.contains(state_token::PREFIX);
+        let is_large =
+            |text: &&str| text.len() >= LARGE_BYTES && text.contains(state_token::PREFIX);
         let Some(input) = input.filter(is_large) else {
             return NewInput::read(input, context);
         };
@@ -259,12 +260,11 @@ impl Responses {
 
     fn too_long(&self, turns: usize, bytes: u64) -> ApiError {
         let turns_max = self.settings.advanced.max_history_turns;
-        match turns as u64 > turns_max {
-            true => ApiError::too_many_turns(turns_max),
-            false => {
-                debug_assert!(bytes > 0);
-                ApiError::too_long_history("bytes", self.settings.advanced.max_history_size)
-            }
+        if turns as u64 > turns_max {
+            ApiError::too_many_turns(turns_max)
+        } else {
+            debug_assert!(bytes > 0);
+            ApiError::too_long_history("bytes", self.settings.advanced.max_history_size)
         }
     }
 
@@ -389,9 +389,10 @@ async fn first<T>(reads: &mut Vec<StoreFuture<'_, T>>) -> Option<Result<T, store
                 return Poll::Ready(Some(result));
             }
         }
-        match reads.is_empty() {
-            true => Poll::Ready(None),
-            false => Poll::Pending,
+        if reads.is_empty() {
+            Poll::Ready(None)
+        } else {
+            Poll::Pending
         }
     })
     .await

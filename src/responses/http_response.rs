@@ -29,9 +29,10 @@ pub(super) fn set_body_headers(headers: &mut HeaderMap, is_stream: bool) {
     headers.remove(header::CONTENT_LENGTH);
     headers.remove(header::CONTENT_ENCODING);
     headers.remove(header::ETAG);
-    let kind = match is_stream {
-        true => "text/event-stream; charset=utf-8",
-        false => "application/json",
+    let kind = if is_stream {
+        "text/event-stream; charset=utf-8"
+    } else {
+        "application/json"
     };
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     if is_stream {

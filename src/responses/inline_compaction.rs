@@ -128,9 +128,10 @@ fn divided(prepared: &PreparedResponse, at: CompactAt) -> Divided<'_> {
 
 /// The answer of a response that only compacts, as an engine would give it.
 pub(super) fn empty_answer(is_stream: bool) -> Response<http::Body> {
-    let body: &'static [u8] = match is_stream {
-        false => br#"{"status":"completed","output":[]}"#,
-        true => b"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"output\":[]}}\n\n",
+    let body: &'static [u8] = if is_stream {
+        b"event: response.completed\ndata: {\"type\":\"response.completed\",\"response\":{\"status\":\"completed\",\"output\":[]}}\n\n"
+    } else {
+        br#"{"status":"completed","output":[]}"#
     };
     Response::new(http::full(Bytes::from_static(body)))
 }

@@ -186,7 +186,7 @@ pub(super) fn first_of(lists: &[Bytes], ids: &HashSet<String>) -> Option<String>
 /// The ids in the `item_reference`s of an input.
 pub(super) fn references(input: Option<&str>) -> HashSet<String> {
     // A string has none.
-    let Some(input) = input.filter(|it| it.starts_with('[')) else {
+    let Some(input) = input.filter(|raw| raw.starts_with('[')) else {
         return HashSet::new();
     };
     let items = members::list(input).unwrap_or_default();
@@ -212,7 +212,7 @@ pub(super) fn collect(list: &[u8], wanted: &HashSet<String>, found: &mut Referen
         return;
     };
     for raw in items {
-        let id = Members::parse(raw).ok().and_then(|it| it.text("id"));
+        let id = Members::parse(raw).ok().and_then(|item| item.text("id"));
         if let Some(id) = id.filter(|id| wanted.contains(&**id)) {
             found.insert(id.into_owned(), raw.to_owned());
         }

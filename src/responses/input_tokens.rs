@@ -100,7 +100,7 @@ impl Responses {
         std::str::from_utf8(&rendered)
             .ok()
             .and_then(|text| Members::parse(text).ok())
-            .and_then(|it| members::list(it.get("token_ids")?).map(|ids| ids.len()))
+            .and_then(|answer| members::list(answer.get("token_ids")?).map(|ids| ids.len()))
             .ok_or_else(|| {
                 ApiError::invalid_engine_response("the engine's answer contains no token ids")
             })

@@ -73,15 +73,16 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_json_is_split_as_by_a_parser(values in proptest::collection::vec(value(), 0..5), is_pretty: bool) {
-            let text = match is_pretty {
-                true => serde_json::to_string_pretty(&values),
-                false => serde_json::to_string(&values),
+            let text = if is_pretty {
+                serde_json::to_string_pretty(&values)
+            } else {
+                serde_json::to_string(&values)
             };
             let text = text.unwrap();
             prop_assert_eq!(all(objects(&text)), all(members::objects(&text)));
             prop_assert_eq!(list(&text), members::list(&text));
             for value in list(&text).unwrap() {
-                let one = |object: serde_json::Result<_>| all(object.ok().map(|it| vec![it]));
+                let one = |object: serde_json::Result<_>| all(object.ok().map(|members| vec![members]));
                 prop_assert_eq!(one(object(value)), one(Members::parse(value)));
             }
         }
@@ -93,9 +94,10 @@ mod tests {
             changes in proptest::collection::vec((any::<proptest::sample::Index>(), "[\\[\\]{}\",:\\\\ a10\u{1}n.eE+u-]{0,2}"), 0..3),
         ) {
             let object: Value = values.into_iter().collect();
-            let text = match is_pretty {
-                true => serde_json::to_string_pretty(&object),
-                false => serde_json::to_string(&object),
+            let text = if is_pretty {
+                serde_json::to_string_pretty(&object)
+            } else {
+                serde_json::to_string(&object)
             };
             let mut text: Vec<char> = text.unwrap().chars().collect();
             for (at, other) in changes {
@@ -103,7 +105,7 @@ mod tests {
                 text.splice(at..(at + 1).min(text.len()), other.chars());
             }
             let text: String = text.into_iter().collect();
-            let one = |object: serde_json::Result<_>| all(object.ok().map(|it| vec![it]));
+            let one = |object: serde_json::Result<_>| all(object.ok().map(|members| vec![members]));
             prop_assert_eq!(one(Members::parse(&text)), one(serde_json::from_str(&text)));
         }
 
@@ -122,7 +124,9 @@ mod tests {
                 for behind in [0, 1, 7, 40] {
                     let (before, after) = ("a".repeat(length), "b".repeat(behind));
                     let text = format!("{{\"{before}\": \"{before}{odd}{after}\", \"x\":1}}");
-                    let one = |object: serde_json::Result<_>| all(object.ok().map(|it| vec![it]));
+                    let one = |object: serde_json::Result<_>| {
+                        all(object.ok().map(|members| vec![members]))
+                    };
                     assert_eq!(
                         one(Members::parse(&text)),
                         one(serde_json::from_str(&text)),

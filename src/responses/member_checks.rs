@@ -33,9 +33,10 @@ pub(super) fn check(all: &Members<'_>) -> Result<(), ApiError> {
     }
     let unsupported = |object: &str, name: &str, why: &str| {
         let has = all.get(object).and_then(|raw| Members::parse(raw).ok());
-        match has.is_some_and(|it| it.get(name).is_some()) {
-            true => Err(ApiError::unsupported(&format!("{object}.{name}"), why)),
-            false => Ok(()),
+        if has.is_some_and(|members| members.get(name).is_some()) {
+            Err(ApiError::unsupported(&format!("{object}.{name}"), why))
+        } else {
+            Ok(())
         }
     };
     unsupported(

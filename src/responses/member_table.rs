@@ -31,7 +31,7 @@ pub(super) enum Shown {
     Otherwise,
     /// As the client wrote it; this if it did not.
     Or(&'static str),
-    /// The same, if it is a number.
+    /// As the client wrote it, if that is a number; this if it is not.
     NumberOr(&'static str),
     /// As the client wrote it, if it did.
     IfGiven,

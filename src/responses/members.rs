@@ -68,7 +68,9 @@ impl<'a> Members<'a> {
 
     fn find(&self, name: &str) -> Option<&'a str> {
         let found = self.all.iter().rev().find(|(key, _)| key == name);
-        found.map(|(_, value)| *value).filter(|it| *it != "null")
+        found
+            .map(|(_, value)| *value)
+            .filter(|value| *value != "null")
     }
 
     /// The value of a member that is a string.
@@ -103,7 +105,7 @@ impl<'a> Members<'a> {
 /// Room for the members of an object that has more than a few.
 const MANY: usize = 26;
 
-/// The same bit for equal names.
+/// The bit that stands for a name in a set of names: equal names have the same one, and different names may share one.
 #[inline]
 fn name_bit(name: &str) -> u64 {
     let ends = match name.as_bytes() {
@@ -154,7 +156,9 @@ pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
 
 /// The characters of a JSON string; `None` if it is not a string.
 pub(super) fn text(raw: &str) -> Option<Cow<'_, str>> {
-    if let Some(short) = escaped(raw).filter(|it| it.len() <= 64 && is_plain(it.as_bytes())) {
+    if let Some(short) =
+        escaped(raw).filter(|short| short.len() <= 64 && is_plain(short.as_bytes()))
+    {
         return Some(Cow::Borrowed(short));
     }
     let Text(text) = serde_json::from_str(raw).ok()?;

@@ -73,16 +73,16 @@ impl Usage {
     pub(super) fn plus(&self, more: &Self) -> Self {
         let sum = |of: fn(&Self) -> u64| of(self).saturating_add(of(more));
         Self {
-            input_tokens: sum(|it| it.input_tokens),
+            input_tokens: sum(|usage| usage.input_tokens),
             input_tokens_details: InputDetails {
-                cached_tokens: sum(|it| it.input_tokens_details.cached_tokens),
-                cache_write_tokens: sum(|it| it.input_tokens_details.cache_write_tokens),
+                cached_tokens: sum(|usage| usage.input_tokens_details.cached_tokens),
+                cache_write_tokens: sum(|usage| usage.input_tokens_details.cache_write_tokens),
             },
-            output_tokens: sum(|it| it.output_tokens),
+            output_tokens: sum(|usage| usage.output_tokens),
             output_tokens_details: OutputDetails {
-                reasoning_tokens: sum(|it| it.output_tokens_details.reasoning_tokens),
+                reasoning_tokens: sum(|usage| usage.output_tokens_details.reasoning_tokens),
             },
-            total_tokens: sum(|it| it.total_tokens),
+            total_tokens: sum(|usage| usage.total_tokens),
         }
     }
 

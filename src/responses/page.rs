@@ -150,7 +150,7 @@ mod tests {
 
     fn items(count: usize) -> Vec<u8> {
         let items: Vec<Value> = (0..count)
-            .map(|it| json!({"id": format!("i{it}")}))
+            .map(|number| json!({"id": format!("i{number}")}))
             .collect();
         Value::from(items).to_string().into_bytes()
     }

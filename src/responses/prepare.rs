@@ -23,7 +23,7 @@ pub(super) struct PreparedResponse {
     pub(super) id: ResponseId,
     /// The id as text.
     pub(super) name: String,
-    /// Of its items.
+    /// Assigns the ids of the response's items.
     pub(super) ids: Ids,
     pub(super) history: History,
     pub(super) new_input: NewInput,
@@ -112,7 +112,10 @@ impl Responses {
         Ok(PreparedResponse {
             id,
             previous: previous.map(ResponseId::to_string),
-            conversation: history.conversation.as_ref().map(|it| it.id.to_string()),
+            conversation: history
+                .conversation
+                .as_ref()
+                .map(|conversation| conversation.id.to_string()),
             name,
             ids,
             history,
@@ -204,9 +207,10 @@ impl Responses {
         let max = self.settings.store.retention.max_record;
         let is_too_large = (has_record && record as u64 > max)
             || (history.conversation.is_some() && whole as u64 > max);
-        match is_too_large {
-            true => Err(ApiError::too_large_to_store(max)),
-            false => Ok(()),
+        if is_too_large {
+            Err(ApiError::too_large_to_store(max))
+        } else {
+            Ok(())
         }
     }
 

@@ -248,9 +248,10 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
     /// Longer than any id of the router or of OpenAI.
     const LENGTH_MAX: usize = 256;
     let is_valid = (1..=LENGTH_MAX).contains(&id.len()) && id.bytes().all(is_id_byte);
-    match is_valid {
-        true => Ok(id),
-        false => Err(ApiError::malformed_id(param, &id)),
+    if is_valid {
+        Ok(id)
+    } else {
+        Err(ApiError::malformed_id(param, &id))
     }
 }
 
@@ -258,7 +259,7 @@ pub(super) fn id<'a>(param: &str, id: Cow<'a, str>) -> Result<Cow<'a, str>, ApiE
 const FETCHED: usize = 32;
 
 thread_local! {
-    /// Those that were not used yet.
+    /// Random bits that were fetched and not used yet.
     static UNUSED: RefCell<Vec<u128>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -529,7 +530,9 @@ mod tests {
     fn metadata_is_limited() {
         let metadata = |pairs: String| with(&format!(r#""metadata":{{{pairs}}}"#));
         let pairs = |count: usize| {
-            let pairs: Vec<String> = (0..count).map(|it| format!(r#""k{it}":"v""#)).collect();
+            let pairs: Vec<String> = (0..count)
+                .map(|number| format!(r#""k{number}":"v""#))
+                .collect();
             pairs.join(",")
         };
         check(&metadata(pairs(16)), "");

@@ -33,7 +33,7 @@ pub struct Responses {
     pub(super) background: Arc<Background>,
     /// Signs and verifies large state tokens. Each request has at most one job waiting here.
     pub(super) offload: Arc<OffloadThread>,
-    /// That of the latest configuration, for background runs that no request of this one starts.
+    /// The service of the latest configuration, for background runs that no request to this one starts.
     latest: Arc<ArcSwap<Weak<Self>>>,
 }
 

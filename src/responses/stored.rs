@@ -156,7 +156,7 @@ fn key(tenant: Tenant, id: &str) -> Result<ResponseKey, ApiError> {
 fn is_compaction(record: &Record) -> bool {
     let text = std::str::from_utf8(&record.content.response).ok();
     let members = text.and_then(|text| Members::parse(text).ok());
-    members.is_some_and(|it| it.text("object").as_deref() == Some(compact::OBJECT))
+    members.is_some_and(|members| members.text("object").as_deref() == Some(compact::OBJECT))
 }
 
 /// The Response object of a record.

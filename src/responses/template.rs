@@ -106,7 +106,7 @@ impl ResponseTemplate {
             "background",
             if create.background { "true" } else { "false" },
         );
-        let tier = of("service_tier").filter(|it| it.starts_with('"') && *it != "\"auto\"");
+        let tier = of("service_tier").filter(|tier| tier.starts_with('"') && *tier != "\"auto\"");
         put(&mut tail, "service_tier", tier.unwrap_or("\"default\""));
         // The client's values are copied as written, and an event's data must be one line.
         for part in [&mut head, &mut tail] {
@@ -223,7 +223,7 @@ fn put_optional(out: &mut Vec<u8>, text: Option<&str>) {
 }
 
 fn number(raw: Option<&str>) -> Option<&str> {
-    raw.filter(|it| it.starts_with(|first: char| first == '-' || first.is_ascii_digit()))
+    raw.filter(|text| text.starts_with(|first: char| first == '-' || first.is_ascii_digit()))
 }
 
 /// Writes an object, with defaults for the members that it lacks.
@@ -292,8 +292,8 @@ fn put_format(out: &mut Vec<u8>, raw: Option<&str>) {
     match members.get("format") {
         None => out.extend_from_slice(br#"{"type":"text"}"#),
         Some(format) => {
-            let is_schema =
-                Members::parse(format).is_ok_and(|it| it.get("type") == Some("\"json_schema\""));
+            let is_schema = Members::parse(format)
+                .is_ok_and(|format| format.get("type") == Some("\"json_schema\""));
             if is_schema {
                 put_with(
                     out,

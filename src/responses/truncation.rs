@@ -149,7 +149,7 @@ mod tests {
             prop_assert_eq!(user(&after), user(&before));
             for item in &before {
                 let call = &item["call_id"];
-                let of_call = |items: &[Value]| items.iter().filter(|it| it["call_id"] == *call).count();
+                let of_call = |items: &[Value]| items.iter().filter(|other| other["call_id"] == *call).count();
                 let (left, all) = (of_call(&after), of_call(&before));
                 prop_assert!(call.is_null() || left == 0 || left == all, "torn: {call}");
             }

@@ -160,7 +160,7 @@ mod tests {
         #[test]
         fn only_full_workers_are_passed_over(requests in proptest::collection::vec(0u32..60, 1..20), key in any::<u64>()) {
             let view = listed(&requests);
-            let total: u64 = requests.iter().map(|it| u64::from(*it)).sum();
+            let total: u64 = requests.iter().map(|count| u64::from(*count)).sum();
             let full = capacity(1.25, total, requests.len());
             let (chosen, _) = name_of(&view, key).unwrap();
             let order = rendezvous::order(key, (0..view.len()).map(|index| (index, view.identity(index))));

@@ -108,7 +108,7 @@ struct Chooser<'a, P, D, F> {
     min_remote_tokens: u32,
     routing: &'a super::Settings,
     request: &'a Request,
-    /// Of the prefill leg.
+    /// The request of the prefill leg.
     leg: &'a Request,
     costs: Costs<'a>,
     prefill: &'a P,

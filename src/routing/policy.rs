@@ -203,11 +203,11 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         let is_better = |best: &Candidate| candidate.is_better_than(best);
         if self.best.as_ref().is_none_or(is_better) {
             // While another worker may have a longer prefix, the sample must be searched: the reason depends on it.
-            self.max_competitive_cost = match candidate.new_tokens <= self.min_new_tokens_elsewhere
-            {
+            self.max_competitive_cost = if candidate.new_tokens <= self.min_new_tokens_elsewhere {
                 // Rounding must not rule out one that costs the same.
-                true => candidate.cost * (1.0 + 1e-9),
-                false => f64::INFINITY,
+                candidate.cost * (1.0 + 1e-9)
+            } else {
+                f64::INFINITY
             };
             self.best = Some(candidate);
         }

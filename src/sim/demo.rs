@@ -268,9 +268,10 @@ fn check_failures(outcomes: &[Outcome], requests: u64) -> io::Result<()> {
             format!("{name}: {failed} of {requests} requests failed, {unsent} were not sent because of that: {reasons}")
         })
         .collect();
-    match failures.is_empty() {
-        true => Ok(()),
-        false => Err(io::Error::other(failures.join("\n"))),
+    if failures.is_empty() {
+        Ok(())
+    } else {
+        Err(io::Error::other(failures.join("\n")))
     }
 }
 

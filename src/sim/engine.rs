@@ -24,9 +24,9 @@ pub struct Engine {
     settings: Settings,
     cache: Cache,
     waiting: VecDeque<Sequence>,
-    /// Those of them for which the step that runs had no room.
+    /// Waiting requests for which the step that runs had no room.
     left_waiting: usize,
-    /// In the order of admission; the last one is preempted first.
+    /// Running requests in the order of admission; the last one is preempted first.
     running: Vec<Running>,
     /// Blocks of finished requests, for decode engines to fetch.
     kept: KeptBlocks,
@@ -83,9 +83,13 @@ impl Engine {
 
     /// Removes a request and frees its blocks. False if it has finished. The current step does not get shorter.
     pub fn cancel(&mut self, key: RequestKey) -> bool {
-        if let Some(at) = self.waiting.iter().position(|it| it.key == key) {
+        if let Some(at) = self.waiting.iter().position(|sequence| sequence.key == key) {
             self.waiting.remove(at);
-        } else if let Some(at) = self.running.iter().position(|it| it.sequence.key == key) {
+        } else if let Some(at) = self
+            .running
+            .iter()
+            .position(|running| running.sequence.key == key)
+        {
             let running = self.running.remove(at);
             self.cache.release(running.path);
         } else {

@@ -19,9 +19,10 @@ impl Bars {
     /// Writes a line above the bars.
     pub(super) fn write_line(&self, line: &str) {
         // Standard error may be closed.
-        let _ = match std::io::stderr().is_terminal() {
-            true => self.0.println(line),
-            false => writeln!(std::io::stderr(), "{line}"),
+        let _ = if std::io::stderr().is_terminal() {
+            self.0.println(line)
+        } else {
+            writeln!(std::io::stderr(), "{line}")
         };
     }
 

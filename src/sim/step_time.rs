@@ -63,7 +63,7 @@ impl StepTimes {
         }
     }
 
-    /// With steps and answers that take this many times as long.
+    /// These times, with steps and answers that take this many times as long.
     pub fn with_slower_answers(self, factor: f64) -> Self {
         let scaled = |time: Picoseconds| (time as f64 * factor).round() as u128;
         Self {
@@ -87,7 +87,7 @@ impl StepTimes {
             + self.prompt_token * u128::from(batch.prompt_tokens)
     }
 
-    /// In seconds: of a step; more for each answer; more for each token of their contexts; of a prompt token.
+    /// The times in seconds: of a step; more for each answer; more for each token of their contexts; of a prompt token.
     pub fn seconds(&self) -> [f64; 4] {
         [
             self.step,
@@ -118,12 +118,13 @@ pub fn duration(time: Picoseconds) -> Duration {
     Duration::new(seconds, (nanos % 1_000_000_000) as u32)
 }
 
-/// At most a minute.
+/// Reads a duration of at most a minute.
 fn parse_step_part(text: &str) -> Result<Duration, String> {
     let duration = crate::units::parse_duration(text)?;
-    match duration <= Duration::from_mins(1) {
-        true => Ok(duration),
-        false => Err("expected at most `1m`".to_owned()),
+    if duration <= Duration::from_mins(1) {
+        Ok(duration)
+    } else {
+        Err("expected at most `1m`".to_owned())
     }
 }
 

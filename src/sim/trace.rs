@@ -142,7 +142,7 @@ fn parse(line: &[u8], block_tokens: NonZeroU32) -> Result<Entry, String> {
     })
 }
 
-/// Without the line number, which is always 1 because the parser sees one line only.
+/// The text of the error without the line number, which is always 1 because the parser sees one line only.
 fn without_line(error: &serde_json::Error) -> String {
     let text = error.to_string();
     match text.rsplit_once(" at line ") {

@@ -58,9 +58,10 @@ impl Packed {
                 bulk::decompress(&self.bytes, plain_bytes).map_err(|_| RejectReason::Unreadable)?
             }
         };
-        match plain.len() == plain_bytes {
-            true => Ok(plain),
-            false => Err(RejectReason::Unreadable),
+        if plain.len() == plain_bytes {
+            Ok(plain)
+        } else {
+            Err(RejectReason::Unreadable)
         }
     }
 }

@@ -61,9 +61,10 @@ impl KeyRing {
 
     fn check_plain_size(&self, plain_bytes: usize) -> Result<(), TooLarge> {
         let max = self.settings.max_plain_size;
-        match plain_bytes as u64 > max {
-            true => Err(TooLarge::Items { max }),
-            false => Ok(()),
+        if plain_bytes as u64 > max {
+            Err(TooLarge::Items { max })
+        } else {
+            Ok(())
         }
     }
 
@@ -104,9 +105,10 @@ impl KeyRing {
             exp: now_s.saturating_add(self.settings.expiry.as_secs()),
             z: packed.compression,
             n: content.items.len() as u64,
-            enc: match self.settings.encrypt {
-                true => Encryption::XChaCha20Poly1305,
-                false => Encryption::None,
+            enc: if self.settings.encrypt {
+                Encryption::XChaCha20Poly1305
+            } else {
+                Encryption::None
             },
         };
         let encryption = header.enc;
@@ -119,9 +121,10 @@ impl KeyRing {
         };
         let text = self.sign(tenant, &header, &body);
         let max = self.settings.max_size;
-        match text.len() as u64 > max {
-            true => Err(TooLarge::Text { max }),
-            false => Ok(text),
+        if text.len() as u64 > max {
+            Err(TooLarge::Text { max })
+        } else {
+            Ok(text)
         }
     }
 

@@ -86,9 +86,10 @@ impl Settings {
             let message = format!("has {} keys; up to {MAX_KEYS} are used", self.keys.len());
             problems.push(("keys".to_owned(), message));
         }
-        match problems.is_empty() {
-            true => Ok(keys),
-            false => Err(problems),
+        if problems.is_empty() {
+            Ok(keys)
+        } else {
+            Err(problems)
         }
     }
 }

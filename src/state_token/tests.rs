@@ -104,7 +104,11 @@ fn the_holder_of_a_token_cannot_read_it_unless_it_is_only_signed() {
     let encrypted = encrypting
         .issue(NOW, Tenant::default(), &turn(items))
         .unwrap();
-    let shows = |word: &[u8]| body(&encrypted).windows(word.len()).any(|it| it == word);
+    let shows = |word: &[u8]| {
+        body(&encrypted)
+            .windows(word.len())
+            .any(|window| window == word)
+    };
     assert!(!shows(b"secret") && !shows(b"text"));
     // Each router reads both.
     for key_ring in [&signing, &encrypting] {
@@ -282,7 +286,7 @@ fn invalid_content_with_a_good_signature_is_rejected() {
         );
     }
     assert_eq!(
-        open(&header(&|it| it["n"] = u64::MAX.into()), b"[]"),
+        open(&header(&|header| header["n"] = u64::MAX.into()), b"[]"),
         Err(RejectReason::TooLarge)
     );
     assert_eq!(open(b"", b""), Err(RejectReason::Unreadable));

@@ -71,7 +71,7 @@ impl PutOutcome {
 pub struct Commit {
     /// Has the root and the tenant of the response.
     pub conversation: ConversationKey,
-    /// Of the lock, which this ends.
+    /// The token of the lock, which this ends.
     pub token: IdempotencyToken,
     pub items: Vec<Item>,
 }

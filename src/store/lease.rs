@@ -267,10 +267,13 @@ mod tests {
                         }
                         Step::Wait
                     }
-                    Event::Answer => match std::mem::take(&mut one.is_renewed) {
-                        true => one.lease.on_heartbeat(now),
-                        false => Step::Wait,
-                    },
+                    Event::Answer => {
+                        if std::mem::take(&mut one.is_renewed) {
+                            one.lease.on_heartbeat(now)
+                        } else {
+                            Step::Wait
+                        }
+                    }
                     Event::Fail => {
                         // The heartbeat may still reach the store, but its reply is ignored.
                         one.is_renewed = false;

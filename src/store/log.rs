@@ -29,7 +29,7 @@ impl EventBatch {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoggedEvents {
     pub status: Status,
-    /// Of the run that may write to the log now.
+    /// The fencing number of the run that may write to the log now.
     pub fencing_number: u64,
     /// In order. The first batch may contain events from before the requested number.
     pub batches: Vec<EventBatch>,
@@ -95,9 +95,10 @@ impl Log {
             self.bytes -= dropped.size();
             self.overflowed = true;
         }
-        match self.overflowed {
-            true => Append::Overflow,
-            false => Append::Done,
+        if self.overflowed {
+            Append::Overflow
+        } else {
+            Append::Done
         }
     }
 

@@ -56,7 +56,7 @@ pub struct NewRecord {
     pub hint: RoutingHint,
     /// JSON array of this request's own input items.
     pub input: Bytes,
-    /// Of a finished response; or what clients see while it runs.
+    /// The content of a finished response; or what clients see while it runs.
     pub content: Content,
     pub initial: InitialState,
 }

@@ -97,7 +97,7 @@ mod tests {
     fn a_traceparent_that_is_not_valid_is_none() {
         let check = |text: &str, expected: Option<bool>| {
             let found = TraceContext::parse(text.as_bytes());
-            assert_eq!(found.map(|it| it.is_sampled), expected, "{text}");
+            assert_eq!(found.map(|context| context.is_sampled), expected, "{text}");
         };
         check(&format!("00-{TRACE}-00f067aa0ba902b7-01"), Some(true));
         check(&format!("00-{TRACE}-00f067aa0ba902b7-00"), Some(false));

@@ -189,7 +189,11 @@ fn protocol(settings: &Settings, environment: &mut Environment<'_>) -> Protocol 
 fn sampler(ratio: f64, environment: &mut Environment<'_>) -> Sampler {
     const NAME: &str = "OTEL_TRACES_SAMPLER";
     let argument = |environment: &mut Environment<'_>| {
-        let parse = |text: &str| text.parse().ok().filter(|it| (0.0..=1.0).contains(it));
+        let parse = |text: &str| {
+            text.parse()
+                .ok()
+                .filter(|ratio| (0.0..=1.0).contains(ratio))
+        };
         let ratio = environment.parsed("OTEL_TRACES_SAMPLER_ARG", "a number from 0 to 1", parse);
         ratio.unwrap_or(1.0)
     };
@@ -242,7 +246,9 @@ fn endpoint(url: &str, protocol: Protocol) -> Result<(Endpoint, bool), String> {
         .host()
         .filter(|host| !host.is_empty())
         .ok_or_else(wrong)?;
-    let has_user = uri.authority().is_some_and(|it| it.as_str().contains('@'));
+    let has_user = uri
+        .authority()
+        .is_some_and(|authority| authority.as_str().contains('@'));
     if has_user || uri.query().is_some() {
         return Err(wrong());
     }
@@ -272,13 +278,12 @@ fn of_environment(
     environment: &Environment<'_>,
 ) -> Result<(Endpoint, bool), String> {
     // gRPC's targets often stand without a scheme.
-    let url = match url.contains("://") {
-        true => url.to_owned(),
-        false => {
-            let insecure = environment.of_exporter("INSECURE");
-            let is_secure = insecure.is_some_and(|(_, text)| text.eq_ignore_ascii_case("false"));
-            format!("{}://{url}", if is_secure { "https" } else { "http" })
-        }
+    let url = if url.contains("://") {
+        url.to_owned()
+    } else {
+        let insecure = environment.of_exporter("INSECURE");
+        let is_secure = insecure.is_some_and(|(_, text)| text.eq_ignore_ascii_case("false"));
+        format!("{}://{url}", if is_secure { "https" } else { "http" })
     };
     let (mut endpoint, is_https) = endpoint(&url, protocol)?;
     if protocol == Protocol::Http {

@@ -45,7 +45,11 @@ impl Exporter {
     ) -> io::Result<(Self, Tracer)> {
         let (tracer, records) = Tracer::new(export.sampler, export.max_queue, metrics.clone());
         let thread = OffloadThread::start("traces")?;
-        let tls = export.endpoint.tls.as_ref().map(|it| clients.get(it));
+        let tls = export
+            .endpoint
+            .tls
+            .as_ref()
+            .map(|settings| clients.get(settings));
         let sender = {
             // The channel of gRPC starts tasks.
             let _runtime = thread.runtime().enter();

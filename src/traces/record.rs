@@ -156,7 +156,7 @@ pub struct Usage {
     pub prompt_tokens: u64,
     pub cached_tokens: u64,
     pub output_tokens: u64,
-    /// Those of the output that are reasoning, if the engine says so.
+    /// The tokens of the output that are reasoning, if the engine says so.
     pub reasoning_tokens: Option<u64>,
 }
 
@@ -188,16 +188,18 @@ impl Record {
     }
 
     pub(super) fn push_event(&mut self, at: Instant, event: Event) {
-        match self.events.len() < MAX_EVENTS {
-            true => self.events.push((at, event)),
-            false => self.dropped_events += 1,
+        if self.events.len() < MAX_EVENTS {
+            self.events.push((at, event));
+        } else {
+            self.dropped_events += 1;
         }
     }
 
     pub(super) fn push_try(&mut self, tried: Try) {
-        match self.tries.len() < MAX_TRIES {
-            true => self.tries.push(tried),
-            false => self.dropped_tries += 1,
+        if self.tries.len() < MAX_TRIES {
+            self.tries.push(tried);
+        } else {
+            self.dropped_tries += 1;
         }
     }
 

@@ -58,7 +58,11 @@ impl<'a> Builder<'a> {
             None => (SpanKind::Server, name_of(end)),
         };
         let mut events = SpanEvents::default();
-        events.events = record.events.iter().map(|it| self.event(it)).collect();
+        events.events = record
+            .events
+            .iter()
+            .map(|event| self.event(event))
+            .collect();
         events.dropped_count = record.dropped_events;
         let mut links = SpanLinks::default();
         let link = record.link.iter().map(|link| {
@@ -330,9 +334,10 @@ fn number(count: u64) -> Value {
 }
 
 fn span_context(context: TraceContext, is_remote: bool, state: TraceState) -> SpanContext {
-    let flags = match context.is_sampled {
-        true => TraceFlags::SAMPLED,
-        false => TraceFlags::default(),
+    let flags = if context.is_sampled {
+        TraceFlags::SAMPLED
+    } else {
+        TraceFlags::default()
     };
     let trace_id = TraceId::from_bytes(context.trace_id.to_be_bytes());
     SpanContext::new(trace_id, span_id(context.span_id), flags, is_remote, state)

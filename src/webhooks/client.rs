@@ -124,9 +124,10 @@ async fn resolve(endpoint: &Endpoint) -> Result<Vec<SocketAddr>, Attempt> {
     };
     let refusal = |address: &SocketAddr| {
         let address = address.ip().to_canonical();
-        match endpoint.allowed_networks.contains(address) {
-            true => None,
-            false => address::refusal(address),
+        if endpoint.allowed_networks.contains(address) {
+            None
+        } else {
+            address::refusal(address)
         }
     };
     let allowed = found.iter().filter(|address| refusal(address).is_none());

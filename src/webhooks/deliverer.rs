@@ -84,7 +84,9 @@ impl Webhooks {
     pub fn report(&self) -> Vec<EndpointReport> {
         let table = self.table();
         let endpoints = table.endpoints.values();
-        endpoints.map(|it| EndpointReport::new(it)).collect()
+        endpoints
+            .map(|endpoint| EndpointReport::new(endpoint))
+            .collect()
     }
 
     /// Lets a disabled endpoint have events again. `None` if there is no such endpoint; false if it was not disabled.
@@ -187,9 +189,10 @@ impl Webhooks {
             // A drain waits for it.
             self.tasks.spawn(attempt);
         }
-        match is_more {
-            true => Duration::ZERO,
-            false => claimed.next_due.map_or(scan, |due| due.min(scan)),
+        if is_more {
+            Duration::ZERO
+        } else {
+            claimed.next_due.map_or(scan, |due| due.min(scan))
         }
     }
 

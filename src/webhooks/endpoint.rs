@@ -33,7 +33,7 @@ pub(super) struct Endpoint {
     pub(super) allowed_networks: Networks,
     pub(super) keys: Vec<SigningKey>,
     pub(super) statuses: Vec<Status>,
-    /// Of its URL: under another one it is no longer disabled.
+    /// A fingerprint of the endpoint's URL: under another one the endpoint is no longer disabled.
     pub(super) fingerprint: Arc<str>,
     pub(super) state: Arc<EndpointState>,
 }
@@ -64,20 +64,20 @@ pub(super) struct Seen {
 pub(super) struct Table {
     pub(super) endpoints: BTreeMap<Arc<str>, Arc<Endpoint>>,
     pub(super) settings: Settings,
-    /// Of all attempts at the same time.
+    /// Bounds the attempts at all endpoints that run at the same time.
     pub(super) permits: Arc<Semaphore>,
 }
 
 impl Table {
-    /// Of settings that were checked; an endpoint that the check would refuse is left out.
+    /// The endpoints of settings that were checked; an endpoint that the check would refuse is left out.
     pub(super) fn new(settings: &Settings, clients: &tls::Clients, before: Option<&Self>) -> Self {
         let advanced = &settings.advanced;
         let endpoints = settings.endpoints.iter().filter_map(|listed| {
             let endpoint = Endpoint::new(listed, settings, clients, before)?;
             Some((endpoint.name.clone(), Arc::new(endpoint)))
         });
-        let permits =
-            before.filter(|it| it.settings.advanced.max_concurrent == advanced.max_concurrent);
+        let permits = before
+            .filter(|table| table.settings.advanced.max_concurrent == advanced.max_concurrent);
         let permits = match permits {
             Some(before) => before.permits.clone(),
             None => Arc::new(Semaphore::new(advanced.max_concurrent as usize)),

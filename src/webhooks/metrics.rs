@@ -80,7 +80,7 @@ impl Metrics {
         }
     }
 
-    /// Of an endpoint that is no longer configured.
+    /// Removes the gauges of an endpoint that is no longer configured.
     pub(super) fn forget(&self, endpoint: &str) {
         let _ = self.waiting.remove_label_values(&[endpoint]);
         let _ = self.oldest_age.remove_label_values(&[endpoint]);

@@ -53,9 +53,10 @@ pub(super) fn next(
     let spread = 1.0 + JITTER * (2.0 * random.clamp(0.0, 1.0) - 1.0);
     let pause = Duration::from_secs(PAUSES_S[place]).mul_f64(spread);
     // It would be dropped instead of claimed again.
-    match age + pause >= limits.max_age {
-        true => Next::Drop(Reason::Age),
-        false => Next::RetryIn(pause),
+    if age + pause >= limits.max_age {
+        Next::Drop(Reason::Age)
+    } else {
+        Next::RetryIn(pause)
     }
 }
 

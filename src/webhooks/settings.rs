@@ -191,7 +191,7 @@ impl EventType {
 
     /// `None` for a response that runs.
     pub(super) fn of(status: Status) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.status() == status)
+        Self::ALL.into_iter().find(|event| event.status() == status)
     }
 }
 
@@ -346,24 +346,33 @@ mod tests {
             assert!(!found[0].contains("sesame"), "{found:?}");
         };
         check(
-            |it| it.name = "a b".to_owned(),
+            |endpoint| endpoint.name = "a b".to_owned(),
             "endpoints[0].name: `a b` must be",
         );
-        check(|it| it.tenant = String::new(), ".tenant: is missing");
-        check(|it| it.tenant = "team-b".to_owned(), "is none of `tenants`");
         check(
-            |it| it.url = "http://example.com".to_owned(),
+            |endpoint| endpoint.tenant = String::new(),
+            ".tenant: is missing",
+        );
+        check(
+            |endpoint| endpoint.tenant = "team-b".to_owned(),
+            "is none of `tenants`",
+        );
+        check(
+            |endpoint| endpoint.url = "http://example.com".to_owned(),
             "`allow_http: true`",
         );
-        check(|it| it.url = String::new(), ".url: is missing");
-        check(|it| it.events = Vec::new(), ".events: lists none");
-        check(|it| it.secrets = Vec::new(), "openssl rand");
+        check(|endpoint| endpoint.url = String::new(), ".url: is missing");
         check(
-            |it| it.secrets[0] = Secret::new("sesame"),
+            |endpoint| endpoint.events = Vec::new(),
+            ".events: lists none",
+        );
+        check(|endpoint| endpoint.secrets = Vec::new(), "openssl rand");
+        check(
+            |endpoint| endpoint.secrets[0] = Secret::new("sesame"),
             ".secrets[0]: has 6 bytes",
         );
         check(
-            |it| it.secrets[0] = Secret::new("whsec_sesame!"),
+            |endpoint| endpoint.secrets[0] = Secret::new("whsec_sesame!"),
             ".secrets[0]: is no base64",
         );
         let twice = problems(vec![endpoint(), endpoint()], &["team-a"]);

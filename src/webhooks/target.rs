@@ -34,7 +34,9 @@ impl Target {
             return Err("has a user or a password, which is not sent; leave it out".to_owned());
         }
         let host = authority.host();
-        let bare = host.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+        let bare = host
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'));
         let host = bare.unwrap_or(host);
         if host.is_empty() || (bare.is_some() && host.parse::<IpAddr>().is_err()) {
             return Err(wrong());

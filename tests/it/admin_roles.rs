@@ -66,7 +66,7 @@ async fn every_page_refuses_those_whose_role_is_not_enough() {
             let bearer = token.map(|token| format!("Bearer {token}"));
             let headers: Vec<_> = bearer
                 .iter()
-                .map(|it| ("authorization", it.as_str()))
+                .map(|bearer| ("authorization", bearer.as_str()))
                 .collect();
             let answer = client::send(router.admin, method, &target, &headers, "").await;
             let refused = match token {

@@ -186,7 +186,8 @@ impl Tree {
         circles(imports.collect())
     }
 
-    /// The same for what lies directly below a module, where a folder is one with its file.
+    /// The parts of a module that import each other, directly or over others; each group sorted. A part is what lies directly
+    /// below the module, a folder as one with its file.
     fn circles_of_parts(&self, of: &str) -> Vec<Vec<String>> {
         let part = |module: &Module| {
             let is_inside = module.len() > 1 && module[0] == of;

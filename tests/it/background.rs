@@ -192,7 +192,7 @@ fn part(text: &str, first: u64) -> Vec<(String, Value)> {
     let mut number = first;
     let blocks = text
         .split_inclusive("\n\n")
-        .filter(|it| it.ends_with("\n\n") && it.contains("data: "));
+        .filter(|block| block.ends_with("\n\n") && block.contains("data: "));
     let read = blocks.map(|block| {
         let lines = block.trim_end().lines();
         let lines: Vec<&str> = lines.filter(|line| !line.starts_with(':')).collect();

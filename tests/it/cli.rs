@@ -277,7 +277,9 @@ fn a_port_in_use_is_told_with_its_key() {
 fn trace() -> Removed {
     let lines = (0..12).map(|request| {
         let (turn, user) = (request / 3, request % 3);
-        let blocks: Vec<String> = (0..=turn).map(|it| (100 * user + it).to_string()).collect();
+        let blocks: Vec<String> = (0..=turn)
+            .map(|block| (100 * user + block).to_string())
+            .collect();
         format!(
             "{{\"timestamp\": {}, \"input_length\": {}, \"output_length\": 20, \"hash_ids\": [{}]}}\n",
             request * 700,

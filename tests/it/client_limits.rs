@@ -324,7 +324,11 @@ async fn a_connection_that_was_idle_for_long_serves_on() {
     for round in 1..=3 {
         stream.write_all(MODELS.as_bytes()).await.unwrap();
         let whole = async {
-            while answers.windows(4).filter(|it| it == b"\r\n\r\n").count() < round
+            while answers
+                .windows(4)
+                .filter(|window| window == b"\r\n\r\n")
+                .count()
+                < round
                 || !answers.ends_with(b"}")
             {
                 assert_ne!(stream.read_buf(&mut answers).await.unwrap(), 0);

@@ -326,11 +326,14 @@ impl Engine {
         let settings = Settings {
             listen: self.address,
             kv: publisher::Settings {
-                events: settings.kv.events.and(first.map(|it| it.events.into())),
+                events: settings
+                    .kv
+                    .events
+                    .and(first.map(|endpoints| endpoints.events.into())),
                 replay: settings
                     .kv
                     .replay
-                    .and(first.and_then(|it| it.replay.map(Into::into))),
+                    .and(first.and_then(|endpoints| endpoints.replay.map(Into::into))),
                 ..settings.kv
             },
             ..settings
@@ -339,9 +342,10 @@ impl Engine {
         let mut started = None;
         // A killed process' sockets may be there for a moment.
         eventually("the ports are free again", async || {
-            started = match is_here {
-                true => Self::try_here(&self.name, settings.clone()).await,
-                false => Self::try_child(&self.name, &settings),
+            started = if is_here {
+                Self::try_here(&self.name, settings.clone()).await
+            } else {
+                Self::try_child(&self.name, &settings)
             };
             started.is_some()
         })
@@ -376,7 +380,7 @@ fn with_own_ports(mut settings: Settings) -> Settings {
     settings
 }
 
-/// As a router calls it.
+/// The engine's role, as a router calls it.
 fn role(settings: &Settings) -> Role {
     match settings.transfer.role() {
         None | Some(worker::Role::Both) => Role::Both,
@@ -390,7 +394,10 @@ fn transfer_arguments(settings: &Settings) -> Vec<String> {
     let lower =
         |name: &str, value: &dyn std::fmt::Debug| format!("--kv-{name}={value:?}").to_lowercase();
     let role = transfer.role.iter().map(|role| lower("role", role));
-    let connector = transfer.connector.iter().map(|it| lower("connector", it));
+    let connector = transfer
+        .connector
+        .iter()
+        .map(|connector| lower("connector", connector));
     let lease = transfer
         .lease_ms
         .iter()
@@ -474,9 +481,10 @@ impl Drop for Removed {
 impl Router {
     pub(crate) async fn here(config: &Config) -> Self {
         let listen = async || TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let peers = match config.peers.is_on() {
-            true => Some(listen().await),
-            false => None,
+        let peers = if config.peers.is_on() {
+            Some(listen().await)
+        } else {
+            None
         };
         let app = App::start_with_peers(config, listen().await, listen().await, peers).unwrap();
         Self {
@@ -505,7 +513,10 @@ impl Router {
         let mut text = reader::to_yaml(config).unwrap();
         // A printed configuration hides its secrets.
         let keys = config.responses.state_token.keys.iter();
-        if let Some(key) = keys.chain([&config.peers.secret]).find(|it| !it.is_empty()) {
+        if let Some(key) = keys
+            .chain([&config.peers.secret])
+            .find(|key| !key.is_empty())
+        {
             text = text.replace("***", key.expose());
         }
         let file = Removed::new(&text);
@@ -647,7 +658,7 @@ impl Cluster {
         Self::of(engines, Router::child(&config).await).await
     }
 
-    /// With engines of the test's own.
+    /// A cluster with engines of the test's own.
     pub(crate) async fn with(engines: Vec<Engine>, change: impl FnOnce(&mut Config)) -> Self {
         let config = Self::config_of(&engines, change);
         Self::of(engines, Router::here(&config).await).await

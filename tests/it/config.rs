@@ -32,9 +32,10 @@ fn keys(value: &serde_json::Value, path: &str, found: &mut Vec<String>) {
             "" => key.clone(),
             path => format!("{path}.{key}"),
         };
-        match value.is_object() {
-            true => keys(value, &path, found),
-            false => found.push(path),
+        if value.is_object() {
+            keys(value, &path, found);
+        } else {
+            found.push(path);
         }
     }
 }
@@ -169,11 +170,14 @@ fn a_discovery_entry_says_what_its_workers_have_in_common() {
         - dns: {name: one}\n- dns: {name: two, port: 9000, role: decode}\n";
     let config = Config::parse("c", text).unwrap();
     let members = config.members();
-    let roles: Vec<String> = members.iter().map(|it| it.role.to_string()).collect();
+    let roles: Vec<String> = members
+        .iter()
+        .map(|member| member.role.to_string())
+        .collect();
     assert_eq!(roles, ["prefill", "decode"]);
     let has = |member: &Member, label| member.labels.contains_key(label);
     assert!(has(&members[0], "zone") && has(&members[1], "zone") && has(&members[1], "rack"));
-    assert!(members.iter().all(|it| it.authorization.is_some()));
+    assert!(members.iter().all(|member| member.authorization.is_some()));
     assert_eq!(config.discovery.len(), 3);
 }
 
@@ -869,7 +873,9 @@ fn a_topology_that_no_worker_has_as_a_label_is_a_problem() {
 fn a_stream_is_kept_alive_every_second_at_most() {
     let problems = |duration: &str| {
         let config = minimal(&format!("responses: {{keep_alive: {duration}}}"));
-        Config::parse("c", &config).err().map(|it| it.to_string())
+        Config::parse("c", &config)
+            .err()
+            .map(|error| error.to_string())
     };
     for fine in ["0s", "0", "1s", "15s"] {
         assert_eq!(problems(fine), None);

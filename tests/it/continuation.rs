@@ -95,13 +95,15 @@ fn read(stream: &str) -> Read {
             read.ids.push(id);
         }
         read.errors += usize::from(chunk["error"].is_object());
-        let usage = match chunk["usage"].is_object() {
-            true => &chunk["usage"],
-            false => &chunk["response"]["usage"],
+        let usage = if chunk["usage"].is_object() {
+            &chunk["usage"]
+        } else {
+            &chunk["response"]["usage"]
         };
-        let names = match chunk["response"].is_object() {
-            true => ["input_tokens", "output_tokens", "total_tokens"],
-            false => ["prompt_tokens", "completion_tokens", "total_tokens"],
+        let names = if chunk["response"].is_object() {
+            ["input_tokens", "output_tokens", "total_tokens"]
+        } else {
+            ["prompt_tokens", "completion_tokens", "total_tokens"]
         };
         if usage.is_object() {
             read.usage = names.map(|name| usage[name].as_u64().unwrap());

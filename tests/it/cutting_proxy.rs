@@ -17,7 +17,7 @@ use crate::cluster::Engine;
 pub(crate) enum Cut {
     None,
     All,
-    /// Those over which there was a request before.
+    /// The connections over which there was a request before.
     KeptAlive,
 }
 

@@ -31,7 +31,7 @@ async fn event(viewer: &mut Open) -> (String, Value) {
 /// The place of a column in the rows of a table.
 fn column(all: &Value, table: &str, name: &str) -> usize {
     let columns = all["columns"][table].as_array().unwrap();
-    columns.iter().position(|it| it == name).unwrap()
+    columns.iter().position(|column| column == name).unwrap()
 }
 
 #[tokio::test]
@@ -98,7 +98,9 @@ async fn a_decision_is_shown_with_its_candidates_and_without_the_prompt() {
     let decision = answer.json();
     assert_eq!(decision["candidates"], 3);
     let workers = decision["workers"].as_array().unwrap();
-    let chosen = workers.iter().find(|it| it["worker"] == decision["chosen"]);
+    let chosen = workers
+        .iter()
+        .find(|worker| worker["worker"] == decision["chosen"]);
     assert!(chosen.unwrap()["cost_ms"].is_number(), "{decision}");
     assert!(decision["explanation"].is_string(), "{decision}");
     assert_eq!(
@@ -131,7 +133,11 @@ async fn a_decision_is_shown_with_the_best_and_the_worst_candidates() {
     let workers = decision["workers"].as_array().unwrap();
     // Ten of each end, and those of the others that were chosen or have the longest cached prefix.
     assert!((20..=22).contains(&workers.len()), "{decision}");
-    assert!(workers.iter().any(|it| it["worker"] == decision["chosen"]));
+    assert!(
+        workers
+            .iter()
+            .any(|worker| worker["worker"] == decision["chosen"])
+    );
 }
 
 #[tokio::test]

@@ -14,7 +14,10 @@ use crate::model_names::named;
 
 async fn doctor(cluster: &Cluster, arguments: &[&str]) -> Output {
     let url = format!("http://{}", cluster.router.admin);
-    let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
+    let arguments: Vec<String> = arguments
+        .iter()
+        .map(|argument| (*argument).to_owned())
+        .collect();
     let run = move || {
         Command::new(env!("CARGO_BIN_EXE_warmroute"))
             .args(["doctor", "--url", &url])

@@ -29,11 +29,11 @@ const CHAT: &str = "/v1/chat/completions";
 const CUT: &str = "cut the connection";
 const BREAK: &str = "answer 500";
 const BUSY: &str = "answer 503";
-/// It waits with the answer until it ends, unless it was killed before.
+/// The engine waits with the answer until it ends, unless it was killed before.
 const HOLD: &str = "wait with the answer";
-/// The same after the first token of a stream.
+/// The engine waits after the first token of a stream until it ends, unless it was killed before.
 const BEGIN: &str = "wait with the second token";
-/// Its process ends.
+/// The engine's process ends.
 const KILL: &str = "end the process";
 
 /// An engine that does what the body of a request says. It keeps its connections open.
@@ -213,7 +213,7 @@ impl Fleet {
 
     async fn open_breakers(&self) -> usize {
         let states = self.breakers().await;
-        states.iter().filter(|it| *it == "open").count()
+        states.iter().filter(|state| *state == "open").count()
     }
 
     /// A request of the client at this address.
@@ -443,7 +443,10 @@ async fn answers_that_had_begun_acquit_the_request_that_was_cut_with_them() {
     let fleet = Fleet::start(&["sim"; 2], |_| {}).await;
     let streams = send_all(&fleet, bodies(BEGIN, true, 4)).await;
     let sent = send_all(&fleet, bodies(HOLD, false, 1)).await;
-    let first = fleet.engines.iter().position(|it| it.seen(HOLD) == 1);
+    let first = fleet
+        .engines
+        .iter()
+        .position(|engine| engine.seen(HOLD) == 1);
     let first = first.unwrap();
     fleet.engines[first].kill();
     let second = &fleet.engines[1 - first];
@@ -771,9 +774,10 @@ async fn a_worker_without_models_is_reported_with_the_reason() {
                         return;
                     }
                 }
-                let status = match bytes.starts_with(b"GET /v1/models ") {
-                    true => "401 Unauthorized",
-                    false => "200 OK",
+                let status = if bytes.starts_with(b"GET /v1/models ") {
+                    "401 Unauthorized"
+                } else {
+                    "200 OK"
                 };
                 let answer =
                     format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
@@ -796,7 +800,7 @@ async fn a_worker_without_models_is_reported_with_the_reason() {
     eventually("both are reported", async || {
         lines = ["lists no models", "worker is down"]
             .iter()
-            .filter_map(|it| line_with(it))
+            .filter_map(|text| line_with(text))
             .collect();
         lines.len() == 2
     })

@@ -31,9 +31,12 @@ fn stream(lines: &[&str]) -> String {
 }
 
 fn chunk(lines: &[&str]) -> String {
-    let events = lines.iter().map(|line| match line.starts_with(':') {
-        true => format!("{line}\n\n"),
-        false => format!("data: {line}\n\n"),
+    let events = lines.iter().map(|line| {
+        if line.starts_with(':') {
+            format!("{line}\n\n")
+        } else {
+            format!("data: {line}\n\n")
+        }
     });
     let body = events.collect::<String>();
     match body.len() {
@@ -56,7 +59,11 @@ async fn router_with(stubs: &[&Stub], change: impl FnOnce(&mut Config)) -> Route
     eventually("all are up", async || {
         let fleet = client::get(router.admin, "/fleet").await.json();
         let workers = fleet["workers"].as_array().unwrap();
-        workers.iter().filter(|it| it["health"] == "up").count() == stubs.len()
+        workers
+            .iter()
+            .filter(|worker| worker["health"] == "up")
+            .count()
+            == stubs.len()
     })
     .await;
     router
@@ -219,7 +226,7 @@ async fn a_whole_answer_of_a_real_vllm_that_is_shut_down_is_asked_of_another() {
         eventually("all are up", async || {
             let fleet = client::get(router.admin, "/fleet").await.json();
             let workers = fleet["workers"].as_array().unwrap();
-            workers.iter().all(|it| it["health"] == "up") && workers.len() == 2
+            workers.iter().all(|worker| worker["health"] == "up") && workers.len() == 2
         })
         .await;
         let mut tries = 0;

@@ -70,7 +70,7 @@ async fn chat_as(cluster: &Cluster, token: &str) -> Answer {
     post_as(cluster, token, "/v1/chat/completions", chat("hi", 1, false)).await
 }
 
-/// It is refused as a wrong key is, and nothing of the token is in the answer.
+/// The token is refused as a wrong key is, and nothing of it is in the answer.
 fn refused(answer: &Answer, token: &str, reason: &str) {
     let text = answer.text();
     assert_eq!(answer.status, 401, "{reason}: {text}");

@@ -58,7 +58,7 @@ fn number(answer: &Answer, header: &str) -> u64 {
         .unwrap_or_else(|_| panic!("{header}: `{text}` of {}", answer.text()))
 }
 
-/// Of state tokens.
+/// The key of state tokens.
 const KEY: &str = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
 
 /// Replicas over one Redis and one engine.

@@ -27,7 +27,9 @@ pub(crate) fn tls(protocols: &[&str]) -> (String, TlsAcceptor) {
             PrivateKeyDer::Pkcs8(key.serialize_der().into()),
         )
         .unwrap();
-    let offered = protocols.iter().map(|it| it.as_bytes().to_vec());
+    let offered = protocols
+        .iter()
+        .map(|protocol| protocol.as_bytes().to_vec());
     config.alpn_protocols = offered.collect();
     (ca, TlsAcceptor::from(Arc::new(config)))
 }

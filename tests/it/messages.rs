@@ -92,13 +92,12 @@ async fn the_usage_of_a_message_is_metered_with_what_was_cached() {
         let body = ask("hi", stream).to_string();
         let answer = client::send(cluster.router.api, "POST", PATH, &key, body).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
-        let usage = match stream {
-            false => answer.json()["usage"].clone(),
-            true => {
-                let (_, end) = answer.text().rsplit_once("\"usage\":").unwrap();
-                let mut values = serde_json::Deserializer::from_str(end).into_iter();
-                values.next().unwrap().unwrap()
-            }
+        let usage = if stream {
+            let (_, end) = answer.text().rsplit_once("\"usage\":").unwrap();
+            let mut values = serde_json::Deserializer::from_str(end).into_iter();
+            values.next().unwrap().unwrap()
+        } else {
+            answer.json()["usage"].clone()
         };
         let count = |name: &str| usage[name].as_u64().unwrap();
         let read = count("cache_read_input_tokens");

@@ -42,7 +42,7 @@ async fn every_metric_in_the_source_is_on_the_page() {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|it| it == "rs") {
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let source = fs::read_to_string(&path).unwrap();
                 // A histogram's buckets are series of their own in a scrape.
                 let is_missing = |name: &String| {
@@ -62,7 +62,10 @@ fn names(source: &str) -> impl Iterator<Item = String> {
     let names = literals
         .filter_map(|rest| rest.split_once('"'))
         .map(|(name, _)| name);
-    let is_name = |it: &&str| it.bytes().all(|it| it.is_ascii_lowercase() || it == b'_');
+    let is_name = |name: &&str| {
+        name.bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte == b'_')
+    };
     names
         .filter(is_name)
         .map(|name| format!("warmroute_{name}"))

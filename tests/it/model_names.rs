@@ -44,7 +44,7 @@ async fn completion(api: std::net::SocketAddr, model: &str, headers: &[(&str, &s
 fn decided(answer: &Answer, field: &str) -> String {
     assert_eq!(answer.status, 200, "{}", answer.text());
     let header = answer.header("x-warmroute-decision");
-    let mut pairs = header.split("; ").filter_map(|it| it.split_once('='));
+    let mut pairs = header.split("; ").filter_map(|pair| pair.split_once('='));
     let found = pairs.find(|(name, _)| *name == field);
     found.map_or_else(String::new, |(_, value)| value.to_owned())
 }
@@ -114,7 +114,7 @@ async fn names_are_listed_as_models_and_an_unknown_one_is_refused_with_them() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|it| it["id"].as_str().unwrap())
+        .map(|model| model["id"].as_str().unwrap())
         .collect();
     assert_eq!(ids, ["canary", "gpt-4o", "org/llama"]);
     let own = cluster.get("/v1/models/org%2Fllama").await.json();
@@ -176,7 +176,7 @@ async fn a_session_stays_at_its_target_on_all_replicas() {
     }
     let apis: Vec<_> = [first.router.api]
         .into_iter()
-        .chain(routers.iter().map(|it| it.api))
+        .chain(routers.iter().map(|router| router.api))
         .collect();
     for api in &apis {
         eventually("both models are served", async || {

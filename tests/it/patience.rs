@@ -13,9 +13,10 @@ pub(crate) fn too_long() -> Duration {
 pub(crate) fn scaled(time: Duration) -> Duration {
     static FACTOR: LazyLock<f64> = LazyLock::new(|| {
         let text = std::env::var("WARMROUTE_TEST_TIMEOUT_FACTOR").unwrap_or_default();
-        match text.is_empty() {
-            true => 1.0,
-            false => text.parse().expect("a number, such as 3 or 1.5"),
+        if text.is_empty() {
+            1.0
+        } else {
+            text.parse().expect("a number, such as 3 or 1.5")
         }
     });
     time.mul_f64(*FACTOR)

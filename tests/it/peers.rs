@@ -100,7 +100,10 @@ async fn sees(router: &Router, requests: u64) {
 
 async fn metric(router: &Router, line: &str) -> Option<f64> {
     let page = client::get(router.admin, "/metrics").await;
-    let found = page.text().lines().find_map(|it| it.strip_prefix(line));
+    let found = page
+        .text()
+        .lines()
+        .find_map(|whole| whole.strip_prefix(line));
     found.map(|value| value.trim().parse().unwrap())
 }
 

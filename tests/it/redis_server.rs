@@ -40,7 +40,7 @@ impl Server {
         }
     }
 
-    /// Of a cluster that is not made yet, and that goes on without nodes that are down.
+    /// A node of a cluster that is not made yet, and that goes on without nodes that are down.
     async fn node() -> Self {
         let arguments = [
             "--cluster-enabled",
@@ -94,7 +94,7 @@ impl Server {
         }
     }
 
-    /// On the same port as before.
+    /// Runs the server, each time on the same port.
     pub(crate) async fn run(&mut self) {
         self.cut_off_unfinished();
         assert!(self.has_started().await, "its port was taken");

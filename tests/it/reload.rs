@@ -223,7 +223,7 @@ async fn a_file_with_problems_changes_nothing_and_all_of_them_are_answered() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|it| &it["path"])
+        .map(|problem| &problem["path"])
         .collect();
     assert_eq!(paths, ["requests.max_attempts", "lgo"]);
     assert_eq!(problems[0]["line"], 8);

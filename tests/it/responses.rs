@@ -461,7 +461,7 @@ async fn a_missing_response_of_a_chain_is_an_error() {
 async fn input_items_are_listed_page_by_page() {
     let cluster = one().await;
     let items: Vec<Value> = (0..5)
-        .map(|it| json!({"role": "user", "content": format!("{it}")}))
+        .map(|number| json!({"role": "user", "content": format!("{number}")}))
         .collect();
     let response = cluster.create(&ask(items)).await;
     let path = format!("{PATH}/{}/input_items", id(&response));

@@ -263,7 +263,7 @@ async fn items_of_clients_and_hosted_tools_reach_the_engine_as_functions() {
     let kinds = |items: &Value| -> Vec<String> {
         let items = items.as_array().unwrap().iter();
         items
-            .map(|it| it["type"].as_str().unwrap_or("message").to_owned())
+            .map(|item| item["type"].as_str().unwrap_or("message").to_owned())
             .collect()
     };
     let answer = cluster

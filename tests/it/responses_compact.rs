@@ -382,13 +382,12 @@ async fn a_trigger_compacts_at_once_and_there_is_no_other_answer() {
         let answer = cluster.post(PATH, body.to_string()).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         let text = answer.text();
-        let response = match stream {
-            false => answer.json(),
-            true => {
-                let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
-                let events = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
-                events.collect::<Vec<_>>().pop().unwrap()["response"].clone()
-            }
+        let response = if stream {
+            let events = text.lines().filter_map(|line| line.strip_prefix("data: "));
+            let events = events.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+            events.collect::<Vec<_>>().pop().unwrap()["response"].clone()
+        } else {
+            answer.json()
         };
         assert_eq!(kinds(&response), ["compaction"]);
         assert_eq!(response["status"], "completed");

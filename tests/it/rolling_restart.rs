@@ -159,7 +159,7 @@ async fn keep_alive(balancer: SocketAddr, seen: Arc<Seen>, number: usize) {
                 let closes = answer
                     .headers()
                     .get("connection")
-                    .is_some_and(|it| it == "close");
+                    .is_some_and(|value| value == "close");
                 let whole = answer.into_body().collect().await;
                 seen.note(
                     0,
@@ -209,9 +209,10 @@ async fn streams(balancer: SocketAddr, seen: Arc<Seen>) {
             Ok(mut answer) => {
                 let (text, is_whole) = answer.rest().await;
                 let is_complete = is_whole && text.ends_with("data: [DONE]\n\n");
-                match is_complete && !client::has_error(&text) {
-                    true => Ok(()),
-                    false => Err(format!("stream, proper end {is_whole}: {text}")),
+                if is_complete && !client::has_error(&text) {
+                    Ok(())
+                } else {
+                    Err(format!("stream, proper end {is_whole}: {text}"))
                 }
             }
             Err(error) => Err(format!("stream: {error}")),

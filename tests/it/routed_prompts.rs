@@ -36,7 +36,7 @@ async fn has_workers(router: &Router, count: usize) {
         let explained = explain(router, &prompt(0)).await;
         explained["workers"]
             .as_array()
-            .is_some_and(|it| it.len() == count)
+            .is_some_and(|workers| workers.len() == count)
     })
     .await;
 }
@@ -66,7 +66,10 @@ async fn a_prompt_that_one_replica_routed_is_followed_by_the_other_to_its_worker
             explained["reason"] == "longest_prefix" && explained["chosen"] == own["chosen"]
         })
         .await;
-        let engine = engines.iter().find(|it| own["chosen"] == it.name).unwrap();
+        let engine = engines
+            .iter()
+            .find(|engine| own["chosen"] == engine.name)
+            .unwrap();
         let before = engine.cached_tokens();
         client::post(other.api, "/v1/chat/completions", body).await;
         assert!(engine.cached_tokens() > before);

@@ -61,7 +61,7 @@ struct State {
     ranks: u64,
     /// Requests that generate and are not over.
     open: AtomicUsize,
-    /// Their bodies.
+    /// The bodies of requests that generate, also of those that are over.
     bodies: Mutex<Vec<Value>>,
     /// The ranks that they were pinned to.
     pinned: Mutex<Vec<Option<u64>>>,
@@ -149,7 +149,10 @@ impl SglangEngine {
 
     pub(crate) fn asked(&self, path: &str) -> usize {
         let asked = self.state.asked.lock();
-        asked.iter().filter(|it| it.starts_with(path)).count()
+        asked
+            .iter()
+            .filter(|request| request.starts_with(path))
+            .count()
     }
 
     /// As kill -9: every connection breaks, and none is accepted.
@@ -324,9 +327,10 @@ impl State {
             }
             (Role::Prefill, Some(room)) => {
                 let is_taken = self.prefill(room, prompt).await;
-                match is_taken {
-                    true => "a",
-                    false => return answer(error(500, "KVTransferError")).await,
+                if is_taken {
+                    "a"
+                } else {
+                    return answer(error(500, "KVTransferError")).await;
                 }
             }
             (Role::Decode, Some(room)) => {
@@ -362,11 +366,10 @@ impl State {
             answer(event(is_chat, "", Some("stop"))).await;
             return answer("data: [DONE]\n\n".to_owned()).await;
         }
-        let choice = match is_chat {
-            true => {
-                json!({"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"})
-            }
-            false => json!({"index": 0, "text": said, "finish_reason": "stop"}),
+        let choice = if is_chat {
+            json!({"index": 0, "message": {"role": "assistant", "content": said}, "finish_reason": "stop"})
+        } else {
+            json!({"index": 0, "text": said, "finish_reason": "stop"})
         };
         let page = json!({"id": "x", "object": "chat.completion", "model": "tiny", "choices": [choice], "usage": usage});
         answer(whole(200, &page)).await;
@@ -392,9 +395,10 @@ impl State {
         });
         let blocks = tokio::time::timeout(ALONE, blocks).await.ok()?;
         self.rooms.changed.notify_waiters();
-        Some(match blocks == prompt {
-            true => "together with another",
-            false => "garbage",
+        Some(if blocks == prompt {
+            "together with another"
+        } else {
+            "garbage"
         })
     }
 }
@@ -421,11 +425,10 @@ const EVENTS: &str =
     "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
 
 fn event(is_chat: bool, text: &str, finish: Option<&str>) -> String {
-    let choice = match is_chat {
-        true => {
-            json!({"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": finish})
-        }
-        false => json!({"index": 0, "text": text, "finish_reason": finish}),
+    let choice = if is_chat {
+        json!({"index": 0, "delta": {"role": "assistant", "content": text}, "finish_reason": finish})
+    } else {
+        json!({"index": 0, "text": text, "finish_reason": finish})
     };
     let chunk =
         json!({"id": "x", "object": "chat.completion.chunk", "model": "tiny", "choices": [choice]});

@@ -9,7 +9,7 @@ use warmroute::observe;
 
 const SEEDS: u64 = 3_000;
 
-/// Of each of the other scenarios.
+/// The seeds of each of the other scenarios.
 const SCENARIO_SEEDS: u64 = 600;
 
 fn check(seed: u64) -> Counts {

@@ -85,7 +85,7 @@ async fn in_redis(keep: &RetentionSettings) -> Pair {
     }
 }
 
-/// The same check on each store.
+/// Makes a check on each kind of store.
 async fn on_each(check: impl AsyncFn(&Pair)) {
     on_each_with(&keep(), check).await;
 }

@@ -106,7 +106,7 @@ impl Stub {
     /// How many GETs of a path there were.
     pub(crate) fn gets(&self, path: &str) -> usize {
         let gets = self.gets.lock();
-        gets.iter().filter(|it| *it == path).count()
+        gets.iter().filter(|asked| *asked == path).count()
     }
 
     /// The last POST: its head, in lower case.
@@ -137,7 +137,7 @@ impl Stub {
         }
         if let Some(path) = head
             .strip_prefix("get ")
-            .and_then(|it| it.split(' ').next())
+            .and_then(|rest| rest.split(' ').next())
         {
             self.gets.lock().push(path.to_owned());
         }

@@ -208,9 +208,10 @@ async fn check_exact_cached_tokens(cluster: &Cluster, model: &str) {
         assert_eq!(page["prompt_tokens"], tokens, "{path}, {body}");
         for engine in &cluster.engines {
             let row = row(&page, &engine.name);
-            let expected = match engine.name == cluster.engines[owner].name {
-                true => held,
-                false => 0,
+            let expected = if engine.name == cluster.engines[owner].name {
+                held
+            } else {
+                0
             };
             assert_eq!(row["cached_tokens"], expected, "{path}, {body}: {page:#}");
             // An engine that has not reported any event yet may be one that reports none.

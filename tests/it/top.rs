@@ -7,7 +7,10 @@ use warmroute::secret::Secret;
 use crate::cluster::{Cluster, Engine, Router, chat, config, fast};
 
 async fn top(arguments: &[&str]) -> Output {
-    let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
+    let arguments: Vec<String> = arguments
+        .iter()
+        .map(|argument| (*argument).to_owned())
+        .collect();
     let run = tokio::task::spawn_blocking(move || {
         Command::new(env!("CARGO_BIN_EXE_warmroute"))
             .arg("top")

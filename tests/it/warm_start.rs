@@ -40,7 +40,7 @@ fn without_replay() -> Settings {
 
 fn prompt(family: u32, blocks: u32) -> String {
     let tokens: Vec<u32> = (0..blocks * 16 + 1)
-        .map(|it| family * 10_000 + it)
+        .map(|at| family * 10_000 + at)
         .collect();
     json!({"model": "sim", "prompt": tokens, "max_tokens": 1}).to_string()
 }
@@ -64,9 +64,10 @@ fn replica(engines: &[Engine], others: &[&Router]) -> Config {
 }
 
 fn listed(engine: &Engine) -> warmroute::fleet::discovery::WorkerSpec {
-    match engine.events.is_empty() {
-        true => engine.listed(),
-        false => crate::kv_events::over_zmq(engine),
+    if engine.events.is_empty() {
+        engine.listed()
+    } else {
+        crate::kv_events::over_zmq(engine)
     }
 }
 

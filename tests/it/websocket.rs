@@ -19,11 +19,13 @@ use crate::cluster::{Cluster, eventually, fast, unhurried};
 fn without_ids(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;
-    while let Some(at) = rest.find(|it: char| it.is_ascii_digit() || ('a'..='f').contains(&it)) {
+    while let Some(at) =
+        rest.find(|character: char| character.is_ascii_digit() || ('a'..='f').contains(&character))
+    {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
         let end = rest
-            .find(|it: char| !it.is_ascii_hexdigit())
+            .find(|character: char| !character.is_ascii_hexdigit())
             .unwrap_or(rest.len());
         out.push_str(if end < 10 { &rest[..end] } else { "*" });
         rest = &rest[end..];
@@ -40,8 +42,11 @@ async fn a_turn_has_the_bytes_of_a_stream_over_http() {
     let data = answer
         .text()
         .lines()
-        .filter_map(|it| it.strip_prefix("data: "));
-    let over_http: Vec<String> = data.filter(|it| *it != "[DONE]").map(without_ids).collect();
+        .filter_map(|line| line.strip_prefix("data: "));
+    let over_http: Vec<String> = data
+        .filter(|data| *data != "[DONE]")
+        .map(without_ids)
+        .collect();
     let mut socket = Socket::open(cluster.router.api).await;
     let mut frame = body.clone();
     frame["type"] = "response.create".into();

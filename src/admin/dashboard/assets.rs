@@ -86,9 +86,10 @@ pub(crate) fn page(request: &HeaderMap) -> Response<http::Body> {
         .get_all(header::IF_NONE_MATCH)
         .iter()
         .any(|value| value.as_bytes() == tag.as_bytes());
-    let mut response = Response::new(http::full(match is_known {
-        true => Bytes::new(),
-        false => PAGE.clone(),
+    let mut response = Response::new(http::full(if is_known {
+        Bytes::new()
+    } else {
+        PAGE.clone()
     }));
     if is_known {
         *response.status_mut() = StatusCode::NOT_MODIFIED;

@@ -103,8 +103,9 @@ impl Changes {
             None => self.add(at_unix_ms, Kind::Policy, format!("policy {policy}")),
             Some(_) => {}
         }
-        let now: FxHashMap<String, Condition> =
-            workers.map(|(name, it)| (name.to_owned(), it)).collect();
+        let now: FxHashMap<String, Condition> = workers
+            .map(|(name, condition)| (name.to_owned(), condition))
+            .collect();
         if let Some(before) = self.workers.take() {
             for kind in Kind::OF_WORKERS {
                 let found = workers_with(kind, &before, &now);
@@ -176,7 +177,9 @@ fn workers_with<'a>(
             Kind::Joined | Kind::Left | Kind::Policy => false,
         }
     };
-    let changed = now.iter().filter(|(name, it)| has_changed(name, it));
+    let changed = now
+        .iter()
+        .filter(|(name, condition)| has_changed(name, condition));
     changed.map(|(name, _)| name.as_str()).collect()
 }
 

@@ -93,7 +93,10 @@ pub(super) fn read(registry: &Registry) -> Vec<u64> {
     let mut reasons = [0; Reason::ALL.len()];
     for metric in series(registry, DECISIONS) {
         let reason = label(&metric, "reason");
-        if let Some(index) = Reason::ALL.iter().position(|it| it.as_str() == reason) {
+        if let Some(index) = Reason::ALL
+            .iter()
+            .position(|known| known.as_str() == reason)
+        {
             reasons[index] += metric.get_counter().get_value() as u64;
         }
     }
@@ -115,15 +118,15 @@ pub(super) fn gauges(relay: &Relay, registry: &Registry) -> Vec<u64> {
     let snapshot = relay.fleet().snapshot();
     let workers = || snapshot.workers.iter();
     let in_flight = series(registry, "warmroute_requests_in_flight").into_iter();
-    let in_flight: f64 = in_flight.map(|it| it.get_gauge().get_value()).sum();
-    let queued = workers().map(|it| it.worker.load.queued_tokens());
+    let in_flight: f64 = in_flight.map(|metric| metric.get_gauge().get_value()).sum();
+    let queued = workers().map(|status| status.worker.load.queued_tokens());
     let context = workers().map(|status| status.worker.load.context_tokens());
     vec![
         in_flight.max(0.0) as u64,
         queued.sum(),
         context.sum(),
         snapshot.workers.len() as u64,
-        workers().filter(|it| is_usable(it)).count() as u64,
+        workers().filter(|status| is_usable(status)).count() as u64,
         snapshot.models.len() as u64,
     ]
 }
@@ -151,7 +154,7 @@ fn end_of(status: &str, outcome: &str) -> usize {
         "not_queued" => "refused",
         known => known,
     };
-    let place = ENDS.iter().position(|it| *it == end);
+    let place = ENDS.iter().position(|known| *known == end);
     place.unwrap_or(ENDS.len() - 1)
 }
 

@@ -44,7 +44,10 @@ impl Counts {
 /// `null` without tenants and without requests of any.
 pub(super) fn read(table: &TenantTable, registry: &Registry) -> Value {
     let counts = counts(registry);
-    let mut names: Vec<String> = table.listed().map(|it| it.name.to_string()).collect();
+    let mut names: Vec<String> = table
+        .listed()
+        .map(|tenant| tenant.name.to_string())
+        .collect();
     if names.is_empty() && counts.is_empty() {
         return Value::Null;
     }
@@ -57,8 +60,8 @@ pub(super) fn read(table: &TenantTable, registry: &Registry) -> Value {
     names.truncate(MAX_TENANTS);
     let reports: FxHashMap<&str, Report> = table
         .listed()
-        .filter(|it| names.iter().any(|name| **name == *it.name))
-        .filter_map(|it| Some((&*it.name, it.limits.as_ref()?.report())))
+        .filter(|tenant| names.iter().any(|name| **name == *tenant.name))
+        .filter_map(|tenant| Some((&*tenant.name, tenant.limits.as_ref()?.report())))
         .collect();
     let none = Counts::default();
     let rows = names.iter().map(|name| {
@@ -67,10 +70,15 @@ pub(super) fn read(table: &TenantTable, registry: &Registry) -> Value {
     });
     let sum = |name: &str| -> u64 {
         let values = series(registry, name).into_iter();
-        values.map(|it| it.get_counter().get_value() as u64).sum()
+        values
+            .map(|metric| metric.get_counter().get_value() as u64)
+            .sum()
     };
     let alone = series(registry, "warmroute_limits_without_store").into_iter();
-    let is_alone = alone.map(|it| it.get_gauge().get_value()).sum::<f64>() > 0.0;
+    let is_alone = alone
+        .map(|metric| metric.get_gauge().get_value())
+        .sum::<f64>()
+        > 0.0;
     json!({
         "tenants": rows.collect::<Vec<_>>(),
         "all": all,

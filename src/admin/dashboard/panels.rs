@@ -77,18 +77,18 @@ pub(super) fn responses(page: Value, registry: &Registry) -> Value {
     })
 }
 
-/// Without the tokens that differ: they are a client's text.
+/// What the tokenizer check found, without the tokens that differ: they are a client's text.
 fn tokenizer(check: &TokenizerCheck, now: Instant) -> Value {
     let statuses = check.statuses(now).into_iter();
-    let rows = statuses.map(|it| {
+    let rows = statuses.map(|status| {
         json!({
-            "model": it.model,
-            "prompts": it.prompts,
-            "mismatch": it.mismatch,
-            "confirmed_ratio": it.confirmed_ratio,
-            "misses": it.consecutive_misses,
-            "checks": it.checks,
-            "untrusted": it.workers.iter().filter(|worker| !worker.is_trusted).count(),
+            "model": status.model,
+            "prompts": status.prompts,
+            "mismatch": status.mismatch,
+            "confirmed_ratio": status.confirmed_ratio,
+            "misses": status.consecutive_misses,
+            "checks": status.checks,
+            "untrusted": status.workers.iter().filter(|worker| !worker.is_trusted).count(),
         })
     });
     rows.collect()

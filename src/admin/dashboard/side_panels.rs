@@ -114,7 +114,7 @@ fn sum(counts: &BTreeMap<String, u64>) -> u64 {
 
 fn gauge(registry: &Registry, name: &str) -> u64 {
     let values = series(registry, name).into_iter();
-    let sum: f64 = values.map(|it| it.get_gauge().get_value()).sum();
+    let sum: f64 = values.map(|metric| metric.get_gauge().get_value()).sum();
     sum.max(0.0) as u64
 }
 

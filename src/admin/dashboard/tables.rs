@@ -127,8 +127,8 @@ struct WorkerRow<'a>(
     Option<Vec<[u64; 3]>>,
 );
 
-/// Of one worker or one model since the router's start: streamed answers and the sum of their times to the first token,
-/// gaps between tokens and their sum, in milliseconds.
+/// The latency of one worker or one model since the router's start: the number of streamed answers and the sum of their times
+/// to the first token; the number of gaps between tokens and their sum. Sums are in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Latency {
     first: (u64, f64),
@@ -155,9 +155,10 @@ impl Latencies {
                 ];
                 for (latencies, name) in labels {
                     let latency = latencies.entry(name.to_owned()).or_default();
-                    let of_kind = match is_first {
-                        true => &mut latency.first,
-                        false => &mut latency.gaps,
+                    let of_kind = if is_first {
+                        &mut latency.first
+                    } else {
+                        &mut latency.gaps
                     };
                     of_kind.0 += count;
                     of_kind.1 += sum * 1e3;
@@ -175,7 +176,7 @@ pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
         let load = &worker.load;
         let reported = load.reported();
         // In thousandths, so that a row does not change with each block.
-        let kv_usage = reported.map(|it| (it.kv_usage * 1e3).round() as u32);
+        let kv_usage = reported.map(|reported| (reported.kv_usage * 1e3).round() as u32);
         let models = &status.facts.models;
         let model = models.keys().next().map(|model| &**model);
         let latency = latencies.by_worker.get(&*worker.name);
@@ -191,8 +192,8 @@ pub(super) fn workers(relay: &Relay, latencies: &Latencies) -> Rows {
             load.own_context_tokens(),
             load.peers_requests(),
             load.peers_queued_tokens(),
-            reported.map(|it| it.running),
-            reported.map(|it| it.waiting),
+            reported.map(|reported| reported.running),
+            reported.map(|reported| reported.waiting),
             kv_usage,
             worker.usage.prompt_tokens(),
             worker.usage.cached_tokens(),

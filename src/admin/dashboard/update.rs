@@ -39,7 +39,7 @@ const DECISION_COLUMNS: [&str; 15] = [
 pub(super) struct View {
     pub(super) sample: Sample,
     pub(super) workers: Rows,
-    /// These take longer to read and may be those of the view before.
+    /// Models, ranks and panels take longer to read and may be those of the view before.
     pub(super) models: Arc<Rows>,
     pub(super) ranks: Arc<Rows>,
     pub(super) panels: Arc<BTreeMap<&'static str, Value>>,
@@ -113,37 +113,40 @@ fn rows(decisions: &[Arc<RecordedDecision>]) -> Vec<Value> {
 }
 
 fn row(decision: &RecordedDecision) -> Value {
-    let it = &decision.explanation;
-    let disaggregation = it.disaggregation.as_ref();
-    let prefill = disaggregation.and_then(|it| it.prefill.as_ref());
+    let explanation = &decision.explanation;
+    let disaggregation = explanation.disaggregation.as_ref();
+    let prefill = disaggregation.and_then(|disaggregation| disaggregation.prefill.as_ref());
     // The worker that computes the prompt.
-    let computes = prefill.or(it.chosen.as_ref());
+    let computes = prefill.or(explanation.chosen.as_ref());
     let scores = match (prefill, disaggregation) {
         (Some(_), Some(disaggregation)) => &disaggregation.workers,
-        _ => &it.workers,
+        _ => &explanation.workers,
     };
     let mut scores = scores.iter();
-    let rank = it.chosen_rank.filter(|_| prefill.is_none());
+    let rank = explanation.chosen_rank.filter(|_| prefill.is_none());
     let score = scores.find(|score| Some(&score.worker) == computes && score.rank == rank);
-    let chosen = it.chosen.as_ref().map(|chosen| match it.chosen_rank {
-        Some(rank) => format!("{chosen} rank {rank}"),
-        None => chosen.clone(),
-    });
+    let chosen = explanation
+        .chosen
+        .as_ref()
+        .map(|chosen| match explanation.chosen_rank {
+            Some(rank) => format!("{chosen} rank {rank}"),
+            None => chosen.clone(),
+        });
     json!([
         decision.number,
         decision.at_unix_ms,
-        it.model,
+        explanation.model,
         decision.api,
-        it.policy,
-        it.reason,
+        explanation.policy,
+        explanation.reason,
         chosen,
         prefill,
-        it.prompt_tokens,
+        explanation.prompt_tokens,
         score.map(|score| score.cached_tokens),
         decision.longest_cached_tokens,
         score.map(|score| score.new_tokens),
         score.map(|score| score.cost_ms.round()),
-        it.candidates,
+        explanation.candidates,
         decision.attempt,
     ])
 }

@@ -129,8 +129,7 @@ impl Exchange<'_> {
         let first = first.await.map_err(|_| Failure::Silent)?;
         let first = first?.ok_or(Failure::Left)?;
         if let Some(config) = &first.protocol_config {
-            let has_body =
-                !matches!(&first.request, Some(Part::RequestHeaders(it)) if it.end_of_stream);
+            let has_body = !matches!(&first.request, Some(Part::RequestHeaders(headers)) if headers.end_of_stream);
             let (request, response) = (config.request_body_mode(), config.response_body_mode());
             let can_request = request == BodySendMode::FullDuplexStreamed || !has_body;
             self.is_response_seen = response == BodySendMode::FullDuplexStreamed;
@@ -346,9 +345,10 @@ impl Exchange<'_> {
     /// Sends a message with the next ones.
     async fn write(&mut self, message: &ProcessingResponse) -> Result<(), Failure> {
         grpc::frame_into(message, &mut self.unsent);
-        match self.unsent.len() < TOGETHER_BYTES {
-            true => Ok(()),
-            false => self.flush().await,
+        if self.unsent.len() < TOGETHER_BYTES {
+            Ok(())
+        } else {
+            self.flush().await
         }
     }
 

@@ -62,10 +62,14 @@ impl ExtProcGateway {
 
     async fn carry(&self, handover: Handover<'_>) -> CarriedAnswer {
         let (answer, answered) = oneshot::channel();
-        let workers: Vec<&str> = handover.workers.iter().map(|it| address(it)).collect();
+        let workers: Vec<&str> = handover
+            .workers
+            .iter()
+            .map(|worker| address(worker))
+            .collect();
         let destination = Destination {
             workers: workers.join(","),
-            prefill: handover.prefill.map(|it| address(it).to_owned()),
+            prefill: handover.prefill.map(|prefill| address(prefill).to_owned()),
             has_hooks: self.options.has_hooks,
         };
         let handed_over = HandedOver {
@@ -74,7 +78,7 @@ impl ExtProcGateway {
             answer,
         };
         let waiting = self.handover.lock().take();
-        let is_taken = waiting.is_some_and(|it| it.send(handed_over).is_ok());
+        let is_taken = waiting.is_some_and(|sender| sender.send(handed_over).is_ok());
         match answered.await {
             Ok(answer) if is_taken => answer,
             // The exchange is over, and what waits for this with it.

@@ -96,9 +96,10 @@ pub(super) fn response_head(headers: wire::HttpHeaders) -> Result<response::Part
 
 /// Newer gateways send values as bytes, older ones as text.
 fn value_of(field: &wire::HeaderValue) -> &Bytes {
-    match field.raw_value.is_empty() {
-        true => &field.value,
-        false => &field.raw_value,
+    if field.raw_value.is_empty() {
+        &field.value
+    } else {
+        &field.raw_value
     }
 }
 
@@ -133,7 +134,9 @@ fn metadata_value(
     key: &str,
 ) -> Result<Option<wire::Value>, DecodeError> {
     let mut metadata = wire::Metadata::decode(metadata.clone())?;
-    metadata.filter_metadata.retain(|it| it.name == namespace);
+    metadata
+        .filter_metadata
+        .retain(|entry| entry.name == namespace);
     let Some(namespace) = metadata.filter_metadata.pop() else {
         return Ok(None);
     };
@@ -183,9 +186,12 @@ pub(super) fn chosen(
     destination: &Destination,
 ) -> ProcessingResponse {
     let mut mutation = difference(client, to_worker);
-    mutation
-        .set_headers
-        .retain(|option| !option.header.as_ref().is_some_and(|it| is_control(&it.key)));
+    mutation.set_headers.retain(|option| {
+        !option
+            .header
+            .as_ref()
+            .is_some_and(|header| is_control(&header.key))
+    });
     let controls = client.keys().map(HeaderName::as_str);
     let removed = controls.filter(|name| is_control(name.as_bytes()));
     mutation.remove_headers.extend(removed.map(str::to_owned));

@@ -118,7 +118,7 @@ struct Live<'a> {
     session: Session,
     lifetime: Lifetime,
     turns: Vec<RunningTurn>,
-    /// Of the latest configuration that the connection has used.
+    /// The server of the latest configuration that the connection has used.
     server: Arc<ApiServer>,
     opener: Arc<Opener>,
     tenant: Tenant,
@@ -135,7 +135,7 @@ struct Live<'a> {
     unread: Option<Bytes>,
     /// Bytes that had been read of the socket when the latest message was complete, and those of control frames since then.
     read_before: u64,
-    /// Of the message of which a part has come, if it is large.
+    /// Bytes that have come of a message of which only a part has come, if it is large.
     partial_bytes: u64,
     /// Why it closes, and until when the client may answer.
     closing: Option<(&'static str, Instant)>,

@@ -13,7 +13,7 @@ use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::responses::WebsocketSettings;
 
-/// Those that are open.
+/// The WebSockets that are open.
 #[derive(Debug)]
 pub(crate) struct Open {
     counts: Mutex<Counts>,
@@ -136,7 +136,7 @@ mod tests {
         let (a, b) = (Some(Tenant::of("a")), Some(Tenant::of("b")));
         let status = |tenant| {
             open.enter(&settings, tenant)
-                .map_err(|it| it.status.as_u16())
+                .map_err(|error| error.status.as_u16())
         };
         let first = status(a).unwrap();
         let second = status(a).unwrap();
@@ -153,7 +153,7 @@ mod tests {
         assert!(
             (0..3)
                 .map(|_| open.enter(&settings, None))
-                .all(|it| it.is_ok())
+                .all(|entered| entered.is_ok())
         );
     }
 

@@ -8,7 +8,7 @@ use hyper::header::{AUTHORIZATION, HeaderName, HeaderValue};
 /// Who opened a connection, as each of its turns is authorised and logged.
 #[derive(Debug)]
 pub(super) struct Opener {
-    /// Those of the handshake, with the client's key.
+    /// The headers of the handshake, with the client's key.
     pub(super) headers: HeaderMap,
     pub(super) address: IpAddr,
     /// The id of the handshake, for the log.

@@ -59,14 +59,15 @@ impl RunningTurn {
                     Poll::Ready(response) => response.into_parts(),
                     Poll::Pending => return Poll::Pending,
                 };
-                self.state = match head.status.is_success() {
-                    true => TurnState::Streaming(body, Events::new(&self.lane)),
-                    false => TurnState::Refused {
+                self.state = if head.status.is_success() {
+                    TurnState::Streaming(body, Events::new(&self.lane))
+                } else {
+                    TurnState::Refused {
                         status: head.status.as_u16(),
                         headers: head.headers,
                         body,
                         read: Vec::new(),
-                    },
+                    }
                 };
                 Poll::Ready(false)
             }

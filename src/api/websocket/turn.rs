@@ -81,14 +81,13 @@ impl ApiServer {
         if let Some(line) = &mut line {
             line.tenant = Some(admitted.name.clone());
         }
-        let (client, headers) = match self.tenants.require_keys() {
+        let (client, headers) = if self.tenants.require_keys() {
             // The key is the router's; engines have their own.
-            true => {
-                let mut headers = opener.headers.clone();
-                headers.remove(AUTHORIZATION);
-                (ClientKey::of_tenant(admitted.tenant), Some(headers))
-            }
-            false => (ClientKey::of_address(opener.address), None),
+            let mut headers = opener.headers.clone();
+            headers.remove(AUTHORIZATION);
+            (ClientKey::of_tenant(admitted.tenant), Some(headers))
+        } else {
+            (ClientKey::of_address(opener.address), None)
         };
         let bytes = body.len() as u64;
         let context = RequestContext {

@@ -19,9 +19,10 @@ pub(super) async fn run(config: &Config, out: &mut impl Write) -> io::Result<boo
         return Ok(false);
     }
     let warning = store.health().warning;
-    match warning.is_empty() {
-        true => writeln!(out, "\nresponse store: Redis answers")?,
-        false => writeln!(out, "\nresponse store: WRONG: {warning}")?,
+    if warning.is_empty() {
+        writeln!(out, "\nresponse store: Redis answers")?;
+    } else {
+        writeln!(out, "\nresponse store: WRONG: {warning}")?;
     }
     Ok(warning.is_empty())
 }

@@ -183,9 +183,10 @@ async fn post(
             .collect()
             .await;
         let body = body.map_err(|error| error.to_string())?.to_bytes();
-        match status.is_success() {
-            true => Ok(body),
-            false => Err(format!("answered {status}: {}", beginning(&body))),
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(format!("answered {status}: {}", beginning(&body)))
         }
     };
     tokio::time::timeout(limit, exchange)

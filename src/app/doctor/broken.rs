@@ -152,7 +152,7 @@ fn tokenizer_refuses(observed: &Observed) -> Option<Finding> {
 
 /// Requests to a model after which a worker without any is worth a finding.
 const MIN_REQUESTS: u64 = 200;
-/// And requests for each of its workers.
+/// A worker without any request is worth a finding only if its model got so many for each of its workers.
 const REQUESTS_EACH: u64 = 20;
 
 fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {

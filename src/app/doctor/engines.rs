@@ -5,9 +5,9 @@ use super::observed::{Observed, Rank, Worker};
 use super::versions;
 use super::workers::{by_model, different, names, up, why_down};
 
-/// The line that turns KV events on, with replay.
+/// The line that turns vLLM's KV events on, with replay.
 const EVENTS_ON: &str = r#"engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"#;
-/// The same for SGLang.
+/// The line that turns SGLang's KV events on, with replay.
 const SGLANG_EVENTS_ON: &str = r#"engine: --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","topic":"kv-events"}'"#;
 
 /// The line that turns KV events on for these workers.
@@ -44,7 +44,10 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
 fn uses_events(observed: &Observed) -> bool {
     let policy = |value: &serde_json::Value| value.as_str() == Some("cache_aware");
     let common = observed.config.pointer("/routing/policy");
-    let mut own = observed.models().iter().filter_map(|it| it.get("policy"));
+    let mut own = observed
+        .models()
+        .iter()
+        .filter_map(|model| model.get("policy"));
     common.is_none_or(policy) || own.any(policy)
 }
 
@@ -78,7 +81,10 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
 
 fn workers_down(observed: &Observed) -> Option<Finding> {
     let all = &observed.fleet.workers;
-    let down: Vec<&Worker> = all.iter().filter(|it| it.health == "down").collect();
+    let down: Vec<&Worker> = all
+        .iter()
+        .filter(|worker| worker.health == "down")
+        .collect();
     let first = down.first().filter(|_| down.len() < all.len())?;
     Some(Finding {
         rule: "worker_down",
@@ -99,7 +105,7 @@ fn workers_down(observed: &Observed) -> Option<Finding> {
 
 fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
     let off: Vec<&Worker> = up(observed)
-        .filter(|it| it.prefix_caching == Some(false))
+        .filter(|worker| worker.prefix_caching == Some(false))
         .collect();
     (!off.is_empty()).then(|| Finding {
         rule: "prefix_caching_off",
@@ -119,7 +125,7 @@ fn no_events(observed: &Observed) -> Option<Finding> {
     if !uses_events(observed) {
         return None;
     }
-    let has_none = |it: &&Worker| it.events.ranks == 0 && it.events.unusable.is_empty();
+    let has_none = |worker: &&Worker| worker.events.ranks == 0 && worker.events.unusable.is_empty();
     let silent: Vec<&Worker> = up(observed).filter(has_none).collect();
     (!silent.is_empty()).then(|| Finding {
         rule: "kv_events_off",
@@ -136,7 +142,7 @@ fn no_events(observed: &Observed) -> Option<Finding> {
 
 fn unusable_events(observed: &Observed) -> Option<Finding> {
     let unusable: Vec<&Worker> = up(observed)
-        .filter(|it| !it.events.unusable.is_empty())
+        .filter(|worker| !worker.events.unusable.is_empty())
         .collect();
     let first = unusable.first()?;
     let source = first.events.unusable.first()?;
@@ -193,7 +199,7 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
 
 fn no_replay(observed: &Observed) -> Option<Finding> {
     let without: Vec<&Worker> = up(observed)
-        .filter(|it| it.events.without_replay > 0)
+        .filter(|worker| worker.events.without_replay > 0)
         .collect();
     if without.is_empty() {
         let (rank, _) = ranks_up(observed).find(|(rank, _)| rank.replay_error.is_some())?;
@@ -277,15 +283,15 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
         return Vec::new();
     };
     let connector = &pairs.connector;
-    let is_unpaired = |it: &&Worker| pairs.unpaired.contains(&it.name);
+    let is_unpaired = |worker: &&Worker| pairs.unpaired.contains(&worker.name);
     let unpaired: Vec<&Worker> = up(observed).filter(is_unpaired).collect();
     let mut findings = Vec::new();
     if !unpaired.is_empty() {
-        let why = pairs.incompatible.first().map(|it| it.message.as_str());
+        let why = pairs.incompatible.first().map(|pair| pair.message.as_str());
         let roles = listed(
             unpaired
                 .iter()
-                .map(|it| format!("{} ({})", it.name, it.role)),
+                .map(|worker| format!("{} ({})", worker.name, worker.role)),
         );
         findings.push(Finding {
             rule: "unpaired_workers",
@@ -299,7 +305,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
             },
         });
     }
-    let impossible: u64 = pairs.incompatible.iter().map(|it| it.count).sum();
+    let impossible: u64 = pairs.incompatible.iter().map(|pair| pair.count).sum();
     if let Some(first) = pairs.incompatible.first().filter(|_| unpaired.is_empty()) {
         findings.push(Finding {
             rule: "incompatible_pairs",

@@ -61,9 +61,9 @@ pub(super) struct Worker {
     pub(super) responses: String,
     pub(super) models: Vec<String>,
     pub(super) requests_total: u64,
-    /// Of this router, now.
+    /// Requests of this router that run on the worker now.
     pub(super) requests: u64,
-    /// Of other replicas.
+    /// The load of other replicas on the worker.
     pub(super) peers: Vec<PeerLoad>,
     pub(super) circuit_breaker: String,
     pub(super) is_draining: bool,
@@ -137,7 +137,7 @@ pub(super) struct TokenizerCheck {
 }
 
 impl Observed {
-    /// Of the bodies of `/fleet`, `/kv`, `/config`, `/responses` and `/metrics`.
+    /// Reads the bodies of `/fleet`, `/kv`, `/config`, `/responses` and `/metrics`.
     pub fn of_pages(
         fleet: &[u8],
         kv: &[u8],

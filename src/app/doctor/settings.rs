@@ -21,9 +21,10 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
 fn model_share(observed: &Observed, model: &str) -> f64 {
     let all = observed.sum("warmroute_requests_total", &[]);
     let workers = observed.fleet.workers.iter();
-    match all > 0.0 {
-        true => observed.sum("warmroute_requests_total", &[("model", model)]) / all,
-        false => observed.share(workers.filter(|it| it.models.iter().any(|own| own == model))),
+    if all > 0.0 {
+        observed.sum("warmroute_requests_total", &[("model", model)]) / all
+    } else {
+        observed.share(workers.filter(|worker| worker.models.iter().any(|own| own == model)))
     }
 }
 
@@ -45,7 +46,8 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
     };
     let has_events = |model: &str| {
         let mut workers = observed.fleet.workers.iter();
-        workers.any(|it| it.events.ranks > 0 && it.models.iter().any(|own| own == model))
+        workers
+            .any(|worker| worker.events.ranks > 0 && worker.models.iter().any(|own| own == model))
     };
     let finding = |model: &str| {
         let requests = |api: &str| {
@@ -79,7 +81,11 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
 }
 
 fn mismatches(observed: &Observed) -> Vec<Finding> {
-    let checks = observed.kv.tokenizer_check.iter().filter(|it| it.mismatch);
+    let checks = observed
+        .kv
+        .tokenizer_check
+        .iter()
+        .filter(|check| check.mismatch);
     let finding = |check: &super::observed::TokenizerCheck| Finding {
         rule: "tokenizer_mismatch",
         is_broken: false,
@@ -127,13 +133,15 @@ fn timeouts(observed: &Observed) -> Vec<Finding> {
         let (p99, count) = observed.quantile(metric, 0.99)?;
         let is_near = count >= MIN_REQUESTS && timeout.as_secs_f64() < HEADROOM * p99;
         is_near.then(|| {
-            let measured = match p99.is_finite() {
-                true => format!("up to {p99} s"),
-                false => "longer than the longest bucket".to_owned(),
+            let measured = if p99.is_finite() {
+                format!("up to {p99} s")
+            } else {
+                "longer than the longest bucket".to_owned()
             };
-            let enough = match p99.is_finite() {
-                true => Duration::from_secs_f64((HEADROOM * p99).ceil()),
-                false => timeout * 2,
+            let enough = if p99.is_finite() {
+                Duration::from_secs_f64((HEADROOM * p99).ceil())
+            } else {
+                timeout * 2
             };
             Finding {
                 rule: "timeout_too_short",
@@ -185,7 +193,7 @@ fn names(observed: &Observed) -> Vec<Finding> {
     let served = served(observed);
     let texts = |value: &Value| -> Vec<String> {
         let list = value.as_array().into_iter().flatten();
-        list.filter_map(|it| it.as_str().map(str::to_owned))
+        list.filter_map(|item| item.as_str().map(str::to_owned))
             .collect()
     };
     let mut findings = Vec::new();
@@ -195,10 +203,10 @@ fn names(observed: &Observed) -> Vec<Finding> {
             .as_array()
             .into_iter()
             .flatten()
-            .map(|it| {
+            .map(|target| {
                 (
-                    it["model"].as_str().unwrap_or_default(),
-                    it["weight"].as_f64().unwrap_or(0.0),
+                    target["model"].as_str().unwrap_or_default(),
+                    target["weight"].as_f64().unwrap_or(0.0),
                 )
             })
             .collect();

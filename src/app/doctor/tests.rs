@@ -8,7 +8,7 @@ fn observed(change: impl FnOnce(&mut Value, &mut Value, &mut Value), metrics: &s
     observed_with(change, &store, metrics)
 }
 
-/// The same with a store of responses that is so.
+/// A good fleet of two workers, after `change` of its pages. `store`: what the page of responses says of their store.
 fn observed_with(
     change: impl FnOnce(&mut Value, &mut Value, &mut Value),
     store: &Value,
@@ -40,7 +40,10 @@ fn observed_with(
 }
 
 fn rules(observed: &Observed) -> Vec<&'static str> {
-    examine(observed).iter().map(|it| it.rule).collect()
+    examine(observed)
+        .iter()
+        .map(|finding| finding.rule)
+        .collect()
 }
 
 #[test]
@@ -55,7 +58,7 @@ fn each_lack_is_found_with_the_line_to_change() {
     type Change = fn(&mut Value, &mut Value, &mut Value);
     let check = |rule: &str, change: Change, metrics: &str, named: &str| {
         let found = examine(&observed(change, metrics));
-        let rules: Vec<&str> = found.iter().map(|it| it.rule).collect();
+        let rules: Vec<&str> = found.iter().map(|finding| finding.rule).collect();
         assert_eq!(rules, [rule]);
         let whole = format!("{} {}", found[0].problem, found[0].change);
         assert!(whole.contains(named), "{rule}: {whole}");
@@ -332,7 +335,7 @@ fn each_engine_is_told_its_own_flags() {
         );
         let found = examine(&observed);
         assert!(found.len() <= 1, "{found:?}");
-        found.into_iter().next().map(|it| it.change)
+        found.into_iter().next().map(|finding| finding.change)
     };
     let send_ids = |_: &mut Value, config: &mut Value| {
         config["models"][0]["send_token_ids"] = true.into();

@@ -68,7 +68,7 @@ fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&Worker]) -> Opt
 
 fn unknown(observed: &Observed) -> Option<Finding> {
     let old: Vec<&Worker> = up(observed)
-        .filter(|it| is_before(it, OLDEST_VLLM))
+        .filter(|worker| is_before(worker, OLDEST_VLLM))
         .collect();
     let first = old.first()?;
     Some(Finding {
@@ -88,8 +88,10 @@ fn unknown(observed: &Observed) -> Option<Finding> {
 /// Engines with several ranks that ignore which of them a request is for.
 fn ignores_ranks(observed: &Observed) -> Option<Finding> {
     let requests = |labels: &[(&str, &str)]| observed.sum("warmroute_requests_total", labels);
-    let ignores = |it: &&Worker| {
-        it.events.ranks > 1 && it.responses != "chat" && is_before(it, RESPONSES_PINNED_SINCE)
+    let ignores = |worker: &&Worker| {
+        worker.events.ranks > 1
+            && worker.responses != "chat"
+            && is_before(worker, RESPONSES_PINNED_SINCE)
     };
     let old: Vec<&Worker> = up(observed).filter(ignores).collect();
     let of_old = |worker: &&Worker| requests(&[("worker", &worker.name), ("api", "responses")]);

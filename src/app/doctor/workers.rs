@@ -19,7 +19,11 @@ pub(super) fn why_down(worker: &Worker) -> String {
 }
 
 pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &Worker> {
-    observed.fleet.workers.iter().filter(|it| it.is_up())
+    observed
+        .fleet
+        .workers
+        .iter()
+        .filter(|worker| worker.is_up())
 }
 
 /// The workers of each model that are up.

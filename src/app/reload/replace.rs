@@ -34,7 +34,9 @@ impl App {
 impl Reloader {
     pub(super) async fn replace(&mut self, config: Config) -> Outcome {
         let changes = Comparable::of(&self.running).changes(&Comparable::of(&config));
-        let mut restarts = changes.iter().filter(|it| it.effect == Effect::Restart);
+        let mut restarts = changes
+            .iter()
+            .filter(|change| change.effect == Effect::Restart);
         let outcome = match restarts.next() {
             Some(change) => Outcome::Failed(format!("`{}` needs a restart: {change}", change.path)),
             None => self.apply(Arc::new(config), changes).await,

@@ -131,7 +131,7 @@ impl Status {
         }
     }
 
-    /// For `/readyz`.
+    /// The state of the configuration, for `/readyz`.
     pub(crate) fn ready(&self) -> ConfigStatus {
         self.ready.clone()
     }

@@ -160,8 +160,8 @@ proptest! {
             blocks.snapshot_events(100).iter().flatten().for_each(|event| late.apply(event));
             let all = early.holds();
             for (name, is_cpu, count, path) in late.holds() {
-                let found = all.iter().find(|it| (it.0, it.1) == (name, is_cpu));
-                prop_assert!(found.is_some_and(|it| it.2 >= count && it.3 == path));
+                let found = all.iter().find(|held| (held.0, held.1) == (name, is_cpu));
+                prop_assert!(found.is_some_and(|held| held.2 >= count && held.3 == path));
             }
             if blocks.missing() == 0 {
                 prop_assert_eq!(late.holds(), all);

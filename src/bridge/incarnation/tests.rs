@@ -42,7 +42,7 @@ fn removed(name: u64) -> Batch {
 }
 
 impl Incarnation {
-    /// As one who makes the list that it needs.
+    /// Subscribes as a client does that makes the snapshot that it needs.
     fn start(&mut self, after: u64) -> Result<Start, Gone> {
         let mut has_waited = false;
         loop {

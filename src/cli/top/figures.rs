@@ -66,7 +66,7 @@ impl Samples {
         let family = format!("{family}_bucket");
         let mut counts: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
         for (metrics, sign) in [(last, 1.0), (first, -1.0)] {
-            for series in metrics.all(&family).iter().filter(|it| holds(it)) {
+            for series in metrics.all(&family).iter().filter(|series| holds(series)) {
                 // Bounds are positive, so that their bits are in their order; `+Inf` is the last.
                 let bound: f64 = series.label("le")?.parse().ok()?;
                 let entry = counts.entry(bound.to_bits()).or_insert((bound, 0.0));
@@ -106,18 +106,21 @@ impl Samples {
             return "";
         };
         let states = sample.metrics.all("warmroute_kv_state").iter();
-        let states = states.filter(|it| it.value > 0.0 && it.label("worker") == Some(worker));
-        let worst = states.max_by_key(|it| match it.label("state").unwrap_or_default() {
+        let states =
+            states.filter(|series| series.value > 0.0 && series.label("worker") == Some(worker));
+        let worst = states.max_by_key(|series| match series.label("state").unwrap_or_default() {
             "cold" => 3,
             "stale" => 2,
             "partial" => 1,
             _ => 0,
         });
-        worst.and_then(|it| it.label("state")).unwrap_or_default()
+        worst
+            .and_then(|series| series.label("state"))
+            .unwrap_or_default()
     }
 }
 
-/// Of cumulative buckets by their upper bounds, linear inside a bucket.
+/// A percentile of cumulative buckets by their upper bounds, linear inside a bucket.
 fn percentile(buckets: &[(f64, f64)], share: f64) -> Option<f64> {
     let all = buckets.last()?.1;
     if all <= 0.0 {
@@ -171,8 +174,8 @@ pub(super) mod tests {
             "warmroute_requests_total{worker=\"a\"} 16\nwarmroute_requests_total{worker=\"b\"} 2\n";
         let samples = samples("{}", first, last);
         let rate = |worker: &str| {
-            samples.rate("warmroute_requests_total", |it| {
-                it.label("worker") == Some(worker)
+            samples.rate("warmroute_requests_total", |series| {
+                series.label("worker") == Some(worker)
             })
         };
         assert_eq!(
@@ -234,11 +237,11 @@ pub(super) mod tests {
         let family = "warmroute_time_to_first_token_seconds";
         assert_eq!(samples.percentile(family, 0.25, |_| true), Some(0.1));
         assert_eq!(
-            samples.percentile(family, 0.5, |it| it.label("worker") == Some("a")),
+            samples.percentile(family, 0.5, |series| series.label("worker") == Some("a")),
             Some(0.05)
         );
         assert_eq!(
-            samples.percentile(family, 0.5, |it| it.label("worker") == Some("c")),
+            samples.percentile(family, 0.5, |series| series.label("worker") == Some("c")),
             None
         );
     }

@@ -65,7 +65,7 @@ mod tests {
         );
         assert_eq!(metrics.sum("warmroute_requests_total", |_| true), 7.5);
         assert_eq!(
-            metrics.sum("warmroute_requests_total", |it| it.label("worker")
+            metrics.sum("warmroute_requests_total", |series| series.label("worker")
                 == Some("w1")),
             4.5
         );

@@ -35,7 +35,7 @@ pub(super) struct Reported {
 }
 
 impl Worker {
-    /// In one word, the worst first.
+    /// The state of the worker in one word: the worst of what is so.
     pub(super) fn state(&self) -> &str {
         match (&*self.health, &*self.circuit_breaker) {
             ("up", _) if self.is_draining => "draining",

@@ -91,9 +91,10 @@ async fn show(
                 Some(Input::Resized) => {}
                 Some(Input::Key(key)) => {
                     let height = terminal.size()?.height;
-                    let all = match state.shows_decisions {
-                        true => decisions.rows(&state.filter).len(),
-                        false => rows(&samples, &state).len(),
+                    let all = if state.shows_decisions {
+                        decisions.rows(&state.filter).len()
+                    } else {
+                        rows(&samples, &state).len()
                     };
                     if state.on_key(key, all, shown(height)) {
                         return Ok(());
@@ -103,7 +104,9 @@ async fn show(
             (tail, events) = read => {
                 let applied = events.and_then(|events| {
                     let mut data = events.iter().map(|event| &*event.data);
-                    data.try_for_each(|data| decisions.apply(data).map_err(|it| it.to_string()))
+                    data.try_for_each(|data| {
+                        decisions.apply(data).map_err(|error| error.to_string())
+                    })
                 });
                 if let Err(error) = applied {
                     problem = Some(error);

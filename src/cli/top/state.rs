@@ -23,7 +23,7 @@ pub(super) enum Column {
     Events,
 }
 
-/// With their titles and widths, which fit into 80 columns with names of 9 letters.
+/// The columns with their titles and widths, which fit into 80 columns with names of 9 letters.
 pub(super) const COLUMNS: [(Column, &str, usize); 11] = [
     (Column::Worker, "WORKER", 16),
     (Column::Role, "ROLE", 7),
@@ -189,9 +189,9 @@ impl<'a> Line<'a> {
             worker,
             events: samples.events(name),
             running: worker.requests,
-            cache: worker.reported.as_ref().map(|it| it.kv_usage),
-            rate: samples.rate("warmroute_requests_total", |it| {
-                it.label("worker") == Some(name)
+            cache: worker.reported.as_ref().map(|reported| reported.kv_usage),
+            rate: samples.rate("warmroute_requests_total", |series| {
+                series.label("worker") == Some(name)
             }),
             ttft: percentile(TTFT, 0.5),
             ttft_p99: percentile(TTFT, 0.99),
@@ -284,8 +284,8 @@ pub(super) fn summary(samples: &Samples) -> [String; 4] {
             ),
         }
     });
-    let refused = samples.rate("warmroute_requests_total", |it| {
-        matches!(it.label("outcome"), Some("refused" | "not_queued"))
+    let refused = samples.rate("warmroute_requests_total", |series| {
+        matches!(series.label("outcome"), Some("refused" | "not_queued"))
     });
     let too_many = samples.rate("warmroute_request_errors_total", |sample| {
         sample.label("status") == Some("429")
@@ -316,9 +316,10 @@ pub(super) fn summary(samples: &Samples) -> [String; 4] {
         .iter()
         .map(|(reason, share)| format!("{} {}", reason, percent(*share)));
     let reasons: Vec<_> = reasons.collect();
-    let decisions = match reasons.is_empty() {
-        true => "decisions -".to_owned(),
-        false => format!("decisions {}", reasons.join("   ")),
+    let decisions = if reasons.is_empty() {
+        "decisions -".to_owned()
+    } else {
+        format!("decisions {}", reasons.join("   "))
     };
     [of_workers, rates, tokens, decisions]
 }
@@ -336,7 +337,7 @@ fn percent(share: f64) -> String {
     format!("{:.0} %", share * 100.0)
 }
 
-/// Of a hundred and more without decimals, so that the column is narrow.
+/// A rate as text: from a hundred on without decimals, so that the column is narrow.
 fn rate(rate: f64) -> String {
     match rate {
         rate if rate < 99.95 => format!("{rate:.1}"),

@@ -59,17 +59,19 @@ pub(super) fn draw(
 
 fn workers(samples: &Samples, state: &State) -> Table<'static> {
     let titles = COLUMNS.iter().map(|(column, title, _)| {
-        let style = match *column == state.sort {
-            true => Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD),
-            false => Style::new().add_modifier(Modifier::BOLD),
+        let style = if *column == state.sort {
+            Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD)
+        } else {
+            Style::new().add_modifier(Modifier::BOLD)
         };
         Cell::new(*title).style(style)
     });
     let lines = rows(samples, state).into_iter().skip(state.offset);
     let lines = lines.map(|row| {
-        let style = match row.is_up {
-            true => Style::new(),
-            false => Style::new().red(),
+        let style = if row.is_up {
+            Style::new()
+        } else {
+            Style::new().red()
         };
         Row::new(row.cells).style(style)
     });

@@ -240,9 +240,10 @@ impl<'a> Converter<'a> {
             Err(error) => self.refuse(at, format!("cannot read `{path}`: {error}")),
             Ok(content) => {
                 let secret = secret::of_file(&content);
-                match secret.is_empty() {
-                    true => self.refuse(at, format!("`{path}` is empty")),
-                    false => Some(Value::String(secret::with_file(path, secret))),
+                if secret.is_empty() {
+                    self.refuse(at, format!("`{path}` is empty"))
+                } else {
+                    Some(Value::String(secret::with_file(path, secret)))
                 }
             }
         }
@@ -286,9 +287,10 @@ fn is_list_of_secrets(schema: &Value) -> bool {
 /// A key as a part of a path; one with other characters is written `labels["a.b"]`.
 fn step(key: &str) -> String {
     let is_simple = |letter: char| letter.is_alphanumeric() || matches!(letter, '_' | '-' | '/');
-    match !key.is_empty() && key.chars().all(is_simple) {
-        true => key.to_owned(),
-        false => format!("[{key:?}]"),
+    if !key.is_empty() && key.chars().all(is_simple) {
+        key.to_owned()
+    } else {
+        format!("[{key:?}]")
     }
 }
 

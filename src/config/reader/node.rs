@@ -76,9 +76,10 @@ fn node(raw: Spanned<Raw>, text: &str, parent_at: Position) -> Node {
     let source = source(&raw.defined, text);
     let is_absent = matches!(raw.value, Raw::Plain) && source.is_empty();
     // The library puts a value that is not there at the next token.
-    let at = match is_absent {
-        true => parent_at,
-        false => position(&raw.referenced),
+    let at = if is_absent {
+        parent_at
+    } else {
+        position(&raw.referenced)
     };
     let value = match raw.value {
         Raw::Map(entries) => Value::Map(

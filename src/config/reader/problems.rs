@@ -34,7 +34,7 @@ pub struct Problem {
 pub struct Problems {
     file: String,
     list: Vec<Problem>,
-    /// Those beyond `MAX_PROBLEMS`, counted only.
+    /// How many problems there are beyond `MAX_PROBLEMS`; they are only counted.
     more: usize,
 }
 

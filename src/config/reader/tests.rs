@@ -406,6 +406,6 @@ proptest! {
             ..Settings::default()
         };
         let printed = to_yaml(&settings).unwrap();
-        prop_assert_eq!(read(printed.as_bytes()).map_err(|it| it.to_string()), Ok(settings));
+        prop_assert_eq!(read(printed.as_bytes()).map_err(|problems| problems.to_string()), Ok(settings));
     }
 }

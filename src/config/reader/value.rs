@@ -17,9 +17,10 @@ pub(super) fn value(
     may_be_typed: bool,
     schemas: &[&Value],
 ) -> Result<Value, Option<String>> {
-    let typed = match may_be_typed {
-        true => typed(text),
-        false => Value::String(text.to_owned()),
+    let typed = if may_be_typed {
+        typed(text)
+    } else {
+        Value::String(text.to_owned())
     };
     if schemas.iter().any(|schema| is_any(schema)) {
         return Ok(typed);
@@ -51,10 +52,13 @@ pub(super) fn value(
             units::DURATION => units::parse_duration(text).is_ok(),
             units::SIZE => units::parse_size(text).is_ok(),
             NETWORK => client_address::parse(text).is_ok(),
-            _ => match names.is_empty() {
-                true => !typed.is_null(),
-                false => names.contains(&text),
-            },
+            _ => {
+                if names.is_empty() {
+                    !typed.is_null()
+                } else {
+                    names.contains(&text)
+                }
+            }
         };
         if is_text {
             match unit_out_of_range(text, schema) {

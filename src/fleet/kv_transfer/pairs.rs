@@ -17,7 +17,7 @@ pub(super) const MAX_EXAMPLES: usize = 8;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pairs {
     pub count: usize,
-    /// Those of the pairs between which no KV transfer is possible. That the others work is unverified.
+    /// The pairs between which no KV transfer is possible. That the others work is unverified.
     pub incompatible: Vec<IncompatiblePairs>,
     /// Prefill workers and decode workers without a compatible partner.
     pub unpaired: Vec<Arc<str>>,

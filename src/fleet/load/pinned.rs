@@ -21,13 +21,13 @@ impl PinnedLoads {
         }
     }
 
-    /// Of the requests that this router has pinned to a rank.
+    /// The load of the requests that this router has pinned to a rank.
     pub fn own(&self, rank: u32) -> LoadShare {
         let load = self.at(rank as usize);
         load.map_or_else(LoadShare::default, Load::own)
     }
 
-    /// Of the requests that the other replicas have pinned to a rank, as they last reported it.
+    /// The load of the requests that the other replicas have pinned to a rank, as they last reported it.
     pub fn peers(&self, rank: u32) -> LoadShare {
         let load = self.at(rank as usize);
         load.map_or_else(LoadShare::default, Load::peers)
@@ -67,7 +67,7 @@ impl PinnedLoads {
         }
     }
 
-    /// Of this router and of the other replicas.
+    /// The load of what this router and the other replicas have pinned.
     fn pinned(&self, position: usize) -> LoadShare {
         let load = self.at(position);
         load.map_or_else(LoadShare::default, |load| load.own().plus(load.peers()))

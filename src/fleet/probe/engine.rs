@@ -82,7 +82,7 @@ pub(super) fn metrics(text: &str) -> EngineMetrics {
 pub(super) struct Adapters {
     /// How many it has in its GPU at the same time.
     pub(super) slots: u32,
-    /// Those of the requests that it computes.
+    /// The adapters of the requests that it computes.
     pub(super) running: Vec<Model>,
 }
 

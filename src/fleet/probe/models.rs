@@ -65,10 +65,10 @@ pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts
     let sources = match found.engine {
         Engine::Vllm => {
             found.version = fetch_version(worker, limit).await;
-            match wants_events {
-                true => event_sources(worker, limit).await,
-                false => return,
+            if !wants_events {
+                return;
             }
+            event_sources(worker, limit).await
         }
         Engine::Sglang => {
             let info = fetch_server_info(worker, limit).await;

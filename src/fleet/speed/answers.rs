@@ -2,7 +2,7 @@
 
 use super::shared::SharedF32;
 
-/// Of a model that has not answered yet.
+/// The mean for a model that has not answered yet.
 const START: f64 = 250.0;
 /// What the mean moves by with an answer: the last fifty count for two thirds.
 const STEP: f64 = 0.02;

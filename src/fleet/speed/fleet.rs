@@ -16,7 +16,7 @@ const HARDWARE: &str = "hardware";
 #[derive(Debug, Default)]
 pub struct Speeds {
     workers: BTreeMap<WorkerId, Learnt>,
-    /// Of the workers of a model with the same hardware.
+    /// What is learnt of the workers of a model with the same hardware.
     pools: BTreeMap<PoolKey, Learner>,
 }
 

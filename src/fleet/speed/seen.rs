@@ -118,10 +118,12 @@ impl Seen {
         inner.shared_at_last_first = inner.passed.shared;
         let may_have_waited = load.is_full || sent.may_wait;
         let is_same_step = row.steps == 0.0;
-        inner.counts_last_first = match is_same_step {
-            true => inner.counts_last_first,
-            false => shared <= SHARED_MAX * row.seconds,
-        } && !may_have_waited;
+        let shows_something = if is_same_step {
+            inner.counts_last_first
+        } else {
+            shared <= SHARED_MAX * row.seconds
+        };
+        inner.counts_last_first = shows_something && !may_have_waited;
         let counts = inner.counts_last_first;
         match inner.firsts.last_mut() {
             _ if !counts => {}

@@ -28,7 +28,7 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// The same with no longer idle time than this.
+    /// These time-outs with no longer idle time than `idle`.
     pub(super) fn at_limit(self, idle: Duration) -> Self {
         Self {
             idle: self.idle.min(idle),
@@ -67,7 +67,7 @@ pub(super) struct Activity {
     in_body: AtomicBool,
     /// A request's body was dropped before its end: what follows on the connection is no request's head.
     has_unread_body: AtomicBool,
-    /// That body, if what is left of it may be read.
+    /// The body that was dropped, if what is left of it may be read.
     unread_body: Mutex<Option<Incoming>>,
     /// When the connection became idle, or when the first byte of the head came.
     since_ms: AtomicU64,
@@ -153,7 +153,7 @@ impl Streams {
 #[derive(Debug)]
 pub(super) struct Busy {
     activity: Arc<Activity>,
-    /// Of an HTTP/2 request.
+    /// The stream of an HTTP/2 request.
     stream: Option<Arc<StreamWatch>>,
 }
 

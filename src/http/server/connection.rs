@@ -368,9 +368,10 @@ impl Watch<'_> {
         let verdict = match self.activity.check(now, &limits) {
             Verdict::Fine => {
                 let is_parkable = self.activity.is_between_requests(now, KEEPS_BUFFERS);
-                return match is_parkable && !self.is_finishing && self.asked_to_close.is_none() {
-                    true => Step::Park,
-                    false => Step::Go,
+                return if is_parkable && !self.is_finishing && self.asked_to_close.is_none() {
+                    Step::Park
+                } else {
+                    Step::Go
                 };
             }
             verdict => verdict,
@@ -378,10 +379,7 @@ impl Watch<'_> {
         if let Some(asked) = self.asked_to_close {
             // A client that reads on after a while finds the GOAWAY; one that does not react is cut off.
             let is_patient = verdict == Verdict::NotReading && now - asked <= limits.send;
-            return match is_patient {
-                true => Step::Go,
-                false => Step::Close,
-            };
+            return if is_patient { Step::Go } else { Step::Close };
         }
         let reason = match verdict {
             Verdict::SlowHead => "header_timeout",

@@ -54,7 +54,7 @@ pub struct Upgraded {
     early: Bytes,
     /// Bytes that were read of it, ever.
     pub bytes_read: u64,
-    /// Those since the reader was last told to wait.
+    /// Bytes that were read of it since the reader was last told to wait.
     read_at_once: u64,
     /// How long the other end may leave bytes unread.
     pub send_timeout: Duration,

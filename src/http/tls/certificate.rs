@@ -40,7 +40,8 @@ pub(super) fn pair(contents: &Contents, now: SystemTime) -> Result<Option<Pair>,
     };
     let mut not_after = None;
     for certificate in &chain {
-        let end = in_date("certificate", path, certificate, now).map_err(|it| vec![it])?;
+        let end =
+            in_date("certificate", path, certificate, now).map_err(|problem| vec![problem])?;
         not_after = not_after.min(Some(end)).or(Some(end));
     }
     let certified = CertifiedKey::from_der(chain, key, &provider()).map_err(|error| {
@@ -89,11 +90,12 @@ fn chain_of(
     let named = |message| (key.to_owned(), message);
     let chain: Result<Vec<_>, PemError> = CertificateDer::pem_slice_iter(pem).collect();
     let chain = chain.map_err(|error| named(format!("`{path}` is not valid PEM: {error}")))?;
-    match chain.is_empty() {
-        true => Err(named(format!(
+    if chain.is_empty() {
+        Err(named(format!(
             "`{path}` has no certificate; it must be PEM (-----BEGIN CERTIFICATE-----)"
-        ))),
-        false => Ok(chain),
+        )))
+    } else {
+        Ok(chain)
     }
 }
 

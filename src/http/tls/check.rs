@@ -29,9 +29,10 @@ pub struct Checked(BTreeSet<ClientSettings>);
 impl Checked {
     /// What is wrong with settings that were not checked yet.
     pub fn check(&mut self, settings: &ClientSettings, now: SystemTime) -> Vec<Problem> {
-        match self.0.insert(settings.clone()) {
-            true => settings.check(now),
-            false => Vec::new(),
+        if self.0.insert(settings.clone()) {
+            settings.check(now)
+        } else {
+            Vec::new()
         }
     }
 }

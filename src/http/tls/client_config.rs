@@ -36,9 +36,10 @@ impl ClientSettings {
 
     /// What is wrong with `server_name`.
     pub fn check_server_name(&self) -> Result<(), String> {
-        match self.server_name.is_empty() {
-            true => Ok(()),
-            false => server_name(&self.server_name).map(drop),
+        if self.server_name.is_empty() {
+            Ok(())
+        } else {
+            server_name(&self.server_name).map(drop)
         }
     }
 
@@ -94,7 +95,9 @@ impl ClientSettings {
 
 /// A host name or an address. Certificates have neither the brackets of addresses nor the last dot of names.
 pub(super) fn server_name(name: &str) -> Result<ServerName<'static>, String> {
-    let bare = name.strip_prefix('[').and_then(|it| it.strip_suffix(']'));
+    let bare = name
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'));
     let bare = bare.unwrap_or(name);
     let bare = bare.strip_suffix('.').unwrap_or(bare);
     ServerName::try_from(bare.to_owned())

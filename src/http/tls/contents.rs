@@ -77,9 +77,10 @@ fn read(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut file = File::open(path)?.take(MAX_FILE_BYTES + 1);
     file.read_to_end(&mut bytes)?;
-    match bytes.len() as u64 > MAX_FILE_BYTES {
-        true => Err(io::Error::other("it is larger than 4 MiB")),
-        false => Ok(bytes),
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        Err(io::Error::other("it is larger than 4 MiB"))
+    } else {
+        Ok(bytes)
     }
 }
 

@@ -15,7 +15,7 @@ impl ClientNames {
         Self(names.into_iter().map(Box::from).collect())
     }
 
-    /// Those of a certificate; none if it cannot be read.
+    /// The names in a certificate; none if it cannot be read.
     pub(super) fn of(certificate: &CertificateDer<'_>) -> Self {
         let Ok(parsed) = EndEntityCert::try_from(certificate) else {
             return Self::default();
@@ -29,9 +29,12 @@ impl ClientNames {
 
     /// Whether `name` is one of them. DNS names are compared without regard to case.
     pub fn has(&self, name: &str) -> bool {
-        self.iter().any(|own| match own.contains("://") {
-            true => own == name,
-            false => own.eq_ignore_ascii_case(name),
+        self.iter().any(|own| {
+            if own.contains("://") {
+                own == name
+            } else {
+                own.eq_ignore_ascii_case(name)
+            }
         })
     }
 
@@ -58,7 +61,12 @@ mod tests {
     #[test]
     fn without_a_list_every_certificate_is_allowed() {
         let names = ClientNames::new(["a"]);
-        let list = |names: &[&str]| names.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>();
+        let list = |names: &[&str]| {
+            names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>()
+        };
         assert!(names.are_allowed(&[]));
         assert!(ClientNames::default().are_allowed(&[]));
         assert!(names.are_allowed(&list(&["b", "a"])));

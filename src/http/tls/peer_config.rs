@@ -65,9 +65,10 @@ impl ServerCertVerifier for Replicas {
             now,
             algorithms.all,
         )?;
-        match ClientNames::of(end_entity).are_allowed(&self.allowed) {
-            true => Ok(ServerCertVerified::assertion()),
-            false => Err(CertificateError::ApplicationVerificationFailure.into()),
+        if ClientNames::of(end_entity).are_allowed(&self.allowed) {
+            Ok(ServerCertVerified::assertion())
+        } else {
+            Err(CertificateError::ApplicationVerificationFailure.into())
         }
     }
 

@@ -79,9 +79,10 @@ impl ServerSettings {
                 problems.push((format!("client_names[{index}]"), message));
             }
         }
-        let pair = match self.self_signed {
-            true => self_signed::pair().map(Some),
-            false => certificate::pair(contents, now),
+        let pair = if self.self_signed {
+            self_signed::pair().map(Some)
+        } else {
+            certificate::pair(contents, now)
         };
         let pair = pair.unwrap_or_else(|found| {
             problems.extend(found);
@@ -171,9 +172,10 @@ impl ClientCertVerifier for NamedClients {
         let verified = self
             .verifier
             .verify_client_cert(end_entity, intermediates, now)?;
-        match ClientNames::of(end_entity).are_allowed(&self.allowed) {
-            true => Ok(verified),
-            false => Err(CertificateError::ApplicationVerificationFailure.into()),
+        if ClientNames::of(end_entity).are_allowed(&self.allowed) {
+            Ok(verified)
+        } else {
+            Err(CertificateError::ApplicationVerificationFailure.into())
         }
     }
 

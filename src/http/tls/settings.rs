@@ -35,9 +35,10 @@ pub struct ServerSettings {
 impl ServerSettings {
     /// By which metrics and logs name the certificate.
     pub(super) fn file(&self) -> &str {
-        match self.self_signed {
-            true => "self-signed",
-            false => &self.certificate,
+        if self.self_signed {
+            "self-signed"
+        } else {
+            &self.certificate
         }
     }
 }

@@ -51,7 +51,7 @@ fn open(epoch: Option<&'static str>, items: Vec<Item>) -> Answer {
     }
 }
 
-/// The same, and says how far the answer goes.
+/// Answers as [`open`] does, as engine `a`, and says how far the answer goes.
 fn up_to(number: u64, items: Vec<Item>) -> Answer {
     match open(Some("a"), items) {
         Answer::Stream {
@@ -281,9 +281,12 @@ fn live_only(asked: &Asked) -> Answer {
 
 #[tokio::test]
 async fn the_service_is_found_by_asking() {
-    let servicer = Servicer::start(|asked| match asked.path.contains("trtllm") {
-        true => open(Some("e1"), vec![batch(3)]),
-        false => refuse(Status::unimplemented("")),
+    let servicer = Servicer::start(|asked| {
+        if asked.path.contains("trtllm") {
+            open(Some("e1"), vec![batch(3)])
+        } else {
+            refuse(Status::unimplemented(""))
+        }
     })
     .await;
     let mut source = servicer.source();

@@ -129,9 +129,10 @@ impl SetInterner {
                 return Residency::Absent;
             }
             let (owner, plane) = owner_of(set);
-            return match owner == slot {
-                true => Residency::of_plane(plane),
-                false => Residency::Absent,
+            return if owner == slot {
+                Residency::of_plane(plane)
+            } else {
+                Residency::Absent
             };
         }
         for word in self.content(sets, set) {

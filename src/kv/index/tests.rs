@@ -223,9 +223,10 @@ impl Modelled {
                     names.reverse();
                 }
                 // Many engines report each removed block alone.
-                let at_once = match *is_tail_first && run.len % 2 == 1 {
-                    true => 1,
-                    false => LENGTH,
+                let at_once = if *is_tail_first && run.len % 2 == 1 {
+                    1
+                } else {
+                    LENGTH
                 };
                 let (tree, model, _) = &mut self.trees[run.tree];
                 for names in names.chunks(at_once) {

@@ -18,7 +18,7 @@ pub(super) const STORED: &[&str] = &[
     "ownership",
     "session_id",
 ];
-/// The same for `BlockRemoved`.
+/// Field names of a `BlockRemoved` event, in the order of the array form.
 pub(super) const REMOVED: &[&str] = &[
     "block_hashes",
     "medium",
@@ -26,5 +26,5 @@ pub(super) const REMOVED: &[&str] = &[
     "locality",
     "ownership",
 ];
-/// The same for `AllBlocksCleared`.
+/// Field names of an `AllBlocksCleared` event, in the order of the array form.
 pub(super) const CLEARED: &[&str] = &["ownership"];

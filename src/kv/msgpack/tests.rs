@@ -243,7 +243,7 @@ fn the_tokens_after_each_block_are_among_its_keys() {
     );
 }
 
-/// The same event with another number of fields.
+/// The payload of one event, with the number of its fields set to `fields`.
 fn payload_of(fields: u8, payload: &[u8]) -> Vec<u8> {
     let mut payload = payload.to_vec();
     payload[3] = 0x81 + fields - 1;

@@ -7,9 +7,10 @@ impl Reader<'_> {
     /// Reads what an event of an unknown type may name its blocks by: one hash, or a list.
     pub(super) fn hashes_of_unknown(&mut self, fields: &mut Fields) -> Read<()> {
         let start = self.cursor.clone();
-        let read = match self.cursor.is_array() {
-            true => self.hashes(),
-            false => self.or_nil(Self::hash).map(Vec::from_iter),
+        let read = if self.cursor.is_array() {
+            self.hashes()
+        } else {
+            self.or_nil(Self::hash).map(Vec::from_iter)
         };
         match read {
             Ok(hashes) => fields.hashes.get_or_insert_default().extend(hashes),

@@ -152,9 +152,10 @@ fn stored(event: &Stored) -> Result<message::KvBlocksStored, NotEncoded> {
         block_size,
         event.hashes.len().checked_mul(size) == Some(event.token_ids.len()),
     ) else {
-        let reason = match event.token_ids.is_empty() {
-            true => LeftOutReason::NoTokens,
-            false => LeftOutReason::InconsistentFields,
+        let reason = if event.token_ids.is_empty() {
+            LeftOutReason::NoTokens
+        } else {
+            LeftOutReason::InconsistentFields
         };
         let detail = format!(
             "{} tokens for {} blocks of {size}",

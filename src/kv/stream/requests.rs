@@ -144,9 +144,10 @@ impl<T> EventStream<T> {
     /// A response that makes progress gets its time-out anew: a shorter one, because an engine sends the
     /// batches of a response without a pause, and asking again keeps those that came.
     pub(super) fn extend_deadline(&mut self, now: Instant) {
-        let deadline = match self.made_progress() {
-            true => now + self.timeout() / PAUSE_IN_RESPONSE,
-            false => now + self.timeout(),
+        let deadline = if self.made_progress() {
+            now + self.timeout() / PAUSE_IN_RESPONSE
+        } else {
+            now + self.timeout()
         };
         if let Phase::InitialReplay { request } | Phase::Verifying { request, .. } = &mut self.phase
         {

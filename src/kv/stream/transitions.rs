@@ -67,9 +67,15 @@ impl<T> EventStream<T> {
         mut may_request: bool,
         steps: &mut Steps<T>,
     ) {
-        while let Some((sequence, digest)) = self.buffer.first().map(|it| (it.sequence, it.digest))
+        while let Some((sequence, digest)) = self
+            .buffer
+            .first()
+            .map(|frame| (frame.sequence, frame.digest))
         {
-            let is_chunk = self.buffer.first().is_some_and(|it| it.snapshot.is_some());
+            let is_chunk = self
+                .buffer
+                .first()
+                .is_some_and(|frame| frame.snapshot.is_some());
             let misses_some = self.last.is_none() && sequence > 0 && !is_chunk;
             if misses_some && self.await_peer_tree(now, steps) {
                 return;

@@ -172,16 +172,15 @@ impl RankTree {
                     tier,
                     report,
                 };
-                let unplaced = match self.groups.has_several() {
-                    false => target.store(after, blocks),
-                    true => {
-                        let stored = self.groups.store(group, after, blocks, &mut target);
-                        if stored.dropped > 0 {
-                            effect.ignored.push(IgnoredReason::IndexFull);
-                            effect.impact = effect.impact.max(TreeImpact::Incomplete);
-                        }
-                        stored.unplaced
+                let unplaced = if self.groups.has_several() {
+                    let stored = self.groups.store(group, after, blocks, &mut target);
+                    if stored.dropped > 0 {
+                        effect.ignored.push(IgnoredReason::IndexFull);
+                        effect.impact = effect.impact.max(TreeImpact::Incomplete);
                     }
+                    stored.unplaced
+                } else {
+                    target.store(after, blocks)
                 };
                 let placed = blocks.len() - unplaced;
                 effect.stored += placed as u64;
@@ -195,9 +194,10 @@ impl RankTree {
                 }
                 // A first block has no parent that could be unknown, so the index refused it.
                 self.index_is_full |= matches!(after, Parent::Root(_)) && placed == 0;
-                let reason = match self.index_is_full {
-                    true => IgnoredReason::IndexFull,
-                    false => IgnoredReason::UnknownParent,
+                let reason = if self.index_is_full {
+                    IgnoredReason::IndexFull
+                } else {
+                    IgnoredReason::UnknownParent
                 };
                 effect.ignored.push(reason);
                 match event {
@@ -222,9 +222,10 @@ impl RankTree {
                     tier,
                     report,
                 };
-                let unknown = match self.groups.has_several() {
-                    false => target.add_copies(hashes),
-                    true => self.groups.add_copies(group, hashes, &mut target),
+                let unknown = if self.groups.has_several() {
+                    self.groups.add_copies(group, hashes, &mut target)
+                } else {
+                    target.add_copies(hashes)
                 };
                 effect.stored += (hashes.len() - unknown) as u64;
                 if unknown > 0 {
@@ -232,9 +233,10 @@ impl RankTree {
                         Event::Stored(stored) => [0, shape.size.get()].contains(&stored.block_size),
                         Event::Removed(_) | Event::Cleared { .. } | Event::Unknown { .. } => true,
                     };
-                    effect.ignored.push(match is_of_size {
-                        true => IgnoredReason::UnknownCopy,
-                        false => IgnoredReason::TierBlockSize,
+                    effect.ignored.push(if is_of_size {
+                        IgnoredReason::UnknownCopy
+                    } else {
+                        IgnoredReason::TierBlockSize
                     });
                 }
                 TreeImpact::None
@@ -252,9 +254,10 @@ impl RankTree {
                     // Removals do not depend on it.
                     report: CopyReport::OneMore,
                 };
-                effect.unknown_removals += match self.groups.has_several() {
-                    false => target.remove(at, hashes),
-                    true => self.groups.remove(group, at, hashes, &mut target),
+                effect.unknown_removals += if self.groups.has_several() {
+                    self.groups.remove(group, at, hashes, &mut target)
+                } else {
+                    target.remove(at, hashes)
                 };
                 TreeImpact::None
             }

@@ -149,9 +149,10 @@ impl RankEntry {
     pub(super) fn copies(&self, now: Instant, is_live: bool) -> CopyReport {
         let repeats = self.repeat_reports.lock();
         let is_expected = repeats.running > 0 || repeats.until.is_some_and(|until| now < until);
-        match is_expected || repeats.since_clear && !is_live {
-            true => CopyReport::AtLeastOne,
-            false => CopyReport::OneMore,
+        if is_expected || repeats.since_clear && !is_live {
+            CopyReport::AtLeastOne
+        } else {
+            CopyReport::OneMore
         }
     }
 }

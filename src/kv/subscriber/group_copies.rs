@@ -149,7 +149,7 @@ impl GroupCopies {
     /// Counts a copy. Returns whether all groups have one more now, so that the tree has; `None` if it is not counted.
     fn add(&mut self, group: Option<u32>, name: EngineHash, target: &TreeTarget) -> Option<bool> {
         let groups = self.groups.len();
-        let position = group.and_then(|group| self.groups.iter().position(|it| *it == group));
+        let position = group.and_then(|group| self.groups.iter().position(|known| *known == group));
         let key = (name, target.tier);
         if self.more.len() >= MAX_BLOCKS && !self.more.contains_key(&key) {
             return None;
@@ -208,7 +208,7 @@ impl GroupCopies {
 
     /// Takes a copy that a group has beyond those of the tree. Returns whether there was one.
     fn take(&mut self, group: u32, name: EngineHash, tier: Tier) -> bool {
-        let position = self.groups.iter().position(|it| *it == group);
+        let position = self.groups.iter().position(|known| *known == group);
         let Some(more) = self.more.get_mut(&(name, tier)) else {
             return false;
         };
@@ -236,7 +236,7 @@ impl GroupCopies {
         if self.more.len() >= MAX_BLOCKS {
             return;
         }
-        let Some(position) = self.groups.iter().position(|it| *it == group) else {
+        let Some(position) = self.groups.iter().position(|known| *known == group) else {
             return;
         };
         self.give_back(name, tier);

@@ -49,7 +49,7 @@ struct Families {
     ranks_without_series: IntGauge,
     /// Subscribers by worker and rank, of those with series; two while one replaces another.
     users: Mutex<FxHashMap<(Arc<str>, u32), u32>>,
-    /// The same families for the gauges of other ranks. They are never scraped.
+    /// Families for the gauges of ranks without series of their own. They are never scraped.
     unscraped: Option<Arc<Families>>,
 }
 
@@ -70,9 +70,10 @@ impl Metrics {
             }
             has_series
         };
-        let (worker, rank_text) = match has_series {
-            true => (worker.clone(), rank.to_string()),
-            false => (OTHER.into(), OTHER.to_owned()),
+        let (worker, rank_text) = if has_series {
+            (worker.clone(), rank.to_string())
+        } else {
+            (OTHER.into(), OTHER.to_owned())
         };
         if !has_series {
             families.ranks_without_series.inc();

@@ -39,9 +39,10 @@ impl NamedRank {
         let Some(named) = named else {
             return true;
         };
-        let expected = match self.is_any {
-            true => *self.named.get_or_insert(named),
-            false => self.rank,
+        let expected = if self.is_any {
+            *self.named.get_or_insert(named)
+        } else {
+            self.rank
         };
         if named != expected && !std::mem::replace(&mut self.is_logged, true) {
             warn!(

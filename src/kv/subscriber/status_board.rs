@@ -69,11 +69,15 @@ impl StatusSnapshot<'_> {
             .is_some_and(|entries| entries.len() >= ranks as usize && entries.iter().all(is_usable))
     }
 
-    /// The same of one rank.
+    /// Whether one rank of a worker has been connected at least once, and is not silent.
     pub fn rank_reports(&self, worker: WorkerId, rank: u32) -> bool {
         let entries = self.board.of(worker);
         let entries = entries.get(&worker);
-        entries.is_some_and(|entries| entries.iter().any(|it| it.rank == rank && is_usable(it)))
+        entries.is_some_and(|entries| {
+            entries
+                .iter()
+                .any(|entry| entry.rank == rank && is_usable(entry))
+        })
     }
 }
 
@@ -173,9 +177,10 @@ impl StatusBoard {
             TreeState {
                 rank: report.status.rank,
                 state: report.status.state,
-                reason: match entry.is_silent.load(Relaxed) {
-                    true => SILENT,
-                    false => report.status.reason,
+                reason: if entry.is_silent.load(Relaxed) {
+                    SILENT
+                } else {
+                    report.status.reason
                 },
                 state_age_s: age.as_secs_f64(),
             }

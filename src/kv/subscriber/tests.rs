@@ -326,7 +326,10 @@ fn a_worker_stands_as_its_ranks_do_and_what_it_tells_is_remembered_when_asked_fo
         stage.say([SourceEvent::Live(frame(1, events))]).await;
         let stores = stage.board.recorded_stores(WORKER);
         assert_eq!(
-            stores.iter().map(|it| it.is_start).collect::<Vec<_>>(),
+            stores
+                .iter()
+                .map(|store| store.is_start)
+                .collect::<Vec<_>>(),
             [false, true]
         );
         assert_eq!(&*stores[0].tokens, [4, 5, 6, 7]);

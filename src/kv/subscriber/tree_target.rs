@@ -73,9 +73,10 @@ impl TreeTarget<'_> {
             if let [later, rest @ ..] = rest {
                 let has_copy =
                     self.tree.count_copy_to_remove(*later, tier) && self.copies(*later) > 0;
-                match has_copy {
-                    true => self.kept.keep(*later, tier),
-                    false => missing += 1,
+                if has_copy {
+                    self.kept.keep(*later, tier);
+                } else {
+                    missing += 1;
                 }
                 left = rest;
             }

@@ -54,9 +54,10 @@ impl TokenDifference {
                 .zip(&reported.tokens)
                 .take_while(|(a, b)| a == b);
             let same = same.count();
-            let is_this = match reported.is_start {
-                true => offset + same >= known,
-                false => depth > 0 && (same > 0 || reported.tokens.len() == rest.len()),
+            let is_this = if reported.is_start {
+                offset + same >= known
+            } else {
+                depth > 0 && (same > 0 || reported.tokens.len() == rest.len())
             };
             // A complete match is the prompt itself, reported late: no difference.
             let differs = same < rest.len() && same < reported.tokens.len();
@@ -88,7 +89,7 @@ impl TokenDifference {
     }
 
     pub(super) fn is_clearer_than(&self, other: &Self) -> bool {
-        let order = |it: &Self| (!it.engine_tokens.is_empty(), it.token);
+        let order = |difference: &Self| (!difference.engine_tokens.is_empty(), difference.token);
         order(self) > order(other)
     }
 }

@@ -52,19 +52,17 @@ impl CheckSeries {
     fn count(&mut self, started: Instant, agrees: bool) {
         self.recent = self.recent << 1 | u128::from(agrees);
         self.recent_len = (self.recent_len + 1).min(u128::BITS);
-        (self.hits, self.misses) = match agrees {
-            true => (self.hits.saturating_add(1), 0),
-            false => (0, self.misses.saturating_add(1)),
+        (self.hits, self.misses) = if agrees {
+            (self.hits.saturating_add(1), 0)
+        } else {
+            (0, self.misses.saturating_add(1))
         };
-        match agrees {
-            true => {
-                self.missing_since = None;
-                self.agreed_at = self.agreed_at.max(Some(started));
-            }
-            false => {
-                let since = self.missing_since.get_or_insert(started);
-                *since = started.min(*since);
-            }
+        if agrees {
+            self.missing_since = None;
+            self.agreed_at = self.agreed_at.max(Some(started));
+        } else {
+            let since = self.missing_since.get_or_insert(started);
+            *since = started.min(*since);
         }
     }
 
@@ -230,8 +228,12 @@ impl CheckResults {
 
     /// Whether a worker's last check was a miss, so its stores should be recorded to find the difference.
     pub(super) fn suspects(&self, worker: WorkerId) -> bool {
-        let own =
-            |results: &SubjectResults| results.workers.get(&worker).is_some_and(|it| it.misses > 0);
+        let own = |results: &SubjectResults| {
+            results
+                .workers
+                .get(&worker)
+                .is_some_and(|series| series.misses > 0)
+        };
         self.subjects.values().any(own)
     }
 

@@ -25,7 +25,7 @@ pub struct Status {
     pub workers: Vec<WorkerResults>,
 }
 
-/// The same of one worker.
+/// The checks of one worker for a subject.
 #[derive(Clone, Debug, Serialize)]
 pub struct WorkerResults {
     pub worker: String,

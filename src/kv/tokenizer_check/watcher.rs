@@ -278,10 +278,12 @@ fn warn_mismatch(subject: &Subject, worker: &str, difference: Option<&TokenDiffe
         model = &*subject.model,
         prompts = subject.source.as_str(),
         worker,
-        block = difference.map(|it| it.block),
-        blocks = difference.map(|it| it.blocks),
-        router_text = difference.map(|it| text(it.router_text.as_ref(), &it.router_tokens)),
-        engine_text = difference.map(|it| text(it.engine_text.as_ref(), &it.engine_tokens)),
+        block = difference.map(|difference| difference.block),
+        blocks = difference.map(|difference| difference.blocks),
+        router_text = difference
+            .map(|difference| text(difference.router_text.as_ref(), &difference.router_tokens)),
+        engine_text = difference
+            .map(|difference| text(difference.engine_text.as_ref(), &difference.engine_tokens)),
         fix = "give router and engine the same tokenizer and chat template",
         "tokenizer mismatch: the engine's tokens differ from the router's; KV events do not count for such \
          prompts until they match"
@@ -314,8 +316,9 @@ impl RunningCheck {
         let cache = board.worker_cache(*worker, *ranks);
         let was_live = self.was_live;
         // A check begins up to a tick after the first token. Its blocks may have been cleared by then.
-        let is_same = |it: &WorkerCache| it.is_live && it.cleared_at < Some(self.check.sent_at);
-        let Some(cache) = cache.filter(|it| !was_live || is_same(it)) else {
+        let is_same =
+            |cache: &WorkerCache| cache.is_live && cache.cleared_at < Some(self.check.sent_at);
+        let Some(cache) = cache.filter(|cache| !was_live || is_same(cache)) else {
             return Some(Some(Outcome::Inconclusive));
         };
         if self.prompts.is_empty() {
@@ -349,9 +352,10 @@ impl RunningCheck {
         }
         if is_known && self.cached_blocks == self.blocks {
             // A tree that is not live says nothing about tokens.
-            return Some(Some(match was_live {
-                true => Outcome::Confirmed,
-                false => Outcome::Inconclusive,
+            return Some(Some(if was_live {
+                Outcome::Confirmed
+            } else {
+                Outcome::Inconclusive
             }));
         }
         is_over.then(|| {

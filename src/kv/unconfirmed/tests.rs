@@ -170,7 +170,7 @@ fn the_longest_prefixes_come_first() {
         let found = blocks.overlap(&prompt("abcdef"), limit);
         found
             .iter()
-            .map(|it| (it.worker, it.blocks))
+            .map(|prefix| (prefix.worker, prefix.blocks))
             .collect::<Vec<_>>()
     };
     assert_eq!(found(8), [(B, 4), (A, 2)]);
@@ -246,12 +246,12 @@ struct PlainList {
 
 impl PlainList {
     fn depth(&self, now_ms: u64, worker: u32, prompt: &[u8]) -> usize {
-        let lately = self.computed.iter().filter(|it| now_ms < it.2);
-        let all = self.running.iter().map(|it| (it.0, &it.1));
-        all.chain(lately.map(|it| (it.0, &it.1)))
-            .filter(|it| it.0 == worker)
-            .map(|it| {
-                std::iter::zip(it.1, prompt)
+        let lately = self.computed.iter().filter(|request| now_ms < request.2);
+        let all = self.running.iter().map(|request| (request.0, &request.1));
+        all.chain(lately.map(|request| (request.0, &request.1)))
+            .filter(|request| request.0 == worker)
+            .map(|request| {
+                std::iter::zip(request.1, prompt)
                     .take_while(|(a, b)| a == b)
                     .count()
             })
@@ -288,7 +288,7 @@ proptest! {
                 Step::Wait(ms) => now_ms += ms,
                 Step::Forget(worker) => {
                     blocks.forget(WorkerId(worker));
-                    plain.computed.retain(|it| it.0 != worker);
+                    plain.computed.retain(|request| request.0 != worker);
                 }
             }
             let now = created + Duration::from_millis(now_ms);
@@ -296,8 +296,8 @@ proptest! {
             let overlap = blocks.overlap(&text(&asked), 8);
             for worker in 0..3 {
                 let depth = plain.depth(now_ms, worker, &asked);
-                let found = overlap.iter().find(|it| it.worker == WorkerId(worker));
-                prop_assert_eq!(found.map_or(0, |it| it.blocks as usize), depth);
+                let found = overlap.iter().find(|prefix| prefix.worker == WorkerId(worker));
+                prop_assert_eq!(found.map_or(0, |prefix| prefix.blocks as usize), depth);
             }
             prop_assert!(overlap.is_sorted_by(|a, b| a.blocks >= b.blocks));
         }

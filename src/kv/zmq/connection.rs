@@ -231,9 +231,10 @@ impl Connection {
             Ok(bytes) => {
                 let now = Instant::now();
                 gather::on_read(now.into_std(), bytes);
-                self.read_bytes = match bytes < READ_BYTES {
-                    true => READ_BYTES,
-                    false => LONG_READ_BYTES,
+                self.read_bytes = if bytes < READ_BYTES {
+                    READ_BYTES
+                } else {
+                    LONG_READ_BYTES
                 };
                 self.last_read_at = now;
                 self.pinged_at = None;

@@ -165,7 +165,7 @@ async fn listen() -> (TcpListener, String) {
     (listener, endpoint)
 }
 
-/// The same port again, as a restarted engine takes it.
+/// Listens on the address of a former listener, as a restarted engine does.
 fn listen_again(addr: SocketAddr) -> TcpListener {
     let socket = TcpSocket::new_v4().unwrap();
     socket.set_reuseaddr(true).unwrap();

@@ -39,7 +39,9 @@ const KINDS: [&str; 11] = [
 pub fn of_engine(status: StatusCode, body: &[u8]) -> Option<String> {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let error = body.get("error").unwrap_or(&body);
-    let is_known = error["type"].as_str().is_some_and(|it| KINDS.contains(&it));
+    let is_known = error["type"]
+        .as_str()
+        .is_some_and(|kind| KINDS.contains(&kind));
     if body["type"] == "error" && is_known && error["message"].is_string() {
         return None;
     }

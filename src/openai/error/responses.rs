@@ -114,7 +114,8 @@ impl ApiError {
         Self::bad(code, "conversation", message)
     }
 
-    /// The same, as the conversation is not there any more.
+    /// A turn was refused because its conversation is not there any more: nothing of the turn is stored, and its client gets
+    /// none of it.
     pub fn deleted_conversation(code: &'static str, message: &str) -> Self {
         Self::new(StatusCode::NOT_FOUND, code, message.to_owned())
     }

@@ -78,9 +78,10 @@ impl ApiError {
 
     /// As many connections are open as may be: over all tenants, or of one.
     pub fn too_many_websockets(is_of_tenant: bool) -> Self {
-        let (status, setting) = match is_of_tenant {
-            true => (StatusCode::TOO_MANY_REQUESTS, "max_connections_per_tenant"),
-            false => (StatusCode::SERVICE_UNAVAILABLE, "max_connections"),
+        let (status, setting) = if is_of_tenant {
+            (StatusCode::TOO_MANY_REQUESTS, "max_connections_per_tenant")
+        } else {
+            (StatusCode::SERVICE_UNAVAILABLE, "max_connections")
         };
         let message = format!(
             "as many WebSockets are open as may be (responses.websocket.{setting}); close one, or use \

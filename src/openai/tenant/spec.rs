@@ -189,12 +189,13 @@ pub(super) fn keys_of(listed: &Secret) -> impl Iterator<Item = (Option<usize>, &
     let is_file = text.contains('\n');
     text.split('\n')
         .enumerate()
-        .filter_map(move |(index, line)| match is_file {
-            false => Some((None, line)),
-            true => {
+        .filter_map(move |(index, line)| {
+            if is_file {
                 let line = line.trim_ascii();
                 let is_key = !line.is_empty() && !line.starts_with('#');
                 is_key.then_some((Some(index + 1), line))
+            } else {
+                Some((None, line))
             }
         })
 }

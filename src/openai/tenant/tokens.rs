@@ -30,14 +30,16 @@ impl TokenTenants {
         listed: &[TenantSpec],
         admitted: impl Fn(&TenantSpec) -> Admitted,
     ) -> Option<Self> {
-        let default = listed.iter().find(|it| it.name == settings.default_tenant);
+        let default = listed
+            .iter()
+            .find(|tenant| tenant.name == settings.default_tenant);
         verifier.is_on().then(|| Self {
             verifier,
             known: Cache::new(settings.advanced.max_cached_tokens),
-            default: default.map(|it| (it.clone(), Arc::new(admitted(it)))),
+            default: default.map(|tenant| (tenant.clone(), Arc::new(admitted(tenant)))),
             listed: listed
                 .iter()
-                .map(|it| (it.name.clone(), Arc::new(admitted(it))))
+                .map(|tenant| (tenant.name.clone(), Arc::new(admitted(tenant))))
                 .collect(),
         })
     }

@@ -260,7 +260,7 @@ async fn replicas_that_dial_each_other_keep_one_stream() {
             status
                 .peers
                 .iter()
-                .filter(|it| it.state == "connected")
+                .filter(|peer| peer.state == "connected")
                 .count()
         };
         eventually("one stream", || {

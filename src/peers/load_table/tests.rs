@@ -513,7 +513,9 @@ fn workers_and_replicas_that_come_and_go_for_an_hour_leave_nothing_behind() {
             }
         }
         table.take_changed();
-        gauges.forget(now, |address| workers.iter().any(|it| **it == *address));
+        gauges.forget(now, |address| {
+            workers.iter().any(|worker| **worker == *address)
+        });
         largest = largest.max(table.sums.len() + table.peers[&peer].by_address.len());
         assert!(table.peers[&peer].workers.len() <= 2_000);
     }

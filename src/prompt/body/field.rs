@@ -94,7 +94,7 @@ const ENGINE_FIELDS: [&str; 9] = [
     "lora_path",
 ];
 
-/// The same, of bodies that no other part of the router looks into.
+/// Further fields that only a router may set, in bodies that no other part of the router looks into.
 const ENGINE_FIELDS_OF_OTHERS: [&str; 3] = ["request_id", "mm_payload", "return_mm_kwargs"];
 
 fn engine_field(name: &str, api: Api) -> Option<&'static str> {

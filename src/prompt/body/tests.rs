@@ -18,7 +18,10 @@ fn reader<'a>(api: Api, is_router_made: bool) -> BodyReader<'a> {
 fn both(api: Api, body: &[u8], is_router_made: bool) -> (Option<String>, String) {
     let scanned = scanned(body, reader(api, is_router_made)).map(BodyReader::finish);
     let parsed = parsed(body, reader(api, is_router_made));
-    (scanned.map(|it| format!("{it:?}")), format!("{parsed:?}"))
+    (
+        scanned.map(|found| format!("{found:?}")),
+        format!("{parsed:?}"),
+    )
 }
 
 #[track_caller]
@@ -127,9 +130,12 @@ fn body() -> impl Strategy<Value = String> {
     proptest::collection::vec(member, 0..6).prop_map(|members| {
         let members: Vec<_> = members
             .into_iter()
-            .map(|(name, value, is_pretty)| match is_pretty {
-                true => format!("\"{}\" : {value:#}", NAMES[name]),
-                false => format!("\"{}\":{value}", NAMES[name]),
+            .map(|(name, value, is_pretty)| {
+                if is_pretty {
+                    format!("\"{}\" : {value:#}", NAMES[name])
+                } else {
+                    format!("\"{}\":{value}", NAMES[name])
+                }
             })
             .collect();
         format!("{{{}}}", members.join(", "))
@@ -161,9 +167,10 @@ proptest! {
     fn of_a_changed_body_too(api in api(), body in body(), at: proptest::sample::Index, byte: u8, is_inserted: bool) {
         let mut body = body.into_bytes();
         let at = at.index(body.len());
-        match is_inserted {
-            true => body.insert(at, byte),
-            false => body[at] = byte,
+        if is_inserted {
+            body.insert(at, byte);
+        } else {
+            body[at] = byte;
         }
         let (scanned, parsed) = both(api, &body, false);
         if let Some(scanned) = scanned {

@@ -136,9 +136,10 @@ fn with_spaces(mut tokenizer: Value, before_each: bool) -> Value {
     let marks = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
     let prepended = json!({"type": "Prepend", "prepend": "▁"});
     let once = json!({"type": "Replace", "pattern": {"Regex": "^▁▁"}, "content": "▁"});
-    tokenizer["normalizer"] = match before_each {
-        true => json!({"type": "Sequence", "normalizers": [prepended, marks, once]}),
-        false => marks,
+    tokenizer["normalizer"] = if before_each {
+        json!({"type": "Sequence", "normalizers": [prepended, marks, once]})
+    } else {
+        marks
     };
     tokenizer["pre_tokenizer"] = Value::Null;
     tokenizer["model"]["fuse_unk"] = true.into();

@@ -250,9 +250,10 @@ fn a_tokenizer_of_llamas_class_is_built_as_the_engine_builds_it() {
     )
     .unwrap();
     let ids = |vocabulary: &Vocabulary, text: &str| {
-        let text = match vocabulary.lacks_first_space(text) {
-            true => format!(" {text}"),
-            false => text.to_owned(),
+        let text = if vocabulary.lacks_first_space(text) {
+            format!(" {text}")
+        } else {
+            text.to_owned()
         };
         let mut ids = Vec::new();
         for piece in vocabulary.pieces(&text) {

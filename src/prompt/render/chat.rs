@@ -151,7 +151,9 @@ fn rename_reasoning_content(message: &mut Map<String, Value>) {
     let Some(older) = message.shift_remove("reasoning_content") else {
         return;
     };
-    let has_newer = message.get("reasoning").is_some_and(|it| !it.is_null());
+    let has_newer = message
+        .get("reasoning")
+        .is_some_and(|newer| !newer.is_null());
     if !older.is_null() && !has_newer {
         message.insert("reasoning".to_owned(), older);
     }
@@ -188,7 +190,7 @@ fn tool(tool: Value) -> Result<Value, TokenizeError> {
     };
     let defer = tool
         .shift_remove("defer_loading")
-        .filter(|it| !it.is_null());
+        .filter(|defer| !defer.is_null());
     match tool.shift_remove("function") {
         Some(Value::Object(mut function)) => {
             if let Some(defer) = &defer
@@ -276,9 +278,10 @@ mod tests {
             for (name, value) in names.into_iter().zip(others) {
                 body[name] = value;
             }
-            match is_pretty {
-                true => format!("{body:#}"),
-                false => body.to_string(),
+            if is_pretty {
+                format!("{body:#}")
+            } else {
+                body.to_string()
             }
         })
     }
@@ -303,9 +306,10 @@ mod tests {
         fn of_a_changed_body_too(body in body(), at: proptest::sample::Index, byte: u8, is_inserted: bool) {
             let mut body = body.into_bytes();
             let at = at.index(body.len());
-            match is_inserted {
-                true => body.insert(at, byte),
-                false => body[at] = byte,
+            if is_inserted {
+                body.insert(at, byte);
+            } else {
+                body[at] = byte;
             }
             check(&body)?;
         }

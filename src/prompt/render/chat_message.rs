@@ -70,9 +70,10 @@ impl<'a> Message<'a> {
             *text = match scan.first_byte()? {
                 b'"' => {
                     let (string, has_escapes) = scan.string()?;
-                    match has_escapes {
-                        false => string.get(1..string.len() - 1).map(Cow::Borrowed),
-                        true => serde_json::from_str(string).ok().map(Cow::Owned),
+                    if has_escapes {
+                        serde_json::from_str(string).ok().map(Cow::Owned)
+                    } else {
+                        string.get(1..string.len() - 1).map(Cow::Borrowed)
                     }
                 }
                 _ => scan.value().and(None),
@@ -93,7 +94,7 @@ impl Message<'_> {
     pub(super) fn has_role(&self, role: &str) -> bool {
         match self {
             Message::Plain(message) => message.role == role,
-            Message::Object(message) => message.get("role").is_some_and(|it| it == role),
+            Message::Object(message) => message.get("role").is_some_and(|own| own == role),
         }
     }
 
@@ -120,12 +121,13 @@ impl From<Map<String, Value>> for Message<'_> {
             Some(Value::String(text)) => Cow::Owned(std::mem::take(text)),
             _ => Cow::default(),
         };
-        match is_plain {
-            true => Message::Plain(PlainMessage {
+        if is_plain {
+            Message::Plain(PlainMessage {
                 role: text("role"),
                 content: PlainContent::Text(text("content")),
-            }),
-            false => Message::Object(object),
+            })
+        } else {
+            Message::Object(object)
         }
     }
 }
@@ -159,10 +161,10 @@ impl<'de> Visitor<'de> for MessageVisitor {
                 }
             };
             match map.next_value()? {
-                Member::Text(it) => *text = Some(it),
-                Member::Other(it) => {
+                Member::Text(value) => *text = Some(value),
+                Member::Other(value) => {
                     *text = None;
-                    others.insert(key.into_owned(), it);
+                    others.insert(key.into_owned(), value);
                 }
             }
         }

@@ -50,11 +50,11 @@ fn is_set(value: &Value) -> bool {
 /// All template arguments of a rendering.
 #[derive(Debug)]
 pub(super) struct Arguments<'a> {
-    /// Those that the engines were started with.
+    /// The template arguments that the engines were started with.
     pub(super) engine: &'a Map<String, Value>,
-    /// The tools of the body, which override them.
+    /// The tools of the body, which override those of `engine`.
     pub(super) tools: Option<Value>,
-    /// The others of the request, which override both.
+    /// The other arguments of the request, which override those of the engines and the tools.
     pub(super) request: Kwargs,
 }
 
@@ -92,7 +92,7 @@ pub(super) fn function_tool(mut function: Map<String, Value>) -> Option<Map<Stri
         shown.insert(key.to_owned(), value);
     }
     for key in ["strict", "defer_loading"] {
-        if let Some(value) = function.shift_remove(key).filter(|it| !it.is_null()) {
+        if let Some(value) = function.shift_remove(key).filter(|value| !value.is_null()) {
             shown.insert(key.to_owned(), value);
         }
     }

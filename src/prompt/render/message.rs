@@ -98,13 +98,14 @@ pub(super) fn to_template_messages<'a>(
     messages.into_iter().map(convert).collect()
 }
 
-/// As `convert`, for a message that has no other keys and is not the developer's, which gets one.
+/// Does what `convert` does, for a message without other keys. It is not the developer's, which gets one more key.
 fn convert_plain(message: PlainMessage<'_>, format: ContentFormat) -> Message<'_> {
     let PlainMessage { role, content } = message;
     let text = without_billing_header(&role, content.into_text());
-    let content = match format == ContentFormat::Openai && role != "tool" {
-        true => PlainContent::List(text),
-        false => PlainContent::Text(text.unwrap_or_default()),
+    let content = if format == ContentFormat::Openai && role != "tool" {
+        PlainContent::List(text)
+    } else {
+        PlainContent::Text(text.unwrap_or_default())
     };
     Message::Plain(PlainMessage { role, content })
 }
@@ -124,14 +125,15 @@ fn convert(
     // A tool's result is one text for every template, unless the result refers to tools.
     let is_list = format == ContentFormat::Openai
         && (role != "tool" || parts.iter().any(|part| !matches!(part, Part::Text(..))));
-    let content = match is_list {
-        true => Value::Array(
+    let content = if is_list {
+        Value::Array(
             parts
                 .into_iter()
                 .map(|part| part.into_list_item(placeholder))
                 .collect(),
-        ),
-        false => Value::String(joined(parts, placeholder)),
+        )
+    } else {
+        Value::String(joined(parts, placeholder))
     };
     let (is_assistant, is_tool, is_developer) =
         (role == "assistant", role == "tool", role == "developer");
@@ -264,9 +266,10 @@ fn part(role: &str, item: Value) -> Result<Option<Part>, TokenizeError> {
         Some(Value::String(text)) if !has_uuid => std::mem::take(text),
         _ => return Err(refused("a content part without its text")),
     };
-    let text = match is_plain {
-        true => without_billing_header(role, text.into()),
-        false => Some(text.into()),
+    let text = if is_plain {
+        without_billing_header(role, text.into())
+    } else {
+        Some(text.into())
     };
     Ok(text.map(|text| Part::Text(text.into_owned(), item)))
 }
@@ -298,7 +301,10 @@ fn convert_calls_and_reasoning(
         }
         Some(_) => return Err(refused("tool_calls of another type")),
     }
-    if let Some(reasoning) = message.swap_remove("reasoning").filter(|it| !it.is_null()) {
+    if let Some(reasoning) = message
+        .swap_remove("reasoning")
+        .filter(|reasoning| !reasoning.is_null())
+    {
         converted.insert("reasoning".to_owned(), reasoning.clone());
         converted.insert("reasoning_content".to_owned(), reasoning);
     }
@@ -336,14 +342,15 @@ pub(super) fn developer_to_system(messages: Vec<Message<'_>>) -> Vec<Message<'_>
     }
     let messages: Vec<_> = messages
         .into_iter()
-        .map(|message| match message.has_role("developer") {
-            true => {
+        .map(|message| {
+            if message.has_role("developer") {
                 let mut message = message.into_object();
                 message.insert("role".to_owned(), "system".into());
                 message.shift_remove("tools");
                 Message::from(message)
+            } else {
+                message
             }
-            false => message,
         })
         .collect();
     let is_merged = messages
@@ -361,7 +368,10 @@ pub(super) fn developer_to_system(messages: Vec<Message<'_>>) -> Vec<Message<'_>
         Message::Object(message) => match &message["content"] {
             Value::String(text) => text.clone().into(),
             Value::Array(parts) => {
-                let texts: Vec<&str> = parts.iter().filter_map(|it| it["text"].as_str()).collect();
+                let texts: Vec<&str> = parts
+                    .iter()
+                    .filter_map(|part| part["text"].as_str())
+                    .collect();
                 texts.join("\n").into()
             }
             _ => Cow::default(),

@@ -109,7 +109,9 @@ pub(crate) fn needs_facts(body: &[u8]) -> bool {
         return true;
     };
     body.messages.iter().any(|message| message.role == "system")
-        || body.thinking.is_some_and(|it| it.kind == "disabled")
+        || body
+            .thinking
+            .is_some_and(|thinking| thinking.kind == "disabled")
 }
 
 /// The body of the chat completion.
@@ -149,7 +151,7 @@ pub(crate) fn to_chat(body: &[u8], facts: TemplateFacts) -> Result<Value, Tokeni
         Some(thinking) if thinking.kind == "disabled" => {
             Some(facts.effort_without_thinking.to_owned())
         }
-        _ => body.output_config.and_then(|it| it.effort),
+        _ => body.output_config.and_then(|config| config.effort),
     };
     if let Some(effort) = effort {
         chat.insert("reasoning_effort".to_owned(), effort.into());
@@ -267,7 +269,7 @@ fn tool_result(messages: &mut Vec<Value>, block: Block) {
                     Some("image") => images.push(image()),
                     Some("tool_reference") => {
                         let names = [text("tool_name"), text("name")];
-                        let mut names = names.into_iter().flatten().filter(|it| !it.is_empty());
+                        let mut names = names.into_iter().flatten().filter(|name| !name.is_empty());
                         if let Some(name) = names.next() {
                             references.push(json!({"type": "tool_reference", "name": name}));
                         }

@@ -50,7 +50,10 @@ pub(super) fn read(body: &[u8], options: &Options) -> Result<ChatInput<'static>,
         return Err(refused("prompt templates"));
     }
     let mut messages = Vec::new();
-    if let Some(instructions) = body.instructions.filter(|it| !it.is_empty()) {
+    if let Some(instructions) = body
+        .instructions
+        .filter(|instructions| !instructions.is_empty())
+    {
         messages.push(message("system", "content", instructions.into()));
     }
     let continues = match body.input {
@@ -145,7 +148,7 @@ fn append(
             answer.insert("tool_call_id".to_owned(), id);
             messages.push(answer);
         }
-        None | Some("message") if item.get("role").is_some_and(|it| it == "assistant") => {
+        None | Some("message") if item.get("role").is_some_and(|role| role == "assistant") => {
             match first_text(item.get("content")) {
                 Some(text) => merge(messages, first_item, "content", text),
                 None => messages.push(item),
@@ -212,7 +215,7 @@ fn call(is_custom: bool, item: &Map<String, Value>) -> Result<Value, TokenizeErr
         );
         Value::Object(shim)
     } else {
-        if let Some(namespace) = field("namespace").filter(|it| !it.is_empty()) {
+        if let Some(namespace) = field("namespace").filter(|namespace| !namespace.is_empty()) {
             name = qualified_name(namespace, &name);
         }
         field("arguments").ok_or_else(incomplete)?.into()

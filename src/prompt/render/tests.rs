@@ -46,7 +46,9 @@ fn text(source: &str, api: Api, body: &Value) -> Result<RenderedText, TokenizeEr
 #[track_caller]
 fn check(source: &str, api: Api, body: Value, expected: &str) {
     assert_eq!(
-        text(source, api, &body).map(|it| it.text).as_deref(),
+        text(source, api, &body)
+            .map(|rendered| rendered.text)
+            .as_deref(),
         Ok(expected)
     );
 }
@@ -116,7 +118,7 @@ fn reference(
     let messages = case["messages"].as_array().unwrap();
     let messages = messages
         .iter()
-        .map(|it| form(it.as_object().unwrap().clone()));
+        .map(|message| form(message.as_object().unwrap().clone()));
     let given = case["kwargs"].as_object().cloned().unwrap_or_default();
     let mut arguments = arguments(renderer, given);
     for key in ["tools", "documents"] {
@@ -161,8 +163,11 @@ fn a_template_sees_a_plain_message_as_an_object() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/templates");
     let files = std::fs::read_dir(folder)
         .unwrap()
-        .map(|it| it.unwrap().path());
-    let templates = files.filter(|path| path.extension().is_some_and(|it| it == "jinja"));
+        .map(|entry| entry.unwrap().path());
+    let templates = files.filter(|path| {
+        path.extension()
+            .is_some_and(|extension| extension == "jinja")
+    });
     let templates = templates.map(|path| std::fs::read_to_string(path).unwrap());
     for source in templates.chain([PROBE, ECHO, CHATML].map(str::to_owned)) {
         let renderer = renderer(&source);
@@ -174,7 +179,7 @@ fn a_template_sees_a_plain_message_as_an_object() {
                 .collect();
             let objects = messages.iter().cloned();
             let objects = objects
-                .map(|it| Message::Object(it.into_object()))
+                .map(|message| Message::Object(message.into_object()))
                 .collect();
             let template = renderer.templates.plain.as_ref().unwrap();
             let render = |messages| {

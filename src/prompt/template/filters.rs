@@ -83,9 +83,10 @@ fn length(value: &Value) -> Result<usize, Error> {
 fn default(value: Value, given: Given) -> Result<Value, Error> {
     let given = Arguments::given(given, &["default_value", "boolean"])?;
     let is_missing = value.is_undefined() || given.is("boolean")? && !value.is_true();
-    match is_missing {
-        true => Ok(given.get("default_value")?.unwrap_or_else(|| "".into())),
-        false => Ok(value),
+    if is_missing {
+        Ok(given.get("default_value")?.unwrap_or_else(|| "".into()))
+    } else {
+        Ok(value)
     }
 }
 
@@ -140,9 +141,12 @@ fn int(value: &Value, given: Given) -> Result<Value, Error> {
     let default = given.get("default")?;
     let base = given.integer("base")?.unwrap_or(10);
     let base = u32::try_from(base).map_err(|_| invalid("a base is not negative"))?;
-    let of_float = |float: f64| match float.is_finite() && float.abs() < 1e38 {
-        true => Some(Value::from(float.trunc() as i128)),
-        false => None,
+    let of_float = |float: f64| {
+        if float.is_finite() && float.abs() < 1e38 {
+            Some(Value::from(float.trunc() as i128))
+        } else {
+            None
+        }
     };
     let integer = match value.kind() {
         ValueKind::Bool => Some(Value::from(i64::from(value.is_true()))),
@@ -238,9 +242,10 @@ fn max(state: &State<'_, '_>, value: Value, given: Given) -> Result<Value, Error
 
 fn pprint(value: &Value) -> Result<String, Error> {
     let text = python_text::repr_of(value);
-    match text.chars().count() > MAX_PRINTED {
-        true => Err(invalid("only short values are printed like this")),
-        false => Ok(text),
+    if text.chars().count() > MAX_PRINTED {
+        Err(invalid("only short values are printed like this"))
+    } else {
+        Ok(text)
     }
 }
 

@@ -93,9 +93,10 @@ impl<'t> TemplateSyntax<'t> {
         let mut next = 0;
         while let Some(known) = names.get(next).cloned() {
             for (target, value) in &self.sets {
-                let aliases = match is_access(value, &known, None) {
-                    true => dotted_name(target).into_iter().collect(),
-                    false => namespace_aliases(target, value, &known),
+                let aliases = if is_access(value, &known, None) {
+                    dotted_name(target).into_iter().collect()
+                } else {
+                    namespace_aliases(target, value, &known)
                 };
                 for alias in aliases {
                     if !names.contains(&alias) {
@@ -147,38 +148,38 @@ impl<'t> TemplateSyntax<'t> {
 
     fn visit(&mut self, statement: &'t Stmt<'t>, in_macro: Option<usize>) {
         match statement {
-            Stmt::Template(it) => self.visit_all(&it.children, in_macro),
-            Stmt::EmitExpr(it) => self.expr(&it.expr),
-            Stmt::ForLoop(it) => self.for_loop(it, in_macro),
-            Stmt::IfCond(it) => {
-                self.expr(&it.expr);
-                self.visit_all(&it.true_body, in_macro);
-                self.visit_all(&it.false_body, in_macro);
+            Stmt::Template(template) => self.visit_all(&template.children, in_macro),
+            Stmt::EmitExpr(emitted) => self.expr(&emitted.expr),
+            Stmt::ForLoop(for_loop) => self.for_loop(for_loop, in_macro),
+            Stmt::IfCond(condition) => {
+                self.expr(&condition.expr);
+                self.visit_all(&condition.true_body, in_macro);
+                self.visit_all(&condition.false_body, in_macro);
             }
-            Stmt::WithBlock(it) => {
-                for (_, value) in &it.assignments {
+            Stmt::WithBlock(with) => {
+                for (_, value) in &with.assignments {
                     self.expr(value);
                 }
-                self.visit_all(&it.body, in_macro);
+                self.visit_all(&with.body, in_macro);
             }
-            Stmt::Set(it) => {
-                self.sets.push((&it.target, &it.expr));
-                self.expr(&it.expr);
+            Stmt::Set(set) => {
+                self.sets.push((&set.target, &set.expr));
+                self.expr(&set.expr);
             }
-            Stmt::SetBlock(it) => self.visit_all(&it.body, in_macro),
-            Stmt::AutoEscape(it) => self.visit_all(&it.body, in_macro),
-            Stmt::FilterBlock(it) => self.visit_all(&it.body, in_macro),
-            Stmt::Block(it) => self.visit_all(&it.body, in_macro),
-            Stmt::Macro(it) => {
-                self.macros.push(it);
+            Stmt::SetBlock(block) => self.visit_all(&block.body, in_macro),
+            Stmt::AutoEscape(block) => self.visit_all(&block.body, in_macro),
+            Stmt::FilterBlock(block) => self.visit_all(&block.body, in_macro),
+            Stmt::Block(block) => self.visit_all(&block.body, in_macro),
+            Stmt::Macro(definition) => {
+                self.macros.push(definition);
                 let in_macro = self.macros.len() - 1;
-                self.visit_all(&it.body, Some(in_macro));
+                self.visit_all(&definition.body, Some(in_macro));
             }
-            Stmt::CallBlock(it) => {
-                self.call(&it.call.expr, &it.call.args);
-                self.visit_all(&it.macro_decl.body, in_macro);
+            Stmt::CallBlock(block) => {
+                self.call(&block.call.expr, &block.call.args);
+                self.visit_all(&block.macro_decl.body, in_macro);
             }
-            Stmt::Do(it) => self.call(&it.call.expr, &it.call.args),
+            Stmt::Do(statement) => self.call(&statement.call.expr, &statement.call.args),
             // Chat templates do not import other files; the other statements contain nothing.
             Stmt::Import(_)
             | Stmt::FromImport(_)
@@ -190,18 +191,18 @@ impl<'t> TemplateSyntax<'t> {
         }
     }
 
-    fn for_loop(&mut self, it: &'t ForLoop<'t>, in_macro: Option<usize>) {
+    fn for_loop(&mut self, for_loop: &'t ForLoop<'t>, in_macro: Option<usize>) {
         self.loops.push(Loop {
-            target: &it.target,
-            iterable: &it.iter,
+            target: &for_loop.target,
+            iterable: &for_loop.iter,
             in_macro,
         });
-        self.expr(&it.iter);
-        if let Some(filter) = &it.filter_expr {
+        self.expr(&for_loop.iter);
+        if let Some(filter) = &for_loop.filter_expr {
             self.expr(filter);
         }
-        self.visit_all(&it.body, in_macro);
-        self.visit_all(&it.else_body, in_macro);
+        self.visit_all(&for_loop.body, in_macro);
+        self.visit_all(&for_loop.else_body, in_macro);
     }
 
     fn call(&mut self, called: &'t Expr<'t>, args: &'t [CallArg<'t>]) {
@@ -227,51 +228,54 @@ impl<'t> TemplateSyntax<'t> {
     fn expr(&mut self, expr: &'t Expr<'t>) {
         match expr {
             Expr::Var(_) | Expr::Const(_) => {}
-            Expr::Slice(it) => {
-                self.expr(&it.expr);
-                for part in [&it.start, &it.stop, &it.step].into_iter().flatten() {
+            Expr::Slice(slice) => {
+                self.expr(&slice.expr);
+                for part in [&slice.start, &slice.stop, &slice.step]
+                    .into_iter()
+                    .flatten()
+                {
                     self.expr(part);
                 }
             }
-            Expr::UnaryOp(it) => self.expr(&it.expr),
-            Expr::BinOp(it) => {
-                self.expr(&it.left);
-                self.expr(&it.right);
+            Expr::UnaryOp(operation) => self.expr(&operation.expr),
+            Expr::BinOp(operation) => {
+                self.expr(&operation.left);
+                self.expr(&operation.right);
             }
-            Expr::Compare(it) => {
-                self.expr(&it.expr);
-                for op in &it.ops {
+            Expr::Compare(comparison) => {
+                self.expr(&comparison.expr);
+                for op in &comparison.ops {
                     self.expr(&op.expr);
                 }
             }
-            Expr::IfExpr(it) => {
-                self.expr(&it.test_expr);
-                self.expr(&it.true_expr);
-                if let Some(other) = &it.false_expr {
+            Expr::IfExpr(choice) => {
+                self.expr(&choice.test_expr);
+                self.expr(&choice.true_expr);
+                if let Some(other) = &choice.false_expr {
                     self.expr(other);
                 }
             }
-            Expr::Filter(it) => {
-                if let Some(value) = &it.expr {
+            Expr::Filter(filter) => {
+                if let Some(value) = &filter.expr {
                     self.expr(value);
                 }
-                self.args(&it.args);
+                self.args(&filter.args);
             }
-            Expr::Test(it) => {
-                self.expr(&it.expr);
-                self.args(&it.args);
+            Expr::Test(test) => {
+                self.expr(&test.expr);
+                self.args(&test.args);
             }
-            Expr::GetAttr(it) => self.expr(&it.expr),
-            Expr::GetItem(it) => {
-                self.expr(&it.expr);
-                self.expr(&it.subscript_expr);
+            Expr::GetAttr(access) => self.expr(&access.expr),
+            Expr::GetItem(access) => {
+                self.expr(&access.expr);
+                self.expr(&access.subscript_expr);
             }
-            Expr::Call(it) => self.call(&it.expr, &it.args),
-            Expr::List(it) => it.items.iter().for_each(|item| self.expr(item)),
-            Expr::Tuple(it) => it.items.iter().for_each(|item| self.expr(item)),
-            Expr::Map(it) => {
-                it.keys.iter().for_each(|key| self.expr(key));
-                it.values.iter().for_each(|value| self.expr(value));
+            Expr::Call(call) => self.call(&call.expr, &call.args),
+            Expr::List(list) => list.items.iter().for_each(|item| self.expr(item)),
+            Expr::Tuple(tuple) => tuple.items.iter().for_each(|item| self.expr(item)),
+            Expr::Map(map) => {
+                map.keys.iter().for_each(|key| self.expr(key));
+                map.values.iter().for_each(|value| self.expr(value));
             }
         }
     }
@@ -288,7 +292,7 @@ fn name<'t>(expr: &Expr<'t>) -> Option<&'t str> {
 fn dotted_name(expr: &Expr<'_>) -> Option<String> {
     match expr {
         Expr::Var(var) => Some(var.id.to_owned()),
-        Expr::GetAttr(it) => Some(format!("{}.{}", dotted_name(&it.expr)?, it.name)),
+        Expr::GetAttr(access) => Some(format!("{}.{}", dotted_name(&access.expr)?, access.name)),
         _ => None,
     }
 }
@@ -313,23 +317,25 @@ fn namespace_aliases(target: &Expr<'_>, value: &Expr<'_>, wanted: &str) -> Vec<S
 /// Whether an expression is `wanted` (with `key`: `wanted.key` or `wanted['key']`), also sliced, filtered or tested.
 fn is_access(expr: &Expr<'_>, wanted: &str, key: Option<&str>) -> bool {
     match (expr, key) {
-        (Expr::Filter(it), _) => it
+        (Expr::Filter(filter), _) => filter
             .expr
             .as_ref()
             .is_some_and(|expr| is_access(expr, wanted, key)),
-        (Expr::Test(it), _) => is_access(&it.expr, wanted, key),
-        (Expr::Slice(it), _) => is_access(&it.expr, wanted, key),
+        (Expr::Test(test), _) => is_access(&test.expr, wanted, key),
+        (Expr::Slice(slice), _) => is_access(&slice.expr, wanted, key),
         (Expr::Var(var), None) => var.id == wanted,
         (Expr::GetAttr(_), None) => {
             wanted.contains('.') && dotted_name(expr).as_deref() == Some(wanted)
         }
-        (Expr::GetAttr(it), Some(key)) => name(&it.expr) == Some(wanted) && it.name == key,
-        (Expr::GetItem(it), Some(key)) => {
-            let constant = match &it.subscript_expr {
+        (Expr::GetAttr(access), Some(key)) => {
+            name(&access.expr) == Some(wanted) && access.name == key
+        }
+        (Expr::GetItem(access), Some(key)) => {
+            let constant = match &access.subscript_expr {
                 Expr::Const(constant) => constant.value.as_str(),
                 _ => None,
             };
-            name(&it.expr) == Some(wanted) && constant == Some(key)
+            name(&access.expr) == Some(wanted) && constant == Some(key)
         }
         _ => false,
     }

@@ -128,15 +128,14 @@ fn of_text(text: &str, name: &str, args: &[Value]) -> Result<Option<Value>, Erro
                     _ => within.ends_with(part),
                 }))
             };
-            let any = match prefix.is_tuple() {
-                true => {
-                    let mut any = false;
-                    for part in prefix.try_iter()? {
-                        any |= has(&part)?;
-                    }
-                    any
+            let any = if prefix.is_tuple() {
+                let mut any = false;
+                for part in prefix.try_iter()? {
+                    any |= has(&part)?;
                 }
-                false => has(&prefix)?,
+                any
+            } else {
+                has(&prefix)?
             };
             any.into()
         }
@@ -197,9 +196,12 @@ fn between<'t>(text: &'t str, given: &Arguments<'_>) -> Result<Option<(&'t str, 
         return Ok(Some((text, 0)));
     }
     let length = text.chars().count();
-    let clamped = |bound: i64| match bound < 0 {
-        true => length.saturating_sub(usize::try_from(bound.unsigned_abs()).unwrap_or(length)),
-        false => usize::try_from(bound).unwrap_or(usize::MAX),
+    let clamped = |bound: i64| {
+        if bound < 0 {
+            length.saturating_sub(usize::try_from(bound.unsigned_abs()).unwrap_or(length))
+        } else {
+            usize::try_from(bound).unwrap_or(usize::MAX)
+        }
     };
     let (start, end) = (
         start.map_or(0, clamped),
@@ -278,9 +280,10 @@ fn splitlines(text: &str, keeps_ends: bool) -> Value {
     let mut lines = Vec::new();
     let mut rest = text;
     while let Some((line, after)) = texts::first_line(rest) {
-        lines.push(Value::from(match keeps_ends {
-            true => line,
-            false => texts::without_line_end(line),
+        lines.push(Value::from(if keeps_ends {
+            line
+        } else {
+            texts::without_line_end(line)
         }));
         rest = after;
     }
@@ -349,9 +352,12 @@ fn title(text: &str) -> String {
 /// Floats are given to plain fields as Python writes them.
 fn format(text: &str, args: &[Value]) -> Result<Value, Error> {
     let is_plain = !text.contains(':');
-    let written = |value: &Value| match number::is_float(value) && is_plain {
-        true => python_text::str_of(value).into_owned().into(),
-        false => value.clone(),
+    let written = |value: &Value| {
+        if number::is_float(value) && is_plain {
+            python_text::str_of(value).into_owned().into()
+        } else {
+            value.clone()
+        }
     };
     let args: Vec<Value> = args.iter().map(written).collect();
     formatting::format(FormatStyle::StrFormat, text, &args).map(Value::from)

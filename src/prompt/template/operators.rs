@@ -104,9 +104,12 @@ fn remainder(left: &Value, right: &Value) -> Option<Value> {
 
 /// A part of a text, a list or a tuple. What cannot be sliced has no such item.
 fn slice(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
-    let bound = |bound: Value| match bound.is_none() {
-        true => Ok(None),
-        false => i64::try_from(bound).map(Some),
+    let bound = |bound: Value| {
+        if bound.is_none() {
+            Ok(None)
+        } else {
+            i64::try_from(bound).map(Some)
+        }
     };
     let step = bound(step)?.unwrap_or(1);
     let (start, stop) = (bound(start)?, bound(stop)?);
@@ -131,9 +134,10 @@ fn slice(value: &Value, start: Value, stop: Value, step: Value) -> Result<Value,
             let items: Vec<Value> = value.try_iter()?.collect();
             let part = indices(items.len(), start, stop, step).map(|index| items[index].clone());
             let part: Vec<Value> = part.collect();
-            Ok(match value.is_tuple() {
-                true => Value::from(Tuple::from(part)),
-                false => Value::from(part),
+            Ok(if value.is_tuple() {
+                Value::from(Tuple::from(part))
+            } else {
+                Value::from(part)
             })
         }
         ValueKind::Undefined => Err(Error::from(ErrorKind::UndefinedError)),
@@ -149,9 +153,10 @@ fn indices(
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
-    let (low, high) = match step > 0 {
-        true => (0, length),
-        false => (-1, length - 1),
+    let (low, high) = if step > 0 {
+        (0, length)
+    } else {
+        (-1, length - 1)
     };
     let clamped = |bound: i64| {
         let from_start = if bound < 0 {
@@ -161,10 +166,7 @@ fn indices(
         };
         from_start.clamp(low, high)
     };
-    let (first, end) = match step > 0 {
-        true => (low, high),
-        false => (high, low),
-    };
+    let (first, end) = if step > 0 { (low, high) } else { (high, low) };
     let mut next = start.map_or(first, clamped);
     let end = stop.map_or(end, clamped);
     std::iter::from_fn(move || {
@@ -218,8 +220,9 @@ fn attribute(value: &Value, name: &str) -> Result<Value, Error> {
 
 /// Nothing is escaped here, which is only right where it was asked for.
 fn unescaped(is_escaped: &Value) -> Result<Value, Error> {
-    match is_escaped.is_true() {
-        true => Err(invalid("texts are not escaped")),
-        false => Ok(Value::from("")),
+    if is_escaped.is_true() {
+        Err(invalid("texts are not escaped"))
+    } else {
+        Ok(Value::from(""))
     }
 }

@@ -9,9 +9,10 @@ use super::python_text;
 
 pub(super) fn format(format: &str, argument: &Value) -> Result<String, Error> {
     let is_mapping = argument.kind() == ValueKind::Map;
-    let given: Vec<Value> = match argument.is_tuple() {
-        true => argument.try_iter()?.collect(),
-        false => vec![argument.clone()],
+    let given: Vec<Value> = if argument.is_tuple() {
+        argument.try_iter()?.collect()
+    } else {
+        vec![argument.clone()]
     };
     let mut given = given.into_iter();
     let mut out = String::new();
@@ -70,9 +71,10 @@ fn integer(value: &Value) -> Result<Value, Error> {
         ValueKind::Number if value.is_integer() => Ok(value.clone()),
         ValueKind::Number => {
             let float = f64::try_from(value.clone())?;
-            match float.is_finite() {
-                true => Ok(Value::from(float.trunc() as i128)),
-                false => Err(invalid("cannot convert to an integer")),
+            if float.is_finite() {
+                Ok(Value::from(float.trunc() as i128))
+            } else {
+                Err(invalid("cannot convert to an integer"))
             }
         }
         kind => Err(invalid(format!("a number is required, not {kind}"))),

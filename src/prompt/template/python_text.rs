@@ -45,9 +45,10 @@ fn write_repr(out: &mut String, value: &Value) {
             Err(_) => write_own(out, value),
         },
         ValueKind::Seq => {
-            let (open, close) = match value.is_tuple() {
-                true => ('(', ')'),
-                false => ('[', ']'),
+            let (open, close) = if value.is_tuple() {
+                ('(', ')')
+            } else {
+                ('[', ']')
             };
             out.push(open);
             let mut count = 0;
@@ -79,7 +80,7 @@ fn write_repr(out: &mut String, value: &Value) {
     }
 }
 
-/// As the template engine writes it.
+/// Writes a value as the template engine does.
 fn write_own(out: &mut String, value: &Value) {
     // Writing to a String cannot fail.
     let _ = write!(out, "{value}");
@@ -87,9 +88,10 @@ fn write_own(out: &mut String, value: &Value) {
 
 /// In single quotes, unless only those are in it.
 fn write_text(out: &mut String, text: &str) {
-    let quote = match text.contains('\'') && !text.contains('"') {
-        true => '"',
-        false => '\'',
+    let quote = if text.contains('\'') && !text.contains('"') {
+        '"'
+    } else {
+        '\''
     };
     out.push(quote);
     for char in text.chars() {

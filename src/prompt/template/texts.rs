@@ -142,9 +142,10 @@ fn is_line_end(char: char) -> bool {
 pub(super) fn first_line(text: &str) -> Option<(&str, &str)> {
     let at = text.find(is_line_end)?;
     let after = &text[at..];
-    let length = match after.starts_with("\r\n") {
-        true => 2,
-        false => after.chars().next().map_or(0, char::len_utf8),
+    let length = if after.starts_with("\r\n") {
+        2
+    } else {
+        after.chars().next().map_or(0, char::len_utf8)
     };
     Some(text.split_at(at + length))
 }

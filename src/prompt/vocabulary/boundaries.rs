@@ -61,15 +61,14 @@ impl Boundaries {
             .filter_map(AddedToken::read)
             .collect();
         let raw: Vec<&AddedToken<'_>> = added.iter().filter(|token| token.is_raw).collect();
-        let tokens = match raw.is_empty() {
-            true => None,
-            false => {
-                let search = AhoCorasick::builder()
-                    .match_kind(MatchKind::LeftmostLongest)
-                    .build(raw.iter().map(|token| token.content))
-                    .map_err(|error| error.to_string())?;
-                Some((search, raw.iter().map(|token| token.is_plain).collect()))
-            }
+        let tokens = if raw.is_empty() {
+            None
+        } else {
+            let search = AhoCorasick::builder()
+                .match_kind(MatchKind::LeftmostLongest)
+                .build(raw.iter().map(|token| token.content))
+                .map_err(|error| error.to_string())?;
+            Some((search, raw.iter().map(|token| token.is_plain).collect()))
         };
         let splits_at_lines =
             can_split_at_lines(json) && added.iter().all(AddedToken::allows_line_boundaries);
@@ -111,7 +110,9 @@ impl Boundaries {
 
 impl<'j> AddedToken<'j> {
     fn read(token: &'j Value) -> Option<Self> {
-        let content = token["content"].as_str().filter(|it| !it.is_empty())?;
+        let content = token["content"]
+            .as_str()
+            .filter(|content| !content.is_empty())?;
         let is = |key: &str| token[key].as_bool().unwrap_or(false);
         // A neighbouring token with `lstrip` or `rstrip` could take white space at the ends of this one.
         let has_no_outer_space = content.trim() == content;
@@ -161,7 +162,9 @@ fn can_split_at_lines(json: &Value) -> bool {
     let is_plain_byte_level = bytes["type"] == "ByteLevel"
         && bytes["add_prefix_space"] == false
         && bytes["use_regex"] == false;
-    let has_dropout = json["model"]["dropout"].as_f64().is_some_and(|it| it > 0.0);
+    let has_dropout = json["model"]["dropout"]
+        .as_f64()
+        .is_some_and(|dropout| dropout > 0.0);
     is_text_unchanged
         && is_known_pattern
         && is_plain_byte_level

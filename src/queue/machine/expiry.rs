@@ -7,9 +7,10 @@ use crate::queue::types::{Outcome, RefusalReason};
 
 impl<T> Queue<T> {
     pub(super) fn expiry(&self, entry: &Entry<T>) -> Instant {
-        let max_wait = match entry.request.is_background {
-            true => LONG,
-            false => self.max_wait(entry.class),
+        let max_wait = if entry.request.is_background {
+            LONG
+        } else {
+            self.max_wait(entry.class)
         };
         let no_worker = self.settings.no_worker_timeout;
         let since = self

@@ -81,9 +81,10 @@ impl Rig {
         self.tokens.push(request.tokens.max(COST_MIN));
         let entered = self.queue.enter(self.now, room, request, self.count);
         match entered {
-            Ok(Entered { left, .. }) => {
-                Ok((self.count, left.into_iter().map(|it| it.waker).collect()))
-            }
+            Ok(Entered { left, .. }) => Ok((
+                self.count,
+                left.into_iter().map(|left| left.waker).collect(),
+            )),
             Err((refusal, _)) => Err(refusal.reason.code()),
         }
     }
@@ -135,7 +136,7 @@ impl Rig {
 
     /// Two workers compute 1,000 tokens a second each, with something waiting.
     fn measure(&mut self) {
-        let filler = self.enter(|it| it.priority = -1).unwrap();
+        let filler = self.enter(|request| request.priority = -1).unwrap();
         for _ in 0..100 {
             self.wait(10);
             self.computed += 20;
@@ -164,8 +165,8 @@ fn as_many_are_released_as_there_is_room_for() {
 fn a_higher_class_is_first_and_the_floor_is_kept() {
     let mut rig = Rig::new(|_| {});
     for _ in 0..8 {
-        rig.enter(|it| it.priority = 0).unwrap();
-        rig.enter(|it| it.priority = 5).unwrap();
+        rig.enter(|request| request.priority = 0).unwrap();
+        rig.enter(|request| request.priority = 5).unwrap();
     }
     let order: Vec<bool> = (0..8)
         .flat_map(|_| rig.free(1))
@@ -186,14 +187,14 @@ fn a_priority_below_all_classes_is_of_the_lowest() {
             })
             .into();
     });
-    rig.enter(|it| it.priority = -7).unwrap();
-    rig.enter(|it| it.priority = 9).unwrap();
-    rig.enter(|it| it.priority = 10).unwrap();
+    rig.enter(|request| request.priority = -7).unwrap();
+    rig.enter(|request| request.priority = 9).unwrap();
+    rig.enter(|request| request.priority = 10).unwrap();
     let requests: Vec<u32> = rig
         .queue
         .classes(rig.now, |_| true)
         .iter()
-        .map(|it| it.requests)
+        .map(|class| class.requests)
         .collect();
     assert_eq!(requests, [2, 1]);
     assert_eq!(rig.free(u64::MAX)[0].0, 3);
@@ -206,15 +207,18 @@ fn a_class_has_bounds_of_its_own() {
         settings.max_size = 25;
         settings.classes[0].max_requests = Some(3);
     });
-    assert!(rig.enter(|it| it.bytes = 20).is_ok());
-    assert_eq!(rig.enter(|it| it.bytes = 6), Err("queue_full"));
-    assert!(rig.enter(|it| it.bytes = 5).is_ok());
-    assert_eq!(rig.enter(|it| it.bytes = 0), Err("queue_full"));
+    assert!(rig.enter(|request| request.bytes = 20).is_ok());
+    assert_eq!(rig.enter(|request| request.bytes = 6), Err("queue_full"));
+    assert!(rig.enter(|request| request.bytes = 5).is_ok());
+    assert_eq!(rig.enter(|request| request.bytes = 0), Err("queue_full"));
     for _ in 0..3 {
-        assert!(rig.enter(|it| (it.priority, it.bytes) = (1, 0)).is_ok());
+        assert!(
+            rig.enter(|request| (request.priority, request.bytes) = (1, 0))
+                .is_ok()
+        );
     }
     assert_eq!(
-        rig.enter(|it| (it.priority, it.bytes) = (1, 0)),
+        rig.enter(|request| (request.priority, request.bytes) = (1, 0)),
         Err("queue_full")
     );
 }
@@ -223,12 +227,12 @@ fn a_class_has_bounds_of_its_own() {
 fn the_memory_of_lower_classes_is_given_up_and_no_other() {
     let mut rig = Rig::new(|_| {});
     for priority in [-5, 5, 0, -5, 0] {
-        rig.enter(|it| it.priority = priority).unwrap();
+        rig.enter(|request| request.priority = priority).unwrap();
         rig.wait(10);
     }
-    rig.enter(|it| {
-        it.priority = -5;
-        it.is_background = true;
+    rig.enter(|request| {
+        request.priority = -5;
+        request.is_background = true;
     })
     .unwrap();
     let below = |rig: &Rig, priority| {
@@ -276,7 +280,7 @@ fn a_flood_makes_place_for_the_others_with_its_newest_requests() {
     // The same for bytes.
     let mut rig = Rig::new(|settings| settings.max_size = 100);
     for _ in 0..3 {
-        rig.enter(|it| it.bytes = 30).unwrap();
+        rig.enter(|request| request.bytes = 30).unwrap();
     }
     let mut enter = |client, bytes| {
         let request = of(&rig, client, bytes);
@@ -291,14 +295,14 @@ fn a_flood_makes_place_for_the_others_with_its_newest_requests() {
 fn the_shortest_prompt_is_next_until_a_longer_one_has_waited_for_it() {
     let mut rig = Rig::new(|_| {});
     let second = Duration::from_secs(1);
-    rig.enter(|it| it.compute = 3 * second).unwrap();
+    rig.enter(|request| request.compute = 3 * second).unwrap();
     rig.wait(5_000);
-    rig.enter(|it| it.compute = 2 * second).unwrap();
+    rig.enter(|request| request.compute = 2 * second).unwrap();
     // It comes nine seconds later; each counts for 0.3 s of computing.
     rig.wait(4_000);
-    rig.enter(|it| it.compute = second / 5).unwrap();
-    rig.enter(|it| it.compute = second / 2).unwrap();
-    rig.enter(|it| (it.compute, it.ttft_target) = (20 * second, Some(60 * second)))
+    rig.enter(|request| request.compute = second / 5).unwrap();
+    rig.enter(|request| request.compute = second / 2).unwrap();
+    rig.enter(|request| (request.compute, request.ttft_target) = (20 * second, Some(60 * second)))
         .unwrap();
     let order: Vec<u64> = rig
         .free(u64::MAX)
@@ -365,7 +369,7 @@ fn a_wait_ends_after_max_wait() {
 #[test]
 fn what_no_client_waits_for_waits_as_long_as_it_may_run() {
     let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(1));
-    rig.enter(|it| it.is_background = true).unwrap();
+    rig.enter(|request| request.is_background = true).unwrap();
     rig.wait(599_999);
     assert_eq!(rig.free(0), []);
     rig.wait(1);
@@ -381,13 +385,16 @@ fn prompts_are_computed_as_fast_as_was_learnt_however_few_left_lately() {
         queued_tokens: 9_000,
         ..FULL
     };
-    let entered = rig.enter_with(room, |it| it.tokens = 1_000);
+    let entered = rig.enter_with(room, |request| request.tokens = 1_000);
     assert_eq!(entered, Err("ttft_target_unreachable"));
     let fast = Room {
         rate: 10_000,
         ..room
     };
-    assert!(rig.enter_with(fast, |it| it.tokens = 1_000).is_ok());
+    assert!(
+        rig.enter_with(fast, |request| request.tokens = 1_000)
+            .is_ok()
+    );
 }
 
 #[test]
@@ -414,23 +421,23 @@ fn what_cannot_meet_its_target_is_refused_at_once_and_what_can_waits() {
     assert!(rig.enter(|_| {}).is_ok());
     assert_eq!(rig.enter(|_| {}), Err("ttft_target_unreachable"));
     // A client with nothing in the queue yet is only behind its share.
-    let other = |it: &mut Request| (it.client, it.tokens) = (ClientKey(2), 100);
+    let other = |request: &mut Request| (request.client, request.tokens) = (ClientKey(2), 100);
     assert!(rig.enter(other).is_ok());
     // As is one with more time, or of a higher class.
     assert!(
-        rig.enter(|it| it.ttft_target = Some(Duration::from_secs(5)))
+        rig.enter(|request| request.ttft_target = Some(Duration::from_secs(5)))
             .is_ok()
     );
-    assert!(rig.enter(|it| it.priority = 1).is_ok());
+    assert!(rig.enter(|request| request.priority = 1).is_ok());
 }
 
 #[test]
 fn a_request_whose_turn_comes_too_late_is_refused_for_one_that_is_in_time() {
     let mut rig = Rig::new(|settings| settings.ttft_target = Duration::from_secs(3));
     rig.measure();
-    let late = rig.enter(|it| it.tokens = 1_000).unwrap();
+    let late = rig.enter(|request| request.tokens = 1_000).unwrap();
     rig.wait(2_500);
-    let timely = rig.enter(|it| it.tokens = 100).unwrap();
+    let timely = rig.enter(|request| request.tokens = 100).unwrap();
     assert_eq!(
         rig.free(1),
         [(late, "ttft_target_unreachable"), (timely, "released")]
@@ -484,7 +491,7 @@ fn workers_that_come_and_go_do_not_make_a_request_wait_for_ever() {
 fn other_settings_hold_for_those_who_wait_already() {
     let mut rig = Rig::new(|_| {});
     rig.enter(|_| {}).unwrap();
-    rig.enter(|it| it.priority = 3).unwrap();
+    rig.enter(|request| request.priority = 3).unwrap();
     let settings = Settings {
         max_wait: Duration::from_secs(1),
         classes: vec![ClassSettings {
@@ -557,7 +564,7 @@ proptest! {
                     let request = Request { priority, client, tokens, bytes, ..rig.request() };
                     let of_client = |rig: &Rig| {
                         let own = rig.queue.entries.values();
-                        let own = own.filter(|it| it.request.client == client && it.request.priority == priority);
+                        let own = own.filter(|entry| entry.request.client == client && entry.request.priority == priority);
                         own.count()
                     };
                     let own = of_client(&rig);
@@ -589,9 +596,12 @@ proptest! {
                     // Each waits for one of three workers, and those that have room take one each.
                     let line = |number: &u64| (*number % 3) as usize;
                     let mut free = lines.clone();
-                    let look = |number: &u64, _| match std::mem::take(&mut free[line(number)]) {
-                        true => Look::Send,
-                        false => Look::Wait,
+                    let look = |number: &u64, _| {
+                        if std::mem::take(&mut free[line(number)]) {
+                            Look::Send
+                        } else {
+                            Look::Wait
+                        }
                     };
                     let mut sent = [false; 3];
                     for left in rig.queue.advance(rig.now, room, 0, look) {
@@ -614,7 +624,7 @@ proptest! {
             }
             prop_assert_eq!(rig.queue.len(), waiting.len());
             prop_assert_eq!(rig.queue.expiries.len(), waiting.len());
-            let requests: u32 = rig.queue.classes(rig.now, |_| true).iter().map(|it| it.requests).sum();
+            let requests: u32 = rig.queue.classes(rig.now, |_| true).iter().map(|class| class.requests).sum();
             prop_assert_eq!(requests as usize, waiting.len());
         }
         let left = rig.queue.end(rig.now, Outcome::Released).len();
@@ -636,10 +646,10 @@ fn a_timeout_counts_the_same_requests_whatever_the_order_of_the_classes_in_the_f
                 .into();
             settings.max_wait = Duration::from_secs(1);
         });
-        rig.enter(|it| it.priority = 10).unwrap();
+        rig.enter(|request| request.priority = 10).unwrap();
         rig.wait(500);
         for _ in 0..20 {
-            rig.enter(|it| it.priority = 0).unwrap();
+            rig.enter(|request| request.priority = 0).unwrap();
         }
         rig.wait(600);
         let left = rig.queue.advance(rig.now, FULL, 0, |_, _| Look::Full);

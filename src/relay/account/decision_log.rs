@@ -187,7 +187,11 @@ mod tests {
         assert_eq!(log.after(0).len(), MAX_DECISIONS);
         assert_eq!(log.after(0)[0].number, 6);
         let last = MAX_DECISIONS as u64 + 5;
-        let numbers: Vec<u64> = log.after(last - 2).iter().map(|it| it.number).collect();
+        let numbers: Vec<u64> = log
+            .after(last - 2)
+            .iter()
+            .map(|decision| decision.number)
+            .collect();
         assert_eq!(numbers, [last - 1, last]);
         assert!(log.get(5).is_none());
         assert_eq!(log.get(6).unwrap().number, 6);

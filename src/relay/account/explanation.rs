@@ -130,7 +130,7 @@ pub struct Score {
     pub circuit_breaker: circuit_breaker::State,
     /// Requests in flight.
     pub requests: u32,
-    /// Those of its worker on average over the last seconds: half of what is missing now counts as delayed.
+    /// Requests in flight at its worker on average over the last seconds: half of what is missing now counts as delayed.
     pub usual_requests: f64,
     pub queued_tokens: u64,
     pub context_tokens: u64,

@@ -122,9 +122,10 @@ impl Usage {
     }
 
     fn counters(&self, tenant: &str, model: &Model) -> Counters {
-        let tenant = match self.pairs.fetch_add(1, Relaxed) < PAIRS_MAX {
-            true => tenant,
-            false => OTHER,
+        let tenant = if self.pairs.fetch_add(1, Relaxed) < PAIRS_MAX {
+            tenant
+        } else {
+            OTHER
         };
         let labels = [tenant, model];
         let families = &self.families;

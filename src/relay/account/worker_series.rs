@@ -39,7 +39,7 @@ pub(in crate::relay) struct WorkerSeries {
     worker: Arc<str>,
     pub(in crate::relay) time_to_first_token: Histogram,
     pub(in crate::relay) inter_token_latency: Histogram,
-    /// Of the model, whatever the worker.
+    /// The duration of the model's requests, whatever the worker.
     pub(in crate::relay) duration: Histogram,
     /// Complete answers with status 200, which nearly all are, by API.
     ok: [OnceLock<IntCounter>; Api::COUNT],
@@ -80,7 +80,9 @@ impl SeriesByWorker {
         }
         let mut by_worker = FxHashMap::clone(&known);
         // A worker that left and came back has another id and the same series.
-        let former = known.iter().find(|(_, it)| it.worker == worker.name);
+        let former = known
+            .iter()
+            .find(|(_, series)| series.worker == worker.name);
         let series = match former {
             Some((id, series)) => {
                 by_worker.remove(id);

@@ -33,7 +33,7 @@ pub(in crate::relay) enum Verdict {
     GivenUp,
     /// The engine reports an error.
     Error,
-    /// The same, and says that the request is at fault.
+    /// The engine reports an error, and says that the request is at fault.
     Refusal,
 }
 

@@ -26,7 +26,7 @@ const SEVERAL: f64 = 2.0;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::relay) struct Plain {
     pub(in crate::relay) events: u64,
-    /// Of their text, an escape counted as what it stands for.
+    /// Bytes of their text, an escape counted as what it stands for.
     pub(in crate::relay) text_bytes: u64,
     /// All of their bytes.
     pub(in crate::relay) length: usize,

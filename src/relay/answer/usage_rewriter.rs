@@ -39,9 +39,10 @@ impl UsageRewriter {
                 input: None,
             },
             is_events,
-            line: match is_events {
-                true => Line::Prefix(0),
-                false => Line::Json,
+            line: if is_events {
+                Line::Prefix(0)
+            } else {
+                Line::Json
             },
             walk: JsonWalk::default(),
         }
@@ -94,10 +95,13 @@ impl UsageRewriter {
         match self.line {
             Line::Prefix(matched) => {
                 self.line = match FIELD.get(matched) {
-                    Some(expected) if *expected == byte => match matched + 1 == FIELD.len() {
-                        true => Line::Json,
-                        false => Line::Prefix(matched + 1),
-                    },
+                    Some(expected) if *expected == byte => {
+                        if matched + 1 == FIELD.len() {
+                            Line::Json
+                        } else {
+                            Line::Prefix(matched + 1)
+                        }
+                    }
                     _ => Line::Other,
                 };
                 position + 1

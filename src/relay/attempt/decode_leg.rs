@@ -69,10 +69,11 @@ impl LegContext<'_> {
             // The decode engine itself reports a failed transfer.
             return answer.await;
         }
-        let patience = match plan.is_stream {
-            true => settings.transfer_timeout,
+        let patience = if plan.is_stream {
+            settings.transfer_timeout
+        } else {
             // Silent until its end. The loss of a process is noticed late, long after the blocks have come.
-            false => 2 * settings.transfer_timeout,
+            2 * settings.transfer_timeout
         };
         let watched_until = now + patience;
         loop {
@@ -90,9 +91,10 @@ impl LegContext<'_> {
                 () = tokio::time::sleep_until(next_check.into()) => {}
             }
         }
-        match plan.is_stream {
-            true => Err(DecodeFailure::Silent),
-            false => answer.await,
+        if plan.is_stream {
+            Err(DecodeFailure::Silent)
+        } else {
+            answer.await
         }
     }
 

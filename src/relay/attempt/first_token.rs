@@ -68,12 +68,11 @@ pub(in crate::relay) async fn wait(
             Verdict::Error => Some(Beginning::Error),
         };
         if let Some(beginning) = beginning {
-            answer.first = Some(match read.is_empty() {
-                true => piece,
-                false => {
-                    read.extend_from_slice(&piece);
-                    read.freeze()
-                }
+            answer.first = Some(if read.is_empty() {
+                piece
+            } else {
+                read.extend_from_slice(&piece);
+                read.freeze()
             });
             return Ok(beginning);
         }

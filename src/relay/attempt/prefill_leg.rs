@@ -73,9 +73,10 @@ impl LegContext<'_> {
         };
         let body = legs.prefill(&transfer);
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
-        let reuse = match settings.connector.needs_bootstrap() {
-            true => self.attempts.reuse().without_replacement(),
-            false => self.attempts.reuse(),
+        let reuse = if settings.connector.needs_bootstrap() {
+            self.attempts.reuse().without_replacement()
+        } else {
+            self.attempts.reuse()
         };
         let may_resend = reuse == Reuse::Replaced;
         if let Some(span) = &mut span {

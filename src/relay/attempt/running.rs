@@ -32,9 +32,9 @@ pub(in crate::relay) struct Running {
     expected: Option<(Instant, Expected)>,
     /// At the worker that computes the prompt for another one.
     prefill: Option<InFlight>,
-    /// Of a request that is traced.
+    /// The span of a request that is traced.
     span: Option<Box<TrySpan>>,
-    /// Of a request whose two legs run at the same time.
+    /// The prefill leg of a request whose two legs run at the same time.
     prefill_leg: Option<OpenLeg>,
 }
 

@@ -108,9 +108,10 @@ impl Relay {
 
     /// When an attempt that begins now times out.
     pub(in crate::relay) fn attempt_deadline(&self, plan: &Plan, now: Instant) -> Instant {
-        now + match plan.is_stream {
-            true => self.settings().first_byte_timeout,
-            false => self.settings().response_timeout,
+        now + if plan.is_stream {
+            self.settings().first_byte_timeout
+        } else {
+            self.settings().response_timeout
         }
     }
 

@@ -97,9 +97,10 @@ impl Relay {
         let report = report.filter(|_| is_planned && carried.is_none());
         let mut running = Running::new(
             in_flight,
-            match is_planned {
-                true => plan.expect(self.caches(), worker, rank),
-                false => SmallVec::new(),
+            if is_planned {
+                plan.expect(self.caches(), worker, rank)
+            } else {
+                SmallVec::new()
             },
             is_planned
                 .then(|| plan.check(&self.caches().tokenizer_check, now, worker))
@@ -119,12 +120,11 @@ impl Relay {
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
         let body = planned_body.unwrap_or(&job.body);
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
-        let aborted = match !plan.is_stream && plan.group.sglang.contains(&worker.id) {
-            true => {
-                let id = format!("{}-{}", job.context.id, attempts.count());
-                self.aborts().guard(job.api, body, worker, id)
-            }
-            false => None,
+        let aborted = if !plan.is_stream && plan.group.sglang.contains(&worker.id) {
+            let id = format!("{}-{}", job.context.id, attempts.count());
+            self.aborts().guard(job.api, body, worker, id)
+        } else {
+            None
         };
         let (with_id, abort) = aborted.unzip();
         let body = with_id.as_ref().unwrap_or(body);
@@ -181,7 +181,8 @@ impl Relay {
         running.set_span(span);
         let other = answer.served.as_deref().and_then(|served| {
             let mut workers = plan.group.workers.iter();
-            workers.find(|it| it.pool.authority() == served && it.id != worker.id)
+            workers
+                .find(|candidate| candidate.pool.authority() == served && candidate.id != worker.id)
         });
         let (insert, worker) = match other {
             // The engine took it without its rank only.

@@ -210,9 +210,10 @@ impl LegContext<'_> {
             if !is_refusal && owner == FailureOwner::Unattributed {
                 return PrefillEnd::Refused;
             }
-            let failure = match is_refusal {
-                true => Failure::Refused,
-                false => Failure::KvTransfer,
+            let failure = if is_refusal {
+                Failure::Refused
+            } else {
+                Failure::KvTransfer
             };
             let error = format!("{} answered {status}", worker.name);
             PrefillEnd::Failed(Box::new(FailedAttempt {

@@ -52,7 +52,7 @@ impl<'c> Chooser<'c> {
         self.held_by(plan, &plan.group, holders_max)
     }
 
-    /// The same for the workers of another moment.
+    /// The cached prefixes of the prompt at the workers of `group`, which may be those of another moment than the plan's.
     pub(in crate::relay) fn held_by<'a>(
         &self,
         plan: &'a Plan,

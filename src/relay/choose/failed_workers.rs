@@ -13,26 +13,27 @@ pub(in crate::relay) type Excluded = SmallVec<[WorkerId; 4]>;
 #[derive(Clone, Debug, Default)]
 pub(in crate::relay) struct FailedWorkers {
     pub(in crate::relay) decode: Excluded,
-    /// Those that do not serve its API, whose context is too short for it or that its gateway cannot reach, whatever fails: some of
-    /// `decode`.
+    /// The workers that do not serve the request's API, whose context is too short for it or that its gateway cannot reach,
+    /// whatever fails: some of `decode`.
     pub(in crate::relay) unfit: Excluded,
     pub(in crate::relay) prefill: Excluded,
-    /// Those of them that only closed an idle connection: over a new one they may answer.
+    /// The failed workers that only closed an idle connection: over a new one they may answer.
     pub(in crate::relay) stale: Excluded,
     /// True once no more KV transfers are tried for the request.
     pub(in crate::relay) gave_up_transfers: bool,
 }
 
 impl FailedWorkers {
-    /// Those that do not serve the request's API, or where it has no room, are as if they had failed it. An error if no worker
-    /// serves the API.
+    /// Workers that do not serve the request's API, or where it has no room, are as if they had failed it. An error if no
+    /// worker serves the API.
     pub(in crate::relay) fn unfit_for(
         plan: &Plan,
         gateway: Option<&dyn Gateway>,
     ) -> Result<Self, Error> {
-        let mut unfit = match plan.api.is_messages() {
-            true => Excluded::from_slice(&plan.group.without_messages),
-            false => Excluded::new(),
+        let mut unfit = if plan.api.is_messages() {
+            Excluded::from_slice(&plan.group.without_messages)
+        } else {
+            Excluded::new()
         };
         if !unfit.is_empty() && unfit.len() == plan.group.workers.len() {
             return Err(Error::NotServed {

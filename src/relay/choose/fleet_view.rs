@@ -59,9 +59,10 @@ impl<'a> FleetView<'a> {
             Task::Whole => group.both(),
             Task::Prefill(..) => group.prefill(),
         });
-        let adapter_owners = match group.is_adapter {
-            true => adapter_owners(places, range.clone()),
-            false => SmallVec::new(),
+        let adapter_owners = if group.is_adapter {
+            adapter_owners(places, range.clone())
+        } else {
+            SmallVec::new()
         };
         Self {
             adapter_owners,
@@ -226,12 +227,11 @@ impl View for FleetView<'_> {
             is_usable: can && is_free,
             requests: share.requests,
             queued_tokens: share.queued_tokens,
-            delayed: match has_answers {
-                true => {
-                    let usual = worker.load.usual_requests() / f64::from(ranks);
-                    routing::delayed(share.requests, usual)
-                }
-                false => 0.0,
+            delayed: if has_answers {
+                let usual = worker.load.usual_requests() / f64::from(ranks);
+                routing::delayed(share.requests, usual)
+            } else {
+                0.0
             },
             context_tokens: share.context_tokens,
             slots: (worker.slots() / ranks).max(1),

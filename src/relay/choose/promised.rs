@@ -21,7 +21,7 @@ pub(in crate::relay) struct Promised {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::relay) struct Promise {
     pub(in crate::relay) all: LoadShare,
-    /// Of that, what waits.
+    /// The part of `all` that waits.
     pub(in crate::relay) waiting: LoadShare,
 }
 
@@ -34,9 +34,10 @@ impl Promised {
     /// What a worker was promised here.
     #[inline]
     pub(in crate::relay) fn of(&self, owner: WorkerId) -> Promise {
-        match self.by_owner.is_empty() {
-            true => Promise::default(),
-            false => self.by_owner.get(&owner).copied().unwrap_or_default(),
+        if self.by_owner.is_empty() {
+            Promise::default()
+        } else {
+            self.by_owner.get(&owner).copied().unwrap_or_default()
         }
     }
 
@@ -57,12 +58,12 @@ impl Promised {
             .collect()
     }
 
-    /// Of a request that was released.
+    /// Adds the load of a request that was released.
     pub(in crate::relay) fn add(&mut self, owner: WorkerId, more: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.plus(more));
     }
 
-    /// Of a request that waits.
+    /// Adds the load of a request that waits.
     pub(in crate::relay) fn add_waiting(&mut self, owner: WorkerId, more: LoadShare) {
         self.change(owner, |promise| {
             promise.all = promise.all.plus(more);
@@ -70,7 +71,7 @@ impl Promised {
         });
     }
 
-    /// Of a request that was released.
+    /// Takes off the load of a request that was released.
     pub(in crate::relay) fn remove(&mut self, owner: WorkerId, less: LoadShare) {
         self.change(owner, |promise| promise.all = promise.all.minus(less));
     }

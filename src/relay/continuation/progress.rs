@@ -33,8 +33,9 @@ pub struct Progress(Mutex<State>);
 struct State {
     /// `None` before the first text.
     counts: Option<Counts>,
-    /// Those that were not taken.
+    /// Ids of the prompt that were not taken.
     prompt: Vec<u32>,
+    /// Ids of the answer that were not taken.
     answer: Vec<u32>,
     has_prompt: bool,
     /// Ids of the answer, with those that were taken.
@@ -263,9 +264,10 @@ mod tests {
                 progress.note(counts, &prompt, &answer[..end]);
                 let (part, may_go_on) = progress.take();
                 prop_assert!(may_go_on);
-                match joins {
-                    true => parts.last_mut().unwrap().extend(part),
-                    false => parts.push(part),
+                if joins {
+                    parts.last_mut().unwrap().extend(part);
+                } else {
+                    parts.push(part);
                 }
             }
             let resume = Resume::read(parts.iter().map(Vec::as_slice)).unwrap();

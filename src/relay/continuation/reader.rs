@@ -34,7 +34,7 @@ pub(in crate::relay) struct Reader {
     cached_tokens: u64,
     /// The ids of the client's prompt; empty until the first chunk.
     prompt: Vec<u32>,
-    /// Those of the answer, from all workers.
+    /// The ids of the answer, from all workers.
     answer: Vec<u32>,
     /// How many of them have all their text in what was passed. The text of the others is held back by the engine: a
     /// character that is not complete, the beginning of a tool call.
@@ -200,9 +200,10 @@ impl Reader {
 
     fn on_chunk<'e>(&mut self, chunk: &Chunk<'e>, splice: &mut Splice<'e>) -> Fate {
         if let Some(error) = chunk.error {
-            return match is_of_client(error) {
-                true => Fate::Pass,
-                false => Fate::Error,
+            return if is_of_client(error) {
+                Fate::Pass
+            } else {
+                Fate::Error
             };
         }
         let choice = chunk.choices.0.as_ref();

@@ -173,9 +173,12 @@ impl<'a> Reader<'a> {
     fn on_member(&mut self, name: &str, value: &'a str) -> Result<(), Refusal> {
         let is_chat = self.api == Api::Chat;
         // Null is as good as absent.
-        let unless = |is_fine: bool, refusal| match is_fine || value == "null" {
-            true => Ok(()),
-            false => Err(refusal),
+        let unless = |is_fine: bool, refusal| {
+            if is_fine || value == "null" {
+                Ok(())
+            } else {
+                Err(refusal)
+            }
         };
         match name {
             "return_token_ids" => Err(Refusal::TokenIds),
@@ -209,7 +212,7 @@ impl<'a> Reader<'a> {
             "function_call" => unless(value == "\"none\"", Refusal::ToolChoice),
             "seed" => unless(false, Refusal::Seed),
             "presence_penalty" | "frequency_penalty" => {
-                let is_zero = value.parse::<f64>().is_ok_and(|it| it == 0.0);
+                let is_zero = value.parse::<f64>().is_ok_and(|penalty| penalty == 0.0);
                 unless(is_zero, Refusal::Penalty)
             }
             "stop" => unless(matches!(value, "[]" | "\"\""), Refusal::StopStrings),
@@ -251,7 +254,7 @@ fn is_type(value: &str, expected: &str) -> bool {
         #[serde(borrow, rename = "type")]
         kind: Cow<'a, str>,
     }
-    serde_json::from_str::<Typed<'_>>(value).is_ok_and(|it| it.kind == expected)
+    serde_json::from_str::<Typed<'_>>(value).is_ok_and(|typed| typed.kind == expected)
 }
 
 /// True if all messages are text.
@@ -272,7 +275,9 @@ fn is_text(messages: &str) -> bool {
         let parts = serde_json::from_str::<Vec<&RawValue>>(content.get());
         parts.is_ok_and(|parts| {
             let mut parts = parts.iter().map(|part| part.get());
-            parts.all(|part| part.starts_with('"') || TEXT_PARTS.iter().any(|it| is_type(part, it)))
+            parts.all(|part| {
+                part.starts_with('"') || TEXT_PARTS.iter().any(|kind| is_type(part, kind))
+            })
         })
     })
 }

@@ -13,7 +13,7 @@ pub(super) struct Splice<'a> {
     output: BytesMut,
     /// Up to here the input is copied, or left out.
     position: usize,
-    /// Of the event that is read, in any order.
+    /// The edits of the event that is read, in any order.
     edits: SmallVec<[(Range<usize>, Cow<'a, str>); 8]>,
 }
 

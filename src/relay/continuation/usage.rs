@@ -50,9 +50,11 @@ pub(super) fn correct(usage: &RawValue, earlier: Earlier, splice: &mut Splice<'_
     };
     let number = |raw: Option<&RawValue>| raw.and_then(|raw| raw.get().parse::<u64>().ok());
     let completion = number(wire.completion_tokens).unwrap_or(0) + earlier.answer;
-    let cached = wire.prompt_tokens_details.and_then(|it| it.cached_tokens);
+    let cached = wire
+        .prompt_tokens_details
+        .and_then(|details| details.cached_tokens);
     let details = wire.completion_tokens_details;
-    let reasoning = details.and_then(|it| it.reasoning_tokens);
+    let reasoning = details.and_then(|details| details.reasoning_tokens);
     let of_reasoning = number(reasoning).unwrap_or(0) + earlier.reasoning;
     for (raw, count) in [
         (wire.prompt_tokens, earlier.prompt),

@@ -101,12 +101,13 @@ fn in_milliseconds(chosen: &Score) -> String {
 
 fn of_delayed(chosen: &Score) -> String {
     let requests = chosen.requests;
-    match chosen.usual_requests > f64::from(requests) + 1.0 {
-        true => format!(
+    if chosen.usual_requests > f64::from(requests) + 1.0 {
+        format!(
             "of delay for its {requests} requests, some of its usual {:.0}, and the next",
             chosen.usual_requests
-        ),
-        false => format!("of delay for its {requests} requests and the next"),
+        )
+    } else {
+        format!("of delay for its {requests} requests and the next")
     }
 }
 

@@ -32,7 +32,7 @@ pub(in crate::relay) struct Cut {
 }
 
 impl Cut {
-    /// Of a client's request with this body that was sent at `sent`.
+    /// The cut that a client's request with this body saw, which was sent at `sent`.
     pub(in crate::relay) fn at(
         worker: &Worker,
         (now, sent): (Instant, Instant),

@@ -102,9 +102,10 @@ impl Evidence {
         });
         row.has_several_clients |= row.client != client;
         row.uncounted += 1;
-        match is_unhealthy || row.has_several_clients || stands_out || is_first_trial {
-            true => std::mem::take(&mut row.uncounted),
-            false => 0,
+        if is_unhealthy || row.has_several_clients || stands_out || is_first_trial {
+            std::mem::take(&mut row.uncounted)
+        } else {
+            0
         }
     }
 
@@ -124,7 +125,7 @@ impl Evidence {
     fn forget_old(&mut self, now: Instant) {
         let is_recent = |since: Instant| now.saturating_duration_since(since) < WINDOW;
         self.rows.retain(|_, row| is_recent(row.since));
-        self.suspects.retain(|_, it| is_recent(it.since));
+        self.suspects.retain(|_, suspect| is_recent(suspect.since));
         if self.rows.len() >= ENTRIES_MAX || self.suspects.len() >= ENTRIES_MAX {
             *self = Self::default();
         }
@@ -324,9 +325,10 @@ mod tests {
             let (mut evidence, now) = (Evidence::default(), observe::now());
             for (worker, is_guilty) in steps {
                 let worker = WorkerId(worker);
-                match is_guilty {
-                    true => prop_assert_eq!(evidence.on_failure(now, worker, GUILTY, State::Closed, false), 0),
-                    false => evidence.on_success(worker, OTHER),
+                if is_guilty {
+                    prop_assert_eq!(evidence.on_failure(now, worker, GUILTY, State::Closed, false), 0);
+                } else {
+                    evidence.on_success(worker, OTHER);
                 }
             }
         }

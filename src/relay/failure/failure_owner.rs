@@ -46,7 +46,8 @@ impl FailureOwner {
         }
     }
 
-    /// Of an attempt without an answer. `is_stale`: the worker closed an idle connection just when the router used it.
+    /// The owner of the failure of an attempt without an answer. `is_stale`: the worker closed an idle connection just when
+    /// the router used it.
     pub(in crate::relay) fn of_failure(failure: Failure, is_stale: bool) -> Self {
         match failure {
             Failure::Local => Self::Router,
@@ -60,8 +61,8 @@ impl FailureOwner {
         }
     }
 
-    /// Of an answer with this status. 501 is a property of the request, and 503 means that the worker is overloaded
-    /// or starting; a proxy in front of an engine answers 502 and 504 for a dead one.
+    /// The owner of an answer with this status. 501 is a property of the request, and 503 means that the worker is
+    /// overloaded or starting; a proxy in front of an engine answers 502 and 504 for a dead one.
     pub(in crate::relay) fn of_status(status: StatusCode) -> Self {
         match status {
             StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE => Self::Unattributed,
@@ -70,7 +71,7 @@ impl FailureOwner {
         }
     }
 
-    /// Of an answer that ended like this.
+    /// The owner of an answer that ended like this.
     pub(in crate::relay) fn of_outcome(outcome: Outcome) -> Self {
         match outcome {
             Outcome::Complete => Self::Unattributed,

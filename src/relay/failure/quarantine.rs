@@ -175,7 +175,10 @@ impl SharedQuarantine {
     }
 
     fn publish(&self, quarantine: &Quarantine) {
-        let lengths = quarantine.cuts.keys().map(|it| bit(it.bytes));
+        let lengths = quarantine
+            .cuts
+            .keys()
+            .map(|fingerprint| bit(fingerprint.bytes));
         let filter = lengths.fold(0, |bits, bit| bits | bit);
         self.filter.store(filter, Relaxed);
         self.remembered.set(quarantine.cuts.len() as i64);

@@ -260,9 +260,10 @@ impl Attempts {
     /// Which connection the next attempt may use. After a cut only a new one: the worker's other idle connections may
     /// have been closed with the first, and what closes a new one is the worker's end.
     pub fn reuse(&self) -> Reuse {
-        match self.cuts.is_empty() {
-            true => Reuse::Replaced,
-            false => Reuse::Never,
+        if self.cuts.is_empty() {
+            Reuse::Replaced
+        } else {
+            Reuse::Never
         }
     }
 

@@ -344,7 +344,9 @@ impl FieldReader<'_> {
     ) -> Option<SingleWorkerReason> {
         match field {
             Field::Params => {
-                let inside = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+                let inside = value
+                    .strip_prefix('{')
+                    .and_then(|rest| rest.strip_suffix('}'));
                 let is_empty = inside.is_none_or(|inside| inside.trim_ascii().is_empty());
                 // Of several, the last counts.
                 self.own_params = (!is_empty).then_some(range.start + 1..range.end - 1);

@@ -53,7 +53,9 @@ impl Dialect for MoriioRead {
         if !(params.do_remote_prefill && has_blocks && is_named && has_ports) {
             return Err(TransferError::NoParams);
         }
-        let inside = raw.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+        let inside = raw
+            .strip_prefix('{')
+            .and_then(|rest| rest.strip_suffix('}'));
         Ok(DecodeParams {
             fields: inside.ok_or(TransferError::NoParams)?.to_owned(),
             cached_tokens: 0,

@@ -79,5 +79,6 @@ impl Dialect for Nixl {
 fn is_local(host: &str) -> bool {
     let bare = host.trim_start_matches('[').trim_end_matches(']');
     let address = bare.parse::<IpAddr>();
-    host == "localhost" || address.is_ok_and(|it| it.is_loopback() || it.is_unspecified())
+    host == "localhost"
+        || address.is_ok_and(|address| address.is_loopback() || address.is_unspecified())
 }

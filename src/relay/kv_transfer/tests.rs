@@ -65,9 +65,10 @@ fn pairs(connector: Connector) -> Vec<(Exchange, Option<Exchange>)> {
         }
         let sent = exchange.sent();
         let asks = sent["kv_transfer_params"]["do_remote_decode"] == json!(true);
-        match asks && sent["stream"] != json!(true) {
-            true => prefills.push(exchange),
-            false => decodes.push(exchange),
+        if asks && sent["stream"] != json!(true) {
+            prefills.push(exchange);
+        } else {
+            decodes.push(exchange);
         }
     }
     for exchange in recorded(connector) {
@@ -79,7 +80,9 @@ fn pairs(connector: Connector) -> Vec<(Exchange, Option<Exchange>)> {
     let pairs = prefills.into_iter().map(|prefill| {
         let stem = stem(&prefill.name);
         let names = [format!("{stem}_2_decode"), format!("{stem}_decode")];
-        let place = decodes.iter().position(|it| names.contains(&it.name));
+        let place = decodes
+            .iter()
+            .position(|decode| names.contains(&decode.name));
         (prefill, place.map(|place| decodes.swap_remove(place)))
     });
     pairs.collect()
@@ -87,7 +90,10 @@ fn pairs(connector: Connector) -> Vec<(Exchange, Option<Exchange>)> {
 
 fn mooncake_bootstrap_info() -> Arc<BootstrapInfo> {
     let exchanges = recorded(Connector::Mooncake);
-    let page = exchanges.iter().find(|it| it.path == "/query").unwrap();
+    let page = exchanges
+        .iter()
+        .find(|exchange| exchange.path == "/query")
+        .unwrap();
     let bootstrap_info = BootstrapInfo::parse(page.answer.as_bytes(), "http://127.0.0.1:8998");
     Arc::new(bootstrap_info.unwrap())
 }
@@ -180,7 +186,13 @@ fn every_recorded_prefill_leg_is_read() {
 #[test]
 fn an_answer_that_hands_nothing_over_is_told_apart() {
     let recorded = recorded(Connector::Nixl);
-    let named = |name: &str| &recorded.iter().find(|it| it.name == name).unwrap().answer;
+    let named = |name: &str| {
+        &recorded
+            .iter()
+            .find(|exchange| exchange.name == name)
+            .unwrap()
+            .answer
+    };
     let plain = named("edge_plain_request_on_prefiller");
     let streamed = named("edge_prefill_stream_true");
     let good = named("chat_1_prefill");

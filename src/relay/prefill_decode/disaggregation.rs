@@ -48,14 +48,16 @@ impl Disaggregation {
         Self {
             connector,
             pair: pair::Settings {
-                min_remote_tokens: match connector.decodes_alone() {
-                    true => settings.advanced.min_remote_tokens,
-                    false => 0,
+                min_remote_tokens: if connector.decodes_alone() {
+                    settings.advanced.min_remote_tokens
+                } else {
+                    0
                 },
             },
-            on_prefill_failure: match connector.decodes_alone() {
-                true => settings.on_prefill_failure,
-                false => OnPrefillFailure::Fail,
+            on_prefill_failure: if connector.decodes_alone() {
+                settings.on_prefill_failure
+            } else {
+                OnPrefillFailure::Fail
             },
             lease: settings.kv_lease(connector),
             transfer_timeout: settings.advanced.transfer_timeout,

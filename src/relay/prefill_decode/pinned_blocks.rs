@@ -54,7 +54,7 @@ impl PinnedTransfer {
         };
         let found = pins_of
             .pins
-            .binary_search_by_key(&self.number, |it| it.number);
+            .binary_search_by_key(&self.number, |pin| pin.number);
         if let Ok(index) = found {
             pins_of.pins.remove(index);
         }
@@ -107,7 +107,7 @@ impl PinnedBlocks {
             return (0, 0);
         };
         pins_of.expire(now);
-        let tokens = pins_of.pins.iter().map(|it| u64::from(it.tokens)).sum();
+        let tokens = pins_of.pins.iter().map(|pin| u64::from(pin.tokens)).sum();
         (pins_of.pins.len(), tokens)
     }
 
@@ -119,7 +119,7 @@ impl PinnedBlocks {
 
 impl WorkerPins {
     fn expire(&mut self, now: Instant) {
-        while self.pins.front().is_some_and(|it| it.until <= now) {
+        while self.pins.front().is_some_and(|pin| pin.until <= now) {
             self.pins.pop_front();
         }
     }

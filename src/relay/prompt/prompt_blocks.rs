@@ -119,9 +119,10 @@ impl TokenBlocks {
     /// The blocks of a size that an engine can reuse: it computes at least the last token, so of a prompt of exactly k
     /// blocks the last one is computed again. A prompt that goes on after its known tokens has its last token later.
     pub(in crate::relay) fn reusable<'a>(&self, sized: &'a SizedBlocks) -> &'a [LocalHash] {
-        let reusable = match self.ends_early {
-            true => sized.locals.len(),
-            false => sized.shape.reusable_blocks(self.len),
+        let reusable = if self.ends_early {
+            sized.locals.len()
+        } else {
+            sized.shape.reusable_blocks(self.len)
         };
         &sized.locals[..reusable.min(sized.locals.len())]
     }

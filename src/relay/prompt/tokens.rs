@@ -124,8 +124,8 @@ pub(in crate::relay) struct PromptTokens {
     pub(in crate::relay) ids: Ids,
     /// Bytes of text from the first image on, which have no ids.
     pub(in crate::relay) untokenized_bytes: usize,
-    /// Those of the next such prompt may not come in time: it is so long that it may be tokenized on another thread, or
-    /// an engine tokenizes it.
+    /// The token ids of the next such prompt may not come in time: the prompt is so long that it may be tokenized on another
+    /// thread, or an engine tokenizes it.
     pub(in crate::relay) may_be_late: bool,
 }
 
@@ -309,7 +309,7 @@ impl Tokens {
     /// Whether the model's template is known to fail on a system message after the head.
     pub(in crate::relay) fn refuses_later_system(&self, group: &Group) -> bool {
         let found = self.tokenizer(group);
-        matches!(found, Some((_, ModelTokenizer::Local(it))) if it.refuses_later_system())
+        matches!(found, Some((_, ModelTokenizer::Local(tokenizer))) if tokenizer.refuses_later_system())
     }
 
     /// The text of token ids, if the group's model has a tokenizer in the router.
@@ -354,15 +354,16 @@ impl Tokens {
                 .prepare(api, body, now_s)
                 .map_err(FallbackReason::Untokenizable)?;
             may_be_late = tokenizer.may_be_long(&prepared);
-            match tokenizer.is_long(&prepared) {
-                true => (
+            if tokenizer.is_long(&prepared) {
+                (
                     self.on_pool(move || prepared.finish()).await?,
                     TokenSource::Pool,
-                ),
-                false => (
+                )
+            } else {
+                (
                     prepared.finish().map_err(FallbackReason::Untokenizable)?,
                     TokenSource::Inline,
-                ),
+                )
             }
         };
         let tokens = PromptTokens {
@@ -410,7 +411,10 @@ impl Tokens {
         if let Some(ids) = self.shared.engine.cached(now, model, api, body) {
             return Ok((complete(ids), TokenSource::Cache));
         }
-        let mut available = group.workers.iter().filter(|it| it.breaker.may_admit(now));
+        let mut available = group
+            .workers
+            .iter()
+            .filter(|worker| worker.breaker.may_admit(now));
         let count = available.clone().count();
         let worker = match count {
             0 => None,

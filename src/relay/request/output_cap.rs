@@ -54,7 +54,9 @@ mod tests {
         let peek = prompt::peek(api, &body, 64).unwrap();
         let capped = cap(api, &body, &peek, 100);
         let capped = capped.map(|(_, edit)| applied(&body, &mut [edit]));
-        let capped = capped.as_deref().map(|it| str::from_utf8(it).unwrap());
+        let capped = capped
+            .as_deref()
+            .map(|bytes| str::from_utf8(bytes).unwrap());
         assert_eq!(capped, expected, "{body:?}");
     }
 

@@ -54,7 +54,7 @@ pub struct SummaryCell {
 }
 
 impl SummaryCell {
-    /// One of a request that is traced, if there is a trace.
+    /// The cell of a request that is traced, if there is a trace.
     pub fn traced(trace: Option<Arc<RequestTrace>>) -> Self {
         Self {
             summary: Arc::default(),

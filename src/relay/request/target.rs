@@ -122,7 +122,7 @@ struct Entry {
 pub struct Names(FxHashMap<Box<str>, Name>);
 
 impl Names {
-    /// Of entries that were checked. Those that redirect nothing are left out.
+    /// The names of entries that were checked. Entries that redirect nothing are left out.
     pub fn new(entries: &[NameSettings]) -> Self {
         let mut names = FxHashMap::default();
         for settings in entries.iter().filter(|entry| entry.redirects()) {
@@ -267,9 +267,10 @@ impl Entry {
             let hash = xxh3_64_with_seed(model.as_bytes(), key);
             // Between 0 and 1, both excluded.
             let uniform = ((hash >> 11) as f64 + 0.5) / (1u64 << 53) as f64;
-            match *weight > 0.0 {
-                true => -uniform.ln() / weight,
-                false => f64::INFINITY,
+            if *weight > 0.0 {
+                -uniform.ln() / weight
+            } else {
+                f64::INFINITY
             }
         };
         let earliest = self.targets.iter().min_by(|a, b| {

@@ -10,7 +10,7 @@ use crate::limits::TenantLimits;
 /// One tenant, as one configuration describes it.
 #[derive(Debug, Default)]
 pub struct TenantProfile {
-    /// That of its name.
+    /// The id that is derived from its name.
     pub id: Tenant,
     /// For logs and metrics.
     pub name: Arc<str>,

@@ -21,7 +21,7 @@ const IN_EACH: &str = "continuous_usage_stats";
 pub struct UnaskedUsage {
     /// The event at the end that has nothing else.
     pub event: bool,
-    /// That of each event.
+    /// The usage in each event.
     pub of_each: bool,
 }
 
@@ -98,10 +98,7 @@ pub(in crate::relay) fn without_usage(events: Bytes, unasked: UnaskedUsage) -> B
         }
         position += end;
     }
-    match is_changed {
-        true => kept.freeze(),
-        false => events,
-    }
+    if is_changed { kept.freeze() } else { events }
 }
 
 /// The usage in an event.
@@ -160,7 +157,7 @@ mod tests {
         let peek = prompt::peek(Api::Chat, &body, 64).unwrap();
         let edit = asking(Api::Chat, &body, &peek);
         let asked = edit.map(|(edit, _)| applied(&body, &mut [edit]));
-        let asked = asked.as_deref().map(|it| str::from_utf8(it).unwrap());
+        let asked = asked.as_deref().map(|bytes| str::from_utf8(bytes).unwrap());
         assert_eq!(asked, expected);
     }
 

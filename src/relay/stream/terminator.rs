@@ -92,9 +92,10 @@ impl StreamTerminator {
 
     /// How the request ends if the stream is over now.
     pub(super) fn outcome(&self) -> Outcome {
-        match self.has_error {
-            true => Outcome::WorkerFailed,
-            false => Outcome::Complete,
+        if self.has_error {
+            Outcome::WorkerFailed
+        } else {
+            Outcome::Complete
         }
     }
 
@@ -113,12 +114,11 @@ impl StreamTerminator {
         if self.has_end || is_terminal(self.api, held) {
             return Missing::Nothing;
         }
-        match self.api.has_choices()
-            && self.is_finished == Some(true)
-            && held.trim_ascii().is_empty()
+        if self.api.has_choices() && self.is_finished == Some(true) && held.trim_ascii().is_empty()
         {
-            true => Missing::Done(Bytes::from_static(b"data: [DONE]\n\n")),
-            false => Missing::Answer(self.error(ENDED_EARLY)),
+            Missing::Done(Bytes::from_static(b"data: [DONE]\n\n"))
+        } else {
+            Missing::Answer(self.error(ENDED_EARLY))
         }
     }
 

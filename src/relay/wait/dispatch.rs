@@ -132,9 +132,10 @@ impl Queues {
         };
         let Some(placed) = placed else {
             // None of its workers takes it, for what it is: it finds out why. If none takes anything, it waits for one.
-            let look = match workers.can_take(now) {
-                true => Look::Send,
-                false => Look::Wait,
+            let look = if workers.can_take(now) {
+                Look::Send
+            } else {
+                Look::Wait
             };
             return (look, None);
         };

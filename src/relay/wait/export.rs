@@ -28,7 +28,7 @@ impl Queues {
             for class in &settings.classes {
                 exported.insert((model.clone(), class.name.clone()));
             }
-            let classes = waiting.get(&model).map_or(&[][..], |it| &it[..]);
+            let classes = waiting.get(&model).map_or(&[][..], |classes| &classes[..]);
             self.export_model(&model, classes, settings, &mut loads);
         }
         self.metrics.retain(exported);
@@ -58,10 +58,13 @@ impl Queues {
             let set = |gauges: &IntGaugeVec, value: u64| {
                 gauges.with_label_values(&labels).set(value as i64);
             };
-            set(&metrics.requests, status.map_or(0, |it| it.requests.into()));
-            set(&metrics.tokens, status.map_or(0, |it| it.tokens));
-            set(&metrics.bytes, status.map_or(0, |it| it.bytes));
-            tokens += status.map_or(0, |it| it.tokens);
+            set(
+                &metrics.requests,
+                status.map_or(0, |status| status.requests.into()),
+            );
+            set(&metrics.tokens, status.map_or(0, |status| status.tokens));
+            set(&metrics.bytes, status.map_or(0, |status| status.bytes));
+            tokens += status.map_or(0, |status| status.tokens);
         }
         let saturation = metrics.saturation.with_label_values(&[model.as_ref()]);
         saturation.set(self.saturation(model, tokens, settings, loads));

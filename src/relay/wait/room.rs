@@ -70,10 +70,11 @@ pub(super) struct Rooms {
     pub(super) room: queue::Room,
     /// Prompt tokens that they have computed so far.
     pub(super) computed_tokens: u64,
-    /// Those with room.
+    /// The workers with room.
     open: FxHashSet<WorkerId>,
     seen: FxHashSet<WorkerId>,
-    /// Those that stopped computing. They are not counted, unless all have: then nothing is known, and requests do not wait.
+    /// Workers that stopped computing. They are not counted, unless all have: then nothing is known, and requests do not
+    /// wait.
     pub(super) stalled: Vec<WorkerId>,
     is_unknown: bool,
 }
@@ -131,10 +132,11 @@ impl Rooms {
         settings: &Settings,
         promised: &Promised,
     ) -> bool {
-        match self.seen.contains(&worker.id) {
-            true => self.open.contains(&worker.id),
+        if self.seen.contains(&worker.id) {
+            self.open.contains(&worker.id)
+        } else {
             // It computes no prompts of others: a decode worker, for a request that is not split.
-            false => has_room(worker, settings, promised.of(worker.id)),
+            has_room(worker, settings, promised.of(worker.id))
         }
     }
 
@@ -168,7 +170,7 @@ impl Stalled {
     /// Looks at every worker, while requests wait.
     pub(super) fn update(&mut self, fleet: &Snapshot, now: Instant) {
         self.by_worker
-            .retain(|id, _| fleet.workers.iter().any(|it| it.worker.id == *id));
+            .retain(|id, _| fleet.workers.iter().any(|status| status.worker.id == *id));
         for status in &fleet.workers {
             let load = &status.worker.load;
             let (computed, queued) = (load.computed_tokens(), load.queued_tokens());

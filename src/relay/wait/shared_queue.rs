@@ -281,8 +281,8 @@ impl SharedQueue {
         Some(Ok((ticket, gone)))
     }
 
-    /// Those who are released or refused now. They learn it by [`Gone::wake`], without the lock. `look` also says where a
-    /// request is sent.
+    /// The requests that are released or refused now. Who waits for one learns it by [`Gone::wake`], without the lock.
+    /// `look` also says where a request is sent.
     pub(super) fn advance(
         &self,
         now: Instant,
@@ -319,7 +319,7 @@ impl SharedQueue {
         gone
     }
 
-    /// Those of lower classes than that of `priority`.
+    /// The waiting requests of lower classes than that of `priority`, without background requests.
     pub(super) fn below(&self, priority: i32) -> Vec<Below> {
         self.state.lock().queue.below(priority)
     }

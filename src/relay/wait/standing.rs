@@ -111,7 +111,9 @@ fn ttft_target(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
             name: TTFT_TARGET,
             expected: "a duration such as `2s` or `500ms`",
         };
-        return target.map(|it| Some(it.min(MAX_TARGET))).ok_or(wrong);
+        return target
+            .map(|target| Some(target.min(MAX_TARGET)))
+            .ok_or(wrong);
     }
     let ms = TTFT_MS
         .iter()
@@ -225,7 +227,7 @@ mod tests {
         let (tenant, settings) = (TenantProfile::default(), Settings::default());
         let target = |name, value| {
             let standing = standing(&[(name, value)], PeekedBody::default(), &tenant, &settings);
-            standing.map(|it| it.ttft_target)
+            standing.map(|standing| standing.ttft_target)
         };
         let two = Some(Duration::from_secs(2));
         assert_eq!(target("x-warmroute-ttft-target", "2s"), Ok(two));

@@ -22,7 +22,7 @@ struct ModelRow {
     workers: usize,
     /// Prompt tokens that they have accepted and not computed yet, of all replicas.
     queued_tokens: u64,
-    /// Of all replicas at the workers and of this one here, by what the workers may have.
+    /// Waiting tokens of all replicas at the workers and of this one here, by what the workers may have.
     saturation: f64,
     waiting: u32,
     /// Measured the last time that all workers were busy.

@@ -149,9 +149,10 @@ impl Responses {
             },
             initial: InitialState::Background {
                 fence,
-                retention: match create.store {
-                    true => Retention::Stored,
-                    false => Retention::Ephemeral,
+                retention: if create.store {
+                    Retention::Stored
+                } else {
+                    Retention::Ephemeral
                 },
                 streams: create.stream,
                 request: stored.write(),

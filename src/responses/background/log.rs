@@ -64,7 +64,7 @@ impl Tokens {
 struct Dropped {
     /// Compressed, one frame after the other.
     frames: Vec<u8>,
-    /// Of the events, not compressed.
+    /// Size of the events, not compressed.
     bytes: usize,
     /// Whether some of them are not here.
     is_lost: bool,
@@ -73,13 +73,15 @@ struct Dropped {
 impl Dropped {
     fn push(&mut self, text: &[u8], bytes_max: usize) {
         self.bytes += text.len();
-        let frame = match self.is_lost || self.bytes > bytes_max {
-            true => Bytes::new(),
-            false => compressed(text),
+        let frame = if self.is_lost || self.bytes > bytes_max {
+            Bytes::new()
+        } else {
+            compressed(text)
         };
-        match frame.is_empty() {
-            true => self.lose(),
-            false => self.frames.extend_from_slice(&frame),
+        if frame.is_empty() {
+            self.lose();
+        } else {
+            self.frames.extend_from_slice(&frame);
         }
     }
 
@@ -144,7 +146,7 @@ impl Log {
         self.tokens.bytes
     }
 
-    /// Those of the events from number `first` on.
+    /// The token ids of the events from number `first` on, in one piece.
     fn tokens_from(&self, first: usize) -> Bytes {
         let parts = &self.tokens.parts;
         let from = parts.partition_point(|(made, _)| *made <= first);
@@ -430,11 +432,12 @@ mod tests {
                     log.on_overflow();
                 }
                 log.on_stored(batch.last);
-                let expected: String = (after.map_or(0, |it| it + 1)..made).map(event).collect();
+                let expected: String = (after.map_or(0, |last| last + 1)..made).map(event).collect();
                 // From the store, unless it says that it dropped some; from memory, unless it says that they are not here.
                 if store.follows(after) {
                     let read = store.read(after, u64::MAX);
-                    let seen: Vec<u8> = read.iter().flat_map(|it| beyond(&it.bytes, it.first, after).0.to_vec()).collect();
+                    let seen = read.iter().flat_map(|batch| beyond(&batch.bytes, batch.first, after).0.to_vec());
+                    let seen: Vec<u8> = seen.collect();
                     prop_assert_eq!(&seen, expected.as_bytes());
                 }
                 if let Some((tail, _)) = log.tail(after, usize::MAX) {
@@ -465,15 +468,15 @@ mod tests {
                 }
                 if lost == Some(at as u64) {
                     store.pop();
-                    prop_assert!(log.rewind(store.last().map(|it| it.last)));
+                    prop_assert!(log.rewind(store.last().map(|batch| batch.last)));
                 }
             }
             if let Some(batch) = log.batch() {
                 log.on_stored(batch.last);
                 store.push(batch);
             }
-            let seen: Vec<u8> = store.iter().flat_map(|it| beyond(&it.bytes, it.first, after).0.to_vec()).collect();
-            let expected: String = (after.map_or(0, |it| it + 1)..made).map(event).collect();
+            let seen: Vec<u8> = store.iter().flat_map(|batch| beyond(&batch.bytes, batch.first, after).0.to_vec()).collect();
+            let expected: String = (after.map_or(0, |last| last + 1)..made).map(event).collect();
             prop_assert_eq!(&seen, expected.as_bytes());
             let mut tail = Vec::new();
             let mut read = after;

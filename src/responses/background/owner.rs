@@ -173,9 +173,10 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
     while !background.tasks.is_stopping() {
         // Random, so that replicas that started together do not scan together.
         let interval = background.lease.scan_interval;
-        let pause = match std::mem::take(&mut rescan) {
-            true => Duration::ZERO,
-            false => interval.mul_f64(0.75 + fastrand::f64() / 2.0),
+        let pause = if std::mem::take(&mut rescan) {
+            Duration::ZERO
+        } else {
+            interval.mul_f64(0.75 + fastrand::f64() / 2.0)
         };
         tokio::select! {
             () = sleep(pause) => {}

@@ -79,9 +79,10 @@ impl ReadPosition {
             self.short = Some(read.last);
         }
         // Whose events a client has that comes with a number is not known, unless there was one run.
-        let run = self.run.unwrap_or(match is_short {
-            true => FIRST_RUN,
-            false => read.fencing_number,
+        let run = self.run.unwrap_or(if is_short {
+            FIRST_RUN
+        } else {
+            read.fencing_number
         });
         let is_same_run = run == read.fencing_number;
         if let Some(last) = self.short
@@ -104,9 +105,10 @@ impl ReadPosition {
             self.has_sent = true;
             return Next::More;
         }
-        match is_end {
-            true => self.on_end(last),
-            false => Next::Wait,
+        if is_end {
+            self.on_end(last)
+        } else {
+            Next::Wait
         }
     }
 
@@ -141,10 +143,7 @@ impl ReadPosition {
         let has_more = out.len() > begin;
         self.has_sent |= has_more;
         if !read.status.is_terminal() {
-            return match has_more {
-                true => Next::More,
-                false => Next::Wait,
-            };
+            return if has_more { Next::More } else { Next::Wait };
         }
         if read.last.is_some() && self.after >= read.last {
             return self.on_end(read.last);
@@ -154,16 +153,15 @@ impl ReadPosition {
             LogState::Expired(_) | LogState::Overflowed => true,
             LogState::Whole => is_cancelled || read.batches.is_empty(),
         };
-        match is_end {
-            true => Next::End,
-            false => Next::More,
-        }
+        if is_end { Next::End } else { Next::More }
     }
 
     /// After [`Next::End`]: whether to send the end of this record, or to read the record again.
     pub fn is_settled(&mut self, now: Instant, record: &Record) -> bool {
         let end_seen = *self.end_seen.get_or_insert(now);
-        let last = record.background.and_then(|it| it.last_event);
+        let last = record
+            .background
+            .and_then(|background| background.last_event);
         record.status != Status::Cancelled
             || &*record.content.output != b"[]"
             || last.is_none_or(|last| last <= BEFORE_OUTPUT)

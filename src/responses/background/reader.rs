@@ -68,7 +68,10 @@ impl Responses {
         record: Record,
         after: Option<u64>,
     ) -> Result<Response<http::Body>, ApiError> {
-        if !record.background.is_some_and(|it| it.streams) {
+        if !record
+            .background
+            .is_some_and(|background| background.streams)
+        {
             self.background.count_reader("refused");
             return Err(ApiError::not_streamable());
         }
@@ -304,7 +307,9 @@ fn final_event(record: &Record) -> Vec<u8> {
         // There is no event for a cancelled response; every client ends its stream at this one.
         _ => "response.incomplete",
     };
-    let number = record.background.and_then(|it| it.last_event);
+    let number = record
+        .background
+        .and_then(|background| background.last_event);
     let response = with_output(&record.content.response, &record.content.output);
     response_event(name, number.unwrap_or_default(), &response)
 }

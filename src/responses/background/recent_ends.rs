@@ -22,9 +22,9 @@ const CHECKS: [Duration; 4] = [
 ];
 /// How often one end is adapted to the log that the store has left.
 pub const TRIES_MAX: u32 = 4;
-/// Of all ends together; the oldest are dropped.
+/// Bytes of all ends together; the oldest ends are dropped beyond it.
 const BYTES_MAX: usize = 64 << 20;
-/// Of the events of one response.
+/// Bytes of the events of one response.
 const EVENTS_BYTES_MAX: usize = 64 << 20;
 
 /// A write that ended a response.

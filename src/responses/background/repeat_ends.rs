@@ -24,13 +24,14 @@ pub(super) async fn run(responses: &Responses) {
             .iter()
             .filter_map(|(key, write)| Some((*key, write.fence()?)));
         let fences: Vec<_> = fences.collect();
-        let lost = match fences.is_empty() {
-            true => Vec::new(),
+        let lost = if fences.is_empty() {
+            Vec::new()
+        } else {
             // While the store is away nothing can be repeated; the next check comes.
-            false => match responses.store.check_ownership(fences).await {
+            match responses.store.check_ownership(fences).await {
                 Ok(lost) => lost,
                 Err(_) => continue,
-            },
+            }
         };
         let is_running = |key: &ResponseKey| !lost.iter().any(|(lost, _)| lost == key);
         for (key, write) in known {

@@ -249,7 +249,7 @@ impl Runner<'_> {
                         match answer {
                             Ok(answer) => {
                                 let served_by = answer.extensions().get::<ServedBy>();
-                                self.finisher.worker = served_by.map(|it| it.0.clone());
+                                self.finisher.worker = served_by.map(|worker| worker.0.clone());
                                 engine = Some(EngineStream::new(answer.into_body()));
                             }
                             Err(error) => {
@@ -364,9 +364,10 @@ impl Runner<'_> {
                     reason,
                     has_stored_output,
                 } => {
-                    let (events, outcome) = match has_stored_output {
-                        true => self.encoder.fail_taken_over(state.lock().log(), reason),
-                        false => self.encoder.fail_because(reason),
+                    let (events, outcome) = if has_stored_output {
+                        self.encoder.fail_taken_over(state.lock().log(), reason)
+                    } else {
+                        self.encoder.fail_because(reason)
                     };
                     self.conclude(&events, outcome).await;
                     Then::Continue
@@ -416,7 +417,9 @@ impl Runner<'_> {
                 Step::ReadCancelled => {
                     let result = store.get(key).await.map(|found| {
                         let found = found?;
-                        let last = found.background.and_then(|it| it.last_event);
+                        let last = found
+                            .background
+                            .and_then(|background| background.last_event);
                         response = found.content.response;
                         Some((found.status, last))
                     });

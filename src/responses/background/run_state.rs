@@ -75,11 +75,12 @@ impl RunState {
     /// A response taken over from another replica that cannot be generated again.
     pub fn failing(streams: bool, stored: u64, reason: FailReason) -> Self {
         let has_stored_output = streams && stored > 0;
-        let phase = match has_stored_output {
-            true => Phase::ReadingStored {
+        let phase = if has_stored_output {
+            Phase::ReadingStored {
                 reason: Some(reason),
-            },
-            false => Phase::Failing { reason },
+            }
+        } else {
+            Phase::Failing { reason }
         };
         Self {
             phase,
@@ -405,9 +406,10 @@ impl RunState {
         match self.log.tail(after, bytes_max) {
             Some((text, last)) if is_end || !self.is_over() => Tail::InMemory {
                 text,
-                last: match text.is_empty() {
-                    true => self.log.stored().checked_sub(1),
-                    false => last,
+                last: if text.is_empty() {
+                    self.log.stored().checked_sub(1)
+                } else {
+                    last
                 },
                 is_end,
             },

@@ -107,9 +107,10 @@ impl<R> RunTable<R> {
             // The answer to an owner id that was given up.
             return Step::Wait;
         }
-        let step = match is_done {
-            true => self.lease.on_heartbeat(now),
-            false => self.lease.on_failure(now),
+        let step = if is_done {
+            self.lease.on_heartbeat(now)
+        } else {
+            self.lease.on_failure(now)
         };
         self.is_registered |= is_done;
         if !self.is_registered {
@@ -224,7 +225,10 @@ impl<R> RunTable<R> {
         if !self.has_room() {
             return Some(RunRefusal::ReplicaFull);
         }
-        let of_tenant = self.runs.keys().filter(|it| it.tenant == key.tenant);
+        let of_tenant = self
+            .runs
+            .keys()
+            .filter(|running| running.tenant == key.tenant);
         let is_full = of_tenant.count() as u64 >= self.bounds.running_per_tenant_max;
         is_full.then_some(RunRefusal::TenantFull)
     }

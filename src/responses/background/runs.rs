@@ -170,7 +170,11 @@ impl Background {
     /// Waits up to [`FIRST_HEARTBEAT`] until the store knows this owner.
     pub(super) async fn wait_for_lease(&self) -> Result<(), ApiError> {
         let mut registered = self.registered.subscribe();
-        let waited = tokio::time::timeout(FIRST_HEARTBEAT, registered.wait_for(|it| *it)).await;
+        let waited = tokio::time::timeout(
+            FIRST_HEARTBEAT,
+            registered.wait_for(|is_registered| *is_registered),
+        )
+        .await;
         match waited {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(_)) | Err(_) => {
@@ -194,12 +198,11 @@ impl Background {
             updates: watch::Sender::new(0),
             cancel_requested: OnceLock::new(),
         });
-        let admitted = match self.tasks.is_stopping() {
-            true => Err(RunRefusal::NotOwner),
-            false => {
-                let now = observe::now();
-                self.table.lock().insert(now, key, fence, run.clone())
-            }
+        let admitted = if self.tasks.is_stopping() {
+            Err(RunRefusal::NotOwner)
+        } else {
+            let now = observe::now();
+            self.table.lock().insert(now, key, fence, run.clone())
         };
         if let Err(refused) = admitted {
             self.count_refusal(refused.as_str());

@@ -50,9 +50,10 @@ impl OrphanState {
         if self.attempts > attempts_max || self.lost_owners > lost_max {
             return TakeOver::Fail(ALL_LOST);
         }
-        match was_read {
-            true => TakeOver::Continue,
-            false => TakeOver::Rerun,
+        if was_read {
+            TakeOver::Continue
+        } else {
+            TakeOver::Rerun
         }
     }
 }

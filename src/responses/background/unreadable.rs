@@ -78,7 +78,7 @@ async fn fail(responses: &Responses, guard: &RunGuard) {
 fn failed(record: Record, token: IdempotencyToken) -> Finalization {
     let response = with_member(&record.content.response, "status", "\"failed\"");
     let response = with_member(&response, "error", ERROR);
-    let background = record.background.filter(|it| it.streams);
+    let background = record.background.filter(|background| background.streams);
     let batch = background.map(|background| {
         let number = background.last_event.map_or(0, |last| last + 1);
         let object = with_output(&response, b"[]");

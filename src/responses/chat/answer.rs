@@ -163,9 +163,10 @@ impl ChatAnswer {
         if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
             self.finish_reason = Some(reason.into_owned());
         }
-        match self.bytes > self.bytes_max {
-            true => Err(TOO_LONG.to_owned()),
-            false => Ok(()),
+        if self.bytes > self.bytes_max {
+            Err(TOO_LONG.to_owned())
+        } else {
+            Ok(())
         }
     }
 

@@ -17,7 +17,7 @@ pub(super) struct Call {
     /// Complete once the call is open.
     pub(super) name: String,
     arguments: String,
-    /// The same without escapes, of a custom tool; `None` once a fragment could not be read by itself.
+    /// The arguments of a custom tool without JSON's escapes; `None` once a fragment could not be read by itself.
     plain: Option<String>,
     opened: Option<Opened>,
 }

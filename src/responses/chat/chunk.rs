@@ -128,10 +128,12 @@ pub(super) fn usage(raw: &str) -> Option<String> {
     let usage: ChatUsage = serde_json::from_str(raw).ok()?;
     let (input, output) = (usage.prompt_tokens, usage.completion_tokens);
     let total = usage.total_tokens.unwrap_or(input.saturating_add(output));
-    let cached = usage.prompt_tokens_details.and_then(|it| it.cached_tokens);
+    let cached = usage
+        .prompt_tokens_details
+        .and_then(|details| details.cached_tokens);
     let reasoning = usage
         .completion_tokens_details
-        .and_then(|it| it.reasoning_tokens)
+        .and_then(|details| details.reasoning_tokens)
         .or(usage.reasoning_tokens);
     Some(format!(
         r#"{{"input_tokens":{input},"input_tokens_details":{{"cached_tokens":{},"cache_write_tokens":0}},"output_tokens":{output},"output_tokens_details":{{"reasoning_tokens":{}}},"total_tokens":{total}}}"#,
@@ -159,5 +161,8 @@ pub(super) fn message_of(error: &str) -> String {
         Ok(error) => error.text("message"),
         Err(_) => members::text(error),
     };
-    message.map_or_else(|| "the engine failed".to_owned(), |it| it.into_owned())
+    message.map_or_else(
+        || "the engine failed".to_owned(),
+        |message| message.into_owned(),
+    )
 }

@@ -42,9 +42,10 @@ fn escape_length(text: &[u8]) -> Option<usize> {
         b'u' => {
             let start = text.get(2..6)?;
             let start = &start[..2];
-            match HIGH.contains(&start) || HIGH_UPPER.contains(&start) {
-                true => text.get(6..12).map(|_| 12),
-                false => Some(6),
+            if HIGH.contains(&start) || HIGH_UPPER.contains(&start) {
+                text.get(6..12).map(|_| 12)
+            } else {
+                Some(6)
             }
         }
         _ => Some(2),

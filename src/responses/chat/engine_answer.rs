@@ -195,7 +195,10 @@ impl http_body::Body for NativeBody {
     }
 
     fn is_end_stream(&self) -> bool {
-        let is_engine_over = self.engine.as_ref().is_none_or(|it| it.is_end_stream());
+        let is_engine_over = self
+            .engine
+            .as_ref()
+            .is_none_or(|engine| engine.is_end_stream());
         self.first.is_none() && self.converter.answer.is_over() && is_engine_over
     }
 }

@@ -59,9 +59,10 @@ impl PartKind {
 impl TextItem {
     /// Adds an item to the answer.
     pub(super) fn open(index: usize, is_reasoning: bool, out: &mut Vec<u8>) -> Self {
-        let item: &[u8] = match is_reasoning {
-            true => br#"{"type":"reasoning","summary":[],"content":[]}"#,
-            false => br#"{"type":"message","role":"assistant","content":[]}"#,
+        let item: &[u8] = if is_reasoning {
+            br#"{"type":"reasoning","summary":[],"content":[]}"#
+        } else {
+            br#"{"type":"message","role":"assistant","content":[]}"#
         };
         item_event(out, "output_item.added", index, item);
         Self::opened(index, is_reasoning)
@@ -154,9 +155,10 @@ impl TextItem {
     pub(super) fn close(mut self, phase: Option<Phase>, out: &mut Vec<u8>) -> Vec<u8> {
         self.close_part(out);
         let mut item = Vec::with_capacity(256);
-        item.extend_from_slice(match self.is_reasoning {
-            true => br#"{"type":"reasoning","summary":[],"content":["#,
-            false => br#"{"type":"message","role":"assistant","content":["#,
+        item.extend_from_slice(if self.is_reasoning {
+            br#"{"type":"reasoning","summary":[],"content":["#
+        } else {
+            br#"{"type":"message","role":"assistant","content":["#
         });
         for (index, part) in self.parts.iter().enumerate() {
             if index > 0 {

@@ -222,12 +222,11 @@ impl<'a> Messages<'a> {
 
     fn call(&mut self, index: usize, item: &Members<'_>, name: &str, arguments: &str) {
         let replaces = self.settings.invalid_arguments == InvalidArguments::EmptyObject;
-        let arguments = match replaces && !is_object(arguments) {
-            true => {
-                self.replaced_arguments += 1;
-                "\"{}\""
-            }
-            false => arguments,
+        let arguments = if replaces && !is_object(arguments) {
+            self.replaced_arguments += 1;
+            "\"{}\""
+        } else {
+            arguments
         };
         let id = item.text("call_id").unwrap_or_default();
         let calls = &mut self.assistant.calls;

@@ -185,7 +185,7 @@ pub(in crate::responses) struct AnsweredTools {
 }
 
 impl AnsweredTools {
-    /// Of the native body. What cannot be read was refused before.
+    /// What the answer to a request with this native body needs of it. What cannot be read was refused before.
     pub(in crate::responses) fn of(native: &[u8]) -> Self {
         let text = std::str::from_utf8(native).unwrap_or_default();
         let native = Members::parse(text).unwrap_or_default();
@@ -255,7 +255,7 @@ fn in_namespace(namespace: &str, name: &str) -> Tool {
 pub(super) fn asks_for_logprobs(native: &Members<'_>) -> bool {
     let include = native.get("include").and_then(members::list);
     let mut include = include.into_iter().flatten();
-    include.any(|it| it == r#""message.output_text.logprobs""#)
+    include.any(|member| member == r#""message.output_text.logprobs""#)
 }
 
 /// The functions that `allowed_tools` lists.

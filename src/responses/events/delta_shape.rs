@@ -31,9 +31,10 @@ struct Around {
 impl Around {
     fn new(text: &[u8], [number, delta]: &[Range<usize>; 2]) -> Option<Self> {
         let is_number_first = number.start < delta.start;
-        let (first, second) = match is_number_first {
-            true => (number, delta),
-            false => (delta, number),
+        let (first, second) = if is_number_first {
+            (number, delta)
+        } else {
+            (delta, number)
         };
         let parts = [
             0..first.start,
@@ -64,11 +65,11 @@ impl DeltaShape {
         let in_lines = last
             .places
             .in_data
-            .map(|it| data_begin + it.start..data_begin + it.end);
+            .map(|place| data_begin + place.start..data_begin + place.end);
         let in_written = last
             .places
             .in_out
-            .map(|it| it.start - begin..it.end - begin);
+            .map(|place| place.start - begin..place.end - begin);
         Some(Self {
             name: last.name,
             open: last.open,
@@ -82,14 +83,13 @@ impl DeltaShape {
     fn delta<'a>(&self, lines: &'a [u8]) -> Option<&'a str> {
         let [before, between, after] = &self.engine.parts;
         let rest = lines.strip_prefix(&before[..])?.strip_suffix(&after[..])?;
-        let delta = match self.engine.is_number_first {
-            true => skip_number(rest)?.strip_prefix(&between[..])?,
-            false => {
-                let end = string_length(rest)?;
-                let (delta, rest) = rest.split_at(end);
-                let is_same = skip_number(rest.strip_prefix(&between[..])?)?.is_empty();
-                is_same.then_some(delta)?
-            }
+        let delta = if self.engine.is_number_first {
+            skip_number(rest)?.strip_prefix(&between[..])?
+        } else {
+            let end = string_length(rest)?;
+            let (delta, rest) = rest.split_at(end);
+            let is_same = skip_number(rest.strip_prefix(&between[..])?)?.is_empty();
+            is_same.then_some(delta)?
         };
         let is_whole = string_length(delta)? == delta.len();
         std::str::from_utf8(delta).ok().filter(|_| is_whole)
@@ -100,17 +100,14 @@ impl DeltaShape {
         let [before, between, after] = &self.client.parts;
         out.extend_from_slice(before);
         // Writing to memory cannot fail.
-        match self.client.is_number_first {
-            true => {
-                let _ = write!(out, "{number}");
-                out.extend_from_slice(between);
-                out.extend_from_slice(delta.as_bytes());
-            }
-            false => {
-                out.extend_from_slice(delta.as_bytes());
-                out.extend_from_slice(between);
-                let _ = write!(out, "{number}");
-            }
+        if self.client.is_number_first {
+            let _ = write!(out, "{number}");
+            out.extend_from_slice(between);
+            out.extend_from_slice(delta.as_bytes());
+        } else {
+            out.extend_from_slice(delta.as_bytes());
+            out.extend_from_slice(between);
+            let _ = write!(out, "{number}");
         }
         out.extend_from_slice(after);
     }

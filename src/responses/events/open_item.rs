@@ -131,7 +131,7 @@ impl OpenItem {
         match self.kind {
             Kind::FunctionCall => {
                 let name = Members::parse(&self.added).ok();
-                let name = name.and_then(|it| it.get("name")).unwrap_or("\"\"");
+                let name = name.and_then(|item| item.get("name")).unwrap_or("\"\"");
                 let members = format!(r#","name":{name},"arguments":"{}""#, self.arguments);
                 events.push((
                     "response.function_call_arguments.done",

@@ -302,7 +302,9 @@ impl StreamState {
                 "response.content_part.added" => open.begin_part(fields.part.map(RawValue::get)),
                 "response.content_part.done" => open.end_part(),
                 _ => {
-                    if let Some(delta) = fields.delta.and_then(|it| members::escaped(it.get())) {
+                    if let Some(delta) =
+                        fields.delta.and_then(|delta| members::escaped(delta.get()))
+                    {
                         self.bytes += open.push(name, delta);
                     }
                 }
@@ -329,7 +331,7 @@ impl StreamState {
             ),
             (fields.part, Replacement::Json(&part)),
             (
-                fields.logprobs.filter(|it| it.get() == "null"),
+                fields.logprobs.filter(|logprobs| logprobs.get() == "null"),
                 Replacement::Json(b"[]"),
             ),
         ];
@@ -355,7 +357,7 @@ impl StreamState {
         let is_last = self
             .pending_done
             .as_ref()
-            .is_some_and(|it| it.index + 1 == self.added);
+            .is_some_and(|done| done.index + 1 == self.added);
         let is_incomplete = is_last && outcome.status == Status::Incomplete;
         let status = if is_incomplete {
             Status::Incomplete

@@ -415,9 +415,10 @@ fn source() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #[test]
     fn any_cut_gives_the_same_stream_with_one_end(text in source(), cuts in proptest::collection::vec(any::<usize>(), 0..20), crlf: bool) {
-        let text = match crlf {
-            true => String::from_utf8(text).unwrap().replace('\n', "\r\n").into_bytes(),
-            false => text,
+        let text = if crlf {
+            String::from_utf8(text).unwrap().replace('\n', "\r\n").into_bytes()
+        } else {
+            text
         };
         let pieces = cut(&text, &cuts);
         let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();

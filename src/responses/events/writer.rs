@@ -129,7 +129,7 @@ impl EventWriter {
         let mut copy = |passed: usize, end: usize, out: &mut Vec<u8>| {
             if let Some(delta) = delta_in_data
                 .clone()
-                .filter(|it| (passed..end).contains(&it.start))
+                .filter(|delta| (passed..end).contains(&delta.start))
             {
                 let begin = out.len() + delta.start - passed;
                 delta_in_out = Some(begin..begin + delta.len());
@@ -146,7 +146,10 @@ impl EventWriter {
                 }
                 Replacement::Json(json) => out.extend_from_slice(json),
             }
-            if number_in_data.as_ref().is_some_and(|it| it.start == *begin) {
+            if number_in_data
+                .as_ref()
+                .is_some_and(|number| number.start == *begin)
+            {
                 number_in_out = Some(written..out.len());
             }
             passed = *end;

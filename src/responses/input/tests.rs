@@ -89,7 +89,7 @@ fn every_item_gets_an_id_and_keeps_a_valid_one() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|it| it["id"].as_str().unwrap())
+        .map(|item| item["id"].as_str().unwrap())
         .collect();
     let minted = |prefix: &str, place| ids().input(prefix, place);
     assert_eq!(found[0], "mine");
@@ -439,9 +439,9 @@ proptest! {
 fn fifty_thousand_items_take_linear_time() {
     const COUNT: usize = 50_000;
     let mut items = vec![user("go")];
-    items.extend((0..COUNT).map(|it| call(&format!("c{it}"))));
+    items.extend((0..COUNT).map(|number| call(&format!("c{number}"))));
     // In order, the worst case of a search from the end.
-    items.extend((0..COUNT).map(|it| output(&format!("c{it}"))));
+    items.extend((0..COUNT).map(|number| output(&format!("c{number}"))));
     items.push(user("on"));
     let list = Value::from(items).to_string();
     let mut input = EngineInput::new(UnsupportedItems::Convert, list.len());
@@ -452,12 +452,12 @@ fn fifty_thousand_items_take_linear_time() {
     let left: Vec<Value> = serde_json::from_slice(&left).unwrap();
     assert_eq!(left.len(), 1);
     let references: Vec<Value> = (0..COUNT)
-        .map(|it| json!({"type": "item_reference", "id": ids().output("fc", it)}))
+        .map(|index| json!({"type": "item_reference", "id": ids().output("fc", index)}))
         .collect();
     let wanted = references_of(&Value::from(references));
     assert_eq!(wanted.len(), COUNT);
     let kept: Vec<Value> = (0..COUNT)
-        .map(|it| json!({"id": ids().output("fc", it), "type": "function_call"}))
+        .map(|index| json!({"id": ids().output("fc", index), "type": "function_call"}))
         .collect();
     let mut found = ReferencedItems::new();
     collect(

@@ -248,9 +248,10 @@ mod tests {
     fn a_lane_has_a_name_of_1_to_256_plain_characters() {
         let check = |id: &str, is_valid: bool| {
             let text = format!(r#"{{"type":"response.create","stream_id":{id}}}"#);
-            match is_valid {
-                true => assert!(read(text.as_bytes()).is_ok(), "{id}"),
-                false => assert_eq!(refused(&text), "invalid_stream_id stream_id", "{id}"),
+            if is_valid {
+                assert!(read(text.as_bytes()).is_ok(), "{id}");
+            } else {
+                assert_eq!(refused(&text), "invalid_stream_id stream_id", "{id}");
             }
         };
         check(r#""a""#, true);

@@ -67,7 +67,7 @@ enum Phase {
 pub struct Session {
     bounds: Bounds,
     phase: Phase,
-    /// Those that the client has used.
+    /// The lanes that the client has used.
     lanes: Vec<LaneState>,
     queue: VecDeque<Waiting>,
     queued_bytes: u64,
@@ -286,7 +286,8 @@ impl Session {
         self.memory_bytes -= before.map_or(0, |latest| latest.bytes);
         while self.memory_bytes > max {
             let remembered = self.lanes.iter_mut().filter(|lane| lane.latest.is_some());
-            let oldest = remembered.min_by_key(|lane| lane.latest.as_ref().map(|it| it.order));
+            let oldest =
+                remembered.min_by_key(|lane| lane.latest.as_ref().map(|latest| latest.order));
             let Some(forgotten) = oldest.and_then(|lane| lane.latest.take()) else {
                 return;
             };

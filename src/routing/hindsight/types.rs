@@ -16,7 +16,7 @@ pub struct Sent {
     pub at: Instant,
     pub worker: WorkerId,
     pub prompt_tokens: u32,
-    /// Those that the worker was expected to have.
+    /// Prompt tokens that the worker was expected to have cached.
     pub cached_tokens: u32,
     pub answer_tokens: f64,
     pub prefixes: Prefixes,

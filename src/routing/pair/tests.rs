@@ -34,7 +34,7 @@ fn chosen(
     )?;
     Some((
         pair.decode.worker_index,
-        pair.prefill.map(|it| it.worker_index),
+        pair.prefill.map(|prefill| prefill.worker_index),
     ))
 }
 
@@ -125,7 +125,7 @@ fn incompatible_workers_are_not_chosen_together() {
         let routing = Routing::default();
         let request = request(4_000);
         let pair = decide(&SETTINGS, &routing, &request, &prefill, &decode, may_pair).unwrap();
-        pair.prefill.map(|it| it.worker_index)
+        pair.prefill.map(|prefill| prefill.worker_index)
     };
     assert_eq!(index(|_, _| true), Ok(0));
     assert_eq!(index(|prefill, _| prefill == 1), Ok(1));
@@ -199,9 +199,10 @@ fn model(
                 pairs.push(wait(decoder) + received + answer(decoder) + leg);
             }
         }
-        match lacks(decoder) < 256 || pairs.is_empty() {
-            true => costs.push(local),
-            false => costs.extend(pairs),
+        if lacks(decoder) < 256 || pairs.is_empty() {
+            costs.push(local);
+        } else {
+            costs.extend(pairs);
         }
     }
     costs.into_iter().min_by(f64::total_cmp)
@@ -222,7 +223,7 @@ proptest! {
         let expected = model(prompt_tokens, &prefill, &decode, may_pair);
         prop_assert_eq!(found.is_some(), expected.is_some());
         let (Some(found), Some(expected)) = (found, expected) else { return Ok(()) };
-        let cost = found.decode.cost + found.prefill.map_or(0.0, |it| it.cost);
+        let cost = found.decode.cost + found.prefill.map_or(0.0, |prefill| prefill.cost);
         prop_assert!((cost - expected).abs() < 1e-6, "{} against {}: {:?}", cost, expected, found);
         prop_assert_eq!(decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair), Some(found));
     }

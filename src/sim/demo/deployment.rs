@@ -119,9 +119,9 @@ impl Topology {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Routers {
     One,
-    /// So many that share what they know.
+    /// So many routers that share what they know.
     Sharing(u32),
-    /// So many that do not know of each other.
+    /// So many routers that do not know of each other.
     Apart(u32),
 }
 
@@ -138,7 +138,7 @@ impl Routers {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Ports {
     Ephemeral,
-    /// Those of the default configuration, or ephemeral ones where those are in use.
+    /// The ports of the default configuration, or ephemeral ones where they are in use.
     Default,
 }
 
@@ -146,7 +146,7 @@ pub(super) enum Ports {
 pub(super) struct Deployment {
     routers: Vec<App>,
     sharing: Routers,
-    /// Of the routers, but for what each has of its own.
+    /// The configuration of the routers, but for what each has of its own.
     config: Config,
     engines: Engines,
 }
@@ -314,7 +314,7 @@ impl Deployment {
             let snapshot = fleet.snapshot();
             let workers = snapshot.models.get(MODEL).into_iter();
             let workers = workers.flat_map(|group| &group.workers);
-            let is_fresh = |address: &str| addresses.iter().any(|it| it == address);
+            let is_fresh = |address: &str| addresses.iter().any(|fresh| fresh == address);
             let fresh = workers.filter(|worker| is_fresh(worker.pool.address()));
             fresh.count()
         };

@@ -34,9 +34,10 @@ pub(super) fn introduction(settings: &Settings) -> String {
             number(engines - engines / 2),
         ),
     };
-    let when = match settings.replicas.is_some() || settings.disaggregated {
-        true => "All requests are sent at the same time",
-        false => "All requests are sent",
+    let when = if settings.replicas.is_some() || settings.disaggregated {
+        "All requests are sent at the same time"
+    } else {
+        "All requests are sent"
     };
     format!(
         "{} users in {} groups; the users of a group share a system prompt of {} tokens.\n\

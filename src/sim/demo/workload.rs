@@ -272,7 +272,9 @@ mod tests {
         let settings = settings(1);
         let all = users(&settings);
         let conversations = all.iter().flat_map(|user| &user.conversations);
-        let requests: usize = conversations.map(|it| it.turns.len()).sum();
+        let requests: usize = conversations
+            .map(|conversation| conversation.turns.len())
+            .sum();
         assert_eq!(requests as u64, settings.requests());
     }
 

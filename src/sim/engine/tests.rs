@@ -180,9 +180,12 @@ fn a_late_call_gives_what_timely_calls_would_have_given() {
         let after_a_pause = start + Duration::from_millis(500);
         engine.submit(after_a_pause, request(0..30, 3)).unwrap();
     }
-    let timely: Vec<Event> = run(&mut timely, start).into_iter().map(|it| it.1).collect();
+    let timely: Vec<Event> = run(&mut timely, start)
+        .into_iter()
+        .map(|(_, event)| event)
+        .collect();
     let outputs = late.on_timeout(start + Duration::from_secs(9));
-    let late: Vec<Event> = outputs.into_iter().map(|it| it.event).collect();
+    let late: Vec<Event> = outputs.into_iter().map(|output| output.event).collect();
     assert_eq!(late, timely);
 }
 
@@ -248,7 +251,9 @@ fn when_blocks_run_out_the_youngest_is_sent_back_and_still_finishes() {
     assert!(engine.counters().preemptions > 0);
     assert_eq!(engine.counters().finished, 2);
     assert_eq!(engine.counters().generation_tokens, 32);
-    let firsts = seen.iter().filter(|it| matches!(it.1, Event::First { .. }));
+    let firsts = seen
+        .iter()
+        .filter(|(_, event)| matches!(event, Event::First { .. }));
     assert_eq!(firsts.count(), 2);
 }
 

@@ -17,7 +17,8 @@ pub(super) enum Formula {
     /// The longest cached prefix if it covers enough of the prompt and loads are balanced, otherwise the fewest
     /// requests: the cache-aware policy of SGLang and SMG.
     PrefixThreshold,
-    /// The same with vLLM's router's threshold, and any of the workers with the longest prefix.
+    /// Any of the workers with the longest cached prefix if it covers more than half of the prompt and loads are balanced,
+    /// otherwise the fewest requests: the cache-aware policy of vLLM's router.
     VllmRouter,
     /// The lowest product of prompt tokens to wait for and to compute, and requests: LMetric (arXiv 2603.15202).
     Lmetric,
@@ -50,16 +51,18 @@ impl Formula {
             Formula::LongestPrefix => longest_prefix(workers),
             Formula::PrefixThreshold => {
                 let longest = longest_prefix(workers)?;
-                match is_good(prompt, &workers[longest], MIN_CACHED_RATIO, workers) {
-                    true => Some(longest),
-                    false => fewest_requests(workers),
+                if is_good(prompt, &workers[longest], MIN_CACHED_RATIO, workers) {
+                    Some(longest)
+                } else {
+                    fewest_requests(workers)
                 }
             }
             Formula::VllmRouter => {
                 let longest = longest_prefix(workers)?;
-                match is_good(prompt, &workers[longest], VLLM_MIN_CACHED_RATIO, workers) {
-                    true => any_of_longest_prefix(workers),
-                    false => fewest_requests(workers),
+                if is_good(prompt, &workers[longest], VLLM_MIN_CACHED_RATIO, workers) {
+                    any_of_longest_prefix(workers)
+                } else {
+                    fewest_requests(workers)
                 }
             }
             Formula::Lmetric => least(workers, |worker| {

@@ -96,7 +96,7 @@ mod tests {
         ) {
             let prompt = |letters: &[u64]| {
                 // As in a trace, an id stands for a block and all blocks before it.
-                let names = (1..=letters.len()).map(|end| letters[..end].iter().fold(1, |name, it| name * 4 + it));
+                let names = (1..=letters.len()).map(|end| letters[..end].iter().fold(1, |name, letter| name * 4 + letter));
                 entry(0, letters.len() as u32 * 10, &names.collect::<Vec<_>>())
             };
             let entries: Vec<_> = requests.iter().map(|(_, letters)| prompt(letters)).collect();

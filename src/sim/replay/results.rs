@@ -55,7 +55,7 @@ pub(super) struct PolicyResult {
     pub(super) largest_share: f64,
     /// Requests of the busiest worker divided by the mean over workers.
     pub(super) request_imbalance: f64,
-    /// The same for the prompt tokens that were computed.
+    /// Computed prompt tokens of the worker with the most of them, divided by the mean over workers.
     pub(super) token_imbalance: f64,
     pub(super) elapsed_seconds: f64,
     pub(super) requests_per_worker: Vec<u64>,
@@ -71,7 +71,7 @@ pub(super) struct PolicyResult {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Measured<'a> {
     pub(super) jobs: &'a [Job],
-    /// Of the mean engine.
+    /// The step times of the mean engine.
     pub(super) times: StepTimes,
     /// Upper bounds of the cached ratio.
     pub(super) bounds: [f64; 2],

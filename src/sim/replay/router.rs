@@ -46,19 +46,19 @@ const PREFIX_KEY_BLOCKS: usize = 2;
 
 #[derive(Debug)]
 pub(super) struct Router {
-    /// Of its own requests.
+    /// The load of its own requests on each worker.
     own: Vec<LoadShare>,
-    /// Of the other replicas' requests, as they last reported.
+    /// The load of the other replicas' requests on each worker, as they last reported.
     peers: Vec<LoadShare>,
-    /// Of its own requests, as it last reported.
+    /// The load of its own requests on each worker, as it last reported.
     reported: Vec<LoadShare>,
-    /// Of the other replicas' requests that wait there, as they last reported.
+    /// The load of the other replicas' requests that wait for each worker, as they last reported.
     peers_waiting: Vec<LoadShare>,
-    /// Of its own requests that wait, as it last reported.
+    /// The load of its own requests that wait for each worker, as it last reported.
     reported_waiting: Vec<LoadShare>,
     /// What engines said of their slots.
     engines: Vec<fleet::load::Load>,
-    /// Those who wait, if requests do.
+    /// The requests that wait, if requests do.
     line: Option<Line>,
     /// Its own requests since the last report and their workers, if routed prompts are shared.
     routed: Vec<(usize, usize)>,
@@ -103,7 +103,7 @@ struct InFlight {
 pub(super) struct Report {
     /// Worker, its load in the report before, its load now.
     loads: Vec<(usize, LoadShare, LoadShare)>,
-    /// The same of what waits for each worker.
+    /// Worker, what waited for it in the report before, what waits for it now.
     waiting: Vec<(usize, LoadShare, LoadShare)>,
     routed: Vec<(usize, usize)>,
 }
@@ -203,7 +203,7 @@ impl Router {
         true
     }
 
-    /// Those that waited and whose workers have room.
+    /// The requests that waited and whose workers have room.
     pub(super) fn release(
         &mut self,
         now: Duration,
@@ -480,7 +480,7 @@ impl Router {
     }
 }
 
-/// Of each worker whose load has changed since it was reported: that one and the new one.
+/// Each worker whose load has changed since it was reported, with the reported load and the new one.
 fn changed(now: &[LoadShare], reported: &mut [LoadShare]) -> Vec<(usize, LoadShare, LoadShare)> {
     let loads = now.iter().zip(reported).enumerate();
     loads

@@ -287,7 +287,7 @@ impl Settings {
         }
     }
 
-    /// By worker; those of the mean engine if workers count as equal.
+    /// What the formula in seconds knows of each worker; of the mean engine if workers count as equal.
     fn constants(&self, size: FleetSize) -> Vec<Constants> {
         let engines = self.engines(size).into_iter();
         let times = engines.map(|engine| match self.rates {
@@ -311,9 +311,10 @@ impl Settings {
 
     /// The trace and the fleet in a sentence: above the table and below the plot.
     pub(super) fn caption(&self, trace: &TraceSummary) -> String {
-        let of = |speeds: &[f64], what: &str| match speeds.iter().all(|speed| *speed == speeds[0]) {
-            true => String::new(),
-            false => {
+        let of = |speeds: &[f64], what: &str| {
+            if speeds.iter().all(|speed| *speed == speeds[0]) {
+                String::new()
+            } else {
                 let speeds: Vec<_> = speeds.iter().map(f64::to_string).collect();
                 format!("{what} {}", speeds.join(":"))
             }
@@ -332,7 +333,7 @@ impl Settings {
     }
 }
 
-/// By worker. Their mean is `mean`.
+/// The prefill rate of each worker. Their mean is `mean`.
 fn prefill_rates(mean: f64, speeds: &[f64], workers: u32) -> Vec<f64> {
     let speeds = speeds.iter().cycle().take(workers as usize);
     let mean_speed = speeds.clone().sum::<f64>() / f64::from(workers);

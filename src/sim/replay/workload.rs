@@ -25,7 +25,7 @@ pub(super) struct Job {
     pub(super) output_tokens: u32,
     /// The prompt's full blocks, for the predicted index.
     pub(super) blocks: Vec<Block>,
-    /// The same blocks for the exact index.
+    /// The prompt's full blocks, for the exact index.
     pub(super) locals: Vec<LocalHash>,
     pub(super) prefix_keys: PrefixKeys,
     /// Index of the router replica that gets the request.

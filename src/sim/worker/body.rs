@@ -45,7 +45,7 @@ pub(crate) struct Events {
     state: State,
     /// Events to send, each as a frame of its own.
     ready: VecDeque<String>,
-    /// Of a prefill leg. Its `kv_transfer_params` are in the stream only for the Responses API.
+    /// The blocks that a prefill leg offers. Its `kv_transfer_params` are in the stream only for the Responses API.
     offer: Option<BlockOffer>,
 }
 
@@ -113,10 +113,10 @@ impl Body for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
         match &mut self.content {
-            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|it| Ok(Frame::data(it)))),
+            Content::Whole(bytes) => Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes)))),
             Content::Events(events) => events
                 .poll_event(context)
-                .map(|event| event.map(|it| it.map(|text| Frame::data(Bytes::from(text))))),
+                .map(|event| event.map(|result| result.map(|text| Frame::data(Bytes::from(text))))),
         }
     }
 
@@ -222,7 +222,7 @@ impl Events {
         if let State::Running { in_flight, ticket } = running {
             let offer = self.offer.as_ref();
             self.generation.transfer_params =
-                offer.and_then(|it| it.make(&ticket, &self.generation));
+                offer.and_then(|offer| offer.make(&ticket, &self.generation));
             in_flight.finish();
         }
         self.ready.extend(self.generation.closing());

@@ -43,7 +43,7 @@ impl ApiError {
         Self::validation(&details).with_param(location)
     }
 
-    /// For a body that is not valid JSON or has fields of wrong types.
+    /// The error for a body that is not valid JSON or has fields of wrong types.
     pub(crate) fn unreadable(body: &[u8], error: &serde_json::Error) -> Self {
         if error.is_data() {
             let details = format!("{{'type': 'value_error', 'loc': 'body', 'msg': '{error}'}}");
@@ -107,7 +107,7 @@ impl ApiError {
         Self::new(500, "InternalServerError", message)
     }
 
-    /// For example when a KV transfer fails.
+    /// The error of a fault inside the engine, for example when a KV transfer fails.
     pub(crate) fn internal() -> Self {
         Self::new(500, "InternalServerError", "Internal server error")
     }

@@ -121,7 +121,12 @@ fn read(
     body: &[u8],
 ) -> std::result::Result<GenerationRequest, ApiError> {
     http_answer::check_content_type(parts)?;
-    let header = |name: &str| parts.headers.get(name).and_then(|it| it.to_str().ok());
+    let header = |name: &str| {
+        parts
+            .headers
+            .get(name)
+            .and_then(|value| value.to_str().ok())
+    };
     let models = shared.models.list();
     let context = Context {
         models: &models,

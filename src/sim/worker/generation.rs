@@ -83,7 +83,9 @@ impl Generation {
     /// The cached tokens in the reported usage. For a received prompt, the connector decides what they are.
     pub(crate) fn reported_cached_tokens(&self) -> usize {
         let received = self.received.as_ref();
-        received.map_or(self.cached_tokens, |it| it.reported_cached_tokens)
+        received.map_or(self.cached_tokens, |received| {
+            received.reported_cached_tokens
+        })
     }
 
     /// Prompt tokens whose blocks are new in the cache; `None` if the prompts do not fill a block.

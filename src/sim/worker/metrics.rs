@@ -1,4 +1,4 @@
-//! Those of vLLM's metrics that a router reads, in the Prometheus text format. Pure.
+//! The metrics of vLLM that a router reads, in the Prometheus text format. Pure.
 
 use std::fmt::Write;
 

@@ -63,7 +63,7 @@ impl OwnTokens {
         let request: Body = request::from_json(body)?;
         let given = request
             .kv_transfer_params
-            .and_then(|it| it.prompt_token_ids);
+            .and_then(|params| params.prompt_token_ids);
         if given.is_some() && api != prompt::Api::Completions {
             return Ok(None);
         }

@@ -241,7 +241,9 @@ impl GenerationRequest {
         let id = id.or_else(|| request.common.request_id.clone());
         let id = format!("chatcmpl-{}", id.unwrap_or(context.random_id.clone()));
         let output = Output {
-            has_reasoning: request.reasoning_effort.is_some_and(|it| it != "none"),
+            has_reasoning: request
+                .reasoning_effort
+                .is_some_and(|effort| effort != "none"),
             call: output::chat_call(
                 request.tools.as_ref(),
                 request.tool_choice.as_ref(),
@@ -324,7 +326,7 @@ impl GenerationRequest {
             items.last().unwrap_or(&Value::Null),
         );
         let format = &request.text.unwrap_or_default()["format"];
-        let effort = request.reasoning.and_then(|it| it.effort);
+        let effort = request.reasoning.and_then(|reasoning| reasoning.effort);
         let output = Output {
             has_reasoning: effort.is_some_and(|effort| effort != "none"),
             call,
@@ -358,7 +360,7 @@ impl Common {
     /// The tokens of the prompt: those that the router sent along, or the rendered conversation.
     fn prompt_or(&self, turns: &[Turn]) -> Vec<u32> {
         let transfer = self.kv_transfer_params.as_ref();
-        match transfer.and_then(|it| it.prompt_token_ids.as_ref()) {
+        match transfer.and_then(|params| params.prompt_token_ids.as_ref()) {
             Some(tokens) => tokens.clone(),
             None => tokenizer::encode_turns(turns, true),
         }
@@ -366,7 +368,7 @@ impl Common {
 
     fn reports_cached(&self) -> bool {
         let extra = self.vllm_xargs.as_ref();
-        extra.is_some_and(|it| it.kv_cache_report_mode.as_deref() == Some("full"))
+        extra.is_some_and(|extra| extra.kv_cache_report_mode.as_deref() == Some("full"))
     }
 
     fn usage(&self) -> UsageReport {
@@ -473,13 +475,17 @@ pub(crate) fn read_tokenize(body: &[u8], models: &[String]) -> Result<Tokenized,
         }
         (None, None) => return Err(missing_field("prompt", body)),
     };
-    let pieces = || segments.iter().flat_map(|it| tokenizer::pieces(it));
+    let pieces = || {
+        segments
+            .iter()
+            .flat_map(|segment| tokenizer::pieces(segment))
+    };
     let wants_pieces = request.return_token_strs == Some(true);
     Ok(Tokenized {
         pieces: wants_pieces.then(|| pieces().collect()),
         tokens: segments
             .iter()
-            .flat_map(|it| tokenizer::encode(it))
+            .flat_map(|segment| tokenizer::encode(segment))
             .collect(),
     })
 }

@@ -20,7 +20,7 @@ use crate::sim::fault::Faults;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Listener {
     Api,
-    /// Of a Mooncake prefill engine.
+    /// The bootstrap server of a Mooncake prefill engine.
     Bootstrap,
 }
 

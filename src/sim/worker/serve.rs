@@ -86,9 +86,10 @@ async fn handle(
         && parts.method == Method::POST
         && &*body == b"{}"
     {
-        return Ok(match is_missing {
-            true => detail(StatusCode::NOT_FOUND, "Not Found"),
-            false => http_answer::error(&missing_field(field, &body)),
+        return Ok(if is_missing {
+            detail(StatusCode::NOT_FOUND, "Not Found")
+        } else {
+            http_answer::error(&missing_field(field, &body))
         });
     }
     if route.as_ref().is_none_or(|(_, route)| route.is_recorded()) {

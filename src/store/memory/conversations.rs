@@ -14,9 +14,10 @@ impl Shard {
         new: NewConversation,
     ) -> Result<(), Error> {
         if let Some(found) = self.find_conversation(now, key) {
-            return match found.was_created_with(new.token) {
-                true => Ok(()),
-                false => Err(Error::Exists),
+            return if found.was_created_with(new.token) {
+                Ok(())
+            } else {
+                Err(Error::Exists)
             };
         }
         let mut conversation = Conversation::new(new)?;

@@ -235,9 +235,10 @@ impl Response {
     }
 
     pub(super) fn owner(&self) -> Option<Owner> {
-        match self.status.is_terminal() {
-            true => None,
-            false => self.run.as_ref()?.owner,
+        if self.status.is_terminal() {
+            None
+        } else {
+            self.run.as_ref()?.owner
         }
     }
 

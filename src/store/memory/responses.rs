@@ -178,9 +178,10 @@ impl Shard {
         batch: &EventBatch,
     ) -> WriteOutcome {
         // If running responses use their half of the capacity, events are no longer kept.
-        let bytes_max = match self.capacity.is_full_of_running(batch.size()) {
-            true => 0,
-            false => self.keep.max_event_log,
+        let bytes_max = if self.capacity.is_full_of_running(batch.size()) {
+            0
+        } else {
+            self.keep.max_event_log
         };
         let appended = self.change(now, key, |found| found.append(fence, batch, bytes_max));
         appended.unwrap_or(WriteOutcome::Gone)

@@ -130,9 +130,10 @@ impl Memory {
             let Some(index) = self.capacity.oldest_shard() else {
                 break;
             };
-            match self.shards[index].lock().evict(now) {
-                true => evicted += 1,
-                false => in_use += 1,
+            if self.shards[index].lock().evict(now) {
+                evicted += 1;
+            } else {
+                in_use += 1;
             }
         }
         if evicted > 0 {

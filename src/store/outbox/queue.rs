@@ -272,7 +272,7 @@ mod tests {
             );
         }
         let claimed = queue.claim(10, &claim(9, 30), &BOUNDS);
-        let kept: Vec<EndEvent> = claimed.events.iter().map(|it| it.event).collect();
+        let kept: Vec<EndEvent> = claimed.events.iter().map(|claimed| claimed.event).collect();
         assert_eq!(kept, [2, 3, 4, 5].map(event));
         let late = queue.claim(1_003, &claim(9, 30), &BOUNDS);
         assert_eq!((late.expired, late.waiting), (2, 2));
@@ -298,7 +298,7 @@ mod tests {
         Wait(u64),
         Add(u8),
         Claim(usize),
-        /// Of the claims so far, the one at this place.
+        /// Settles the claim at this place among the claims so far.
         Settle(prop::sample::Index, Option<u64>),
     }
 
@@ -333,7 +333,7 @@ mod tests {
                         if !is_known {
                             if model.len() == 4 {
                                 let oldest = model.iter().enumerate();
-                                let oldest = oldest.min_by_key(|(_, it)| (it.1, it.0.key)).unwrap().0;
+                                let oldest = oldest.min_by_key(|(_, entry)| (entry.1, entry.0.key)).unwrap().0;
                                 model.remove(oldest);
                             }
                             model.push((event(number), now, now, 0));
@@ -342,13 +342,13 @@ mod tests {
                     Step::Claim(max) => {
                         let claimed = queue.claim(now, &claim(max, LEASE), &BOUNDS);
                         let before = model.len();
-                        model.retain(|it| it.1 + 1_000 > now);
+                        model.retain(|entry| entry.1 + 1_000 > now);
                         prop_assert_eq!(claimed.expired as usize, before - model.len());
-                        let due = model.iter().filter(|it| it.2 <= now).count();
+                        let due = model.iter().filter(|entry| entry.2 <= now).count();
                         prop_assert_eq!(claimed.events.len(), due.min(max));
                         prop_assert_eq!(claimed.waiting as usize, model.len());
                         for event in claimed.events {
-                            let entry = model.iter_mut().find(|it| it.0 == event.event);
+                            let entry = model.iter_mut().find(|entry| entry.0 == event.event);
                             let entry = entry.expect("it was added");
                             prop_assert!(entry.2 <= now);
                             prop_assert_eq!(event.attempt, entry.3 + 1);
@@ -362,7 +362,7 @@ mod tests {
                         }
                         let (number, attempt) = claims[index.index(claims.len())];
                         let settled = queue.settle(now, settlement(number, attempt, retry));
-                        let place = model.iter().position(|it| own(&it.0) == number && it.3 == attempt);
+                        let place = model.iter().position(|entry| own(&entry.0) == number && entry.3 == attempt);
                         prop_assert_eq!(settled, place.is_some());
                         if let Some(place) = place {
                             match retry {

@@ -80,7 +80,7 @@ impl Subscriptions {
     }
 }
 
-/// Those of the latest configuration.
+/// The endpoints of the latest configuration.
 #[derive(Debug, Default)]
 pub(crate) struct SharedSubscriptions(ArcSwap<Subscriptions>);
 

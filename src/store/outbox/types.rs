@@ -22,7 +22,7 @@ pub struct Claim {
     pub max: usize,
     /// What is not settled within this time can be claimed again.
     pub lease: Duration,
-    /// Of the endpoint as the caller knows it.
+    /// The fingerprint of the endpoint as the caller knows it.
     pub fingerprint: String,
 }
 

@@ -163,7 +163,7 @@ impl Redis {
                     self.notify(owner, key, NoticeKind::Cancelled).await;
                 }
                 // Without a log nothing is left to store; otherwise a scan finds it until that is done.
-                let has_output = reply.text()?.is_some_and(|it| !it.is_empty());
+                let has_output = reply.text()?.is_some_and(|text| !text.is_empty());
                 // It may have been cancelled by a call before, whose reply was lost.
                 let is_queued = self.queue_left_event(key, Status::Cancelled).await;
                 if !has_output && is_queued {
@@ -247,9 +247,10 @@ impl Redis {
                 first: reply.count()?,
                 last: reply.count()?,
                 bytes: reply.whole("batch")?.into(),
-                tokens: match with_tokens {
-                    true => reply.bytes()?.unwrap_or_default().into(),
-                    false => Bytes::new(),
+                tokens: if with_tokens {
+                    reply.bytes()?.unwrap_or_default().into()
+                } else {
+                    Bytes::new()
                 },
             });
         }

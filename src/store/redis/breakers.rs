@@ -78,7 +78,7 @@ impl Breakers {
     }
 
     fn publish(&self) {
-        let states = self.breakers.iter().map(|it| it.state().number());
+        let states = self.breakers.iter().map(|breaker| breaker.state().number());
         self.state_gauge.set(states.max().unwrap_or(0).into());
     }
 }

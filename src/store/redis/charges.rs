@@ -258,7 +258,7 @@ mod tests {
             max_concurrent: 0,
         });
         let replies = charge_replies(b"granted 1,refused 2 33", &charges).unwrap();
-        let granted: Vec<bool> = replies.iter().map(|it| it.is_granted).collect();
+        let granted: Vec<bool> = replies.iter().map(|reply| reply.is_granted).collect();
         assert_eq!(granted, [true, false]);
         assert_eq!(replies[1].used[..], [33]);
         for wrong in [

@@ -291,9 +291,10 @@ impl Redis {
         let is_up = self.is_up();
         Health {
             is_up,
-            reason: match is_up {
-                true => String::new(),
-                false => self.executor.last_failure().to_string(),
+            reason: if is_up {
+                String::new()
+            } else {
+                self.executor.last_failure().to_string()
             },
             warning: match &*self.lacking.said() {
                 "" => self.link.warning(),
@@ -361,11 +362,12 @@ impl MemoryCheck {
     }
 
     fn last(&self) -> Result<(), Error> {
-        match self.is_full.load(Relaxed) {
-            true => Err(Error::Full {
+        if self.is_full.load(Relaxed) {
+            Err(Error::Full {
                 retry_after: BUSY_RETRY,
-            }),
-            false => Ok(()),
+            })
+        } else {
+            Ok(())
         }
     }
 }

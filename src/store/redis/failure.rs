@@ -81,7 +81,13 @@ pub(super) fn classify(error: &RedisError) -> Failure {
     let reason = error_text(error);
     let code = match error.code() {
         // Older servers report it as an error of the script.
-        Some("ERR") if error.detail().is_some_and(|it| it.contains("-OOM ")) => Some("OOM"),
+        Some("ERR")
+            if error
+                .detail()
+                .is_some_and(|detail| detail.contains("-OOM ")) =>
+        {
+            Some("OOM")
+        }
         code => code,
     };
     match code {

@@ -70,9 +70,10 @@ impl LackingCommands {
         }
         let mut known = self.said.lock();
         if **known != *text {
-            match refused.is_empty() {
-                true => info!("Redis refuses the store no command any more"),
-                false => error!("{text}"),
+            if refused.is_empty() {
+                info!("Redis refuses the store no command any more");
+            } else {
+                error!("{text}");
             }
             *known = text.into();
             self.is_any.store(!refused.is_empty(), Relaxed);

@@ -120,10 +120,7 @@ impl Link {
             State::Connecting { is_retry } => *is_retry,
             State::Idle | State::Up { .. } => false,
         };
-        match uses_shared {
-            true => SHARED,
-            false => io_thread,
-        }
+        if uses_shared { SHARED } else { io_thread }
     }
 
     /// The index of the connection for writes that wait for replicas of Redis. Opened at its first use.
@@ -230,18 +227,20 @@ impl Link {
         };
         let may_evict = policy != "noeviction";
         self.may_evict.set(may_evict.into());
-        let warning = match may_evict {
-            true => format!(
+        let warning = if may_evict {
+            format!(
                 "Redis may evict responses that are stored or running when its memory is full: set maxmemory-policy \
                  to noeviction (it is {policy})"
-            ),
-            false => String::new(),
+            )
+        } else {
+            String::new()
         };
         let mut known = self.warning.lock();
         if *known != warning {
-            match may_evict {
-                true => warn!(policy, "{warning}"),
-                false => info!(policy, "Redis evicts no responses any more"),
+            if may_evict {
+                warn!(policy, "{warning}");
+            } else {
+                info!(policy, "Redis evicts no responses any more");
             }
             *known = warning;
         }

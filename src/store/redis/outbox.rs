@@ -50,7 +50,7 @@ impl Redis {
         }
         let subscriptions = self.subscriptions.get();
         let of = subscriptions.of(key.tenant, status);
-        let names: Vec<&str> = of.map(|it| &*it.endpoint.name).collect();
+        let names: Vec<&str> = of.map(|subscriber| &*subscriber.endpoint.name).collect();
         (!names.is_empty()).then(|| EventMark::new(observe::unix_s(), &names))
     }
 
@@ -108,7 +108,7 @@ impl Redis {
         subscriptions: &Subscriptions,
     ) -> Result<(), Error> {
         let subscriber = subscriptions.find(endpoint);
-        let fingerprint = subscriber.map_or("", |it| &it.endpoint.fingerprint);
+        let fingerprint = subscriber.map_or("", |subscriber| &subscriber.endpoint.fingerprint);
         let call = Call::new(Name::OUTBOX_ADD)
             .keys(self.keys.outbox(endpoint))
             .arg(member(event.key))

@@ -15,9 +15,10 @@ impl Redis {
     /// on a node that is down while the owner's lease does not, and a server that is full refuses it although the
     /// owner is listed already. The next heartbeat repeats it.
     async fn send_to_owners(&self, request: Request) {
-        match self.is_cluster() {
-            true => self.send_detached(request),
-            false => drop(self.execute(Kind::Write, request).await),
+        if self.is_cluster() {
+            self.send_detached(request);
+        } else {
+            drop(self.execute(Kind::Write, request).await);
         }
     }
 

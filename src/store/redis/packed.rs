@@ -172,9 +172,10 @@ mod tests {
     use super::*;
 
     fn joined(packed: &Packed) -> Vec<u8> {
-        match packed.pieces.is_empty() {
-            true => packed.field.clone().into_bytes().to_vec(),
-            false => packed.pieces.concat(),
+        if packed.pieces.is_empty() {
+            packed.field.clone().into_bytes().to_vec()
+        } else {
+            packed.pieces.concat()
         }
     }
 

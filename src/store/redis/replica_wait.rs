@@ -123,9 +123,10 @@ impl ReplicaWait {
             return known;
         }
         // In a cluster each write is on its own node, so only this one is covered.
-        let covered = match connection.wire.is_cluster() {
-            true => 0,
-            false => self.answered.load(std::sync::atomic::Ordering::Acquire),
+        let covered = if connection.wire.is_cluster() {
+            0
+        } else {
+            self.answered.load(std::sync::atomic::Ordering::Acquire)
         };
         let mut command = redis::cmd("WAIT");
         command
@@ -151,9 +152,10 @@ impl ReplicaWait {
             ),
             (false, _) => {}
         }
-        match has_enough {
-            true => Replicated::Acknowledged,
-            false => Replicated::TimedOut,
+        if has_enough {
+            Replicated::Acknowledged
+        } else {
+            Replicated::TimedOut
         }
     }
 }

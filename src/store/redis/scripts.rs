@@ -111,7 +111,7 @@ pub(super) struct Call {
     timeout: Option<Duration>,
 }
 
-/// A key of a script. Those of many calls are made once.
+/// A key of a script. A key that many calls have is made once, and shared.
 #[derive(Clone, Debug)]
 pub(super) enum Key {
     Own(String),

@@ -331,9 +331,10 @@ impl RunState {
         let (owner, fencing_number) = (reply.owner()?, reply.count()?);
         let has_output_pending = reply.text()?.is_some();
         let event = reply.text()?.map(EventMark);
-        let owner = match is_background {
-            true => RunOwner::Of(owner),
-            false => RunOwner::Foreground,
+        let owner = if is_background {
+            RunOwner::Of(owner)
+        } else {
+            RunOwner::Foreground
         };
         Ok(Some(Self {
             status,

@@ -131,9 +131,10 @@ impl Kind {
     fn new(settings: &Settings) -> Result<Self, String> {
         let addresses = addresses(settings)?;
         let is_tls = matches!(addresses.first(), Some(ConnectionAddr::TcpTls { .. }));
-        let certificates = match is_tls {
-            true => Some(certificates(settings)?),
-            false => None,
+        let certificates = if is_tls {
+            Some(certificates(settings)?)
+        } else {
+            None
         };
         let wrong = |error: redis::RedisError| error.to_string();
         Ok(match settings.mode {
@@ -281,14 +282,15 @@ fn tcp() -> TcpSettings {
 fn addresses(settings: &Settings) -> Result<Vec<ConnectionAddr>, String> {
     let parse = |url: &String| {
         let (is_tls, host, port) = address(url)?;
-        Ok(match is_tls {
-            true => ConnectionAddr::TcpTls {
+        Ok(if is_tls {
+            ConnectionAddr::TcpTls {
                 host,
                 port,
                 insecure: false,
                 tls_params: None,
-            },
-            false => ConnectionAddr::Tcp(host, port),
+            }
+        } else {
+            ConnectionAddr::Tcp(host, port)
         })
     };
     settings.urls.iter().map(parse).collect()

@@ -110,9 +110,10 @@ impl Redis {
             let mut call = Call::new(Name::VALUES)
                 .keys(keys[found.len()..].iter().cloned())
                 .number(BATCH_BYTES as u64);
-            call = match is_continued {
-                true => call.number(self.record_ttl_ms()),
-                false => call.arg(""),
+            call = if is_continued {
+                call.number(self.record_ttl_ms())
+            } else {
+                call.arg("")
             };
             for field in fields {
                 call = call.arg(*field);

@@ -67,7 +67,7 @@ fn ended() -> Record {
 fn lines(span: &SpanData) -> Vec<String> {
     let attributes = span.attributes.iter();
     let mut lines: Vec<_> = attributes
-        .map(|it| format!("{}={}", it.key, it.value))
+        .map(|attribute| format!("{}={}", attribute.key, attribute.value))
         .collect();
     lines.sort();
     lines

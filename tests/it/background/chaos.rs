@@ -91,7 +91,7 @@ async fn client(places: Places, is_over: Arc<AtomicBool>) -> Vec<ReceivedRespons
         }
         // The whole stream, if the client was slow.
         let events = part(text.strip_suffix(END).unwrap_or(&text), 0);
-        let Some(response) = events.first().map(|it| it.1["response"].clone()) else {
+        let Some(response) = events.first().map(|(_, event)| event["response"].clone()) else {
             continue;
         };
         let reading = followed_after(&places, live, text);
@@ -211,7 +211,9 @@ async fn run(seed: u64, length: Duration) {
         config.responses.advanced.conversation_lease = Duration::from_secs(1);
     })
     .await;
-    let places: Places = Arc::new(Mutex::new(fleet.routers.iter().map(|it| it.api).collect()));
+    let places: Places = Arc::new(Mutex::new(
+        fleet.routers.iter().map(|router| router.api).collect(),
+    ));
     let is_over = Arc::new(AtomicBool::new(false));
     let (local, mut clients) = (LocalSet::new(), JoinSet::new());
     for _ in 0..CLIENTS {
@@ -248,7 +250,7 @@ async fn run(seed: u64, length: Duration) {
         let statuses = statuses(&fleet.redis);
         !statuses
             .iter()
-            .any(|it| ["queued", "in_progress"].contains(&it.as_str()))
+            .any(|status| ["queued", "in_progress"].contains(&status.as_str()))
     })
     .await;
     eventually("no engine and no router runs anything", async || {
@@ -278,7 +280,7 @@ async fn run(seed: u64, length: Duration) {
     }
     let of = |status: &str| {
         let ended = statuses(&fleet.redis);
-        ended.iter().filter(|it| *it == status).count()
+        ended.iter().filter(|end| *end == status).count()
     };
     let ends = ["incomplete", "failed", "cancelled"].map(|status| (status, of(status)));
     eprintln!(
@@ -292,9 +294,9 @@ async fn run(seed: u64, length: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn whatever_is_killed_or_paused_each_response_has_one_end() {
     let seconds = std::env::var("WARMROUTE_CHAOS_SECONDS").ok();
-    let seconds = seconds.map_or(15, |it| it.parse().unwrap());
+    let seconds = seconds.map_or(15, |seconds| seconds.parse().unwrap());
     let seeds = std::env::var("WARMROUTE_CHAOS_SEEDS").unwrap_or_else(|_| "1".to_owned());
-    for seed in seeds.split([',', ' ']).filter(|it| !it.is_empty()) {
+    for seed in seeds.split([',', ' ']).filter(|seed| !seed.is_empty()) {
         run(seed.parse().unwrap(), Duration::from_secs(seconds)).await;
     }
 }

@@ -245,9 +245,10 @@ async fn a_child_whose_parent_was_deleted_while_it_ran_says_that_it_is_not_store
             assert_eq!(deleted.status, 200);
         });
         let (text, _) = open.rest().await;
-        let mut last = match streams {
-            true => events(&text, 0).pop().unwrap().1["response"].clone(),
-            false => serde_json::from_str(&text).unwrap(),
+        let mut last = if streams {
+            events(&text, 0).pop().unwrap().1["response"].clone()
+        } else {
+            serde_json::from_str(&text).unwrap()
         };
         if is_background {
             last = ended(&pair.b, &last).await;

@@ -179,9 +179,10 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
         let one = polled(&fleet, 600).await;
         let (mut live, seen, two) = started(&fleet, 600, "output_text.delta").await;
         fleet.runs(2).await;
-        match is_killed {
-            true => fleet.redis.kill(),
-            false => fleet.redis.pause(),
+        if is_killed {
+            fleet.redis.kill();
+        } else {
+            fleet.redis.pause();
         }
         eventually("the leases have expired", async || {
             let mut expired = 0.0;
@@ -192,9 +193,10 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
             expired == 3.0
         })
         .await;
-        match is_killed {
-            true => fleet.redis.run().await,
-            false => fleet.redis.wake(),
+        if is_killed {
+            fleet.redis.run().await;
+        } else {
+            fleet.redis.wake();
         }
         for response in [&one, &two] {
             let last = fleet.end(response).await;
@@ -394,9 +396,12 @@ fn kept(redis: &Server) -> Vec<String> {
     let names = redis.cli(&["keys", "wr:[re]:*"]);
     let mut names: Vec<&str> = names.split_whitespace().collect();
     names.sort_unstable();
-    let read = |name: &&str| match name.starts_with("wr:e:") {
-        true => redis.cli(&["xrange", name, "-", "+"]),
-        false => redis.cli(&["hgetall", name]),
+    let read = |name: &&str| {
+        if name.starts_with("wr:e:") {
+            redis.cli(&["xrange", name, "-", "+"])
+        } else {
+            redis.cli(&["hgetall", name])
+        }
     };
     names.iter().map(read).collect()
 }
@@ -420,12 +425,11 @@ async fn a_router_paused_beyond_its_lease_writes_nothing_more() {
             fleet.engine.stats().await.finished >= finished
         })
         .await;
-        let before = match has_ended {
-            false => None,
-            true => {
-                end(&routers[1..], &one).await;
-                Some(kept(&fleet.redis))
-            }
+        let before = if has_ended {
+            end(&routers[1..], &one).await;
+            Some(kept(&fleet.redis))
+        } else {
+            None
         };
         sleeper.signal("CONT");
         eventually("it runs nothing", async || {

@@ -113,7 +113,9 @@ async fn load(places: Places, streams: bool, is_over: Arc<AtomicBool>) -> Vec<(V
 #[tokio::test]
 async fn a_rolling_restart_loses_no_acknowledged_response() {
     let mut fleet = Fleet::new(unhurried()).await;
-    let places: Places = Arc::new(Mutex::new(fleet.routers.iter().map(|it| it.api).collect()));
+    let places: Places = Arc::new(Mutex::new(
+        fleet.routers.iter().map(|router| router.api).collect(),
+    ));
     let is_over = Arc::new(AtomicBool::new(false));
     let (local, mut clients) = (LocalSet::new(), JoinSet::new());
     for client in 0..12 {

@@ -100,6 +100,6 @@ async fn of_a_cancel_and_an_end_one_wins_on_every_router() {
         assert_eq!(end(&[&pair.a, &pair.b], &response).await["status"], status);
     }
     let (cancelled, ended) = (&score.cancelled, &score.ended);
-    let won = [cancelled, ended].map(|it| it.load(Ordering::Relaxed));
+    let won = [cancelled, ended].map(|counter| counter.load(Ordering::Relaxed));
     assert!(won.iter().all(|won| *won > RACES / 10), "{won:?}");
 }

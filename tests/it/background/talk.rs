@@ -24,9 +24,9 @@ pub(super) struct Turn {
 
 #[derive(Clone, Debug)]
 enum Known {
-    /// It was refused before anything ran.
+    /// The turn was refused before anything ran.
     Refused,
-    /// Its client heard no end, so it may be there or not.
+    /// The client heard no end of the turn, so it may be there or not.
     Nothing,
     /// A background response, which is in the store.
     Created(Value),
@@ -93,27 +93,32 @@ async fn turn(places: &Places, conversation: &Value, input: &str) -> Known {
             Known::Nothing
         };
     }
-    let answered = |response: Value| match is_background {
-        true => Known::Created(response),
-        false => Known::Answered(response),
+    let answered = |response: Value| {
+        if is_background {
+            Known::Created(response)
+        } else {
+            Known::Answered(response)
+        }
     };
     if !streams {
-        return match is_whole {
-            true => answered(serde_json::from_str(&text).unwrap()),
-            false => Known::Nothing,
+        return if is_whole {
+            answered(serde_json::from_str(&text).unwrap())
+        } else {
+            Known::Nothing
         };
     }
     let events = part(text.strip_suffix(END).unwrap_or(&text), 0);
-    let response = match is_background {
-        true => events.first(),
-        false => events.last().filter(|(name, _)| {
+    let response = if is_background {
+        events.first()
+    } else {
+        events.last().filter(|(name, _)| {
             [
                 "response.completed",
                 "response.incomplete",
                 "response.failed",
             ]
             .contains(&&**name)
-        }),
+        })
     };
     match response.map(|(_, event)| event["response"].clone()) {
         Some(response) if !response.is_null() => answered(response),

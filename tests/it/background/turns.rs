@@ -117,9 +117,10 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
         let open = client::open(pair.a.api, "POST", PATH, &[], body.to_string());
         let mut open = std::pin::pin!(open);
         let is_background = more["background"] == true;
-        let created = match is_background {
-            true => Some(open.as_mut().await),
-            false => None,
+        let created = if is_background {
+            Some(open.as_mut().await)
+        } else {
+            None
         };
         let stopped = async {
             pair.runs(1).await;
@@ -136,9 +137,10 @@ async fn a_turn_of_a_router_that_was_stopped_too_long_is_generated_again_or_fail
         };
         assert_eq!(open.status, 200, "{more}");
         let (text, _) = open.rest().await;
-        let last = match more["stream"] == true {
-            true => events(&text, 0).pop().unwrap().1["response"].clone(),
-            false => serde_json::from_str(&text).unwrap(),
+        let last = if more["stream"] == true {
+            events(&text, 0).pop().unwrap().1["response"].clone()
+        } else {
+            serde_json::from_str(&text).unwrap()
         };
         let last = ended(&pair.b, &last).await;
         assert_eq!(last["status"], expected, "{more} {last}");
@@ -249,14 +251,13 @@ async fn a_turn_in_the_foreground_that_its_conversation_refuses_is_no_success() 
 /// The response ends with this error, in its record and for its readers.
 async fn refused(pair: &Pair, mut open: Open, code: &str) {
     let (text, _) = open.rest().await;
-    let (response, last) = match text.starts_with('{') {
-        true => (serde_json::from_str::<Value>(&text).unwrap(), None),
-        false => {
-            let mut events = events(&text, 0);
-            let (name, last) = events.pop().unwrap();
-            assert_eq!(name, "response.failed");
-            (last["response"].clone(), Some(last["response"].clone()))
-        }
+    let (response, last) = if text.starts_with('{') {
+        (serde_json::from_str::<Value>(&text).unwrap(), None)
+    } else {
+        let mut events = events(&text, 0);
+        let (name, last) = events.pop().unwrap();
+        assert_eq!(name, "response.failed");
+        (last["response"].clone(), Some(last["response"].clone()))
     };
     let stored = ended(&pair.b, &response).await;
     assert_eq!(

@@ -106,7 +106,7 @@ async fn resident_memory_of_large_uploads() {
         }
     }
     small.sort_unstable();
-    let count = |status: u16| ended.iter().filter(|&&it| it == status).count();
+    let count = |status: u16| ended.iter().filter(|&&end| end == status).count();
     println!(
         "before {before:.0} MiB, at most {most:.0} MiB resident and {used:.0} MiB accounted; the engine answered {} of {} \
          uploads, {} got 503, {} were cut; {} small requests meanwhile took {:?} at the median and {:?} at most",

@@ -127,7 +127,7 @@ impl KeyServer {
         *self.page.lock() = (status, body.to_owned());
     }
 
-    /// That it has answered.
+    /// How many requests it has answered.
     pub(super) fn requests(&self) -> usize {
         self.requests.load(Relaxed)
     }

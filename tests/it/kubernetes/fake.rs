@@ -199,7 +199,7 @@ impl FakeApi {
         let mut state = self.shared.state.lock();
         state.version += 1;
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
-        let (_, kind, api_version, _) = KINDS.into_iter().find(|it| it.0 == plural).unwrap();
+        let (_, kind, api_version, _) = KINDS.into_iter().find(|kind| kind.0 == plural).unwrap();
         object["kind"] = kind.into();
         object["apiVersion"] = api_version.into();
         let metadata = &mut object["metadata"];
@@ -254,7 +254,9 @@ impl FakeApi {
     pub(crate) fn count(&self, verb: &str, plural: &str) -> usize {
         let state = self.shared.state.lock();
         let requests = state.requests.iter();
-        requests.filter(|it| **it == (verb, plural)).count()
+        requests
+            .filter(|request| **request == (verb, plural))
+            .count()
     }
 }
 
@@ -401,7 +403,7 @@ async fn list(shared: &Shared, query: &Query, faults: &Faults) -> Response<Body>
             let of_kind = objects.filter(|((plural, _), _)| *plural == query.plural);
             let matching = of_kind
                 .map(|(_, object)| object)
-                .filter(|it| query.matches(it));
+                .filter(|object| query.matches(object));
             (state.version, matching.cloned().collect())
         }
     };
@@ -414,7 +416,10 @@ async fn list(shared: &Shared, query: &Query, faults: &Faults) -> Response<Body>
         metadata["continue"] = token.clone().into();
         state.pages.insert(token, (version, remaining));
     }
-    let (_, kind, api_version, _) = KINDS.into_iter().find(|it| it.0 == query.plural).unwrap();
+    let (_, kind, api_version, _) = KINDS
+        .into_iter()
+        .find(|kind| kind.0 == query.plural)
+        .unwrap();
     let list = json!({
         "kind": format!("{kind}List"), "apiVersion": api_version, "metadata": metadata, "items": rest,
     });

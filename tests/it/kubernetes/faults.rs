@@ -65,7 +65,7 @@ async fn relists_that_find_nothing_change_nothing() {
         snapshot
             .workers
             .iter()
-            .map(|it| it.worker.id)
+            .map(|status| status.worker.id)
             .collect::<Vec<_>>()
     };
     let before = ids();

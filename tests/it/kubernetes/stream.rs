@@ -82,7 +82,7 @@ async fn report(
                 lines.send(event).await.ok()?;
             }
         }
-        let (_, kind, api_version, _) = KINDS.into_iter().find(|it| it.0 == query.plural)?;
+        let (_, kind, api_version, _) = KINDS.into_iter().find(|kind| kind.0 == query.plural)?;
         tokio::select! {
             _ = changed.changed() => {}
             () = tokio::time::sleep(BOOKMARK_INTERVAL), if query.allows_bookmarks && version > sent => {
@@ -102,7 +102,7 @@ fn event(change: &Change, query: &Query) -> Option<Value> {
     if change.plural != query.plural {
         return None;
     }
-    let matching = |object: &Option<Value>| object.clone().filter(|it| query.matches(it));
+    let matching = |object: &Option<Value>| object.clone().filter(|object| query.matches(object));
     let (before, after) = (matching(&change.before), matching(&change.after));
     let (kind, mut object) = match (before, after) {
         (None, None) => return None,

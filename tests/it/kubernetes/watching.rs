@@ -40,7 +40,10 @@ async fn a_pod_that_is_not_ready_any_more_drains_and_keeps_its_load() {
     router.serves(&["a", "b"]).await;
     let id = |name: &str| {
         let snapshot = router.app.fleet().snapshot();
-        let found = snapshot.workers.iter().find(|it| &*it.worker.name == name);
+        let found = snapshot
+            .workers
+            .iter()
+            .find(|status| &*status.worker.name == name);
         found.unwrap().worker.id
     };
     let before = id("a");
@@ -130,7 +133,7 @@ async fn another_pod_of_the_same_name_and_address_is_another_worker() {
             .snapshot()
             .workers
             .first()
-            .map(|it| it.worker.id)
+            .map(|status| status.worker.id)
     };
     let before = id();
     // A StatefulSet's pod, so fast that no moment without it is seen.
@@ -166,7 +169,7 @@ async fn labels_say_role_and_topology() {
     let worker = &snapshot
         .workers
         .iter()
-        .find(|it| &*it.worker.name == "a")
+        .find(|status| &*status.worker.name == "a")
         .unwrap()
         .worker;
     assert_eq!(worker.role, warmroute::fleet::Role::Prefill);

@@ -61,9 +61,10 @@ async fn mixed(followed: &Followed, draw: &mut fastrand::Rng) {
         let mut running = tokio::task::JoinSet::new();
         for _ in 0..6 {
             let engines = &followed.cluster.engines;
-            let at = match draw.bool() {
-                true => followed.cluster.router.api,
-                false => engines[draw.usize(..engines.len())].address,
+            let at = if draw.bool() {
+                followed.cluster.router.api
+            } else {
+                engines[draw.usize(..engines.len())].address
             };
             let (path, body) = any(draw);
             running.spawn(async move {

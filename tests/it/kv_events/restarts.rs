@@ -134,13 +134,14 @@ async fn restarts(case: Case) {
     };
     followed.cluster.engines[0].restart(new).await;
     // In another order, so that no batch is where it was.
-    let families: Vec<u32> = match case.same_prompts {
-        true => (0..BEFORE)
+    let families: Vec<u32> = if case.same_prompts {
+        (0..BEFORE)
             .rev()
             .chain(BEFORE..)
             .take(count as usize)
-            .collect(),
-        false => (100..100 + count).collect(),
+            .collect()
+    } else {
+        (100..100 + count).collect()
     };
     for family in families {
         watch.sent.insert(family);

@@ -113,7 +113,10 @@ async fn tap_prints_json_with_the_flag() {
         .iter()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let kinds: Vec<&str> = read.iter().map(|it| it["kind"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> = read
+        .iter()
+        .map(|line| line["kind"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds, ["connected", "stored", "replay", "stored"]);
     let hashes: Vec<String> = engine
         .cache_contents(0)
@@ -124,7 +127,7 @@ async fn tap_prints_json_with_the_flag() {
         .collect();
     let listed = [&read[1], &read[3]].into_iter();
     let mut listed: Vec<&str> = listed
-        .flat_map(|it| it["block_hashes"].as_array().unwrap())
+        .flat_map(|line| line["block_hashes"].as_array().unwrap())
         .map(|name| name.as_str().unwrap())
         .collect();
     assert_eq!(read[3]["parent"], listed[1]);

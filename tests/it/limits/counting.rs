@@ -182,8 +182,8 @@ async fn charges_that_are_made_together_are_decided_one_after_the_other() {
         let stats = server.cli(&["INFO", "commandstats"]);
         let mut lines = stats.lines();
         let line = lines.find(|line| line.starts_with("cmdstat_evalsha:"));
-        let calls = line.and_then(|it| it.split("calls=").nth(1)?.split(',').next());
-        calls.map_or(0, |it| it.parse::<u64>().unwrap())
+        let calls = line.and_then(|line| line.split("calls=").nth(1)?.split(',').next());
+        calls.map_or(0, |count| count.parse::<u64>().unwrap())
     };
     drop(replica.charge(new_id(), 0).await.unwrap());
     let before = calls();
@@ -198,15 +198,25 @@ async fn charges_that_are_made_together_are_decided_one_after_the_other() {
     charges.sort_by_key(|(number, _)| *number);
     let charges: Vec<_> = charges.into_iter().map(|(_, charge)| charge).collect();
     let granted: Vec<bool> = charges.iter().map(Result::is_ok).collect();
-    let is_granted =
-        |range: std::ops::Range<usize>| granted[range].iter().filter(|it| **it).count();
+    let is_granted = |range: std::ops::Range<usize>| {
+        granted[range]
+            .iter()
+            .filter(|is_granted| **is_granted)
+            .count()
+    };
     // 33 of 3 tokens, one of 1, and of the others what may run at the same time.
     assert_eq!([0..33, 33..40].map(is_granted), [33, 0]);
     assert_eq!([40..50, 50..200].map(is_granted), [1, 116]);
     let is_concurrent = |result: &Result<Charge, Refusal>| {
         matches!(result, Err(Refusal::Concurrent { used: 150, .. }))
     };
-    assert_eq!(charges.iter().filter(|it| is_concurrent(it)).count(), 34);
+    assert_eq!(
+        charges
+            .iter()
+            .filter(|result| is_concurrent(result))
+            .count(),
+        34
+    );
     // 64 of them to a call, and settlements and renewals besides.
     let made = calls() - before;
     assert!((4..20).contains(&made), "{made}");

@@ -54,7 +54,9 @@ async fn no_answer_names_a_model_that_the_tenant_may_not_use() {
             let body = format!(r#"{{"model":"{model}",{fields}}}"#);
             let answer = post_as(&cluster.router, "t", path, &body).await;
             assert_eq!(answer.status, 404, "{path} {model}: {}", answer.text());
-            let others = ["secret", "hidden"].into_iter().filter(|it| *it != model);
+            let others = ["secret", "hidden"]
+                .into_iter()
+                .filter(|other| *other != model);
             for other in others {
                 assert!(!answer.text().contains(other), "{path}: {}", answer.text());
             }

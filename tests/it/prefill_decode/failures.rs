@@ -41,7 +41,7 @@ pub(crate) fn engine(role: Role, connector: Connector) -> Settings {
 pub(super) struct Fleet {
     pub(super) cluster: Cluster,
     prefills: usize,
-    /// So that no two prompts are the same.
+    /// How often it was asked, so that no two prompts are the same.
     asked: usize,
 }
 
@@ -277,7 +277,7 @@ impl Fleet {
         }
     }
 
-    /// And in the end no blocks stay pinned.
+    /// In the end no engine keeps blocks pinned.
     pub(super) async fn is_unpinned(&self, what: &str) {
         eventually(&format!("{what}: nothing is pinned"), async || {
             for engine in &self.cluster.engines {

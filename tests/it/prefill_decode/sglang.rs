@@ -42,7 +42,7 @@ impl Pairs {
         Self::with_ranks((prefills, 1), (decodes, 1), unified, change).await
     }
 
-    /// So many workers, each with so many ranks.
+    /// A fleet of so many workers, each with so many ranks.
     async fn with_ranks(
         (prefills, prefill_ranks): (usize, u64),
         (decodes, decode_ranks): (usize, u64),

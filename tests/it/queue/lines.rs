@@ -38,7 +38,7 @@ fn worker_of(decision: &str) -> String {
 /// The first words of what the first engine got after its first request, in their order.
 async fn order(cluster: &Cluster) -> String {
     let stats = cluster.engines[0].stats().await;
-    let posts = stats.last.iter().filter(|it| it.method == "POST");
+    let posts = stats.last.iter().filter(|request| request.method == "POST");
     let label = |body: &[u8]| {
         let body: serde_json::Value = serde_json::from_slice(body).unwrap();
         let text = body["messages"][0]["content"].as_str().unwrap();

@@ -9,7 +9,7 @@ use crate::cluster::{Cluster, chat, eventually, fast};
 /// The label of a request: the text of its message up to the first space.
 async fn arrivals(cluster: &Cluster) -> Vec<String> {
     let stats = cluster.engines[0].stats().await;
-    let posts = stats.last.iter().filter(|it| it.method == "POST");
+    let posts = stats.last.iter().filter(|request| request.method == "POST");
     let label = |body: &[u8]| {
         let body: serde_json::Value = serde_json::from_slice(body).unwrap();
         let text = body["messages"][0]["content"].as_str().unwrap();

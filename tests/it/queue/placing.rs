@@ -135,7 +135,7 @@ async fn a_client_that_disconnects_leaves_the_queue_at_once() {
         .as_array()
         .unwrap()
         .iter()
-        .map(|it| it["tokens"].as_u64().unwrap())
+        .map(|class| class["tokens"].as_u64().unwrap())
         .sum();
     assert_eq!(tokens, 0, "{left}");
     assert_eq!(cluster.requests().await, [1]);

@@ -120,7 +120,12 @@ async fn a_worker_that_joins_gets_what_waits_for_busy_ones() {
     let lines = |engines: &[&Engine]| {
         let urls: Vec<String> = engines
             .iter()
-            .map(|it| format!("{{url: 'http://{}', name: {}}}", it.address, it.name))
+            .map(|engine| {
+                format!(
+                    "{{url: 'http://{}', name: {}}}",
+                    engine.address, engine.name
+                )
+            })
             .collect();
         format!("workers: [{}]\n", urls.join(", "))
     };
@@ -165,7 +170,7 @@ async fn metrics_of_known_models_are_there_before_anything_waits() {
         "warmroute_saturation_ratio{model=\"cold\"} 0",
         "warmroute_saturation_ratio{model=\"sim\"} 0",
     ] {
-        assert!(page.text().lines().any(|it| it == line), "{line}");
+        assert!(page.text().lines().any(|sample| sample == line), "{line}");
     }
     let status = cluster.admin("/queue").await.json();
     assert_eq!(status["is_on"], false);

@@ -38,11 +38,11 @@ impl Fleet {
         let keys: Vec<ResponseKey> = self.streams.keys().copied().collect();
         self.replicas
             .iter()
-            .all(|it| it.is_up && it.table.is_empty())
+            .all(|replica| replica.is_up && replica.table.is_empty())
             && self
                 .readers
                 .iter()
-                .all(|it| it.is_over || !self.acknowledged.contains(&it.key))
+                .all(|reader| reader.is_over || !self.acknowledged.contains(&reader.key))
             && keys.into_iter().all(|key| {
                 let found = self.store.get(now, key);
                 found.is_none_or(|found| {
@@ -109,16 +109,20 @@ impl Fleet {
                 Scenario::Turns => self.turn_of(key),
                 _ => self.store.conversation_items(now, key),
             };
-            let expected: Vec<_> = match record.status.is_continuable() {
-                true => vec![record.content.response.clone()],
-                false => Vec::new(),
+            let expected: Vec<_> = if record.status.is_continuable() {
+                vec![record.content.response.clone()]
+            } else {
+                Vec::new()
             };
             if items != expected {
                 let status = record.status;
                 let reason = format!("it is {status}, and its conversation has {items:?}");
                 return Err(Violation::new(now, key, reason));
             }
-            if record.background.is_some_and(|it| it.streams) {
+            if record
+                .background
+                .is_some_and(|background| background.streams)
+            {
                 self.read_whole(key)?;
             }
         }
@@ -152,7 +156,7 @@ impl Fleet {
         for replica in self
             .replicas
             .iter()
-            .filter(|it| it.is_up && it.table.holds_lease(now))
+            .filter(|replica| replica.is_up && replica.table.holds_lease(now))
         {
             if replica.is_draining && replica.table.is_empty() {
                 // It has ended its lease.
@@ -172,9 +176,10 @@ impl Fleet {
             return Ok(());
         }
         let since = *self.doubled.entry(key).or_insert(now);
-        match now - since > DOUBLE_MAX {
-            true => Err(Violation::new(now, key, "two replicas run it")),
-            false => Ok(()),
+        if now - since > DOUBLE_MAX {
+            Err(Violation::new(now, key, "two replicas run it"))
+        } else {
+            Ok(())
         }
     }
 }

@@ -12,11 +12,12 @@ use warmroute::store::{self, Cancellation, FencingToken, IdempotencyToken, NewRe
 impl Fleet {
     /// A random replica that accepts requests.
     pub(super) fn open(&mut self) -> Option<usize> {
-        let open = |it: &usize| self.replicas[*it].is_up && !self.replicas[*it].is_draining;
+        let open = |at: &usize| self.replicas[*at].is_up && !self.replicas[*at].is_draining;
         let open: Vec<usize> = (0..REPLICAS).filter(open).collect();
-        match open.is_empty() {
-            true => None,
-            false => Some(open[self.random.usize(..open.len())]),
+        if open.is_empty() {
+            None
+        } else {
+            Some(open[self.random.usize(..open.len())])
         }
     }
 
@@ -60,9 +61,10 @@ impl Fleet {
             content: Content::default(),
             initial: InitialState::Background {
                 fence,
-                retention: match is_ephemeral {
-                    true => Retention::Ephemeral,
-                    false => Retention::Stored,
+                retention: if is_ephemeral {
+                    Retention::Ephemeral
+                } else {
+                    Retention::Stored
                 },
                 streams,
                 request: request.into(),

@@ -69,9 +69,10 @@ impl EventEncoder {
     }
 
     fn say(&mut self, kind: &str, out: &mut String) {
-        let name = match self.next < FIRST_EVENTS && kind != END {
-            true => 0,
-            false => self.name,
+        let name = if self.next < FIRST_EVENTS && kind != END {
+            0
+        } else {
+            self.name
         };
         self.say_as(kind, name, out);
     }

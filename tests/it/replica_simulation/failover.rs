@@ -25,7 +25,7 @@ impl Fleet {
             self.counts.lost_writes += 1;
             self.ledger.forget(key);
             self.rolled_back.insert(key);
-            for reader in self.readers.iter_mut().filter(|it| it.key == key) {
+            for reader in self.readers.iter_mut().filter(|reader| reader.key == key) {
                 reader.is_over = true;
             }
         }

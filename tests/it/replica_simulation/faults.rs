@@ -132,7 +132,7 @@ impl Faults {
         self.has_large_ends = false;
     }
 
-    /// Without faults that requests trigger.
+    /// Takes away the faults that requests trigger.
     pub(super) fn without_traps(&mut self) {
         self.traps.clear();
         self.has_large_ends = false;

@@ -33,9 +33,10 @@ impl Fleet {
                 StoreRequest::Heartbeat(..) => self.random.u8(..10) == 0,
                 _ => self.random.u8(..40) == 0,
             };
-        match is_slow {
-            true => self.ms(100..8_000),
-            false => self.ms(0..20),
+        if is_slow {
+            self.ms(100..8_000)
+        } else {
+            self.ms(0..20)
         }
     }
 
@@ -77,16 +78,15 @@ impl Fleet {
             )
         } else {
             let said = self.store.ask(now, &ask)?;
-            match is_lost {
-                true => {
-                    let reason = "slow".into();
-                    let error = store::Error::Unknown {
-                        retry_after,
-                        reason,
-                    };
-                    (ask.refused(error), Duration::from_secs(1))
-                }
-                false => (said, self.delay(&ask)),
+            if is_lost {
+                let reason = "slow".into();
+                let error = store::Error::Unknown {
+                    retry_after,
+                    reason,
+                };
+                (ask.refused(error), Duration::from_secs(1))
+            } else {
+                (said, self.delay(&ask))
             }
         };
         if let StoreRequest::Cancel(key, _) = &ask

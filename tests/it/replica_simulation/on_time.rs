@@ -66,8 +66,8 @@ impl Fleet {
         let due = |(key, at): (&ResponseKey, &Duration)| (*at + CANCEL_MAX < now).then_some(*key);
         let due: Vec<_> = self.cancelled_at.iter().filter_map(due).collect();
         for key in due {
-            let is_generating = self.replicas.iter().any(|it| {
-                let run = it.table.find(key).filter(|_| it.is_up);
+            let is_generating = self.replicas.iter().any(|replica| {
+                let run = replica.table.find(key).filter(|_| replica.is_up);
                 run.is_some_and(|run| run.state.is_generating())
             });
             if is_generating {
@@ -80,11 +80,11 @@ impl Fleet {
         let lost: Vec<_> = self.lost_at.iter().map(|(key, at)| (*key, *at)).collect();
         for (key, at) in lost {
             let record = self.store.get(now, key);
-            let has_ended = record.is_none_or(|it| it.status.is_terminal());
+            let has_ended = record.is_none_or(|record| record.status.is_terminal());
             let runs = self
                 .replicas
                 .iter()
-                .any(|it| it.is_up && it.table.find(key).is_some());
+                .any(|replica| replica.is_up && replica.table.find(key).is_some());
             if has_ended || runs {
                 self.lost_at.remove(&key);
                 self.counts.takeovers_on_time += 1;

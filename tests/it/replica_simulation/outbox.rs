@@ -45,6 +45,6 @@ pub(super) fn events(memory: &Memory) -> BTreeMap<ResponseKey, Status> {
         fingerprint: "f".to_owned(),
     };
     let claimed = done(memory.claim(NAME, claim)).unwrap();
-    let of = |it: ClaimedEvent| (it.event.key, it.event.status);
+    let of = |claimed: ClaimedEvent| (claimed.event.key, claimed.event.status);
     claimed.events.into_iter().map(of).collect()
 }

@@ -65,7 +65,7 @@ struct ReceivedStream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Words {
     OfOneRun,
-    /// Of any run that wrote them, in the order of the answer.
+    /// The words of any run that wrote them, in the order of the answer.
     OfOneAnswer,
 }
 
@@ -111,14 +111,16 @@ impl Ledger {
             }
         }
         let known = stream.events.entry(number).or_insert_with(|| event.clone());
-        let is_same = match event.kind == END {
+        let is_same = if event.kind == END {
             // The terminal event may come from the record.
-            true => known.kind == END,
-            false => known == event,
+            known.kind == END
+        } else {
+            known == event
         };
-        match is_same {
-            true => Ok(()),
-            false => Err(format!("{known:?} was received, and {event:?}")),
+        if is_same {
+            Ok(())
+        } else {
+            Err(format!("{known:?} was received, and {event:?}"))
         }
     }
 }
@@ -160,9 +162,9 @@ impl Fleet {
         };
         let Some((at, incarnation, run)) = place.or_else(|| {
             // Half of the readers connect to the replica that runs the response.
-            let runs = |it: &usize| {
-                self.is_there(*it, self.replicas[*it].incarnation)
-                    && self.replicas[*it].table.find(key).is_some()
+            let runs = |at: &usize| {
+                self.is_there(*at, self.replicas[*at].incarnation)
+                    && self.replicas[*at].table.find(key).is_some()
             };
             let runs = (0..REPLICAS).find(runs).filter(|_| self.random.bool());
             let at = runs.or_else(|| self.open())?;
@@ -244,7 +246,9 @@ impl Fleet {
                 self.on_read_here(reader, &out, next)
             }
             StoreReply::Record(Ok(Some(record))) => {
-                let number = record.background.and_then(|it| it.last_event);
+                let number = record
+                    .background
+                    .and_then(|background| background.last_event);
                 let end = format!("event: {END}\ndata: {} 0\n\n", number.unwrap_or_default());
                 self.tell(reader, end.as_bytes())?;
                 self.readers[reader].is_over = true;
@@ -308,8 +312,8 @@ impl Fleet {
         let record = self.store.get(now, key);
         let stored = record
             .as_ref()
-            .and_then(|it| it.background)
-            .and_then(|it| it.last_event);
+            .and_then(|record| record.background)
+            .and_then(|background| background.last_event);
         for event in events {
             let found = &mut self.readers[reader];
             let is_end = event.kind == END;
@@ -328,13 +332,16 @@ impl Fleet {
             if !is_rolled_back && !self.store.is_gone(key) && stored < Some(event.number) {
                 return broken(format!("{event:?} was received before it was stored"));
             }
-            let is_terminal = record.as_ref().is_none_or(|it| it.status.is_terminal());
+            let is_terminal = record
+                .as_ref()
+                .is_none_or(|record| record.status.is_terminal());
             if is_end && !is_terminal {
                 return broken(format!("{event:?} was received of what runs"));
             }
-            let words = match self.is_continued {
-                true => Words::OfOneAnswer,
-                false => Words::OfOneRun,
+            let words = if self.is_continued {
+                Words::OfOneAnswer
+            } else {
+                Words::OfOneRun
             };
             if let Err(reason) = self.ledger.on_event(key, &event, words) {
                 return broken(reason);
@@ -385,7 +392,9 @@ impl Fleet {
                 Next::End => {
                     let record = self.store.get(now, key);
                     let record = record.ok_or_else(|| Violation::new(now, key, "it is gone"))?;
-                    let number = record.background.and_then(|it| it.last_event);
+                    let number = record
+                        .background
+                        .and_then(|background| background.last_event);
                     let end = format!("event: {END}\ndata: {} 0\n\n", number.unwrap_or_default());
                     self.tell(reader, end.as_bytes())?;
                     break;
@@ -399,12 +408,14 @@ impl Fleet {
             return Err(Violation::new(now, key, "it has no end"));
         }
         let record = self.store.get(now, key);
-        let status = record.as_ref().map(|it| it.status);
+        let status = record.as_ref().map(|record| record.status);
         if self.is_continued && status == Some(Status::Completed) && !self.readers[reader].is_cut {
             self.check_answer(now, key, &whole)?;
         }
         // What is retrieved is what was streamed.
-        let output = record.map(|it| it.content.output).unwrap_or_default();
+        let output = record
+            .map(|record| record.content.output)
+            .unwrap_or_default();
         if !output.is_empty() && !self.readers[reader].is_cut {
             self.counts.outputs_compared += 1;
             let streamed = encoder::parse_events(&whole).unwrap_or_default();

@@ -162,12 +162,11 @@ impl Run {
                 Step::Fail {
                     has_stored_output, ..
                 } => {
-                    match has_stored_output {
-                        true => self.encoder.go_on_at(self.state.log().stored()),
-                        false => {
-                            let said = self.encoder.words(0);
-                            self.state.on_events(said.as_bytes());
-                        }
+                    if has_stored_output {
+                        self.encoder.go_on_at(self.state.log().stored());
+                    } else {
+                        let said = self.encoder.words(0);
+                        self.state.on_events(said.as_bytes());
                     }
                     self.failure = Some(FailureCause::Owner);
                     self.conclude(Status::Failed);
@@ -285,9 +284,10 @@ impl Run {
     }
 
     fn conclude(&mut self, status: Status) {
-        let cut = match self.state.streams() {
-            true => self.state.log().compressed(),
-            false => Bytes::new(),
+        let cut = if self.state.streams() {
+            self.state.log().compressed()
+        } else {
+            Bytes::new()
         };
         let output = log::decompressed(&cut, usize::MAX).unwrap_or_default();
         let output = Bytes::from(output);
@@ -312,7 +312,9 @@ impl Run {
             (Step::ReadCancelled, StoreReply::Record(said)) => {
                 let said = said.as_ref().map(|found| {
                     let found = found.as_ref()?;
-                    let last = found.background.and_then(|it| it.last_event);
+                    let last = found
+                        .background
+                        .and_then(|background| background.last_event);
                     Some((found.status, last))
                 });
                 self.state.on_record(&said.map_err(Clone::clone))

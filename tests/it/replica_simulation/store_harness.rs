@@ -163,7 +163,7 @@ impl StoreHarness {
 
     fn is_down(&self, now: Duration, node: u64) -> bool {
         let mut down = self.nodes_down.iter();
-        down.any(|(it, from, until)| *it == node && (*from..*until).contains(&now))
+        down.any(|(down_node, from, until)| *down_node == node && (*from..*until).contains(&now))
     }
 
     /// Whether the request needs a node that is down.
@@ -193,7 +193,7 @@ impl StoreHarness {
         nodes.into_iter().any(|node| self.is_down(now, node))
     }
 
-    /// Without what lies on nodes that are down.
+    /// The reply without what lies on nodes that are down.
     fn reachable(&self, now: Duration, said: StoreReply) -> StoreReply {
         let is_up = |key: ResponseKey| !self.is_down(now, node_of(key));
         match said {
@@ -246,7 +246,9 @@ impl StoreHarness {
         self.at(now);
         let items = self.memory.all_items(conversation_of(key), u64::MAX);
         match done(items) {
-            Ok(ItemsOutcome::Found { items, .. }) => items.into_iter().map(|it| it.json).collect(),
+            Ok(ItemsOutcome::Found { items, .. }) => {
+                items.into_iter().map(|item| item.json).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -254,7 +256,9 @@ impl StoreHarness {
     /// The items of the shared conversation.
     pub(super) fn turns(&self) -> Vec<Bytes> {
         match done(self.memory.all_items(turns::conversation(), u64::MAX)) {
-            Ok(ItemsOutcome::Found { items, .. }) => items.into_iter().map(|it| it.json).collect(),
+            Ok(ItemsOutcome::Found { items, .. }) => {
+                items.into_iter().map(|item| item.json).collect()
+            }
             _ => Vec::new(),
         }
     }
@@ -380,9 +384,10 @@ impl StoreHarness {
                 && !known.was_deleted
                 && !known.has_expired(now, &self.keep);
             known.is_gone |= known.status.is_some();
-            return match is_early {
-                true => broken(format!("{ask:?} found it gone")),
-                false => Ok(()),
+            return if is_early {
+                broken(format!("{ask:?} found it gone"))
+            } else {
+                Ok(())
             };
         };
         if matches!(ask, StoreRequest::Create(..)) && known.was_emptied {
@@ -474,8 +479,8 @@ fn logged_events(memory: &Memory, key: ResponseKey) -> Option<Vec<u8>> {
     let batches = read
         .batches
         .iter()
-        .filter(|it| &*it.bytes != log::CANCELLED);
-    Some(batches.flat_map(|it| it.bytes.to_vec()).collect())
+        .filter(|batch| &*batch.bytes != log::CANCELLED);
+    Some(batches.flat_map(|batch| batch.bytes.to_vec()).collect())
 }
 
 fn memory(started: Instant, clock: &Arc<AtomicU64>, keep: &RetentionSettings) -> Memory {

@@ -48,7 +48,7 @@ fn may_be_written<T>(result: &Result<T, Error>) -> bool {
     )
 }
 
-/// The same over the connection that is shared, and over a carrier's own.
+/// Makes a check over the connection that is shared, and then over a carrier's own.
 async fn over_each(check: impl AsyncFn()) {
     check().await;
     eprintln!("asked on a carrier");
@@ -422,9 +422,10 @@ async fn every_key_of_a_response_carries_its_roots_tag_and_once_it_has_ended_a_t
         .unwrap();
     assert_eq!(ended, WriteOutcome::Done);
     for name in own {
-        let least = match name.starts_with("wr:e:") {
-            true => 500,
-            false => 29 * 24 * 3_600,
+        let least = if name.starts_with("wr:e:") {
+            500
+        } else {
+            29 * 24 * 3_600
         };
         assert!(left(name) > least, "{name}: {}", left(name));
     }
@@ -1148,7 +1149,10 @@ async fn one_record_that_cannot_be_read_does_not_keep_from_the_others() {
     server.cli(&["hset", &record_name(&server), "v", "99"]);
     store.create(own, queued()).await.unwrap();
     let found = store.orphans(9).await.unwrap();
-    assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [own]);
+    assert_eq!(
+        found.iter().map(|orphan| orphan.key).collect::<Vec<_>>(),
+        [own]
+    );
     let running = vec![(newer, FENCE), (own, FENCE)];
     assert_eq!(store.check_ownership(running).await.unwrap(), []);
     let strays = store.untracked(FENCE.owner, Vec::new(), 9).await.unwrap();
@@ -1171,7 +1175,10 @@ async fn what_was_released_without_a_note_is_noted_when_its_owner_looks() {
     let strays = store.untracked(FENCE.owner, Vec::new(), 9).await.unwrap();
     assert_eq!(strays, []);
     let found = store.orphans(9).await.unwrap();
-    assert_eq!(found.iter().map(|it| it.key).collect::<Vec<_>>(), [key]);
+    assert_eq!(
+        found.iter().map(|orphan| orphan.key).collect::<Vec<_>>(),
+        [key]
+    );
 }
 
 /// Passes connections on to a server, and swallows one reply when it is told to.
@@ -1361,7 +1368,9 @@ async fn a_stored_response_is_read_without_a_script() {
     store.create(key, finished()).await.unwrap();
     let scripts = || {
         let stats = server.cli(&["info", "commandstats"]);
-        let line = stats.lines().find(|it| it.starts_with("cmdstat_evalsha:"));
+        let line = stats
+            .lines()
+            .find(|line| line.starts_with("cmdstat_evalsha:"));
         line.unwrap_or_default().to_owned()
     };
     let before = scripts();

@@ -194,14 +194,15 @@ impl Row {
         }
         run.last = Some(batch.last);
         run.log.push(batch.clone());
-        let bytes = |log: &[EventBatch]| log.iter().map(|it| it.bytes.len()).sum::<usize>();
+        let bytes = |log: &[EventBatch]| log.iter().map(|batch| batch.bytes.len()).sum::<usize>();
         while bytes(&run.log) > LOG_BYTES_MAX {
             run.full = true;
             run.log.remove(0);
         }
-        match run.full {
-            true => WriteOutcome::Overflow,
-            false => WriteOutcome::Done,
+        if run.full {
+            WriteOutcome::Overflow
+        } else {
+            WriteOutcome::Done
         }
     }
 
@@ -417,7 +418,7 @@ async fn step(store: &Store, model: &mut Model, names: &Names, op: &Op) {
                 let first = run.log.first().map(|batch| batch.first);
                 let has_table =
                     row.status.is_terminal() && (row.status != Status::Cancelled || run.amended);
-                let log = match run.last.is_none() || first.is_some_and(|it| it <= wanted) {
+                let log = match run.last.is_none() || first.is_some_and(|first| first <= wanted) {
                     true => LogState::Whole,
                     false if has_table => LogState::Expired(Bytes::from_static(b"cut")),
                     false => LogState::Overflowed,

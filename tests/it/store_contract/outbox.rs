@@ -102,7 +102,7 @@ impl Replica {
     async fn due(&self, endpoint: &str) -> Vec<(ResponseKey, Status, u32)> {
         let claimed = self.claim(endpoint, 1_000, CLAIM_LEASE).await.events;
         let one = claimed.iter();
-        one.map(|it| (it.event.key, it.event.status, it.attempt))
+        one.map(|claimed| (claimed.event.key, claimed.event.status, claimed.attempt))
             .collect()
     }
 
@@ -116,7 +116,7 @@ impl Replica {
     }
 }
 
-/// The same check with each kind of store, as two replicas see it.
+/// Makes a check with each kind of store, as two replicas see it.
 async fn on_each(bounds: Bounds, check: impl AsyncFn(&Replica, &Replica)) {
     eprintln!("in memory");
     let memory = Memory::new(&Default::default(), &keep(), &Registry::default());
@@ -234,7 +234,7 @@ async fn replicas_that_claim_at_once_share_the_events() {
             let (first, second) =
                 tokio::join!(a.claim(HOOK, 3, CLAIM_LEASE), b.claim(HOOK, 2, CLAIM_LEASE));
             let events = first.events.iter().chain(&second.events);
-            claimed.extend(events.map(|it| it.event.key));
+            claimed.extend(events.map(|claimed_event| claimed_event.event.key));
         }
         claimed.sort();
         ends.sort();
@@ -256,9 +256,9 @@ async fn a_full_queue_drops_its_oldest_and_old_events_are_dropped() {
             // Their order in time, in whole milliseconds.
             tokio::time::sleep(Duration::from_millis(3)).await;
         }
-        let dropped = [a, b].map(|it| it.counters.dropped_full.get());
+        let dropped = [a, b].map(|replica| replica.counters.dropped_full.get());
         assert_eq!(dropped.iter().sum::<u64>(), 2);
-        let mut kept: Vec<_> = b.due("hook").await.iter().map(|it| it.0).collect();
+        let mut kept: Vec<_> = b.due("hook").await.iter().map(|due| due.0).collect();
         kept.sort_by_key(|key| ends.iter().position(|end| end == key));
         assert_eq!(kept, ends[2..]);
         let mut expired = 0;
@@ -278,7 +278,7 @@ async fn a_disabled_endpoint_drops_events_until_it_is_enabled_or_moves() {
         a.end(Status::Completed).await;
         assert_eq!(a.outbox.disable(HOOK, "f").await, Ok(1));
         a.end(Status::Completed).await;
-        let dropped = [a, b].map(|it| it.counters.dropped_disabled.get());
+        let dropped = [a, b].map(|replica| replica.counters.dropped_disabled.get());
         assert_eq!(dropped.iter().sum::<u64>(), 1);
         assert!(b.claim(HOOK, 5, CLAIM_LEASE).await.is_disabled);
         // At another address it is another endpoint.

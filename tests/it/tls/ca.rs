@@ -34,7 +34,8 @@ impl Ca {
 
     /// A certificate for names, addresses and URIs, which is valid in the years from `from` to `until`.
     pub(super) fn issue_for_years(&self, names: &[&str], from: i32, until: i32) -> Pair {
-        let (uris, names): (Vec<&str>, Vec<&str>) = names.iter().partition(|it| it.contains("://"));
+        let (uris, names): (Vec<&str>, Vec<&str>) =
+            names.iter().partition(|name| name.contains("://"));
         let names: Vec<String> = names.into_iter().map(str::to_owned).collect();
         let mut params = CertificateParams::new(names).unwrap();
         let uris = uris.into_iter();

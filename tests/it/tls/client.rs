@@ -63,7 +63,7 @@ impl Client {
     ) -> Result<TlsStream<TcpStream>, String> {
         let stream = TcpStream::connect(address)
             .await
-            .map_err(|it| it.to_string())?;
+            .map_err(|error| error.to_string())?;
         self.secure(stream, alpn).await
     }
 
@@ -116,7 +116,7 @@ impl Client {
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
         let handshake =
             hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
-        let (mut sender, driver) = handshake.await.map_err(|it| it.to_string())?;
+        let (mut sender, driver) = handshake.await.map_err(|error| error.to_string())?;
         let driving = tokio::spawn(driver);
         let request = Request::get(format!("https://{address}{path}"));
         let request = request.body(Full::<Bytes>::default()).unwrap();
@@ -135,7 +135,7 @@ pub(super) async fn answer(
     body: Bytes,
 ) -> Result<client::Answer, String> {
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream));
-    let (mut sender, driver) = handshake.await.map_err(|it| it.to_string())?;
+    let (mut sender, driver) = handshake.await.map_err(|error| error.to_string())?;
     let driving = tokio::spawn(driver);
     let request = Request::builder()
         .method(method)
@@ -155,8 +155,8 @@ async fn read(
     let answer = tokio::time::timeout(too_long(), answer)
         .await
         .expect("no hang");
-    let (head, body) = answer.map_err(|it| it.to_string())?.into_parts();
-    let body = body.collect().await.map_err(|it| it.to_string())?;
+    let (head, body) = answer.map_err(|error| error.to_string())?.into_parts();
+    let body = body.collect().await.map_err(|error| error.to_string())?;
     Ok(client::Answer {
         status: head.status.as_u16(),
         headers: head.headers,

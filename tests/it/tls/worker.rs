@@ -20,7 +20,7 @@ use super::ca::{Ca, Pair};
 /// Accepts TLS and passes requests on to an engine.
 pub(super) struct Front {
     pub(super) address: SocketAddr,
-    /// Of the requests that came, without the prefix.
+    /// The paths of the requests that came, without the prefix.
     pub(super) paths: Arc<Mutex<Vec<String>>>,
     task: JoinHandle<()>,
 }

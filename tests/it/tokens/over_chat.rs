@@ -108,7 +108,7 @@ async fn a_template_that_fails_on_a_later_system_message_is_sent_none() {
             serde_json::from_slice(&cluster.engines[0].last_post().await.body).unwrap();
         let messages = sent["messages"].as_array().unwrap().iter();
         let roles: Vec<String> = messages
-            .map(|it| it["role"].as_str().unwrap().to_owned())
+            .map(|message| message["role"].as_str().unwrap().to_owned())
             .collect();
         roles.join(" ")
     };

@@ -36,7 +36,7 @@ pub(super) struct Collector {
 struct Kept {
     spans: Vec<Span>,
     resource: BTreeMap<String, String>,
-    /// Of the last export.
+    /// The headers of the last export.
     headers: BTreeMap<String, String>,
     paths: Vec<String>,
 }
@@ -130,15 +130,14 @@ impl Collector {
         });
         let headers: BTreeMap<String, String> = headers.collect();
         let is_grpc = grpc::is_grpc(&request);
-        let is_compressed = |header| headers.get(header).is_some_and(|it| it == "gzip");
+        let is_compressed = |header| headers.get(header).is_some_and(|value| value == "gzip");
         let body = request.into_body().collect().await.unwrap().to_bytes();
-        let body = match is_grpc {
-            true => {
-                // The frame's flag and length.
-                assert_eq!(body[0] == 1, is_compressed("grpc-encoding"));
-                plain(body.slice(5..), body[0] == 1)
-            }
-            false => plain(body, is_compressed("content-encoding")),
+        let body = if is_grpc {
+            // The frame's flag and length.
+            assert_eq!(body[0] == 1, is_compressed("grpc-encoding"));
+            plain(body.slice(5..), body[0] == 1)
+        } else {
+            plain(body, is_compressed("content-encoding"))
         };
         let export = ExportTraceServiceRequest::decode(body).unwrap();
         let mut kept = self.kept.lock();
@@ -147,12 +146,16 @@ impl Collector {
         for of_resource in export.resource_spans {
             let resource = of_resource.resource.unwrap_or_default();
             kept.resource = texts(&resource.attributes);
-            let spans = of_resource.scope_spans.into_iter().flat_map(|it| it.spans);
+            let spans = of_resource
+                .scope_spans
+                .into_iter()
+                .flat_map(|scope| scope.spans);
             kept.spans.extend(spans.map(span));
         }
-        match is_grpc {
-            true => grpc::answer(Once(Some(grpc::frame(b"")))),
-            false => Response::new(full(Bytes::new())),
+        if is_grpc {
+            grpc::answer(Once(Some(grpc::frame(b""))))
+        } else {
+            Response::new(full(Bytes::new()))
         }
     }
 
@@ -244,7 +247,7 @@ fn hex(bytes: &[u8]) -> String {
 fn texts(attributes: &[KeyValue]) -> BTreeMap<String, String> {
     let attributes = attributes.iter();
     attributes
-        .map(|it| (it.key.clone(), text(it.value.as_ref())))
+        .map(|attribute| (attribute.key.clone(), text(attribute.value.as_ref())))
         .collect()
 }
 
@@ -255,7 +258,7 @@ fn text(value: Option<&AnyValue>) -> String {
         Some(Value::IntValue(number)) => number.to_string(),
         Some(Value::DoubleValue(number)) => number.to_string(),
         Some(Value::ArrayValue(array)) => {
-            let values = array.values.iter().map(|it| text(Some(it)));
+            let values = array.values.iter().map(|value| text(Some(value)));
             values.collect::<Vec<_>>().join(",")
         }
         _ => String::new(),

@@ -286,7 +286,7 @@ async fn a_background_response_has_a_trace_that_links_to_its_create() {
     assert_eq!(traces[0].tries.len(), 0);
     let run = traces
         .iter()
-        .find(|it| it.server.kind == SpanKind::Consumer);
+        .find(|trace| trace.server.kind == SpanKind::Consumer);
     let run = run.unwrap();
     assert_eq!(
         run.server.links,

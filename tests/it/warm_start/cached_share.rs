@@ -27,7 +27,7 @@ enum Through {
 #[derive(Clone, Copy, Debug)]
 struct Size {
     engines: usize,
-    /// Of each engine's cache.
+    /// The blocks of each engine's cache.
     blocks: usize,
     /// Through the router under test.
     requests: usize,
@@ -68,9 +68,12 @@ impl Conversations {
         }
         let (length, began) = (*length, *began);
         let own = 1_000_000 + (index as u32 * 64 + began % 64) * 1_000;
-        let token = |at: u32| match at / BLOCK < SYSTEM {
-            true => (index as u32 / 8) * 100 + at,
-            false => own + at,
+        let token = |at: u32| {
+            if at / BLOCK < SYSTEM {
+                (index as u32 / 8) * 100 + at
+            } else {
+                own + at
+            }
         };
         let tokens: Vec<u32> = (0..(SYSTEM + length) * BLOCK + 1).map(token).collect();
         let body = json!({"model": "sim", "prompt": tokens, "max_tokens": 1}).to_string();

@@ -189,7 +189,7 @@ async fn serve(
         let length = head
             .lines()
             .find_map(|line| line.strip_prefix("content-length: "));
-        if body.len() >= length.map_or(0, |it| it.parse().unwrap()) {
+        if body.len() >= length.map_or(0, |length| length.parse().unwrap()) {
             break (head.to_owned(), body.to_owned());
         }
     };

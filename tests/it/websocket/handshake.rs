@@ -54,7 +54,8 @@ async fn a_websocket_over_http2_is_not_offered() {
     let mut settings = vec![0; length as usize];
     stream.read_exact(&mut settings).await.unwrap();
     let mut entries = settings.chunks(6);
-    let offered = entries.any(|it| it[..2] == ENABLE_CONNECT_PROTOCOL && it[2..] != [0; 4]);
+    let offered =
+        entries.any(|entry| entry[..2] == ENABLE_CONNECT_PROTOCOL && entry[2..] != [0; 4]);
     assert!(!offered, "{settings:?}");
     // HTTP/2 itself is there.
     let body = r#"{"model":"sim","input":"x","max_output_tokens":1}"#.to_owned();

@@ -17,7 +17,7 @@ async fn turns(socket: &mut Socket, mut count: usize) -> BTreeMap<String, Vec<Va
     while count > 0 {
         let event = socket.event().await;
         count -= usize::from(is_last(event["type"].as_str().unwrap()));
-        let lane = event.get("stream_id").map_or("", |it| it.as_str().unwrap());
+        let lane = event.get("stream_id").map_or("", |id| id.as_str().unwrap());
         lanes.entry(lane.to_owned()).or_default().push(event);
     }
     lanes
@@ -68,9 +68,10 @@ async fn a_lane_runs_its_turns_one_after_the_other() {
     let mut expected = 0;
     for event in &events {
         assert_eq!(event["sequence_number"], expected);
-        expected = match is_last(event["type"].as_str().unwrap()) {
-            true => 0,
-            false => expected + 1,
+        expected = if is_last(event["type"].as_str().unwrap()) {
+            0
+        } else {
+            expected + 1
         };
     }
 }

@@ -9,7 +9,7 @@ use crate::client;
 use crate::cluster::{self, Engine, Router, eventually, fast};
 use crate::redis_server::Server;
 
-/// Of state tokens.
+/// The key of state tokens.
 const KEY: &str = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
 
 struct Replicas {

@@ -32,7 +32,7 @@ impl Socket {
         Self::try_open(address, &headers).await.unwrap()
     }
 
-    /// Or the status and the body of the answer that is not 101.
+    /// Opens a socket, or returns the status and the body of the answer that is not 101.
     pub(super) async fn try_open(
         address: SocketAddr,
         headers: &[(&str, &str)],

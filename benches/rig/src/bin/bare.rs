@@ -59,7 +59,7 @@ impl Body for Answer {
 }
 impl Drop for Answer {
     fn drop(&mut self) {
-        if let Some(sender) = self.sender.take().filter(|it| !it.is_closed()) {
+        if let Some(sender) = self.sender.take().filter(|sender| !sender.is_closed()) {
             self.worker.idle.borrow_mut().push(sender);
         }
     }

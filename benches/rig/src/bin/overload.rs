@@ -85,7 +85,7 @@ async fn main() {
     let headers: Vec<(String, String)> = a
         .header
         .iter()
-        .filter_map(|it| it.split_once(':'))
+        .filter_map(|header| header.split_once(':'))
         .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
         .collect();
     let (begin, mut at, mut number) = (Instant::now(), 0.0, 0u64);
@@ -171,7 +171,7 @@ async fn main() {
     let mut seen = seen.lock().unwrap();
     seen.ttft.sort_by(f64::total_cmp);
     seen.refused.sort_by(f64::total_cmp);
-    let within = seen.ttft.iter().filter(|it| **it <= a.target).count();
+    let within = seen.ttft.iter().filter(|ttft| **ttft <= a.target).count();
     let quantile = |values: &[f64], q: f64| {
         let value = values.get(((values.len() as f64 - 1.0).max(0.0) * q) as usize);
         value.map_or(0.0, |value| (value * 1000.0).round() / 1000.0)

@@ -119,7 +119,13 @@ fn a_subset_is_a_list_or_a_text_and_an_empty_one_is_not_all() {
     assert_eq!(of(&metadata("envoy.lb", SUBSET, text("10.0.0.1"))), None);
     let other_key = metadata("envoy.lb.subset_hint", SERVED, text("10.0.0.1"));
     assert_eq!(of(&other_key), None);
-    let texts = |list: &[&str]| Some(list.iter().map(|it| (*it).to_owned()).collect::<Vec<_>>());
+    let texts = |list: &[&str]| {
+        Some(
+            list.iter()
+                .map(|address| (*address).to_owned())
+                .collect::<Vec<_>>(),
+        )
+    };
     assert_eq!(
         of(&hint(text("10.0.0.1:80, 10.0.0.2"))),
         texts(&["10.0.0.1:80", "10.0.0.2"])
@@ -206,7 +212,7 @@ fn the_choice_is_a_header_and_metadata_of_the_same_value() {
         mutation
             .set_headers
             .iter()
-            .all(|it| it.append_action == overwrites)
+            .all(|option| option.append_action == overwrites)
     );
     let metadata = answer.dynamic_metadata.unwrap();
     let workers = structure(DESTINATION, text("10.0.0.1:80,10.0.0.2:80"));
@@ -322,8 +328,8 @@ fn the_client_gets_the_routers_headers_instead_of_the_workers() {
     let actions: Vec<i32> = mutation
         .set_headers
         .iter()
-        .filter(|it| it.header.as_ref().unwrap().key == "vary")
-        .map(|it| it.append_action)
+        .filter(|option| option.header.as_ref().unwrap().key == "vary")
+        .map(|option| option.append_action)
         .collect();
     assert_eq!(
         actions,

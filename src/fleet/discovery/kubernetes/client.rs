@@ -24,9 +24,10 @@ pub(super) async fn client(
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retries are paused, counted and logged here.
     config.default_retry = false;
-    let namespace = match settings.namespace.is_empty() {
-        true => config.default_namespace.clone(),
-        false => settings.namespace.clone(),
+    let namespace = if settings.namespace.is_empty() {
+        config.default_namespace.clone()
+    } else {
+        settings.namespace.clone()
     };
     let client = ClientBuilder::try_from(config).map_err(|error| Failure::connect(&error))?;
     let metrics = metrics.clone();
@@ -43,12 +44,13 @@ async fn config(settings: &Settings) -> Result<Config, Failure> {
         context: Some(settings.context.clone()).filter(|context| !context.is_empty()),
         ..KubeConfigOptions::default()
     };
-    let config = match settings.kubeconfig.is_empty() {
-        true => Config::from_kubeconfig(&options).await,
-        false => match Kubeconfig::read_from(&settings.kubeconfig) {
+    let config = if settings.kubeconfig.is_empty() {
+        Config::from_kubeconfig(&options).await
+    } else {
+        match Kubeconfig::read_from(&settings.kubeconfig) {
             Ok(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &options).await,
             Err(error) => Err(error),
-        },
+        }
     };
     config.map_err(|error| Failure::connect(&error))
 }

@@ -109,9 +109,10 @@ fn role(value: Option<&String>, rules: &Rules) -> Result<Option<Role>, LeftOut> 
         Some("both" | "prefill-decode") => Role::Both,
         Some(other) => return Err(LeftOut::UnknownRole(other.to_owned())),
     };
-    match role == Role::Both || rules.has_connector {
-        true => Ok(Some(role)),
-        false => Err(LeftOut::RoleWithoutConnector(role)),
+    if role == Role::Both || rules.has_connector {
+        Ok(Some(role))
+    } else {
+        Err(LeftOut::RoleWithoutConnector(role))
     }
 }
 
@@ -185,9 +186,12 @@ fn of_slice_endpoint(
     let address: IpAddr = address.parse().map_err(|_| LeftOut::NoAddress)?;
     let port = port.clone()?;
     let target = endpoint.target_ref.clone().unwrap_or_default();
-    let or_address = |text: String| match text.is_empty() {
-        true => address.to_string(),
-        false => text,
+    let or_address = |text: String| {
+        if text.is_empty() {
+            address.to_string()
+        } else {
+            text
+        }
     };
     let zone = endpoint.zone.iter().map(|zone| (ZONE_LABEL, zone));
     let node = endpoint.node_name.iter().map(|node| (NODE_LABEL, node));

@@ -118,9 +118,10 @@ impl Failure {
             _ => ("refused", ""),
         };
         let message: String = status.message.chars().take(MAX_MESSAGE_CHARS).collect();
-        let message = match message.is_empty() {
-            true => format!("status {}", status.code),
-            false => message,
+        let message = if message.is_empty() {
+            format!("status {}", status.code)
+        } else {
+            message
         };
         let needed = match status.code {
             403 => format!(

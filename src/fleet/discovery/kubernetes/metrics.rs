@@ -13,7 +13,7 @@ use crate::observe::metrics::Registry;
 /// What a pod can be.
 pub const STATES: [&str; 4] = ["ready", "draining", "starting", "left_out"];
 
-/// Those of all entries.
+/// The metrics of all entries of `discovery` that ask the Kubernetes API.
 #[derive(Clone, Debug)]
 pub struct Metrics {
     failures: IntCounterVec,
@@ -25,7 +25,7 @@ pub struct Metrics {
     last_lists: Arc<Mutex<BTreeMap<String, Instant>>>,
 }
 
-/// Those of one entry.
+/// The metrics of one entry of `discovery`.
 #[derive(Clone, Debug)]
 pub struct EntryMetrics {
     entry: String,

@@ -21,7 +21,7 @@ pub(super) struct Pod {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodSpec {
     pub(super) containers: Vec<Container>,
-    /// Those that keep running (sidecars) have ports, too.
+    /// Init containers that keep running (sidecars) have ports, too.
     pub(super) init_containers: Vec<Container>,
 }
 

@@ -30,7 +30,7 @@ const RETRY_AFTER_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 struct Starts {
     last: Instant,
-    /// Those in a row that ended at once.
+    /// How many watches in a row have ended at once.
     short: u32,
 }
 
@@ -62,7 +62,7 @@ impl Pace {
             };
         };
         let short = match self.watches.get(path) {
-            Some(it) if now < it.last + SHORT => it.short.saturating_add(1),
+            Some(starts) if now < starts.last + SHORT => starts.short.saturating_add(1),
             _ => 0,
         };
         let doublings = short.saturating_sub(FREE);
@@ -81,8 +81,10 @@ impl Pace {
 
     /// The server asked for no requests for a time.
     fn on_answer(&mut self, now: Instant, headers: &HeaderMap) {
-        let seconds = headers.get(RETRY_AFTER).and_then(|it| it.to_str().ok());
-        if let Some(seconds) = seconds.and_then(|it| it.trim().parse().ok()) {
+        let seconds = headers
+            .get(RETRY_AFTER)
+            .and_then(|value| value.to_str().ok());
+        if let Some(seconds) = seconds.and_then(|seconds| seconds.trim().parse().ok()) {
             let pause = Duration::from_secs(seconds).min(RETRY_AFTER_MAX);
             self.not_before = Some(now + pause);
         }

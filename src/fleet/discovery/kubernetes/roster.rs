@@ -164,7 +164,7 @@ mod tests {
         let names: Vec<_> = members
             .members
             .iter()
-            .map(|it| (&*it.name, &*it.address))
+            .map(|member| (&*member.name, &*member.address))
             .collect();
         assert_eq!(
             names,

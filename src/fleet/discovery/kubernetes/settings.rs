@@ -212,13 +212,15 @@ impl Settings {
             Ok(Source::InferencePool(pool)) => format!("inference_pool:{}", pool.name),
             Err(_) => String::new(),
         };
-        let context = match self.context.is_empty() {
-            true => String::new(),
-            false => format!("{}/", self.context),
+        let context = if self.context.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", self.context)
         };
-        let namespace = match self.namespace.is_empty() {
-            true => String::new(),
-            false => format!("{}/", self.namespace),
+        let namespace = if self.namespace.is_empty() {
+            String::new()
+        } else {
+            format!("{}/", self.namespace)
         };
         format!("kubernetes:{context}{namespace}{followed}")
     }

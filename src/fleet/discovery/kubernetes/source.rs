@@ -121,8 +121,8 @@ impl Followed {
             Self::Service { port, slices } => {
                 let found = endpoints::of_slices(slices.objects()?, port.as_ref());
                 let name = |endpoint: &PodEndpoint| endpoint.name.clone();
-                let named = |it: Result<PodEndpoint, LeftOut>| {
-                    (it.as_ref().map(name).unwrap_or_default(), it)
+                let named = |endpoint: Result<PodEndpoint, LeftOut>| {
+                    (endpoint.as_ref().map(name).unwrap_or_default(), endpoint)
                 };
                 Some(found.into_iter().map(named).collect())
             }

@@ -189,9 +189,10 @@ mod tests {
                     Step::Change { uid, is_there, is_lost } => {
                         version += 1;
                         let uid = uid.to_string();
-                        match is_there {
-                            true => drop(api.insert(uid.clone(), version)),
-                            false => drop(api.remove(&uid)),
+                        if is_there {
+                            api.insert(uid.clone(), version);
+                        } else {
+                            api.remove(&uid);
                         }
                         match (is_lost, is_there) {
                             (true, _) => drop(wrong.insert(uid)),

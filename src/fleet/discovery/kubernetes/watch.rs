@@ -75,7 +75,7 @@ pub(super) struct Watch<K> {
     events: Events<K>,
     /// The watcher's own list, while it comes in, and when it must be complete.
     listing: Option<(Listing<K>, Instant)>,
-    /// Those of the last list, and of the watch since. Each was logged.
+    /// Objects that could not be read, in the last list or from the watch since. Each was logged.
     unreadable: BTreeSet<String>,
     has_list: bool,
     relist: Option<Relist<K>>,

@@ -100,10 +100,7 @@ impl<'a> RemainingTrees<'a> {
     pub(super) fn retain(&mut self, owners: &Members, depth: u32) {
         for group in 0..self.snapshot.groups {
             let gpu = owners.gpu[group];
-            let low = match owners.has_low {
-                true => owners.low[group],
-                false => 0,
-            };
+            let low = if owners.has_low { owners.low[group] } else { 0 };
             let no_longer_gpu = self.gpu[group] & !gpu;
             self.gpu[group] &= gpu;
             let removed = self.any[group] & !(gpu | low);

@@ -112,9 +112,10 @@ impl<'a> Lookup<'a> {
             .take_while(|owners| owners.load(Acquire) == self.last.set)
             .count();
         // Only after loading all of them, check that the set still is what it was.
-        match self.are_last_owners(self.last.set) && head.is_still(version) {
-            true => same,
-            false => 0,
+        if self.are_last_owners(self.last.set) && head.is_still(version) {
+            same
+        } else {
+            0
         }
     }
 

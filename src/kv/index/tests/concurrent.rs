@@ -19,9 +19,10 @@ fn holds_at_most(prompt: usize, worker: WorkerId) -> u32 {
 /// The root of a prompt. With `is_apart`, prompts share nothing, so that one page's owners taken for
 /// another page's show up.
 fn start(prompt: usize, is_apart: bool) -> ChainRoot {
-    match is_apart {
-        true => ChainRoot(100 + prompt as u64),
-        false => root_of(prompt),
+    if is_apart {
+        ChainRoot(100 + prompt as u64)
+    } else {
+        root_of(prompt)
     }
 }
 

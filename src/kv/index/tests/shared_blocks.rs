@@ -11,9 +11,10 @@ const SYSTEM_BLOCKS: u64 = 48;
 /// A prompt's blocks; `worker` if its engine has names of its own.
 fn prompt(number: u64, blocks: u64, worker: Option<u64>) -> Vec<NewBlock> {
     let block = |at| {
-        let content = match at < SYSTEM_BLOCKS {
-            true => (number % 3) << 32 | at,
-            false => (number + 3) << 32 | at,
+        let content = if at < SYSTEM_BLOCKS {
+            (number % 3) << 32 | at
+        } else {
+            (number + 3) << 32 | at
         };
         NewBlock {
             name: EngineHash(worker.map_or(content, |worker| content | (worker + 1) << 56)),
@@ -65,7 +66,10 @@ impl Fleet {
             .collect();
         let mut found = Vec::new();
         self.index.overlap(ChainRoot(1), &locals, &mut found);
-        let mut depths: Vec<_> = found.iter().map(|it| (it.worker.0, it.blocks)).collect();
+        let mut depths: Vec<_> = found
+            .iter()
+            .map(|prefix| (prefix.worker.0, prefix.blocks))
+            .collect();
         depths.sort_unstable();
         depths
     }

@@ -33,12 +33,15 @@ impl Writer {
                 let tree = writer.tree(slot);
                 tree.is_some_and(|tree| writer.resolve(shared, tree, slot, block.name).is_some())
             };
-            let known = left.iter().take_while(|it| is_known(self, it)).count();
+            let known = left
+                .iter()
+                .take_while(|block| is_known(self, block))
+                .count();
             // A name that comes again in the same event is known by then.
             let mut names = FxHashSet::default();
             let new = left[known..]
                 .iter()
-                .take_while(|it| !is_known(self, it) && names.insert(it.name));
+                .take_while(|block| !is_known(self, block) && names.insert(block.name));
             let (run, rest) = left.split_at(known + new.count());
             let (known, new) = run.split_at(known);
             let names = known.iter().map(|block| block.name);

@@ -94,9 +94,10 @@ impl Writer {
         let (head, _) = shared.pages.get(page);
         let first = head.first.load(Relaxed);
         let is_fork = !is_segment_start(self.meta(page).depth);
-        let directory = match is_fork {
-            true => &mut self.forks,
-            false => &mut self.starts,
+        let directory = if is_fork {
+            &mut self.forks
+        } else {
+            &mut self.starts
         };
         directory.remove(first, page);
         if is_fork {

@@ -169,10 +169,7 @@ impl Writer {
     fn next_page(&mut self, shared: &Shared, placement: &mut Placement) -> Option<PageId> {
         let (depth, path) = (placement.depth(), placement.paths[placement.placed]);
         let last = placement.end.block;
-        let parent = match is_segment_start(depth) {
-            true => last,
-            false => NO_ID,
-        };
+        let parent = if is_segment_start(depth) { last } else { NO_ID };
         let guess = self.page_after(shared, parent, path);
         let found = guess
             .or_else(|| self.page_of(shared, path, depth))
@@ -217,12 +214,11 @@ impl Writer {
         {
             let placed = placement.placed;
             let block = block_id(page, offset);
-            let run = match store.is_default {
-                true => {
-                    let (paths, blocks) = (&paths[placed..], &blocks[placed..]);
-                    self.add_owner_to_run(shared, tree, store, block, paths, blocks)
-                }
-                false => 0,
+            let run = if store.is_default {
+                let (paths, blocks) = (&paths[placed..], &blocks[placed..]);
+                self.add_owner_to_run(shared, tree, store, block, paths, blocks)
+            } else {
+                0
             };
             if run > 0 {
                 tree.blocks[store.tier as usize] += run as u64;

@@ -188,7 +188,7 @@ fn what_no_engine_has_room_for_is_not_placed() {
     let replica = Replica::new(3);
     let paths: Vec<u64> = prompt(&[1, 2, 3, 4, 5])
         .iter()
-        .map(|it| it.path.0)
+        .map(|block| block.path.0)
         .collect();
     let message = Message {
         worker: WORKER,
@@ -260,9 +260,10 @@ proptest! {
                     let message = replicas[replica].route(worker, &blocks);
                     let others = || (0..3).filter(|other| *other != replica);
                     if let Some(message) = &message {
-                        match is_lost {
-                            true => replicas[replica].index.resend_paths(replicas[replica].now),
-                            false => others().for_each(|other| { replicas[other].apply(message); }),
+                        if is_lost {
+                            replicas[replica].index.resend_paths(replicas[replica].now);
+                        } else {
+                            others().for_each(|other| { replicas[other].apply(message); });
                         }
                         if is_refused && let Some(end) = message.paths.last() {
                             let from = blocks.len().min(message.paths.len());
@@ -274,8 +275,12 @@ proptest! {
                     }
                 }
                 Step::Forget { replica, worker } => replicas[replica].index.forget(replicas[replica].now, WorkerId(worker)),
-                Step::Expire { replica, worker } => replicas[replica].index.remove_expired(replicas[replica].now, |it| it != WorkerId(worker)),
-                Step::Wait { seconds } => replicas.iter_mut().for_each(|it| it.now += Duration::from_secs(seconds)),
+                Step::Expire { replica, worker } => {
+                    replicas[replica].index.remove_expired(replicas[replica].now, |id| id != WorkerId(worker));
+                }
+                Step::Wait { seconds } => {
+                    replicas.iter_mut().for_each(|replica| replica.now += Duration::from_secs(seconds));
+                }
             }
             replicas.iter().for_each(Replica::check);
         }

@@ -170,9 +170,10 @@ fn batches_wait_no_longer_than_the_timeout_and_not_a_second_time() {
             Some(play.now + PEER_TREE_TIMEOUT)
         );
         assert!(!play.stream.is_settled());
-        match none_has_one {
-            true => play.no_tree(),
-            false => play.wait(),
+        if none_has_one {
+            play.no_tree();
+        } else {
+            play.wait();
         }
         assert_eq!((play.state(), play.numbers()), ("partial", vec![20]));
         play.say(0, [21, 23]);

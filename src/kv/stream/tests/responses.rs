@@ -24,7 +24,8 @@ fn half_an_answer_counts_for_nothing() {
 fn a_long_history_is_asked_for_in_as_many_responses_as_it_takes() {
     let mut play = Play::new();
     play.connect(None);
-    let batches = |first: u64| (first..(first + 1_000).min(5_001)).map(|it| frame(0, it));
+    let batches =
+        |first: u64| (first..(first + 1_000).min(5_001)).map(|sequence| frame(0, sequence));
     for first in [0, 999, 1_998, 2_997, 3_996] {
         assert_eq!(play.asked.last(), Some(&first));
         batches(first).for_each(|batch| play.replay(batch));

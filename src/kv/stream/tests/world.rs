@@ -376,7 +376,11 @@ impl World {
     }
 
     fn say_live(&mut self) {
-        if let Some(said) = self.connection.as_mut().and_then(|it| it.live.pop_front()) {
+        if let Some(said) = self
+            .connection
+            .as_mut()
+            .and_then(|line| line.live.pop_front())
+        {
             self.say(said);
         }
     }
@@ -385,7 +389,7 @@ impl World {
         if let Some(said) = self
             .connection
             .as_mut()
-            .and_then(|it| it.answers.pop_front())
+            .and_then(|line| line.answers.pop_front())
         {
             self.say(said);
         }

@@ -101,9 +101,10 @@ impl<E: Engine + Clone> World<E> {
             live: VecDeque::new(),
             replay: VecDeque::new(),
             stream: EventStream::new(stream::Settings::default(), now),
-            tree: match E::CACHES_PAGES {
-                true => tree.of_pages(),
-                false => tree,
+            tree: if E::CACHES_PAGES {
+                tree.of_pages()
+            } else {
+                tree
             },
             applied: None,
             random,
@@ -160,9 +161,10 @@ impl<E: Engine + Clone> World<E> {
             return;
         }
         let is_replay = !self.replay.is_empty() && (self.live.is_empty() || self.random.bool());
-        let input = match is_replay {
-            true => self.replay.pop_front(),
-            false => self.live.pop_front(),
+        let input = if is_replay {
+            self.replay.pop_front()
+        } else {
+            self.live.pop_front()
         };
         let frame = |world: &Self, process: usize, sequence: u64| Sequenced {
             sequence,
@@ -226,9 +228,10 @@ impl<E: Engine + Clone> World<E> {
                     let process = (payload.timestamp / 1e6) as usize;
                     let sequence = payload.timestamp as u64 % 1_000_000;
                     self.applied = Some((process, sequence));
-                    let report = match self.published(process, sequence).after.repeats() {
-                        true => CopyReport::AtLeastOne,
-                        false => CopyReport::OneMore,
+                    let report = if self.published(process, sequence).after.repeats() {
+                        CopyReport::AtLeastOne
+                    } else {
+                        CopyReport::OneMore
                     };
                     let mut effect = BatchEffect::default();
                     self.tree.apply(&payload, report, &mut effect);
@@ -251,7 +254,9 @@ impl<E: Engine + Clone> World<E> {
                     let history = &self.processes[number].history;
                     let oldest = history.len().saturating_sub(self.kept) as u64;
                     let range = first.max(oldest)..history.len() as u64;
-                    self.replay = range.map(|it| Input::Replayed(number, it)).collect();
+                    self.replay = range
+                        .map(|sequence| Input::Replayed(number, sequence))
+                        .collect();
                     self.replay.push_back(Input::End);
                 }
                 Step::RequestPeerTree | Step::TakePeerTree => unreachable!("there are no peers"),

@@ -35,7 +35,11 @@ impl Rank {
 
     fn names(&self) -> BTreeSet<u64> {
         let blocks = self.tree.tree().map(|(_, tree)| tree.list());
-        blocks.into_iter().flatten().map(|it| it.name.0).collect()
+        blocks
+            .into_iter()
+            .flatten()
+            .map(|block| block.name.0)
+            .collect()
     }
 }
 

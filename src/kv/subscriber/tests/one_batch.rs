@@ -17,10 +17,7 @@ impl Rank {
         let indexes = PrefixIndexes::new(indexes::Settings::default(), &Registry::default());
         let tree = RankTree::new(indexes, "m".into(), WORKER, 0);
         Self {
-            tree: match caches_pages {
-                true => tree.of_pages(),
-                false => tree,
-            },
+            tree: if caches_pages { tree.of_pages() } else { tree },
         }
     }
 

@@ -62,7 +62,11 @@ impl Pages {
 
     fn names(&self) -> BTreeSet<u64> {
         let blocks = self.tree.tree().map(|(_, tree)| tree.list());
-        blocks.into_iter().flatten().map(|it| it.name.0).collect()
+        blocks
+            .into_iter()
+            .flatten()
+            .map(|block| block.name.0)
+            .collect()
     }
 
     fn cached(&self, size: u32, prompt: &[u32], salt: Option<&str>) -> u32 {

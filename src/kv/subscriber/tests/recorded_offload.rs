@@ -75,7 +75,9 @@ impl Replayed {
         let mut found: Vec<RankPrefix> = Vec::new();
         let index = self.indexes.index(&"m".into(), BLOCK);
         index.overlap(block::chain_root(None, salt), &locals, &mut found);
-        found.pop().map_or((0, 0), |it| (it.blocks, it.gpu_blocks))
+        found
+            .pop()
+            .map_or((0, 0), |prefix| (prefix.blocks, prefix.gpu_blocks))
     }
 }
 
@@ -96,7 +98,10 @@ fn replay(recording: &str, mut look: impl FnMut(usize, &Replayed)) {
         assert_eq!(effect.impact, TreeImpact::None, "batch {number}");
         let (_, tree) = replayed.tree.tree().unwrap();
         let listed = tree.list();
-        let listed: BTreeMap<_, _> = listed.iter().map(|it| (it.name.0, it.copies)).collect();
+        let listed: BTreeMap<_, _> = listed
+            .iter()
+            .map(|block| (block.name.0, block.copies))
+            .collect();
         assert_eq!(listed, expected.0, "batch {number}");
         look(number + 1, &replayed);
     }

@@ -250,7 +250,7 @@ proptest! {
             let mut is_raised = false;
             for end in 1..=evidence.len() {
                 let tail = |len: u32, agrees: bool| {
-                    end >= len as usize && evidence[end - len as usize..end].iter().all(|it| *it == agrees)
+                    end >= len as usize && evidence[end - len as usize..end].iter().all(|shown| *shown == agrees)
                 };
                 is_raised = (is_raised || tail(mismatch_threshold, false)) && !tail(match_threshold, true);
             }
@@ -263,7 +263,7 @@ proptest! {
             let results = book.of(&subject()).unwrap();
             prop_assert_eq!(results.all.is_raised(), is_raised(&all));
             for worker in 0..3 {
-                let own: Vec<bool> = evidence.iter().filter(|it| it.0 == worker).map(|it| it.1).collect();
+                let own: Vec<bool> = evidence.iter().filter(|piece| piece.0 == worker).map(|piece| piece.1).collect();
                 let agrees = own.len() >= match_threshold as usize
                     && own[own.len() - match_threshold as usize..].iter().all(|agrees| *agrees);
                 prop_assert_eq!(trusts(&book, worker), !is_raised(&own) && (agrees || !is_raised(&all)));

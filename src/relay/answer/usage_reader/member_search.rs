@@ -116,12 +116,11 @@ impl MemberSearch {
                     {
                         let earlier = self.open.take().map(|(_, earlier)| earlier);
                         let mut whole = earlier.unwrap_or_default();
-                        match whole.is_empty() {
-                            true => on_usage(&piece[begin..=at], at + 1),
-                            false => {
-                                whole.extend_from_slice(&piece[..=at]);
-                                on_usage(&whole, at + 1);
-                            }
+                        if whole.is_empty() {
+                            on_usage(&piece[begin..=at], at + 1);
+                        } else {
+                            whole.extend_from_slice(&piece[..=at]);
+                            on_usage(&whole, at + 1);
                         }
                     }
                 }

@@ -6,7 +6,7 @@ use crate::relay::answer::engine_answer::Usage;
 /// What one object of usage says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reported {
-    /// Of chat completions with the cached tokens, of Messages without them.
+    /// Prompt tokens: of chat completions with the cached ones, of Messages without them.
     input: Option<u64>,
     output: Option<u64>,
     /// Some engines say no more of a rerank.
@@ -63,7 +63,7 @@ impl Reported {
         counts.iter().any(Option::is_some).then_some(found)
     }
 
-    /// Of any API but Messages.
+    /// The usage of an answer of any API but Messages.
     pub(super) fn usage(self) -> Option<Usage> {
         let output_tokens = self.output.unwrap_or(0);
         let rest = || Some(self.total?.saturating_sub(output_tokens));
@@ -75,8 +75,8 @@ impl Reported {
         })
     }
 
-    /// Of an answer of Messages. The event at a stream's end may report the output only, and that at its begin has the input
-    /// then. Cached tokens, and those that were written into the cache, are no part of the input tokens here.
+    /// The usage of an answer of Messages. The event at a stream's end may report the output only, and that at its begin has
+    /// the input then. Cached tokens, and those that were written into the cache, are no part of the input tokens here.
     pub(super) fn usage_of_message(last: Self, first: Self) -> Option<Usage> {
         let has_input = |reported: &Self| reported.input.is_some();
         let input = [last, first].into_iter().find(has_input)?;

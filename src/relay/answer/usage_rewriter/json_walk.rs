@@ -154,13 +154,14 @@ impl JsonWalk {
             State::String { is_key, is_escaped } => {
                 let (end, state) = scan_string(data, position, is_escaped, is_events);
                 if is_key {
-                    match is_escaped || data[position..end].contains(&b'\\') {
-                        true => self.key.mark_irrelevant(),
-                        false => self.key.push(
+                    if is_escaped || data[position..end].contains(&b'\\') {
+                        self.key.mark_irrelevant();
+                    } else {
+                        self.key.push(
                             data[position..end]
                                 .strip_suffix(b"\"")
                                 .unwrap_or(&data[position..end]),
-                        ),
+                        );
                     }
                 }
                 self.state = match state {
@@ -299,9 +300,10 @@ fn scan_string(
     let from = if is_escaped { position + 1 } else { position };
     let continues = |is_escaped| StringScan::Continues { is_escaped };
     let rest = data.get(from..).unwrap_or_default();
-    let found = match is_events {
-        true => memchr3(b'"', b'\\', b'\n', rest),
-        false => memchr2(b'"', b'\\', rest),
+    let found = if is_events {
+        memchr3(b'"', b'\\', b'\n', rest)
+    } else {
+        memchr2(b'"', b'\\', rest)
     };
     match found {
         None => (data.len(), continues(false)),

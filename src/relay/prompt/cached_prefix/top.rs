@@ -30,9 +30,10 @@ impl Top {
     }
 
     pub(super) fn add(&mut self, key: (u32, u64), place: usize) {
-        match self.items.len() < self.max {
-            true => self.items.push((key, place)),
-            false => self.items[self.least] = (key, place),
+        if self.items.len() < self.max {
+            self.items.push((key, place));
+        } else {
+            self.items[self.least] = (key, place);
         }
         if self.items.len() == self.max {
             let positions = 0..self.items.len();
@@ -44,12 +45,12 @@ impl Top {
 
     /// No item that was not kept has more credit.
     pub(super) fn others_max(&self) -> u32 {
-        match self.items.len() < self.max {
-            true => 0,
-            false => self
-                .items
+        if self.items.len() < self.max {
+            0
+        } else {
+            self.items
                 .get(self.least)
-                .map_or(u32::MAX, |least| least.0.0),
+                .map_or(u32::MAX, |least| least.0.0)
         }
     }
 

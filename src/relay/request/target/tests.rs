@@ -12,7 +12,7 @@ fn targets(listed: &[(&str, f64)]) -> Vec<Target> {
 }
 
 fn texts(listed: &[&str]) -> Vec<String> {
-    listed.iter().map(|it| (*it).to_owned()).collect()
+    listed.iter().map(|text| (*text).to_owned()).collect()
 }
 
 fn split(weights: &[f64]) -> Names {
@@ -35,7 +35,7 @@ fn split(weights: &[f64]) -> Names {
 fn of(names: &Names, requested: &str, session: Option<u64>) -> Vec<(String, TargetReason)> {
     let name = names.get(requested).unwrap();
     let candidates = names.candidates(name, session, 7);
-    let pair = |it: &Candidate| (it.model.to_string(), it.reason);
+    let pair = |candidate: &Candidate| (candidate.model.to_string(), candidate.reason);
     candidates.iter().map(pair).collect()
 }
 
@@ -75,7 +75,10 @@ fn names_lead_to_models() {
     ]);
     let check = |requested: &str, expected: &[(&str, TargetReason)]| {
         let found = of(&names, requested, None);
-        let found: Vec<(&str, TargetReason)> = found.iter().map(|(it, of)| (&**it, *of)).collect();
+        let found: Vec<(&str, TargetReason)> = found
+            .iter()
+            .map(|(model, reason)| (&**model, *reason))
+            .collect();
         assert_eq!(found, expected, "{requested}");
     };
     let fallback = ("small", TargetReason::Fallback);
@@ -167,7 +170,9 @@ fn without_a_session_requests_are_drawn() {
     let name = names.get("llama").unwrap();
     let draws =
         (0..200u64).map(|draw| names.candidates(name, None, rendezvous::key(&[draw as u8])));
-    let first = draws.filter(|it| &*it[0].model == "model-0").count();
+    let first = draws
+        .filter(|candidates| &*candidates[0].model == "model-0")
+        .count();
     assert!((60..140).contains(&first), "{first}");
     assert_eq!(
         names.candidates(name, None, 1)[0].reason,
@@ -207,7 +212,7 @@ proptest! {
         let weight = listed.iter().find(|(model, _)| *model == first).map(|(_, weight)| *weight);
         prop_assert!(weight > Some(0.0));
         for gone in listed.iter().filter(|(model, _)| *model != first) {
-            let rest: Vec<(String, f64)> = listed.iter().filter(|it| *it != gone).cloned().collect();
+            let rest: Vec<(String, f64)> = listed.iter().filter(|target| *target != gone).cloned().collect();
             prop_assert_eq!(&first, &chosen(&rest, 3));
         }
     }

@@ -186,9 +186,10 @@ impl EventEncoder {
         }
         state.on_events(&out);
         // Only a response with `stream: true` keeps its events.
-        let compressed_log = match state.streams() {
-            true => state.log().compressed(),
-            false => Bytes::new(),
+        let compressed_log = if state.streams() {
+            state.log().compressed()
+        } else {
+            Bytes::new()
         };
         self.write_final_event(state, &final_response.response, &outcome);
         EndOfRun {

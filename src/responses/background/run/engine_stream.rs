@@ -93,18 +93,20 @@ impl Pace {
     }
 
     fn wait(self, is_watched: bool) -> Duration {
-        match is_watched {
-            true => self.watched,
-            false => self.unwatched,
+        if is_watched {
+            self.watched
+        } else {
+            self.unwatched
         }
     }
 
     /// Time between two reads while events are collected.
     fn step(self, is_watched: bool) -> Duration {
         let step = self.watched.clamp(STEP_MIN, STEP_MAX);
-        match is_watched {
-            true => step,
-            false => step.max((self.unwatched / 2).min(UNWATCHED_STEP_MAX)),
+        if is_watched {
+            step
+        } else {
+            step.max((self.unwatched / 2).min(UNWATCHED_STEP_MAX))
         }
     }
 }

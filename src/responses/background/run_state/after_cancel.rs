@@ -18,10 +18,11 @@ impl RunState {
             Ok(Some((Status::Cancelled, last))) => {
                 // The last number is the cancel's own.
                 let is_here = self.log.rewind(last.and_then(|last| last.checked_sub(1)));
-                self.phase = match is_here || !self.streams {
-                    true => Phase::StoringPartial,
+                self.phase = if is_here || !self.streams {
+                    Phase::StoringPartial
+                } else {
                     // Another replica stored the events.
-                    false => Phase::ReadingStored { reason: None },
+                    Phase::ReadingStored { reason: None }
                 };
             }
             // The store lost the cancel, which a client got confirmed.

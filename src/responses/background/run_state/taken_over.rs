@@ -60,14 +60,13 @@ impl RunState {
         if self.phase != Phase::SettingUp {
             return;
         }
-        self.phase = match may_go_on {
-            true => {
-                // What the run writes from here on is all that it has.
-                self.has_stored_output = false;
-                self.may_go_on = true;
-                Phase::Generating
-            }
-            false => Phase::Failing { reason: LOST },
+        self.phase = if may_go_on {
+            // What the run writes from here on is all that it has.
+            self.has_stored_output = false;
+            self.may_go_on = true;
+            Phase::Generating
+        } else {
+            Phase::Failing { reason: LOST }
         };
     }
 }

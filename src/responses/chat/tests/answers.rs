@@ -8,7 +8,7 @@ pub(super) fn events(request: &Value, chunks: &[Value]) -> Vec<Value> {
     events_with(AnsweredTools::of(request.to_string().as_bytes()), chunks)
 }
 
-/// The same, with settings of the answer's.
+/// The events that the data of these chunks becomes when the answer is read with these settings.
 pub(super) fn events_with(tools: AnsweredTools, chunks: &[Value]) -> Vec<Value> {
     let mut answer = ChatAnswer::new(tools, 1 << 20, false);
     let mut out = Vec::new();
@@ -36,11 +36,11 @@ fn summary(events: &[Value]) -> Vec<String> {
             .unwrap();
         let index = event
             .get("output_index")
-            .map(|it| format!(" {it}"))
+            .map(|index| format!(" {index}"))
             .unwrap_or_default();
         let delta = event
             .get("delta")
-            .map(|it| format!(" {it}"))
+            .map(|delta| format!(" {delta}"))
             .unwrap_or_default();
         format!("{kind}{index}{delta}")
     };

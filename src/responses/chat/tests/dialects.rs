@@ -81,7 +81,7 @@ fn a_template_that_fails_on_a_later_system_message_gets_it_at_the_head() {
         let found = convert(native(), settings, refuses);
         let messages = found["messages"].as_array().unwrap().iter();
         let roles: Vec<String> = messages
-            .map(|it| it["role"].as_str().unwrap().to_owned())
+            .map(|message| message["role"].as_str().unwrap().to_owned())
             .collect();
         (
             roles.join(" "),

@@ -93,9 +93,10 @@ proptest! {
         is_open in any::<bool>(),
         also in any::<prop::sample::Index>(),
     ) {
-        let reasoning = match is_open {
-            true => ReasoningEvents::OpenResponses,
-            false => ReasoningEvents::OpenAi,
+        let reasoning = if is_open {
+            ReasoningEvents::OpenResponses
+        } else {
+            ReasoningEvents::OpenAi
         };
         let mut chunks: Vec<String> = pieces.iter().map(Value::to_string).collect();
         chunks.push(json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}).to_string());

@@ -57,7 +57,9 @@ impl Rig {
                 }
                 Step::Start(turn) => {
                     let lane = turn.lane.name().unwrap_or("-").to_owned();
-                    let after = turn.continued.map(|it| format!(" after {}", it.id.own()));
+                    let after = turn
+                        .continued
+                        .map(|response| format!(" after {}", response.id.own()));
                     self.running.push((lane.clone(), turn.number));
                     format!("start {lane}{}", after.unwrap_or_default())
                 }

@@ -100,9 +100,10 @@ pub(super) fn hot_prefix(
             output_tokens: answer(&mut rng, HOT_ANSWER_TOKENS),
             blocks: blocks(0, 0..prefix / block_tokens),
         };
-        let arrival = match request < in_flight {
-            true => Arrival::Timed,
-            false => Arrival::WhenOneEnds,
+        let arrival = if request < in_flight {
+            Arrival::Timed
+        } else {
+            Arrival::WhenOneEnds
         };
         generated.add(entry, arrival);
     }
@@ -236,7 +237,7 @@ fn exponential(rng: &mut Rng, mean: f64) -> f64 {
     -mean * (1.0 - rng.f64()).ln()
 }
 
-/// Of mean 0 and deviation 1.
+/// A random number from the normal distribution of mean 0 and deviation 1.
 fn normal(rng: &mut Rng) -> f64 {
     let angle = std::f64::consts::TAU * rng.f64();
     (-2.0 * (1.0 - rng.f64()).ln()).sqrt() * angle.cos()

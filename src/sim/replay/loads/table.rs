@@ -26,7 +26,7 @@ const NOTABLE_RATIO: f64 = 1.03;
 struct Row<'a> {
     load: &'a str,
     best_seconds: f64,
-    /// To the best.
+    /// The ratio of each policy's mean to the best.
     ratios: Vec<f64>,
 }
 

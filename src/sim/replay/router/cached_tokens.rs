@@ -43,7 +43,10 @@ impl<'a> CachedTokens<'a> {
         CachedTokens::Predicted {
             index,
             job,
-            holders: overlap.iter().map(|it| it.worker.0 as usize).collect(),
+            holders: overlap
+                .iter()
+                .map(|holder| holder.worker.0 as usize)
+                .collect(),
             max_cached_elsewhere,
         }
     }

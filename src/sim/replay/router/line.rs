@@ -103,8 +103,9 @@ impl Line {
         entered.expect("nothing bounds it");
     }
 
-    /// Those whose workers have room, in their order: each is promised to the worker where it costs the least behind those that
-    /// were promised before. `choose` says which one that is at such loads, with the tokens of the prompt and those to compute.
+    /// The requests whose workers have room, in their order: each is promised to the worker where it costs the least behind
+    /// those that were promised before. `choose` says which one that is at such loads, with the tokens of the prompt and
+    /// those to compute.
     pub(super) fn release(
         &mut self,
         now: Duration,

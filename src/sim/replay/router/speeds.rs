@@ -11,7 +11,7 @@ use crate::fleet::speed::{Learner, LoadNow, OwnSpeed, Passed, Seen, Speed};
 pub(crate) enum PrefillRates {
     /// Nothing.
     Ignored,
-    /// They are configured, by worker.
+    /// The rates are configured, by worker.
     Configured(Vec<f64>),
     Learnt,
 }
@@ -20,7 +20,7 @@ pub(crate) enum PrefillRates {
 pub(super) struct Speeds {
     /// By worker; empty unless speeds are learnt.
     learners: Vec<(Seen, OwnSpeed)>,
-    /// All of them are taken to be alike: workers of one model, without a label of their hardware.
+    /// All workers are taken to be alike: of one model, without a label of their hardware.
     alike: Learner,
     pub(super) speeds: Vec<Speed>,
 }

@@ -97,7 +97,7 @@ fn chat_logprobs(generation: &Generation, tokens: &[u32]) -> Value {
     json!({"content": content.collect::<Vec<_>>()})
 }
 
-/// The same in the form of completions, of an answer's tokens from this one on.
+/// The probabilities of an answer's tokens from `from` on, in the form of completions; null unless the request asks for them.
 fn logprobs(generation: &Generation, index: usize, from: usize) -> Value {
     let Some(top) = generation.request.logprobs else {
         return Value::Null;
@@ -197,9 +197,10 @@ pub(super) fn chat_chunk(generation: &Generation, index: usize, text: &str) -> S
 
 pub(super) fn completion_chunk(generation: &Generation, index: usize, text: &str) -> String {
     let is_first = generation.answers[index].len() == 1;
-    let prompt_token_ids = match is_first {
-        true => prompt_token_ids(generation, index),
-        false => Value::Null,
+    let prompt_token_ids = if is_first {
+        prompt_token_ids(generation, index)
+    } else {
+        Value::Null
     };
     let last = generation.answers[index].len().saturating_sub(1);
     let choice = json!({

@@ -31,9 +31,10 @@ pub(super) fn finished(generation: &Generation) -> Vec<Value> {
 
 /// The events that open the first item.
 pub(super) fn open_first(generation: &mut Generation) -> Vec<String> {
-    match generation.request.output.has_reasoning {
-        true => open_reasoning(generation),
-        false => open_last(generation),
+    if generation.request.output.has_reasoning {
+        open_reasoning(generation)
+    } else {
+        open_last(generation)
     }
 }
 
@@ -91,9 +92,10 @@ pub(super) fn close_last(generation: &mut Generation) -> Vec<String> {
 
 /// How many of the answer's first tokens are reasoning.
 pub(super) fn reasoning_tokens(generation: &Generation) -> usize {
-    match generation.request.output.has_reasoning {
-        true => generation.request.answer_tokens / 2,
-        false => 0,
+    if generation.request.output.has_reasoning {
+        generation.request.answer_tokens / 2
+    } else {
+        0
     }
 }
 

@@ -237,7 +237,7 @@ impl Encoder {
         }
     }
 
-    /// As an integer, or as a digest of 32 bytes that ends with the integer's 8 bytes.
+    /// A hash is written as an integer, or as a digest of 32 bytes that ends with the integer's 8 bytes.
     fn hash(&mut self, hash: EngineHash) {
         match self.hashes {
             Hashes::Int => self.uint(hash.0),

@@ -63,9 +63,10 @@ impl Log {
     pub(super) fn publish(&mut self, payload: Bytes) -> Publication {
         self.count += 1;
         let fate = self.faults.fate(self.count);
-        let payload = match fate.garbled {
-            true => Bytes::from_static(GARBLED),
-            false => payload,
+        let payload = if fate.garbled {
+            Bytes::from_static(GARBLED)
+        } else {
+            payload
         };
         let sequence = self.next;
         // Tests start near the largest number.

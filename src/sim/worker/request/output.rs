@@ -114,9 +114,10 @@ pub(super) fn chat_call(
         Value::Object(_) => flat(choice),
         _ => choice.clone(),
     });
-    let kind = match last["role"] == "tool" {
-        true => "function_call_output",
-        false => "message",
+    let kind = if last["role"] == "tool" {
+        "function_call_output"
+    } else {
+        "message"
     };
     call(Some(&tools), choice.as_ref(), &json!({"type": kind}))
 }

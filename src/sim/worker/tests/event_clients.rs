@@ -11,7 +11,7 @@ use crate::kv::event::Batch;
 use crate::kv::msgpack;
 
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
-/// For what should not come.
+/// How long to wait for what should not come.
 pub(super) const MOMENT: Duration = Duration::from_millis(100);
 
 pub(super) fn with_events() -> Settings {

@@ -15,7 +15,10 @@ use crate::sim::worker::publisher::{Hashes, Layout};
 /// Follows batches as a consumer that counts copies would.
 fn follow<'a>(batches: impl IntoIterator<Item = &'a Message>) -> BTreeMap<u64, usize> {
     let mut held = BTreeMap::new();
-    for event in batches.into_iter().flat_map(|it| it.batch().events) {
+    for event in batches
+        .into_iter()
+        .flat_map(|message| message.batch().events)
+    {
         match event {
             Event::Stored(stored) => {
                 assert!(
@@ -99,7 +102,10 @@ async fn replayed_events_add_up_to_the_cached_blocks() {
         worker.read(0, prompt).await;
         let truth = worker.handle.cache_contents(0);
         let replayed = asker.replay(0).await;
-        assert_eq!(replayed.last().map(|it| it.sequence), truth.last_sequence);
+        assert_eq!(
+            replayed.last().map(|message| message.sequence),
+            truth.last_sequence
+        );
         assert_eq!(follow(&replayed), held(&truth));
         assert!(truth.blocks.iter().all(|held| held.token_ids.len() == 16));
     }
@@ -206,7 +212,7 @@ fn recorded(recording: &str) -> Vec<u8> {
     digits.map(byte).collect()
 }
 
-/// Without the time and the names: what two engines cannot have in common.
+/// The payload without what two engines cannot have in common: the time and the names.
 fn masked(payload: &[u8]) -> Vec<u8> {
     let mut payload = payload.to_vec();
     payload[2..10].fill(0);

@@ -126,7 +126,7 @@ async fn event_connections_are_cut_and_taken_again() {
     worker.stop().await;
 }
 
-/// To all topics.
+/// A subscription to all topics.
 const SUBSCRIBE: &[u8] = b"\x00\x01\x01";
 /// ZMTP 3.0, no security.
 const GREETING: [u8; 64] = {

@@ -121,9 +121,10 @@ fn nixl_address(params: &TransferParams) -> Option<String> {
         params.remote_host.as_deref()?,
         params.remote_port.or(params.remote_handshake_port)?,
     );
-    Some(match host.contains(':') {
-        true => format!("[{host}]:{port}"),
-        false => format!("{host}:{port}"),
+    Some(if host.contains(':') {
+        format!("[{host}]:{port}")
+    } else {
+        format!("{host}:{port}")
     })
 }
 

@@ -43,7 +43,7 @@ impl TransferParams {
             kv_transfer_params: Option<TransferParams>,
         }
         let body = serde_json::from_slice::<Body>(body).ok();
-        body.and_then(|it| it.kv_transfer_params)
+        body.and_then(|body| body.kv_transfer_params)
             .unwrap_or_default()
     }
 
@@ -100,7 +100,7 @@ pub(crate) struct NixlResult {
     pub(crate) remote_prefill_cached_tokens: Option<usize>,
 }
 
-/// The same of a MoRI-IO prefill engine in read mode.
+/// The parameters in the answer of a MoRI-IO prefill engine in read mode, which the router passes on to the decode engine.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct MoriioResult {
     pub(crate) do_remote_prefill: bool,

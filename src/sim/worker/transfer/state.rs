@@ -124,6 +124,9 @@ impl State {
 
 /// A hash that identifies a prompt.
 pub(super) fn fingerprint(prompt: &[u32], salt: u64) -> u64 {
-    let bytes: Vec<u8> = prompt.iter().flat_map(|it| it.to_le_bytes()).collect();
+    let bytes: Vec<u8> = prompt
+        .iter()
+        .flat_map(|token| token.to_le_bytes())
+        .collect();
     xxh3_64_with_seed(&bytes, salt)
 }

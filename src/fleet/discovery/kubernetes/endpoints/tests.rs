@@ -162,7 +162,13 @@ fn endpoint(uid: &str, address: &str, conditions: &Value) -> Value {
 
 fn found(slices: &[EndpointSlice]) -> Vec<(String, String, bool)> {
     let found = of_slices(slices.iter(), None).into_iter().flatten();
-    let row = |it: PodEndpoint| (it.uid, it.address.to_string(), it.is_serving);
+    let row = |endpoint: PodEndpoint| {
+        (
+            endpoint.uid,
+            endpoint.address.to_string(),
+            endpoint.is_serving,
+        )
+    };
     found.map(row).collect()
 }
 
@@ -243,7 +249,11 @@ fn a_port_of_a_service_is_found_by_name_number_or_because_it_is_the_only_one() {
     let slice = slice("IPv4", &json!([endpoint("a", "10.0.0.1", &json!({}))]));
     let port = |wanted: Option<Port>, slice: &EndpointSlice| {
         let found = of_slices(std::iter::once(slice), wanted.as_ref());
-        found.into_iter().next().unwrap().map(|it| it.ports)
+        found
+            .into_iter()
+            .next()
+            .unwrap()
+            .map(|endpoint| endpoint.ports)
     };
     let name = |name: &str| Some(Port::Name(name.to_owned()));
     assert_eq!(port(None, &slice), Ok(vec![8_000]));

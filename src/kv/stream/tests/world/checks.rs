@@ -34,7 +34,7 @@ impl World {
         if self.stream.state() == State::Live
             && let Some((process, index)) = self.last_applied
         {
-            let is_alone = self.tree.keys().all(|it| *it == process);
+            let is_alone = self.tree.keys().all(|held| *held == process);
             let truth = self.processes[process].held_after(index);
             self.assert(
                 !is_alone || self.tree.get(&process) == Some(truth),
@@ -84,7 +84,7 @@ impl World {
         let known = self.tree.get(&process).unwrap_or(&empty);
         self.assert(known.is_subset(truth), "holds too much in the end");
         self.assert(
-            self.tree.keys().all(|it| *it == process),
+            self.tree.keys().all(|held| *held == process),
             "holds a dead process's blocks in the end",
         );
         if self.stream.state() == State::Live {
@@ -97,7 +97,7 @@ impl World {
             while self
                 .connection
                 .as_ref()
-                .is_some_and(|it| !it.live.is_empty())
+                .is_some_and(|line| !line.live.is_empty())
             {
                 self.say_live();
             }
@@ -109,14 +109,14 @@ impl World {
             while self
                 .connection
                 .as_ref()
-                .is_some_and(|it| !it.answers.is_empty())
+                .is_some_and(|line| !line.answers.is_empty())
             {
                 self.say_answer();
             }
             while self
                 .connection
                 .as_ref()
-                .is_some_and(|it| !it.live.is_empty())
+                .is_some_and(|line| !line.live.is_empty())
             {
                 self.say_live();
             }

@@ -11,7 +11,7 @@ pub(super) struct WithStore {
     engine: Vllm,
     chunk: usize,
     tier: Tier,
-    /// As the store names it, which may be what it must not be confused with.
+    /// The store names its medium `cpu`, in small letters, and not as an engine names `tier`.
     is_small_letters: bool,
     removes: bool,
     chunks: BTreeSet<Prefix>,
@@ -24,9 +24,10 @@ fn name_of_chunk(prefix: &[u32]) -> u64 {
 
 impl WithStore {
     fn location(&self) -> Location {
-        let medium = match self.is_small_letters {
-            true => crate::kv::event::Medium::named("cpu"),
-            false => medium(self.tier),
+        let medium = if self.is_small_letters {
+            crate::kv::event::Medium::named("cpu")
+        } else {
+            medium(self.tier)
         };
         Location {
             medium,
@@ -35,9 +36,10 @@ impl WithStore {
     }
 
     fn tier(&self) -> usize {
-        match self.is_small_letters {
-            true => Tier::Cpu as usize,
-            false => self.tier as usize,
+        if self.is_small_letters {
+            Tier::Cpu as usize
+        } else {
+            self.tier as usize
         }
     }
 }

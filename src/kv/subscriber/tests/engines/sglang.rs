@@ -75,7 +75,7 @@ impl Sglang {
             .clone();
         let below: Vec<Prefix> = pages
             .iter()
-            .filter(|it| it.starts_with(&first))
+            .filter(|prefix| prefix.starts_with(&first))
             .cloned()
             .collect();
         // What the host's memory has of it stays only where its parents are there, too.
@@ -84,7 +84,7 @@ impl Sglang {
         deepest_first.sort_by_key(|prefix| std::cmp::Reverse(prefix.len()));
         event.hashes = deepest_first
             .iter()
-            .map(|it| EngineHash(name(it)))
+            .map(|prefix| EngineHash(name(prefix)))
             .collect();
         for prefix in &deepest_first {
             self.tiers[at].remove(prefix);

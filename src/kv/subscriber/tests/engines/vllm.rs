@@ -247,7 +247,7 @@ impl Engine for Vllm {
         let mut lost: Vec<u64> = Vec::new();
         for name_of in &self.uncertain {
             let is_there =
-                |group: &BTreeMap<Prefix, u32>| group.keys().any(|it| name(it) == *name_of);
+                |group: &BTreeMap<Prefix, u32>| group.keys().any(|prefix| name(prefix) == *name_of);
             if !self.gpu.iter().any(is_there) {
                 lost.push(*name_of);
             }

@@ -124,7 +124,7 @@ impl Model {
                 frames
                     .first()
                     .filter(|_| is_free)
-                    .map(|it| (it.arrival, *lane))
+                    .map(|frame| (frame.arrival, *lane))
             });
             let Some((_, lane)) = first.min().filter(|_| self.running.len() < 16) else {
                 return steps;
@@ -141,7 +141,7 @@ impl Model {
             }
             let found = frame
                 .previous
-                .filter(|id| self.latest.values().any(|it| it == id));
+                .filter(|id| self.latest.values().any(|latest| latest == id));
             steps.push(match found {
                 Some(id) => format!("start {shown} after {id}"),
                 None => format!("start {shown}"),
@@ -167,7 +167,8 @@ impl Model {
     }
 
     fn close(&mut self) -> Vec<String> {
-        let is_busy = !self.running.is_empty() || self.waiting.values().any(|it| !it.is_empty());
+        let is_busy =
+            !self.running.is_empty() || self.waiting.values().any(|frames| !frames.is_empty());
         if is_busy || self.is_closed {
             return Vec::new();
         }
@@ -209,7 +210,7 @@ proptest! {
                         End::InStore => TurnEnd::Ended(None),
                         End::Failed => TurnEnd::Failed,
                     };
-                    let number = lane.strip_prefix("lane-").map_or(0, |it| it.parse().unwrap());
+                    let number = lane.strip_prefix("lane-").map_or(0, |number| number.parse().unwrap());
                     (rig.end(&lane, turn_end), model.end(number, end, responses))
                 }
                 Operation::Drain => {
