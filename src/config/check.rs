@@ -32,7 +32,13 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     model_names::check(&config.models, reader);
     check_retries(config, reader);
     check_replicas(config, reader);
-    for (key, error) in config.peers.check(listen_address(&config.peers.listen)) {
+    // A secret that was refused is reported where it stands.
+    let has_proof = config.peers.has_proof()
+        || ["peers.secret", "peers.tls"]
+            .iter()
+            .any(|path| reader.is_refused(path));
+    let peers_listen = listen_address(&config.peers.listen);
+    for (key, error) in config.peers.check(peers_listen, has_proof) {
         reader.problem(&format!("peers.{key}"), error);
     }
     if config.limits.everybody.is_some() && !config.tenants.is_empty() {
@@ -112,7 +118,11 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
     }
     let admin = listen_address(&config.admin.listen).ok();
     let is_loopback = admin.is_none_or(|address| address.ip().to_canonical().is_loopback());
-    if !is_loopback && !config.admin.has_credentials() {
+    // Credentials that were refused are reported where they stand.
+    let mut keys = ["admin.token", "admin.tokens", "admin.client_names"].iter();
+    let has_credentials =
+        config.admin.has_credentials() || keys.any(|path| reader.is_refused(path));
+    if !is_loopback && !has_credentials {
         let message = format!(
             "`{}` can be reached from other hosts, whose users could drain workers and see prompts: set `admin.token` \
              (such as `file:/run/secrets/admin-token`; probes and Prometheus do not need it), or listen on 127.0.0.1",

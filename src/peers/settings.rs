@@ -205,8 +205,12 @@ impl Settings {
     }
 
     /// What is wrong beyond types and bounds: keys with a message each. `listen` is `listen` as an address, or what
-    /// is wrong with it.
-    pub fn check(&self, listen: Result<SocketAddr, String>) -> Vec<(String, String)> {
+    /// is wrong with it. `has_proof`: replicas of other hosts prove who they are.
+    pub fn check(
+        &self,
+        listen: Result<SocketAddr, String>,
+        has_proof: bool,
+    ) -> Vec<(String, String)> {
         let mut problems = Vec::new();
         let mut problem = |key: String, message: String| problems.push((key, message));
         let advanced = &self.advanced;
@@ -219,7 +223,7 @@ impl Settings {
         }
         match listen {
             Err(error) => problem("listen".to_owned(), error),
-            Ok(listen) if !self.has_proof() && !listen.ip().is_loopback() => {
+            Ok(listen) if !has_proof && !listen.ip().is_loopback() => {
                 let message = format!(
                     "is needed, because `peers.listen` (`{}`) can be reached from other hosts: make one with \
                      `openssl rand -hex 32`, set `peers.tls`, or listen at `127.0.0.1:{}`",
@@ -260,7 +264,7 @@ impl Settings {
             problem("advanced.dead_after".to_owned(), message.to_owned());
         }
         for (index, entry) in self.discovery.iter().enumerate() {
-            for (key, message) in self.check_entry(entry) {
+            for (key, message) in check_entry(entry, has_proof) {
                 problem(format!("discovery[{index}].{key}"), message);
             }
             if self.discovery[..index].contains(entry) {
@@ -269,35 +273,35 @@ impl Settings {
         }
         problems
     }
+}
 
-    fn check_entry(&self, entry: &PeerDiscovery) -> Vec<(String, String)> {
-        let addresses = match entry {
-            PeerDiscovery::Dns(dns) if dns.name.is_empty() => {
-                return vec![("dns.name".to_owned(), "is empty".to_owned())];
+fn check_entry(entry: &PeerDiscovery, has_proof: bool) -> Vec<(String, String)> {
+    let addresses = match entry {
+        PeerDiscovery::Dns(dns) if dns.name.is_empty() => {
+            return vec![("dns.name".to_owned(), "is empty".to_owned())];
+        }
+        PeerDiscovery::Dns(dns) if dns.name.contains([':', '/']) => {
+            let name = &dns.name;
+            let message = format!("`{name}` must be a name alone; the port has its own key");
+            return vec![("dns.name".to_owned(), message)];
+        }
+        PeerDiscovery::Dns(_) => return Vec::new(),
+        PeerDiscovery::Static(addresses) => addresses,
+    };
+    let check = |(index, address): (usize, &String)| {
+        let message = match host_and_port(address) {
+            Err(error) => error,
+            Ok((host, _)) if !has_proof && !may_be_loopback(host) => {
+                format!("`{address}` is another host, for which `peers.secret` is needed")
             }
-            PeerDiscovery::Dns(dns) if dns.name.contains([':', '/']) => {
-                let name = &dns.name;
-                let message = format!("`{name}` must be a name alone; the port has its own key");
-                return vec![("dns.name".to_owned(), message)];
+            Ok(_) if addresses[..index].contains(address) => {
+                format!("`{address}` is listed twice")
             }
-            PeerDiscovery::Dns(_) => return Vec::new(),
-            PeerDiscovery::Static(addresses) => addresses,
+            Ok(_) => return None,
         };
-        let check = |(index, address): (usize, &String)| {
-            let message = match host_and_port(address) {
-                Err(error) => error,
-                Ok((host, _)) if !self.has_proof() && !may_be_loopback(host) => {
-                    format!("`{address}` is another host, for which `peers.secret` is needed")
-                }
-                Ok(_) if addresses[..index].contains(address) => {
-                    format!("`{address}` is listed twice")
-                }
-                Ok(_) => return None,
-            };
-            Some((format!("static[{index}]"), message))
-        };
-        addresses.iter().enumerate().filter_map(check).collect()
-    }
+        Some((format!("static[{index}]"), message))
+    };
+    addresses.iter().enumerate().filter_map(check).collect()
 }
 
 /// Splits `10.0.0.1:9701`, `[::1]:9701` or `router-0:9701`.
@@ -342,7 +346,8 @@ mod tests {
         change(&mut settings);
         let listen = settings.listen.parse();
         let listen = listen.map_err(|_| "is not an address".to_owned());
-        let problems = settings.check(listen).into_iter();
+        let has_proof = settings.has_proof();
+        let problems = settings.check(listen, has_proof).into_iter();
         problems
             .map(|(key, message)| format!("{key}: {message}"))
             .collect()

@@ -1,5 +1,5 @@
-//! Faults that a simulated engine can be given: by arguments at its start, or as JSON (`POST /sim/faults`) while it
-//! runs. Pure: decides when a fault strikes an answer; the worker carries it out.
+//! Faults that a simulated engine can be given, as JSON (`POST /sim/faults`), while it runs. Pure: decides when a fault strikes
+//! an answer; the worker carries it out.
 
 pub mod kv;
 pub mod transfer;
@@ -8,88 +8,60 @@ use serde::{Deserialize, Serialize};
 
 use self::kv::KvFaults;
 use self::transfer::TransferFaults;
-use crate::units::parse_milliseconds;
 
 /// In JSON, an absent fault is off.
-#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
     /// Answer every inference request with this HTTP status (400 to 599).
-    #[arg(long = "fault-refuse", value_name = "STATUS", value_parser = clap::value_parser!(u16).range(400..600))]
     pub refuse: Option<u16>,
 
     /// Value of the Retry-After header of such an answer, in seconds.
-    #[arg(long = "fault-retry-after", value_name = "SECONDS")]
     pub retry_after: Option<u32>,
 
     /// Accept inference requests and never answer them.
-    #[arg(long = "fault-hang")]
     pub hang: bool,
 
     /// Close the connection after this many tokens of an answer.
-    #[arg(long = "fault-cut-after-tokens", value_name = "TOKENS")]
     pub cut_after_tokens: Option<usize>,
 
     /// Stop sending after this many tokens of an answer, and keep the connection open.
-    #[arg(long = "fault-stall-after-tokens", value_name = "TOKENS")]
     pub stall_after_tokens: Option<usize>,
 
     /// Report an engine error after this many tokens of an answer, as vLLM does when its engine core dies.
-    #[arg(long = "fault-error-after-tokens", value_name = "TOKENS")]
     pub error_after_tokens: Option<usize>,
 
     /// End the process after this many tokens of an answer.
-    #[arg(long = "fault-die-after-tokens", value_name = "TOKENS")]
     pub die_after_tokens: Option<usize>,
 
     /// End every answer after its first token with finish reason "stop", unless the request sets ignore_eos.
-    #[arg(long = "fault-stop-at-once")]
     pub stop_at_once: bool,
 
     /// Delay every inference request by this long before the engine gets it.
-    #[arg(
-        long = "fault-slow-first",
-        value_name = "DURATION",
-        default_value = "0s",
-        value_parser = parse_milliseconds
-    )]
     pub slow_first_ms: u64,
 
     /// Delay /tokenize and the render endpoints by this long.
-    #[arg(
-        long = "fault-slow-tokens",
-        value_name = "DURATION",
-        default_value = "0s",
-        value_parser = parse_milliseconds
-    )]
     pub slow_tokens_ms: u64,
 
     /// Answer /health with 503.
-    #[arg(long = "fault-unhealthy")]
     pub unhealthy: bool,
 
     /// Sleep: /is_sleeping reports it, /health answers 200 all the same, and inference requests are never answered.
-    #[arg(long = "fault-asleep")]
     pub asleep: bool,
 
     /// Close every connection after one answer, without announcing it in a header.
-    #[arg(long = "fault-close-idle")]
     pub close_idle: bool,
 
     /// Change every prompt's tokens from this index on, as an engine with a different tokenizer would have them.
-    #[arg(long = "fault-other-tokens-from", value_name = "TOKEN")]
     pub other_tokens_from: Option<usize>,
 
     /// Reject requests with vllm_xargs.
-    #[arg(long = "fault-refuse-xargs")]
     pub refuse_xargs: bool,
 
     /// Faults of the KV events.
-    #[command(flatten)]
     pub kv: KvFaults,
 
     /// Faults of KV transfers.
-    #[command(flatten)]
     pub transfer: TransferFaults,
 }
 

@@ -758,6 +758,30 @@ fn settings_of_kv_events_that_make_loops_or_overflow_are_refused() {
 }
 
 #[test]
+fn a_secret_that_cannot_be_read_is_not_reported_as_missing_too() {
+    for (rest, key) in [
+        (
+            "admin: {listen: ':9', token: '${NO_SUCH}'}",
+            "admin.token: ",
+        ),
+        (
+            "admin: {listen: ':9', tokens: {operate: ['${NO_SUCH}']}}",
+            "admin.tokens.operate[0]: ",
+        ),
+        (
+            "admin: {listen: ':9', token: 'file:/no/such'}",
+            "admin.token: cannot read",
+        ),
+        (
+            "peers: {listen: ':9', secret: '${NO_SUCH}', discovery: ['10.0.0.2:9']}\nresponses: {mode: pass_through}",
+            "peers.secret: ",
+        ),
+    ] {
+        check(&minimal(rest), &[key]);
+    }
+}
+
+#[test]
 fn all_mistakes_are_reported_at_once_in_the_order_of_the_file() {
     check(
         "workers:\n  - url: ftp://a\n  - {url: 'http://b:1', rolle: prefill}\npredicted:\n  bytes_per_token: many\nrequests:\n  max_attempts: 0\nlog:\n  level: '='\n",

@@ -147,10 +147,15 @@ impl Status {
         last["at"] = observe::unix_s().into();
         *self.last.lock() = last;
         let problem = match outcome {
-            Outcome::Refused(refused) => Some(format!(
-                "the configuration file is refused ({} problems, see GET /config); the last good one is used",
-                refused.problems().iter().count(),
-            )),
+            Outcome::Refused(refused) => {
+                let found = match refused.problems().iter().count() {
+                    1 => "a problem".to_owned(),
+                    count => format!("{count} problems"),
+                };
+                Some(format!(
+                    "the configuration file is refused ({found}, see GET /config); the last good one is used"
+                ))
+            }
             Outcome::Failed(error) => Some(format!("the configuration file is not used: {error}")),
             Outcome::Applied(_) | Outcome::Unchanged | Outcome::NoFile => None,
         };

@@ -109,7 +109,12 @@ impl fmt::Display for Problems {
         }
         if self.more > 0 {
             let separator = if self.file.is_empty() { "" } else { ": " };
-            write!(f, "\n{}{separator}{} more problems", self.file, self.more)?;
+            let plural = if self.more == 1 { "" } else { "s" };
+            write!(
+                f,
+                "\n{}{separator}{} more problem{plural}",
+                self.file, self.more
+            )?;
         }
         Ok(())
     }

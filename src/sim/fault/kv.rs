@@ -4,84 +4,55 @@ use std::num::{NonZeroU64, NonZeroUsize};
 
 use serde::{Deserialize, Serialize};
 
-use crate::units::parse_milliseconds;
 
 /// In JSON, an absent fault is off.
-#[derive(clap::Args, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KvFaults {
     /// Do not send every n-th batch of KV events.
-    #[arg(long = "fault-kv-lose-every", value_name = "BATCHES")]
     pub lose_every: Option<NonZeroU64>,
 
     /// Do not send the next n batches.
-    #[arg(
-        long = "fault-kv-lose-next",
-        value_name = "BATCHES",
-        default_value_t = 0
-    )]
     pub lose_next: u64,
 
     /// Leave batches that were not sent out of replays, too.
-    #[arg(long = "fault-kv-lose-for-good")]
     pub lose_for_good: bool,
 
     /// Send every n-th batch twice.
-    #[arg(long = "fault-kv-repeat-every", value_name = "BATCHES")]
     pub repeat_every: Option<NonZeroU64>,
 
     /// Swap the batches of the next n pairs.
-    #[arg(long = "fault-kv-swap-next", value_name = "PAIRS", default_value_t = 0)]
     pub swap_next: u64,
 
     /// Replace the next n batches by invalid bytes, also in replays.
-    #[arg(
-        long = "fault-kv-garble-next",
-        value_name = "BATCHES",
-        default_value_t = 0
-    )]
     pub garble_next: u64,
 
     /// Delay each batch by this long. Replays are not delayed.
-    #[arg(
-        long = "fault-kv-delay",
-        value_name = "DURATION",
-        default_value = "0s",
-        value_parser = parse_milliseconds
-    )]
     pub delay_ms: u64,
 
     /// Report this medium for all blocks: CPU or STORAGE.
-    #[arg(long = "fault-kv-medium", value_name = "MEDIUM")]
     pub medium: Option<String>,
 
     /// Close all event and replay connections once, when this is set.
-    #[arg(skip)]
     pub cut: bool,
 
     /// Close the event connections before every n-th batch, so that no subscriber gets it.
-    #[arg(long = "fault-kv-cut-every", value_name = "BATCHES")]
     pub cut_every: Option<NonZeroU64>,
 
     /// Send no batches and answer no replay requests; catch up when this is cleared.
-    #[arg(long = "fault-kv-silent")]
     pub silent: bool,
 
     /// Close the connection of every client that requests a replay.
-    #[arg(long = "fault-kv-replay-refuse")]
     pub replay_refuse: bool,
 
     /// Replay no more than the last n batches.
-    #[arg(long = "fault-kv-replay-last", value_name = "BATCHES")]
     pub replay_last: Option<usize>,
 
     /// Stop each replay after n batches, without the end marker; with 0, replay requests are not answered.
-    #[arg(long = "fault-kv-replay-stop-after", value_name = "BATCHES")]
     pub replay_stop_after: Option<usize>,
 
     /// Leave as many batches out of each replay after every n batches that it sends. vLLM does so, and loses the end
     /// marker, beyond the 1,000 messages that its socket queues.
-    #[arg(long = "fault-kv-replay-drop-after", value_name = "BATCHES")]
     pub replay_drop_after: Option<NonZeroUsize>,
 }
 

@@ -105,7 +105,8 @@ pub struct Settings {
     #[command(flatten)]
     pub transfer: transfer::Settings,
 
-    #[command(flatten)]
+    /// `POST /sim/faults` sets them.
+    #[arg(skip)]
     pub faults: Faults,
 }
 
