@@ -2,7 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-
 /// In JSON, an absent fault is off.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
