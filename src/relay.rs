@@ -16,6 +16,7 @@ mod core;
 mod course;
 mod decision_sample;
 mod disaggregation_pages;
+mod entry;
 mod explain;
 pub mod failure;
 pub mod headers;

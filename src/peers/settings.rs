@@ -205,7 +205,8 @@ impl Settings {
     }
 
     /// What is wrong beyond types and bounds: keys with a message each. `listen` is `listen` as an address, or what
-    /// is wrong with it. `has_proof`: replicas of other hosts prove who they are.
+    /// is wrong with it. `has_proof`: replicas of other hosts
+    /// prove who they are, or would with a secret that was refused.
     pub fn check(
         &self,
         listen: Result<SocketAddr, String>,

@@ -22,9 +22,9 @@ pub(super) struct Owed {
     /// The worker that failed.
     pub(super) worker: Arc<str>,
     pub(super) failure: Failure,
-    /// It takes nothing from the retry budget: what ended with all that its worker had is no further load, and what was refused
+    /// It takes nothing from the retry budget, though it is counted as a retry: what ended with all that its worker had is no further load, and what was refused
     /// at once hardly any.
-    pub(super) is_free: bool,
+    pub(super) is_off_budget: bool,
 }
 
 /// An attempt that failed.
@@ -117,7 +117,7 @@ impl Course {
                 self.owed = is_counted.then(|| Owed {
                     worker: ended.worker.clone(),
                     failure,
-                    is_free: self.attempts.is_acquitted() || failure == Failure::TooLong,
+                    is_off_budget: self.attempts.is_acquitted() || failure == Failure::TooLong,
                 });
                 Next::Retry { after }
             }
@@ -267,7 +267,7 @@ mod tests {
             let next = course.on_failed(now, &ended, false, 0.5);
             assert!(RETRY(&next), "{failure:?}");
             let owed = course.take_owed();
-            assert_eq!(owed.map(|owed| owed.is_free), expected, "{failure:?}");
+            assert_eq!(owed.map(|owed| owed.is_off_budget), expected, "{failure:?}");
             assert_eq!(course.take_owed(), None);
         }
     }

@@ -106,6 +106,7 @@ impl Relay {
             .choose_once(&plan, &held, now, &FailedWorkers::default(), None);
         let (decision, split) = match chosen {
             Some((decision, split)) => (Some(decision), split),
+            // Then there is no leg to explain either.
             None => (None, Split::Off),
         };
         let mut explanation = self.explain_choice(&plan, &held, now, decision, split, None);

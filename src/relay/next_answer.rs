@@ -85,6 +85,7 @@ impl NextAnswer {
         (lost, answer_tokens): (&Worker, u32),
     ) -> Result<AttemptAnswer, NotContinued> {
         let original = body.clone();
+        // What a new request would begin with, its response and its wait, is not looked at again.
         let (context, target) = (self.context.clone(), self.target.clone());
         let job = Job {
             is_converted: self.is_converted,

@@ -168,7 +168,7 @@ impl Relay {
             if !self.chooser().has_choice(plan, now, failed, may_repeat) {
                 return Err(End::NoWorker);
             }
-            if !owed.is_free && !self.budget().may_retry() {
+            if !owed.is_off_budget && !self.budget().may_retry() {
                 self.metrics().retries_refused.inc();
                 return Err(End::NoWorker);
             }

@@ -99,7 +99,7 @@ impl Member {
 
 use Shape::{Any, Flag, Integer, List, Number, NumberAbove, Object, OneOf, Text, TextOrList};
 
-/// In the order in which the Response object shows them.
+/// The Response object has those that say how they are shown in this order.
 const MEMBERS: &[Member] = &[
     copied("model", Any),
     // Sampling.
@@ -200,7 +200,7 @@ pub(super) fn member(name: &str) -> Option<&'static Member> {
     MEMBERS.iter().find(|member| member.name == name)
 }
 
-/// The rows, in the order in which the Response object shows them.
+/// All rows.
 pub(super) fn members() -> impl Iterator<Item = &'static Member> {
     MEMBERS.iter()
 }

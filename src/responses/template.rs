@@ -70,12 +70,12 @@ impl ResponseTemplate {
 
         let mut tail = Vec::with_capacity(768);
         for member in member_table::members() {
-            let given = of(member.name);
+            let given = || of(member.name);
             let shown = match member.shown {
                 Shown::Otherwise => None,
-                Shown::Or(default) => Some(given.unwrap_or(default)),
-                Shown::NumberOr(default) => Some(number(given).unwrap_or(default)),
-                Shown::IfGiven => given,
+                Shown::Or(default) => Some(given().unwrap_or(default)),
+                Shown::NumberOr(default) => Some(number(given()).unwrap_or(default)),
+                Shown::IfGiven => given(),
             };
             if let Some(value) = shown {
                 put(&mut tail, member.name, value);

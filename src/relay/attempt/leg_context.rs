@@ -7,9 +7,7 @@ use crate::relay::core::Relay;
 use crate::relay::failure::retries::Attempts;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
-use crate::relay::prefill_decode::Disaggregation;
-use crate::relay::prefill_decode::ModelMetrics;
-use crate::relay::prefill_decode::PinnedTransfer;
+use crate::relay::prefill_decode::{Disaggregation, ModelMetrics, PinnedTransfer};
 
 #[derive(Clone, Copy)]
 pub(in crate::relay) struct LegContext<'a> {

@@ -36,7 +36,8 @@ impl<'a> Offers<'a> {
         }
     }
 
-    /// First `body`, which asks for `extra`.
+    /// Before the plain form comes `body`, which asks for `extra`, in place of what was to come before it. What `body` asks for
+    /// beside `extra` is left out with it.
     pub(in crate::relay) fn asking(self, body: Option<&'a Bytes>, extra: Extra) -> Self {
         let asking = body.map(|body| (body, extra)).or(self.asking);
         Self { asking, ..self }

@@ -98,7 +98,7 @@ impl LegContext<'_> {
             Some(legs.prefill(&transfer))
         });
         // The decode leg need not name the rank.
-        let offers = Offers::new(&body, transfer.rank())
+        let offers = Offers::new(&body, sending.rank)
             .asking(reporting.as_ref(), Extra::Report)
             .keeping_rank(!may_resend);
         let sent = relay.send(job, offers, sending, plan, worker, timer).await;

@@ -73,10 +73,7 @@ impl Relay {
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
         let mut span = traced::begin_try(job, plan, now, chosen, rank, None, attempts.count());
         let insert = OptimisticInsert::new(self.caches(), now, (worker, rank), plan);
-        let unseen_prefill = self
-            .queue()
-            .as_ref()
-            .and_then(|_| self.unseen_prefill(plan, worker));
+        let unseen_prefill = self.queue().and_then(|_| self.unseen_prefill(plan, worker));
         // Only a gateway has the prompt computed by another worker in the same attempt.
         let prefill = choice.split.prefill();
         let cached_tokens =
@@ -135,7 +132,7 @@ impl Relay {
             span: span.as_deref(),
         };
         let reporting = report.map(|report| report.put_into(asking_ids.unwrap_or(body)));
-        let offers = Offers::new(body, rank)
+        let offers = Offers::new(body, sending.rank)
             .asking(asking_ids, Extra::TokenIds)
             .asking(reporting.as_ref(), Extra::Report)
             .keeping_rank(carried.is_some());

@@ -21,7 +21,8 @@ use crate::relay::request::gateway::{CarriedTo, Gateway};
 use crate::routing;
 use crate::routing::pair::{self, LocalReason};
 
-/// Chooses the workers of a request, here or behind what waits. It changes nothing but the circuit breakers that admit the request.
+/// Chooses the workers of a request. Only [`Chooser::choose`] changes anything: circuit breakers admit the request, and its adapter
+/// counts as used.
 #[derive(Clone, Copy)]
 pub(in crate::relay) struct Chooser<'a> {
     caches: &'a Caches,
@@ -116,24 +117,14 @@ impl<'c> Chooser<'c> {
             };
             let split = split.map(|decision| {
                 let worker = plan.group.workers[decision.worker_index].clone();
-                Prefill {
-                    decision,
-                    bootstrap_info: worker.bootstrap_info.load_full(),
-                    worker,
-                    _trial: prefill_trial,
-                }
+                Prefill::new(decision, worker, prefill_trial)
             });
             if plan.group.is_adapter {
                 let prefill = split.prefill().map(|prefill| &prefill.worker);
                 let chosen = prefill.into_iter().chain([worker]);
                 chosen.for_each(|worker| worker.adapters.on_used(&plan.group.model));
             }
-            return Some(Choice {
-                decision,
-                worker: worker.clone(),
-                split,
-                _trial: trial,
-            });
+            return Some(Choice::new(decision, worker.clone(), split, trial));
         }
     }
 
@@ -237,7 +228,7 @@ impl<'c> Chooser<'c> {
         Some(is_trial.then(|| {
             let families = &plan.model.families;
             families.on_breaker_transition(worker, State::HalfOpen);
-            Trial(worker.clone())
+            Trial::new(worker.clone())
         }))
     }
 

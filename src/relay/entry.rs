@@ -1,0 +1,117 @@
+//! The first thing that happens to a request: whether its tenant may use the model, what engines are asked for beside what the
+//! client asks for, and what is counted if nothing was sent.
+
+use std::sync::Arc;
+
+use hyper::Response;
+use smallvec::SmallVec;
+
+use super::core::Relay;
+use super::failure::request_outcome::Outcome;
+use super::job::{Error, FailedRequest, Job};
+use super::request::body_edit::{self, Edit};
+use super::request::output_cap;
+use super::request::usage_option;
+use crate::http::Body;
+use crate::prompt::PeekedBody;
+
+impl Relay {
+    /// Sends a request to an engine and returns the engine's answer, whatever its status.
+    pub async fn run(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        peek: PeekedBody<'_>,
+    ) -> Result<Response<Body>, Error> {
+        let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
+            Ok(()) => self.run_permitted(job, peek).await,
+            Err(error) => Err(error.into()),
+        };
+        answer.map_err(|failed| {
+            let FailedRequest { error, is_counted } = failed;
+            if !is_counted {
+                let api = job.asked_api().as_str();
+                self.models().count_unsent(api, error.outcome());
+            }
+            self.without_others(job.context.tenant, error)
+        })
+    }
+
+    /// Counts a request that the router answered with an error before it came here. `api`: [`crate::prompt::Api::as_str`], or `none`.
+    /// `is_refused`: the fault is the client's.
+    pub fn count_unsent(&self, api: &'static str, is_refused: bool) {
+        let outcome = if is_refused {
+            Outcome::Refused
+        } else {
+            Outcome::RouterFailed
+        };
+        self.models().count_unsent(api, outcome);
+    }
+
+    async fn run_permitted(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        peek: PeekedBody<'_>,
+    ) -> Result<Response<Body>, FailedRequest> {
+        let name = peek
+            .model
+            .as_deref()
+            .and_then(|model| self.names().get(model));
+        let asking = if self.needs_usage() {
+            usage_option::asking(job.api, &job.body, &peek)
+        } else {
+            None
+        };
+        if let Some(name) = name {
+            // Boxed, so that other requests do not carry its state.
+            return Box::pin(self.redirect(job, peek, name, asking)).await;
+        }
+        let capped = self.capped(job, &peek, None);
+        let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
+        let max_tokens = capped.as_ref().map(|(max_tokens, _)| *max_tokens);
+        let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().map(|(edit, _)| edit).collect();
+        edits.extend(capped.map(|(_, edit)| edit));
+        if edits.is_empty() {
+            return self.carry(job, peek).await;
+        }
+        let asking = Job {
+            body: body_edit::applied(&job.body, &mut edits),
+            target: job.target.clone(),
+            requested: None,
+            unasked_usage: unasked_usage.unwrap_or_default(),
+            context: job.context.clone(),
+            ..*job
+        };
+        // These point into the body.
+        let own = match peek.vllm_xargs {
+            None => PeekedBody {
+                max_tokens: peek.max_tokens.or(max_tokens),
+                ..peek
+            },
+            Some(_) => {
+                let model = peek.model.as_deref().unwrap_or_default();
+                body_edit::read_again(job.api, &asking.body, self.block_bytes(), model)
+            }
+        };
+        self.carry(&asking, own).await
+    }
+
+    /// The output tokens that a request gets whose tenant may not have any number of them, if it asks for none, with the
+    /// edit of its body. `target`: the model that its name stands for.
+    pub(super) fn capped(
+        &self,
+        job: &Job<'_>,
+        peek: &PeekedBody<'_>,
+        target: Option<&str>,
+    ) -> Option<(u64, Edit)> {
+        let limits = self.tenants().of(job.context.tenant).limits.as_ref()?;
+        let asked = peek.model.as_deref();
+        let max = limits.max_tokens(asked.or(target)?, target)?;
+        output_cap::cap(job.api, &job.body, peek, max)
+    }
+
+    /// Whether the usage of streams is counted for a tenant or written down.
+    fn needs_usage(&self) -> bool {
+        let is_counted = self.usage().has_log() || self.tenants().listed().next().is_some();
+        self.settings().stream_usage && is_counted
+    }
+}
