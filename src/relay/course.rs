@@ -22,8 +22,8 @@ pub(super) struct Owed {
     /// The worker that failed.
     pub(super) worker: Arc<str>,
     pub(super) failure: Failure,
-    /// It takes nothing from the retry budget, though it is counted as a retry: what ended with all that its worker had is no further load, and what was refused
-    /// at once hardly any.
+    /// It takes nothing from the retry budget, though it is counted as a retry: what ended with all that its worker had is no
+    /// further load, and what was refused at once hardly any.
     pub(super) is_off_budget: bool,
 }
 

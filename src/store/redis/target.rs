@@ -14,8 +14,9 @@ use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr
 use redis::io::tcp::TcpSettings;
 use redis::sentinel::{SentinelClientBuilder, SentinelServerType};
 use redis::{
-    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo,
-    IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult, TlsCertificates, Value,
+    AsyncConnectionConfig, Client, ClientTlsConfig, Cmd, ConnectionAddr, ConnectionInfo, ErrorKind,
+    IntoConnectionInfo, Pipeline, RedisConnectionInfo, RedisResult, ServerErrorKind,
+    TlsCertificates, Value,
 };
 use socket2::TcpKeepalive;
 use tracing::{info, warn};
@@ -26,6 +27,10 @@ use super::settings::{Mode, Settings, address};
 /// them too.
 const CLUSTER_RETRIES: u32 = 4;
 const CLUSTER_RETRY_MS: u64 = 50;
+/// The library follows redirections at once, and uses up its attempts within a millisecond if it has no connection to the
+/// node then: it opens them anew, all of them, when one node is lost. So such an operation, which no node has executed, is
+/// tried again after these pauses.
+const MOVED_PAUSES: [Duration; 2] = [Duration::from_millis(50), Duration::from_millis(100)];
 
 /// Write buffer of a connection: some dozens of small responses.
 const WRITE_BYTES: usize = 64 << 10;
@@ -37,6 +42,11 @@ const PROBE_EVERY: Duration = Duration::from_secs(3);
 const PROBES: u32 = 3;
 /// TCP user time-out: many times the deadline of an operation.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
+
+fn is_moved(answer: &RedisResult<Value>) -> bool {
+    let moved = ErrorKind::Server(ServerErrorKind::Moved);
+    answer.as_ref().is_err_and(|error| error.kind() == moved)
+}
 
 pub(super) struct Target {
     mode: Mode,
@@ -85,7 +95,17 @@ impl Wire {
     pub(super) async fn one(&mut self, command: &Cmd) -> RedisResult<Value> {
         let answer = match self {
             Self::One(connection) => connection.req_packed_command(command).await,
-            Self::Cluster(connection) => connection.req_packed_command(command).await,
+            Self::Cluster(connection) => {
+                let mut pauses = MOVED_PAUSES.iter();
+                loop {
+                    let answer = connection.req_packed_command(command).await;
+                    let answer = answer.and_then(Value::extract_error);
+                    match pauses.next() {
+                        Some(pause) if is_moved(&answer) => tokio::time::sleep(*pause).await,
+                        Some(_) | None => break answer,
+                    }
+                }
+            }
         };
         // An error of the server arrives as a value.
         answer?.extract_error()
