@@ -43,9 +43,18 @@ const PROBES: u32 = 3;
 /// TCP user time-out: many times the deadline of an operation.
 const UNACKNOWLEDGED: Duration = Duration::from_secs(10);
 
-fn is_moved(answer: &RedisResult<Value>) -> bool {
+/// Asks a cluster again if all that it did was to redirect.
+async fn redirected<F: Future<Output = RedisResult<Value>>>(
+    mut ask: impl FnMut() -> F,
+) -> RedisResult<Value> {
     let moved = ErrorKind::Server(ServerErrorKind::Moved);
-    answer.as_ref().is_err_and(|error| error.kind() == moved)
+    for pause in MOVED_PAUSES {
+        match ask().await.and_then(Value::extract_error) {
+            Err(error) if error.kind() == moved => tokio::time::sleep(pause).await,
+            answer => return answer,
+        }
+    }
+    ask().await
 }
 
 pub(super) struct Target {
@@ -96,15 +105,12 @@ impl Wire {
         let answer = match self {
             Self::One(connection) => connection.req_packed_command(command).await,
             Self::Cluster(connection) => {
-                let mut pauses = MOVED_PAUSES.iter();
-                loop {
-                    let answer = connection.req_packed_command(command).await;
-                    let answer = answer.and_then(Value::extract_error);
-                    match pauses.next() {
-                        Some(pause) if is_moved(&answer) => tokio::time::sleep(*pause).await,
-                        Some(_) | None => break answer,
-                    }
-                }
+                // Clones share the connection.
+                let ask = || {
+                    let mut connection = connection.clone();
+                    async move { connection.req_packed_command(command).await }
+                };
+                redirected(ask).await
             }
         };
         // An error of the server arrives as a value.
@@ -136,7 +142,12 @@ impl Wire {
                 let route = Route::new(slot as u16, SlotAddr::Master);
                 let node = SingleNodeRoutingInfo::SpecificNode(route);
                 let routing = RoutingInfo::SingleNode(node);
-                connection.route_command(command, routing).await
+                let ask = || {
+                    let (mut connection, command) = (connection.clone(), command.clone());
+                    let routing = routing.clone();
+                    async move { connection.route_command(command, routing).await }
+                };
+                redirected(ask).await
             }
         };
         answer?.extract_error()
@@ -349,4 +360,41 @@ fn certificates(settings: &Settings) -> Result<TlsCertificates, String> {
         client_tls,
         root_cert,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use redis::RedisError;
+
+    use super::*;
+
+    /// How often a cluster is asked that answers with these errors, and then does it; and whether it is done.
+    async fn asked(errors: &[ServerErrorKind]) -> (usize, bool) {
+        let count = Cell::new(0);
+        let ask = || {
+            let error = errors.get(count.get()).copied();
+            count.set(count.get() + 1);
+            async move {
+                match error {
+                    Some(kind) => Err(RedisError::from((ErrorKind::Server(kind), "refused"))),
+                    None => Ok(Value::Okay),
+                }
+            }
+        };
+        let is_done = redirected(ask).await.is_ok();
+        (count.get(), is_done)
+    }
+
+    #[tokio::test]
+    async fn an_operation_that_was_only_redirected_is_asked_for_again_and_no_other() {
+        use ServerErrorKind::{Moved, ReadOnly};
+
+        assert_eq!(asked(&[]).await, (1, true));
+        assert_eq!(asked(&[Moved, Moved]).await, (3, true));
+        assert_eq!(asked(&[Moved, Moved, Moved]).await, (3, false));
+        assert_eq!(asked(&[ReadOnly]).await, (1, false));
+        assert_eq!(asked(&[Moved, ReadOnly]).await, (2, false));
+    }
 }
