@@ -49,6 +49,8 @@ pub(super) struct Member {
     /// something else there.
     pub(super) to_chat: bool,
     pub(super) shown: Shown,
+    /// Refused from a client: it could crash an engine with it, or hijack the request of another client.
+    pub(super) is_reserved: bool,
 }
 
 /// Goes everywhere as it is.
@@ -60,6 +62,7 @@ const fn copied(name: &'static str, shape: Shape) -> Member {
         to_summary: true,
         to_chat: true,
         shown: Shown::Otherwise,
+        is_reserved: false,
     }
 }
 
@@ -77,6 +80,14 @@ const fn own(name: &'static str) -> Member {
         to_engine: false,
         to_summary: false,
         ..native(name, Shape::Any)
+    }
+}
+
+/// Said between the router and engines only.
+const fn reserved(name: &'static str) -> Member {
+    Member {
+        is_reserved: true,
+        ..own(name)
     }
 }
 
@@ -170,14 +181,13 @@ const MEMBERS: &[Member] = &[
     native("client_metadata", Any),
     native("enable_response_messages", Any),
     copied("access_programs", List),
-    // Between the router and engines; refused from a client.
     Member {
         // As the router wrote it.
         to_chat: true,
-        ..own("request_id")
+        ..reserved("request_id")
     },
-    own("kv_transfer_params"),
-    own("ec_transfer_params"),
+    reserved("kv_transfer_params"),
+    reserved("ec_transfer_params"),
     // Of chat completions: here they mean nothing, there they would.
     native("audio", Any),
     native("function_call", Any),
@@ -222,6 +232,7 @@ mod tests {
         for name in ["request_id", "kv_transfer_params", "ec_transfer_params"] {
             let member = member(name).unwrap();
             assert!(!member.to_engine && !member.to_summary, "{name}");
+            assert!(member.is_reserved, "{name}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use std::cell::RefCell;
 
 use super::member_checks;
+use super::member_table;
 use super::members::{self, Members};
 use crate::openai::error::ApiError;
 use crate::prompt;
@@ -23,10 +24,6 @@ const INCLUDES: [&str; 8] = [
 const METADATA_PAIRS_MAX: usize = 16;
 const METADATA_KEY_MAX: usize = 64;
 const METADATA_VALUE_MAX: usize = 512;
-
-/// Members that only the router may send to engines: from a client they could crash an engine or hijack the
-/// request of another client.
-const RESERVED: [&str; 3] = ["request_id", "kv_transfer_params", "ec_transfer_params"];
 
 /// A parsed and checked body.
 #[derive(Debug)]
@@ -106,9 +103,9 @@ impl<'a> CreateRequest<'a> {
     }
 
     fn checked(members: Members<'a>, has_required: bool) -> Result<Self, ApiError> {
-        for name in RESERVED {
-            if members.get(name).is_some() {
-                return Err(ApiError::reserved_parameter(name));
+        for member in member_table::members().filter(|member| member.is_reserved) {
+            if members.get(member.name).is_some() {
+                return Err(ApiError::reserved_parameter(member.name));
             }
         }
         // Sending the request to an engine checks this again, but a background response is accepted before that.
@@ -468,7 +465,7 @@ mod tests {
 
     #[test]
     fn reserved_members_are_refused_by_name() {
-        for name in RESERVED {
+        for name in ["request_id", "kv_transfer_params", "ec_transfer_params"] {
             let expected = format!("unsupported_parameter {name}");
             check(&with(&format!(r#""{name}":"x""#)), &expected);
             check(&with(&format!(r#""{name}":null"#)), "");
