@@ -166,7 +166,6 @@ class Load:
 
         self.together(play, range(len(requests)))
 
-
     def trace(self):
         with open(self.options.trace) as file:
             lines = [json.loads(line) for line, _ in zip(file, range(self.options.requests))]
@@ -283,6 +282,8 @@ def main():
     arguments.add_argument("--binary", action="append", default=[], metavar="ROUTER=FILE", help="another build for one ROUTER")
     arguments.add_argument("routers", nargs="+", metavar="ROUTER")
     options = arguments.parse_args()
+    if options.load == "trace" and not options.trace:
+        arguments.error("trace needs --trace FILE")
     options.binaries = dict(pair.rsplit("=", 1) for pair in options.binary)
     rounds = collections.defaultdict(list)
     for number in range(options.rounds):
