@@ -33,10 +33,8 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     check_retries(config, reader);
     check_replicas(config, reader);
     // A secret that was refused is reported where it stands.
-    let has_proof = config.peers.has_proof()
-        || ["peers.secret", "peers.tls"]
-            .iter()
-            .any(|path| reader.is_refused(path));
+    let has_proof =
+        config.peers.has_proof() || reader.is_any_refused(&["peers.secret", "peers.tls"]);
     let peers_listen = listen_address(&config.peers.listen);
     for (key, error) in config.peers.check(peers_listen, has_proof) {
         reader.problem(&format!("peers.{key}"), error);
@@ -118,20 +116,23 @@ fn check_listeners(config: &Config, reader: &mut Reader) {
     }
     let admin = listen_address(&config.admin.listen).ok();
     let is_loopback = admin.is_none_or(|address| address.ip().to_canonical().is_loopback());
-    // Credentials that were refused are reported where they stand.
-    let mut keys = ["admin.token", "admin.tokens", "admin.client_names"].iter();
-    let has_credentials =
-        config.admin.has_credentials() || keys.any(|path| reader.is_refused(path));
-    if !is_loopback && !has_credentials {
+    if !is_loopback && !config.admin.has_credentials() {
         let message = format!(
             "`{}` can be reached from other hosts, whose users could drain workers and see prompts: set `admin.token` \
              (such as `file:/run/secrets/admin-token`; probes and Prometheus do not need it), or listen on 127.0.0.1",
             config.admin.listen
         );
-        reader.problem("admin.listen", message);
+        let credentials = ["admin.token", "admin.tokens", "admin.client_names"];
+        reader.conflict("admin.listen", &credentials, message);
     }
     for (key, error) in config.admin.check() {
-        reader.problem(&format!("admin.{key}"), error);
+        let path = format!("admin.{key}");
+        // Names of clients are held against their CA.
+        if key.starts_with("client_names") {
+            reader.conflict(&path, &["admin.tls"], error);
+        } else {
+            reader.problem(&path, error);
+        }
     }
 }
 
@@ -168,7 +169,8 @@ fn check_workers(config: &Config, reader: &mut Reader) {
         let defaults = entry.defaults();
         match defaults.member(String::new()) {
             Ok(_) if is_role_without_connector(defaults.role, config) => {
-                reader.problem(&format!("{path}.role"), no_connector(defaults.role));
+                let message = no_connector(defaults.role);
+                reader.conflict(&format!("{path}.role"), &[CONNECTOR], message);
             }
             Ok(_) => {}
             Err((key, error)) => reader.problem(&format!("{path}.{key}"), error),
@@ -242,10 +244,10 @@ fn check_jwt(config: &Config, reader: &mut Reader) {
     if config.tenants.is_empty() {
         let message = "needs `tenants`: list those that tokens name (they need no `keys`), or one, and write its name in \
                        `jwt.default_tenant` for all tokens";
-        reader.problem("jwt", message);
+        reader.conflict("jwt", &["tenants"], message);
     } else if !name.is_empty() && !config.tenants.iter().any(|tenant| tenant.name == *name) {
         let message = format!("`{name}` is none of `tenants`");
-        reader.problem("jwt.default_tenant", message);
+        reader.conflict("jwt.default_tenant", &["tenants"], message);
     }
 }
 
@@ -289,7 +291,7 @@ fn check_list(
             }
         };
         if worker.role.is_some() && is_role_without_connector(role, config) {
-            reader.problem(&format!("{path}.role"), no_connector(role));
+            reader.conflict(&format!("{path}.role"), &[CONNECTOR], no_connector(role));
         }
         for (key, text) in [("url", address), ("name", name)] {
             let first = seen.entry(text.clone()).or_insert_with(|| path.clone());
@@ -302,6 +304,8 @@ fn check_list(
         }
     }
 }
+
+const CONNECTOR: &str = "prefill_decode.connector";
 
 /// A role is what an engine was started as. Without KV transfer prefill workers would idle, and a decode worker
 /// would get whole requests, which might be a mistake.
@@ -351,7 +355,11 @@ fn check_topology(config: &Config, reader: &mut Reader) {
             "no worker has the label `{topology}`, so that any two would be a pair; add it to the workers' \
              `labels` or to those of their discovery entry, or leave this out"
         );
-        reader.problem("prefill_decode.topology", message);
+        reader.conflict(
+            "prefill_decode.topology",
+            &["workers", "discovery"],
+            message,
+        );
     }
 }
 
@@ -377,7 +385,11 @@ fn check_models(config: &Config, reader: &mut Reader) {
     for (index, model) in config.models.iter().enumerate() {
         if model.send_token_ids == Some(true) && !has_tokenizer {
             let message = "there are none to send: no model has a tokenizer here";
-            reader.problem(&format!("models[{index}].send_token_ids"), message);
+            reader.conflict(
+                &format!("models[{index}].send_token_ids"),
+                &["models"],
+                message,
+            );
         }
         if config.models[..index]
             .iter()

@@ -97,6 +97,14 @@ impl Reader {
         }
     }
 
+    /// Reports a problem at `path` that follows from the values at `others`, too: not while one of those is refused, which is
+    /// reported where it stands.
+    pub fn conflict(&mut self, path: &str, others: &[&str], message: impl Display) {
+        if !self.is_any_refused(others) {
+            self.problem(path, message);
+        }
+    }
+
     /// What the file has that is read and not used: one line each.
     pub fn warnings(&self) -> Vec<String> {
         self.places.warnings(self.problems.file())
@@ -115,6 +123,11 @@ impl Reader {
     /// Whether the value at `path` or a part of it was refused.
     pub fn is_refused(&self, path: &str) -> bool {
         self.places.find(path).is_none()
+    }
+
+    /// As [`Reader::is_refused`], for one of several values.
+    pub fn is_any_refused(&self, paths: &[&str]) -> bool {
+        paths.iter().any(|path| self.is_refused(path))
     }
 
     /// Whether nothing wrong was found so far.

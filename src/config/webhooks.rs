@@ -16,7 +16,12 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
         are_open: config.jwt.as_ref().is_some_and(takes_other_tenants),
     };
     for (key, error) in config.webhooks.check(tenants) {
-        reader.problem(&format!("webhooks.{key}"), error);
+        let path = format!("webhooks.{key}");
+        if key.ends_with(".tenant") {
+            reader.conflict(&path, &["tenants"], error);
+        } else {
+            reader.problem(&path, error);
+        }
     }
     if config.responses.mode == Mode::PassThrough {
         let message = "would never get an event: there are no background responses with `responses.mode: pass_through`";

@@ -758,7 +758,7 @@ fn settings_of_kv_events_that_make_loops_or_overflow_are_refused() {
 }
 
 #[test]
-fn a_secret_that_cannot_be_read_is_not_reported_as_missing_too() {
+fn a_value_that_is_refused_is_not_reported_as_missing_too() {
     for (rest, key) in [
         (
             "admin: {listen: ':9', token: '${NO_SUCH}'}",
@@ -776,9 +776,25 @@ fn a_secret_that_cannot_be_read_is_not_reported_as_missing_too() {
             "peers: {listen: ':9', secret: '${NO_SUCH}', discovery: ['10.0.0.2:9']}\nresponses: {mode: pass_through}",
             "peers.secret: ",
         ),
+        (
+            "admin: {tls: {client_ca: '${NO_SUCH}', self_signed: true}, client_names: {operate: [a]}}",
+            "admin.tls.client_ca: ",
+        ),
+        (
+            "tenants: [5]\njwt: {issuers: [{issuer: 'https://i', audiences: [a], jwks: 'https://i/j'}], default_tenant: a}",
+            "tenants[0]: expected a map",
+        ),
+        (
+            "tenants: [5, {name: b, keys: [abcdefabcdefabcdef]}]\nwebhooks: {endpoints: [{name: a, url: 'https://h/x', secrets: [whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw], tenant: a}]}",
+            "tenants[0]: expected a map",
+        ),
     ] {
         check(&minimal(rest), &[key]);
     }
+    let pair = "workers: [{url: 'http://a:1', role: prefill}, {url: 'http://b:1', role: decode}]\nprefill_decode: {connector: nope}";
+    check(pair, &["prefill_decode.connector: expected one of"]);
+    let labels = "workers: [{url: 'http://a:1', labels: {rack: [1]}}]\nprefill_decode: {connector: nixl, topology: rack}";
+    check(labels, &["workers[0].labels.rack: expected a text"]);
 }
 
 #[test]
