@@ -38,17 +38,15 @@ quick: ## Format, clippy and unit tests but the long ones (QUICK_SKIPS); no netw
 	$(CARGO) clippy --locked --offline --all-targets $(FEATURES) -- -D warnings
 	$(CARGO) test --locked --offline $(FEATURES) --lib -- $(addprefix --skip ,$(QUICK_SKIPS))
 
-# What `make test` runs. One build (`tests`) makes every test binary and the router that the SDKs, the browser, Envoy and the
-# manifests are tested with; only the demo has its own, because `cargo run --release -- demo` is what the README begins with.
-STEPS := format clippy documentation tests unit templates integration loom sdk browser envoy manifests demo
+# What `make test` runs. One build (`tests`) makes every test binary and the router that the SDKs, the browser, Envoy, the
+# manifests and the demo are run with. What waits for servers most of the time runs beside the tests that compute.
+STEPS := format clippy documentation redis tests unit templates integration loom demo
+BESIDE := sdk browser envoy manifests
 
 .PHONY: test
-test: $(STEPS) ## All tests. CONTRIBUTING.md has what each step takes on two cores.
+test: ## All tests, with what each step took. CONTRIBUTING.md has it for two cores; COLUMN=... writes it there.
+	PYTHON='$(PYTHON)' $(PYTHON) .ci/steps $(if $(COLUMN),--column '$(COLUMN)') $(STEPS) --after tests --beside $(BESIDE)
 	$(call heading,all passed)
-
-.PHONY: times
-times: ## `make test`, and what each step and the slowest tests took; COLUMN=... writes it into CONTRIBUTING.md.
-	.ci/times $(if $(COLUMN),--column '$(COLUMN)') $(STEPS)
 
 .PHONY: build
 build: ## The binary, target/release/warmroute.
@@ -154,14 +152,14 @@ chaos: redis ## Routers, Redis and engines killed and paused at random: CHAOS_SE
 .PHONY: sdk
 sdk: redis tests $(VENV)/installed $(NODE)/installed ## OpenAI's SDKs, Python and Node, against the router; the examples.
 	$(call heading,SDKs and examples)
-	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 600 \
+	WARMROUTE_NODE=$(NODE) timeout --kill-after=10 1500 \
 	    $(VENV)/bin/python -W error::ResourceWarning -m unittest discover --verbose --start-directory tests/sdk
 
 # Screenshots are in target/dashboard.
 .PHONY: browser
 browser: tests $(BROWSER_VENV)/installed ## The dashboard in a headless Chromium, which is installed on Debian and Ubuntu.
 	$(call heading,the dashboard in a browser)
-	WARMROUTE_CHROMIUM=$$(.ci/chromium) timeout --kill-after=10 300 \
+	WARMROUTE_CHROMIUM=$$(.ci/chromium) timeout --kill-after=10 900 \
 	    $(BROWSER_VENV)/bin/python -m unittest discover --verbose --start-directory tests/browser
 
 # There is no Envoy for every platform.
@@ -169,7 +167,7 @@ browser: tests $(BROWSER_VENV)/installed ## The dashboard in a headless Chromium
 envoy: tests ## The endpoint picker behind a real Envoy.
 	$(call heading,the endpoint picker behind Envoy)
 	if PYTHON='$(PYTHON)' .ci/python-environment $(ENVOY_VENV) tests/envoy/requirements.txt; then \
-	    timeout --kill-after=10 400 $(ENVOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/envoy; \
+	    timeout --kill-after=10 900 $(ENVOY_VENV)/bin/python -m unittest discover --verbose --start-directory tests/envoy; \
 	else echo 'skipped: no Envoy for this platform'; fi
 
 .PHONY: manifests
@@ -180,9 +178,9 @@ manifests: tests $(DEPLOY_VENV)/installed $(CACHE)/promtool/promtool ## What is 
 	WARMROUTE_KUBECTL=$(DEPLOY_VENV)/bin/kubectl $(CARGO) test --locked $(FEATURES) --test it -- --ignored kubectl
 
 .PHONY: demo
-demo: build ## The demo, which ends by itself.
+demo: tests ## The demo, which ends by itself.
 	$(call heading,demo)
-	timeout --kill-after=10 120 $(TARGET)/release/warmroute demo --exit
+	timeout --kill-after=10 120 $(TARGET)/debug/warmroute demo --exit
 
 .PHONY: bench
 bench: ## Run the benches.

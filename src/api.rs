@@ -8,6 +8,7 @@ pub mod cors;
 pub mod dry_run;
 pub mod endpoint_picker;
 mod endpoints;
+mod envelope;
 mod errors;
 mod forward;
 mod head_check;
@@ -25,23 +26,24 @@ use std::net::IpAddr;
 use std::sync::{Arc, Weak};
 
 use arc_swap::ArcSwap;
-use hyper::header::{ALLOW, AUTHORIZATION, CONNECTION, HeaderValue};
-use hyper::{HeaderMap, Method, Request, Response, StatusCode, Version};
+use hyper::header::{ALLOW, AUTHORIZATION, HeaderValue};
+use hyper::{HeaderMap, Method, Request, Response};
 use prometheus::IntCounterVec;
 use tracing::debug;
 
-use self::access_log::{AccessLine, LoggedBody};
+use self::access_log::LoggedBody;
 use self::body_budget::{BodyBudget, Claim};
 use self::cors::Cors;
+use self::envelope::Envelope;
 use self::health::{HEALTH_PATH, ROOT_PATH, health, root, without_body};
-use self::route::{NO_API, Route, api_of, meant, route};
+use self::route::{NO_API, Route, meant, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
 use crate::admin::Readiness;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
-use crate::ids::{ClientKey, RequestId};
-use crate::limits::{Standing, TenantLimits};
+use crate::ids::ClientKey;
+use crate::limits::TenantLimits;
 use crate::observe::metrics::Registry;
 use crate::openai::error::{ApiError, ErrorShape};
 use crate::openai::tenant::{API_KEY, Admitted, Tenants, as_bearer};
@@ -171,86 +173,24 @@ impl ApiServer {
             let page = if is_head { without_body(page) } else { page };
             return page.map(|body| LoggedBody::new(body, None));
         }
-        let id = RequestId::new(fastrand::u128(..));
-        let is_http1 = request.version() < Version::HTTP_2;
-        let client = self
-            .settings
-            .trusted_proxies
-            .client_of(peer, request.headers());
-        let trace = self.relay.tracer().begin(request.headers());
-        let mut line = (trace.is_some() || access_log::is_on()).then(|| {
-            let tasks = self.tasks.clone();
-            let request = (
-                request.method().clone(),
-                request.uri().clone(),
-                request.headers(),
-            );
-            Box::new(AccessLine::begin(request, id, client, tasks, trace))
-        });
-        let grant = self.cors.grant(request.headers());
-        let shape = ErrorShape::of_request(request.uri().path(), request.headers());
-        let api = api_of(request.uri().path(), &self.settings.extra_endpoints);
-        let mut standing = None;
-        let (echo, answer) = match request_id::of_client(request.headers()) {
-            Ok(client_id) => {
-                if let Some(line) = &mut line {
-                    line.client_request_id.clone_from(&client_id);
-                }
-                let echo = client_id.unwrap_or_else(|| request_id::header(id));
-                let line = line.as_deref_mut();
-                let answer = match self.cors.preflight(&request, &grant) {
-                    Some(answer) => answer,
-                    None => {
-                        let standing = &mut standing;
-                        self.answer(request, id, client, &echo, line, standing)
-                            .await
-                    }
-                };
-                (echo, answer)
-            }
-            Err(error) => (request_id::header(id), Err(error)),
+        let (mut envelope, checked) = Envelope::begin(&self, &request, peer);
+        let answer = match (checked, self.cors.preflight(&request, &envelope.grant)) {
+            (Err(error), _) => Err(error),
+            (Ok(()), Some(answer)) => answer,
+            (Ok(()), None) => self.answer(request, &mut envelope).await,
         };
-        let mut response = answer.unwrap_or_else(|error| {
-            self.on_error(id, &error, api, line.as_deref_mut());
-            error.shaped(shape)
-        });
-        if shape == ErrorShape::Anthropic {
-            let headers = response.headers_mut();
-            headers.insert(request_id::OF_ANTHROPIC, echo.clone());
-        }
-        response.headers_mut().insert(request_id::HEADER, echo);
-        if let Some(standing) = standing {
-            standing.write(response.headers_mut());
-        }
-        grant.apply(response.headers_mut());
-        let is_upgraded = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-        if is_http1 && self.readiness.is_draining() && !is_upgraded {
-            // Its next request should find another replica now, and not a connection that closes just then.
-            let close = HeaderValue::from_static("close");
-            response.headers_mut().insert(CONNECTION, close);
-        }
-        if let Some(line) = &mut line {
-            line.status = Some(response.status());
-        }
-        if is_head {
-            response = without_body(response);
-        }
-        response.map(|body| LoggedBody::new(body, line))
+        envelope.finish(&self, answer)
     }
 
     async fn answer(
         self: &Arc<Self>,
         mut request: Request<RequestBody>,
-        id: RequestId,
-        address: IpAddr,
-        client_id: &HeaderValue,
-        mut line: Option<&mut AccessLine>,
-        standing: &mut Option<Standing>,
+        envelope: &mut Envelope,
     ) -> Result<Response<http::Body>, ApiError> {
         head_check::check(&request)?;
         let admitted = self.tenants.admit(request.headers()).await?;
         let admitted: &Admitted = &admitted;
-        if let Some(line) = &mut line {
+        if let Some(line) = &mut envelope.line {
             line.tenant = Some(admitted.name.clone());
         }
         let mut key = None;
@@ -261,7 +201,7 @@ impl ApiServer {
             key = key.or_else(|| api_key.as_ref().and_then(as_bearer));
         }
         if head_check::asks_for_websocket(&request) {
-            return self.upgrade(request, admitted, key, address, client_id);
+            return self.upgrade(request, admitted, key, envelope.client, &envelope.echo);
         }
         if head_check::lost_upgrade(&request) {
             return Err(ApiError::upgrade_lost());
@@ -271,15 +211,16 @@ impl ApiServer {
         let client = if self.tenants.require_keys() {
             ClientKey::of_tenant(admitted.tenant)
         } else {
-            ClientKey::of_address(address)
+            ClientKey::of_address(envelope.client)
         };
+        let summary = envelope.line.as_ref().map(|line| line.summary.clone());
         let caller = Caller {
             context: RequestContext {
-                summary: line.map(|line| line.summary.clone()),
-                ..RequestContext::new(id, client, admitted.tenant, observe::now())
+                summary,
+                ..RequestContext::new(envelope.id, client, admitted.tenant, observe::now())
             },
             admitted,
-            client_id,
+            client_id: &envelope.echo,
             standing: cell.as_ref(),
         };
         let answer = self
@@ -287,7 +228,7 @@ impl ApiServer {
             .await;
         // A request that was not charged is said what is left without it.
         let read = cell.and_then(|cell| cell.read());
-        *standing = read.or_else(|| limits.map(|limits| limits.standing(None)));
+        envelope.standing = read.or_else(|| limits.map(|limits| limits.standing(None)));
         answer
     }
 

@@ -3,6 +3,7 @@
 mod clock;
 pub mod line_log;
 pub mod log_once;
+mod log_text;
 mod log_writer;
 pub mod metrics;
 pub mod metrics_text;
@@ -20,6 +21,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
 pub use self::clock::now;
+use self::log_text::{PlainFields, Timestamp};
 pub use self::log_writer::ACCESS_LOG;
 use self::log_writer::{LogWriter, Writers};
 use crate::units::SizeText;
@@ -146,6 +148,18 @@ impl Drop for LogGuard {
     }
 }
 
+/// Makes a builder's subscriber the process's. A macro, because each has a type of its own, with bounds that only the library
+/// can name.
+macro_rules! start {
+    ($builder:expr) => {{
+        let logs = $builder.with_filter_reloading();
+        let handle = logs.reload_handle();
+        if logs.try_init().is_ok() {
+            let _ = FILTER.set(Box::new(move |filter| drop(handle.reload(filter))));
+        }
+    }};
+}
+
 /// Starts logging to standard error. A second call changes nothing: tests share a process.
 pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     if LOG.get().is_none() {
@@ -160,23 +174,13 @@ pub fn start_logging(settings: &Settings) -> io::Result<LogGuard> {
     let has_colours = settings.access_file.is_empty() && io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt()
         .with_env_filter(filter(settings))
+        .with_timer(Timestamp)
         .with_ansi(has_colours)
         .with_writer(writer);
     match settings.format {
-        Format::Text => {
-            let logs = logs.with_filter_reloading();
-            let handle = logs.reload_handle();
-            if logs.try_init().is_ok() {
-                let _ = FILTER.set(Box::new(move |filter| drop(handle.reload(filter))));
-            }
-        }
-        Format::Json => {
-            let logs = logs.json().flatten_event(true).with_filter_reloading();
-            let handle = logs.reload_handle();
-            if logs.try_init().is_ok() {
-                let _ = FILTER.set(Box::new(move |filter| drop(handle.reload(filter))));
-            }
-        }
+        Format::Text if has_colours => start!(logs),
+        Format::Text => start!(logs.fmt_fields(PlainFields)),
+        Format::Json => start!(logs.json().flatten_event(true)),
     }
     Ok(LogGuard(()))
 }

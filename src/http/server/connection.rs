@@ -17,7 +17,7 @@ use http_body::Body;
 use hyper::body::Incoming;
 use hyper::header::{CONNECTION, EXPECT, HeaderValue, UPGRADE};
 use hyper::server::conn::{http1, http2};
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
 use hyper::{Request, Response, Version};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, ReadBuf};
@@ -75,26 +75,10 @@ where
     pub(super) async fn serve(self: Arc<Self>, mut stream: TcpStream, mut peer: IpAddr) {
         // A token is a small packet; Nagle's algorithm would hold it back.
         let _ = stream.set_nodelay(true);
-        let mut early = Bytes::new();
-        if self.settings.proxy_protocol {
-            let timeout = self.settings.header_timeout;
-            let header = tokio::select! {
-                header = proxy_protocol::read(&mut stream, timeout) => header,
-                () = self.tasks.stopped() => return,
-            };
-            match header {
-                Ok((client, rest)) => {
-                    peer = client.unwrap_or(peer);
-                    early = rest;
-                }
-                Err(error) => {
-                    let closed = &self.metrics.closed;
-                    closed.with_label_values(&["proxy_header"]).inc();
-                    debug!(%peer, %error, "client connection closed: no PROXY protocol header");
-                    return;
-                }
-            }
-        }
+        let Some((client, early)) = self.proxy_header(&mut stream, peer).await else {
+            return;
+        };
+        peer = client;
         let Some((mut stream, early, names)) = self.secure(stream, early, peer).await else {
             return;
         };
@@ -153,34 +137,64 @@ where
                 }
             }
         });
-        let first = first_bytes(&mut stream, early, protocol_of, &mut watch).await;
-        let Some((protocol, mut early)) = first else {
-            return stream.close().await;
-        };
-        if protocol == Protocol::Http2 {
-            let executor = Executor {
-                tasks: self.tasks.clone(),
-                activity: activity.clone(),
-                reset: self.metrics.reset.clone(),
-            };
-            let mut builder = http2::Builder::new(executor);
-            builder.max_concurrent_streams(self.settings.max_http2_streams);
-            let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);
-            let mut connection = Box::pin(builder.serve_connection(TokioIo::new(socket), service));
-            let finish = |connection: Pin<&mut _>| http2::Connection::graceful_shutdown(connection);
-            watch.drive(connection.as_mut(), finish).await;
-            return;
+        match first_bytes(&mut stream, early, protocol_of, &mut watch).await {
+            Some((Protocol::Http1, early)) => {
+                self.serve_http1((stream, early), service, &upgrade, &mut watch)
+                    .await;
+            }
+            Some((Protocol::Http2, early)) => {
+                self.serve_http2((stream, early), service, &mut watch).await;
+            }
+            None => stream.close().await,
         }
+    }
+}
+
+impl<H> Listener<H> {
+    async fn serve_http2<S, B>(
+        &self,
+        (stream, early): (Socket, Bytes),
+        service: S,
+        watch: &mut Watch<'_>,
+    ) where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible>,
+        S::Future: Send + 'static,
+        B: Body<Data = Bytes, Error = BodyError> + Send + 'static,
+    {
+        let activity = watch.activity;
+        let executor = Executor {
+            tasks: self.tasks.clone(),
+            activity: activity.clone(),
+            reset: self.metrics.reset.clone(),
+        };
+        let mut builder = http2::Builder::new(executor);
+        builder.max_concurrent_streams(self.settings.max_http2_streams);
+        let socket = Watched::new(stream, early, activity.clone(), None, &self.metrics);
+        let mut connection = Box::pin(builder.serve_connection(TokioIo::new(socket), service));
+        let finish = |connection: Pin<&mut _>| http2::Connection::graceful_shutdown(connection);
+        watch.drive(connection.as_mut(), finish).await;
+    }
+
+    /// Serves requests, takes the connection apart while it is between two for a while, and hands it over if one asks for that.
+    async fn serve_http1<S, B>(
+        &self,
+        (mut stream, mut early): (Socket, Bytes),
+        mut service: S,
+        upgrade: &Upgrade,
+        watch: &mut Watch<'_>,
+    ) where
+        S: Service<Request<Incoming>, Response = Response<B>, Error = Infallible> + Unpin,
+        B: Body<Data = Bytes, Error = BodyError> + Unpin + 'static,
+    {
         let mut builder = http1::Builder::new();
         // Our own limits cover head and idle time without a timer for each request.
         builder.header_read_timeout(None);
         builder.max_buf_size(MAX_BUFFER_BYTES);
         // A buffer may grow beyond its limit.
         builder.max_header_size(MAX_BUFFER_BYTES);
-        let mut service = service;
         loop {
-            let on_malformed = self.on_malformed.clone();
-            let socket = Watched::new(stream, early, activity.clone(), on_malformed, &self.metrics);
+            let (activity, on_malformed) = (watch.activity.clone(), self.on_malformed.clone());
+            let socket = Watched::new(stream, early, activity, on_malformed, &self.metrics);
             let connection = builder.serve_connection(TokioIo::new(socket), service);
             let mut connection = Box::new(connection);
             let finish = |connection: Pin<&mut _>| http1::Connection::graceful_shutdown(connection);
@@ -203,15 +217,35 @@ where
             // A connection keeps the protocol that it began with.
             let any = |bytes: &[u8]| (!bytes.is_empty()).then_some(Protocol::Http1);
             let _parked = Counted::new(&self.metrics.parked);
-            match first_bytes(&mut stream, left.freeze(), any, &mut watch).await {
+            match first_bytes(&mut stream, left.freeze(), any, watch).await {
                 Some((_, next)) => early = next,
                 None => return stream.close().await,
             }
         }
     }
-}
 
-impl<H> Listener<H> {
+    /// The client's address and what has been read behind the PROXY protocol's header, if the listener expects one. `None` if it
+    /// did not come, which was counted.
+    async fn proxy_header(&self, stream: &mut TcpStream, peer: IpAddr) -> Option<(IpAddr, Bytes)> {
+        if !self.settings.proxy_protocol {
+            return Some((peer, Bytes::new()));
+        }
+        let timeout = self.settings.header_timeout;
+        let header = tokio::select! {
+            header = proxy_protocol::read(stream, timeout) => header,
+            () = self.tasks.stopped() => return None,
+        };
+        match header {
+            Ok((client, rest)) => Some((client.unwrap_or(peer), rest)),
+            Err(error) => {
+                let closed = &self.metrics.closed;
+                closed.with_label_values(&["proxy_header"]).inc();
+                debug!(%peer, %error, "client connection closed: no PROXY protocol header");
+                None
+            }
+        }
+    }
+
     /// Shakes hands, if there is TLS. `None` if that failed, which was counted.
     async fn secure(
         &self,

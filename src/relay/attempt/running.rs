@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use smallvec::SmallVec;
@@ -171,10 +171,11 @@ impl Running {
         answer: impl Future<Output = T>,
     ) -> T {
         let mut answer = pin!(answer);
+        let due = shared_wake_up(observe::now() + after);
         tokio::select! {
             biased;
             answer = &mut answer => return answer,
-            () = tokio::time::sleep(after) => self.in_flight.assume_prefilled(),
+            () = tokio::time::sleep_until(due.into()) => self.in_flight.assume_prefilled(),
         }
         answer.await
     }
@@ -187,6 +188,19 @@ impl Running {
     pub(in crate::relay) fn worker(&self) -> &Arc<Worker> {
         self.in_flight.worker()
     }
+}
+
+/// The beginning of the grid on which prompts are assumed to be computed.
+static GRID_START: LazyLock<Instant> = LazyLock::new(observe::now);
+/// A timer that is due before all others of its I/O thread costs three system calls. Requests whose timers are due at the same
+/// moment pay for one; no prompt's time is known that well.
+const GRID: Duration = Duration::from_millis(5);
+
+/// The first point of the grid at `due` or later.
+fn shared_wake_up(due: Instant) -> Instant {
+    let past = due.saturating_duration_since(*GRID_START).as_nanos() % GRID.as_nanos();
+    let missing = (GRID.as_nanos() - past) % GRID.as_nanos();
+    due + Duration::from_nanos(missing as u64)
 }
 
 /// Optimistic insert: the predicted cache, and those of the other replicas, have the prompt's blocks at the worker from
@@ -252,5 +266,20 @@ impl Drop for OptimisticInsert<'_> {
                 .routed
                 .retract(observe::now(), worker, blocks, first);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prompts_that_are_computed_at_about_the_same_time_share_a_wake_up() {
+        let at = |millis| *GRID_START + Duration::from_millis(millis);
+        for (due, shared) in [(0, 0), (1, 5), (4, 5), (5, 5), (6, 10), (25, 25)] {
+            assert_eq!(shared_wake_up(at(due)), at(shared), "{due}");
+        }
+        let due = at(5) + Duration::from_nanos(1);
+        assert_eq!(shared_wake_up(due), at(10));
     }
 }
