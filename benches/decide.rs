@@ -195,7 +195,7 @@ impl Fleet {
 
     fn held<'a>(&'a self, prompt: &'a Prompt, seed: u64) -> CachedPrefixes<'a> {
         let credit = &self.settings.advanced.tier_credit;
-        let holders = self.settings.advanced.prefix_candidates as usize;
+        let holders = warmroute::routing::PREFIX_CANDIDATES;
         CachedPrefixes::new(&*self.group, &self.caches, prompt, credit, holders, seed)
     }
 

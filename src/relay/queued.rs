@@ -21,6 +21,7 @@ use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::queue::{Refusal, RefusalReason, Settings};
+use crate::routing::PREFIX_CANDIDATES;
 use crate::traces::Event;
 
 /// After so many waits in vain a request is answered as without a queue.
@@ -181,8 +182,7 @@ impl Relay {
         failed: &FailedWorkers,
         settings: &Settings,
     ) -> (bool, Option<Chosen>) {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.chooser().held(plan, candidates);
+        let held = self.chooser().held(plan, PREFIX_CANDIDATES);
         let promised = self.queues().promised();
         let promised = promised.as_deref();
         let chosen = self
@@ -236,7 +236,6 @@ impl Relay {
     fn placing(self: &Arc<Self>, plan: Arc<Plan>, failed: FailedWorkers) -> Placing {
         let relay = self.clone();
         Box::new(move |now, promised, stalled| {
-            let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             // Workers may have come and gone meanwhile.
             let group = relay
                 .fleet()
@@ -244,7 +243,7 @@ impl Relay {
                 .models
                 .get(&plan.group.model)
                 .cloned()?;
-            let held = relay.chooser().held_by(&plan, &group, candidates);
+            let held = relay.chooser().held_by(&plan, &group, PREFIX_CANDIDATES);
             let mut failed = failed.clone();
             failed.exclude_all(stalled.iter().copied());
             let chosen = relay
@@ -265,7 +264,7 @@ impl Relay {
         let settings = self.queue().filter(|_| !plan.is_stream)?;
         let queued = worker.load.queued_tokens() as f64 * worker.load.speed.prompt_token();
         let queued = Duration::try_from_secs_f64(queued).unwrap_or_default();
-        Some(queued.min(settings.advanced.stale_after))
+        Some(queued.min(settings.stale_after))
     }
 
     async fn enter(

@@ -44,7 +44,7 @@ impl Metrics {
             prewarms: registry.counters(
                 "warmroute_prewarms_total",
                 "Prompts to be computed ahead of their next turn, by outcome: done, failed, or skipped because \
-                 responses.websocket.max_prewarms ran.",
+                 32 ran.",
                 &["outcome"],
             ),
             in_flight: registry.gauges(

@@ -286,7 +286,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             let state = self.decode.state(index);
             state.is_usable.then(|| self.candidate(index, &state))
         };
-        let candidates = policy::candidates(self.routing, self.request, self.decode);
+        let candidates = policy::candidates(self.request, self.decode);
         let found: SmallVec<[Candidate; 32]> = candidates.into_iter().filter_map(usable).collect();
         if !found.is_empty() {
             return found;

@@ -11,28 +11,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use prometheus::{IntCounter, IntGauge};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::observe::metrics::Registry;
-use crate::units::SizeText;
 
 /// A join that takes longer lets the next rank begin: one slow engine must not keep others waiting.
 const MAX_JOIN_TIME: Duration = Duration::from_secs(30);
 
 /// Ranks that join at the same time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Ranks that are asked for a replay at the same time, after their events were connected. Others wait; they are
     /// connected, and not read. One thread applies all events, so more at once are not faster.
-    #[schemars(range(min = 1, max = 65_536))]
     pub max_concurrent: usize,
     /// Size of the batches of all ranks together that wait for replays to end. Beyond it a rank's batches are dropped
     /// and asked for again after its replay.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "1MiB"))]
     pub max_queued_size: usize,
 }
 

@@ -18,8 +18,8 @@ use crate::relay::plan::Plan;
 use crate::relay::prefill_decode::Disaggregation;
 use crate::relay::prompt::cached_prefix::{CachedPrefixes, Caches};
 use crate::relay::request::gateway::{CarriedTo, Gateway};
-use crate::routing;
 use crate::routing::pair::{self, LocalReason};
+use crate::routing::{self, PREFIX_CANDIDATES};
 
 /// Chooses the workers of a request. Only [`Chooser::choose`] changes anything: circuit breakers admit the request, and its adapter
 /// counts as used.
@@ -85,9 +85,8 @@ impl<'c> Chooser<'c> {
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             let chosen = first.take().or_else(|| {
-                let held = self.held(plan, candidates);
+                let held = self.held(plan, PREFIX_CANDIDATES);
                 self.find(plan, &held, now, &failed, may_repeat)
             });
             let (decision, split) = chosen?;
@@ -137,8 +136,7 @@ impl<'c> Chooser<'c> {
         now: Instant,
         failed: &FailedWorkers,
     ) -> CarriedTo<'a> {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
+        let held = self.held(plan, PREFIX_CANDIDATES);
         let mut failed = failed.clone();
         let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
         while workers.len() <= gateway.fallbacks() {
@@ -164,8 +162,7 @@ impl<'c> Chooser<'c> {
         failed: &FailedWorkers,
         may_repeat: bool,
     ) -> bool {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
+        let held = self.held(plan, PREFIX_CANDIDATES);
         self.find(plan, &held, now, failed, may_repeat).is_some()
     }
 
@@ -178,8 +175,7 @@ impl<'c> Chooser<'c> {
         failed: &FailedWorkers,
         may_repeat: bool,
     ) -> bool {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held_by(plan, group, candidates);
+        let held = self.held_by(plan, group, PREFIX_CANDIDATES);
         let found = self.find(plan, &held, now, failed, may_repeat);
         found.is_some_and(|(decision, split)| {
             let role = group.workers[decision.worker_index].role;

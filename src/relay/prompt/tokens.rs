@@ -50,6 +50,7 @@ pub struct Settings {
 #[serde(default)]
 pub struct Advanced {
     /// Which texts are tokenised, and where.
+    #[serde(skip)]
     pub limits: tokenizer::Settings,
     /// Threads for texts that are too long to be tokenised on an I/O thread.
     pub pool: pool::Settings,

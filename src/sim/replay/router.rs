@@ -459,7 +459,7 @@ impl Router {
         job: &'a Job,
         reported: &ReportedIndex,
     ) -> CachedTokens<'a> {
-        let holders_max = self.routing.advanced.prefix_candidates as usize;
+        let holders_max = routing::PREFIX_CANDIDATES;
         match &self.cache_index {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);
