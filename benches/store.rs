@@ -28,7 +28,7 @@ use warmroute::observe::metrics::Registry;
 use warmroute::store::memory::{Memory, Settings};
 use warmroute::store::record::{Content, InitialState};
 use warmroute::store::{
-    Error, IdempotencyToken, NewRecord, ResponseKey, ResponseStore, RetentionSettings, RoutingHint,
+    Error, IdempotencyToken, NewRecord, ResponseKey, Responses, RetentionSettings, RoutingHint,
     Status, StoreFuture,
 };
 
