@@ -18,10 +18,6 @@ mod objects;
 #[cfg(feature = "kubernetes")]
 mod pace;
 #[cfg(feature = "kubernetes")]
-mod pause;
-#[cfg(feature = "kubernetes")]
-mod received;
-#[cfg(feature = "kubernetes")]
 mod roster;
 pub mod settings;
 #[cfg(feature = "kubernetes")]
