@@ -1,9 +1,11 @@
 //! Which engine a worker runs, as far as the router treats them differently.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The engine of a worker, as its `/v1/models` says (`owned_by`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Engine {
     /// vLLM, or an engine that says nothing of itself: it is treated as vLLM.

@@ -29,7 +29,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cancel::{Notice, NoticeCursor};
 use super::conversation::{
@@ -47,13 +47,13 @@ use super::record::{
 use crate::ids::ResponseId;
 
 /// Whether the store was reachable at its last use.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     pub is_up: bool,
     /// The last failure; empty while the store is up.
     pub reason: String,
     /// What is wrong with the settings of the store's server; empty for nothing.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub warning: String,
 }
 

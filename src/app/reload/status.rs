@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use prometheus::{IntCounterVec, IntGauge};
 use serde_json::{Value, json};
 
-use crate::admin::ConfigStatus;
+use crate::admin::{ConfigStatus, RunningConfig};
 use crate::config::diff::{Change, Comparable};
 use crate::config::reader::Problems;
 use crate::config::{Config, FileHash, Refused};
@@ -169,15 +169,15 @@ impl Status {
         refused_at.is_some_and(|at| observe::now().saturating_duration_since(at) >= after)
     }
 
-    pub(super) fn page(&self) -> Value {
+    pub(super) fn page(&self) -> RunningConfig {
         let running = self.running();
         let source = &running.source;
-        json!({
-            "file": source.path().map(|path| path.display().to_string()),
-            "hash": source.path().map(|_| source.hash().hex()),
-            "last_reload": *self.last.lock(),
-            "config": Comparable::of(&running).shown(),
-        })
+        RunningConfig {
+            file: source.path().map(|path| path.display().to_string()),
+            hash: source.path().map(|_| source.hash().hex()),
+            last_reload: self.last.lock().clone(),
+            config: Comparable::of(&running).shown(),
+        }
     }
 }
 

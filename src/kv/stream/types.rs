@@ -325,7 +325,8 @@ impl StateReason {
 }
 
 /// Counters since the stream began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counts {
     /// Gaps in the sequence numbers.
     pub gaps: u64,
