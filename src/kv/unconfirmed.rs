@@ -23,7 +23,6 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -32,7 +31,7 @@ pub use self::prefix_key::{PrefixKey, PrefixKeys, prefix_keys};
 use super::owner_table::OwnerTable;
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{BlockHash, WorkerId};
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 use crate::units::DurationText;
 
 /// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as cached
@@ -75,24 +74,13 @@ impl Default for Settings {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    prefixes: IntGauge,
-    rejected: IntCounter,
-}
-
-impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        Self {
-            prefixes: registry.gauge(
-                "warmroute_kv_unconfirmed_prefixes",
-                "Prompt prefixes that workers are computing, or have just computed and not reported.",
-            ),
-            rejected: registry.counter(
-                "warmroute_kv_unconfirmed_prefixes_rejected_total",
-                "Prompt prefixes that were not counted as unconfirmed because of the limit.",
-            ),
-        }
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub struct Metrics {
+        prefixes: gauge "warmroute_kv_unconfirmed_prefixes"
+            "Prompt prefixes that workers are computing, or have just computed and not reported.",
+        rejected: counter "warmroute_kv_unconfirmed_prefixes_rejected_total"
+            "Prompt prefixes that were not counted as unconfirmed because of the limit.",
     }
 }
 

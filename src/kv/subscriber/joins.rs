@@ -10,12 +10,12 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use prometheus::{IntCounter, IntGauge};
+use prometheus::IntGauge;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 use crate::units::SizeText;
 
 /// A join that takes longer lets the next rank begin: one slow engine must not keep others waiting.
@@ -59,44 +59,29 @@ struct Shared {
     metrics: Metrics,
 }
 
-#[derive(Debug)]
-struct Metrics {
-    joining: IntGauge,
-    waiting: IntGauge,
-    delayed: IntCounter,
-    queued_bytes: IntGauge,
-    dropped: IntCounter,
+metric_table! {
+    #[derive(Debug)]
+    struct Metrics {
+        joining: gauge "warmroute_kv_joining_ranks"
+            "Ranks that are being asked for a first replay of their KV events.",
+        waiting: gauge "warmroute_kv_joins_waiting"
+            "Ranks whose KV events are connected and that wait because as many others join.",
+        delayed: counter "warmroute_kv_joins_delayed_total"
+            "Times that a rank had to wait because as many others joined.",
+        queued_bytes: gauge "warmroute_kv_queued_bytes"
+            "Size of the batches of KV events of all ranks that wait for replays to end.",
+        dropped: counter "warmroute_kv_queue_full_total"
+            "Batches dropped because those of all ranks that wait reached their memory limit; they are requested again.",
+    }
 }
 
 impl Joins {
     pub fn new(settings: &Settings, registry: &Registry) -> Self {
-        let metrics = Metrics {
-            joining: registry.gauge(
-                "warmroute_kv_joining_ranks",
-                "Ranks that are being asked for a first replay of their KV events.",
-            ),
-            waiting: registry.gauge(
-                "warmroute_kv_joins_waiting",
-                "Ranks whose KV events are connected and that wait because as many others join.",
-            ),
-            delayed: registry.counter(
-                "warmroute_kv_joins_delayed_total",
-                "Times that a rank had to wait because as many others joined.",
-            ),
-            queued_bytes: registry.gauge(
-                "warmroute_kv_queued_bytes",
-                "Size of the batches of KV events of all ranks that wait for replays to end.",
-            ),
-            dropped: registry.counter(
-                "warmroute_kv_queue_full_total",
-                "Batches dropped because those of all ranks that wait reached their memory limit; they are requested again.",
-            ),
-        };
         Self(Arc::new(Shared {
             permits: Arc::new(Semaphore::new(settings.max_concurrent)),
             max_queued_bytes: settings.max_queued_size,
             queued_bytes: AtomicUsize::new(0),
-            metrics,
+            metrics: Metrics::new(registry),
         }))
     }
 
