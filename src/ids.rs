@@ -263,16 +263,9 @@ rooted_id! {
 }
 
 /// The text is not an id that a router of this project writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an id that this router wrote")]
 pub struct InvalidId;
-
-impl fmt::Display for InvalidId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an id that this router wrote")
-    }
-}
-
-impl std::error::Error for InvalidId {}
 
 /// The first `N` hex digits of some bytes.
 pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {
