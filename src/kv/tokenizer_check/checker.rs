@@ -29,6 +29,7 @@ pub struct Prompt {
     pub tokens: Arc<[u32]>,
 }
 
+#[derive(Debug)]
 pub struct TokenizerCheck {
     pub(super) settings: Settings,
     /// Running checks, and their prompts' tokens.
@@ -40,12 +41,6 @@ pub struct TokenizerCheck {
     pub(super) results: Mutex<CheckResults>,
     pub(super) worker_names: Mutex<FxHashMap<WorkerId, Arc<str>>>,
     metrics: Metrics,
-}
-
-impl std::fmt::Debug for TokenizerCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TokenizerCheck").finish_non_exhaustive()
-    }
 }
 
 /// The workers whose KV events do not count for a subject.
@@ -72,6 +67,7 @@ metric_table! {
 
 /// A prompt on its way to a worker. Nothing is checked if it is dropped before its first token.
 #[must_use = "call on_first_token once the prompt is computed"]
+#[derive(Debug)]
 pub struct PromptCheck {
     checker: Arc<TokenizerCheck>,
     pub(super) prompt: Prompt,
@@ -79,12 +75,6 @@ pub struct PromptCheck {
     pub(super) worker_name: Arc<str>,
     pub(super) ranks: u32,
     pub(super) sent_at: Instant,
-}
-
-impl std::fmt::Debug for PromptCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PromptCheck").finish_non_exhaustive()
-    }
 }
 
 impl PromptCheck {
