@@ -48,7 +48,7 @@ use warmroute::observe::metrics;
 use warmroute::peers::routed::RoutedPrompts;
 use warmroute::relay::Caches;
 use warmroute::relay::choose::fleet_view::{FleetView, Task};
-use warmroute::relay::prompt::cached_prefix::CachedPrefixes;
+use warmroute::relay::prompt::cached_prefix::{CachedPrefixes, ViewRange};
 use warmroute::relay::prompt::prompt_blocks::{Prompt, TokenBlocks};
 use warmroute::routing::{self, Request};
 
@@ -251,7 +251,8 @@ fn decision(criterion: &mut Criterion) {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
                 let held = fleet.held(prompt, number);
-                black_box(held.owners(fleet.group.decode()).places().len())
+                let decode = ViewRange::of_workers((&*fleet.group).into(), fleet.group.decode());
+                black_box(held.owners(&decode).indices().len())
             });
         });
     }

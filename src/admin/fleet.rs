@@ -181,9 +181,9 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
     };
     let models = snapshot.models.iter().map(|(name, group)| ModelRow {
         name: name.to_string(),
-        workers: names(&group.workers[group.decode()]),
+        workers: names(group.decode_workers()),
         prefill: if relay.is_disaggregated() {
-            names(&group.workers[group.prefill()])
+            names(group.prefill_workers())
         } else {
             Vec::new()
         },

@@ -12,6 +12,7 @@ use super::job::Job;
 use super::plan::Plan;
 use super::prompt::cached_prefix::CachedPrefixes;
 use super::request::standing::StandingCell;
+use crate::ids::ViewIndex;
 use crate::observe;
 use crate::routing::hindsight::{self, Sent};
 use crate::routing::{Policy, View};
@@ -61,16 +62,16 @@ impl Relay {
         };
         let view = FleetView::new(held, task, now, &[]);
         let tokens = plan.request.prompt_tokens;
-        let count = |index: usize| {
+        let count = |index: ViewIndex| {
             if view.state(index).is_usable {
                 plan.model
                     .on_random_worker(tokens, view.cached(index).tokens());
             }
         };
         match view.len() {
-            few if few <= DRAWN_WORKERS => (0..few).for_each(count),
+            few if few <= DRAWN_WORKERS => view.indices().for_each(count),
             many => {
-                let draw = std::iter::repeat_with(|| fastrand::usize(..many));
+                let draw = std::iter::repeat_with(|| ViewIndex::new(fastrand::usize(..many)));
                 draw.take(DRAWN_WORKERS).for_each(count);
             }
         }

@@ -62,9 +62,9 @@ impl Plan {
         let Some(exact) = &self.prompt.exact else {
             return SmallVec::new();
         };
-        let place = self.group.worker_indices.get(&worker.id);
-        let is_known = |place: &usize| rank.is_some() || self.group.event_ranks[*place] == 1;
-        if !place.is_some_and(is_known) {
+        let index = self.group.index_of(worker.id);
+        let is_known = |index| rank.is_some() || self.group.event_ranks(index) == 1;
+        if !index.is_some_and(is_known) {
             return SmallVec::new();
         }
         let owner = worker.id.cache_owner(rank);
@@ -132,8 +132,8 @@ impl Plan {
     }
 
     fn event_ranks(&self, worker: &Worker) -> u32 {
-        let place = self.group.worker_indices.get(&worker.id);
-        place.map_or(0, |place| self.group.event_ranks[*place])
+        let index = self.group.index_of(worker.id);
+        index.map_or(0, |index| self.group.event_ranks(index))
     }
 }
 

@@ -190,7 +190,7 @@ impl Relay {
             .choose_once(plan, &held, observe::now(), failed, promised);
         let may_pass = match &chosen {
             Some(chosen) => {
-                let worker = &plan.group.workers[chosen::computes(chosen).worker_index];
+                let worker = plan.group.worker(chosen::computes(chosen).index);
                 let model = &plan.group.model;
                 self.queues().may_pass(settings, model, worker, promised)
             }

@@ -126,7 +126,7 @@ impl Relay {
     pub(super) fn has_usable_worker(&self, model: &Model, now: Instant) -> bool {
         let snapshot = self.fleet().snapshot();
         snapshot.models.get(model).is_some_and(|group| {
-            let mut workers = group.workers[group.decode()].iter();
+            let mut workers = group.decode_workers().iter();
             workers.any(|worker| worker.breaker.may_admit(now))
         })
     }

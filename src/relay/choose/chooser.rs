@@ -13,6 +13,7 @@ use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;
 use crate::fleet::{Group, Places, Role, Worker};
 use crate::http::circuit_breaker::State;
+use crate::ids::{ViewIndex, WorkerIndex};
 use crate::relay::kv_transfer::SingleWorkerReason;
 use crate::relay::plan::Plan;
 use crate::relay::prefill_decode::Disaggregation;
@@ -91,13 +92,13 @@ impl<'c> Chooser<'c> {
                 self.find(plan, &held, now, &failed, may_repeat)
             });
             let (decision, split) = chosen?;
-            let worker = &plan.group.workers[decision.worker_index];
+            let worker = plan.group.worker(decision.index);
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
             let may_admit = worker.breaker.may_admit(now);
             let mut prefill_trial = None;
             if let Split::Pair(decision) = split {
-                let prefill = &plan.group.workers[decision.worker_index];
+                let prefill = plan.group.worker(decision.index);
                 let may_both =
                     prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
                 let mut is_admitted = || {
@@ -116,7 +117,7 @@ impl<'c> Chooser<'c> {
                 continue;
             };
             let split = split.map(|decision| {
-                let worker = plan.group.workers[decision.worker_index].clone();
+                let worker = plan.group.worker(decision.index).clone();
                 Prefill::new(decision, worker, prefill_trial)
             });
             if plan.group.is_adapter {
@@ -146,7 +147,7 @@ impl<'c> Chooser<'c> {
             let Some((decision, _)) = self.choose_once(plan, &held, now, &failed, None) else {
                 break;
             };
-            workers.push(plan.group.workers[decision.worker_index].clone());
+            workers.push(plan.group.worker(decision.index).clone());
         }
         let prefill = choice.split.prefill();
         CarriedTo {
@@ -182,7 +183,7 @@ impl<'c> Chooser<'c> {
         let held = self.held_by(plan, group, candidates);
         let found = self.find(plan, &held, now, failed, may_repeat);
         found.is_some_and(|(decision, split)| {
-            let role = group.workers[decision.worker_index].role;
+            let role = group.worker(decision.index).role;
             let reason = split.why_whole();
             reason.is_none_or(|reason| !self.lacks_prefill(role, reason))
         })
@@ -327,13 +328,12 @@ fn choose_pair(
     decode: &FleetView<'_>,
 ) -> Option<Chosen> {
     let group = decode.held().places().group();
-    let may_pair = |from: usize, to: usize| {
-        let (from, to) = (prefill.in_group(from), decode.in_group(to));
-        let role = |index: usize| group.workers[index].role;
+    let may_pair = |from: ViewIndex, to: ViewIndex| {
+        let (from, to) = (prefill.worker_index(from), decode.worker_index(to));
+        let role = |index: WorkerIndex| group.worker(index).role;
         let has_roles = settings.connector.decodes_alone()
             || role(from) == Role::Prefill && role(to) == Role::Decode;
-        let keys = &group.compatibility_keys;
-        from != to && has_roles && keys[from].is_compatible(&keys[to])
+        from != to && has_roles && group.is_pair(from, to)
     };
     let pair = pair::decide(
         &settings.pair,
