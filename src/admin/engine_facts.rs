@@ -93,10 +93,7 @@ fn why_none(status: &Status) -> String {
         }
         .to_owned();
     }
-    let page = match facts.engine {
-        Engine::Vllm => "/kv_event_sources",
-        Engine::Sglang => "/server_info",
-    };
+    let page = facts.capabilities().self_description.path();
     format!(
         "the engine names no publisher at {page}; start it with --kv-events-config, or set `events` of the worker"
     )

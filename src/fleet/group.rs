@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
 use super::context_lengths::ContextLengths;
-use super::engine::Engine;
+use super::engine::TokenIdsField;
 use super::events::Events;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
@@ -59,8 +59,10 @@ pub struct Members {
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
     chat_only: Vec<bool>,
-    /// The ids of `workers` that run SGLang.
-    pub sglang: Vec<WorkerId>,
+    /// The ids of `workers` that take a request to abort a request by its id.
+    pub aborting_by_id: Vec<WorkerId>,
+    /// The field of a request from which each of `workers` reads token ids; the default if they differ.
+    pub token_ids_field: TokenIdsField,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
     /// Which of them take less than others.
@@ -117,11 +119,6 @@ impl Members {
         ranks.as_ref().is_some_and(|ranks| ranks.are_alike)
     }
 
-    /// Whether every worker runs SGLang.
-    pub fn is_all_sglang(&self) -> bool {
-        !self.sglang.is_empty() && self.sglang.len() == self.workers.len()
-    }
-
     /// Indices of the workers that take decode legs and whole requests.
     pub fn decode(&self) -> Range<WorkerIndex> {
         indices(0, self.workers.len() - self.prefill_only)
@@ -175,6 +172,13 @@ impl Members {
         };
         members.chat_ranks = ranks(PinnedApi::Chat);
         members.responses_ranks = ranks(PinnedApi::Responses);
+        let mut fields = usable
+            .iter()
+            .map(|status| status.facts.capabilities().token_ids_field);
+        members.token_ids_field = match fields.next() {
+            Some(first) if fields.all(|field| field == first) => first,
+            _ => TokenIdsField::default(),
+        };
         members.context_lengths = ContextLengths::of(
             usable
                 .iter()
@@ -187,8 +191,8 @@ impl Members {
                 .insert(status.worker.id, WorkerIndex::new(worker_index));
             members.event_ranks.push(ranks);
             members.chat_only.push(status.speaks_chat_only());
-            if status.facts.engine == Engine::Sglang {
-                members.sglang.push(status.worker.id);
+            if status.facts.capabilities().aborts_by_id {
+                members.aborting_by_id.push(status.worker.id);
             }
             if status.facts.lacks_messages {
                 members.without_messages.push(status.worker.id);

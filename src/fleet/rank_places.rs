@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::engine::Engine;
+use super::engine::RankPinning;
 use super::events::Events;
 use super::status::Status;
 use crate::ids::{RankPlace, WorkerIndex};
@@ -15,9 +15,6 @@ pub enum PinnedApi {
     Chat,
     Responses,
 }
-
-/// The first vLLM that pins requests of the Responses API. Earlier ones ignore the header there.
-const RESPONSES_PINNED_SINCE: (u32, u32) = (0, 33);
 
 /// How many dp ranks of a worker requests of an API can be pinned to: all of them, or none.
 pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
@@ -37,13 +34,15 @@ pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
         let last = status.worker.id.at_rank(count - 1);
         last.is_some()
     };
-    let takes_rank = || match (facts.engine, api) {
-        (Engine::Sglang, _) => true,
-        (Engine::Vllm, PinnedApi::Chat) => facts.version.is_some(),
-        (Engine::Vllm, PinnedApi::Responses) => {
-            status.speaks_chat_only()
-                || facts.version.as_deref().and_then(release) >= Some(RESPONSES_PINNED_SINCE)
-        }
+    let takes_rank = || match facts.capabilities().rank_pinning {
+        RankPinning::Always => true,
+        RankPinning::ByVersion { responses_since } => match api {
+            PinnedApi::Chat => facts.version.is_some(),
+            PinnedApi::Responses => {
+                status.speaks_chat_only()
+                    || facts.version.as_deref().and_then(release) >= Some(responses_since)
+            }
+        },
     };
     let refuses = status.worker.refuses_ranks.load(Relaxed);
     if count > 1 && are_all && fits() && takes_rank() && !refuses {

@@ -117,7 +117,7 @@ impl Relay {
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
         let body = planned_body.unwrap_or(&job.body);
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
-        let aborted = if !plan.is_stream && plan.group.sglang.contains(&worker.id) {
+        let aborted = if !plan.is_stream && plan.group.aborting_by_id.contains(&worker.id) {
             let id = format!("{}-{}", job.context.id, attempts.count());
             self.aborts().guard(job.api, body, worker, id)
         } else {
