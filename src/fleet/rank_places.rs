@@ -114,7 +114,7 @@ impl RankPlaces {
 
     #[inline]
     pub(super) fn of_worker(&self, worker_index: WorkerIndex) -> Range<RankPlace> {
-        let [start, end] = [0, 1].map(|ahead| self.first[worker_index.get() + ahead]);
-        start..end
+        let position = worker_index.get();
+        self.first[position]..self.first[position + 1]
     }
 }

@@ -78,11 +78,11 @@ impl Relay {
 
     /// Tokens of the prompt that some worker has cached.
     fn longest_cached(&self, plan: &Plan) -> u64 {
-        let held = self.chooser().held(plan, OWNERS_MAX);
-        let everywhere = ViewRange::everywhere(held.places());
-        let owners = held.owners(&everywhere);
+        let prefixes = self.chooser().cached_prefixes(plan, OWNERS_MAX);
+        let everywhere = ViewRange::everywhere(prefixes.places());
+        let owners = prefixes.owners(&everywhere);
         let cached = owners.indices().iter().map(|index| {
-            let cached = held.cached(everywhere.place(*index));
+            let cached = prefixes.cached(everywhere.place(*index));
             cached.tokens()
         });
         cached.max().unwrap_or(0).into()

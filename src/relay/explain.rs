@@ -100,16 +100,16 @@ impl Relay {
             }
         };
         let now = observe::now();
-        let held = self.chooser().held(&plan, usize::MAX);
-        let chosen = self
-            .chooser()
-            .choose_once(&plan, &held, now, &FailedWorkers::default(), None);
+        let prefixes = self.chooser().cached_prefixes(&plan, usize::MAX);
+        let chosen =
+            self.chooser()
+                .choose_once(&plan, &prefixes, now, &FailedWorkers::default(), None);
         let (decision, split) = match chosen {
             Some((decision, split)) => (Some(decision), split),
             // Then there is no leg to explain either.
             None => (None, Split::Off),
         };
-        let mut explanation = self.explain_choice(&plan, &held, now, decision, split, None);
+        let mut explanation = self.explain_choice(&plan, &prefixes, now, decision, split, None);
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
@@ -135,13 +135,13 @@ impl Relay {
     pub(super) fn explain_choice(
         &self,
         plan: &Plan,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         decision: Option<Decision>,
         split: Split<Decision>,
         each_end: Option<usize>,
     ) -> Explanation {
-        let view = FleetView::new(held, Task::Decode, now, &[]);
+        let view = FleetView::new(prefixes, Task::Decode, now, &[]);
         let exact = plan.prompt.exact.as_ref();
         let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
         let name = |decision: Decision| {
@@ -153,7 +153,7 @@ impl Relay {
         let disaggregation = match self.prefill_decode() {
             Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(held, task, now, &[]);
+                let view = FleetView::new(prefixes, task, now, &[]);
                 let of_prefill = split.prefill().copied().map(name);
                 let workers = self.scores(plan, &view, &depths, each_end, of_prefill);
                 let of_view = (view.len(), workers);
@@ -297,7 +297,7 @@ impl Relay {
         let trees = trees.filter(|tree| rank.is_none_or(|rank| tree.rank == rank));
         let trees: Vec<Tree> = trees.map(tree).collect();
         let is_cold = !trees.is_empty() && trees.iter().all(|tree| tree.state.state == "cold");
-        let known_by = match view.held().source(place) {
+        let known_by = match view.prefixes().source(place) {
             PrefixSource::Exact if is_cold => PrefixSource::Unknown,
             source => source,
         };
@@ -331,7 +331,7 @@ impl Relay {
             cached_tokens: cached.tokens(),
             known_by,
             trees,
-            is_trusted: view.held().is_trusted(place),
+            is_trusted: view.prefixes().is_trusted(place),
             new_tokens,
             cost_ms: milliseconds(terms.sum()),
             cost_terms_ms: terms.map(milliseconds),

@@ -182,12 +182,12 @@ impl Relay {
         settings: &Settings,
     ) -> (bool, Option<Chosen>) {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.chooser().held(plan, candidates);
+        let prefixes = self.chooser().cached_prefixes(plan, candidates);
         let promised = self.queues().promised();
         let promised = promised.as_deref();
         let chosen = self
             .chooser()
-            .choose_once(plan, &held, observe::now(), failed, promised);
+            .choose_once(plan, &prefixes, observe::now(), failed, promised);
         let may_pass = match &chosen {
             Some(chosen) => {
                 let worker = plan.group.worker(chosen::computes(chosen).index);
@@ -244,12 +244,15 @@ impl Relay {
                 .models
                 .get(&plan.group.model)
                 .cloned()?;
-            let held = relay.chooser().held_by(&plan, &group, candidates);
+            let prefixes = relay
+                .chooser()
+                .cached_prefixes_in(&plan, &group, candidates);
             let mut failed = failed.clone();
             failed.exclude_all(stalled.iter().copied());
-            let chosen = relay
-                .chooser()
-                .choose_once(&plan, &held, now, &failed, Some(promised))?;
+            let chosen =
+                relay
+                    .chooser()
+                    .choose_once(&plan, &prefixes, now, &failed, Some(promised))?;
             let promises = chosen::promises(plan.request.prompt_tokens, &group, &chosen);
             Some(Placed {
                 group,

@@ -238,14 +238,6 @@ impl Candidate {
     }
 }
 
-/// The first usable worker from the one numbered `start` on.
-fn next_usable(view: &impl View, start: usize) -> Option<ViewIndex> {
-    let ahead = ViewIndex::range(start..view.len());
-    ahead
-        .chain(ViewIndex::range(0..start))
-        .find(|index| view.state(*index).is_usable)
-}
-
 /// Every worker of a small fleet, `count` random ones (some perhaps twice) of a large one.
 fn sample<'a, V: View>(
     view: &V,
@@ -256,6 +248,13 @@ fn sample<'a, V: View>(
     let takes_all = len <= count as usize;
     let count = if takes_all { len } else { count as usize };
     (0..count).map(move |number| ViewIndex::new(if takes_all { number } else { draw.below(len) }))
+}
+
+fn next_usable(view: &impl View, start: usize) -> Option<ViewIndex> {
+    let ahead = ViewIndex::range(start..view.len());
+    ahead
+        .chain(ViewIndex::range(0..start))
+        .find(|index| view.state(*index).is_usable)
 }
 
 fn less_loaded_of_two(

@@ -22,7 +22,7 @@ mod pause;
 #[cfg(feature = "kubernetes")]
 mod received;
 #[cfg(feature = "kubernetes")]
-mod roster;
+mod served_pods;
 pub mod settings;
 #[cfg(feature = "kubernetes")]
 mod source;

@@ -43,23 +43,23 @@ impl<'c> Chooser<'c> {
     }
 
     /// The workers' cached prefixes of the prompt.
-    pub(in crate::relay) fn held<'a>(
+    pub(in crate::relay) fn cached_prefixes<'a>(
         &self,
         plan: &'a Plan,
-        holders_max: usize,
+        max_owners: usize,
     ) -> CachedPrefixes<'a>
     where
         'c: 'a,
     {
-        self.held_by(plan, &plan.group, holders_max)
+        self.cached_prefixes_in(plan, &plan.group, max_owners)
     }
 
     /// The cached prefixes of the prompt at the workers of `group`, which may be those of another moment than the plan's.
-    pub(in crate::relay) fn held_by<'a>(
+    pub(in crate::relay) fn cached_prefixes_in<'a>(
         &self,
         plan: &'a Plan,
         group: &'a Group,
-        holders_max: usize,
+        max_owners: usize,
     ) -> CachedPrefixes<'a>
     where
         'c: 'a,
@@ -69,7 +69,7 @@ impl<'c> Chooser<'c> {
             self.caches,
             &plan.prompt,
             &plan.model.routing.advanced.tier_credit,
-            holders_max,
+            max_owners,
             plan.request.seed,
         )
     }
@@ -88,8 +88,8 @@ impl<'c> Chooser<'c> {
         loop {
             let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             let chosen = first.take().or_else(|| {
-                let held = self.held(plan, candidates);
-                self.find(plan, &held, now, &failed, may_repeat)
+                let prefixes = self.cached_prefixes(plan, candidates);
+                self.find(plan, &prefixes, now, &failed, may_repeat)
             });
             let (decision, split) = chosen?;
             let worker = plan.group.worker(decision.index);
@@ -139,12 +139,12 @@ impl<'c> Chooser<'c> {
         failed: &FailedWorkers,
     ) -> CarriedTo<'a> {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
+        let prefixes = self.cached_prefixes(plan, candidates);
         let mut failed = failed.clone();
         let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
         while workers.len() <= gateway.fallbacks() {
             failed.decode.push(workers[workers.len() - 1].id);
-            let Some((decision, _)) = self.choose_once(plan, &held, now, &failed, None) else {
+            let Some((decision, _)) = self.choose_once(plan, &prefixes, now, &failed, None) else {
                 break;
             };
             workers.push(plan.group.worker(decision.index).clone());
@@ -166,8 +166,9 @@ impl<'c> Chooser<'c> {
         may_repeat: bool,
     ) -> bool {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
-        self.find(plan, &held, now, failed, may_repeat).is_some()
+        let prefixes = self.cached_prefixes(plan, candidates);
+        self.find(plan, &prefixes, now, failed, may_repeat)
+            .is_some()
     }
 
     /// True if a retry would find workers among those of `group` that may get the request. Changes nothing.
@@ -180,8 +181,8 @@ impl<'c> Chooser<'c> {
         may_repeat: bool,
     ) -> bool {
         let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held_by(plan, group, candidates);
-        let found = self.find(plan, &held, now, failed, may_repeat);
+        let prefixes = self.cached_prefixes_in(plan, group, candidates);
+        let found = self.find(plan, &prefixes, now, failed, may_repeat);
         found.is_some_and(|(decision, split)| {
             let role = group.worker(decision.index).role;
             let reason = split.why_whole();
@@ -194,12 +195,12 @@ impl<'c> Chooser<'c> {
     fn find(
         &self,
         plan: &Plan,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         failed: &FailedWorkers,
         may_repeat: bool,
     ) -> Option<Chosen> {
-        let once = |failed: &FailedWorkers| self.choose_once(plan, held, now, failed, None);
+        let once = |failed: &FailedWorkers| self.choose_once(plan, prefixes, now, failed, None);
         let chosen = once(failed).or_else(|| {
             let mut chances = failed.second_chances(may_repeat);
             chances.find_map(|again| once(&again))
@@ -237,12 +238,12 @@ impl<'c> Chooser<'c> {
     pub(in crate::relay) fn choose_once(
         &self,
         plan: &Plan,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         failed: &FailedWorkers,
         before: Option<&Promised>,
     ) -> Option<Chosen> {
-        let decode = FleetView::new(held, Task::Decode, now, &failed.decode).behind(before);
+        let decode = FleetView::new(prefixes, Task::Decode, now, &failed.decode).behind(before);
         let Some(settings) = self.disaggregation else {
             let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
             return Some((decode.in_fleet(decision), Split::Off));
@@ -251,7 +252,7 @@ impl<'c> Chooser<'c> {
             Some(Err(reason)) => NotDisaggregated::Request(*reason),
             Some(Ok(_)) if !failed.gave_up_transfers => {
                 let task = Task::Prefill(settings.connector, plan.api);
-                let prefill = FleetView::new(held, task, now, &failed.prefill).behind(before);
+                let prefill = FleetView::new(prefixes, task, now, &failed.prefill).behind(before);
                 let chosen = choose_pair(plan, settings, &prefill, &decode);
                 let reason = match chosen {
                     Some((_, Split::Whole(reason))) => reason,
@@ -261,12 +262,12 @@ impl<'c> Chooser<'c> {
                 if settings.connector.decodes_alone() {
                     return chosen;
                 }
-                return choose_whole(plan, held, now, failed, before, reason).or(chosen);
+                return choose_whole(plan, prefixes, now, failed, before, reason).or(chosen);
             }
             _ => NotDisaggregated::Failed,
         };
         if !settings.connector.decodes_alone() {
-            return choose_whole(plan, held, now, failed, before, reason);
+            return choose_whole(plan, prefixes, now, failed, before, reason);
         }
         let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
         Some((decode.in_fleet(decision), Split::Whole(reason)))
@@ -310,13 +311,13 @@ impl<'c> Chooser<'c> {
 /// A worker for the whole request where decode workers take none.
 fn choose_whole(
     plan: &Plan,
-    held: &CachedPrefixes<'_>,
+    prefixes: &CachedPrefixes<'_>,
     now: Instant,
     failed: &FailedWorkers,
     before: Option<&Promised>,
     reason: NotDisaggregated,
 ) -> Option<Chosen> {
-    let view = FleetView::new(held, Task::Whole, now, &failed.decode).behind(before);
+    let view = FleetView::new(prefixes, Task::Whole, now, &failed.decode).behind(before);
     let decision = routing::decide(&plan.model.routing, &plan.request, &view)?;
     Some((view.in_fleet(decision), Split::Whole(reason)))
 }
@@ -327,7 +328,7 @@ fn choose_pair(
     prefill: &FleetView<'_>,
     decode: &FleetView<'_>,
 ) -> Option<Chosen> {
-    let group = decode.held().places().group();
+    let group = decode.prefixes().places().group();
     let may_pair = |from: ViewIndex, to: ViewIndex| {
         let (from, to) = (prefill.worker_index(from), decode.worker_index(to));
         let role = |index: WorkerIndex| group.worker(index).role;

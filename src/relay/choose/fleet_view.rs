@@ -33,7 +33,7 @@ pub enum Task {
 #[derive(Debug)]
 pub struct FleetView<'a> {
     places: Places<'a>,
-    held: &'a CachedPrefixes<'a>,
+    prefixes: &'a CachedPrefixes<'a>,
     owners: TopOwners,
     task: Task,
     range: ViewRange,
@@ -46,12 +46,12 @@ pub struct FleetView<'a> {
 
 impl<'a> FleetView<'a> {
     pub fn new(
-        held: &'a CachedPrefixes<'a>,
+        prefixes: &'a CachedPrefixes<'a>,
         task: Task,
         now: Instant,
         excluded: &'a [WorkerId],
     ) -> Self {
-        let places = held.places();
+        let places = prefixes.places();
         let group = places.group();
         let workers = match task {
             Task::Decode => group.decode(),
@@ -67,8 +67,8 @@ impl<'a> FleetView<'a> {
         Self {
             adapter_owners,
             places,
-            owners: held.owners(&range),
-            held,
+            owners: prefixes.owners(&range),
+            prefixes,
             task,
             range,
             now,
@@ -94,8 +94,8 @@ impl<'a> FleetView<'a> {
         }
     }
 
-    pub(in crate::relay) fn held(&self) -> &CachedPrefixes<'a> {
-        self.held
+    pub(in crate::relay) fn prefixes(&self) -> &CachedPrefixes<'a> {
+        self.prefixes
     }
 
     pub(in crate::relay) fn worker_index(&self, index: ViewIndex) -> WorkerIndex {
@@ -284,6 +284,6 @@ impl View for FleetView<'_> {
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {
-        self.held.cached(self.place(index))
+        self.prefixes.cached(self.place(index))
     }
 }

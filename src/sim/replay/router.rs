@@ -461,23 +461,21 @@ impl Router {
         job: &'a Job,
         reported: &ReportedIndex,
     ) -> CachedTokens<'a> {
-        let holders_max = self.routing.advanced.prefix_candidates as usize;
+        let max_owners = self.routing.advanced.prefix_candidates as usize;
         match &self.cache_index {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
                     unconfirmed.remove_ended(self.epoch + now, |_| None);
-                    let coming = unconfirmed.overlap(&job.prefix_keys, holders_max);
-                    for holder in coming {
-                        let cached = &mut tokens[holder.worker.0 as usize];
-                        *cached = (*cached).max(tokens_of(&job.blocks, holder.blocks as usize));
+                    let coming = unconfirmed.overlap(&job.prefix_keys, max_owners);
+                    for owner in coming {
+                        let cached = &mut tokens[owner.worker.0 as usize];
+                        *cached = (*cached).max(tokens_of(&job.blocks, owner.blocks as usize));
                     }
                 }
-                CachedTokens::exact(tokens, holders_max, job.seed)
+                CachedTokens::exact(tokens, max_owners, job.seed)
             }
-            CacheIndex::Predicted(predicted) => {
-                CachedTokens::predicted(predicted, job, holders_max)
-            }
+            CacheIndex::Predicted(predicted) => CachedTokens::predicted(predicted, job, max_owners),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::endpoints::{LeftOut, PodEndpoint, Rules};
 use super::failure::Failure;
 use super::metrics::{EntryMetrics, Metrics};
 use super::pause::Pause;
-use super::roster::Roster;
+use super::served_pods::ServedPods;
 use super::settings::{Settings, Source};
 use super::source::{Context, Followed};
 use crate::fleet::Member;
@@ -31,7 +31,7 @@ pub struct Kubernetes {
     /// None before there is a client, and after a failure that needs a new one.
     followed: Option<Followed>,
     pause: Pause,
-    roster: Roster,
+    served_pods: ServedPods,
     members: Option<usize>,
     /// Failed while changes were gathered: reported next.
     failure: Option<Failure>,
@@ -66,7 +66,7 @@ impl Kubernetes {
             followed: None,
             pause: Pause::new(settings.advanced.max_retry_pause),
             settings,
-            roster: Roster::default(),
+            served_pods: ServedPods::default(),
             members: None,
             failure: None,
             is_failing: false,
@@ -152,7 +152,7 @@ impl Kubernetes {
         self.log_left_out(&left_out);
         let left_out_count = left_out.len();
         self.logged = left_out;
-        let listed = self.roster.members(pods, &self.settings.defaults)?;
+        let listed = self.served_pods.members(pods, &self.settings.defaults)?;
         let counts = [
             listed.ready,
             listed.draining,

@@ -10,55 +10,53 @@ use crate::sim::replay::workload::{Job, tokens_of};
 pub(super) enum CachedTokens<'a> {
     Exact {
         tokens: Vec<u32>,
-        holders: SmallVec<[ViewIndex; 8]>,
+        owners: SmallVec<[ViewIndex; 8]>,
     },
     /// The workers with the longest cached prefix are known; others are looked up on demand.
     Predicted {
         index: &'a PredictedIndex,
         job: &'a Job,
-        holders: SmallVec<[ViewIndex; 8]>,
+        owners: SmallVec<[ViewIndex; 8]>,
         max_cached_elsewhere: usize,
     },
 }
 
 impl<'a> CachedTokens<'a> {
-    pub(super) fn exact(tokens: Vec<u32>, holders_max: usize, seed: u64) -> Self {
-        let mut holders: SmallVec<[ViewIndex; 8]> = ViewIndex::range(0..tokens.len())
+    pub(super) fn exact(tokens: Vec<u32>, max_owners: usize, seed: u64) -> Self {
+        let mut owners: SmallVec<[ViewIndex; 8]> = ViewIndex::range(0..tokens.len())
             .filter(|index| tokens[index.get()] > 0)
             .collect();
         let order = |index: &ViewIndex| {
             let worker = index.get();
             (u32::MAX - tokens[worker], tie_breaker(seed, worker))
         };
-        if holders.len() > holders_max && holders_max > 0 {
-            holders.select_nth_unstable_by_key(holders_max - 1, order);
+        if owners.len() > max_owners && max_owners > 0 {
+            owners.select_nth_unstable_by_key(max_owners - 1, order);
         }
-        holders.truncate(holders_max);
-        CachedTokens::Exact { tokens, holders }
+        owners.truncate(max_owners);
+        CachedTokens::Exact { tokens, owners }
     }
 
-    pub(super) fn predicted(index: &'a PredictedIndex, job: &'a Job, holders_max: usize) -> Self {
-        let overlap = index.overlap(&job.blocks, holders_max, job.seed);
+    pub(super) fn predicted(index: &'a PredictedIndex, job: &'a Job, max_owners: usize) -> Self {
+        let overlap = index.overlap(&job.blocks, max_owners, job.seed);
         let max_cached_elsewhere = match overlap.last() {
-            Some(last) if overlap.len() == holders_max => last.blocks as usize,
+            Some(last) if overlap.len() == max_owners => last.blocks as usize,
             _ => 0,
         };
         CachedTokens::Predicted {
             index,
             job,
-            holders: overlap
+            owners: overlap
                 .iter()
-                .map(|holder| ViewIndex::new(holder.worker.0 as usize))
+                .map(|owner| ViewIndex::new(owner.worker.0 as usize))
                 .collect(),
             max_cached_elsewhere,
         }
     }
 
-    pub(super) fn holders(&self) -> &[ViewIndex] {
+    pub(super) fn owners(&self) -> &[ViewIndex] {
         match self {
-            CachedTokens::Exact { holders, .. } | CachedTokens::Predicted { holders, .. } => {
-                holders
-            }
+            CachedTokens::Exact { owners, .. } | CachedTokens::Predicted { owners, .. } => owners,
         }
     }
 
@@ -68,10 +66,10 @@ impl<'a> CachedTokens<'a> {
             CachedTokens::Predicted {
                 index: predicted,
                 job,
-                holders,
+                owners,
                 max_cached_elsewhere,
             } => {
-                let blocks = if holders.contains(&index) {
+                let blocks = if owners.contains(&index) {
                     &job.blocks[..]
                 } else {
                     &job.blocks[..*max_cached_elsewhere]

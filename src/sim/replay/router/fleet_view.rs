@@ -51,7 +51,7 @@ impl View for FleetView<'_> {
     }
 
     fn prefix_owners(&self) -> &[ViewIndex] {
-        self.cached.holders()
+        self.cached.owners()
     }
 
     fn cached(&self, index: ViewIndex) -> Cached {
