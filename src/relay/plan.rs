@@ -51,6 +51,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// To change it. A plan is shared only while its request waits for room.
+    pub(super) fn own(plan: &mut Arc<Self>) -> &mut Self {
+        Arc::get_mut(plan).expect("whoever released the request has dropped its part")
+    }
+
     /// Records here and at the other replicas that the prompt's blocks will be cached at the chosen worker or dp rank. Not
     /// for a worker with several ranks and a request that is pinned to none: it may go to any of them.
     pub(super) fn expect(

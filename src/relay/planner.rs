@@ -236,9 +236,9 @@ impl Relay {
     }
 
     /// Updates the model's workers to the latest snapshot.
-    pub(super) fn renew(&self, plan: &mut Plan) {
+    pub(super) fn renew(&self, plan: &mut Arc<Plan>) {
         if let Some(group) = self.fleet().snapshot().models.get(&plan.group.model) {
-            plan.group = group.clone();
+            Plan::own(plan).group = group.clone();
         }
     }
 }

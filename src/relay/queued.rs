@@ -161,8 +161,27 @@ impl Relay {
         Ok(true)
     }
 
+    /// Waits until there is room for the request, if there is none. Returns the choice for its first attempt, if one was made.
+    pub(super) async fn find_room(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        plan: &mut Arc<Plan>,
+        failed: &FailedWorkers,
+        waits: Option<&mut Waits>,
+    ) -> Result<Option<Chosen>, Error> {
+        let Some(waits) = waits else {
+            return Ok(None);
+        };
+        let (may_pass, chosen) = self.may_pass(plan, failed, waits);
+        if may_pass {
+            return Ok(chosen);
+        }
+        // Boxed, so that requests that do not wait do not carry the state of a wait.
+        Box::pin(self.wait_for_room(job, plan, failed, chosen, waits)).await
+    }
+
     /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least.
-    pub(super) fn may_pass(
+    fn may_pass(
         &self,
         plan: &Plan,
         failed: &FailedWorkers,
@@ -200,16 +219,16 @@ impl Relay {
         (may_pass, chosen)
     }
 
-    /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns its
-    /// plan, and the choice by which it was released.
-    pub(super) async fn wait_for_room(
+    /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns the
+    /// choice by which it was released.
+    async fn wait_for_room(
         self: &Arc<Self>,
         job: &Job<'_>,
-        plan: Plan,
+        plan: &mut Arc<Plan>,
         failed: &FailedWorkers,
         chosen: Option<Chosen>,
         waits: &mut Waits,
-    ) -> Result<(Plan, Option<Chosen>), Error> {
+    ) -> Result<Option<Chosen>, Error> {
         let tokens = chosen
             .as_ref()
             .map(|chosen| chosen::computes(chosen).new_tokens);
@@ -217,19 +236,17 @@ impl Relay {
         let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token();
         let compute = Duration::try_from_secs_f64(compute).unwrap_or_default();
         let model = plan.group.model.clone();
-        let plan = Arc::new(plan);
         let placing = self.placing(plan.clone(), failed.clone());
         self.enter(job, &model, tokens.into(), compute, Some(placing), waits)
             .await?;
         // Whoever released the request has dropped its part.
-        let mut plan = Arc::into_inner(plan).ok_or(Error::NotQueued(Refusal {
+        let own = Arc::get_mut(plan).ok_or(Error::NotQueued(Refusal {
             reason: RefusalReason::Draining,
             retry_after: Duration::from_secs(1),
         }))?;
-        plan.queued = waits.waited;
-        self.renew(&mut plan);
-        let chosen = waits.take_chosen(&plan);
-        Ok((plan, chosen))
+        own.queued = waits.waited;
+        self.renew(plan);
+        Ok(waits.take_chosen(plan))
     }
 
     /// Looks where a waiting request would be sent.

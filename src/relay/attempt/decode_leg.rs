@@ -10,12 +10,13 @@ use super::exchange::{self, Sending};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::observe;
 use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::Failure;
+use crate::relay::failure::fault::{Fault, Part, Sign};
+use crate::relay::failure::types::Stage;
 use crate::traces::{Event, TrySpan};
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
@@ -26,12 +27,6 @@ pub(in crate::relay) enum DecodeEnd {
     /// Its first tokens are there: it has the prompt's blocks.
     Begun(AttemptAnswer),
     Over(AttemptOutcome),
-}
-
-impl DecodeEnd {
-    fn failed(attempt: FailedAttempt) -> Self {
-        Self::Over(AttemptOutcome::Failed(attempt))
-    }
 }
 
 impl LegContext<'_> {
@@ -49,12 +44,15 @@ impl LegContext<'_> {
             settings,
             ..
         } = *self;
-        let limit = self.relay.attempt_deadline(plan, now).min(self.deadline);
+        let limit = self
+            .relay
+            .attempt_deadline(plan, now)
+            .min(self.course.deadline());
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         // Once fetched, the blocks are freed and may be others' when the leg is sent again.
         let sending = Sending {
             rank: self.decode_rank(),
-            reuse: self.attempts.reuse().without_replacement(),
+            reuse: self.course.reuse().without_replacement(),
             carried: None,
             span,
         };
@@ -108,42 +106,43 @@ impl LegContext<'_> {
         tokens: Option<(u64, u64)>,
     ) -> DecodeEnd {
         let status = answer.head.status;
-        let refusal = self.relay.refusal(&self.choice.worker, &answer);
-        let is_failure = answer.is_failure();
+        let of_status = self.relay.on_status(&self.choice.worker, &answer);
         let is_rank_refused =
             self.decode_rank().is_some() && may_refuse_rank(status, answer.first.as_ref());
+        let sign = if is_rank_refused {
+            Sign::RankRefused
+        } else {
+            of_status
+        };
         let answer = AttemptAnswer {
             is_converted: self.job.is_converted,
             answer,
             running,
             decision: self.choice.decision,
-            attempts: self.attempts.count(),
+            attempts: self.course.count(),
             split: Split::Pair(self.prefill.leg(tokens.filter(|_| status.is_success()))),
         };
-        if is_rank_refused {
-            // Its engine has made the prefill engine free the blocks.
-            transfer.release();
-            self.metrics.count_transfer("refused");
-            return DecodeEnd::failed(FailedAttempt::refused_rank(answer));
-        }
-        if let Some(failure) = refusal {
+        let fault = Fault::of_answer(Part::DecodeLeg, status, sign);
+        if sign == Sign::Retryable {
             // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
-            return DecodeEnd::failed(FailedAttempt::refused(Stage::Worker, failure, answer));
-        }
-        if is_failure {
+            drop(transfer);
+        } else if fault.is_some_and(|fault| fault.stage == Stage::Transfer) {
             self.transfer_failed(transfer);
-            return DecodeEnd::failed(FailedAttempt {
-                owner: FailureOwner::KvTransfer,
-                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
-            });
+        } else {
+            // A decode engine that refuses the request itself, or its rank, makes the prefill engine free the blocks.
+            transfer.release();
+            if !status.is_success() {
+                self.metrics.count_transfer("refused");
+            }
         }
-        // A decode engine that refuses the request itself makes the prefill engine free the blocks.
-        transfer.release();
-        if !status.is_success() {
-            self.metrics.count_transfer("refused");
-            return DecodeEnd::Over(AttemptOutcome::Answered(answer));
+        match fault {
+            Some(fault) => {
+                let failed = FailedAttempt::answered(fault, answer);
+                DecodeEnd::Over(AttemptOutcome::Failed(failed))
+            }
+            None if status.is_success() => DecodeEnd::Begun(answer),
+            None => DecodeEnd::Over(AttemptOutcome::Answered(answer)),
         }
-        DecodeEnd::Begun(answer)
     }
 
     /// The decode worker has the prompt's blocks at `now`. Its leg was sent at `sent`.
@@ -183,7 +182,8 @@ impl LegContext<'_> {
         let name = &self.choice.worker.name;
         let (why, owner) = match failure {
             DecodeFailure::Exchange(error) => {
-                return FailedAttempt::unanswered(Stage::Worker, name, &error, self.deadline);
+                let deadline = self.course.deadline();
+                return FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
             }
             DecodeFailure::BeforeFirstToken(why) => (why, FailureOwner::KvTransfer),
             DecodeFailure::PrefillGone => (
@@ -197,15 +197,7 @@ impl LegContext<'_> {
             ),
         };
         self.transfer_failed(transfer);
-        FailedAttempt {
-            stage: Stage::Transfer,
-            failure: Failure::KvTransfer,
-            error: format!("{name}: {why}"),
-            answer: None,
-            owner,
-            is_cut: false,
-            is_rank_refused: false,
-        }
+        FailedAttempt::new(Fault::of_transfer(owner), format!("{name}: {why}"))
     }
 
     /// Which of the two workers is at fault is not known. If transfers from one prefill worker fail for one request

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::Body;
@@ -15,8 +15,10 @@ use tokio::time::Sleep;
 
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
+use crate::relay::course::reuse::Reuse;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::{Failure, Reuse};
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::headers;
 use crate::relay::job::Job;
 use crate::relay::request::gateway::{CarriedAnswer, CarriedTo, Handover};
@@ -68,12 +70,6 @@ impl From<ErrorKind> for Error {
 }
 
 impl Error {
-    /// Who is to blame, for a request whose time ends at `deadline`.
-    pub(in crate::relay) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
-        let is_stale = matches!(self.0, ErrorKind::Send(client::Error::Stale { .. }));
-        FailureOwner::of_failure(self.failure(now, deadline), is_stale)
-    }
-
     /// Whether the connection broke after the request was sent over it. One that was idle for long, and was replaced, says
     /// nothing.
     pub(in crate::relay) fn is_cut(&self) -> bool {
@@ -84,17 +80,33 @@ impl Error {
         }
     }
 
-    /// How the attempt failed, for a request whose time ends at `deadline`.
-    pub(in crate::relay) fn failure(&self, now: Instant, deadline: Instant) -> Failure {
-        match &self.0 {
-            ErrorKind::Send(error) if error.is_local() => Failure::Local,
-            ErrorKind::Send(client::Error::Connect(_)) => Failure::Connect,
-            ErrorKind::Send(client::Error::Stale { .. } | client::Error::Broken(_))
-            | ErrorKind::BrokeOff(_) => Failure::Broken,
+    /// What it means for an attempt that it ended at `stage`, for a request whose time ends at `deadline`.
+    pub(in crate::relay) fn fault(&self, stage: Stage, now: Instant, deadline: Instant) -> Fault {
+        let (mut failure, is_stale) = match &self.0 {
+            ErrorKind::Send(client::Error::Connect(_)) => (Failure::Connect, false),
+            ErrorKind::Send(client::Error::Stale { .. }) => (Failure::Broken, true),
+            ErrorKind::Send(client::Error::Broken(_)) | ErrorKind::BrokeOff(_) => {
+                (Failure::Broken, false)
+            }
             // A prefill leg's answer; the decode leg would not understand it either.
-            ErrorKind::TooLong => Failure::KvTransfer,
-            ErrorKind::TimedOut if now >= deadline => Failure::Deadline,
-            ErrorKind::TimedOut => Failure::TimedOut,
+            ErrorKind::TooLong => (Failure::KvTransfer, false),
+            ErrorKind::TimedOut => {
+                let is_over = now >= deadline;
+                let failure = if is_over {
+                    Failure::Deadline
+                } else {
+                    Failure::TimedOut
+                };
+                (failure, false)
+            }
+        };
+        if matches!(&self.0, ErrorKind::Send(error) if error.is_local()) {
+            failure = Failure::Local;
+        }
+        let owner = FailureOwner::of_failure(failure, is_stale);
+        Fault {
+            is_cut: self.is_cut(),
+            ..Fault::new(stage, failure, owner)
         }
     }
 }
@@ -122,10 +134,6 @@ pub(in crate::relay) struct Sending<'a> {
     pub(in crate::relay) span: Option<&'a TrySpan>,
 }
 
-/// A server's keep-alive limit is seconds. A connection that was idle for less and breaks was rather cut because of
-/// the request.
-const IDLE_LIMIT_MIN: Duration = Duration::from_secs(1);
-
 /// Sends a request with `body`, and waits for the first bytes of the answer's body.
 pub(in crate::relay) async fn attempt(
     job: &Job<'_>,
@@ -142,20 +150,15 @@ pub(in crate::relay) async fn attempt(
             return Box::pin(carried(to, request.headers(), body)).await;
         }
         let build = || request(job, body, sending, worker);
-        let first = match sending.reuse {
-            Reuse::Never => worker.pool.send_anew(build()).await,
-            Reuse::Young => worker.pool.send_young(build(), IDLE_LIMIT_MIN).await,
-            Reuse::Replaced => worker.pool.send(build()).await,
+        let mut answer = match sending.reuse.max_idle() {
+            None => worker.pool.send_anew(build()).await,
+            Some(max_idle) => worker.pool.send_young(build(), max_idle).await,
         };
-        let answer = match first {
-            Err(ref error @ client::Error::Stale { idle, .. })
-                if !error.may_have_been_read()
-                    || sending.reuse == Reuse::Replaced && idle >= IDLE_LIMIT_MIN =>
-            {
-                worker.pool.send_anew(build()).await
-            }
-            answer => answer,
-        };
+        if let Err(error @ client::Error::Stale { idle, .. }) = &answer
+            && sending.reuse.replaces(*idle, error.may_have_been_read())
+        {
+            answer = worker.pool.send_anew(build()).await;
+        }
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
         Ok((head, body, first, None))

@@ -1,10 +1,14 @@
 //! What the two legs of one disaggregated attempt share.
 
-use std::time::Instant;
+use std::fmt::Display;
 
+use super::outcome::FailedAttempt;
 use crate::relay::choose::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
-use crate::relay::failure::retries::Attempts;
+use crate::relay::course::Course;
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
 use crate::relay::prefill_decode::{Disaggregation, ModelMetrics, PinnedTransfer};
@@ -18,11 +22,20 @@ pub(in crate::relay) struct LegContext<'a> {
     pub(in crate::relay) plan: &'a Plan,
     pub(in crate::relay) choice: &'a Choice,
     pub(in crate::relay) prefill: &'a Prefill,
-    pub(in crate::relay) attempts: &'a Attempts,
-    pub(in crate::relay) deadline: Instant,
+    pub(in crate::relay) course: &'a Course,
 }
 
 impl LegContext<'_> {
+    /// A prefill leg after which there is nothing to transfer.
+    pub(in crate::relay) fn no_prefill(
+        &self,
+        owner: FailureOwner,
+        why: &dyn Display,
+    ) -> FailedAttempt {
+        let fault = Fault::new(Stage::Prefill, Failure::KvTransfer, owner);
+        FailedAttempt::new(fault, format!("{}: {why}", self.prefill.worker.name))
+    }
+
     /// The dp rank that the prefill leg is pinned to.
     pub(in crate::relay) fn prefill_rank(&self) -> Option<u32> {
         self.prefill.worker.pinned_to(self.prefill.decision.rank)

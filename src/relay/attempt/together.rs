@@ -13,12 +13,14 @@ use super::decode_leg::DecodeEnd;
 use super::exchange::{self, Sending};
 use super::leg_answers::{DecodeFailure, read_whole, wait_for_first_token};
 use super::leg_context::{LegContext, PendingTransfer};
-use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
+use super::outcome::{AttemptOutcome, FailedAttempt};
 use super::running::{OpenLeg, OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
+use crate::relay::course::reuse::Reuse;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::{Failure, Reuse};
+use crate::relay::failure::fault::{Fault, Part, Sign};
+use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
 use crate::relay::traced;
 use crate::traces::{Leg, TrySpan};
@@ -61,8 +63,7 @@ impl LegContext<'_> {
         let Some(room) = room else {
             let error = TransferError::NoBootstrap;
             metrics.count_transfer(error.as_str());
-            let error = format!("{}: {error}", prefill.worker.name);
-            let failed = FailedAttempt::at_prefill(Failure::KvTransfer, error);
+            let failed = self.no_prefill(FailureOwner::Unattributed, &error);
             return AttemptOutcome::Failed(failed);
         };
         debug!(
@@ -94,7 +95,7 @@ impl LegContext<'_> {
             InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
         let mut running = Running::new(in_flight, Default::default(), None, None);
         running.expect(started, choice.decision.expected);
-        let count = self.attempts.count();
+        let count = self.course.count();
         let (chosen, leg) = ((&prefill.worker, &prefill.decision), Some(Leg::Prefill));
         let rank = room.rank();
         let mut prefill_span = traced::begin_try(job, plan, started, chosen, rank, leg, count);
@@ -107,7 +108,9 @@ impl LegContext<'_> {
             pinned: None,
         };
 
-        let limit = relay.attempt_deadline(plan, started).min(self.deadline);
+        let limit = relay
+            .attempt_deadline(plan, started)
+            .min(self.course.deadline());
         let mut prefill_leg =
             self.prefill_leg_together(legs, &room, limit, prefill_span.as_deref());
         let ended = {
@@ -116,7 +119,7 @@ impl LegContext<'_> {
             let sending = Sending {
                 rank: self.decode_rank(),
                 // The room may be used already.
-                reuse: self.attempts.reuse().without_replacement(),
+                reuse: self.course.reuse().without_replacement(),
                 carried: None,
                 span: span.as_deref(),
             };
@@ -188,7 +191,7 @@ impl LegContext<'_> {
         let body = legs.meeting(room);
         let request = exchange::request(self.job, &body, sending, &worker);
         let retry_statuses = self.relay.settings().advanced.retry_statuses.clone();
-        let deadline = self.deadline;
+        let deadline = self.course.deadline();
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
             let failed =
@@ -205,21 +208,16 @@ impl LegContext<'_> {
             if status.is_success() {
                 return PrefillEnd::Taken;
             }
-            let owner = FailureOwner::of_status(status);
-            let is_refusal = retry_statuses.contains(&status.as_u16());
-            if !is_refusal && owner == FailureOwner::Unattributed {
-                return PrefillEnd::Refused;
-            }
-            let failure = if is_refusal {
-                Failure::Refused
+            let sign = if retry_statuses.contains(&status.as_u16()) {
+                Sign::Retryable
             } else {
-                Failure::KvTransfer
+                Sign::Nothing
+            };
+            let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {
+                return PrefillEnd::Refused;
             };
             let error = format!("{} answered {status}", worker.name);
-            PrefillEnd::Failed(Box::new(FailedAttempt {
-                owner,
-                ..FailedAttempt::at_prefill(failure, error)
-            }))
+            PrefillEnd::Failed(Box::new(FailedAttempt::new(fault, error)))
         })
     }
 

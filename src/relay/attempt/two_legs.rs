@@ -5,8 +5,6 @@
 //! leg. Nothing of the decode leg's answer goes to the client before its first token, because until then the KV
 //! transfer may still fail.
 
-use std::time::Instant;
-
 use tracing::debug;
 
 use super::decode_leg::DecodeEnd;
@@ -19,7 +17,10 @@ use crate::fleet::kv_transfer::Connector;
 use crate::observe;
 use crate::relay::choose::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
-use crate::relay::failure::retries::{Attempts, Failure};
+use crate::relay::course::Course;
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Job;
 use crate::relay::kv_transfer::Legs;
 use crate::relay::plan::Plan;
@@ -33,15 +34,19 @@ impl Relay {
         plan: &Plan,
         choice: &Choice,
         prefill: &Prefill,
-        attempts: &Attempts,
-        deadline: Instant,
+        course: &Course,
     ) -> AttemptOutcome {
         let (Some(settings), Some(Ok(legs)), Some(metrics)) =
             (self.prefill_decode(), &plan.legs, &plan.model.disaggregated)
         else {
             // A choice has a prefill worker only if all of these exist.
+            let fault = Fault::new(
+                Stage::Prefill,
+                Failure::KvTransfer,
+                FailureOwner::Unattributed,
+            );
             let error = "not disaggregated".to_owned();
-            return AttemptOutcome::Failed(FailedAttempt::at_prefill(Failure::KvTransfer, error));
+            return AttemptOutcome::Failed(FailedAttempt::new(fault, error));
         };
         let context = LegContext {
             relay: self,
@@ -51,8 +56,7 @@ impl Relay {
             plan,
             choice,
             prefill,
-            attempts,
-            deadline,
+            course,
         };
         match settings.connector {
             Connector::Sglang => context.run_together(legs).await,
@@ -100,8 +104,8 @@ impl LegContext<'_> {
         };
         if self.is_prefill_gone() {
             metrics.count_transfer("prefill_failed");
-            let error = format!("{}: its engine was restarted", prefill.worker.name);
-            return AttemptOutcome::Failed(FailedAttempt::at_prefill(Failure::KvTransfer, error));
+            let failed = self.no_prefill(FailureOwner::Unattributed, &"its engine was restarted");
+            return AttemptOutcome::Failed(failed);
         }
         let computed = observe::now();
         let tokens = u32::try_from(result.prompt_tokens).unwrap_or(u32::MAX);
@@ -120,7 +124,7 @@ impl LegContext<'_> {
         let body = legs.decode(result.params);
         let sent = observe::now();
         let (chosen, leg) = ((&choice.worker, &choice.decision), Some(Leg::Decode));
-        let count = self.attempts.count();
+        let count = self.course.count();
         let mut span = traced::begin_try(job, plan, sent, chosen, self.decode_rank(), leg, count);
         let answer = match self.run_decode_leg(body, sent, span.as_deref()).await {
             Ok(answer) => answer,

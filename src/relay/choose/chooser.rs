@@ -299,10 +299,10 @@ impl<'c> Chooser<'c> {
         }
     }
 
-    /// Whether a request whose KV transfers failed may go on without a prefill leg, and did not so far.
-    pub(in crate::relay) fn may_give_up_transfers(&self, failed: &FailedWorkers) -> bool {
+    /// Whether requests whose KV transfers failed may go on without a prefill leg.
+    pub(in crate::relay) fn may_give_up_transfers(&self) -> bool {
         let settings = self.disaggregation;
-        !failed.gave_up_transfers && settings.is_some_and(Disaggregation::is_local_prefill_allowed)
+        settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
 }
 
