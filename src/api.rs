@@ -306,7 +306,10 @@ impl ApiServer {
         match route(request.method(), request.uri().path(), mode, further) {
             Route::Relay(api) => self.forward(api, request, caller).await,
             Route::CountTokens => self.count_tokens(request, caller).await,
-            Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,
+            Route::Responses(endpoint) => {
+                // Boxed, so that other requests do not carry its state.
+                Box::pin(self.respond(&endpoint, request, caller)).await
+            }
             Route::Models => Ok(models::list(
                 &self.relay.fleet().snapshot(),
                 self.relay.names(),

@@ -30,7 +30,7 @@ impl Relay {
     pub(super) async fn carry(
         self: &Arc<Self>,
         job: &Job<'_>,
-        mut peek: PeekedBody<'_>,
+        peek: &mut PeekedBody<'_>,
     ) -> Result<Response<Body>, FailedRequest> {
         if job.chat.is_some()
             && let Some(chat) = self.chat_for_all(job, peek.model.as_deref())?
@@ -38,27 +38,30 @@ impl Relay {
             // Boxed, so that other requests do not carry its state.
             return Box::pin(self.carry_chat(&chat)).await;
         }
-        let mut waits = self.waits(job, &peek)?;
+        let mut waits = self.waits(job, peek)?;
         let planning = job.trace().map(|trace| (trace, observe::now()));
-        let mut plan = self.plan_or_wait(job, &mut peek, waits.as_mut()).await?;
+        // On the heap once, so that no future has a copy.
+        let mut plan = Arc::new(self.plan_or_wait(job, peek, waits.as_mut()).await?);
         if let Some((trace, began)) = planning {
             self.on_tokenized(trace, began, &plan);
         }
+        let own = Plan::own(&mut plan);
         if job.gateway.is_some() {
             // Another worker could not go on with its answer: the gateway has the connection.
-            plan.continuation = None;
-            if !self.may_pin_carried(&plan) {
-                plan.pinned = None;
+            own.continuation = None;
+            if !self.may_pin_carried(own) {
+                own.pinned = None;
             }
         }
-        plan.request.ticket = plan.model.take_ticket();
-        if plan.model.routing.advanced.request_cache_reports && job.api != Api::Generate {
-            plan.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
+        own.request.ticket = own.model.take_ticket();
+        if own.model.routing.advanced.request_cache_reports && job.api != Api::Generate {
+            own.report = KvReportRequest::new(&job.body, peek.vllm_xargs);
         }
-        plan.go_on(job)?;
+        own.go_on(job)?;
         let mut failed = FailedWorkers::unfit_for(&plan, job.gateway)?;
-        let wanted = WantedOutput::of(&peek);
-        drop(peek);
+        let wanted = WantedOutput::of(peek);
+        // Its blocks are not needed any more.
+        *peek = PeekedBody::default();
         let earlier_cuts = self.quarantine().cuts(observe::now(), job.original);
         if no_worker_may_get(&plan, &failed, &earlier_cuts) {
             self.quarantine().on_refused();
@@ -66,6 +69,13 @@ impl Relay {
             return Err(Error::CutsConnections.into());
         }
         failed.exclude_all(earlier_cuts.excluded());
+        let rules = Rules {
+            deadline: job.context.started + self.settings().request_timeout,
+            waits_for_room: waits.is_some(),
+            is_only_one: job.gateway.is_some(),
+            may_give_up_transfers: self.chooser().may_give_up_transfers(),
+        };
+        let mut course = Course::new(self.settings(), rules, failed, earlier_cuts);
         let charge = self.reserve(job, &plan, wanted).await?;
         let mut count = RequestCount::new(
             plan.model.clone(),
@@ -74,20 +84,11 @@ impl Relay {
             charge,
         );
         self.budget().on_request();
-        let rules = Rules {
-            deadline: job.context.started + self.settings().request_timeout,
-            waits_for_room: waits.is_some(),
-            is_only_one: job.gateway.is_some(),
-            may_give_up_transfers: self.chooser().may_give_up_transfers(),
-        };
-        let mut course = Course::new(self.settings(), rules, failed, earlier_cuts);
         let mut last = LastFailure::default();
         let first = Some(First {
             waits: waits.as_mut(),
             count: &mut count,
         });
-        // On the heap once, so that no future has a copy.
-        let mut plan = Arc::new(plan);
         // Pinned where it is made, so that it is not moved.
         let answered = pin!(self.attempts(job, &mut plan, &mut course, &mut last, first)).await;
         match answered {
@@ -156,7 +157,7 @@ impl Relay {
             let limit = self.settings().request_timeout;
             return Error::Deadline { attempts, limit };
         }
-        if no_worker_may_get(plan, course.failed(), course.cuts()) {
+        if no_worker_may_get(plan, &course.failed, course.cuts()) {
             return Error::CutsConnections;
         }
         let shown = last_worker.filter(|_| self.settings().decision_header);

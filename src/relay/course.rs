@@ -41,9 +41,9 @@ pub(super) enum Step {
     },
     /// Wait for so long until others say that they were cut in the same moment: [`Course::on_others`].
     AwaitOthers(Duration),
-    /// Another attempt after a pause: [`Course::on_pause`].
+    /// Another attempt after a pause: [`Course::next`].
     Pause(Duration),
-    /// Another attempt at once, and no KV transfer from now on: [`Course::on_pause`]. It costs no more than without a prefill
+    /// Another attempt at once, and no KV transfer from now on: [`Course::next`]. It costs no more than without a prefill
     /// worker, so it is not counted as a retry.
     GiveUpTransfers,
     Stop(Unanswered),
@@ -118,7 +118,8 @@ pub(super) struct Course {
     backoff_max: Duration,
     /// How many attempts there were.
     count: u32,
-    failed: FailedWorkers,
+    /// The workers that do not get the request any more, or at all.
+    pub(super) failed: FailedWorkers,
     cuts: Cuts,
     last: Option<Ended>,
     /// An engine got the request and may have computed an answer that was lost.
@@ -267,11 +268,6 @@ impl Course {
         Step::Stop(Unanswered::NoWorker)
     }
 
-    /// The pause before the next attempt is over.
-    pub(super) fn on_pause(&mut self, now: Instant) -> Step {
-        self.next(now)
-    }
-
     /// The pause before the next attempt; `None` if this one was the last.
     fn pause(&self, failure: Failure, random: f64) -> Option<Duration> {
         let acquitted = if self.is_acquitted() {
@@ -331,20 +327,6 @@ impl Course {
     /// How many attempts there were.
     pub(super) fn count(&self) -> u32 {
         self.count
-    }
-
-    /// The workers that do not get the request any more, or at all.
-    pub(super) fn failed(&self) -> &FailedWorkers {
-        &self.failed
-    }
-
-    pub(super) fn into_failed(self) -> FailedWorkers {
-        self.failed
-    }
-
-    /// These get the request in no case.
-    pub(super) fn exclude_all(&mut self, workers: impl Iterator<Item = WorkerId>) {
-        self.failed.exclude_all(workers);
     }
 
     /// How the last attempt failed.

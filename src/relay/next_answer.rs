@@ -117,7 +117,7 @@ impl NextAnswer {
             .attempts(&job, &mut self.plan, &mut course, &mut last, None)
             .await;
         let is_unsent = course.count() == 0;
-        self.failed = course.into_failed();
+        self.failed = course.failed;
         let answer = answer.map_err(|why| {
             if why == Unanswered::Late {
                 NotContinued::Late

@@ -1,9 +1,8 @@
 //! When a request waits for room at a worker, and with what.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hyper::HeaderMap;
@@ -31,7 +30,7 @@ pub(super) struct Waits {
     settings: Arc<Settings>,
     standing: Standing,
     count: u32,
-    grant: Option<Grant>,
+    grant: Option<Box<Grant>>,
     waited: Duration,
 }
 
@@ -44,7 +43,7 @@ impl Waits {
         goes_on
     }
 
-    pub(super) fn take_grant(&mut self) -> Option<Grant> {
+    pub(super) fn take_grant(&mut self) -> Option<Box<Grant>> {
         self.grant.take()
     }
 
@@ -56,14 +55,15 @@ impl Waits {
 
 /// Gives a grant back once the attempt counts at its worker, which it does before it first waits for anything. If it were
 /// given back earlier, another request would be released for the same room.
-pub(super) async fn with_grant<A: Future>(grant: Option<Grant>, attempt: A) -> A::Output {
-    let mut attempt = pin!(attempt);
-    let first = poll_fn(|context| Poll::Ready(attempt.as_mut().poll(context))).await;
-    drop(grant);
-    match first {
-        Poll::Ready(output) => output,
-        Poll::Pending => attempt.await,
-    }
+pub(super) fn with_grant<A: Future + Unpin>(
+    mut grant: Option<Box<Grant>>,
+    mut attempt: A,
+) -> impl Future<Output = A::Output> {
+    poll_fn(move |context| {
+        let polled = Pin::new(&mut attempt).poll(context);
+        drop(grant.take());
+        polled
+    })
 }
 
 impl Relay {
@@ -315,7 +315,7 @@ impl Relay {
         // Boxed, so that requests that find room do not carry the state of a wait.
         let granted = Box::pin(self.queues().wait(&waits.settings, model, waiting, placing)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
-        waits.grant = Some(granted.map_err(Error::NotQueued)?);
+        waits.grant = Some(Box::new(granted.map_err(Error::NotQueued)?));
         Ok(())
     }
 }
@@ -348,7 +348,8 @@ impl Drop for WaitTime<'_> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::task::{Context, Waker};
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
 
     use tokio::sync::oneshot;
 
@@ -360,12 +361,12 @@ mod tests {
         let (grant, granted) = Grant::of_tokens(100);
         let at_worker = Cell::new(0);
         let (answer, answered) = oneshot::channel();
-        let attempt = async {
+        let attempt = pin!(async {
             assert_eq!(granted(), 100, "it counts nowhere when its attempt begins");
             at_worker.set(100);
             answered.await.unwrap()
-        };
-        let mut running = pin!(with_grant(Some(grant), attempt));
+        });
+        let mut running = pin!(with_grant(Some(Box::new(grant)), attempt));
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(granted(), 100);
         assert!(running.as_mut().poll(&mut context).is_pending());
@@ -379,11 +380,14 @@ mod tests {
     #[test]
     fn a_released_request_that_is_never_sent_gives_its_room_back() {
         let (grant, granted) = Grant::of_tokens(100);
-        drop(with_grant(Some(grant), std::future::pending::<()>()));
+        drop(with_grant(
+            Some(Box::new(grant)),
+            std::future::pending::<()>(),
+        ));
         assert_eq!(granted(), 0);
         let (grant, granted) = Grant::of_tokens(7);
         let mut context = Context::from_waker(Waker::noop());
-        let mut at_once = pin!(with_grant(Some(grant), std::future::ready(1)));
+        let mut at_once = pin!(with_grant(Some(Box::new(grant)), std::future::ready(1)));
         assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(1));
         assert_eq!(granted(), 0);
     }

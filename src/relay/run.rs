@@ -61,7 +61,7 @@ impl Relay {
             step = match step {
                 Step::FindRoom => {
                     let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
-                    match self.find_room(job, plan, course.failed(), waits).await {
+                    match self.find_room(job, plan, &course.failed, waits).await {
                         Ok(found) => {
                             chosen = found;
                             course.on_room(observe::now())
@@ -71,25 +71,26 @@ impl Relay {
                 }
                 Step::Send { at, retry } => {
                     let chosen = chosen.take();
-                    match self.next_choice(job, plan, course, &mut first, (at, retry, chosen)) {
-                        Err(step) => step,
-                        Ok((choice, converted)) => {
-                            course.on_sent();
-                            let grant =
-                                self.on_sent(job, plan, &choice, (at, course.count()), &mut first);
-                            let sent = converted.as_deref().unwrap_or(job);
-                            // Pinned where it is made, so that it is not moved.
-                            let outcome =
-                                pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
-                            match outcome {
-                                AttemptOutcome::Answered(answer) => {
-                                    self.on_answer(job, plan, &answer);
-                                    return Ok(answer);
-                                }
-                                AttemptOutcome::Failed(attempt) => {
-                                    self.on_failed(job, plan, (&choice, at), attempt, course, last)
-                                }
-                            }
+                    let next = self.next_choice(job, plan, course, &mut first, (at, retry, chosen));
+                    let (choice, converted) = match next {
+                        Ok(next) => next,
+                        Err(other) => {
+                            step = other;
+                            continue;
+                        }
+                    };
+                    course.on_sent();
+                    let grant = self.on_sent(job, plan, &choice, (at, course.count()), &mut first);
+                    let sent = converted.as_deref().unwrap_or(job);
+                    // Pinned where it is made, so that it is not moved.
+                    let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
+                    match outcome {
+                        AttemptOutcome::Answered(answer) => {
+                            self.on_answer(job, plan, &answer);
+                            return Ok(answer);
+                        }
+                        AttemptOutcome::Failed(attempt) => {
+                            self.on_failed(job, plan, (&choice, at), attempt, course, last)
                         }
                     }
                 }
@@ -100,12 +101,12 @@ impl Relay {
                 }
                 Step::GiveUpTransfers => {
                     debug!(%id, error = last.error, "attempt failed; trying without a KV transfer");
-                    course.on_pause(observe::now())
+                    course.next(observe::now())
                 }
                 Step::Pause(after) => {
                     debug!(%id, error = last.error, ?after, "attempt failed; retrying");
                     tokio::time::sleep(after).await;
-                    course.on_pause(observe::now())
+                    course.next(observe::now())
                 }
                 Step::Stop(why) => return Err(why),
             };
@@ -127,7 +128,7 @@ impl Relay {
         {
             return Err(course.on_no_worker(false));
         }
-        let (chooser, failed) = (self.chooser(), course.failed());
+        let (chooser, failed) = (self.chooser(), &course.failed);
         let Some(choice) = chooser.choose(plan, now, failed, may_repeat, chosen) else {
             let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
             let waits_again = waits.is_some_and(|waits| waits.goes_on(course.count()));
@@ -164,7 +165,7 @@ impl Relay {
 
     /// Counts a retry, if the budget allows it.
     fn may_retry(&self, plan: &Plan, course: &Course, retry: &Retry, now: Instant) -> bool {
-        let (failed, may_repeat) = (course.failed(), course.may_repeat_worker());
+        let (failed, may_repeat) = (&course.failed, course.may_repeat_worker());
         // A retry that no worker can take must not use up the budget of others.
         if !self.chooser().has_choice(plan, now, failed, may_repeat) {
             return false;
@@ -185,7 +186,7 @@ impl Relay {
         choice: &Choice,
         (now, attempt): (Instant, u32),
         first: &mut Option<First<'_>>,
-    ) -> Option<Grant> {
+    ) -> Option<Box<Grant>> {
         let First { waits, count } = first.as_mut()?;
         self.sample_decision(job, plan, choice, (now, attempt));
         count.on_sent();
@@ -199,11 +200,11 @@ impl Relay {
         plan: &Plan,
         choice: &Choice,
         course: &Course,
-        grant: Option<Grant>,
+        grant: Option<Box<Grant>>,
         now: Instant,
     ) -> AttemptOutcome {
         let carried = job.gateway.map(|gateway| {
-            let failed = course.failed();
+            let failed = &course.failed;
             self.chooser()
                 .carried_to(gateway, plan, choice, now, failed)
         });
@@ -272,7 +273,9 @@ impl Relay {
             self.quarantine().on_cuts(now, job.original, cuts);
         }
         if fault.failure == Failure::TooLong {
-            course.exclude_all(plan.group.context_lengths.shorter());
+            course
+                .failed
+                .exclude_all(plan.group.context_lengths.shorter());
         }
         if fault.is_rank_refused {
             let plan = Plan::own(plan);

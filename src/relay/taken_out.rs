@@ -94,7 +94,7 @@ impl Relay {
         let Some(group) = snapshot.models.get(&plan.group.model) else {
             return false;
         };
-        let mut failed = course.failed().clone();
+        let mut failed = course.failed.clone();
         failed.exclude_all(std::iter::once(out));
         if let Some(chat) = job.chat
             && chat.chat_body(&job.body, ToolLoss::AsConfigured).is_err()

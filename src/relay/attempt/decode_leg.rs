@@ -30,39 +30,37 @@ pub(in crate::relay) enum DecodeEnd {
 }
 
 impl LegContext<'_> {
-    /// Sends the decode leg, and waits for its first token; for an answer that is not streamed, for its first byte.
+    /// Sends the decode leg at `now`, and waits for its first token; for an answer that is not streamed, for its first byte.
+    pub(in crate::relay) async fn decode_leg(
+        &self,
+        body: &Bytes,
+        now: Instant,
+        span: Option<&TrySpan>,
+    ) -> Result<exchange::Answer, DecodeFailure> {
+        let timer = Box::pin(tokio::time::sleep_until(self.attempt_deadline(now).into()));
+        let sending = Sending {
+            rank: self.decode_rank(),
+            // Once fetched, the blocks are freed and may be others' when the leg is sent again; a room may be used already.
+            reuse: self.course.reuse().without_replacement(),
+            carried: None,
+            span,
+        };
+        let mut answer = exchange::attempt(self.job, body, sending, &self.choice.worker, timer)
+            .await
+            .map_err(DecodeFailure::Exchange)?;
+        wait_for_first_token(self.job.api, &mut answer).await?;
+        Ok(answer)
+    }
+
+    /// Sends the decode leg after a prefill leg, and watches the prefill worker meanwhile.
     pub(in crate::relay) async fn run_decode_leg(
         &self,
         body: Bytes,
         now: Instant,
         span: Option<&TrySpan>,
     ) -> Result<exchange::Answer, DecodeFailure> {
-        let Self {
-            job,
-            choice,
-            plan,
-            settings,
-            ..
-        } = *self;
-        let limit = self
-            .relay
-            .attempt_deadline(plan, now)
-            .min(self.course.deadline());
-        let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-        // Once fetched, the blocks are freed and may be others' when the leg is sent again.
-        let sending = Sending {
-            rank: self.decode_rank(),
-            reuse: self.course.reuse().without_replacement(),
-            carried: None,
-            span,
-        };
-        let mut answer = pin!(async {
-            let mut answer = exchange::attempt(job, &body, sending, &choice.worker, timer)
-                .await
-                .map_err(DecodeFailure::Exchange)?;
-            wait_for_first_token(job.api, &mut answer).await?;
-            Ok(answer)
-        });
+        let Self { plan, settings, .. } = *self;
+        let mut answer = pin!(self.decode_leg(&body, now, span));
         if !settings.connector.needs_bootstrap() {
             // The decode engine itself reports a failed transfer.
             return answer.await;

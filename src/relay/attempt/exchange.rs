@@ -140,7 +140,7 @@ pub(in crate::relay) async fn attempt(
     body: &Bytes,
     sending: Sending<'_>,
     worker: &Arc<Worker>,
-    mut timer: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
     // Pinned, so that it is not moved again.
     let begin = pin!(async {
@@ -151,31 +151,20 @@ pub(in crate::relay) async fn attempt(
         }
         let build = || request(job, body, sending, worker);
         let mut answer = match sending.reuse.max_idle() {
-            None => worker.pool.send_anew(build()).await,
+            // Boxed, here and below, so that what goes over a pooled connection does not carry the state of a new one.
+            None => Box::pin(worker.pool.send_anew(build())).await,
             Some(max_idle) => worker.pool.send_young(build(), max_idle).await,
         };
         if let Err(error @ client::Error::Stale { idle, .. }) = &answer
             && sending.reuse.replaces(*idle, error.may_have_been_read())
         {
-            answer = worker.pool.send_anew(build()).await;
+            answer = Box::pin(worker.pool.send_anew(build())).await;
         }
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
         Ok((head, body, first, None))
     });
-    let result = tokio::select! {
-        biased;
-        result = begin => result,
-        () = &mut timer => Err(ErrorKind::TimedOut),
-    };
-    let (head, body, first, served) = result.map_err(Error)?;
-    Ok(Answer {
-        head,
-        body,
-        first,
-        served,
-        timer,
-    })
+    within(timer, begin).await
 }
 
 /// A request to a worker.
@@ -202,15 +191,22 @@ pub(in crate::relay) fn request(
 pub(in crate::relay) async fn attempt_anew(
     worker: &Worker,
     request: Request<Full<Bytes>>,
-    mut timer: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
-    let begin = async {
+    let begin = pin!(async {
         let answer = worker.pool.send_anew(request).await;
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
-        Ok::<_, ErrorKind>((head, body, first))
-    };
-    let (head, body, first) = tokio::select! {
+        Ok((head, body, first, None))
+    });
+    within(timer, begin).await
+}
+
+async fn within(
+    mut timer: Pin<Box<Sleep>>,
+    begin: Pin<&mut impl Future<Output = Result<Begun, ErrorKind>>>,
+) -> Result<Answer, Error> {
+    let (head, body, first, served) = tokio::select! {
         biased;
         result = begin => result?,
         () = &mut timer => return Err(ErrorKind::TimedOut.into()),
@@ -219,7 +215,7 @@ pub(in crate::relay) async fn attempt_anew(
         head,
         body,
         first,
-        served: None,
+        served,
         timer,
     })
 }

@@ -42,11 +42,8 @@ impl LegContext<'_> {
         } = *self;
         let worker = &prefill.worker;
         // Before the request counts at the worker.
-        let chosen = (worker, &prefill.decision);
-        let leg = Some(Leg::Prefill);
         let rank = self.prefill_rank();
-        let count = self.course.count();
-        let mut span = traced::begin_try(job, plan, now, chosen, rank, leg, count);
+        let mut span = self.begin_try(now, Leg::Prefill, rank);
         let insert = OptimisticInsert::new(relay.caches(), now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);

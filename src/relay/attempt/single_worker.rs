@@ -141,8 +141,7 @@ impl Relay {
         let sent = {
             // Pinned where it is: a future that is moved into another one is copied.
             let sent = pin!(async {
-                let sent = pin!(self.send(job, offers, sending, plan, worker, timer));
-                let mut answer = sent.await?;
+                let mut answer = pin!(self.send(job, offers, sending, plan, worker, timer)).await?;
                 if waits_for_token {
                     beginning = first_token::wait(job.api, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {

@@ -85,7 +85,7 @@ impl Rig {
 
     /// What the attempt after a pause is a retry of.
     fn retry(&mut self) -> Option<Retry> {
-        match self.course.on_pause(self.now) {
+        match self.course.next(self.now) {
             Step::Send { retry, .. } => retry,
             step => panic!("{step:?}"),
         }
@@ -247,19 +247,16 @@ fn check(
     may_give_up: bool,
     expected: [fn(&Step) -> bool; 2],
 ) {
-    // The second attempt of a request that has given up would be at one worker.
-    for attempt in 0..2 {
-        let mut rig = rig(2, |rules| rules.may_give_up_transfers = may_give_up);
-        for expected in &expected[..=attempt] {
-            rig.course.failed.gave_up_transfers = false;
-            let step = rig.end(fault(stage, failure), is_answered, None, 0.5);
-            assert!(
-                expected(&step),
-                "{stage:?} {failure:?} {is_answered} {may_give_up}: {step:?}"
-            );
-            let gave_up = rig.course.failed().gave_up_transfers;
-            assert_eq!(gave_up, step == Step::GiveUpTransfers);
-        }
+    let mut rig = rig(2, |rules| rules.may_give_up_transfers = may_give_up);
+    for expected in expected {
+        rig.course.failed.gave_up_transfers = false;
+        let step = rig.end(fault(stage, failure), is_answered, None, 0.5);
+        assert!(
+            expected(&step),
+            "{stage:?} {failure:?} {is_answered} {may_give_up}: {step:?}"
+        );
+        let gave_up = rig.course.failed.gave_up_transfers;
+        assert_eq!(gave_up, step == Step::GiveUpTransfers);
     }
 }
 
@@ -312,7 +309,7 @@ fn nothing_is_tried_when_the_time_is_over() {
     assert_eq!(rig.course.on_others(rig.now, 1.0), STOP);
     assert_eq!(rig.course.owed, None);
     let late = Step::Stop(Unanswered::Late);
-    assert_eq!(rig.course.on_pause(rig.now), late);
+    assert_eq!(rig.course.next(rig.now), late);
 }
 
 #[test]
@@ -347,7 +344,7 @@ fn a_request_waits_for_room_before_its_first_attempt_only() {
     let failed = FailedWorkers::default();
     assert_eq!(rig.course.on_unfit(now, failed.clone()), Step::FindRoom);
     assert!(is_pause(&rig.fail(Failure::TakenOut, 0.5)));
-    assert_eq!(rig.course.on_pause(now), send);
+    assert_eq!(rig.course.next(now), send);
     assert_eq!(rig.course.on_unfit(now, failed), send);
     assert_eq!(rig.course.on_no_worker(false), STOP);
 }
