@@ -48,7 +48,7 @@ use warmroute::observe::metrics;
 use warmroute::peers::routed::RoutedPrompts;
 use warmroute::relay::Caches;
 use warmroute::relay::choose::fleet_view::{FleetView, Task};
-use warmroute::relay::prompt::cached_prefix::CachedPrefixes;
+use warmroute::relay::prompt::cached_prefix::{CachedPrefixes, ViewRange};
 use warmroute::relay::prompt::prompt_blocks::{Prompt, TokenBlocks};
 use warmroute::routing::{self, Request};
 
@@ -193,14 +193,14 @@ impl Fleet {
         }
     }
 
-    fn held<'a>(&'a self, prompt: &'a Prompt, seed: u64) -> CachedPrefixes<'a> {
+    fn cached_prefixes<'a>(&'a self, prompt: &'a Prompt, seed: u64) -> CachedPrefixes<'a> {
         let credit = &self.settings.advanced.tier_credit;
-        let holders = self.settings.advanced.prefix_candidates as usize;
-        CachedPrefixes::new(&*self.group, &self.caches, prompt, credit, holders, seed)
+        let max_owners = warmroute::routing::PREFIX_CANDIDATES;
+        CachedPrefixes::new(&*self.group, &self.caches, prompt, credit, max_owners, seed)
     }
 
-    fn view<'a>(&'a self, held: &'a CachedPrefixes<'a>, now: Instant) -> FleetView<'a> {
-        FleetView::new(held, Task::Decode, now, &[])
+    fn view<'a>(&'a self, prefixes: &'a CachedPrefixes<'a>, now: Instant) -> FleetView<'a> {
+        FleetView::new(prefixes, Task::Decode, now, &[])
     }
 }
 
@@ -233,8 +233,8 @@ fn decision(criterion: &mut Criterion) {
                 for _ in 0..iterations {
                     number += 1;
                     let at = (number % 64) as usize;
-                    let held = fleet.held(&asked[at], number);
-                    let view = fleet.view(&held, now);
+                    let prefixes = fleet.cached_prefixes(&asked[at], number);
+                    let view = fleet.view(&prefixes, now);
                     let started = Instant::now();
                     for draw in 0..DECISIONS {
                         let seed = number << 8 | draw;
@@ -250,8 +250,9 @@ fn decision(criterion: &mut Criterion) {
             bencher.iter(|| {
                 number += 1;
                 let prompt = &asked[(number % 64) as usize];
-                let held = fleet.held(prompt, number);
-                black_box(held.owners(fleet.group.decode()).places().len())
+                let prefixes = fleet.cached_prefixes(prompt, number);
+                let decode = ViewRange::of_workers((&*fleet.group).into(), fleet.group.decode());
+                black_box(prefixes.owners(&decode).indices().len())
             });
         });
     }
@@ -295,8 +296,8 @@ fn spend(fleets: &[Fleet; 3], prompts: &[Vec<Vec<u32>>; 3], rounds: u64) -> [Vec
         for (place, fleet) in fleets.iter().enumerate() {
             let tokens = &prompts[place][(round % 64) as usize];
             let prompt = fleet.prompt(tokens);
-            let held = fleet.held(&prompt, round);
-            let view = fleet.view(&held, now);
+            let prefixes = fleet.cached_prefixes(&prompt, round);
+            let view = fleet.view(&prefixes, now);
             let started = Instant::now();
             for draw in 0..DECISIONS {
                 let request = request(tokens, round << 8 | draw);
@@ -324,8 +325,8 @@ fn whole(criterion: &mut Criterion) {
                 number += 1;
                 let tokens = &prompts[(number % 64) as usize];
                 let prompt = fleet.prompt(tokens);
-                let held = fleet.held(&prompt, number);
-                let view = fleet.view(&held, now);
+                let prefixes = fleet.cached_prefixes(&prompt, number);
+                let view = fleet.view(&prefixes, now);
                 black_box(routing::decide(
                     &fleet.settings,
                     &request(tokens, number),

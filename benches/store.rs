@@ -28,8 +28,8 @@ use warmroute::observe::metrics::Registry;
 use warmroute::store::memory::{Memory, Settings};
 use warmroute::store::record::{Content, InitialState};
 use warmroute::store::{
-    Error, IdempotencyToken, NewRecord, ResponseKey, ResponseStore, RetentionSettings, RoutingHint,
-    Status, StoreFuture,
+    Error, IdempotencyToken, NewRecord, ResponseKey, ResponseStore, Responses, RetentionSettings,
+    RoutingHint, Status, StoreFuture,
 };
 
 const RESPONSES: u64 = 1_000_000;

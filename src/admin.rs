@@ -33,12 +33,13 @@ use serde_json::json;
 use tracing::{debug, info};
 
 use self::answers::{answer, parameter, refuse, refuse_unknown_worker, text, wants_html};
-pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer};
+pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer, RunningConfig};
 use self::dashboard::{Dashboard, Sources};
+pub use self::fleet::{FleetPage, WorkerRow};
 use self::guard::{Guard, Refusal};
-pub use self::kv::KvPages;
+pub use self::kv::{KvPage, KvPages};
 pub use self::readiness::Readiness;
-pub use self::responses::ResponsesPage;
+pub use self::responses::{ResponsesPage, ResponsesReport};
 use self::role::Role;
 pub use self::settings::{NamesByRole, Settings, Tokens};
 use self::worker_metrics::WorkerMetrics;

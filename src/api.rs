@@ -173,13 +173,28 @@ impl ApiServer {
             let page = if is_head { without_body(page) } else { page };
             return page.map(|body| LoggedBody::new(body, None));
         }
-        let (mut envelope, checked) = Envelope::begin(&self, &request, peer);
+        let (mut envelope, checked) = {
+            let trace = self.relay.tracer().begin(request.headers());
+            Envelope::begin(
+                &self.settings,
+                &self.cors,
+                &self.tasks,
+                trace,
+                &request,
+                peer,
+            )
+        };
         let answer = match (checked, self.cors.preflight(&request, &envelope.grant)) {
             (Err(error), _) => Err(error),
             (Ok(()), Some(answer)) => answer,
             (Ok(()), None) => self.answer(request, &mut envelope).await,
         };
-        envelope.finish(&self, answer)
+        let response = answer.unwrap_or_else(|error| {
+            let Envelope { id, api, shape, .. } = envelope;
+            self.on_error(id, &error, api, envelope.line.as_deref_mut());
+            error.shaped(shape)
+        });
+        envelope.finish(response, self.readiness.is_draining())
     }
 
     async fn answer(
@@ -247,7 +262,10 @@ impl ApiServer {
         match route(request.method(), request.uri().path(), mode, further) {
             Route::Relay(api) => self.forward(api, request, caller).await,
             Route::CountTokens => self.count_tokens(request, caller).await,
-            Route::Responses(endpoint) => self.respond(&endpoint, request, caller).await,
+            Route::Responses(endpoint) => {
+                // Boxed, so that other requests do not carry its state.
+                Box::pin(self.respond(&endpoint, request, caller)).await
+            }
             Route::Models => Ok(models::list(
                 &self.relay.fleet().snapshot(),
                 self.relay.names(),

@@ -29,7 +29,7 @@ pub use self::discovery::{DiscoveryEntry, DnsWorkers, StaticWorkers, WorkersFile
 pub use self::effect::Effect;
 pub use self::flags::Flags;
 pub use self::load::{Refused, unreadable};
-pub use self::model::{ModelAdvanced, ModelOverride};
+pub use self::model::ModelOverride;
 use self::reader::Problems;
 pub use self::settings::{
     Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, Reload, Runtime,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
@@ -50,6 +51,50 @@ impl fmt::Display for WorkerId {
             Some(rank) => write!(f, "w{}/{rank}", self.worker().0),
         }
     }
+}
+
+/// Defines an index of one kind, which cannot be passed for an index of another kind.
+macro_rules! index_type {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub struct $name(u32);
+
+        impl $name {
+            #[inline]
+            pub const fn new(index: usize) -> Self {
+                Self(index as u32)
+            }
+
+            /// The index as a number, for the list that it belongs to.
+            #[inline]
+            pub const fn get(self) -> usize {
+                self.0 as usize
+            }
+
+            #[inline]
+            pub fn range(
+                indices: Range<usize>,
+            ) -> impl DoubleEndedIterator<Item = Self> + ExactSizeIterator + Clone {
+                indices.map(Self::new)
+            }
+        }
+    };
+}
+
+index_type! {
+    /// A worker's index among the workers of one model, in one snapshot of the fleet.
+    WorkerIndex
+}
+
+index_type! {
+    /// The index of a place that a request can be sent to: a worker, or one dp rank of a worker whose ranks requests are pinned to.
+    RankPlace
+}
+
+index_type! {
+    /// The index of a candidate in the view that one decision gets.
+    ViewIndex
 }
 
 /// The model name that clients use. A LoRA adapter is a model of its own.
@@ -263,16 +308,9 @@ rooted_id! {
 }
 
 /// The text is not an id that a router of this project writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("not an id that this router wrote")]
 pub struct InvalidId;
-
-impl fmt::Display for InvalidId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("not an id that this router wrote")
-    }
-}
-
-impl std::error::Error for InvalidId {}
 
 /// The first `N` hex digits of some bytes.
 pub fn hex<const N: usize>(bytes: &[u8]) -> [u8; N] {

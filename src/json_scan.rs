@@ -1,12 +1,12 @@
 //! Finds where the values of a JSON text begin and end. Pure.
 //!
-//! What it finds is right, but it does not find everything: a name with escapes and a value that is deeply nested are left
-//! to a whole parser.
+//! It takes what `serde_json` takes, and says nothing of what is wrong with any other text.
+
+use std::borrow::Cow;
 
 use memchr::memchr2;
+use smallvec::SmallVec;
 
-/// More levels are left to a parser that does not recurse.
-const DEPTH_MAX: u32 = 64;
 /// Strings up to about this length are searched eight bytes at a time; the rest of a longer one by a search that takes longer
 /// to begin.
 const SHORT_BYTES: usize = 32;
@@ -59,9 +59,21 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         }
     }
 
-    /// Calls `on` with the name, without quotes, and the value of each member of an object.
+    /// Calls `on` with the name and the value of each member of the object that is all of the text.
+    pub fn whole_object(mut self, on: impl FnMut(Cow<'a, str>, &'a str)) -> Option<()> {
+        self.object(on)?;
+        self.is_over().then_some(())
+    }
+
+    /// The elements, each read by `read`, of the list that is all of the text.
+    pub fn whole_list<T>(mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
+        let elements = self.elements(read)?;
+        self.is_over().then_some(elements)
+    }
+
+    /// Calls `on` with the name and the value of each member of an object.
     #[inline]
-    pub fn object(&mut self, mut on: impl FnMut(&'a str, &'a str)) -> Option<()> {
+    pub fn object(&mut self, mut on: impl FnMut(Cow<'a, str>, &'a str)) -> Option<()> {
         self.each_member(|scan, name| {
             let value = scan.value()?;
             on(name, value);
@@ -69,11 +81,11 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         })
     }
 
-    /// Has `read` take the value of each member of an object, given its name without quotes.
+    /// Has `read` take the value of each member of an object, given its name.
     #[inline]
     pub fn each_member(
         &mut self,
-        mut read: impl FnMut(&mut Self, &'a str) -> Option<()>,
+        mut read: impl FnMut(&mut Self, Cow<'a, str>) -> Option<()>,
     ) -> Option<()> {
         self.expect(b'{')?;
         if self.next()? == b'}' {
@@ -82,11 +94,7 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         }
         loop {
             self.next().filter(|byte| *byte == b'"')?;
-            let (name, has_escapes) = self.string()?;
-            if has_escapes {
-                return None;
-            }
-            let name = name.get(1..name.len() - 1)?;
+            let name = self.text()?;
             self.expect(b':')?;
             self.next()?;
             read(self, name)?;
@@ -110,10 +118,23 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         Some((self.text.get(begin..self.at)?, has_escapes))
     }
 
+    /// The characters of the string that begins here. Borrowed from the text if it has no escapes.
+    #[inline]
+    pub fn text(&mut self) -> Option<Cow<'a, str>> {
+        let (string, has_escapes) = self.string()?;
+        if has_escapes {
+            return unescaped(string);
+        }
+        string.get(1..string.len() - 1).map(Cow::Borrowed)
+    }
+
     /// The value that begins here.
     pub fn value(&mut self) -> Option<&'a str> {
         let begin = self.at;
-        self.skip_value(DEPTH_MAX)?;
+        match self.byte()? {
+            b'{' | b'[' => self.skip_nested()?,
+            _ => self.skip_scalar()?,
+        }
         self.text.get(begin..self.at)
     }
 
@@ -128,11 +149,9 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         self.at == self.text.len()
     }
 
-    fn skip_value(&mut self, depth: u32) -> Option<()> {
+    fn skip_scalar(&mut self) -> Option<()> {
         match self.byte()? {
             b'"' => self.skip_string().map(drop),
-            b'{' => self.skip_object(depth.checked_sub(1)?),
-            b'[' => self.skip_list(depth.checked_sub(1)?),
             b't' => self.skip_word(b"true"),
             b'f' => self.skip_word(b"false"),
             b'n' => self.skip_word(b"null"),
@@ -141,37 +160,48 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
         }
     }
 
-    fn skip_object(&mut self, depth: u32) -> Option<()> {
-        self.at += 1;
-        if self.next()? == b'}' {
-            self.at += 1;
-            return Some(());
-        }
+    /// Over a list or an object, without recursion: it may have any number of levels.
+    fn skip_nested(&mut self) -> Option<()> {
+        // The brackets that end what is open.
+        let mut ends: SmallVec<[u8; 64]> = SmallVec::new();
         loop {
-            self.next().filter(|byte| *byte == b'"')?;
-            self.skip_string()?;
-            self.expect(b':')?;
-            self.next()?;
-            self.skip_value(depth)?;
-            if self.is_last(b'}')? {
-                return Some(());
+            match self.byte()? {
+                begin @ (b'{' | b'[') => {
+                    let end = if begin == b'{' { b'}' } else { b']' };
+                    self.at += 1;
+                    if self.next()? != end {
+                        ends.push(end);
+                        self.skip_name(end)?;
+                        continue;
+                    }
+                    self.at += 1;
+                }
+                _ => self.skip_scalar()?,
+            }
+            // Behind a value.
+            loop {
+                let Some(end) = ends.last().copied() else {
+                    return Some(());
+                };
+                if !self.is_last(end)? {
+                    self.skip_name(end)?;
+                    break;
+                }
+                ends.pop();
             }
         }
     }
 
-    fn skip_list(&mut self, depth: u32) -> Option<()> {
-        self.at += 1;
-        if self.next()? == b']' {
-            self.at += 1;
-            return Some(());
-        }
-        loop {
+    /// To the value of a member of an object, which ends with a brace; the elements of a list have no name.
+    #[inline]
+    fn skip_name(&mut self, end: u8) -> Option<()> {
+        if end == b'}' {
+            self.byte().filter(|byte| *byte == b'"')?;
+            self.skip_string()?;
+            self.expect(b':')?;
             self.next()?;
-            self.skip_value(depth)?;
-            if self.is_last(b']')? {
-                return Some(());
-            }
         }
+        Some(())
     }
 
     #[inline]
@@ -285,6 +315,11 @@ impl<'a, const CHECKS: bool> Scan<'a, CHECKS> {
     }
 }
 
+#[cold]
+fn unescaped<'a>(string: &str) -> Option<Cow<'a, str>> {
+    serde_json::from_str(string).ok().map(Cow::Owned)
+}
+
 /// The number of bytes of a string before its end or its first escape. `None` if the text ends before.
 #[must_use]
 pub fn plain_string(text: &[u8]) -> Option<usize> {
@@ -348,6 +383,7 @@ pub fn is_plain(text: &[u8]) -> bool {
         .chain([&last])
         .all(|word| special_bytes::<true>(u64::from_le_bytes(*word)) == 0)
 }
+
 /// The text with U+FFFD for each escaped surrogate that is not one of a pair; `None` if there is none. Python engines write
 /// them, and read none: a text that has one cannot be sent back.
 pub fn without_lone_surrogates(text: &str) -> Option<String> {
@@ -386,23 +422,4 @@ pub fn without_lone_surrogates(text: &str) -> Option<String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_surrogates_without_their_other_half_are_replaced() {
-        for (text, expected) in [
-            (r#""a\ud83d""#, Some(r#""a\ufffd""#)),
-            (
-                r#""\uDE00 \ud83d\ude00 \ud83d\n""#,
-                Some(r#""\ufffd \ud83d\ude00 \ufffd\n""#),
-            ),
-            (r#""\ud83d\ud83d\ude00""#, Some(r#""\ufffd\ud83d\ude00""#)),
-            (r#""\\ud83d \ud83d\ude00 \u00e9""#, None),
-            (r#""\ud8""#, None),
-            (r#""é\ud800é""#, Some(r#""é\ufffdé""#)),
-        ] {
-            assert_eq!(without_lone_surrogates(text).as_deref(), expected, "{text}");
-        }
-    }
-}
+mod tests;

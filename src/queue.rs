@@ -16,5 +16,5 @@ mod settings;
 mod types;
 
 pub use self::machine::{Below, ClassStatus, Entered, Left, Queue};
-pub use self::settings::{Advanced, ClassSettings, Settings, Waiting};
+pub use self::settings::{ClassSettings, Settings, Waiting};
 pub use self::types::{EntryId, Look, Outcome, Refusal, RefusalReason, Request, Room, SetBy};

@@ -21,6 +21,10 @@ pub use self::types::{
     Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View, delayed,
 };
 
+/// Workers with the longest cached prefixes that a cache-aware decision compares. Prefixes that many workers have are as good
+/// at each of them, and the random sample has the least busy of the others.
+pub const PREFIX_CANDIDATES: usize = 8;
+
 /// How requests are spread over the workers of their model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -52,42 +56,14 @@ impl Default for Settings {
 }
 
 /// Settings of routing for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Advanced {
-    /// cache_aware: workers with the longest cached prefixes that are compared.
-    pub prefix_candidates: u32,
-    /// Other workers that are compared, drawn for each request; of a fleet of up to this many all are. The best of
-    /// 16 is among the least busy 6 %, at a cost that does not grow with the fleet.
-    #[schemars(range(min = 1))]
-    pub random_candidates: u32,
     /// cache_aware: what a token that is cached below the GPU's memory saves of computing it.
     pub tier_credit: TierCredit,
-    /// consistent_hash: a worker with this many times the mean number of requests gets no more; they go to the next
-    /// worker that the key prefers. Workers with fewer than 8 requests are never too busy. 0: no bound.
-    #[schemars(range(min = 0))]
-    pub affinity_load_factor: f64,
-    /// cache_aware, while `peers` are configured and none is connected: among workers whose cost is within this many
-    /// times what computing the whole prompt takes of the lowest, the hash of the prompt's first blocks chooses, so that replicas that
-    /// know nothing of each other send the same prefixes to the same workers. 0: the lowest cost always.
-    #[schemars(range(min = 0))]
-    pub alone_slack: f64,
     /// While the KV events of an engine are incomplete: add `vllm_xargs.kv_cache_report_mode` to requests whose
     /// prompt it may have cached, so that it reports their blocks again. It changes the client's request.
     pub request_cache_reports: bool,
-}
-
-impl Default for Advanced {
-    fn default() -> Self {
-        Self {
-            prefix_candidates: 8,
-            random_candidates: 16,
-            tier_credit: TierCredit::default(),
-            affinity_load_factor: 1.25,
-            alone_slack: 0.5,
-            request_cache_reports: false,
-        }
-    }
 }
 
 /// What a cached token saves, by its tier; one in the GPU's memory saves all.

@@ -40,7 +40,10 @@ pub use self::record::{
     CancelOutcome, Cancellation, CancelledOutput, Chain, DeleteOutcome, Finalization,
     IdempotencyToken, NewRecord, Record, RoutingHint, WriteOutcome,
 };
-pub use self::response_store::{Health, Report, ResponseStore, StoreFuture};
+pub use self::response_store::{
+    BackgroundResponses, Conversations, Health, Ownership, Report, ResponseStore, Responses,
+    StoreFuture,
+};
 pub use self::settings::{NameOrMap, RetentionSettings, Settings, name_or_map};
 pub use self::status::Status;
 use crate::observe::metrics::Registry;

@@ -8,14 +8,26 @@ use std::sync::Arc;
 
 use hyper::StatusCode;
 use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 /// The status and the body of a reload's answer.
 pub type ReloadAnswer = Pin<Box<dyn Future<Output = (StatusCode, Value)> + Send>>;
 
+/// `GET /config`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct RunningConfig {
+    pub file: Option<String>,
+    pub hash: Option<String>,
+    #[serde(default)]
+    pub last_reload: Value,
+    /// Without its secrets.
+    pub config: Value,
+}
+
 /// What the operator's pages need of the configuration.
 pub struct ConfigPage {
-    running: Box<dyn Fn() -> Value + Send + Sync>,
+    running: Box<dyn Fn() -> RunningConfig + Send + Sync>,
     reload: Box<dyn Fn() -> ReloadAnswer + Send + Sync>,
 }
 
@@ -27,7 +39,7 @@ impl fmt::Debug for ConfigPage {
 
 impl ConfigPage {
     pub fn new(
-        running: impl Fn() -> Value + Send + Sync + 'static,
+        running: impl Fn() -> RunningConfig + Send + Sync + 'static,
         reload: impl Fn() -> ReloadAnswer + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -36,7 +48,7 @@ impl ConfigPage {
         }
     }
 
-    pub(super) fn running(&self) -> Value {
+    pub(super) fn running(&self) -> RunningConfig {
         (self.running)()
     }
 

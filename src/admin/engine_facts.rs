@@ -1,44 +1,47 @@
 //! What an engine reports about its cache and its KV events, as part of a worker's row of `GET /fleet`.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::engine::Engine;
 use crate::fleet::events::{Endpoint, Events};
 use crate::fleet::health::Health;
 use crate::fleet::{ResponsesApi, Status};
 
-#[derive(Debug, Serialize)]
-pub(super) struct EngineRow {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EngineRow {
     /// An engine that says nothing of itself is treated as vLLM.
-    engine: Engine,
-    block_size: Option<u32>,
+    pub engine: Engine,
+    pub block_size: Option<u32>,
     /// Whether its prefix cache is on, if it says so.
-    prefix_caching: Option<bool>,
+    pub prefix_caching: Option<bool>,
     /// How it is sent requests of the Responses API: `native` or `chat`.
-    responses: ResponsesApi,
-    events: EventsRow,
+    pub responses: ResponsesApi,
+    pub events: EventsRow,
 }
 
-#[derive(Debug, Serialize)]
-struct EventsRow {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct EventsRow {
     /// Ranks whose KV events are followed.
-    ranks: usize,
+    pub ranks: usize,
     /// Ranks whose KV events are followed, but whose lost batches cannot be asked for again.
-    without_replay: usize,
+    pub without_replay: usize,
     /// Publishers that cannot be followed.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    unusable: Vec<UnusableRow>,
+    pub unusable: Vec<UnusableRow>,
     /// Why no rank's KV events are followed, and what to change.
     #[serde(skip_serializing_if = "Option::is_none")]
     none_because: Option<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct UnusableRow {
-    rank: String,
-    endpoint: String,
-    reason: String,
-    fix: String,
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct UnusableRow {
+    pub rank: String,
+    pub endpoint: String,
+    pub reason: String,
+    pub fix: String,
 }
 
 impl EngineRow {
@@ -93,10 +96,7 @@ fn why_none(status: &Status) -> String {
         }
         .to_owned();
     }
-    let page = match facts.engine {
-        Engine::Vllm => "/kv_event_sources",
-        Engine::Sglang => "/server_info",
-    };
+    let page = facts.capabilities().self_description.path();
     format!(
         "the engine names no publisher at {page}; start it with --kv-events-config, or set `events` of the worker"
     )

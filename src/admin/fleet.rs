@@ -1,10 +1,12 @@
-//! `GET /fleet`: workers, models, pairs, what waits and who is near a limit, read for each request.
+//! `GET /fleet`: workers, models, pairs, what waits and who is near a limit, read for each request. `top` and `doctor` read
+//! the page with the same types. Their router may be of another release: what its rows lack has a default, and what
+//! neither of them uses is not read.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::engine_facts::EngineRow;
 use super::pairs::PairsRow;
@@ -19,21 +21,24 @@ use crate::relay::{QueueSummary, Relay};
 /// Models whose queue is shown; all are on `GET /queue`.
 const BUSIEST: usize = 100;
 
-#[derive(Debug, Serialize)]
-pub(super) struct Page {
-    is_ready: bool,
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct FleetPage {
+    pub is_ready: bool,
+    #[serde(skip_deserializing)]
     models: Vec<ModelRow>,
-    workers: Vec<WorkerRow>,
+    pub workers: Vec<WorkerRow>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pairs: Option<PairsRow>,
+    pub pairs: Option<PairsRow>,
     /// More is on `GET /queue`.
+    #[serde(skip_deserializing)]
     queue: QueueSummary,
     /// More is on `GET /tenants`. Absent if no tenant has limits.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
     limits: Option<LimitsSummary>,
     /// This replica and the others, if there may be any.
     #[serde(skip_serializing_if = "Option::is_none", flatten)]
-    replicas: Option<peers::status::Status>,
+    pub replicas: Option<peers::status::Status>,
 }
 
 #[derive(Debug, Serialize)]
@@ -45,42 +50,44 @@ struct ModelRow {
     prefill: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct WorkerRow {
-    name: String,
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct WorkerRow {
+    pub name: String,
     /// What clients see in place of a name that is the address.
     #[serde(skip_serializing_if = "Option::is_none")]
     client_name: Option<String>,
     address: String,
-    role: Role,
-    health: Health,
+    pub role: Role,
+    pub health: Health,
     /// Why the last health probe failed.
     #[serde(skip_serializing_if = "Option::is_none")]
-    last_error: Option<String>,
-    circuit_breaker: circuit_breaker::State,
-    is_draining: bool,
-    version: Option<String>,
+    pub last_error: Option<String>,
+    pub circuit_breaker: circuit_breaker::State,
+    pub is_draining: bool,
+    pub version: Option<String>,
     #[serde(flatten)]
-    engine: EngineRow,
-    models: Vec<String>,
+    pub facts: EngineRow,
+    pub models: Vec<String>,
     /// Requests of this router that run on the worker; the next three are counted by this router, too.
-    requests: u32,
-    requests_total: u64,
-    queued_tokens: u64,
+    pub requests: u32,
+    pub requests_total: u64,
+    pub queued_tokens: u64,
     context_tokens: u64,
     /// Of the requests that are pinned to a dp rank, the part of each rank.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty", skip_deserializing)]
     ranks: Vec<RankRow>,
     /// How fast it computes prompts, if that is known.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
     prefill_rate: Option<PrefillRateRow>,
     /// What a step of its engine takes, as decisions count it.
+    #[serde(skip_deserializing)]
     speed: SpeedRow,
     /// The load on the worker of other replicas that have any.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    peers: Vec<LoadRow>,
+    pub peers: Vec<LoadRow>,
     /// The engine's own numbers.
-    reported: Option<ReportedRow>,
+    pub reported: Option<ReportedRow>,
     /// The worker's cache as the router predicts it.
     predicted_blocks: usize,
     predicted_tokens: u64,
@@ -90,7 +97,7 @@ pub(super) struct WorkerRow {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     loaded_adapters: Vec<String>,
     /// Only with disaggregated prefill/decode, and not for decode workers.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none", skip_deserializing)]
     kv_transfers: Option<KvTransfersRow>,
 }
 
@@ -131,7 +138,7 @@ struct PrefillRateRow {
     source: RateSource,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 struct SpeedRow {
     prompt_tokens_per_second: u64,
     /// A step with nothing in it.
@@ -165,15 +172,18 @@ impl SpeedRow {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct ReportedRow {
+/// The engine's own numbers.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ReportedRow {
     age_ms: u64,
     running: u32,
     waiting: u32,
-    kv_usage: f64,
+    /// Share of its KV cache that is used.
+    pub kv_usage: f64,
 }
 
-pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
+pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> FleetPage {
     let snapshot = relay.fleet().snapshot();
     let names = |workers: &[Arc<Worker>]| {
         let names = workers.iter().map(|worker| worker.name.to_string());
@@ -181,16 +191,16 @@ pub(super) fn page(relay: &Relay, peers: &Peers, now: Instant) -> Page {
     };
     let models = snapshot.models.iter().map(|(name, group)| ModelRow {
         name: name.to_string(),
-        workers: names(&group.workers[group.decode()]),
+        workers: names(group.decode_workers()),
         prefill: if relay.is_disaggregated() {
-            names(&group.workers[group.prefill()])
+            names(group.prefill_workers())
         } else {
             Vec::new()
         },
     });
     let workers = snapshot.workers.iter();
     let workers = workers.map(|status| worker_row(status, relay, peers, now));
-    Page {
+    FleetPage {
         is_ready: snapshot.is_ready(),
         models: models.collect(),
         workers: workers.collect(),
@@ -224,7 +234,7 @@ fn worker_row(status: &Status, relay: &Relay, peers: &Peers, now: Instant) -> Wo
         circuit_breaker: worker.breaker.state(),
         is_draining: status.draining,
         version: status.facts.version.clone(),
-        engine: EngineRow::of(status),
+        facts: EngineRow::of(status),
         models: status
             .facts
             .models

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ids::WorkerId;
 use crate::kv::event::{EngineHash, Tier};
@@ -21,13 +21,15 @@ pub struct KvPages {
 }
 
 /// `GET /kv`.
-#[derive(Debug, Serialize)]
-pub(super) struct Page {
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KvPage {
+    #[serde(skip_deserializing)]
     indexes: Vec<IndexRow>,
     /// For each model that was checked: whether router and engines have the same tokens for a prompt.
-    tokenizer_check: Vec<tokenizer_check::Status>,
+    pub tokenizer_check: Vec<tokenizer_check::Status>,
     /// The KV events of each rank of each worker that has them.
-    ranks: Vec<Status>,
+    pub ranks: Vec<Status>,
 }
 
 #[derive(Debug, Serialize)]
@@ -97,7 +99,7 @@ impl KvPages {
         &self.tokenizer_check
     }
 
-    pub(super) fn page(&self, now: Instant) -> Page {
+    pub(super) fn page(&self, now: Instant) -> KvPage {
         let indexes = self.indexes.all().into_iter();
         let row = |((model, shape), index): (IndexKey, Arc<PrefixIndex>)| IndexRow {
             model: model.to_string(),
@@ -106,7 +108,7 @@ impl KvPages {
             blocks: index.len(),
             memory_bytes: index.memory_bytes(),
         };
-        Page {
+        KvPage {
             indexes: indexes.map(row).collect(),
             tokenizer_check: self.tokenizer_check.statuses(now),
             ranks: self.board.statuses(now),

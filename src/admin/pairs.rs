@@ -2,30 +2,33 @@
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::kv_transfer::pairs::Pairs;
 
-#[derive(Debug, Serialize)]
-pub(super) struct PairsRow {
-    connector: Connector,
+#[derive(Debug, Serialize, Deserialize)]
+pub struct PairsRow {
+    pub connector: Connector,
     /// Pairs of a prefill and a decode worker that are both up.
-    count: usize,
+    pub count: usize,
     /// Pairs of which nothing speaks against a KV transfer. Whether one works is shown by
     /// `check --live --transfer`.
+    #[serde(skip_deserializing)]
     unverified: usize,
-    incompatible: Vec<IncompatibleRow>,
+    pub incompatible: Vec<IncompatibleRow>,
     /// Workers without a compatible partner.
-    unpaired: Vec<String>,
+    pub unpaired: Vec<String>,
 }
 
-#[derive(Debug, Serialize)]
-struct IncompatibleRow {
+#[derive(Debug, Serialize, Deserialize)]
+pub struct IncompatibleRow {
+    #[serde(skip_deserializing)]
     reason: &'static str,
-    message: String,
-    count: usize,
+    pub message: String,
+    pub count: usize,
     /// Some of the pairs, each as prefill worker and decode worker.
+    #[serde(skip_deserializing)]
     examples: Vec<[String; 2]>,
 }
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::prompt::Api;
@@ -35,10 +35,13 @@ impl fmt::Debug for ResponsesPage {
     }
 }
 
-#[derive(Debug, Serialize)]
-pub(super) struct Page {
+/// `GET /responses`.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct ResponsesReport {
+    #[serde(skip_deserializing)]
     responses: Value,
-    health: store::Health,
+    pub health: store::Health,
+    #[serde(skip_deserializing)]
     store: Option<store::Report>,
     /// Why the store gave no report.
     error: Option<String>,
@@ -53,9 +56,9 @@ impl ResponsesPage {
         }
     }
 
-    pub(super) async fn page(&self) -> Page {
+    pub(super) async fn page(&self) -> ResponsesReport {
         let report = self.store.report().await;
-        Page {
+        ResponsesReport {
             responses: (self.counts)(),
             health: self.store.health(),
             error: report.as_ref().err().map(ToString::to_string),

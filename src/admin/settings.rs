@@ -101,7 +101,7 @@ impl Settings {
                 continue;
             };
             let allowed = &tls.client_names;
-            if !allowed.is_empty() && !tls::ClientNames::new([name]).are_allowed(allowed) {
+            if !allowed.is_empty() && !tls::ClientNames::new([name.as_str()]).are_allowed(allowed) {
                 let message = format!(
                     "`{name}` is not in `admin.tls.client_names`, so no client that has it alone connects"
                 );
@@ -112,39 +112,31 @@ impl Settings {
     }
 
     /// Each name of operators' certificates with its key below `admin` and its role.
-    pub(super) fn client_names(&self) -> impl Iterator<Item = (String, Role, &str)> {
-        let of = |role: Role, names: &'_ [String]| {
-            let keys = (0..names.len()).map(move |index| format!("client_names.{role}[{index}]"));
-            keys.collect::<Vec<_>>()
-                .into_iter()
-                .map(move |key| (key, role))
-        };
-        let keys = of(Role::Read, &self.client_names.read)
-            .chain(of(Role::Operate, &self.client_names.operate));
-        let names = self
-            .client_names
-            .read
-            .iter()
-            .chain(&self.client_names.operate);
-        keys.zip(names)
-            .map(|((key, role), name)| (key, role, &**name))
+    pub(super) fn client_names(&self) -> impl Iterator<Item = (String, Role, &String)> {
+        let names = &self.client_names;
+        by_role("client_names", &names.read, &names.operate)
     }
 
     /// Each token with its key below `admin` and the role of those who send it.
     pub(super) fn tokens(&self) -> impl Iterator<Item = (String, Role, &Secret)> {
         let short = Some(&self.token).filter(|token| !token.is_empty());
         let short = short.map(|token| ("token".to_owned(), Role::Operate, token));
-        let of = |role: Role, tokens| {
-            let tokens: std::slice::Iter<'_, Secret> = <[Secret]>::iter(tokens);
-            tokens
-                .enumerate()
-                .map(move |(index, token)| (format!("tokens.{role}[{index}]"), role, token))
-        };
-        short
-            .into_iter()
-            .chain(of(Role::Read, &self.tokens.read))
-            .chain(of(Role::Operate, &self.tokens.operate))
+        let listed = by_role("tokens", &self.tokens.read, &self.tokens.operate);
+        short.into_iter().chain(listed)
     }
+}
+
+/// The entries of a setting's two lists, each with its key and its role.
+fn by_role<'s, T>(
+    setting: &'static str,
+    read: &'s [T],
+    operate: &'s [T],
+) -> impl Iterator<Item = (String, Role, &'s T)> {
+    let lists = [(Role::Read, read), (Role::Operate, operate)].into_iter();
+    lists.flat_map(move |(role, entries)| {
+        let entries = entries.iter().enumerate();
+        entries.map(move |(index, entry)| (format!("{setting}.{role}[{index}]"), role, entry))
+    })
 }
 
 #[cfg(test)]

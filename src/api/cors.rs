@@ -1,7 +1,5 @@
 //! Cross-origin requests: what lets pages of other origins, in browsers, use the API. Pure.
 
-use std::time::Duration;
-
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_CREDENTIALS, ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS,
     ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE,
@@ -14,10 +12,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::http;
 use crate::openai::error::ApiError;
-use crate::units::DurationText;
+
+/// For this long a browser does not ask again: two hours, since Chromium takes no more.
+const MAX_AGE_SECONDS: u64 = 2 * 3_600;
 
 /// Pages of other origins (CORS). Off without `allowed_origins`: browsers let no such page use the API.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
     /// Origins whose pages may use the API, such as `https://chat.example.com`, or `*` for all. A page needs a key all
@@ -25,20 +25,6 @@ pub struct Settings {
     pub allowed_origins: Vec<String>,
     /// Headers that such a page may send. Empty: all that it asks for.
     pub allowed_headers: Vec<String>,
-    /// For this long a browser does not ask again. Chromium takes no more than two hours.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
-    pub max_age: Duration,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        Self {
-            allowed_origins: Vec::new(),
-            allowed_headers: Vec::new(),
-            max_age: Duration::from_secs(2 * 3_600),
-        }
-    }
 }
 
 impl Settings {
@@ -155,7 +141,7 @@ impl Cors {
         if let Some(allowed) = self.headers.as_ref().or(asked) {
             answer.insert(ACCESS_CONTROL_ALLOW_HEADERS, allowed.clone());
         }
-        let max_age = HeaderValue::from(self.settings.max_age.as_secs());
+        let max_age = HeaderValue::from(MAX_AGE_SECONDS);
         answer.insert(ACCESS_CONTROL_MAX_AGE, max_age);
         answer.append(VARY, ACCESS_CONTROL_REQUEST_HEADERS.into());
         Some(Ok(response))

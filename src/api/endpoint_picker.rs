@@ -63,7 +63,7 @@ impl EndpointPicker {
                 has_hooks: settings.advanced.conformance_hooks,
                 fallbacks: settings.fallbacks as usize,
             },
-            metrics: Metrics::new(registry),
+            metrics: Arc::new(Metrics::new(registry)),
         })
     }
 

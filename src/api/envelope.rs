@@ -2,20 +2,24 @@
 //! headers of limits, the line of the access log.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use hyper::header::{CONNECTION, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
 
 use super::access_log::{self, AccessLine, LoggedBody};
-use super::cors::Grant;
+use super::cors::{Cors, Grant};
 use super::health::without_body;
+use super::request_id;
 use super::route::api_of;
-use super::{ApiServer, request_id};
+use super::settings::Settings;
 use crate::http;
+use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
 use crate::ids::RequestId;
 use crate::limits::Standing;
 use crate::openai::error::{ApiError, ErrorShape};
+use crate::traces::RequestTrace;
 
 /// What is known of a request before it is answered, and what its answer is to carry.
 #[derive(Debug)]
@@ -29,8 +33,10 @@ pub(super) struct Envelope {
     /// What the tenant's limits leave.
     pub(super) standing: Option<Standing>,
     pub(super) grant: Grant,
-    shape: ErrorShape,
-    api: &'static str,
+    /// How an error is written.
+    pub(super) shape: ErrorShape,
+    /// For metrics.
+    pub(super) api: &'static str,
     is_head: bool,
     is_http1: bool,
 }
@@ -38,19 +44,20 @@ pub(super) struct Envelope {
 impl Envelope {
     /// An error if the request's own id cannot be returned.
     pub(super) fn begin(
-        server: &ApiServer,
+        settings: &Settings,
+        cors: &Cors,
+        tasks: &Tasks,
+        trace: Option<Arc<RequestTrace>>,
         request: &Request<RequestBody>,
         peer: IpAddr,
     ) -> (Self, Result<(), ApiError>) {
         let id = RequestId::new(fastrand::u128(..));
         let headers = request.headers();
         let path = request.uri().path();
-        let client = server.settings.trusted_proxies.client_of(peer, headers);
-        let trace = server.relay.tracer().begin(headers);
+        let client = settings.trusted_proxies.client_of(peer, headers);
         let mut line = (trace.is_some() || access_log::is_on()).then(|| {
             let head = (request.method().clone(), request.uri().clone(), headers);
-            let tasks = server.tasks.clone();
-            Box::new(AccessLine::begin(head, id, client, tasks, trace))
+            Box::new(AccessLine::begin(head, id, client, tasks.clone(), trace))
         });
         let (client_id, checked) = match request_id::of_client(headers) {
             Ok(client_id) => (client_id, Ok(())),
@@ -65,25 +72,21 @@ impl Envelope {
             echo: client_id.unwrap_or_else(|| request_id::header(id)),
             line,
             standing: None,
-            grant: server.cors.grant(headers),
+            grant: cors.grant(headers),
             shape: ErrorShape::of_request(path, headers),
-            api: api_of(path, &server.settings.extra_endpoints),
+            api: api_of(path, &settings.extra_endpoints),
             is_head: request.method() == Method::HEAD,
             is_http1: request.version() < Version::HTTP_2,
         };
         (envelope, checked)
     }
 
-    /// The response that the client gets.
+    /// The response that the client gets. `is_draining`: the process stops.
     pub(super) fn finish(
         mut self,
-        server: &ApiServer,
-        answer: Result<Response<http::Body>, ApiError>,
+        mut response: Response<http::Body>,
+        is_draining: bool,
     ) -> Response<LoggedBody> {
-        let mut response = answer.unwrap_or_else(|error| {
-            server.on_error(self.id, &error, self.api, self.line.as_deref_mut());
-            error.shaped(self.shape)
-        });
         let status = response.status();
         let headers = response.headers_mut();
         if self.shape == ErrorShape::Anthropic {
@@ -95,7 +98,7 @@ impl Envelope {
         }
         self.grant.apply(headers);
         let is_upgraded = status == StatusCode::SWITCHING_PROTOCOLS;
-        if self.is_http1 && server.readiness.is_draining() && !is_upgraded {
+        if self.is_http1 && is_draining && !is_upgraded {
             // Its next request should find another replica now, and not a connection that closes just then.
             headers.insert(CONNECTION, HeaderValue::from_static("close"));
         }

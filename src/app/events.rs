@@ -8,7 +8,6 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use crate::config::KvEventsAdvanced;
-use crate::fleet::engine::Engine;
 use crate::fleet::events::{Endpoint, Transport};
 use crate::fleet::load::LoadReport;
 use crate::fleet::load::ranks::{RankLoad, RankLoads};
@@ -32,7 +31,7 @@ struct FollowedRank {
     is_only_rank: bool,
     model: Model,
     endpoint: Endpoint,
-    engine: Engine,
+    caches_pages: bool,
 }
 
 /// The metrics of all sources.
@@ -91,7 +90,7 @@ pub(super) async fn follow(
                 rank: wanted.rank,
                 is_only_rank: wanted.is_only_rank,
                 model: wanted.model.clone(),
-                caches_pages: wanted.engine == Engine::Sglang,
+                caches_pages: wanted.caches_pages,
             };
             let restart_signal = restarts.get(&wanted.worker).map(watch::Sender::subscribe);
             let load = loads.get(&wanted.worker);
@@ -125,7 +124,7 @@ pub(super) async fn follow(
 fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
     let of_worker = |status: &crate::fleet::Status| {
         let (worker, base) = (status.worker.id, status.facts.base.clone());
-        let engine = status.facts.engine;
+        let caches_pages = status.facts.capabilities().caches_pages;
         let endpoints = match base {
             Some(_) => status.event_endpoints(),
             None => Vec::new(),
@@ -138,7 +137,7 @@ fn wanted(snapshot: &Snapshot) -> BTreeSet<FollowedRank> {
             is_only_rank,
             model: model.clone(),
             endpoint,
-            engine,
+            caches_pages,
         };
         endpoints.into_iter().map(of_rank)
     };

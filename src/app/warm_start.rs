@@ -5,7 +5,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use prometheus::{GaugeVec, IntGaugeVec};
 use tracing::{info, warn};
 
 use crate::fleet::Snapshot;
@@ -14,7 +13,7 @@ use crate::kv::predicted::PredictedIndex;
 use crate::kv::subscriber::StatusBoard;
 use crate::kv::tree_copies::TreeSource;
 use crate::observe;
-use crate::observe::metrics;
+use crate::observe::metrics::{self, metric_table};
 use crate::peers::give_trees::TreeGiver;
 use crate::peers::take_trees::TreeTaker;
 use crate::peers::warm_start::{End, Progress, WarmStart, WarmStartStatus, Warmth};
@@ -23,33 +22,19 @@ use crate::peers::{self, Peers, TreeMetrics};
 /// How often it is looked how far the start has come.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The metrics of the start.
-#[derive(Clone, Debug)]
-struct Metrics {
-    state: IntGaugeVec,
-    seconds: GaugeVec,
+metric_table! {
+    /// The metrics of the start.
+    #[derive(Clone, Debug)]
+    struct Metrics {
+        state: gauges "warmroute_warm_start_state" ["state"]
+            "1 for how this router started: alone (no other replicas), warming (not ready yet), warm (knows what other replicas \
+             know), none_ready, sources_lost or timed_out (serves cold).",
+        seconds: real_gauges "warmroute_warm_start_seconds" []
+            "Time until this router knew what other replicas know, or waited no longer for it.",
+    }
 }
 
 impl Metrics {
-    fn new(registry: &metrics::Registry) -> Self {
-        let metrics = Self {
-            state: registry.gauges(
-                "warmroute_warm_start_state",
-                "1 for how this router started: alone (no other replicas), warming (not ready yet), warm (knows what other \
-                 replicas know), none_ready, \
-                 sources_lost or timed_out (serves cold).",
-                &["state"],
-            ),
-            seconds: registry.real_gauges(
-                "warmroute_warm_start_seconds",
-                "Time until this router knew what other replicas know, or waited no longer for it.",
-                &[],
-            ),
-        };
-        metrics.set(Warmth::Alone);
-        metrics
-    }
-
     fn set(&self, warmth: Warmth) {
         for other in Warmth::ALL {
             let gauge = self.state.with_label_values(&[other.as_str()]);
@@ -100,9 +85,11 @@ impl Start {
             metrics: Metrics::new(registry),
             timeout,
         };
-        if peers.is_on() {
-            start.set(Warmth::Warming);
-        }
+        start.set(if peers.is_on() {
+            Warmth::Warming
+        } else {
+            Warmth::Alone
+        });
         start
     }
 

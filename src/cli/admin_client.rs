@@ -7,6 +7,7 @@ use bytes::Bytes;
 use clap::Args;
 use hyper::header::HeaderValue;
 use hyper::{StatusCode, Uri};
+use serde::de::DeserializeOwned;
 
 use crate::config::Config;
 #[cfg(feature = "top")]
@@ -135,6 +136,12 @@ impl AdminClient {
             ))),
             status => Err(failed(&format!("answered {status}"))),
         }
+    }
+
+    /// A JSON page.
+    pub(super) async fn read<T: DeserializeOwned>(&self, path: &str) -> Result<T, String> {
+        let page = serde_json::from_slice(&self.get(path).await?);
+        page.map_err(|error| format!("{}{path}: is no page of a router: {error}", self.base))
     }
 
     /// The body of a page that does not end, such as a stream of events.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use serde_json::Value;
 
 use super::admin_client::{AdminClient, AdminTls};
+use crate::admin::RunningConfig;
 use crate::config::diff::Comparable;
 use crate::config::{Config, Effect};
 
@@ -87,16 +87,10 @@ impl ConfigDiff {
     /// The configuration of the running router.
     async fn running(&self, new: &Config) -> Result<Comparable, String> {
         let client = AdminClient::new(self.url.as_deref(), Some(new), None, &self.tls)?;
-        let path = format!("{}/config", client.base);
         let hint = "name the router's admin listener with --url (and --ca), or compare with a file by --with";
-        let failed = |error: &dyn std::fmt::Display| format!("{path}: {error}; {hint}");
-        let body = client.get("/config").await;
-        let body = body.map_err(|error| format!("{error}; {hint}"))?;
-        let page: Value = serde_json::from_slice(&body).map_err(|error| failed(&error))?;
-        match page.get("config") {
-            Some(config) => Ok(Comparable::from_shown(config.clone())),
-            None => Err(failed(&"is no configuration")),
-        }
+        let page: Result<RunningConfig, String> = client.read("/config").await;
+        let page = page.map_err(|error| format!("{error}; {hint}"))?;
+        Ok(Comparable::from_shown(page.config))
     }
 }
 

@@ -7,8 +7,10 @@ use std::process::ExitCode;
 use clap::Args;
 
 use super::admin_client::{AdminAccess, AdminClient};
+use crate::admin::{ResponsesReport, RunningConfig};
 use crate::app::doctor::{self, Observed};
 use crate::config::Config;
+use crate::observe::metrics_text::Families;
 
 const FINDINGS: u8 = 1;
 const TROUBLE: u8 = 2;
@@ -68,16 +70,15 @@ impl Doctor {
             token.as_ref(),
             &self.access.tls,
         )?;
-        let page = async |path: &str| client.get(path).await;
-        let pages = [
-            page("/fleet").await?,
-            page("/kv").await?,
-            page("/config").await?,
-            page("/responses").await?,
-            page("/metrics").await?,
-        ];
-        let [fleet, kv, config, responses, metrics] = pages;
-        Observed::of_pages(&fleet, &kv, &config, &responses, &metrics)
-            .map_err(|error| format!("{}: {error}", client.base))
+        Ok(Observed {
+            fleet: client.read("/fleet").await?,
+            kv: client.read("/kv").await?,
+            config: client.read::<RunningConfig>("/config").await?.config,
+            store: client.read::<ResponsesReport>("/responses").await?.health,
+            metrics: {
+                let text = client.get("/metrics").await?;
+                Families::parse(&String::from_utf8_lossy(&text), |_| true)
+            },
+        })
     }
 }

@@ -5,7 +5,6 @@ mod admin;
 #[cfg(feature = "top")]
 mod decisions;
 mod figures;
-mod metrics_text;
 mod plain;
 mod rows;
 #[cfg(feature = "top")]

@@ -61,17 +61,13 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     // Every worker's pool of connections has them.
     ("fleet.advanced.connect_timeout", Effect::Restart),
     ("fleet.advanced.idle_connection_timeout", Effect::Restart),
-    ("fleet.advanced.max_idle_connections", Effect::Restart),
     ("routing.*", Effect::Reload),
     ("models.*", Effect::Reload),
     // Subscribers, trees and their index.
     ("kv_events.*", Effect::Restart),
     ("predicted.bytes_per_token", Effect::Reload),
-    // Of an index that is full of blocks of this size.
+    // Of an index that is full of blocks.
     ("predicted.tokens_per_worker", Effect::Restart),
-    ("predicted.block_size", Effect::Restart),
-    ("predicted.max_age", Effect::Restart),
-    ("predicted.max_blocks", Effect::Restart),
     // Threads and caches.
     ("tokenization.*", Effect::Restart),
     ("requests.*", Effect::Reload),
@@ -95,7 +91,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     // Connections to Redis, and what requests that run were admitted with.
     ("limits.store.*", Effect::Restart),
     ("limits.replicas", Effect::Restart),
-    ("limits.advanced.*", Effect::Restart),
     ("peers.*", Effect::Restart),
     // The store, and what runs in the background on it.
     ("responses.mode", Effect::Restart),
@@ -111,7 +106,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("responses.advanced.ready_without_store", Effect::Restart),
     ("responses.advanced.reasoning_events", Effect::Reload),
     ("responses.advanced.unsupported_items", Effect::Reload),
-    ("responses.advanced.max_history_turns", Effect::Reload),
     ("responses.advanced.max_history_size", Effect::Reload),
     ("responses.advanced.max_response_size", Effect::Reload),
     ("responses.advanced.conversation_lease", Effect::Reload),
@@ -135,7 +129,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("traces.compression", Effect::Restart),
     ("traces.tls.*", Effect::Restart),
     ("traces.timeout", Effect::Restart),
-    ("traces.advanced.*", Effect::Restart),
     ("reload.*", Effect::Reload),
     ("runtime.*", Effect::Restart),
 ];

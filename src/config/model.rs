@@ -7,7 +7,7 @@ use super::one_or_list::{OneOrList, one_or_list};
 use super::tokenizer::{self, Tokenizer};
 use crate::relay::StreamContinuation;
 use crate::relay::request::target::{Sticky, Target};
-use crate::routing::{self, Policy, TierCredit};
+use crate::routing::Policy;
 
 /// What one model has of its own; the rest is as in `routing`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -59,50 +59,4 @@ pub struct ModelOverride {
     /// As in `routing`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash_on: Option<Vec<String>>,
-    /// As in `routing`.
-    #[serde(default)]
-    pub advanced: ModelAdvanced,
-}
-
-/// What one model has of its own of `routing.advanced`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct ModelAdvanced {
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub prefix_candidates: Option<u32>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub random_candidates: Option<u32>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub tier_credit: Option<TierCredit>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub affinity_load_factor: Option<f64>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0))]
-    pub alone_slack: Option<f64>,
-    /// As in `routing.advanced`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub request_cache_reports: Option<bool>,
-}
-
-impl ModelAdvanced {
-    pub(super) fn over(&self, default: &routing::Advanced) -> routing::Advanced {
-        routing::Advanced {
-            prefix_candidates: self.prefix_candidates.unwrap_or(default.prefix_candidates),
-            random_candidates: self.random_candidates.unwrap_or(default.random_candidates),
-            tier_credit: self.tier_credit.unwrap_or(default.tier_credit),
-            affinity_load_factor: self
-                .affinity_load_factor
-                .unwrap_or(default.affinity_load_factor),
-            alone_slack: self.alone_slack.unwrap_or(default.alone_slack),
-            request_cache_reports: self
-                .request_cache_reports
-                .unwrap_or(default.request_cache_reports),
-        }
-    }
 }

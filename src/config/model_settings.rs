@@ -16,12 +16,12 @@ impl Config {
             stream_continuation: None,
         };
         let own = |model: &ModelOverride| {
-            let (default, advanced) = (&common.routing, &model.advanced);
+            let default = &common.routing;
             let hash_on = model.hash_on.as_ref().unwrap_or(&default.hash_on);
             let routing = routing::Settings {
                 policy: model.policy.unwrap_or(default.policy),
                 hash_on: hash_on.clone(),
-                advanced: advanced.over(&default.advanced),
+                advanced: default.advanced.clone(),
             };
             let settings = PerModel {
                 routing,

@@ -5,7 +5,7 @@ use std::fmt::Write;
 use serde_json::Value;
 
 use super::Config;
-use super::effect::effect_of;
+use super::effect::{Effect, effect_of};
 use super::reader::{alternatives, describe, json_schema, names, parts, properties};
 
 /// The JSON Schema of a configuration file.
@@ -18,15 +18,23 @@ pub fn schema() -> String {
 /// `docs/configuration.md`.
 pub fn markdown() -> String {
     let schema = json_schema::<Config>();
-    let mut out = String::from(INTRODUCTION);
+    let mut page = Page {
+        text: String::from(INTRODUCTION),
+        parts: Vec::new(),
+    };
     for (key, schema) in properties(&schema) {
-        let _ = write!(out, "\n## `{key}`\n\n");
-        if let Some(description) = description(schema) {
-            let _ = write!(out, "{description}\n\n");
-        }
-        push_keys(&mut out, key, schema);
+        page.push_part("##", key, schema);
     }
-    out
+    page.text
+}
+
+/// A part with fewer keys is printed wherever it stands.
+const MIN_SHARED_KEYS: usize = 4;
+
+/// The reference so far, with the keys of each part: several parts have the same, such as the TLS of all listeners.
+struct Page<'s> {
+    text: String,
+    parts: Vec<(String, Vec<(&'s String, &'s Value)>)>,
 }
 
 const INTRODUCTION: &str = "\
@@ -44,29 +52,62 @@ brackets they need quotes.
 - A running router takes a change of a key marked `reload` over by itself, on SIGHUP and on `POST /reload` \
 ([Change the configuration without a restart](operations.md#change-the-configuration-without-a-restart)); one marked \
 `restart` needs a restart.
+- A part that has the keys of another one names it, and is written in the same way.
 - Keys under `advanced` are for experts: their defaults are measured, and the reasons stand here.
 ";
 
-/// The keys below a part: a table of those that take a value, then its own parts.
-fn push_keys(out: &mut String, path: &str, schema: &Value) {
-    let maps = parts(path, schema);
-    if maps.is_empty() {
-        push_table(out, [(path.to_owned(), schema)].into_iter());
-    }
-    for (path, part) in maps {
-        let keys = properties(part).into_iter();
-        let keys = keys.map(|(key, schema)| (format!("{path}.{key}"), schema));
-        let (inner, leaves): (Vec<_>, Vec<_>) =
-            keys.partition(|(path, schema)| !parts(path, schema).is_empty());
-        push_table(out, leaves.into_iter());
-        for (path, schema) in inner {
-            let _ = write!(out, "\n### `{path}`\n\n");
-            if let Some(description) = description(schema) {
-                let _ = write!(out, "{description}\n\n");
+impl<'s> Page<'s> {
+    /// The heading of a part and what it is; then its keys, or the name of the part that has the same.
+    fn push_part(&mut self, level: &str, path: &str, schema: &'s Value) {
+        let _ = write!(self.text, "\n{level} `{path}`\n\n");
+        if let Some(description) = description(schema) {
+            let _ = write!(self.text, "{description}\n\n");
+        }
+        let maps = parts(path, schema);
+        let keys = maps.iter().flat_map(|(_, part)| properties(part));
+        let keys: Vec<_> = keys.collect();
+        let same = |(_, of_part): &&(String, Vec<_>)| *of_part == keys;
+        match (self.parts.iter().find(same), one_effect(path, &keys)) {
+            (Some((first, _)), Some(effect)) if keys.len() >= MIN_SHARED_KEYS => {
+                let anchor = first.replace(['[', ']', '.'], "");
+                let change = effect.as_str();
+                let _ = writeln!(
+                    self.text,
+                    "The keys of [`{first}`](#{anchor}). Change: {change}."
+                );
             }
-            push_keys(out, &path, schema);
+            _ => {
+                self.parts.push((path.to_owned(), keys));
+                self.push_keys(path, schema, maps);
+            }
         }
     }
+
+    /// The keys below a part: a table of those that take a value, then its own parts.
+    fn push_keys(&mut self, path: &str, schema: &'s Value, maps: Vec<(String, &'s Value)>) {
+        if maps.is_empty() {
+            push_table(&mut self.text, [(path.to_owned(), schema)].into_iter());
+        }
+        for (path, part) in maps {
+            let keys = properties(part).into_iter();
+            let keys = keys.map(|(key, schema)| (format!("{path}.{key}"), schema));
+            let (inner, leaves): (Vec<_>, Vec<_>) =
+                keys.partition(|(path, schema)| !parts(path, schema).is_empty());
+            push_table(&mut self.text, leaves.into_iter());
+            for (path, schema) in inner {
+                self.push_part("###", &path, schema);
+            }
+        }
+    }
+}
+
+/// When changes of a part's keys take effect, if it is the same for all.
+fn one_effect(path: &str, keys: &[(&String, &Value)]) -> Option<Effect> {
+    let mut effects = keys
+        .iter()
+        .map(|(key, _)| effect_of(&format!("{path}.{key}")));
+    let first = effects.next()?;
+    effects.all(|effect| effect == first).then_some(first)
 }
 
 fn push_table<'s>(out: &mut String, keys: impl Iterator<Item = (String, &'s Value)>) {

@@ -179,21 +179,26 @@ pub struct KvEvents {
     pub advanced: KvEventsAdvanced,
 }
 
-/// Settings of KV events for experts.
+/// How KV events are received. A file sets none of the fields that serde skips: no fleet needed other values.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct KvEventsAdvanced {
     /// Compares the router's tokens with the engine's: after a request, the blocks of its prompt must be among
     /// those that the engine reports. On a tokenizer mismatch the KV events of the model or worker are not used.
+    #[serde(skip)]
     pub tokenizer_check: tokenizer_check::Settings,
     /// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as
     /// cached there, so that requests with the same prefix follow at once.
+    #[serde(skip)]
     pub unconfirmed: unconfirmed::Settings,
     /// How lost KV events are noticed and requested again.
+    #[serde(skip)]
     pub stream: stream::Settings,
     /// What ranks that join at the same time may take.
+    #[serde(skip)]
     pub joins: joins::Settings,
     /// KV events over ZeroMQ.
+    #[serde(skip)]
     pub zmq: zmq::Settings,
     /// KV events over gRPC.
     pub grpc: grpc::Settings,

@@ -8,7 +8,7 @@ use rustc_hash::FxHashMap;
 use serde_json::value::RawValue;
 
 use super::context_lengths::ContextLengths;
-use super::engine::Engine;
+use super::engine::TokenIdsField;
 use super::events::Events;
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
@@ -18,7 +18,7 @@ use super::responses_api::ChatWorkers;
 use super::speed::GroupSpeed;
 use super::status::Status;
 use super::worker::{Role, Worker};
-use crate::ids::{Model, WorkerId};
+use crate::ids::{Model, WorkerId, WorkerIndex};
 
 /// The workers that can take a model's next request, or one leg of it.
 #[derive(Debug)]
@@ -47,9 +47,9 @@ pub struct Members {
     /// The number of workers of role `prefill`.
     pub prefill_only: usize,
     /// For each of `workers`: decides whether it and another worker are a pair.
-    pub compatibility_keys: Vec<CompatibilityKey>,
+    compatibility_keys: Vec<CompatibilityKey>,
     /// Worker id -> index in `workers`.
-    pub worker_indices: FxHashMap<WorkerId, usize>,
+    worker_indices: FxHashMap<WorkerId, WorkerIndex>,
     /// For each of `workers`, how many of its ranks publish KV events.
     pub event_ranks: Vec<u32>,
     /// The places of requests that can be pinned to a rank, by API; `None` if no worker has several.
@@ -58,9 +58,11 @@ pub struct Members {
     /// How many of `workers` are sent chat completions in place of requests of the Responses API.
     pub chat_workers: ChatWorkers,
     /// For each of `workers`, whether it is one of those.
-    pub chat_only: Vec<bool>,
-    /// The ids of `workers` that run SGLang.
-    pub sglang: Vec<WorkerId>,
+    chat_only: Vec<bool>,
+    /// The ids of `workers` that take a request to abort a request by its id.
+    pub aborting_by_id: Vec<WorkerId>,
+    /// The field of a request from which each of `workers` reads token ids; the default if they differ.
+    pub token_ids_field: TokenIdsField,
     /// The workers that do not serve Anthropic's Messages.
     pub without_messages: Vec<WorkerId>,
     /// Which of them take less than others.
@@ -80,8 +82,31 @@ impl Deref for Group {
 impl Members {
     /// Whether the worker is sent chat completions in place of requests of the Responses API.
     pub fn speaks_chat_only(&self, worker: WorkerId) -> bool {
-        let index = self.worker_indices.get(&worker);
-        index.is_some_and(|index| self.chat_only[*index])
+        let index = self.index_of(worker);
+        index.is_some_and(|index| self.chat_only[index.get()])
+    }
+
+    /// `None` for a worker that is down or serves another model.
+    #[inline]
+    pub fn index_of(&self, worker: WorkerId) -> Option<WorkerIndex> {
+        self.worker_indices.get(&worker).copied()
+    }
+
+    #[inline]
+    pub fn worker(&self, index: WorkerIndex) -> &Arc<Worker> {
+        &self.workers[index.get()]
+    }
+
+    /// How many ranks of a worker publish KV events.
+    #[inline]
+    pub fn event_ranks(&self, index: WorkerIndex) -> u32 {
+        self.event_ranks[index.get()]
+    }
+
+    /// Whether two workers are a pair.
+    pub fn is_pair(&self, prefill: WorkerIndex, decode: WorkerIndex) -> bool {
+        let keys = &self.compatibility_keys;
+        keys[prefill.get()].is_compatible(&keys[decode.get()])
     }
 
     /// Whether a request may name a dp rank although it is not known which of the workers gets it: each has as many ranks as
@@ -94,24 +119,31 @@ impl Members {
         ranks.as_ref().is_some_and(|ranks| ranks.are_alike)
     }
 
-    /// Whether every worker runs SGLang.
-    pub fn is_all_sglang(&self) -> bool {
-        !self.sglang.is_empty() && self.sglang.len() == self.workers.len()
-    }
-
     /// Indices of the workers that take decode legs and whole requests.
-    pub fn decode(&self) -> Range<usize> {
-        0..self.workers.len() - self.prefill_only
+    pub fn decode(&self) -> Range<WorkerIndex> {
+        indices(0, self.workers.len() - self.prefill_only)
     }
 
     /// Indices of the workers without a role of their own.
-    pub fn both(&self) -> Range<usize> {
-        self.decode_only..self.workers.len() - self.prefill_only
+    pub fn both(&self) -> Range<WorkerIndex> {
+        indices(self.decode_only, self.workers.len() - self.prefill_only)
     }
 
     /// Indices of the workers that take prefill legs.
-    pub fn prefill(&self) -> Range<usize> {
-        self.decode_only..self.workers.len()
+    pub fn prefill(&self) -> Range<WorkerIndex> {
+        indices(self.decode_only, self.workers.len())
+    }
+
+    pub fn decode_workers(&self) -> &[Arc<Worker>] {
+        self.in_range(self.decode())
+    }
+
+    pub fn prefill_workers(&self) -> &[Arc<Worker>] {
+        self.in_range(self.prefill())
+    }
+
+    fn in_range(&self, range: Range<WorkerIndex>) -> &[Arc<Worker>] {
+        &self.workers[range.start.get()..range.end.get()]
     }
 
     /// `usable`: in the order in which they joined.
@@ -140,6 +172,13 @@ impl Members {
         };
         members.chat_ranks = ranks(PinnedApi::Chat);
         members.responses_ranks = ranks(PinnedApi::Responses);
+        let mut fields = usable
+            .iter()
+            .map(|status| status.facts.capabilities().token_ids_field);
+        members.token_ids_field = match fields.next() {
+            Some(first) if fields.all(|field| field == first) => first,
+            _ => TokenIdsField::default(),
+        };
         members.context_lengths = ContextLengths::of(
             usable
                 .iter()
@@ -149,11 +188,11 @@ impl Members {
             let ranks = status.event_endpoints().len() as u32;
             members
                 .worker_indices
-                .insert(status.worker.id, worker_index);
+                .insert(status.worker.id, WorkerIndex::new(worker_index));
             members.event_ranks.push(ranks);
             members.chat_only.push(status.speaks_chat_only());
-            if status.facts.engine == Engine::Sglang {
-                members.sglang.push(status.worker.id);
+            if status.facts.capabilities().aborts_by_id {
+                members.aborting_by_id.push(status.worker.id);
             }
             if status.facts.lacks_messages {
                 members.without_messages.push(status.worker.id);
@@ -170,6 +209,10 @@ impl Members {
             .set(workers.map(|worker| worker.load.speed.prompt_token()));
         members
     }
+}
+
+fn indices(start: usize, end: usize) -> Range<WorkerIndex> {
+    WorkerIndex::new(start)..WorkerIndex::new(end)
 }
 
 /// The workers that serve the same models: indices of those that are up, and the first of all.

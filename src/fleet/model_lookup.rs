@@ -18,7 +18,7 @@ use crate::units::DurationText;
 pub struct Settings {
     /// Time between the starts of two rounds in which every worker is asked for its models (`GET /v1/models`), however many
     /// requests name models that are not known.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub interval: Duration,
     /// How long a request waits for its round; then its model does not exist. `0s`: requests do not wait, and an adapter
     /// that is loaded while the router runs is found by the health checks, within about 16 s.
@@ -26,11 +26,11 @@ pub struct Settings {
     #[schemars(extend("min" = "0s"))]
     pub timeout: Duration,
     /// Requests that wait at the same time. For further ones their model does not exist.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_waiting: u32,
     /// Workers that are asked in a round for which no request waits: an adapter is requested that some workers of its base
     /// model serve, and others may serve by now. The next round asks the next workers.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub workers_per_round: u32,
 }
 

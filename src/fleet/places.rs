@@ -7,9 +7,9 @@ use std::sync::Arc;
 use super::group::Group;
 use super::rank_places::{PinnedApi, RankPlaces};
 use super::worker::Worker;
-use crate::ids::WorkerId;
+use crate::ids::{RankPlace, WorkerId, WorkerIndex};
 
-/// The places for one request, by number. Without ranks to pin to the number is the worker's index.
+/// The places for one request. Without ranks to pin to, a place is a worker and has its index.
 #[derive(Clone, Copy, Debug)]
 pub struct Places<'a> {
     group: &'a Group,
@@ -38,10 +38,14 @@ impl<'a> Places<'a> {
         self.group
     }
 
+    pub fn all(self) -> Range<RankPlace> {
+        RankPlace::new(0)..RankPlace::new(self.len())
+    }
+
     pub fn len(self) -> usize {
         match self.ranks {
             None => self.group.workers.len(),
-            Some(ranks) => ranks.places.len(),
+            Some(ranks) => ranks.len(),
         }
     }
 
@@ -50,44 +54,45 @@ impl<'a> Places<'a> {
     }
 
     /// The places of some workers.
-    pub fn of_workers(self, workers: Range<usize>) -> Range<usize> {
+    pub fn of_workers(self, workers: Range<WorkerIndex>) -> Range<RankPlace> {
         match self.ranks {
-            None => workers,
-            Some(ranks) => ranks.first[workers.start]..ranks.first[workers.end],
+            None => place_of(workers.start)..place_of(workers.end),
+            Some(ranks) => ranks.of_workers(workers),
         }
     }
 
     #[inline]
-    pub fn worker_index(self, place: usize) -> usize {
+    pub fn worker_index(self, place: RankPlace) -> WorkerIndex {
         match self.ranks {
-            None => place,
-            Some(ranks) => ranks.places[place].0,
+            None => WorkerIndex::new(place.get()),
+            Some(ranks) => ranks.at(place).0,
         }
     }
 
     #[inline]
-    pub fn worker(self, place: usize) -> &'a Arc<Worker> {
-        &self.group.workers[self.worker_index(place)]
+    pub fn worker(self, place: RankPlace) -> &'a Arc<Worker> {
+        self.group.worker(self.worker_index(place))
     }
 
     /// The rank to pin a request to that is sent there.
     #[inline]
-    pub fn rank(self, place: usize) -> Option<u32> {
-        self.ranks.and_then(|ranks| ranks.places[place].1)
+    pub fn rank(self, place: RankPlace) -> Option<u32> {
+        self.ranks.and_then(|ranks| ranks.at(place).1)
     }
 
     /// How many ranks of its worker requests are pinned to.
-    pub fn ranks_beside(self, place: usize) -> u32 {
+    pub fn ranks_beside(self, place: RankPlace) -> u32 {
         self.ranks.map_or(1, |ranks| {
-            ranks.of_worker(ranks.places[place].0).len() as u32
+            let of_worker = ranks.of_worker(ranks.at(place).0);
+            (of_worker.end.get() - of_worker.start.get()) as u32
         })
     }
 
     /// How many ranks may get a request that is sent there, of those that publish KV events.
     #[inline]
-    pub fn event_ranks(self, place: usize) -> u32 {
+    pub fn event_ranks(self, place: RankPlace) -> u32 {
         match self.rank(place) {
-            None => self.group.event_ranks[self.worker_index(place)],
+            None => self.group.event_ranks(self.worker_index(place)),
             Some(_) => 1,
         }
     }
@@ -95,31 +100,37 @@ impl<'a> Places<'a> {
     /// Where a request may use what a rank of a worker has cached. `None` for a worker that is down or serves another
     /// model.
     #[inline]
-    pub fn of_rank(self, worker: WorkerId, rank: u32) -> Option<usize> {
-        let worker_index = *self.group.worker_indices.get(&worker)?;
+    pub fn of_rank(self, worker: WorkerId, rank: u32) -> Option<RankPlace> {
+        let worker_index = self.group.index_of(worker)?;
         let Some(ranks) = self.ranks else {
-            return Some(worker_index);
+            return Some(place_of(worker_index));
         };
         let of_worker = ranks.of_worker(worker_index);
-        let place = match ranks.places[of_worker.start].1 {
+        let place = match ranks.at(of_worker.start).1 {
             None => of_worker.start,
-            Some(_) => of_worker.start + rank as usize,
+            Some(_) => RankPlace::new(of_worker.start.get() + rank as usize),
         };
         of_worker.contains(&place).then_some(place)
     }
 
     /// Whose cache it is in predictions, and of unconfirmed blocks.
-    pub fn cache_owner(self, place: usize) -> WorkerId {
+    pub fn cache_owner(self, place: RankPlace) -> WorkerId {
         self.worker(place).id.cache_owner(self.rank(place))
     }
 
     /// The place of such a cache. `None` where requests cannot be sent to just that: the cache of one of several ranks is
     /// not that of the worker.
     #[inline]
-    pub fn of_cache_owner(self, owner: WorkerId) -> Option<usize> {
+    pub fn of_cache_owner(self, owner: WorkerId) -> Option<RankPlace> {
         let place = self.of_rank(owner.worker(), owner.rank().unwrap_or(0))?;
         (self.rank(place) == owner.rank()).then_some(place)
     }
+}
+
+/// The place of a worker, where requests are pinned to no rank.
+#[inline]
+fn place_of(worker_index: WorkerIndex) -> RankPlace {
+    RankPlace::new(worker_index.get())
 }
 
 #[cfg(test)]
@@ -190,8 +201,8 @@ mod tests {
 
     fn places_of(snapshot: &Snapshot, api: PinnedApi) -> Vec<(usize, Option<u32>)> {
         let places = Places::new(&snapshot.models["m"], Some(api));
-        let place = |place| (places.worker_index(place), places.rank(place));
-        (0..places.len()).map(place).collect()
+        let place = |place| (places.worker_index(place).get(), places.rank(place));
+        RankPlace::range(0..places.len()).map(place).collect()
     }
 
     #[test]
@@ -206,13 +217,18 @@ mod tests {
         ];
         assert_eq!(places_of(&snapshot, PinnedApi::Chat), expected);
         let places = Places::new(&snapshot.models["m"], Some(PinnedApi::Chat));
-        assert_eq!(places.of_workers(1..2), 1..4);
-        assert_eq!([0, 1, 4].map(|place| places.event_ranks(place)), [1, 1, 0]);
-        assert_eq!([0, 1, 4].map(|place| places.ranks_beside(place)), [1, 3, 1]);
-        let worker = places.worker(1).id;
+        let second = places.of_workers(WorkerIndex::new(1)..WorkerIndex::new(2));
+        assert_eq!(second, RankPlace::new(1)..RankPlace::new(4));
+        let some = [0, 1, 4].map(RankPlace::new);
+        assert_eq!(some.map(|place| places.event_ranks(place)), [1, 1, 0]);
+        assert_eq!(some.map(|place| places.ranks_beside(place)), [1, 3, 1]);
+        let worker = places.worker(RankPlace::new(1)).id;
         let found = [0, 2, 3].map(|rank| places.of_rank(worker, rank));
-        assert_eq!(found, [Some(1), Some(3), None]);
-        for place in 0..places.len() {
+        assert_eq!(
+            found,
+            [Some(1), Some(3), None].map(|place| place.map(RankPlace::new))
+        );
+        for place in RankPlace::range(0..places.len()) {
             assert_eq!(
                 places.of_cache_owner(places.cache_owner(place)),
                 Some(place)

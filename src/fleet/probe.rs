@@ -22,7 +22,7 @@ use tracing::{debug, info, warn};
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
 use self::logged_state::LoggedState;
-use super::engine::Engine;
+use super::engine::{Capabilities, Engine, READY_PATH};
 use super::health::{self, Health};
 use super::kv_transfer::{BootstrapInfo, Connector};
 use super::load::{Load, LoadReport};
@@ -178,7 +178,8 @@ async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: Bootstra
         if is_good && (may_have_changed || round % PROBES_PER_IDLE_LOAD == 0) {
             asked_at_total = total;
             let engine = facts.as_ref().map(|facts| facts.engine);
-            match fetch_load(&worker, engine.unwrap_or_default(), limit).await {
+            let capabilities = engine.unwrap_or_default().capabilities();
+            match fetch_load(&worker, capabilities, limit).await {
                 Ok(seen) => {
                     if let (Some(before), Some(now)) = (started, seen.started)
                         && before != now
@@ -269,19 +270,19 @@ fn is_idle(load: &Load) -> bool {
     load.requests() == 0 && load.reported().map_or(!load.has_reported(), is_quiet)
 }
 
-/// One health check. An engine that is not known yet may be an SGLang, whose `/health` can take longer than the limit.
+/// One health check. The `/health` of an engine that is not known yet may take longer than the limit.
 async fn check_health(
     worker: &Worker,
     engine: Option<Engine>,
     limit: Duration,
 ) -> Result<(), ProbeError> {
-    let path = engine.unwrap_or_default().health_path();
+    let path = engine.unwrap_or_default().capabilities().health_path;
     let failed = match get(worker, path, limit).await {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
     if engine.is_none() && !failed.is_local && failed.is_timeout {
-        let ready = get(worker, Engine::Sglang.health_path(), limit).await;
+        let ready = get(worker, READY_PATH, limit).await;
         return ready.map(|_| ()).map_err(|_| failed);
     }
     Err(failed)
@@ -290,10 +291,10 @@ async fn check_health(
 /// The engine's load and the size of its cache. SGLang has metrics only if started with `--enable-metrics`.
 async fn fetch_load(
     worker: &Worker,
-    engine: Engine,
+    capabilities: &Capabilities,
     limit: Duration,
 ) -> Result<EngineMetrics, ProbeError> {
-    if engine == Engine::Sglang
+    if capabilities.has_load_page
         && let Ok(page) = get(worker, "/v1/loads?include=core", limit).await
         && let Some(loads) = sglang::loads(&page)
     {
@@ -390,7 +391,7 @@ pub async fn once(
         models::complete(worker, limit, &mut facts, &Facts::default()).await;
         facts.lacks_responses = responses_api::is_lacking(worker, &facts, limit).await;
         facts.lacks_messages = messages_api::is_lacking(worker, &facts, limit).await;
-        if let Ok(seen) = fetch_load(worker, facts.engine, limit).await {
+        if let Ok(seen) = fetch_load(worker, facts.capabilities(), limit).await {
             facts.block_size = seen.block_size.or(facts.block_size);
             facts.prefix_caching = seen.prefix_caching.or(facts.prefix_caching);
         }

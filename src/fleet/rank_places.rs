@@ -3,9 +3,10 @@
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::engine::Engine;
+use super::engine::RankPinning;
 use super::events::Events;
 use super::status::Status;
+use crate::ids::{RankPlace, WorkerIndex};
 
 /// What engines take the header `x-data-parallel-rank` with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,9 +15,6 @@ pub enum PinnedApi {
     Chat,
     Responses,
 }
-
-/// The first vLLM that pins requests of the Responses API. Earlier ones ignore the header there.
-const RESPONSES_PINNED_SINCE: (u32, u32) = (0, 33);
 
 /// How many dp ranks of a worker requests of an API can be pinned to: all of them, or none.
 pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
@@ -36,13 +34,15 @@ pub(super) fn pinnable_ranks(status: &Status, api: PinnedApi) -> u32 {
         let last = status.worker.id.at_rank(count - 1);
         last.is_some()
     };
-    let takes_rank = || match (facts.engine, api) {
-        (Engine::Sglang, _) => true,
-        (Engine::Vllm, PinnedApi::Chat) => facts.version.is_some(),
-        (Engine::Vllm, PinnedApi::Responses) => {
-            status.speaks_chat_only()
-                || facts.version.as_deref().and_then(release) >= Some(RESPONSES_PINNED_SINCE)
-        }
+    let takes_rank = || match facts.capabilities().rank_pinning {
+        RankPinning::Always => true,
+        RankPinning::ByVersion { responses_since } => match api {
+            PinnedApi::Chat => facts.version.is_some(),
+            PinnedApi::Responses => {
+                status.speaks_chat_only()
+                    || facts.version.as_deref().and_then(release) >= Some(responses_since)
+            }
+        },
     };
     let refuses = status.worker.refuses_ranks.load(Relaxed);
     if count > 1 && are_all && fits() && takes_rank() && !refuses {
@@ -65,10 +65,10 @@ fn release(version: &str) -> Option<(u32, u32)> {
 /// Each worker's places, where some worker has several.
 #[derive(Debug)]
 pub(super) struct RankPlaces {
-    /// The worker's index and its rank.
-    pub(super) places: Vec<(usize, Option<u32>)>,
-    /// For each worker its first place; then the number of all places.
-    pub(super) first: Vec<usize>,
+    /// By place the worker's index and its rank.
+    places: Vec<(WorkerIndex, Option<u32>)>,
+    /// For each worker its first place; then the end of all places.
+    first: Vec<RankPlace>,
     /// Every worker has as many ranks as each other one, and says so itself.
     pub(super) are_alike: bool,
 }
@@ -80,13 +80,13 @@ impl RankPlaces {
         if ranks.iter().all(|ranks| *ranks == 0) {
             return None;
         }
-        let (mut places, mut first) = (Vec::new(), vec![0]);
-        for (worker_index, ranks) in ranks.iter().enumerate() {
+        let (mut places, mut first) = (Vec::new(), vec![RankPlace::new(0)]);
+        for (worker_index, ranks) in WorkerIndex::range(0..ranks.len()).zip(ranks) {
             match ranks {
                 0 => places.push((worker_index, None)),
                 _ => places.extend((0..*ranks).map(|rank| (worker_index, Some(rank)))),
             }
-            first.push(places.len());
+            first.push(RankPlace::new(places.len()));
         }
         let are_alike = are_reported && ranks.windows(2).all(|two| two[0] == two[1]);
         Some(Self {
@@ -96,7 +96,25 @@ impl RankPlaces {
         })
     }
 
-    pub(super) fn of_worker(&self, worker_index: usize) -> Range<usize> {
-        self.first[worker_index]..self.first[worker_index + 1]
+    pub(super) fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    /// The worker of a place, and the rank to pin a request to.
+    #[inline]
+    pub(super) fn at(&self, place: RankPlace) -> (WorkerIndex, Option<u32>) {
+        self.places[place.get()]
+    }
+
+    /// The places of some workers.
+    #[inline]
+    pub(super) fn of_workers(&self, workers: Range<WorkerIndex>) -> Range<RankPlace> {
+        self.first[workers.start.get()]..self.first[workers.end.get()]
+    }
+
+    #[inline]
+    pub(super) fn of_worker(&self, worker_index: WorkerIndex) -> Range<RankPlace> {
+        let position = worker_index.get();
+        self.first[position]..self.first[position + 1]
     }
 }

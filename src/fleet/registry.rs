@@ -737,14 +737,17 @@ pub(crate) mod tests {
         bring_up(&registry, "m");
         let snapshot = registry.snapshot();
         let group = &snapshot.models["m"];
-        let names = |indices: std::ops::Range<usize>| {
-            let workers = group.workers[indices].iter();
-            workers.map(|worker| &*worker.name).collect::<Vec<_>>()
+        let names = |workers: &[Arc<Worker>]| {
+            let workers = workers.iter();
+            workers
+                .map(|worker| worker.name.to_string())
+                .collect::<Vec<_>>()
         };
-        assert_eq!(names(group.decode()), ["d0", "d1", "b"]);
-        assert_eq!(names(group.prefill()), ["b", "p0", "p1"]);
+        assert_eq!(names(group.decode_workers()), ["d0", "d1", "b"]);
+        assert_eq!(names(group.prefill_workers()), ["b", "p0", "p1"]);
         for (worker_index, worker) in group.workers.iter().enumerate() {
-            assert_eq!(group.worker_indices[&worker.id], worker_index);
+            let found = group.index_of(worker.id).map(|index| index.get());
+            assert_eq!(found, Some(worker_index));
         }
         registry.set_members("static", vec![with_role("p0", Role::Prefill)]);
         assert!(registry.snapshot().models["m"].decode().is_empty());

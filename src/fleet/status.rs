@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde_json::value::RawValue;
 
-use super::engine::Engine;
+use super::engine::{Capabilities, Engine};
 use super::events::{Endpoint, Events, UnusableSource};
 use super::health::Health;
 use super::kv_transfer::CompatibilityKey;
@@ -52,6 +52,13 @@ pub struct Facts {
     pub load_endpoints: BTreeMap<u32, Endpoint>,
     /// Publishers that the engine lists and that cannot be followed.
     pub unusable_events: Vec<UnusableSource>,
+}
+
+impl Facts {
+    /// What its engine can do.
+    pub fn capabilities(&self) -> &'static Capabilities {
+        self.engine.capabilities()
+    }
 }
 
 impl Status {

@@ -40,10 +40,10 @@ impl Waiting {
     }
 }
 
-fn set(place: &ArcSwapOption<WaitingByOwner>, new: WaitingByOwner) {
+fn set(published: &ArcSwapOption<WaitingByOwner>, new: WaitingByOwner) {
     if !new.is_empty() {
-        place.store(Some(Arc::new(new)));
-    } else if place.load().is_some() {
-        place.store(None);
+        published.store(Some(Arc::new(new)));
+    } else if published.load().is_some() {
+        published.store(None);
     }
 }

@@ -47,13 +47,19 @@ pub enum Role {
     Both,
 }
 
-impl fmt::Display for Role {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Role {
+    pub fn as_str(self) -> &'static str {
+        match self {
             Role::Prefill => "prefill",
             Role::Decode => "decode",
             Role::Both => "both",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 

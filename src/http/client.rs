@@ -192,7 +192,8 @@ impl Pool {
                     }
                 })
             }
-            None => self.send_anew(request).await,
+            // Boxed, so that what goes over a pooled connection does not carry the state of a new one.
+            None => Box::pin(self.send_anew(request)).await,
         }
     }
 
@@ -212,7 +213,9 @@ impl Pool {
             })
             .map_err(Error::Connect)?;
         if let Some(connections) = &self.http2 {
-            let sender = http2::over(socket).await.map_err(Error::Connect)?;
+            let sender = Box::pin(http2::over(socket))
+                .await
+                .map_err(Error::Connect)?;
             connections.put(&sender);
             return Box::pin(self.exchange_http2(sender, request)).await;
         }

@@ -1,36 +1,47 @@
 //! Why a token is not accepted. The messages say what is wrong and repeat nothing of the token.
 
-use std::fmt;
-
 use super::settings::Algorithm;
 
 /// Why a token is not accepted.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Rejection {
-    /// It is no JWT at all.
+    #[error("incorrect API key, and no valid JSON Web Token either")]
     Malformed,
     /// Signed with an algorithm that is not accepted, with a shared secret, or not at all.
-    Algorithm {
-        accepted: Vec<Algorithm>,
-    },
+    #[error("the token is not signed with an accepted algorithm ({})", names(.accepted))]
+    Algorithm { accepted: Vec<Algorithm> },
     /// It has headers that a verifier must understand.
+    #[error("the token has a header `crit`, which is not supported")]
     Critical,
-    /// `iss` names no issuer of the configuration.
+    #[error("the token's issuer (`iss`) is not accepted here")]
     Issuer,
     /// The issuer has no key of this id (or no key that fits).
+    #[error("the token's key (`kid`) is not among the public keys of its issuer")]
     UnknownKey,
-    /// The issuer's keys were never read.
+    #[error(
+        "the token cannot be verified: the public keys of its issuer could not be read yet; try again"
+    )]
     NoKeys,
+    #[error("the token's signature is wrong")]
     Signature,
+    #[error("the token has expired (`exp`); get a new one")]
     Expired,
+    #[error("the token is not valid yet (`nbf`)")]
     NotYetValid,
+    #[error("the token was issued for another audience (`aud`)")]
     Audience,
-    /// A claim that is needed is missing or no text or number as it should be.
+    #[error("the token's claim `{0}` is missing or has the wrong type")]
     Claim(String),
-    /// The claim names a tenant that is not known here.
-    Tenant {
-        claim: String,
-    },
+    #[error("the tenant that the token's claim `{claim}` names is not known here")]
+    Tenant { claim: String },
+}
+
+fn names(algorithms: &[Algorithm]) -> String {
+    let names: Vec<_> = algorithms
+        .iter()
+        .map(|algorithm| algorithm.name())
+        .collect();
+    names.join(", ")
 }
 
 impl Rejection {
@@ -49,40 +60,6 @@ impl Rejection {
             Self::Audience => "audience",
             Self::Claim(_) => "claim",
             Self::Tenant { .. } => "tenant",
-        }
-    }
-}
-
-impl fmt::Display for Rejection {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Malformed => f.write_str("incorrect API key, and no valid JSON Web Token either"),
-            Self::Algorithm { accepted } => {
-                f.write_str("the token is not signed with an accepted algorithm (")?;
-                for (index, algorithm) in accepted.iter().enumerate() {
-                    let comma = if index == 0 { "" } else { ", " };
-                    write!(f, "{comma}{}", algorithm.name())?;
-                }
-                f.write_str(")")
-            }
-            Self::Critical => f.write_str("the token has a header `crit`, which is not supported"),
-            Self::Issuer => f.write_str("the token's issuer (`iss`) is not accepted here"),
-            Self::UnknownKey => {
-                f.write_str("the token's key (`kid`) is not among the public keys of its issuer")
-            }
-            Self::NoKeys => f.write_str(
-                "the token cannot be verified: the public keys of its issuer could not be read yet; try again",
-            ),
-            Self::Signature => f.write_str("the token's signature is wrong"),
-            Self::Expired => f.write_str("the token has expired (`exp`); get a new one"),
-            Self::NotYetValid => f.write_str("the token is not valid yet (`nbf`)"),
-            Self::Audience => f.write_str("the token was issued for another audience (`aud`)"),
-            Self::Claim(claim) => {
-                write!(f, "the token's claim `{claim}` is missing or has the wrong type")
-            }
-            Self::Tenant { claim } => {
-                write!(f, "the tenant that the token's claim `{claim}` names is not known here")
-            }
         }
     }
 }

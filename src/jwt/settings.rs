@@ -7,7 +7,6 @@ use serde::{Deserialize, Serialize};
 
 use super::location::Location;
 use crate::http::tls::ClientSettings;
-use crate::units::DurationText;
 
 /// JSON Web Tokens (JWTs) that clients may send instead of an API key, as `authorization: Bearer ...`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -18,7 +17,8 @@ pub struct Settings {
     /// The tenant of `tenants` whose limits, priority and name in metrics those share that a token names and `tenants`
     /// does not list. What they store is their own. Empty: their requests are refused with 401.
     pub default_tenant: String,
-    /// Settings for experts.
+    /// No keys: what issuers and libraries expect.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -57,29 +57,19 @@ impl Default for IssuerSettings {
     }
 }
 
-/// Settings of tokens for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// Times and bounds, the same for all issuers.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
     /// How far clocks may be apart: a token is accepted for this long after `exp` and before `nbf`.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s", "max" = "1h"))]
     pub leeway: Duration,
     /// Time between two looks at the keys of a URL. Files are looked at every 2 s.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1s", "max" = "7d"))]
     pub refresh_interval: Duration,
     /// A token whose key is not known makes the router look at once, but not more often than this.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1s", "max" = "1h"))]
     pub unknown_key_interval: Duration,
     /// How long one look at the keys may take. Requests whose key is not known wait for it.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "100ms", "max" = "60s"))]
     pub timeout: Duration,
     /// Verified tokens that are remembered, so that their next requests need no check of the signature. Of more, those
     /// that were not used for longest are forgotten.
-    #[schemars(range(min = 16, max = 10_000_000))]
     pub max_cached_tokens: u32,
 }
 
@@ -92,6 +82,7 @@ impl Default for Advanced {
             refresh_interval: Duration::from_secs(10 * 60),
             // A client with made-up keys costs the issuer two looks a minute.
             unknown_key_interval: Duration::from_secs(30),
+            // A request waits no longer for an issuer that is down.
             timeout: Duration::from_secs(5),
             // 200 bytes each.
             max_cached_tokens: 10_000,

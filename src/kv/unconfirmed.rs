@@ -23,42 +23,30 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
-use prometheus::{IntCounter, IntGauge};
 use rustc_hash::FxBuildHasher;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 pub use self::prefix_key::{PrefixKey, PrefixKeys, prefix_keys};
 use super::owner_table::OwnerTable;
 use super::prefix_owners::{self, PrefixOwners};
 use crate::ids::{BlockHash, WorkerId};
-use crate::observe::metrics::Registry;
-use crate::units::DurationText;
+use crate::observe::metrics::metric_table;
 
 /// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as cached
 /// there, so that requests with the same prefix follow at once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// How long unconfirmed blocks count as cached after the first token. KV events follow within an engine
     /// step; the default outlives a replay of lost ones.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
     pub grace_period: Duration,
     /// KV events that come this long after the first token, or later, show what became of the prompt's blocks: what is not
     /// reported by then does not count any more. As long as events may be behind the answer: SGLang looks for them
     /// every 100 ms.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
     pub event_delay: Duration,
     /// How long blocks count as cached that another replica sent to a worker, whose first token this one does not
     /// see: as long as prompts wait and are computed at busy workers. Longer does no harm but for the room, because
     /// confirmed blocks are looked up as well.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
     pub peer_lifetime: Duration,
     /// Unconfirmed blocks of all prompts, up to 60 bytes each; what exceeds this does not count as cached.
-    #[schemars(range(min = 1))]
     pub max_blocks: u64,
 }
 
@@ -75,24 +63,13 @@ impl Default for Settings {
     }
 }
 
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    prefixes: IntGauge,
-    rejected: IntCounter,
-}
-
-impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        Self {
-            prefixes: registry.gauge(
-                "warmroute_kv_unconfirmed_prefixes",
-                "Prompt prefixes that workers are computing, or have just computed and not reported.",
-            ),
-            rejected: registry.counter(
-                "warmroute_kv_unconfirmed_prefixes_rejected_total",
-                "Prompt prefixes that were not counted as unconfirmed because of the limit.",
-            ),
-        }
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub struct Metrics {
+        prefixes: gauge "warmroute_kv_unconfirmed_prefixes"
+            "Prompt prefixes that workers are computing, or have just computed and not reported.",
+        rejected: counter "warmroute_kv_unconfirmed_prefixes_rejected_total"
+            "Prompt prefixes that were not counted as unconfirmed because of the limit.",
     }
 }
 

@@ -31,7 +31,8 @@ pub struct Settings {
     /// instead.
     #[schemars(range(min = 1, max = 10_000))]
     pub replicas: u32,
-    /// Settings for experts.
+    /// No keys: the same wherever Redis is near.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -50,25 +51,17 @@ impl Default for Settings {
     }
 }
 
-/// Settings of limits for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// Times and bounds of counting together.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
     /// How long a request waits for Redis before `on_store_failure` applies to it.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1ms", "max" = "10s"))]
     pub timeout: Duration,
     /// A running request counts in `concurrent_requests` for this long after its replica was last seen. Replicas renew
     /// it three times as often.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1s", "max" = "10m"))]
     pub lease: Duration,
     /// A background response is charged once within this time, however often another replica takes it over.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1m", "max" = "7d"))]
     pub charge_once: Duration,
     /// Ended requests of one tenant that wait to be settled in Redis; of more, the oldest keep what they had reserved.
-    #[schemars(range(min = 1, max = 1_000_000))]
     pub max_unsettled: u32,
 }
 

@@ -12,8 +12,8 @@ use parking_lot::Mutex;
 use prometheus::core::Collector;
 use prometheus::proto::MetricFamily;
 use prometheus::{
-    Counter, Encoder, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
-    IntGauge, IntGaugeVec, Opts, TextEncoder,
+    Counter, Encoder, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, TextEncoder,
 };
 
 /// All metrics of one process (or of one test).
@@ -76,6 +76,11 @@ impl Registry {
     /// Gauges of fractions.
     pub fn real_gauges(&self, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
         self.register("gauge", GaugeVec::new(Opts::new(name, help), labels))
+    }
+
+    pub fn histogram(&self, name: &str, help: &str, buckets: &[f64]) -> Histogram {
+        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
+        self.register("histogram", Histogram::with_opts(options))
     }
 
     pub fn histograms(
@@ -170,6 +175,86 @@ impl Registry {
     }
 }
 
+/// Makes a struct of metrics from a table, and its `new`, which registers all of them:
+///
+/// ```ignore
+/// metric_table! {
+///     #[derive(Clone, Debug)]
+///     pub(super) struct Metrics {
+///         pub(super) open: gauge "doors_open" "Doors that are open.",
+///         closed: counters "doors_closed_total" ["reason"] "Doors that were closed, by reason.",
+///         seconds: histograms "door_seconds" ["floor"] in SECONDS "Time that a door was open, by floor.",
+///     } and {
+///         /// A field that is no metric. It begins as its default.
+///         peak: Arc<AtomicI64>,
+///     }
+/// }
+/// ```
+///
+/// A row has the field, the method of [`Registry`] that makes the metric, its name, its labels, the buckets of a histogram
+/// and its help, as that method takes them.
+macro_rules! metric_table {
+    (
+        $(#[$attribute:meta])*
+        $vis:vis struct $table:ident {
+            $(
+                $(#[$doc:meta])*
+                $field_vis:vis $field:ident: $method:ident $name:literal $([$($label:literal),*])? $(in $buckets:ident)? $help:literal,
+            )*
+        } $(and {
+            $($(#[$other_doc:meta])* $other_vis:vis $other:ident: $other_type:ty,)*
+        })?
+    ) => {
+        $(#[$attribute])*
+        $vis struct $table {
+            $($(#[$doc])* $field_vis $field: $crate::observe::metrics::metric_type!($method),)*
+            $($($(#[$other_doc])* $other_vis $other: $other_type,)*)?
+        }
+
+        impl $table {
+            $vis fn new(registry: &$crate::observe::metrics::Registry) -> Self {
+                Self {
+                    $($field: registry.$method($name, $help $(, $buckets)? $(, &[$($label),*])?),)*
+                    $($($other: Default::default(),)*)?
+                }
+            }
+        }
+    };
+}
+pub(crate) use metric_table;
+
+/// What a method of [`Registry`] returns.
+macro_rules! metric_type {
+    (counter) => {
+        prometheus::IntCounter
+    };
+    (real_counter) => {
+        prometheus::Counter
+    };
+    (counters) => {
+        prometheus::IntCounterVec
+    };
+    (gauge) => {
+        prometheus::IntGauge
+    };
+    (real_gauge) => {
+        prometheus::Gauge
+    };
+    (gauges) => {
+        prometheus::IntGaugeVec
+    };
+    (real_gauges) => {
+        prometheus::GaugeVec
+    };
+    (histogram) => {
+        prometheus::Histogram
+    };
+    (histograms) => {
+        prometheus::HistogramVec
+    };
+}
+pub(crate) use metric_type;
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,5 +286,27 @@ mod tests {
         registry.counters("things_total", "Things, by kind.", &["kind", "size"]);
         let row = "| `things_total` | counter | `kind`, `size` | Things, by kind. |";
         assert!(registry.reference().contains(row));
+    }
+
+    metric_table! {
+        struct Things {
+            things: counters "things_total" ["kind"] "Things.",
+            seconds: histogram "thing_seconds" in SECONDS "Time.",
+        } and {
+            other: u32,
+        }
+    }
+    const SECONDS: &[f64] = &[1.0];
+
+    #[test]
+    fn a_table_registers_its_metrics() {
+        let registry = Registry::default();
+        let things = Things::new(&registry);
+        things.things.with_label_values(&["odd"]).inc();
+        things.seconds.observe(0.5);
+        assert_eq!(things.other, 0);
+        let text = registry.text();
+        assert!(text.contains("things_total{kind=\"odd\"} 1"));
+        assert!(text.contains("thing_seconds_bucket{le=\"1\"} 1"));
     }
 }

@@ -1,5 +1,7 @@
 //! Reads `/metrics`: Prometheus' text format, as this router writes it. Pure.
 
+use std::collections::BTreeMap;
+
 /// One line: labels and a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Series {
@@ -15,17 +17,48 @@ impl Series {
     }
 }
 
-/// The series whose name `keeps` says yes to, with their names. What is no series is left out.
-pub fn series<'t>(
-    text: &'t str,
-    keeps: impl Fn(&str) -> bool + 't,
-) -> impl Iterator<Item = (&'t str, Series)> {
-    let lines = text.lines().filter(|line| !line.starts_with('#'));
-    lines.filter_map(move |line| {
-        let name = line.split(['{', ' ']).next().unwrap_or_default();
-        let series = keeps(name).then(|| read(&line[name.len()..])).flatten()?;
-        Some((name, series))
-    })
+/// The series of a page, by the name of their family.
+#[derive(Clone, Debug, Default)]
+pub struct Families(BTreeMap<String, Vec<Series>>);
+
+impl Families {
+    /// The families whose name `keeps` says yes to. What is no series is left out.
+    pub fn parse(text: &str, keeps: impl Fn(&str) -> bool) -> Self {
+        let mut families: BTreeMap<String, Vec<Series>> = BTreeMap::new();
+        for line in text.lines().filter(|line| !line.starts_with('#')) {
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            if keeps(name)
+                && let Some(series) = read(&line[name.len()..])
+            {
+                families.entry(name.to_owned()).or_default().push(series);
+            }
+        }
+        Self(families)
+    }
+
+    pub fn all(&self, family: &str) -> &[Series] {
+        self.0.get(family).map_or(&[], Vec::as_slice)
+    }
+
+    /// The sum of the series that a condition holds for.
+    pub fn sum(&self, family: &str, holds: impl Fn(&Series) -> bool) -> f64 {
+        let series = self.all(family).iter().filter(|series| holds(series));
+        // Of no series it is 0, and not the -0 that `sum` begins with.
+        series.fold(0.0, |sum, series| sum + series.value)
+    }
+
+    /// The cumulative counts of a histogram's buckets by the bits of their upper bounds, over the series that a condition
+    /// holds for. Bounds are positive, so that their bits are in their order; `+Inf` is the last.
+    pub fn buckets(&self, histogram: &str, holds: impl Fn(&Series) -> bool) -> BTreeMap<u64, f64> {
+        let mut counts = BTreeMap::new();
+        let series = self.all(&format!("{histogram}_bucket")).iter();
+        for series in series.filter(|series| holds(series)) {
+            if let Some(Ok(bound)) = series.label("le").map(str::parse::<f64>) {
+                *counts.entry(bound.to_bits()).or_default() += series.value;
+            }
+        }
+        counts
+    }
 }
 
 /// What follows a name: `{a="x",b="y"} 1`, or ` 1`.
@@ -61,5 +94,46 @@ fn labels(mut rest: &str) -> Option<(Vec<(String, String)>, &str)> {
         };
         labels.push((name.to_owned(), value));
         rest = &after[end..];
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn series_are_read_with_escaped_labels_and_others_are_left_out() {
+        let text = "# HELP warmroute_requests_total x\n\
+             warmroute_requests_total{model=\"a\\\"b}\",worker=\"w 0\"} 3\n\
+             warmroute_requests_total{model=\"m\",worker=\"w1\"} 4.5\n\
+             warmroute_requests_total{model=\"m} 1\n\
+             warmroute_requests_total_other 9\n\
+             process_cpu_seconds_total 1\n\
+             warmroute_queue_requests 2\n";
+        let kept = ["warmroute_requests_total", "warmroute_queue_requests"];
+        let families = Families::parse(text, |name| kept.contains(&name));
+        let found = families.all("warmroute_requests_total");
+        assert_eq!(found.len(), 2);
+        assert_eq!(
+            (found[0].label("model"), found[0].label("worker")),
+            (Some("a\"b}"), Some("w 0"))
+        );
+        assert_eq!(families.sum("warmroute_requests_total", |_| true), 7.5);
+        assert_eq!(
+            families.sum("warmroute_requests_total", |series| series.label("worker")
+                == Some("w1")),
+            4.5
+        );
+        assert_eq!(families.sum("warmroute_queue_requests", |_| true), 2.0);
+        assert_eq!(families.all("process_cpu_seconds_total"), []);
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_or_left_out(text in "warmroute_kv_state[{}\"=,\\\\a1 \n]{0,40}") {
+            let _ = Families::parse(&text, |_| true);
+        }
     }
 }

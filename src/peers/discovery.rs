@@ -53,7 +53,7 @@ pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks
             warn!(
                 listed = listed.len(),
                 addresses_max,
-                "more replicas are listed than `peers.advanced.max_peers` allows; ignoring the last ones"
+                "more replicas are listed than are connected with; ignoring the last ones"
             );
             listed = listed.into_iter().take(addresses_max).collect();
         }

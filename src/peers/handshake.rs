@@ -75,28 +75,17 @@ pub enum Side {
 }
 
 /// Why a stream is not used.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The address is this replica's own.
+    #[error("this replica itself")]
     Itself,
+    #[error("it speaks version {0} of the protocol between replicas, this one version {own}", own = VERSION)]
     Version(u32),
-    /// The other side does not know the secret, or has another one.
+    /// Or it does not know any.
+    #[error("it has another `peers.secret`")]
     Secret,
+    #[error("malformed handshake: {0}")]
     Malformed(&'static str),
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Itself => f.write_str("this replica itself"),
-            Self::Version(version) => write!(
-                f,
-                "it speaks version {version} of the protocol between replicas, this one version {VERSION}"
-            ),
-            Self::Secret => f.write_str("it has another `peers.secret`"),
-            Self::Malformed(what) => write!(f, "malformed handshake: {what}"),
-        }
-    }
 }
 
 /// The handshake of one stream.

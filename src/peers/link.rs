@@ -1,7 +1,6 @@
 //! One bidirectional gRPC stream between two replicas: framed messages out through a short queue, messages in, and the
 //! handshake with which each stream begins.
 
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -26,30 +25,21 @@ use super::wire::peer_message::Kind;
 const QUEUED_MESSAGES: usize = 4;
 
 /// Why there is no stream, or no longer one.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// Nothing listens at the address.
+    #[error("nothing listens there")]
     NotListening,
     /// The network, or the other side.
+    #[error("{0}")]
     Lost(String),
     /// Another host, and there is no secret.
+    #[error("{0}")]
     NotAllowed(&'static str),
     /// This side refused the other one.
+    #[error("{0}")]
     Refused(Refusal),
-    /// The other side refused this one.
+    #[error("refused by the other replica: {0}")]
     RefusedByPeer(String),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotListening => f.write_str("nothing listens there"),
-            Self::Lost(reason) => f.write_str(reason),
-            Self::NotAllowed(reason) => f.write_str(reason),
-            Self::Refused(refusal) => fmt::Display::fmt(refusal, f),
-            Self::RefusedByPeer(reason) => write!(f, "refused by the other replica: {reason}"),
-        }
-    }
 }
 
 impl From<Status> for Failure {

@@ -32,7 +32,7 @@ impl Metrics {
         Self {
             peers: registry.gauges(
                 "warmroute_peers",
-                "Other replicas, by state: connected, stale (silent for `peers.advanced.stale_after`), unreachable \
+                "Other replicas, by state: connected, stale (silent for 1 s), unreachable \
                  (listed, and not connected) or refused (another secret or version).",
                 &["state"],
             ),
@@ -50,13 +50,13 @@ impl Metrics {
             lost: registry.counters(
                 "warmroute_peer_lost_total",
                 "Times that another replica was lost, by reason: closed (its stream ended), silent (for \
-                 `peers.advanced.dead_after`) or drained.",
+                 3 s) or drained.",
                 &["reason"],
             ),
             refused: registry.counters(
                 "warmroute_peer_refused_total",
                 "Streams of other replicas that were not used, by reason: secret, version, malformed, loopback (another \
-                 host without a secret), full (`peers.advanced.max_peers`) or handshake (it did not end).",
+                 host without a secret), full (there are 64) or handshake (it did not end).",
                 &["reason"],
             ),
             unknown_workers: registry.gauge(
@@ -66,7 +66,7 @@ impl Metrics {
             ignored: registry.counter(
                 "warmroute_peer_ignored_total",
                 "What was ignored in messages of other replicas: workers without a name or beyond \
-                 `peers.advanced.max_workers`, and messages that only a later release knows.",
+                 8,192, and messages that only a later release knows.",
             ),
             connect_failures: registry.counter(
                 "warmroute_peer_connect_failures_total",

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::http::tls;
 use crate::secret::Secret;
-use crate::units::{DurationText, SizeText};
+use crate::units::DurationText;
 
 /// Replicas of this router that share what they know: the load that each has at the workers. Off unless `listen` is set.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -36,7 +36,8 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s", "max" = "10m"))]
     pub warm_start_timeout: Duration,
-    /// Settings for experts.
+    /// No keys: measured, and bounds that no fleet reaches.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -122,48 +123,30 @@ impl DnsPeers {
     }
 }
 
-/// Settings of replicas for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// Intervals and bounds, the same in all fleets.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
     /// How often changed load is reported, on average; with more than 8 other replicas proportionally less often.
     /// Choices that another replica made within this time and the network's delay are not seen.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1ms", "max" = "1s"))]
     pub report_interval: Duration,
     /// A replica without anything to report says so this often.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "10ms", "max" = "60s"))]
     pub heartbeat_interval: Duration,
     /// A replica that is silent for this long is shown as stale; its load still counts.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "50ms", "max" = "10m"))]
     pub stale_after: Duration,
     /// A replica that is silent for this long is disconnected, and its load no longer counts.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "100ms", "max" = "10m"))]
     pub dead_after: Duration,
     /// A replica that does not accept a connection within this time is tried again.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "10ms", "max" = "60s"))]
     pub connect_timeout: Duration,
     /// The longest pause between two attempts to connect to a replica.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "10ms", "max" = "60s"))]
     pub max_backoff: Duration,
     /// Replicas that this one shares with; more are refused.
-    #[schemars(range(min = 1, max = 1024))]
     pub max_peers: u32,
     /// Workers and ranks that another replica may report; more are ignored and counted.
-    #[schemars(range(min = 1, max = 65536))]
     pub max_workers: u32,
     /// Blocks of prompts that this replica routed and has not sent to the others, about 11 bytes each: as many as are
     /// sent with one report. More are dropped and counted, and sent with the next use of their prompts.
-    #[schemars(range(min = 64, max = 65536))]
     pub max_queued_blocks: u32,
     /// Size of a message of another replica; one that sends a longer one is disconnected.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "64KiB", "max" = "64MiB"))]
     pub max_message: u64,
 }
 
@@ -214,7 +197,6 @@ impl Settings {
     ) -> Vec<(String, String)> {
         let mut problems = Vec::new();
         let mut problem = |key: String, message: String| problems.push((key, message));
-        let advanced = &self.advanced;
         if !self.is_on() {
             if !self.discovery.is_empty() {
                 let message = "is needed when `peers.discovery` is set; write `listen: \":9701\"`";
@@ -254,15 +236,6 @@ impl Settings {
                 "has {length} bytes and must have {MIN_SECRET} at least; make one with `openssl rand -hex 32`"
             );
             problem("secret".to_owned(), message);
-        }
-        if advanced.stale_after < advanced.heartbeat_interval.saturating_mul(2) {
-            let message = "must be at least twice `heartbeat_interval`, or each replica is stale between two \
-                           heartbeats";
-            problem("advanced.stale_after".to_owned(), message.to_owned());
-        }
-        if advanced.dead_after < advanced.stale_after {
-            let message = "must not be less than `stale_after`";
-            problem("advanced.dead_after".to_owned(), message.to_owned());
         }
         for (index, entry) in self.discovery.iter().enumerate() {
             for (key, message) in check_entry(entry, has_proof) {
@@ -424,14 +397,6 @@ mod tests {
                 settings.discovery = listed(&["h:1"]);
             },
             "listen: is needed when `peers.discovery` is set",
-        );
-        found(
-            |settings| settings.advanced.dead_after = Duration::from_millis(900),
-            "advanced.dead_after: must not be less",
-        );
-        found(
-            |settings| settings.advanced.stale_after = Duration::from_millis(300),
-            "advanced.stale_after: must be at least twice",
         );
     }
 }

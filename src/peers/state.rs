@@ -157,7 +157,7 @@ impl State {
             Admission::Duplicate => return Err("it is connected by another stream"),
             Admission::Full => {
                 self.metrics.refused.with_label_values(&["full"]).inc();
-                return Err("too many replicas; see `peers.advanced.max_peers`");
+                return Err("too many replicas");
             }
         };
         inner.table.on_stream(peer.id);

@@ -1,22 +1,25 @@
 //! What pages show of other replicas. Pure.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::addresses::Addresses;
 use super::load_table::LoadTable;
 use super::roster::{Freshness, Peer, Roster};
 
 /// This replica and the others.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
+    #[serde(skip_deserializing)]
     pub replica: ReplicaRow,
     pub peers: Vec<PeerRow>,
 }
 
 /// This replica.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct ReplicaRow {
     pub name: String,
     pub instance_id: String,
@@ -25,7 +28,8 @@ pub struct ReplicaRow {
 }
 
 /// Another replica, or an address at which one is expected.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PeerRow {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
@@ -33,7 +37,7 @@ pub struct PeerRow {
     pub instance_id: Option<String>,
     pub address: Option<String>,
     /// `connected`, `stale`, `unreachable` or `refused`.
-    pub state: &'static str,
+    pub state: Cow<'static, str>,
     /// Why it is not connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
@@ -52,7 +56,8 @@ pub struct PeerRow {
 }
 
 /// What one replica has at a worker.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LoadRow {
     pub replica: String,
     pub requests: u64,
@@ -77,10 +82,10 @@ pub(super) fn rows(
             name: Some(peer.identity.name.to_string()),
             instance_id: Some(id.to_string()),
             address: peer.address.as_deref().map(str::to_owned),
-            state: match roster.freshness(now, peer) {
+            state: Cow::Borrowed(match roster.freshness(now, peer) {
                 Freshness::Connected => "connected",
                 Freshness::Stale => "stale",
-            },
+            }),
             error: None,
             release: Some(peer.identity.release.to_string()),
             is_ready: peer.is_ready,
@@ -94,7 +99,7 @@ pub(super) fn rows(
         let (state, error) = state.shown()?;
         Some(PeerRow {
             address: Some(address.to_string()),
-            state,
+            state: Cow::Borrowed(state),
             error,
             ..PeerRow::default()
         })

@@ -10,10 +10,10 @@ use rustc_hash::FxHashMap;
 use serde::de::{self, Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use self::field::{Flag, Key, KeySeed, OptionalInteger, OptionalString};
+use self::field::{Flag, Key, OptionalInteger, OptionalString};
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
-use super::canonical::Canonical;
+use super::canonical::{Canonical, Name};
 use super::types::{Api, Error, HashedPrompt, Section};
 use crate::json_scan::Scan;
 
@@ -90,11 +90,11 @@ fn read(
     }
 }
 
-/// Finds the values of a body, and parses those that are read but for the prompt. `None` if the body must be parsed as a whole:
-/// it has what is rare, such as names with escapes, or is not JSON.
+/// Finds the values of a body, and parses those that are read but for the prompt. `None` if the body is not JSON, or has bytes
+/// that are no text, which a parser takes where it does not look.
 fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<'a>> {
     let mut scan = Scan::of_bytes(body)?;
-    scan.each_member(|scan, name| match Key::new(name, reader.api) {
+    scan.each_member(|scan, name| match Key::new(&name, reader.api) {
         Key::Prompt(section) => {
             reader.hasher.begin(section);
             Canonical::new(&mut reader.hasher, section).scan(scan)?;
@@ -110,6 +110,7 @@ fn scanned<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Option<BodyReader<
     scan.is_over().then_some(reader)
 }
 
+/// Says what is wrong with a body.
 fn parsed<'a>(body: &'a [u8], mut reader: BodyReader<'a>) -> Result<PeekedBody<'a>, Error> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let read = de::Deserializer::deserialize_map(&mut json, &mut reader).and_then(|()| json.end());
@@ -138,7 +139,8 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(key) = map.next_key_seed(KeySeed(self.api))? {
+        while let Some(Name(name)) = map.next_key()? {
+            let key = Key::new(&name, self.api);
             map.next_value_seed(Member { reader: self, key })?;
         }
         Ok(())

@@ -3,8 +3,10 @@
 //! Strings contribute their characters; containers and keys contribute delimiters. Different values can give the same
 //! bytes, as with a hash collision. A request may then go to a worker without the prefix; nothing else goes wrong.
 
+use std::borrow::Cow;
 use std::fmt;
 
+use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use memchr::{memchr, memmem};
@@ -19,14 +21,19 @@ const STRING_END: u8 = 0xff;
 /// and the image size, and cannot be read from the length of a data URL.
 const MEDIA_COUNTED_BYTES: u32 = 3_200;
 
-/// Values that are nested deeper are left to the parser.
-const SCANNED_DEPTH: u32 = 64;
+/// Lists and objects inside each other that a parser takes below the body itself.
+const NESTED_MAX: u32 = 126;
 
 /// Feeds one JSON value to a hasher.
 pub(super) struct Canonical<'c> {
     hasher: &'c mut BlockHasher,
     role: StringRole,
 }
+
+/// The name of a member, borrowed where it has no escapes.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
 /// How a string at the current position of a value is treated. Inherited downwards through objects and lists.
 #[derive(Clone, Copy)]
@@ -83,10 +90,10 @@ impl<'c> Canonical<'c> {
 }
 
 impl Canonical<'_> {
-    /// Feeds the value that begins here, as `deserialize` does but faster. `None` if it must be left to that: then the
-    /// hasher was fed a part of it.
+    /// Feeds the value that begins here, as `deserialize` does but faster. `None` if that fails: then the hasher was fed a part
+    /// of it.
     pub(super) fn scan(self, scan: &mut Scan<'_, true>) -> Option<()> {
-        self.scan_nested(scan, SCANNED_DEPTH)
+        self.scan_nested(scan, NESTED_MAX)
     }
 
     fn scan_nested(self, scan: &mut Scan<'_, true>, depth: u32) -> Option<()> {
@@ -111,7 +118,7 @@ impl Canonical<'_> {
                 let depth = depth.checked_sub(1)?;
                 hasher.feed(b"{");
                 scan.each_member(|scan, name| {
-                    let role = role.of_member(name);
+                    let role = role.of_member(&name);
                     if let StringRole::Ignored = role {
                         return scan.value().map(drop);
                     }
@@ -267,14 +274,14 @@ impl<'de> Visitor<'de> for Canonical<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         self.hasher.feed(b"{");
-        while let Some(role) = map.next_key_seed(KeySeed {
-            hasher: self.hasher,
-            parent: self.role,
-        })? {
+        while let Some(Name(name)) = map.next_key()? {
+            let role = self.role.of_member(&name);
             if let StringRole::Ignored = role {
                 map.next_value::<IgnoredAny>()?;
                 continue;
             }
+            self.hasher.feed(name.as_bytes());
+            self.hasher.feed(b":");
             map.next_value_seed(Canonical {
                 hasher: self.hasher,
                 role,
@@ -282,39 +289,5 @@ impl<'de> Visitor<'de> for Canonical<'_> {
         }
         self.hasher.feed(b"}");
         Ok(())
-    }
-}
-
-/// Feeds a key and returns the role of its value.
-struct KeySeed<'c> {
-    hasher: &'c mut BlockHasher,
-    parent: StringRole,
-}
-
-impl<'de> DeserializeSeed<'de> for KeySeed<'_> {
-    type Value = StringRole;
-
-    fn deserialize<D: de::Deserializer<'de>>(
-        self,
-        deserializer: D,
-    ) -> Result<StringRole, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for KeySeed<'_> {
-    type Value = StringRole;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E>(self, name: &str) -> Result<StringRole, E> {
-        let role = self.parent.of_member(name);
-        if !matches!(role, StringRole::Ignored) {
-            self.hasher.feed(name.as_bytes());
-            self.hasher.feed(b":");
-        }
-        Ok(role)
     }
 }

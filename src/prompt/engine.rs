@@ -28,7 +28,7 @@ pub use self::error::Error;
 use super::render::messages::{self, TemplateFacts};
 use super::types::Api;
 use crate::http::client;
-use crate::units::{DurationText, SizeText};
+use crate::units::DurationText;
 
 /// Tokenization by the engines, for models with `tokenizer: {from: engine}`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -39,15 +39,13 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     pub timeout: Duration,
     /// Tokenization requests to engines at a time, of all models.
-    #[schemars(range(min = 1, max = 1048576))]
+    #[serde(skip)]
     pub max_requests: u32,
     /// Memory for token ids that engines returned, of all models: 2,000 prompts of 4,000 tokens. 0 keeps none.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "0"))]
+    #[serde(skip)]
     pub max_cache_memory: u64,
     /// Cached token ids are used for this long. Templates may contain the date.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
+    #[serde(skip)]
     pub cache_ttl: Duration,
 }
 
@@ -55,6 +53,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             timeout: Duration::from_millis(20),
+            // Engines render on one thread; more at once would wait there.
             max_requests: 32,
             max_cache_memory: 32 << 20,
             cache_ttl: Duration::from_secs(600),

@@ -7,7 +7,7 @@
 mod llama;
 
 use std::path::{Path, PathBuf};
-use std::{fmt, fs, io};
+use std::{fs, io};
 
 use serde_json::{Map, Value};
 
@@ -52,23 +52,40 @@ pub struct ModelFolder {
 }
 
 /// Why a folder cannot be loaded. Each variant names the file.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The folder does not exist.
+    #[error(
+        "{0}: folder not found; give the model folder that the engine uses (its path, or the snapshot in the download cache)"
+    )]
     NoFolder(PathBuf),
-    /// The file given with `--chat-template` does not exist.
+    #[error("{0}: file not found; give the file that the engine uses as --chat-template")]
     NoTemplate(PathBuf),
+    #[error("{0}: cannot be read: {1}")]
     Read(PathBuf, io::Error),
+    #[error("{0}: not JSON: {1}")]
     Json(PathBuf, serde_json::Error),
-    /// There is no `tokenizer.json`; the engine builds a tokenizer from other files.
+    #[error(
+        "{0}: no tokenizer.json; the engine builds its tokenizer from other files, so save one with transformers: \
+         `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`"
+    )]
     NoTokenizer(PathBuf),
-    /// The engine uses `mistral_common` for this folder, which the router does not support.
+    #[error(
+        "{0}: the engine tokenizes this model with mistral_common, which is not supported; use `from: engine`, or no tokenizer"
+    )]
     Mistral(PathBuf),
-    /// The engine tokenizes this architecture with code of its own.
+    /// With the architecture.
+    #[error(
+        "{0}: the engine tokenizes {1} with code of its own, which is not supported; use `from: engine`, or no tokenizer"
+    )]
     OwnCode(PathBuf, String),
+    #[error(
+        "{0}: this kind of tokenizer is not supported ({1}); use `from: engine`, or no tokenizer"
+    )]
     Tokenizer(PathBuf, String),
+    #[error("{0}: the chat template: {1}")]
     Template(PathBuf, template::Error),
     /// The template given with `--chat-template` is invalid.
+    #[error("{0}: the chat template: {1}")]
     TemplateOverride(PathBuf, template::Error),
 }
 
@@ -78,55 +95,6 @@ impl Error {
         matches!(self, Error::NoTemplate(_) | Error::TemplateOverride(..))
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::NoFolder(path) => write!(
-                f,
-                "{}: folder not found; give the model folder that the engine uses (its path, or the \
-                 snapshot in the download cache)",
-                path.display()
-            ),
-            Error::NoTemplate(path) => write!(
-                f,
-                "{}: file not found; give the file that the engine uses as --chat-template",
-                path.display()
-            ),
-            Error::Read(path, error) => write!(f, "{}: cannot be read: {error}", path.display()),
-            Error::Json(path, error) => write!(f, "{}: not JSON: {error}", path.display()),
-            Error::NoTokenizer(path) => write!(
-                f,
-                "{}: no tokenizer.json; the engine builds its tokenizer from other files, so save one with \
-                 transformers: `AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)`",
-                path.display()
-            ),
-            Error::Mistral(path) => write!(
-                f,
-                "{}: the engine tokenizes this model with mistral_common, which is not supported; use \
-                 `from: engine`, or no tokenizer",
-                path.display()
-            ),
-            Error::OwnCode(path, architecture) => write!(
-                f,
-                "{}: the engine tokenizes {architecture} with code of its own, which is not supported; use \
-                 `from: engine`, or no tokenizer",
-                path.display()
-            ),
-            Error::Tokenizer(path, why) => write!(
-                f,
-                "{}: this kind of tokenizer is not supported ({why}); use `from: engine`, or no \
-                 tokenizer",
-                path.display()
-            ),
-            Error::Template(path, why) | Error::TemplateOverride(path, why) => {
-                write!(f, "{}: the chat template: {why}", path.display())
-            }
-        }
-    }
-}
-
-impl std::error::Error for Error {}
 
 impl ModelFolder {
     /// `template` is the file that the engine was given with `--chat-template`. Returns all errors together.

@@ -16,7 +16,6 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
 use crate::observe::metrics::Registry;
-use crate::units::DurationText;
 
 /// Threads for texts that are too long to be tokenised on an I/O thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -26,11 +25,11 @@ pub struct Settings {
     #[schemars(range(min = 1, max = 256))]
     pub threads: u32,
     /// Prompts that wait for a thread; more are routed by prediction.
-    #[schemars(range(min = 1, max = 1048576))]
+    #[serde(skip)]
     pub max_queued: u32,
     /// A request waits this long for its tokens, the queue included; then it is routed by prediction. A text of
     /// 5 MB takes 500 ms.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub timeout: Duration,
 }
 

@@ -9,32 +9,22 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 
 use prometheus::IntCounter;
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
 
 use super::cache::{Cache, VocabularyId};
 use super::render::{RenderedPrompt, RenderedText, Renderer, TokenizeError};
 use super::types::Api;
 use super::vocabulary::Vocabulary;
 use crate::observe::metrics::Registry;
-use crate::units::SizeText;
 
 /// Which texts are tokenised, and where.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// A prompt with a longer rendered text is routed by prediction. 16 MiB are four million tokens.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "0"))]
     pub max_text: usize,
     /// New text up to this length is tokenised on the request's I/O thread, in a millisecond or two; longer text
     /// on a thread of the pool. Each thread that tokenises grows caches of about 100 MB; with 0 only the pool's do.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "0"))]
     pub max_inline_text: usize,
     /// A longer request body goes to the pool as a whole.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "0"))]
     pub max_inline_body: usize,
 }
 

@@ -1,7 +1,5 @@
 //! The types that the parts of this module share. This file imports none of them.
 
-use std::fmt;
-
 /// The APIs whose request bodies this module reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
@@ -108,39 +106,24 @@ pub(super) const MAX_NESTING: usize = 100;
 pub(super) const BILLING_HEADER: &str = "x-anthropic-billing-header";
 
 /// Why a request body is refused.
-#[derive(Debug, PartialEq)]
+#[derive(Debug, PartialEq, thiserror::Error)]
 pub enum Error {
     /// Not JSON, or not an object.
+    #[error("the request body is not valid JSON: {0}")]
     Json(String),
     /// A field has a type that no engine accepts.
+    #[error("`{param}` must be {expected}")]
     Type {
         param: &'static str,
         expected: &'static str,
     },
-    /// Not a form that can be read.
+    #[error("the request body is not a valid form: {0}")]
     Form(&'static str),
-    /// A field that only the router may send to an engine.
+    #[error("`{0}` is set by the router and cannot be part of a request")]
     Forbidden(&'static str),
-    /// A field whose lists and objects are nested deeper than 100 levels.
+    #[error(
+        "`{0}` is nested too deeply: a request body may have {max} levels of lists and objects",
+        max = MAX_NESTING
+    )]
     TooDeep(String),
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Json(error) => write!(f, "the request body is not valid JSON: {error}"),
-            Error::Type { param, expected } => write!(f, "`{param}` must be {expected}"),
-            Error::Form(why) => write!(f, "the request body is not a valid form: {why}"),
-            Error::TooDeep(param) => write!(
-                f,
-                "`{param}` is nested too deeply: a request body may have {MAX_NESTING} levels of lists and objects"
-            ),
-            Error::Forbidden(param) => {
-                write!(
-                    f,
-                    "`{param}` is set by the router and cannot be part of a request"
-                )
-            }
-        }
-    }
 }

@@ -106,8 +106,10 @@ pub struct Settings {
     /// value instead of by tenant or address. Only where a gateway sets the header or removes a client's own: who makes
     /// up values gets more turns.
     pub trust_fairness_id: bool,
-    /// Settings for experts.
-    pub advanced: Advanced,
+    /// A busy worker that has computed nothing for this long no longer makes requests wait: what is known of its load
+    /// may be wrong.
+    #[serde(skip)]
+    pub stale_after: Duration,
 }
 
 /// A priority class.
@@ -145,17 +147,6 @@ pub struct ClassSettings {
     pub ttft_target: Option<Duration>,
 }
 
-/// Settings of the queue for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct Advanced {
-    /// A busy worker that has computed nothing for this long no longer makes requests wait: what is known of its load
-    /// may be wrong.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("max" = "1d"))]
-    pub stale_after: Duration,
-}
-
 impl Default for Settings {
     fn default() -> Self {
         let class = |name: &str, priority, min_share| ClassSettings {
@@ -179,14 +170,7 @@ impl Default for Settings {
             ],
             objectives: BTreeMap::new(),
             trust_fairness_id: false,
-            advanced: Advanced::default(),
-        }
-    }
-}
-
-impl Default for Advanced {
-    fn default() -> Self {
-        Self {
+            // Steps over the longest prompts take seconds.
             stale_after: Duration::from_secs(30),
         }
     }

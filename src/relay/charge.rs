@@ -3,6 +3,7 @@
 use super::core::Relay;
 use super::job::{Error, Job};
 use super::plan::Plan;
+use super::prompt::cached_prefix::ViewRange;
 use crate::limits::{Charge, Known, Request};
 use crate::prompt::{Api, PeekedBody};
 
@@ -77,10 +78,11 @@ impl Relay {
 
     /// Tokens of the prompt that some worker has cached.
     fn longest_cached(&self, plan: &Plan) -> u64 {
-        let held = self.chooser().held(plan, OWNERS_MAX);
-        let owners = held.owners(0..held.places().len());
-        let cached = owners.places().iter().map(|index| {
-            let cached = held.cached(*index);
+        let prefixes = self.chooser().cached_prefixes(plan, OWNERS_MAX);
+        let everywhere = ViewRange::everywhere(prefixes.places());
+        let owners = prefixes.owners(&everywhere);
+        let cached = owners.indices().iter().map(|index| {
+            let cached = prefixes.cached(everywhere.place(*index));
             cached.tokens()
         });
         cached.max().unwrap_or(0).into()

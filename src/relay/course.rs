@@ -1,24 +1,72 @@
-//! How often a request is sent, and whether with a KV transfer: what comes after each attempt that failed. Pure.
+//! The course of one request from worker to worker: how often it is sent, to whom no more, after which pause, and whether with a
+//! KV transfer. Pure: `run` drives it, which reads the clock, chooses, sends and waits.
+//!
+//! Only attempts that failed before the first byte of an answer are followed by others. What an attempt does by itself about a
+//! connection that was closed while it was idle, [`reuse`] decides.
+
+pub(super) mod reuse;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::attempt::outcome::Stage;
+use self::reuse::Reuse;
+use super::choose::failed_workers::FailedWorkers;
 use super::failure::cuts::{Cut, Cuts};
-use super::failure::retries::{Attempts, Failure, Step};
+use super::failure::fault::Fault;
+use super::failure::types::{Failure, Stage};
+use super::job::{Error, NotConvertible};
+use super::settings::Settings;
+use crate::ids::WorkerId;
 
-/// The attempts of one request.
-#[derive(Debug)]
-pub(super) struct Course {
-    attempts: Attempts,
-    deadline: Instant,
-    /// What the next attempt is a retry of, if it is one that costs the fleet something.
-    owed: Option<Owed>,
+/// So many ends of processes use up none of a request's attempts. A request that ends engines which have others, too, gets no
+/// further.
+const ACQUITTED_MAX: u32 = 2;
+
+/// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
+/// the other.
+const COMPANY_WAIT: Duration = Duration::from_millis(100);
+
+/// What is to be done for a request.
+#[must_use]
+#[derive(Debug, PartialEq)]
+pub(super) enum Step {
+    /// Wait until there is room for it, if there is none: [`Course::on_room`].
+    FindRoom,
+    /// Choose workers and send it to them: [`Course::on_sent`], and [`Course::on_failed`] if they do not answer.
+    Send {
+        /// When this was decided.
+        at: Instant,
+        /// What it is a retry of, if it is one that costs the fleet something and was not counted yet.
+        retry: Option<Retry>,
+    },
+    /// Wait for so long until others say that they were cut in the same moment: [`Course::on_others`].
+    AwaitOthers(Duration),
+    /// Another attempt after a pause: [`Course::next`].
+    Pause(Duration),
+    /// Another attempt at once, and no KV transfer from now on: [`Course::next`]. It costs no more than without a prefill
+    /// worker, so it is not counted as a retry.
+    GiveUpTransfers,
+    Stop(Unanswered),
+}
+
+/// Why there is no further attempt: the error of the client follows from it, or the log line of a stream that is not continued.
+#[derive(Debug, PartialEq)]
+pub(super) enum Unanswered {
+    /// Its time is over.
+    Late,
+    /// No worker that may get it can take it, or it was tried often enough.
+    NoWorker,
+    /// Its only worker computes no prompts, and no prefill worker is left.
+    LacksPrefill,
+    /// It can only be sent as a chat completion, and has something that none can have.
+    NotConvertible(NotConvertible),
+    /// It waited in vain for room, or did not wait.
+    NotQueued(Error),
 }
 
 /// A retry that was not counted yet.
-#[derive(Debug, PartialEq)]
-pub(super) struct Owed {
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Retry {
     /// The worker that failed.
     pub(super) worker: Arc<str>,
     pub(super) failure: Failure,
@@ -28,247 +76,317 @@ pub(super) struct Owed {
 }
 
 /// An attempt that failed.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ended<'a> {
-    pub(super) stage: Stage,
-    pub(super) failure: Failure,
-    /// The worker had closed the idle connection that the attempt used.
-    pub(super) is_stale: bool,
+#[derive(Clone, Debug)]
+pub(super) struct Ended {
+    pub(super) fault: Fault,
     /// An engine has refused it, with an answer.
     pub(super) is_answered: bool,
     /// The worker that failed.
-    pub(super) worker: &'a Arc<str>,
+    pub(super) name: Arc<str>,
+    /// The worker that was to answer, and the one that was to compute the prompt for it.
+    pub(super) worker: WorkerId,
+    pub(super) prefill: Option<WorkerId>,
 }
 
+/// What follows from a failed attempt.
 #[must_use]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Next {
-    /// Another attempt after a pause.
-    Retry {
-        after: Duration,
-    },
-    /// Another attempt at once, and no KV transfer from now on. It costs no more than without a prefill worker, so it is not
-    /// counted as a retry.
-    WithoutTransfers,
-    Stop,
+#[derive(Debug)]
+pub(super) struct Judgement {
+    /// It counts against the worker that failed. One that is tried again fails the same request, not another one: it counts once.
+    pub(super) is_counted: bool,
+    pub(super) step: Step,
+}
+
+/// What distinguishes one request's course from others'.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rules {
+    pub(super) deadline: Instant,
+    /// Before its first attempt it waits for room.
+    pub(super) waits_for_room: bool,
+    /// It has one attempt and no more.
+    pub(super) is_only_one: bool,
+    /// It may go on without a prefill worker.
+    pub(super) may_give_up_transfers: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Course {
+    rules: Rules,
+    count_max: u32,
+    backoff: Duration,
+    backoff_max: Duration,
+    /// How many attempts there were.
+    count: u32,
+    /// The workers that do not get the request any more, or at all.
+    pub(super) failed: FailedWorkers,
+    cuts: Cuts,
+    last: Option<Ended>,
+    /// An engine got the request and may have computed an answer that was lost.
+    may_have_computed: bool,
+    /// A connection that had not been idle before was cut, and no other request's with it.
+    has_cut_new: bool,
+    /// Attempts that ended with the worker's process, and not because of the request.
+    acquitted: u32,
+    /// What the next attempt is a retry of.
+    owed: Option<Retry>,
 }
 
 impl Course {
-    pub(super) fn new(attempts: Attempts, deadline: Instant) -> Self {
+    /// `failed`: the workers that cannot get the request. `cuts`: what broke before, after the same request was sent.
+    pub(super) fn new(
+        settings: &Settings,
+        rules: Rules,
+        failed: FailedWorkers,
+        cuts: Cuts,
+    ) -> Self {
         Self {
-            attempts,
-            deadline,
+            rules,
+            count_max: settings.max_attempts.max(1),
+            backoff: settings.advanced.backoff,
+            backoff_max: settings.advanced.max_backoff,
+            count: 0,
+            failed,
+            cuts,
+            last: None,
+            may_have_computed: false,
+            has_cut_new: false,
+            acquitted: 0,
             owed: None,
         }
     }
 
-    pub(super) fn attempts(&self) -> &Attempts {
-        &self.attempts
+    /// What comes next for a request that was not sent, or whose next attempt is due.
+    pub(super) fn next(&mut self, now: Instant) -> Step {
+        if self.count == 0 && self.rules.waits_for_room {
+            return Step::FindRoom;
+        }
+        self.on_room(now)
+    }
+
+    /// There is room for it, or it was let pass without.
+    pub(super) fn on_room(&mut self, now: Instant) -> Step {
+        if self.is_late(now) {
+            return Step::Stop(Unanswered::Late);
+        }
+        let retry = self.owed.take();
+        Step::Send { at: now, retry }
+    }
+
+    /// No worker can take it. `waits_again`: the workers for which it has waited are gone, and it may wait once more.
+    pub(super) fn on_no_worker(&mut self, waits_again: bool) -> Step {
+        if waits_again {
+            Step::FindRoom
+        } else {
+            Step::Stop(Unanswered::NoWorker)
+        }
+    }
+
+    /// The chosen worker cannot have it after all, as `failed` says.
+    pub(super) fn on_unfit(&mut self, now: Instant, failed: FailedWorkers) -> Step {
+        self.failed = failed;
+        self.next(now)
+    }
+
+    /// An attempt begins.
+    pub(super) fn on_sent(&mut self) {
+        // Whoever was cut with the last attempt has said so by now.
+        let broken = self.last.as_ref().map(|last| last.fault);
+        if let Some(fault) = broken.filter(|fault| fault.failure == Failure::Broken) {
+            if self.cuts.is_last_shared() {
+                self.acquitted = self.with_one_more();
+            } else if !fault.is_stale() {
+                self.has_cut_new = true;
+            }
+        }
+        self.count += 1;
+    }
+
+    /// The attempt failed. `cut`: its connection broke after the request was sent over it. `random` from 0 to 1 spreads the pause
+    /// over 50 % to 100 % of the backoff.
+    pub(super) fn on_failed(
+        &mut self,
+        now: Instant,
+        ended: Ended,
+        cut: Option<&Cut>,
+        random: f64,
+    ) -> Judgement {
+        let fault = ended.fault;
+        let is_counted = self.failed.on_fault(&fault, ended.worker, ended.prefill);
+        self.may_have_computed |= match fault.failure {
+            Failure::Broken => !fault.is_stale(),
+            Failure::TimedOut | Failure::Deadline | Failure::KvTransfer | Failure::TakenOut => true,
+            Failure::Local | Failure::Connect | Failure::Refused | Failure::TooLong => false,
+        };
+        self.last = Some(ended);
+        let step = if let Some(cut) = cut
+            && self.may_be_refused_for(cut)
+        {
+            Step::AwaitOthers(COMPANY_WAIT)
+        } else {
+            self.on_others(now, random)
+        };
+        Judgement { is_counted, step }
+    }
+
+    /// Whoever was cut in the same moment has said so by now.
+    pub(super) fn on_others(&mut self, now: Instant, random: f64) -> Step {
+        let Some(Ended {
+            fault,
+            is_answered,
+            name,
+            ..
+        }) = &self.last
+        else {
+            return self.next(now);
+        };
+        let (fault, is_answered) = (*fault, *is_answered);
+        let may_give_up = self.rules.may_give_up_transfers
+            && !self.failed.gave_up_transfers
+            && !self.is_late(now)
+            && !self.has_cut_enough();
+        // The decode engine had the KV blocks or tried to fetch them, so another prefill leg would most likely end the same.
+        let is_transfer_refused = fault.stage == Stage::Transfer && is_answered;
+        let pause = self.pause(fault.failure, random);
+        let pause = pause.filter(|pause| !self.is_late(now + *pause));
+        if let Some(pause) = pause
+            && !(may_give_up && is_transfer_refused)
+        {
+            // What was sent over a connection that was closed already costs the fleet nothing.
+            let is_counted = !fault.failure.is_free() && !fault.is_stale();
+            self.owed = is_counted.then(|| Retry {
+                worker: name.clone(),
+                failure: fault.failure,
+                is_off_budget: self.is_acquitted() || fault.failure == Failure::TooLong,
+            });
+            return Step::Pause(pause);
+        }
+        if may_give_up && fault.stage != Stage::Worker {
+            self.failed.gave_up_transfers = true;
+            return Step::GiveUpTransfers;
+        }
+        Step::Stop(Unanswered::NoWorker)
+    }
+
+    /// The pause before the next attempt; `None` if this one was the last.
+    fn pause(&self, failure: Failure, random: f64) -> Option<Duration> {
+        let acquitted = if self.is_acquitted() {
+            self.with_one_more()
+        } else {
+            self.acquitted
+        };
+        if self.is_last_with(acquitted) || self.has_cut_enough() {
+            return None;
+        }
+        match failure {
+            Failure::Deadline => None,
+            Failure::TakenOut | Failure::TooLong => Some(Duration::ZERO),
+            Failure::Local
+            | Failure::Connect
+            | Failure::Broken
+            | Failure::TimedOut
+            | Failure::Refused
+            | Failure::KvTransfer => {
+                let doublings = self.count.saturating_sub(1).min(16);
+                let full = self.backoff.saturating_mul(1 << doublings);
+                let full = full.min(self.backoff_max);
+                Some(full.mul_f64(0.5 + random.clamp(0.0, 1.0) / 2.0))
+            }
+        }
+    }
+
+    /// Takes note of a cut. True if the request may be refused for it, unless others were cut in the same moment.
+    fn may_be_refused_for(&mut self, cut: &Cut) -> bool {
+        self.cuts.add(cut);
+        self.has_cut_enough() || self.is_last()
+    }
+
+    /// The ends of processes that use up no attempts, with one more.
+    fn with_one_more(&self) -> u32 {
+        (self.acquitted + 1).min(ACQUITTED_MAX)
+    }
+
+    /// True if this attempt is the last one, unless it ends with its worker's process.
+    pub(super) fn is_last(&self) -> bool {
+        self.is_last_with(self.acquitted)
+    }
+
+    /// The first ends of processes under a request use up none of its attempts.
+    fn is_last_with(&self, acquitted: u32) -> bool {
+        self.rules.is_only_one || self.count >= self.count_max + acquitted
+    }
+
+    fn is_late(&self, now: Instant) -> bool {
+        now >= self.rules.deadline
     }
 
     pub(super) fn deadline(&self) -> Instant {
-        self.deadline
+        self.rules.deadline
     }
 
     /// How many attempts there were.
     pub(super) fn count(&self) -> u32 {
-        self.attempts.count()
+        self.count
     }
 
-    pub(super) fn is_late(&self, now: Instant) -> bool {
-        now >= self.deadline
+    /// How the last attempt failed.
+    pub(super) fn last(&self) -> Option<Failure> {
+        self.last.as_ref().map(|last| last.fault.failure)
     }
 
-    pub(super) fn begin(&mut self) {
-        self.attempts.begin();
+    /// True if an engine may have computed an answer that was lost: sent once more, the request is computed again.
+    pub(super) fn may_have_computed(&self) -> bool {
+        self.may_have_computed
     }
 
-    /// The connection of the last attempt broke after the request was sent over it. True if others that were cut in the same
-    /// moment are to be waited for: it may be that the request is refused for it.
-    pub(super) fn on_cut(&mut self, cut: &Cut) -> bool {
-        self.attempts.on_cut(cut);
-        self.attempts.has_cut_enough() || self.attempts.is_last()
-    }
-
+    /// What broke after the request was sent, now and before.
     pub(super) fn cuts(&self) -> &Cuts {
-        self.attempts.cuts()
+        &self.cuts
     }
 
-    /// `may_give_up_transfers`: the request may go on without a prefill worker, and did not so far. `random`: from 0 to 1.
-    pub(super) fn on_failed(
-        &mut self,
-        now: Instant,
-        ended: &Ended<'_>,
-        may_give_up_transfers: bool,
-        random: f64,
-    ) -> Next {
-        let Ended { failure, stage, .. } = *ended;
-        let step = self.attempts.on_failure(failure, ended.is_stale, random);
-        let may_go_on =
-            may_give_up_transfers && !self.is_late(now) && !self.attempts.has_cut_enough();
-        // The decode engine had the KV blocks or tried to fetch them, so another prefill leg would most likely end the same.
-        if stage == Stage::Transfer && ended.is_answered && may_go_on {
-            return Next::WithoutTransfers;
+    /// Which connection the next attempt may use. After a cut only a new one: the worker's other idle connections may
+    /// have been closed with the first, and what closes a new one is the worker's end.
+    pub(super) fn reuse(&self) -> Reuse {
+        if self.cuts.is_empty() {
+            Reuse::Replaced
+        } else {
+            Reuse::Never
         }
-        match step {
-            Step::Retry { after } if !self.is_late(now + after) => {
-                // What was sent over a connection that was closed already costs the fleet nothing.
-                let is_counted = !failure.is_free() && !ended.is_stale;
-                self.owed = is_counted.then(|| Owed {
-                    worker: ended.worker.clone(),
-                    failure,
-                    is_off_budget: self.attempts.is_acquitted() || failure == Failure::TooLong,
-                });
-                Next::Retry { after }
+    }
+
+    /// True if the request may not be sent once more, because it seems to end the engines that get it.
+    fn has_cut_enough(&self) -> bool {
+        self.cuts.are_of_the_request()
+    }
+
+    /// True if the last attempt ended with the worker's process, and other requests with it: the worker has no more of
+    /// what it had, so that sending it elsewhere is no further load.
+    fn is_acquitted(&self) -> bool {
+        self.last() == Some(Failure::Broken) && self.cuts.is_last_shared()
+    }
+
+    /// True if a worker that failed this request may get it again when there is no other: an unreachable worker may
+    /// be restarting, one that was taken out may be back, and after a failed KV transfer either worker may be healthy. A worker
+    /// that refused or timed out would do so again, and one that cut a new connection may have ended because of the request.
+    pub(super) fn may_repeat_worker(&self) -> bool {
+        self.last().is_some_and(|last| self.may_repeat_after(last))
+    }
+
+    /// What [`Course::may_repeat_worker`] will say if the attempt that runs now fails like this.
+    pub(super) fn may_repeat_after(&self, failure: Failure) -> bool {
+        match failure {
+            Failure::Local | Failure::Connect | Failure::KvTransfer | Failure::TakenOut => {
+                !self.has_cut_new
             }
-            _ if stage != Stage::Worker && may_go_on => Next::WithoutTransfers,
-            Step::Retry { .. } | Step::GiveUp => Next::Stop,
+            // The worker most likely never read the request, or its process ended with all that it had.
+            Failure::Broken => {
+                let was_stale = self.last.as_ref().is_some_and(|last| last.fault.is_stale());
+                was_stale || self.cuts.is_last_shared()
+            }
+            Failure::TimedOut | Failure::Deadline | Failure::Refused | Failure::TooLong => false,
         }
-    }
-
-    /// The retry that the next attempt is, once.
-    pub(super) fn take_owed(&mut self) -> Option<Owed> {
-        self.owed.take()
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::relay::settings::Settings;
-
-    const RETRY: fn(&Next) -> bool = |next| matches!(next, Next::Retry { .. });
-    const WITHOUT: fn(&Next) -> bool = |next| *next == Next::WithoutTransfers;
-    const STOP: fn(&Next) -> bool = |next| *next == Next::Stop;
-
-    fn course(left: Duration) -> (Course, Instant) {
-        let settings = Settings {
-            max_attempts: 2,
-            ..Settings::default()
-        };
-        let now = crate::observe::now();
-        let mut course = Course::new(Attempts::new(&settings, Cuts::default()), now + left);
-        course.begin();
-        (course, now)
-    }
-
-    fn ended(stage: Stage, failure: Failure, worker: &Arc<str>) -> Ended<'_> {
-        Ended {
-            stage,
-            failure,
-            is_stale: false,
-            is_answered: false,
-            worker,
-        }
-    }
-
-    /// Two attempts are allowed, and each has its expectation.
-    fn check(
-        (stage, failure, is_answered): (Stage, Failure, bool),
-        may_give_up: bool,
-        expected: [fn(&Next) -> bool; 2],
-    ) {
-        let (mut course, now) = course(Duration::from_secs(60));
-        let worker = "w".into();
-        for expected in expected {
-            let ended = Ended {
-                is_answered,
-                ..ended(stage, failure, &worker)
-            };
-            let next = course.on_failed(now, &ended, may_give_up, 0.5);
-            assert!(
-                expected(&next),
-                "{stage:?} {failure:?} {is_answered} {may_give_up}: {next:?}"
-            );
-            course.begin();
-        }
-    }
-
-    #[test]
-    fn a_worker_that_fails_is_replaced_until_the_attempts_are_used_up() {
-        for may_give_up in [false, true] {
-            check(
-                (Stage::Worker, Failure::Connect, false),
-                may_give_up,
-                [RETRY, STOP],
-            );
-            check(
-                (Stage::Worker, Failure::Refused, true),
-                may_give_up,
-                [RETRY, STOP],
-            );
-        }
-    }
-
-    #[test]
-    fn a_pair_is_replaced_by_another_and_then_by_one_worker() {
-        check(
-            (Stage::Prefill, Failure::Connect, false),
-            true,
-            [RETRY, WITHOUT],
-        );
-        check(
-            (Stage::Transfer, Failure::TimedOut, false),
-            true,
-            [RETRY, WITHOUT],
-        );
-        check(
-            (Stage::Prefill, Failure::Connect, false),
-            false,
-            [RETRY, STOP],
-        );
-    }
-
-    #[test]
-    fn after_a_decode_engines_refusal_no_other_pair_is_tried() {
-        check(
-            (Stage::Transfer, Failure::KvTransfer, true),
-            true,
-            [WITHOUT, WITHOUT],
-        );
-        check(
-            (Stage::Transfer, Failure::KvTransfer, true),
-            false,
-            [RETRY, STOP],
-        );
-    }
-
-    #[test]
-    fn nothing_is_tried_when_the_time_is_over() {
-        let (mut course, now) = course(Duration::from_millis(1));
-        let worker = "w".into();
-        let ended = ended(Stage::Prefill, Failure::Connect, &worker);
-        // The pause would end too late, and one worker may begin now.
-        assert_eq!(
-            course.on_failed(now, &ended, true, 1.0),
-            Next::WithoutTransfers
-        );
-        let late = now + Duration::from_secs(1);
-        assert!(course.is_late(late));
-        assert_eq!(course.on_failed(late, &ended, true, 1.0), Next::Stop);
-        assert_eq!(course.take_owed(), None);
-    }
-
-    #[test]
-    fn a_retry_is_owed_once_unless_it_costs_nothing() {
-        for (failure, is_stale, expected) in [
-            (Failure::Connect, false, Some(false)),
-            (Failure::TooLong, false, Some(true)),
-            (Failure::Broken, true, None),
-            (Failure::Local, false, None),
-            (Failure::TakenOut, false, None),
-        ] {
-            let (mut course, now) = course(Duration::from_secs(60));
-            let worker = "w".into();
-            let ended = Ended {
-                is_stale,
-                ..ended(Stage::Worker, failure, &worker)
-            };
-            let next = course.on_failed(now, &ended, false, 0.5);
-            assert!(RETRY(&next), "{failure:?}");
-            let owed = course.take_owed();
-            assert_eq!(owed.map(|owed| owed.is_off_budget), expected, "{failure:?}");
-            assert_eq!(course.take_owed(), None);
-        }
-    }
-}
+mod tests;

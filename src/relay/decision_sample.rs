@@ -12,6 +12,7 @@ use super::job::Job;
 use super::plan::Plan;
 use super::prompt::cached_prefix::CachedPrefixes;
 use super::request::standing::StandingCell;
+use crate::ids::ViewIndex;
 use crate::observe;
 use crate::routing::hindsight::{self, Sent};
 use crate::routing::{Policy, View};
@@ -44,33 +45,33 @@ impl Relay {
             return;
         }
         let owners_max = if is_recorded { usize::MAX } else { 1 };
-        let held = self.chooser().held(plan, owners_max);
+        let prefixes = self.chooser().cached_prefixes(plan, owners_max);
         if is_compared {
-            self.compare(plan, choice, &held, now);
+            self.compare(plan, choice, &prefixes, now);
         }
         if is_recorded {
-            self.record(job, plan, choice, &held, now, attempt);
+            self.record(job, plan, choice, &prefixes, now, attempt);
         }
     }
 
     /// Counts what workers drawn at random have cached of the prompt.
-    fn compare(&self, plan: &Plan, choice: &Choice, held: &CachedPrefixes<'_>, now: Instant) {
+    fn compare(&self, plan: &Plan, choice: &Choice, prefixes: &CachedPrefixes<'_>, now: Instant) {
         let task = match (self.prefill_decode(), &choice.split) {
             (Some(settings), Split::Pair(_)) => Task::Prefill(settings.connector, plan.api),
             _ => Task::Decode,
         };
-        let view = FleetView::new(held, task, now, &[]);
+        let view = FleetView::new(prefixes, task, now, &[]);
         let tokens = plan.request.prompt_tokens;
-        let count = |index: usize| {
+        let count = |index: ViewIndex| {
             if view.state(index).is_usable {
                 plan.model
                     .on_random_worker(tokens, view.cached(index).tokens());
             }
         };
         match view.len() {
-            few if few <= DRAWN_WORKERS => (0..few).for_each(count),
+            few if few <= DRAWN_WORKERS => view.indices().for_each(count),
             many => {
-                let draw = std::iter::repeat_with(|| fastrand::usize(..many));
+                let draw = std::iter::repeat_with(|| ViewIndex::new(fastrand::usize(..many)));
                 draw.take(DRAWN_WORKERS).for_each(count);
             }
         }
@@ -81,13 +82,13 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         attempt: u32,
     ) {
         let decision = Some(choice.decision);
         let split = choice.split.as_ref().map(|prefill| prefill.decision);
-        let explanation = self.explain_choice(plan, held, now, decision, split, Some(EACH_END));
+        let explanation = self.explain_choice(plan, prefixes, now, decision, split, Some(EACH_END));
         let of_prefill = explanation.disaggregation.iter();
         let of_prefill = of_prefill.flat_map(|disaggregation| &disaggregation.workers);
         let scores = explanation.workers.iter().chain(of_prefill);

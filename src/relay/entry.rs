@@ -20,10 +20,11 @@ impl Relay {
     pub async fn run(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: PeekedBody<'_>,
+        mut peek: PeekedBody<'_>,
     ) -> Result<Response<Body>, Error> {
         let answer = match self.check_right(job.context.tenant, peek.model.as_deref()) {
-            Ok(()) => self.run_permitted(job, peek).await,
+            // Lent, so that not every future on the way has a copy.
+            Ok(()) => self.run_permitted(job, &mut peek).await,
             Err(error) => Err(error.into()),
         };
         answer.map_err(|failed| {
@@ -50,22 +51,22 @@ impl Relay {
     async fn run_permitted(
         self: &Arc<Self>,
         job: &Job<'_>,
-        peek: PeekedBody<'_>,
+        peek: &mut PeekedBody<'_>,
     ) -> Result<Response<Body>, FailedRequest> {
         let name = peek
             .model
             .as_deref()
             .and_then(|model| self.names().get(model));
         let asking = if self.needs_usage() {
-            usage_option::asking(job.api, &job.body, &peek)
+            usage_option::asking(job.api, &job.body, peek)
         } else {
             None
         };
         if let Some(name) = name {
             // Boxed, so that other requests do not carry its state.
-            return Box::pin(self.redirect(job, peek, name, asking)).await;
+            return Box::pin(self.redirect(job, std::mem::take(peek), name, asking)).await;
         }
-        let capped = self.capped(job, &peek, None);
+        let capped = self.capped(job, peek, None);
         let unasked_usage = asking.as_ref().map(|(_, unasked)| *unasked);
         let max_tokens = capped.as_ref().map(|(max_tokens, _)| *max_tokens);
         let mut edits: SmallVec<[Edit; 2]> = asking.into_iter().map(|(edit, _)| edit).collect();
@@ -81,18 +82,14 @@ impl Relay {
             context: job.context.clone(),
             ..*job
         };
+        if peek.vllm_xargs.is_none() {
+            peek.max_tokens = peek.max_tokens.or(max_tokens);
+            return self.carry(&asking, peek).await;
+        }
         // These point into the body.
-        let own = match peek.vllm_xargs {
-            None => PeekedBody {
-                max_tokens: peek.max_tokens.or(max_tokens),
-                ..peek
-            },
-            Some(_) => {
-                let model = peek.model.as_deref().unwrap_or_default();
-                body_edit::read_again(job.api, &asking.body, self.block_bytes(), model)
-            }
-        };
-        self.carry(&asking, own).await
+        let model = peek.model.as_deref().unwrap_or_default();
+        let mut own = body_edit::read_again(job.api, &asking.body, self.block_bytes(), model);
+        Box::pin(self.carry(&asking, &mut own)).await
     }
 
     /// The output tokens that a request gets whose tenant may not have any number of them, if it asks for none, with the

@@ -28,7 +28,7 @@ use super::wait::Standing;
 use crate::fleet::health::Health;
 use crate::fleet::{Role, Status};
 use crate::http::circuit_breaker::State;
-use crate::ids::{Model, Tenant};
+use crate::ids::{Model, Tenant, ViewIndex};
 use crate::kv::block::BlockShape;
 use crate::kv::index::RankPrefix;
 use crate::kv::subscriber::TreeState;
@@ -100,16 +100,16 @@ impl Relay {
             }
         };
         let now = observe::now();
-        let held = self.chooser().held(&plan, usize::MAX);
-        let chosen = self
-            .chooser()
-            .choose_once(&plan, &held, now, &FailedWorkers::default(), None);
+        let prefixes = self.chooser().cached_prefixes(&plan, usize::MAX);
+        let chosen =
+            self.chooser()
+                .choose_once(&plan, &prefixes, now, &FailedWorkers::default(), None);
         let (decision, split) = match chosen {
             Some((decision, split)) => (Some(decision), split),
             // Then there is no leg to explain either.
             None => (None, Split::Off),
         };
-        let mut explanation = self.explain_choice(&plan, &held, now, decision, split, None);
+        let mut explanation = self.explain_choice(&plan, &prefixes, now, decision, split, None);
         let tokens = match (shows_tokens, given) {
             (false, _) => None,
             (true, Some(ids)) => Some(PromptTokens::complete(ids)),
@@ -135,17 +135,17 @@ impl Relay {
     pub(super) fn explain_choice(
         &self,
         plan: &Plan,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         decision: Option<Decision>,
         split: Split<Decision>,
         each_end: Option<usize>,
     ) -> Explanation {
-        let view = FleetView::new(held, Task::Decode, now, &[]);
+        let view = FleetView::new(prefixes, Task::Decode, now, &[]);
         let exact = plan.prompt.exact.as_ref();
         let depths = exact.map(TokenBlocks::rank_prefixes).unwrap_or_default();
         let name = |decision: Decision| {
-            let worker = &plan.group.workers[decision.worker_index];
+            let worker = plan.group.worker(decision.index);
             (&*worker.name, decision.rank)
         };
         let chosen = decision.map(name);
@@ -153,7 +153,7 @@ impl Relay {
         let disaggregation = match self.prefill_decode() {
             Some(settings) => {
                 let task = Task::Prefill(settings.connector, plan.api);
-                let view = FleetView::new(held, task, now, &[]);
+                let view = FleetView::new(prefixes, task, now, &[]);
                 let of_prefill = split.prefill().copied().map(name);
                 let workers = self.scores(plan, &view, &depths, each_end, of_prefill);
                 let of_view = (view.len(), workers);
@@ -225,11 +225,12 @@ impl Relay {
     ) -> Vec<Score> {
         let score = |index| self.score(plan, view, depths, index);
         let Some(each_end) = each_end.filter(|count| view.len() > 2 * count) else {
-            return (0..view.len()).map(score).collect();
+            return view.indices().map(score).collect();
         };
         let request = view.request(&plan.request);
         let of = Costs::new(&plan.model.routing, &request, view);
-        let mut costs: Vec<(bool, f64, usize)> = (0..view.len())
+        let mut costs: Vec<(bool, f64, ViewIndex)> = view
+            .indices()
             .map(|index| {
                 let state = view.state(index);
                 let cost = of.cost(&state, of.new_tokens(&view.cached(index)));
@@ -238,11 +239,11 @@ impl Relay {
             .collect();
         // Workers that cannot take the request are last.
         costs.sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)));
-        let is_chosen = |index: usize| {
-            let worker = &plan.group.workers[view.in_group(index)];
+        let is_chosen = |index: ViewIndex| {
+            let worker = view.worker(index);
             chosen == Some((&*worker.name, view.rank(index)))
         };
-        let costs: Vec<usize> = costs.iter().map(|(_, _, index)| *index).collect();
+        let costs: Vec<ViewIndex> = costs.iter().map(|(_, _, index)| *index).collect();
         let (cheapest, others) = costs.split_at(each_end);
         let (between, most_expensive) = others.split_at(others.len() - each_end);
         let mut shown = [cheapest, most_expensive].concat();
@@ -250,7 +251,7 @@ impl Relay {
             .iter()
             .rev()
             .max_by_key(|index| view.cached(**index).tokens());
-        let is_shown = |index: &&usize| is_chosen(**index) || longest == Some(*index);
+        let is_shown = |index: &&ViewIndex| is_chosen(**index) || longest == Some(*index);
         shown.extend(between.iter().filter(is_shown));
         shown.sort_unstable();
         shown.into_iter().map(score).collect()
@@ -261,10 +262,10 @@ impl Relay {
         plan: &Plan,
         view: &FleetView<'_>,
         depths: &[(RankPrefix, BlockShape)],
-        index: usize,
+        index: ViewIndex,
     ) -> Score {
         let (place, rank) = (view.place(index), view.rank(index));
-        let worker = &plan.group.workers[view.in_group(index)];
+        let worker = view.worker(index);
         let state = view.state(index);
         let cached = view.cached(index);
         let request = view.request(&plan.request);
@@ -296,7 +297,7 @@ impl Relay {
         let trees = trees.filter(|tree| rank.is_none_or(|rank| tree.rank == rank));
         let trees: Vec<Tree> = trees.map(tree).collect();
         let is_cold = !trees.is_empty() && trees.iter().all(|tree| tree.state.state == "cold");
-        let known_by = match view.held().source(place) {
+        let known_by = match view.prefixes().source(place) {
             PrefixSource::Exact if is_cold => PrefixSource::Unknown,
             source => source,
         };
@@ -330,7 +331,7 @@ impl Relay {
             cached_tokens: cached.tokens(),
             known_by,
             trees,
-            is_trusted: view.held().is_trusted(place),
+            is_trusted: view.prefixes().is_trusted(place),
             new_tokens,
             cost_ms: milliseconds(terms.sum()),
             cost_terms_ms: terms.map(milliseconds),
@@ -343,9 +344,9 @@ impl Relay {
     fn excluded(&self, plan: &Plan) -> Vec<Excluded> {
         let snapshot = self.fleet().snapshot();
         let is_excluded = |status: &&Status| {
-            let index = plan.group.worker_indices.get(&status.worker.id);
+            let index = plan.group.index_of(status.worker.id);
             status.facts.models.contains_key(&plan.group.model)
-                && index.is_none_or(|index| !plan.group.decode().contains(index))
+                && index.is_none_or(|index| !plan.group.decode().contains(&index))
         };
         let reason = |status: &Status| match status.health {
             Health::Down => "down",

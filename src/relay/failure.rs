@@ -1,9 +1,10 @@
-//! What failed, whose fault it is, and whether it is tried again.
+//! What failed, whose fault it is, and what else speaks against a worker or a request.
 
 pub(super) mod budget;
 pub(super) mod cuts;
 pub(super) mod evidence;
 pub(super) mod failure_owner;
+pub(super) mod fault;
 pub(super) mod quarantine;
 pub(super) mod request_outcome;
-pub mod retries;
+pub mod types;

@@ -10,7 +10,7 @@ use hyper::{HeaderMap, Uri};
 
 use super::continuation::{Progress, Resume};
 use super::failure::request_outcome::Outcome;
-use super::failure::retries::Failure;
+use super::failure::types::Failure;
 use super::kv_transfer::SingleWorkerReason;
 use super::request::context::RequestContext;
 use super::request::gateway::Gateway;

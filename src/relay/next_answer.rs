@@ -11,14 +11,13 @@ use hyper::{HeaderMap, StatusCode, Uri};
 use super::attempt::outcome::AttemptAnswer;
 use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
-use super::course::Course;
+use super::course::{Course, Rules, Unanswered};
 use super::failure::cuts::Cuts;
-use super::failure::retries::Attempts;
 use super::headers;
 use super::job::Job;
 use super::plan::Plan;
 use super::request::context::RequestContext;
-use super::run::{End, Tries};
+use super::run::LastFailure;
 use super::traced;
 use crate::fleet::Worker;
 use crate::observe;
@@ -26,7 +25,7 @@ use crate::observe;
 /// A request that may be sent to further workers.
 pub(super) struct NextAnswer {
     relay: Arc<Relay>,
-    plan: Plan,
+    plan: Arc<Plan>,
     failed: FailedWorkers,
     deadline: Instant,
     target: Uri,
@@ -36,27 +35,31 @@ pub(super) struct NextAnswer {
 }
 
 impl NextAnswer {
-    pub(super) fn new(relay: Arc<Relay>, job: &Job<'_>, plan: Plan, deadline: Instant) -> Self {
+    pub(super) fn new(
+        relay: Arc<Relay>,
+        job: &Job<'_>,
+        mut plan: Arc<Plan>,
+        deadline: Instant,
+    ) -> Self {
         // The plan has what its API needs; an error was an error of the first attempt.
         let mut failed = FailedWorkers::unfit_for(&plan, None).unwrap_or_default();
         // The next worker computes prompt and answer itself.
         failed.gave_up_transfers = true;
+        let own = Plan::own(&mut plan);
+        own.body = None;
+        own.continuation = None;
+        own.resumed = None;
+        // Its place in the body is another one now.
+        own.report = None;
         Self {
             relay,
+            plan,
             failed,
             deadline,
             target: job.target.clone(),
             headers: job.headers.clone(),
             context: job.context.clone(),
             is_converted: job.is_converted,
-            plan: Plan {
-                body: None,
-                continuation: None,
-                resumed: None,
-                // Its place in the body is another one now.
-                report: None,
-                ..plan
-            },
         }
     }
 
@@ -70,17 +73,18 @@ impl NextAnswer {
     ) -> Result<AttemptAnswer, NotContinued> {
         let relay = self.relay.clone();
         self.failed.exclude_all(std::iter::once(lost.id));
-        self.plan.body = Some(body.clone());
-        let prompt_tokens = self.plan.request.prompt_tokens;
-        self.plan.request.prompt_tokens = prompt_tokens.saturating_add(answer_tokens);
+        let plan = Plan::own(&mut self.plan);
+        plan.body = Some(body.clone());
+        let prompt_tokens = plan.request.prompt_tokens;
+        plan.request.prompt_tokens = prompt_tokens.saturating_add(answer_tokens);
         let answer = self.answer(&relay, body, (&lost, answer_tokens)).await;
-        self.plan.request.prompt_tokens = prompt_tokens;
+        Plan::own(&mut self.plan).request.prompt_tokens = prompt_tokens;
         answer
     }
 
     async fn answer(
         &mut self,
-        relay: &Relay,
+        relay: &Arc<Relay>,
         body: Bytes,
         (lost, answer_tokens): (&Worker, u32),
     ) -> Result<AttemptAnswer, NotContinued> {
@@ -100,17 +104,28 @@ impl NextAnswer {
         };
         traced::continued(&job, observe::now(), lost, answer_tokens);
         relay.renew(&mut self.plan);
-        let attempts = Attempts::new(relay.settings(), Cuts::default());
+        let rules = Rules {
+            deadline: self.deadline,
+            waits_for_room: false,
+            is_only_one: false,
+            may_give_up_transfers: relay.chooser().may_give_up_transfers(),
+        };
         let failed = std::mem::take(&mut self.failed);
-        let mut tries = Tries::new(failed, Course::new(attempts, self.deadline));
+        let mut course = Course::new(relay.settings(), rules, failed, Cuts::default());
+        let mut last = LastFailure::default();
         let answer = relay
-            .attempts(&job, &mut self.plan, &mut tries, None, None)
+            .attempts(&job, &mut self.plan, &mut course, &mut last, None)
             .await;
-        self.failed = tries.failed;
-        let answer = answer.map_err(|end| match end {
-            End::Late => NotContinued::Late,
-            _ if tries.course.count() == 0 => NotContinued::NoWorker,
-            _ => NotContinued::Failed(tries.last_error),
+        let is_unsent = course.count() == 0;
+        self.failed = course.failed;
+        let answer = answer.map_err(|why| {
+            if why == Unanswered::Late {
+                NotContinued::Late
+            } else if is_unsent {
+                NotContinued::NoWorker
+            } else {
+                NotContinued::Failed(last.error)
+            }
         })?;
         let head = &answer.answer.head;
         if head.status.is_success() && headers::is_event_stream(&head.headers) {

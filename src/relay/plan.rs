@@ -51,6 +51,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// To change it. A plan is shared only while its request waits for room.
+    pub(super) fn own(plan: &mut Arc<Self>) -> &mut Self {
+        Arc::get_mut(plan).expect("whoever released the request has dropped its part")
+    }
+
     /// Records here and at the other replicas that the prompt's blocks will be cached at the chosen worker or dp rank. Not
     /// for a worker with several ranks and a request that is pinned to none: it may go to any of them.
     pub(super) fn expect(
@@ -62,9 +67,9 @@ impl Plan {
         let Some(exact) = &self.prompt.exact else {
             return SmallVec::new();
         };
-        let place = self.group.worker_indices.get(&worker.id);
-        let is_known = |place: &usize| rank.is_some() || self.group.event_ranks[*place] == 1;
-        if !place.is_some_and(is_known) {
+        let index = self.group.index_of(worker.id);
+        let is_known = |index| rank.is_some() || self.group.event_ranks(index) == 1;
+        if !index.is_some_and(is_known) {
             return SmallVec::new();
         }
         let owner = worker.id.cache_owner(rank);
@@ -132,8 +137,8 @@ impl Plan {
     }
 
     fn event_ranks(&self, worker: &Worker) -> u32 {
-        let place = self.group.worker_indices.get(&worker.id);
-        place.map_or(0, |place| self.group.event_ranks[*place])
+        let index = self.group.index_of(worker.id);
+        index.map_or(0, |index| self.group.event_ranks(index))
     }
 }
 

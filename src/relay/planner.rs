@@ -81,11 +81,7 @@ impl Relay {
         let sends_ids = model.send_tokens && !peek.is_echo;
         let with_ids = match &found {
             Some(found) if sends_ids && !found.is_partial() => {
-                if group.is_all_sglang() {
-                    prompt_token_ids::spliced_for_sglang(api, body, &found.ids)
-                } else {
-                    prompt_token_ids::spliced(api, body, &found.ids)
-                }
+                prompt_token_ids::spliced(group.token_ids_field, api, body, &found.ids)
             }
             _ => None,
         };
@@ -236,9 +232,9 @@ impl Relay {
     }
 
     /// Updates the model's workers to the latest snapshot.
-    pub(super) fn renew(&self, plan: &mut Plan) {
+    pub(super) fn renew(&self, plan: &mut Arc<Plan>) {
         if let Some(group) = self.fleet().snapshot().models.get(&plan.group.model) {
-            plan.group = group.clone();
+            Plan::own(plan).group = group.clone();
         }
     }
 }

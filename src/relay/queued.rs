@@ -1,9 +1,8 @@
 //! When a request waits for room at a worker, and with what.
 
 use std::future::{Future, poll_fn};
-use std::pin::pin;
+use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use hyper::HeaderMap;
@@ -21,6 +20,7 @@ use crate::ids::{Model, Tenant};
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::queue::{Refusal, RefusalReason, Settings};
+use crate::routing::PREFIX_CANDIDATES;
 use crate::traces::Event;
 
 /// After so many waits in vain a request is answered as without a queue.
@@ -31,7 +31,7 @@ pub(super) struct Waits {
     settings: Arc<Settings>,
     standing: Standing,
     count: u32,
-    grant: Option<Grant>,
+    grant: Option<Box<Grant>>,
     waited: Duration,
 }
 
@@ -44,7 +44,7 @@ impl Waits {
         goes_on
     }
 
-    pub(super) fn take_grant(&mut self) -> Option<Grant> {
+    pub(super) fn take_grant(&mut self) -> Option<Box<Grant>> {
         self.grant.take()
     }
 
@@ -56,14 +56,15 @@ impl Waits {
 
 /// Gives a grant back once the attempt counts at its worker, which it does before it first waits for anything. If it were
 /// given back earlier, another request would be released for the same room.
-pub(super) async fn with_grant<A: Future>(grant: Option<Grant>, attempt: A) -> A::Output {
-    let mut attempt = pin!(attempt);
-    let first = poll_fn(|context| Poll::Ready(attempt.as_mut().poll(context))).await;
-    drop(grant);
-    match first {
-        Poll::Ready(output) => output,
-        Poll::Pending => attempt.await,
-    }
+pub(super) fn with_grant<A: Future + Unpin>(
+    mut grant: Option<Box<Grant>>,
+    mut attempt: A,
+) -> impl Future<Output = A::Output> {
+    poll_fn(move |context| {
+        let polled = Pin::new(&mut attempt).poll(context);
+        drop(grant.take());
+        polled
+    })
 }
 
 impl Relay {
@@ -161,8 +162,27 @@ impl Relay {
         Ok(true)
     }
 
+    /// Waits until there is room for the request, if there is none. Returns the choice for its first attempt, if one was made.
+    pub(super) async fn find_room(
+        self: &Arc<Self>,
+        job: &Job<'_>,
+        plan: &mut Arc<Plan>,
+        failed: &FailedWorkers,
+        waits: Option<&mut Waits>,
+    ) -> Result<Option<Chosen>, Error> {
+        let Some(waits) = waits else {
+            return Ok(None);
+        };
+        let (may_pass, chosen) = self.may_pass(plan, failed, waits);
+        if may_pass {
+            return Ok(chosen);
+        }
+        // Boxed, so that requests that do not wait do not carry the state of a wait.
+        Box::pin(self.wait_for_room(job, plan, failed, chosen, waits)).await
+    }
+
     /// Whether a request may be sent at once, and where, if that was looked for: there is room where it costs the least.
-    pub(super) fn may_pass(
+    fn may_pass(
         &self,
         plan: &Plan,
         failed: &FailedWorkers,
@@ -181,16 +201,15 @@ impl Relay {
         failed: &FailedWorkers,
         settings: &Settings,
     ) -> (bool, Option<Chosen>) {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.chooser().held(plan, candidates);
+        let prefixes = self.chooser().cached_prefixes(plan, PREFIX_CANDIDATES);
         let promised = self.queues().promised();
         let promised = promised.as_deref();
         let chosen = self
             .chooser()
-            .choose_once(plan, &held, observe::now(), failed, promised);
+            .choose_once(plan, &prefixes, observe::now(), failed, promised);
         let may_pass = match &chosen {
             Some(chosen) => {
-                let worker = &plan.group.workers[chosen::computes(chosen).worker_index];
+                let worker = plan.group.worker(chosen::computes(chosen).index);
                 let model = &plan.group.model;
                 self.queues().may_pass(settings, model, worker, promised)
             }
@@ -200,16 +219,16 @@ impl Relay {
         (may_pass, chosen)
     }
 
-    /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns its
-    /// plan, and the choice by which it was released.
-    pub(super) async fn wait_for_room(
+    /// Waits until there is room for the request's first attempt where it costs the least, which was `chosen` now. Returns the
+    /// choice by which it was released.
+    async fn wait_for_room(
         self: &Arc<Self>,
         job: &Job<'_>,
-        plan: Plan,
+        plan: &mut Arc<Plan>,
         failed: &FailedWorkers,
         chosen: Option<Chosen>,
         waits: &mut Waits,
-    ) -> Result<(Plan, Option<Chosen>), Error> {
+    ) -> Result<Option<Chosen>, Error> {
         let tokens = chosen
             .as_ref()
             .map(|chosen| chosen::computes(chosen).new_tokens);
@@ -217,26 +236,23 @@ impl Relay {
         let compute = f64::from(tokens) * plan.group.speed.mean_prompt_token();
         let compute = Duration::try_from_secs_f64(compute).unwrap_or_default();
         let model = plan.group.model.clone();
-        let plan = Arc::new(plan);
         let placing = self.placing(plan.clone(), failed.clone());
         self.enter(job, &model, tokens.into(), compute, Some(placing), waits)
             .await?;
         // Whoever released the request has dropped its part.
-        let mut plan = Arc::into_inner(plan).ok_or(Error::NotQueued(Refusal {
+        let own = Arc::get_mut(plan).ok_or(Error::NotQueued(Refusal {
             reason: RefusalReason::Draining,
             retry_after: Duration::from_secs(1),
         }))?;
-        plan.queued = waits.waited;
-        self.renew(&mut plan);
-        let chosen = waits.take_chosen(&plan);
-        Ok((plan, chosen))
+        own.queued = waits.waited;
+        self.renew(plan);
+        Ok(waits.take_chosen(plan))
     }
 
     /// Looks where a waiting request would be sent.
     fn placing(self: &Arc<Self>, plan: Arc<Plan>, failed: FailedWorkers) -> Placing {
         let relay = self.clone();
         Box::new(move |now, promised, stalled| {
-            let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             // Workers may have come and gone meanwhile.
             let group = relay
                 .fleet()
@@ -244,12 +260,15 @@ impl Relay {
                 .models
                 .get(&plan.group.model)
                 .cloned()?;
-            let held = relay.chooser().held_by(&plan, &group, candidates);
+            let prefixes = relay
+                .chooser()
+                .cached_prefixes_in(&plan, &group, PREFIX_CANDIDATES);
             let mut failed = failed.clone();
             failed.exclude_all(stalled.iter().copied());
-            let chosen = relay
-                .chooser()
-                .choose_once(&plan, &held, now, &failed, Some(promised))?;
+            let chosen =
+                relay
+                    .chooser()
+                    .choose_once(&plan, &prefixes, now, &failed, Some(promised))?;
             let promises = chosen::promises(plan.request.prompt_tokens, &group, &chosen);
             Some(Placed {
                 group,
@@ -265,7 +284,7 @@ impl Relay {
         let settings = self.queue().filter(|_| !plan.is_stream)?;
         let queued = worker.load.queued_tokens() as f64 * worker.load.speed.prompt_token();
         let queued = Duration::try_from_secs_f64(queued).unwrap_or_default();
-        Some(queued.min(settings.advanced.stale_after))
+        Some(queued.min(settings.stale_after))
     }
 
     async fn enter(
@@ -298,7 +317,7 @@ impl Relay {
         // Boxed, so that requests that find room do not carry the state of a wait.
         let granted = Box::pin(self.queues().wait(&waits.settings, model, waiting, placing)).await;
         waits.waited += observe::now().saturating_duration_since(entered);
-        waits.grant = Some(granted.map_err(Error::NotQueued)?);
+        waits.grant = Some(Box::new(granted.map_err(Error::NotQueued)?));
         Ok(())
     }
 }
@@ -331,7 +350,8 @@ impl Drop for WaitTime<'_> {
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
-    use std::task::{Context, Waker};
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
 
     use tokio::sync::oneshot;
 
@@ -343,12 +363,12 @@ mod tests {
         let (grant, granted) = Grant::of_tokens(100);
         let at_worker = Cell::new(0);
         let (answer, answered) = oneshot::channel();
-        let attempt = async {
+        let attempt = pin!(async {
             assert_eq!(granted(), 100, "it counts nowhere when its attempt begins");
             at_worker.set(100);
             answered.await.unwrap()
-        };
-        let mut running = pin!(with_grant(Some(grant), attempt));
+        });
+        let mut running = pin!(with_grant(Some(Box::new(grant)), attempt));
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(granted(), 100);
         assert!(running.as_mut().poll(&mut context).is_pending());
@@ -362,11 +382,14 @@ mod tests {
     #[test]
     fn a_released_request_that_is_never_sent_gives_its_room_back() {
         let (grant, granted) = Grant::of_tokens(100);
-        drop(with_grant(Some(grant), std::future::pending::<()>()));
+        drop(with_grant(
+            Some(Box::new(grant)),
+            std::future::pending::<()>(),
+        ));
         assert_eq!(granted(), 0);
         let (grant, granted) = Grant::of_tokens(7);
         let mut context = Context::from_waker(Waker::noop());
-        let mut at_once = pin!(with_grant(Some(grant), std::future::ready(1)));
+        let mut at_once = pin!(with_grant(Some(Box::new(grant)), std::future::ready(1)));
         assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(1));
         assert_eq!(granted(), 0);
     }

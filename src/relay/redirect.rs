@@ -69,7 +69,7 @@ impl Relay {
                 summary.update(|summary| summary.requested_model = Some(name.requested.clone()));
             }
             // Read once more only after a failure, or if it points into the body.
-            let own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
+            let mut own = match peek.take().filter(|peek| peek.vllm_xargs.is_none()) {
                 Some(peek) => PeekedBody {
                     model: Some(Cow::Borrowed(&**model)),
                     max_tokens: peek.max_tokens.or(max_tokens),
@@ -77,7 +77,7 @@ impl Relay {
                 },
                 None => body_edit::read_again(job.api, &named.body, self.block_bytes(), model),
             };
-            match self.carry(&named, own).await {
+            match self.carry(&named, &mut own).await {
                 Err(FailedRequest { error, .. }) if index < last && error.is_lack_of_workers() => {
                     info!(id = %job.context.id, requested = %name.requested, %model, %error, "no worker of the model answered; trying the fallback");
                 }
@@ -126,7 +126,7 @@ impl Relay {
     pub(super) fn has_usable_worker(&self, model: &Model, now: Instant) -> bool {
         let snapshot = self.fleet().snapshot();
         snapshot.models.get(model).is_some_and(|group| {
-            let mut workers = group.workers[group.decode()].iter();
+            let mut workers = group.decode_workers().iter();
             workers.any(|worker| worker.breaker.may_admit(now))
         })
     }

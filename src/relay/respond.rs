@@ -39,7 +39,7 @@ impl Relay {
     pub(super) fn respond(
         self: &Arc<Self>,
         job: &Job<'_>,
-        mut plan: Plan,
+        mut plan: Arc<Plan>,
         answer: AttemptAnswer,
         mut count: RequestCount,
         deadline: Instant,
@@ -112,7 +112,8 @@ impl Relay {
                 _ => UsageRewriter::new(cached_tokens, is_events),
             })
         });
-        let (continuation, resumed) = (plan.continuation.take(), plan.resumed.take());
+        let own = Plan::own(&mut plan);
+        let (continuation, resumed) = (own.continuation.take(), own.resumed.take());
         let continuable = match (resumed, continuation) {
             (Some(reader), _) => Some(Continuable::Resumed(reader)),
             (None, request) => request.map(|request| Continuable::Asked(*request)),
@@ -165,7 +166,7 @@ impl Relay {
     fn continuing(
         self: &Arc<Self>,
         job: &Job<'_>,
-        plan: Plan,
+        plan: Arc<Plan>,
         continuable: Continuable,
         wire: Api,
         cached_tokens: u64,

@@ -1,54 +1,29 @@
 //! The attempts of a request, until a worker answers or none is left: of a new request, and of the rest of a stream whose worker
-//! is lost.
+//! is lost. Does what [`Course`] says, and decides nothing itself.
 
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tracing::{debug, warn};
 
-use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::attempt::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::choose::choice::Choice;
 use super::choose::chosen::Chosen;
-use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
-use super::course::{Course, Ended, Next};
+use super::course::{Course, Ended, Retry, Step, Unanswered};
 use super::failure::cuts::Cut;
 use super::failure::failure_owner::FailureOwner;
-use super::failure::retries::Failure;
-use super::job::{Job, NotConvertible, ToolLoss};
+use super::failure::fault::Fault;
+use super::failure::types::{Failure, Stage};
+use super::job::{Job, ToolLoss};
 use super::plan::Plan;
 use super::queued::{Waits, with_grant};
 use super::request_count::RequestCount;
+use super::wait::Grant;
 use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe;
-
-/// Others that were cut in the same moment are waited for so long before a request is refused: I/O threads notice it one after
-/// the other.
-const COMPANY_WAIT: Duration = Duration::from_millis(100);
-
-/// What the attempts of one request have met.
-pub(super) struct Tries {
-    pub(super) failed: FailedWorkers,
-    pub(super) course: Course,
-    /// A retryable answer, for the client if no other attempt does better.
-    pub(super) refused: Option<AttemptAnswer>,
-    pub(super) last_error: String,
-    pub(super) last_worker: Option<Arc<Worker>>,
-}
-
-impl Tries {
-    pub(super) fn new(failed: FailedWorkers, course: Course) -> Self {
-        Self {
-            failed,
-            course,
-            refused: None,
-            last_error: String::new(),
-            last_worker: None,
-        }
-    }
-}
 
 /// What a request has that no part of an answer was sent for yet.
 pub(super) struct First<'a> {
@@ -57,149 +32,195 @@ pub(super) struct First<'a> {
     pub(super) count: &'a mut RequestCount,
 }
 
-/// Why there is no further attempt.
-#[derive(Debug)]
-pub(super) enum End {
-    /// Nothing was sent yet, and another worker is to be looked for, where it may have to wait.
-    Again,
-    /// Its time is over.
-    Late,
-    /// No worker that may get it can take it, or it was tried often enough.
-    NoWorker,
-    /// Its only worker computes no prompts, and no prefill worker is left.
-    LacksPrefill,
-    /// It can only be sent as a chat completion, and has something that none can have.
-    NotConvertible(NotConvertible),
+/// What the last attempt that failed leaves for the client and for the log.
+#[derive(Default)]
+pub(super) struct LastFailure {
+    /// A retryable answer of any attempt, for the client if no other attempt does better.
+    pub(super) answer: Option<Box<AttemptAnswer>>,
+    pub(super) error: String,
+    pub(super) worker: Option<Arc<Worker>>,
 }
 
+/// The chosen workers, and the request in their form if that is not its own.
+type Next<'a> = (Choice, Option<Box<Job<'a>>>);
+
 impl Relay {
-    /// `chosen`: a choice that was made just now. `first`: nothing of the answer has been sent yet.
+    /// `first`: nothing of the answer has been sent yet.
     pub(super) async fn attempts(
-        &self,
+        self: &Arc<Self>,
         job: &Job<'_>,
-        plan: &mut Plan,
-        tries: &mut Tries,
-        mut chosen: Option<Chosen>,
+        plan: &mut Arc<Plan>,
+        course: &mut Course,
+        last: &mut LastFailure,
         mut first: Option<First<'_>>,
-    ) -> Result<AttemptAnswer, End> {
+    ) -> Result<AttemptAnswer, Unanswered> {
+        let id = job.context.id;
+        let mut chosen = None;
+        let mut step = course.next(observe::now());
         loop {
-            let now = observe::now();
-            let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
-            let is_unsent = tries.course.count() == 0;
-            let next = self.next_choice(job, plan, now, tries, chosen.take());
-            let (choice, converted) = match next {
-                Ok(next) => next,
-                Err(End::Again) if is_unsent && waits.is_some() => return Err(End::Again),
-                Err(End::Again) => continue,
-                Err(End::NoWorker) => {
-                    let count = tries.course.count();
-                    if waits.is_some_and(|waits| waits.goes_on(count)) {
-                        self.renew(plan);
-                        return Err(End::Again);
+            step = match step {
+                Step::FindRoom => {
+                    let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
+                    match self.find_room(job, plan, &course.failed, waits).await {
+                        Ok(found) => {
+                            chosen = found;
+                            course.on_room(observe::now())
+                        }
+                        Err(error) => Step::Stop(Unanswered::NotQueued(error)),
                     }
-                    return Err(End::NoWorker);
                 }
-                Err(end) => return Err(end),
+                Step::Send { at, retry } => {
+                    let chosen = chosen.take();
+                    let next = self.next_choice(job, plan, course, &mut first, (at, retry, chosen));
+                    let (choice, converted) = match next {
+                        Ok(next) => next,
+                        Err(other) => {
+                            step = other;
+                            continue;
+                        }
+                    };
+                    course.on_sent();
+                    let grant = self.on_sent(job, plan, &choice, (at, course.count()), &mut first);
+                    let sent = converted.as_deref().unwrap_or(job);
+                    // Pinned where it is made, so that it is not moved.
+                    let outcome = pin!(self.send_to(sent, plan, &choice, course, grant, at)).await;
+                    match outcome {
+                        AttemptOutcome::Answered(answer) => {
+                            self.on_answer(job, plan, &answer);
+                            return Ok(answer);
+                        }
+                        AttemptOutcome::Failed(attempt) => {
+                            self.on_failed(job, plan, (&choice, at), attempt, course, last)
+                        }
+                    }
+                }
+                Step::AwaitOthers(wait) => {
+                    tokio::time::sleep(wait).await;
+                    self.renew(plan);
+                    course.on_others(observe::now(), fastrand::f64())
+                }
+                Step::GiveUpTransfers => {
+                    debug!(%id, error = last.error, "attempt failed; trying without a KV transfer");
+                    course.next(observe::now())
+                }
+                Step::Pause(after) => {
+                    debug!(%id, error = last.error, ?after, "attempt failed; retrying");
+                    tokio::time::sleep(after).await;
+                    course.next(observe::now())
+                }
+                Step::Stop(why) => return Err(why),
             };
-            let sent = converted.as_deref().unwrap_or(job);
-            tries.course.begin();
-            let grant = waits.and_then(Waits::take_grant);
-            if let Some(first) = &mut first {
-                self.sample_decision(job, plan, &choice, (now, tries.course.count()));
-                first.count.on_sent();
-            }
-            let Tries { failed, course, .. } = &*tries;
-            let (attempts, deadline) = (course.attempts(), course.deadline());
-            let carried = job.gateway.map(|gateway| {
-                self.chooser()
-                    .carried_to(gateway, plan, &choice, now, failed)
-            });
-            let carried = carried.as_ref();
-            // A gateway gets both workers at once.
-            let prefill = choice.split.prefill().filter(|_| carried.is_none());
-            let outcome = match prefill {
-                Some(prefill) => {
-                    // Boxed, so that other requests do not carry the state of two legs.
-                    let mut attempt =
-                        Box::pin(self.attempt_disaggregated(
-                            sent, plan, &choice, prefill, attempts, deadline,
-                        ));
-                    let attempt = pin!(with_grant(grant, attempt.as_mut()));
-                    self.or_released(attempt, sent, plan, &choice, attempts, failed)
-                        .await
-                }
-                None => {
-                    let attempt =
-                        pin!(self.attempt(sent, plan, &choice, attempts, deadline, carried));
-                    let attempt = pin!(with_grant(grant, attempt));
-                    self.or_released(attempt, sent, plan, &choice, attempts, failed)
-                        .await
-                }
-            };
-            let attempt = match outcome {
-                AttemptOutcome::Answered(answer) => {
-                    self.on_answer(job, plan, &answer);
-                    return Ok(answer);
-                }
-                AttemptOutcome::Failed(attempt) => attempt,
-            };
-            if !self.goes_on(job, plan, &choice, attempt, tries, now).await {
-                return Err(End::NoWorker);
-            }
         }
     }
 
-    /// The workers of the next attempt, and the request in their form if that is not its own.
+    /// The workers of the next attempt; or what comes next without them.
     fn next_choice<'a>(
         &self,
         job: &Job<'a>,
-        plan: &Plan,
-        now: Instant,
-        tries: &mut Tries,
-        chosen: Option<Chosen>,
-    ) -> Result<(Choice, Option<Box<Job<'a>>>), End> {
-        let Tries { failed, course, .. } = tries;
-        if course.is_late(now) {
-            return Err(End::Late);
+        plan: &mut Arc<Plan>,
+        course: &mut Course,
+        first: &mut Option<First<'_>>,
+        (now, retry, chosen): (Instant, Option<Retry>, Option<Chosen>),
+    ) -> Result<Next<'a>, Step> {
+        let may_repeat = course.may_repeat_worker();
+        if let Some(retry) = retry
+            && !self.may_retry(plan, course, &retry, now)
+        {
+            return Err(course.on_no_worker(false));
         }
-        let may_repeat = course.attempts().may_repeat_worker();
-        if let Some(owed) = course.take_owed() {
-            // A retry that no worker can take must not use up the budget of others.
-            if !self.chooser().has_choice(plan, now, failed, may_repeat) {
-                return Err(End::NoWorker);
+        let (chooser, failed) = (self.chooser(), &course.failed);
+        let Some(choice) = chooser.choose(plan, now, failed, may_repeat, chosen) else {
+            let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
+            let waits_again = waits.is_some_and(|waits| waits.goes_on(course.count()));
+            if waits_again {
+                self.renew(plan);
             }
-            if !owed.is_off_budget && !self.budget().may_retry() {
-                self.metrics().retries_refused.inc();
-                return Err(End::NoWorker);
-            }
-            plan.model.families.on_retry(&owed.worker, owed.failure);
-        }
-        let choice = self.chooser().choose(plan, now, failed, may_repeat, chosen);
-        let choice = choice.ok_or(End::NoWorker)?;
+            return Err(course.on_no_worker(waits_again));
+        };
         if let Some(gateway) = job.gateway
             && !gateway.may_reach(&choice.worker)
         {
             // It joined after the request was planned.
+            let mut failed = failed.clone();
             failed.unfit.push(choice.worker.id);
             failed.decode.push(choice.worker.id);
-            return Err(End::Again);
+            return Err(course.on_unfit(observe::now(), failed));
         }
         let mut converted = self.converted(job, plan, &choice, plan.tool_loss());
         if converted.is_err() && plan.tool_loss() == ToolLoss::Refused {
             let mut others = failed.clone();
             others.exclude_chat(&plan.group);
-            if self.chooser().has_choice(plan, now, &others, false) {
-                *failed = others;
-                return Err(End::Again);
+            if chooser.has_choice(plan, now, &others, false) {
+                return Err(course.on_unfit(observe::now(), others));
             }
             // No worker with the Responses API can be had now.
             converted = self.converted(job, plan, &choice, ToolLoss::AsConfigured);
         }
-        let converted = converted.map_err(End::NotConvertible)?;
-        if self.chooser().lacks_prefill_worker(&choice) {
-            return Err(End::LacksPrefill);
+        let converted = converted.map_err(|what| Step::Stop(Unanswered::NotConvertible(what)))?;
+        if chooser.lacks_prefill_worker(&choice) {
+            return Err(Step::Stop(Unanswered::LacksPrefill));
         }
         Ok((choice, converted))
+    }
+
+    /// Counts a retry, if the budget allows it.
+    fn may_retry(&self, plan: &Plan, course: &Course, retry: &Retry, now: Instant) -> bool {
+        let (failed, may_repeat) = (&course.failed, course.may_repeat_worker());
+        // A retry that no worker can take must not use up the budget of others.
+        if !self.chooser().has_choice(plan, now, failed, may_repeat) {
+            return false;
+        }
+        if !retry.is_off_budget && !self.budget().may_retry() {
+            self.metrics().retries_refused.inc();
+            return false;
+        }
+        plan.model.families.on_retry(&retry.worker, retry.failure);
+        true
+    }
+
+    /// A request is sent for the `attempt`th time. Returns the room that it was granted, if it has waited for it.
+    fn on_sent(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        (now, attempt): (Instant, u32),
+        first: &mut Option<First<'_>>,
+    ) -> Option<Box<Grant>> {
+        let First { waits, count } = first.as_mut()?;
+        self.sample_decision(job, plan, choice, (now, attempt));
+        count.on_sent();
+        waits.as_deref_mut().and_then(Waits::take_grant)
+    }
+
+    /// One attempt, which ends with an answer, with a failure, or because one of its workers is taken out.
+    async fn send_to(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        choice: &Choice,
+        course: &Course,
+        grant: Option<Box<Grant>>,
+        now: Instant,
+    ) -> AttemptOutcome {
+        let carried = job.gateway.map(|gateway| {
+            let failed = &course.failed;
+            self.chooser()
+                .carried_to(gateway, plan, choice, now, failed)
+        });
+        let carried = carried.as_ref();
+        let attempt = pin!(async {
+            // A gateway gets both workers at once.
+            match choice.split.prefill().filter(|_| carried.is_none()) {
+                // Boxed, so that other requests do not carry the state of two legs.
+                Some(prefill) => {
+                    Box::pin(self.attempt_disaggregated(job, plan, choice, prefill, course)).await
+                }
+                None => self.attempt(job, plan, choice, course, carried).await,
+            }
+        });
+        let attempt = pin!(with_grant(grant, attempt));
+        self.or_released(attempt, job, plan, choice, course).await
     }
 
     /// A closed circuit breaker learns the result when the answer ends; for a trial request the beginning of an answer is enough.
@@ -215,124 +236,82 @@ impl Relay {
         self.quarantine().on_answer(job.original);
     }
 
-    /// Takes note of a failed attempt, and waits for the time of the next. False if there is none.
-    async fn goes_on(
+    /// Takes note of a failed attempt at a choice that was made at `chosen_at`.
+    fn on_failed(
         &self,
         job: &Job<'_>,
-        plan: &mut Plan,
-        choice: &Choice,
+        plan: &mut Arc<Plan>,
+        (choice, chosen_at): (&Choice, Instant),
         attempt: FailedAttempt,
-        tries: &mut Tries,
-        sent_at: Instant,
-    ) -> bool {
-        self.on_failed_attempt(job, plan, choice, &attempt, &mut tries.failed);
-        if attempt.failure == Failure::TooLong {
-            let shorter = plan.group.context_lengths.shorter();
-            tries.failed.exclude_all(shorter);
+        course: &mut Course,
+        last: &mut LastFailure,
+    ) -> Step {
+        let FailedAttempt {
+            fault,
+            error,
+            answer,
+        } = attempt;
+        let now = observe::now();
+        let worker = choice.worker_at(fault.stage);
+        let cut = fault
+            .is_cut
+            .then(|| Cut::at(worker, (now, chosen_at), job.context.client, job.original));
+        let ended = Ended {
+            fault,
+            is_answered: answer.is_some(),
+            name: worker.name.clone(),
+            worker: choice.worker.id,
+            prefill: choice.split.prefill().map(|prefill| prefill.worker.id),
+        };
+        let judgement = course.on_failed(now, ended, cut.as_ref(), fastrand::f64());
+        if judgement.is_counted {
+            self.report(job, plan, choice, &fault, &error);
         }
-        if attempt.is_rank_refused {
+        if cut.is_some() {
+            // Now, since the client may leave before the next attempt. An answer takes it back.
+            let cuts = course.cuts();
+            self.quarantine().on_cuts(now, job.original, cuts);
+        }
+        if fault.failure == Failure::TooLong {
+            course
+                .failed
+                .exclude_all(plan.group.context_lengths.shorter());
+        }
+        if fault.is_rank_refused {
+            let plan = Plan::own(plan);
             plan.pinned = None;
             plan.rank_refused_by = Some(choice.worker.id);
         }
-        let worker = choice.worker_at(attempt.stage);
-        if attempt.is_cut {
-            let now = observe::now();
-            let cut = Cut::at(worker, (now, sent_at), job.context.client, job.original);
-            let waits_for_others = tries.course.on_cut(&cut);
-            // Now, since the client may leave before the next attempt. An answer takes it back.
-            self.quarantine()
-                .on_cuts(now, job.original, tries.course.cuts());
-            if waits_for_others {
-                tokio::time::sleep(COMPANY_WAIT).await;
-            }
-        }
-        let ended = Ended {
-            stage: attempt.stage,
-            failure: attempt.failure,
-            is_stale: attempt.is_stale(),
-            is_answered: attempt.answer.is_some(),
-            worker: &worker.name,
-        };
-        let may_give_up = self.chooser().may_give_up_transfers(&tries.failed);
-        let next = tries
-            .course
-            .on_failed(observe::now(), &ended, may_give_up, fastrand::f64());
-        tries.last_worker = Some(worker.clone());
-        tries.last_error = attempt.error;
-        tries.refused = attempt.answer.or(tries.refused.take());
+        last.worker = Some(worker.clone());
+        last.error = error;
+        last.answer = answer.or(last.answer.take());
         // The fleet may have changed meanwhile.
         self.renew(plan);
-        let error = &*tries.last_error;
-        match next {
-            Next::WithoutTransfers => {
-                debug!(id = %job.context.id, error, "attempt failed; trying without a KV transfer");
-                tries.failed.gave_up_transfers = true;
-                true
-            }
-            Next::Retry { after } => {
-                debug!(id = %job.context.id, error, ?after, "attempt failed; retrying");
-                tokio::time::sleep(after).await;
-                true
-            }
-            Next::Stop => false,
-        }
+        judgement.step
     }
 
-    /// Excludes the workers that failed from further attempts, and reports the failure.
-    pub(super) fn on_failed_attempt(
-        &self,
-        job: &Job<'_>,
-        plan: &Plan,
-        choice: &Choice,
-        attempt: &FailedAttempt,
-        failed: &mut FailedWorkers,
-    ) {
-        let FailedAttempt { stage, owner, .. } = *attempt;
-        let report = |worker: &Worker| {
-            plan.model
-                .report_failure(worker, job.context.client, owner, &attempt.error);
-        };
-        if attempt.failure == Failure::Local {
-            // Idle connections make room. No worker has failed.
-            report(choice.worker_at(stage));
+    /// Reports a failed attempt to the circuit breakers.
+    fn report(&self, job: &Job<'_>, plan: &Plan, choice: &Choice, fault: &Fault, error: &str) {
+        let prefill = choice.split.prefill().map(|prefill| &prefill.worker);
+        let prefill = prefill.filter(|_| fault.stage != Stage::Worker);
+        let worker = prefill.unwrap_or(&choice.worker);
+        let client = job.context.client;
+        plan.model
+            .report_failure(worker, client, fault.owner, error);
+        if fault.failure == Failure::Local {
+            // Idle connections make room.
             for status in &self.fleet().snapshot().workers {
                 status.worker.pool.close_idle();
             }
-            return;
         }
-        let at = choice.worker_at(stage).id;
-        let was_stale = failed.stale.contains(&at);
-        failed.stale.retain(|id| *id != at);
-        // A worker that is tried again fails the same request, not another one: it counts once.
-        if stage != Stage::Prefill {
-            let worker = &choice.worker;
-            let is_new = was_stale || !failed.decode.contains(&worker.id);
-            if stage == Stage::Worker && is_new {
-                report(worker);
-            }
-            failed.decode.push(worker.id);
-        }
-        if attempt.is_stale() {
-            failed.stale.push(at);
-        }
-        if let Some(prefill) = choice.split.prefill()
-            && stage != Stage::Worker
+        if let Some(prefill) = prefill
+            && fault.owner == FailureOwner::KvTransfer
+            && prefill.kv_transfer_breaker.on_failure(observe::now())
         {
-            let worker = &prefill.worker;
-            let is_new = !failed.prefill.contains(&worker.id);
-            if is_new {
-                report(worker);
-            }
-            if is_new
-                && owner == FailureOwner::KvTransfer
-                && worker.kv_transfer_breaker.on_failure(observe::now())
-            {
-                warn!(
-                    worker = %worker.name,
-                    "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
-                );
-            }
-            failed.prefill.push(worker.id);
+            warn!(
+                worker = %prefill.name,
+                "KV transfers from this worker fail; its KV transfer circuit breaker is open and it gets no prefill legs"
+            );
         }
     }
 }

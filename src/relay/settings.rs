@@ -86,12 +86,10 @@ pub struct Retries {
     /// would break the next.
     pub retry_statuses: Vec<u16>,
     /// Wait before the second attempt; doubles with each further one, less a random part.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
+    #[serde(skip)]
     pub backoff: Duration,
     /// The longest wait between two attempts.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
+    #[serde(skip)]
     pub max_backoff: Duration,
     /// Retries that are allowed for each 100 requests, so that retries do not overload a fleet that fails.
     pub retry_budget_percent: u32,
@@ -105,7 +103,7 @@ pub struct Retries {
     pub quarantine_duration: Duration,
     /// Bodies that are remembered because engines cut the connection, by their hash (100 bytes each). With more the
     /// oldest is forgotten.
-    #[schemars(range(max = 100000))]
+    #[serde(skip)]
     pub max_quarantined_requests: u32,
 }
 
@@ -113,12 +111,14 @@ impl Default for Retries {
     fn default() -> Self {
         Self {
             retry_statuses: vec![502, 503, 504],
+            // The next worker is another one, so a wait gives only the fleet time, not the worker.
             backoff: Duration::from_millis(25),
             max_backoff: Duration::from_secs(1),
             retry_budget_percent: 20,
             min_retries_per_second: 10,
             // An engine needs minutes to start again; SDKs retry within seconds.
             quarantine_duration: Duration::from_secs(300),
+            // More bodies that end engines than a day brings.
             max_quarantined_requests: 1_000,
         }
     }

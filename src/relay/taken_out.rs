@@ -9,11 +9,13 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::attempt::outcome::{AttemptOutcome, FailedAttempt, Stage};
+use super::attempt::outcome::{AttemptOutcome, FailedAttempt};
 use super::choose::choice::Choice;
-use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
-use super::failure::retries::{Attempts, Failure};
+use super::course::Course;
+use super::failure::failure_owner::FailureOwner;
+use super::failure::fault::Fault;
+use super::failure::types::{Failure, Stage};
 use super::job::{Job, ToolLoss};
 use super::plan::Plan;
 use crate::ids::WorkerId;
@@ -31,17 +33,16 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        attempts: &Attempts,
-        failed: &FailedWorkers,
+        course: &Course,
     ) -> AttemptOutcome {
         // A gateway has the connection itself.
-        if attempts.is_last() || job.gateway.is_some() {
+        if course.is_last() || job.gateway.is_some() {
             return attempt.await;
         }
         tokio::select! {
             biased;
             outcome = attempt => outcome,
-            failed = self.released(job, plan, choice, attempts, failed) => AttemptOutcome::Failed(failed),
+            failed = self.released(job, plan, choice, course) => AttemptOutcome::Failed(failed),
         }
     }
 
@@ -51,8 +52,7 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        attempts: &Attempts,
-        failed: &FailedWorkers,
+        course: &Course,
     ) -> FailedAttempt {
         loop {
             let (stage, worker) = match choice.split.prefill() {
@@ -66,14 +66,16 @@ impl Relay {
                     (Stage::Worker, &choice.worker)
                 }
             };
-            if self.may_go_on_without(worker.id, job, plan, attempts, failed)
+            if self.may_go_on_without(worker.id, job, plan, course)
                 && !may_run_tools(job)
                 && self.budget().may_retry()
             {
                 let failure = Failure::TakenOut;
                 plan.model.families.on_retry(&worker.name, failure);
                 let error = format!("{} was taken out before it answered", worker.name);
-                return FailedAttempt::of_nobody(stage, failure, error);
+                // What took the worker out was counted already.
+                let fault = Fault::new(stage, failure, FailureOwner::Unattributed);
+                return FailedAttempt::new(fault, error);
             }
             // Boxed, so that other requests do not carry its state.
             Box::pin(tokio::time::sleep(LOOK_EVERY)).await;
@@ -86,21 +88,20 @@ impl Relay {
         out: WorkerId,
         job: &Job<'_>,
         plan: &Plan,
-        attempts: &Attempts,
-        failed: &FailedWorkers,
+        course: &Course,
     ) -> bool {
         let snapshot = self.fleet().snapshot();
         let Some(group) = snapshot.models.get(&plan.group.model) else {
             return false;
         };
-        let mut failed = failed.clone();
+        let mut failed = course.failed.clone();
         failed.exclude_all(std::iter::once(out));
         if let Some(chat) = job.chat
             && chat.chat_body(&job.body, ToolLoss::AsConfigured).is_err()
         {
             failed.exclude_chat(group);
         }
-        let may_repeat = attempts.may_repeat_after(Failure::TakenOut);
+        let may_repeat = course.may_repeat_after(Failure::TakenOut);
         self.chooser()
             .may_retry_in(plan, group, observe::now(), &failed, may_repeat)
     }

@@ -342,16 +342,16 @@ impl Queues {
 
     /// The workers that compute prompts.
     fn workers_of<'a>(&self, group: &'a Group) -> room::Workers<'a> {
-        let prefill = group.prefill();
+        let prefill = group.prefill_workers();
         if self.is_disaggregated && !prefill.is_empty() {
-            room::Workers::prefill(&group.workers[prefill])
+            room::Workers::prefill(prefill)
         } else {
             Self::decode_workers_of(group)
         }
     }
 
     fn decode_workers_of(group: &Group) -> room::Workers<'_> {
-        room::Workers::all(&group.workers[group.decode()])
+        room::Workers::all(group.decode_workers())
     }
 
     fn on_left(&self, gone: &Gone) {

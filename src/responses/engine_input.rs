@@ -90,7 +90,7 @@ impl EngineInput {
     /// Adds one normalised or stored item.
     pub(super) fn add(&mut self, raw: &str) -> Result<(), ApiError> {
         let item =
-            known_json::object(raw).map_err(|_| ApiError::wrong_type("input", "an object"))?;
+            known_json::object(raw).ok_or_else(|| ApiError::wrong_type("input", "an object"))?;
         self.add_item(&Item::of(item, &|| "input".to_owned())?)
     }
 

@@ -3,44 +3,68 @@
 //! A long history is split on every turn. What is in its strings, nearly all of it, is only searched for their ends,
 //! several times as fast as a parser that checks them.
 
-use std::borrow::Cow;
-
-use super::members::{self, Members};
+use super::members::Members;
 use crate::json_scan::Scan;
 
-/// As [`members::objects`], of a text that is JSON. Of any other text the result may be anything.
+/// As [`super::members::objects`], of a text that is JSON. Of any other text the result may be anything.
 pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
-    let mut scan = Scan::<false>::new(text);
-    let found = scan.elements(read_object).filter(|_| scan.is_over());
-    found.or_else(|| members::objects(text))
+    Scan::<false>::new(text).whole_list(Members::scan)
 }
 
-/// As [`Members::parse`], of a text that is JSON.
-pub(super) fn object(text: &str) -> serde_json::Result<Members<'_>> {
+/// The object that a text is that is JSON.
+pub(super) fn object(text: &str) -> Option<Members<'_>> {
     let mut scan = Scan::<false>::new(text);
-    let object = read_object(&mut scan).filter(|_| scan.is_over());
-    object.map_or_else(|| Members::parse(text), Ok)
+    Members::scan(&mut scan).filter(|_| scan.is_over())
 }
 
-/// As [`members::list`], of a text that is JSON.
+/// As [`super::members::list`], of a text that is JSON.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
-    let mut scan = Scan::<false>::new(text);
-    let found = scan.elements(Scan::value).filter(|_| scan.is_over());
-    found.or_else(|| members::list(text))
-}
-
-fn read_object<'a>(scan: &mut Scan<'a, false>) -> Option<Members<'a>> {
-    let mut members = Members::default();
-    scan.object(|name, value| members.push(Cow::Borrowed(name), value))?;
-    Some(members)
+    Scan::<false>::new(text).whole_list(Scan::value)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
+
     use proptest::prelude::*;
+    use serde::de::{MapAccess, Visitor};
+    use serde::{Deserialize, Deserializer};
     use serde_json::Value;
+    use serde_json::value::RawValue;
 
     use super::*;
+    use crate::responses::members;
+
+    /// As a parser reads them: the plainest model.
+    impl<'de> Deserialize<'de> for Members<'de> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            struct V;
+            impl<'de> Visitor<'de> for V {
+                type Value = Members<'de>;
+
+                fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                    f.write_str("a JSON object")
+                }
+
+                fn visit_map<A: MapAccess<'de>>(
+                    self,
+                    mut map: A,
+                ) -> Result<Members<'de>, A::Error> {
+                    let mut members = Members::default();
+                    while let Some((name, value)) = map.next_entry::<String, &'de RawValue>()? {
+                        members.push(name.into(), value.get());
+                    }
+                    Ok(members)
+                }
+            }
+            deserializer.deserialize_map(V)
+        }
+    }
+
+    fn parsed_list(text: &str) -> Option<Vec<&str>> {
+        let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
+        Some(items.into_iter().map(RawValue::get).collect())
+    }
 
     fn all(objects: Option<Vec<Members<'_>>>) -> Option<Vec<Vec<(String, String)>>> {
         let owned = |object: Members<'_>| {
@@ -79,11 +103,16 @@ mod tests {
                 serde_json::to_string(&values)
             };
             let text = text.unwrap();
-            prop_assert_eq!(all(objects(&text)), all(members::objects(&text)));
-            prop_assert_eq!(list(&text), members::list(&text));
+            let parsed = all(serde_json::from_str(&text).ok());
+            prop_assert_eq!(all(objects(&text)), parsed.clone());
+            prop_assert_eq!(all(members::objects(&text)), parsed);
+            prop_assert_eq!(list(&text), parsed_list(&text));
+            prop_assert_eq!(members::list(&text), parsed_list(&text));
             for value in list(&text).unwrap() {
-                let one = |object: serde_json::Result<_>| all(object.ok().map(|members| vec![members]));
-                prop_assert_eq!(one(object(value)), one(Members::parse(value)));
+                let one = |object: Option<_>| all(object.map(|members| vec![members]));
+                let parsed = one(serde_json::from_str(value).ok());
+                prop_assert_eq!(one(object(value)), parsed.clone());
+                prop_assert_eq!(one(Members::parse(value).ok()), parsed);
             }
         }
 
@@ -105,8 +134,14 @@ mod tests {
                 text.splice(at..(at + 1).min(text.len()), other.chars());
             }
             let text: String = text.into_iter().collect();
-            let one = |object: serde_json::Result<_>| all(object.ok().map(|members| vec![members]));
+            let one = |object: serde_json::Result<_>| {
+                let object = object.map_err(|error| error.to_string())?;
+                Ok::<_, String>(all(Some(vec![object])))
+            };
             prop_assert_eq!(one(Members::parse(&text)), one(serde_json::from_str(&text)));
+            prop_assert_eq!(members::list(&text), parsed_list(&text));
+            let text = format!("[{text}]");
+            prop_assert_eq!(all(members::objects(&text)), all(serde_json::from_str(&text).ok()));
         }
 
         #[test]
@@ -160,7 +195,9 @@ mod tests {
             r#"[{"a":1,}]"#,
             r#"[{"a"}]"#,
         ] {
-            assert_eq!(all(objects(text)), all(members::objects(text)), "{text}");
+            let parsed = all(serde_json::from_str(text).ok());
+            assert_eq!(all(objects(text)), parsed, "{text}");
+            assert_eq!(all(members::objects(text)), parsed, "{text}");
         }
     }
 }

@@ -3,9 +3,8 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
+use serde::Deserialize;
+use serde::de::{Deserializer as _, Error as _, IgnoredAny, MapAccess, Visitor};
 use smallvec::SmallVec;
 
 use crate::json_scan::{Scan, is_plain};
@@ -39,22 +38,23 @@ impl<'a> Members<'a> {
     }
 
     fn parse_some(text: &'a str, bits: u64) -> serde_json::Result<Self> {
-        match Self::scan(text, bits) {
-            Some(members) => Ok(members),
-            // What is rare, and what is wrong.
-            None => serde_json::from_str(text),
+        let mut members = Self::default();
+        let read = Scan::<true>::new(text).whole_object(|name, value| {
+            if name_bit(&name) & bits != 0 {
+                members.push(name, value);
+            }
+        });
+        match read {
+            Some(()) => Ok(members),
+            None => Err(error_of(text)),
         }
     }
 
-    fn scan(text: &'a str, bits: u64) -> Option<Self> {
-        let mut scan = Scan::<true>::new(text);
+    /// Those of the object that begins here.
+    pub(super) fn scan<const CHECKS: bool>(scan: &mut Scan<'a, CHECKS>) -> Option<Self> {
         let mut members = Self::default();
-        scan.object(|name, value| {
-            if name_bit(name) & bits != 0 {
-                members.push(Cow::Borrowed(name), value);
-            }
-        })?;
-        scan.is_over().then_some(members)
+        scan.object(|name, value| members.push(name, value))?;
+        Some(members)
     }
 
     /// A member's value as written; `None` if it is missing or null.
@@ -119,39 +119,36 @@ fn name_bit(name: &str) -> u64 {
     1 << ((ends + 3 * name.len()) % 64)
 }
 
-impl<'de> Deserialize<'de> for Members<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = Members<'de>;
+/// What is wrong with a text that is not one JSON object.
+#[cold]
+fn error_of(text: &str) -> serde_json::Error {
+    struct Object;
+    impl<'de> Visitor<'de> for Object {
+        type Value = ();
 
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Members<'de>, A::Error> {
-                let mut members = Members::default();
-                while let Some((Text(name), value)) =
-                    map.next_entry::<Text<'de>, &'de RawValue>()?
-                {
-                    members.push(name, value.get());
-                }
-                Ok(members)
-            }
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a JSON object")
         }
-        deserializer.deserialize_map(V)
+
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            while map.next_entry::<String, IgnoredAny>()?.is_some() {}
+            Ok(())
+        }
     }
+    let mut json = serde_json::Deserializer::from_str(text);
+    let read = json.deserialize_map(Object).and_then(|()| json.end());
+    read.err()
+        .unwrap_or_else(|| serde_json::Error::custom("no JSON object"))
 }
 
 /// The items of a JSON list as written; `None` if it is not a list.
 pub(super) fn list(text: &str) -> Option<Vec<&str>> {
-    let items: Vec<&RawValue> = serde_json::from_str(text).ok()?;
-    Some(items.into_iter().map(RawValue::get).collect())
+    Scan::<true>::new(text).whole_list(Scan::value)
 }
 
 /// The objects of a JSON list; `None` if it is not a list of objects.
 pub(super) fn objects(text: &str) -> Option<Vec<Members<'_>>> {
-    serde_json::from_str(text).ok()
+    Scan::<true>::new(text).whole_list(Members::scan)
 }
 
 /// The characters of a JSON string; `None` if it is not a string.

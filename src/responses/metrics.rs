@@ -1,9 +1,9 @@
 //! Metrics of responses.
 
-use prometheus::{HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::IntGauge;
 use tracing::warn;
 
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 use crate::store::{CommitRefusal, Status};
 
 /// Buckets for the items of a history: a first question, a chat, an agent at work for a day.
@@ -17,100 +17,45 @@ const SECONDS: &[f64] = &[
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 0.5, 2.0,
 ];
 
-#[derive(Clone, Debug)]
-pub(super) struct Metrics {
-    in_flight: IntGaugeVec,
-    finished: IntCounterVec,
-    history_items: HistogramVec,
-    history_bytes: HistogramVec,
-    history_seconds: HistogramVec,
-    not_stored: IntCounterVec,
-    over_chat: IntCounterVec,
-    replaced_arguments: IntCounter,
-    tools_left_out: IntCounter,
-    pub(super) conversation_conflicts: IntCounter,
-    turns_refused: IntCounterVec,
-    prewarms_in_flight: IntGauge,
-    prewarms: IntCounterVec,
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub(super) struct Metrics {
+        in_flight: gauges "warmroute_responses_in_flight" ["mode"]
+            "Responses being generated, by mode: stored, unstored or background.",
+        finished: counters "warmroute_responses_finished_total" ["status"]
+            "Responses that reached a final status, by status.",
+        history_items: histograms "warmroute_responses_history_items" [] in ITEMS
+            "Items of the history that a request continues.",
+        history_bytes: histograms "warmroute_responses_history_bytes" [] in BYTES
+            "Bytes of the history that a request continues, as stored.",
+        history_seconds: histograms "warmroute_responses_history_read_seconds" [] in SECONDS
+            "Time to read the history that a request continues.",
+        not_stored: counters "warmroute_responses_not_stored_total" ["outcome"]
+            "Responses that should have been stored and were not, by outcome: served or withheld from the client (503) because \
+             the store failed, or deleted, because one that they continue was deleted while they ran.",
+        over_chat: counters "warmroute_responses_over_chat_total" ["outcome"]
+            "Requests of the Responses API made chat completions for workers that speak only these, by outcome: converted, or \
+             refused because of something that a chat completion cannot have.",
+        replaced_arguments: counter "warmroute_responses_over_chat_replaced_arguments_total"
+            "Arguments of earlier calls that were no JSON object and were replaced by {} (responses.chat.invalid_arguments).",
+        tools_left_out: counter "warmroute_responses_over_chat_tools_left_out_total"
+            "Answers of workers that speak chat completions only to requests with tools that these cannot have, which were left \
+             out (responses.chat.unsupported_tools).",
+        pub(super) conversation_conflicts: counter "warmroute_responses_conversation_conflicts_total"
+            "Requests refused because another response was being added to the same conversation.",
+        turns_refused: counters "warmroute_responses_turns_refused_total" ["reason"]
+            "Responses that their conversation did not accept at their end, by reason: another response was added first \
+             (changed), it was deleted (not_found), it is too large, or the store lost a part of it (damaged). Those with \
+             `changed` of which no client had any part were generated again; the others failed.",
+        prewarms_in_flight: gauge "warmroute_prewarms_in_flight"
+            "Prompts that are being computed ahead of their next turn.",
+        prewarms: counters "warmroute_prewarms_total" ["outcome"]
+            "Prompts to be computed ahead of their next turn, by outcome: done, failed, or skipped because \
+             32 ran.",
+    }
 }
 
 impl Metrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        Self {
-            prewarms_in_flight: registry.gauge(
-                "warmroute_prewarms_in_flight",
-                "Prompts that are being computed ahead of their next turn.",
-            ),
-            prewarms: registry.counters(
-                "warmroute_prewarms_total",
-                "Prompts to be computed ahead of their next turn, by outcome: done, failed, or skipped because \
-                 responses.websocket.max_prewarms ran.",
-                &["outcome"],
-            ),
-            in_flight: registry.gauges(
-                "warmroute_responses_in_flight",
-                "Responses being generated, by mode: stored, unstored or background.",
-                &["mode"],
-            ),
-            finished: registry.counters(
-                "warmroute_responses_finished_total",
-                "Responses that reached a final status, by status.",
-                &["status"],
-            ),
-            history_items: registry.histograms(
-                "warmroute_responses_history_items",
-                "Items of the history that a request continues.",
-                ITEMS,
-                &[],
-            ),
-            history_bytes: registry.histograms(
-                "warmroute_responses_history_bytes",
-                "Bytes of the history that a request continues, as stored.",
-                BYTES,
-                &[],
-            ),
-            history_seconds: registry.histograms(
-                "warmroute_responses_history_read_seconds",
-                "Time to read the history that a request continues.",
-                SECONDS,
-                &[],
-            ),
-            not_stored: registry.counters(
-                "warmroute_responses_not_stored_total",
-                "Responses that should have been stored and were not, by outcome: served or withheld from the client (503) \
-                 because the store failed, or deleted, because one that they continue was deleted while they ran.",
-                &["outcome"],
-            ),
-            over_chat: registry.counters(
-                "warmroute_responses_over_chat_total",
-                "Requests of the Responses API made chat completions for workers that speak only these, by outcome: \
-                 converted, or refused because of something that a chat completion cannot have.",
-                &["outcome"],
-            ),
-            replaced_arguments: registry.counter(
-                "warmroute_responses_over_chat_replaced_arguments_total",
-                "Arguments of earlier calls that were no JSON object and were replaced by {} \
-                 (responses.chat.invalid_arguments).",
-            ),
-            tools_left_out: registry.counter(
-                "warmroute_responses_over_chat_tools_left_out_total",
-                "Answers of workers that speak chat completions only to requests with tools that these cannot have, which were \
-                 left out (responses.chat.unsupported_tools).",
-            ),
-            conversation_conflicts: registry.counter(
-                "warmroute_responses_conversation_conflicts_total",
-                "Requests refused because another response was being added to the same conversation.",
-            ),
-            turns_refused: registry.counters(
-                "warmroute_responses_turns_refused_total",
-                "Responses that their conversation did not accept at their end, by reason: another response was added \
-                 first (changed), it was deleted (not_found), it is too large, or the store lost a part of it (damaged). Those with `changed` of which no \
-                 client had any part were generated again; the others failed.",
-                &["reason"],
-            ),
-        }
-    }
-
     pub(super) fn on_history(&self, items: usize, bytes: usize) {
         let none: &[&str] = &[];
         self.history_items

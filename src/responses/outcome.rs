@@ -133,10 +133,10 @@ impl Usage {
 }
 
 /// Calls `on` with each member of an object. `None` if it is no object, or `on` returns that.
-fn each_member<'a>(raw: &'a str, mut on: impl FnMut(&'a str, &'a str) -> Option<()>) -> Option<()> {
+fn each_member<'a>(raw: &'a str, mut on: impl FnMut(&str, &'a str) -> Option<()>) -> Option<()> {
     let mut scan = Scan::<false>::new(raw);
     let mut is_read = true;
-    scan.object(|name, value| is_read &= on(name, value).is_some())?;
+    scan.object(|name, value| is_read &= on(&name, value).is_some())?;
     is_read.then_some(())
 }
 

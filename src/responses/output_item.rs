@@ -29,7 +29,7 @@ fn put_whole_item<'a>(
     index: usize,
     status: &str,
 ) -> Option<Cow<'a, str>> {
-    let members = known_json::object(raw).ok()?;
+    let members = known_json::object(raw)?;
     let kind = members.text("type")?;
     out.extend_from_slice(br#"{"id":"#);
     put_text(out, &ids.output(item::prefix(&kind), index));
@@ -80,7 +80,7 @@ fn put_parts(out: &mut Vec<u8>, parts: Option<&str>) {
 
 /// Writes a part of an item's content, with every member that clients require of a text.
 pub(super) fn put_part(out: &mut Vec<u8>, raw: &str) {
-    let Ok(members) = known_json::object(raw) else {
+    let Some(members) = known_json::object(raw) else {
         out.extend_from_slice(raw.as_bytes());
         return;
     };

@@ -57,7 +57,7 @@ pub struct Advanced {
     /// What happens to input items that engines do not know, such as calls of hosted tools.
     pub unsupported_items: UnsupportedItems,
     /// Responses in a chain (`previous_response_id`) that a request may continue.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_history_turns: u64,
     /// Size of all items of such a chain, or of a conversation, as JSON. 32 MiB are eight million tokens.
     #[serde(with = "SizeText")]
@@ -118,6 +118,7 @@ impl Default for Advanced {
             ready_without_store: true,
             reasoning_events: ReasoningEvents::default(),
             unsupported_items: UnsupportedItems::default(),
+            // Each is a read of the store; agents have a few hundred.
             max_history_turns: 1_000,
             max_history_size: 32 << 20,
             max_response_size: 16 << 20,

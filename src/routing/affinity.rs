@@ -3,25 +3,29 @@
 
 use smallvec::SmallVec;
 
-use super::Settings;
 use super::rendezvous;
 use super::types::{Reason, View};
+use crate::ids::ViewIndex;
+
+/// A worker with this many times the mean number of requests gets no more. Bounded loads have a quarter above the mean as a
+/// rule: less moves sessions for chance, and more leaves workers that are far busier than others.
+const LOAD_FACTOR: f64 = 1.25;
 
 /// A worker with fewer requests is never too busy for its sessions: engines batch more than these, and with a few
 /// requests in the fleet the mean says nothing.
 const MIN_CAPACITY: f64 = 8.0;
 
 /// The worker of a session affinity key. `None` if no worker is usable.
-pub(super) fn choose(settings: &Settings, key: u64, view: &impl View) -> Option<(usize, Reason)> {
-    let usable: SmallVec<[(usize, u32); 64]> = (0..view.len())
+pub(super) fn choose(key: u64, view: &impl View) -> Option<(ViewIndex, Reason)> {
+    let usable: SmallVec<[(ViewIndex, u32); 64]> = view
+        .indices()
         .map(|index| (index, view.state(index)))
         .filter(|(_, state)| state.is_usable)
         .map(|(index, state)| (index, state.requests))
         .collect();
-    let identities = |found: &(usize, u32)| (found.0, view.identity(found.0));
+    let identities = |found: &(ViewIndex, u32)| (found.0, view.identity(found.0));
     let preferred = rendezvous::choose(key, usable.iter().map(identities))?;
     let capacity = capacity(
-        settings.advanced.affinity_load_factor,
         usable
             .iter()
             .map(|(_, requests)| u64::from(*requests))
@@ -33,17 +37,13 @@ pub(super) fn choose(settings: &Settings, key: u64, view: &impl View) -> Option<
         .filter(|(_, requests)| f64::from(*requests) < capacity);
     match rendezvous::choose(key, free.map(identities)) {
         Some(chosen) if chosen != preferred => Some((chosen, Reason::AffinityOverflow)),
-        // With a factor below 1 all workers may be full.
         _ => Some((preferred, Reason::Affinity)),
     }
 }
 
 /// Requests that make a worker full, with `total` requests at `workers` workers and one more to come.
-fn capacity(factor: f64, total: u64, workers: usize) -> f64 {
-    if factor <= 0.0 {
-        return f64::INFINITY;
-    }
-    (factor * (total + 1) as f64 / workers as f64)
+fn capacity(total: u64, workers: usize) -> f64 {
+    (LOAD_FACTOR * (total + 1) as f64 / workers as f64)
         .ceil()
         .max(MIN_CAPACITY)
 }
@@ -64,11 +64,11 @@ mod tests {
         fn len(&self) -> usize {
             self.0.len()
         }
-        fn state(&self, index: usize) -> State {
-            self.0[index].1
+        fn state(&self, index: ViewIndex) -> State {
+            self.0[index.get()].1
         }
-        fn identity(&self, index: usize) -> u64 {
-            rendezvous::key(&self.0[index].0.to_le_bytes())
+        fn identity(&self, index: ViewIndex) -> u64 {
+            rendezvous::key(&self.0[index.get()].0.to_le_bytes())
         }
         fn mean_prompt_token(&self) -> f64 {
             Speed::default().prompt_token
@@ -76,10 +76,10 @@ mod tests {
         fn min_prompt_token(&self) -> f64 {
             Speed::default().prompt_token
         }
-        fn prefix_owners(&self) -> &[usize] {
+        fn prefix_owners(&self) -> &[ViewIndex] {
             &[]
         }
-        fn cached(&self, _: usize) -> Cached {
+        fn cached(&self, _: ViewIndex) -> Cached {
             Cached::default()
         }
     }
@@ -95,7 +95,7 @@ mod tests {
     }
 
     fn name_of(view: &Listed, key: u64) -> Option<(u32, Reason)> {
-        choose(&Settings::default(), key, view).map(|(index, reason)| (view.0[index].0, reason))
+        choose(key, view).map(|(index, reason)| (view.0[index.get()].0, reason))
     }
 
     #[test]
@@ -112,15 +112,6 @@ mod tests {
         let (next, reason) = name_of(&listed(&requests), key).unwrap();
         assert_ne!(next, preferred);
         assert_eq!(reason, Reason::AffinityOverflow);
-        let settings = |affinity_load_factor| Settings {
-            advanced: crate::routing::Advanced {
-                affinity_load_factor,
-                ..Default::default()
-            },
-            ..Settings::default()
-        };
-        let unbounded = choose(&settings(0.0), key, &listed(&requests));
-        assert_eq!(unbounded, Some((preferred as usize, Reason::Affinity)));
     }
 
     #[test]
@@ -128,8 +119,8 @@ mod tests {
         let mut view = listed(&[0; 10]);
         for session in 0u32..10_000 {
             let key = rendezvous::key(&session.to_le_bytes());
-            let (index, _) = choose(&Settings::default(), key, &view).unwrap();
-            view.0[index].1.requests += 1;
+            let (index, _) = choose(key, &view).unwrap();
+            view.0[index.get()].1.requests += 1;
         }
         let most = view.0.iter().map(|(_, state)| state.requests).max();
         assert!(most <= Some(1_250), "{most:?}");
@@ -161,13 +152,13 @@ mod tests {
         fn only_full_workers_are_passed_over(requests in proptest::collection::vec(0u32..60, 1..20), key in any::<u64>()) {
             let view = listed(&requests);
             let total: u64 = requests.iter().map(|count| u64::from(*count)).sum();
-            let full = capacity(1.25, total, requests.len());
+            let full = capacity(total, requests.len());
             let (chosen, _) = name_of(&view, key).unwrap();
-            let order = rendezvous::order(key, (0..view.len()).map(|index| (index, view.identity(index))));
-            let before = order.iter().take_while(|index| **index != chosen as usize);
+            let order = rendezvous::order(key, view.indices().map(|index| (index, view.identity(index))));
+            let before = order.iter().take_while(|index| index.get() != chosen as usize);
             prop_assert!(f64::from(requests[chosen as usize]) < full);
             for index in before {
-                prop_assert!(f64::from(requests[*index]) >= full);
+                prop_assert!(f64::from(requests[index.get()]) >= full);
             }
         }
     }

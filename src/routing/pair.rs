@@ -19,6 +19,7 @@ use smallvec::SmallVec;
 use super::cost::{Costs, Terms};
 use super::policy;
 use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, State, View};
+use crate::ids::ViewIndex;
 
 /// When requests are disaggregated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -65,8 +66,8 @@ impl LocalReason {
 pub struct Pair {
     /// With remote prefill, `new_tokens` is what receiving the missing tokens takes, in tokens to compute, and
     /// `cost` is the decode worker's own share of the pair's.
-    pub decode: Decision,
-    pub prefill: Result<Decision, LocalReason>,
+    pub decode: Decision<ViewIndex>,
+    pub prefill: Result<Decision<ViewIndex>, LocalReason>,
 }
 
 /// Chooses a decode worker and, if that lacks enough of the prompt, a prefill worker. `may_pair(prefill, decode)`
@@ -78,7 +79,7 @@ pub fn decide(
     request: &Request,
     prefill: &impl View,
     decode: &impl View,
-    may_pair: impl Fn(usize, usize) -> bool,
+    may_pair: impl Fn(ViewIndex, ViewIndex) -> bool,
 ) -> Option<Pair> {
     let leg = Request {
         answer_tokens: 0.0,
@@ -119,7 +120,7 @@ struct Chooser<'a, P, D, F> {
 /// A decode worker that may be chosen.
 #[derive(Clone, Copy)]
 struct Candidate {
-    index: usize,
+    index: ViewIndex,
     requests: u32,
     tie: u64,
     cached_tokens: u32,
@@ -173,9 +174,9 @@ impl Candidate {
         }
     }
 
-    fn decision(&self, share: &Share, reason: Reason) -> Decision {
+    fn decision(&self, share: &Share, reason: Reason) -> Decision<ViewIndex> {
         Decision {
-            worker_index: self.index,
+            index: self.index,
             rank: None,
             reason,
             cached_tokens: self.cached_tokens,
@@ -186,7 +187,7 @@ impl Candidate {
     }
 }
 
-impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
+impl<P: View, D: View, F: Fn(ViewIndex, ViewIndex) -> bool> Chooser<'_, P, D, F> {
     fn cheapest(&self) -> Option<Pair> {
         let candidates = self.candidates();
         // The cheapest prefill worker; nearly always it is a pair with every decode worker.
@@ -209,7 +210,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             .map(|candidate| (candidate.sort_key(lower_bound(&candidate)), candidate))
             .collect();
         ordered.sort_unstable_by(|(left, _), (right, _)| left.cmp(right));
-        let mut best: Option<(SortKey, Candidate, Result<Decision, LocalReason>)> = None;
+        let mut best: Option<(SortKey, Candidate, Result<Decision<ViewIndex>, LocalReason>)> = None;
         for (bound, candidate) in ordered {
             if best
                 .as_ref()
@@ -235,8 +236,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
 
     fn decode_first(&self) -> Option<Pair> {
         let chosen = policy::decide(self.routing, self.request, self.decode)?;
-        let candidate =
-            self.candidate(chosen.worker_index, &self.decode.state(chosen.worker_index));
+        let candidate = self.candidate(chosen.index, &self.decode.state(chosen.index));
         let first = policy::decide(self.routing, self.leg, self.prefill);
         let prefill = self.prefill_for(&candidate, first.as_ref());
         Some(self.pair(&candidate, chosen.reason, prefill))
@@ -246,7 +246,7 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
         &self,
         decode: &Candidate,
         reason: Reason,
-        prefill: Result<Decision, LocalReason>,
+        prefill: Result<Decision<ViewIndex>, LocalReason>,
     ) -> Pair {
         let share = match (&prefill, &decode.remote) {
             (Ok(_), Some(remote)) => remote,
@@ -264,13 +264,13 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
     fn prefill_for(
         &self,
         decode: &Candidate,
-        first: Option<&Decision>,
-    ) -> Result<Decision, LocalReason> {
+        first: Option<&Decision<ViewIndex>>,
+    ) -> Result<Decision<ViewIndex>, LocalReason> {
         if decode.remote.is_none() {
             return Err(LocalReason::PrefixCached);
         }
         let first = first.ok_or(LocalReason::NoPrefillWorker)?;
-        if (self.may_pair)(first.worker_index, decode.index) {
+        if (self.may_pair)(first.index, decode.index) {
             return Ok(*first);
         }
         let paired = Paired {
@@ -286,16 +286,16 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
             let state = self.decode.state(index);
             state.is_usable.then(|| self.candidate(index, &state))
         };
-        let candidates = policy::candidates(self.routing, self.request, self.decode);
+        let candidates = policy::candidates(self.request, self.decode);
         let found: SmallVec<[Candidate; 32]> = candidates.into_iter().filter_map(usable).collect();
         if !found.is_empty() {
             return found;
         }
         // Prefix owners and sample may all be unusable; then all workers are compared.
-        (0..self.decode.len()).filter_map(usable).collect()
+        self.decode.indices().filter_map(usable).collect()
     }
 
-    fn candidate(&self, index: usize, state: &State) -> Candidate {
+    fn candidate(&self, index: ViewIndex, state: &State) -> Candidate {
         let cached = self.decode.cached(index);
         let new_tokens = self.costs.new_tokens(&cached);
         let terms = self.costs.terms(state, new_tokens);
@@ -324,16 +324,16 @@ impl<P: View, D: View, F: Fn(usize, usize) -> bool> Chooser<'_, P, D, F> {
 /// The prefill workers that are a pair with one decode worker.
 struct Paired<'a, P, F> {
     prefill: &'a P,
-    decode: usize,
+    decode: ViewIndex,
     may_pair: &'a F,
 }
 
-impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
+impl<P: View, F: Fn(ViewIndex, ViewIndex) -> bool> View for Paired<'_, P, F> {
     fn len(&self) -> usize {
         self.prefill.len()
     }
 
-    fn state(&self, index: usize) -> State {
+    fn state(&self, index: ViewIndex) -> State {
         let state = self.prefill.state(index);
         State {
             is_usable: state.is_usable && (self.may_pair)(index, self.decode),
@@ -341,7 +341,7 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         }
     }
 
-    fn backlog(&self, index: usize) -> Backlog {
+    fn backlog(&self, index: ViewIndex) -> Backlog {
         self.prefill.backlog(index)
     }
 
@@ -353,15 +353,15 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         self.prefill.min_prompt_token()
     }
 
-    fn identity(&self, index: usize) -> u64 {
+    fn identity(&self, index: ViewIndex) -> u64 {
         self.prefill.identity(index)
     }
 
-    fn prefix_owners(&self) -> &[usize] {
+    fn prefix_owners(&self) -> &[ViewIndex] {
         self.prefill.prefix_owners()
     }
 
-    fn adapter_owners(&self) -> &[usize] {
+    fn adapter_owners(&self) -> &[ViewIndex] {
         self.prefill.adapter_owners()
     }
 
@@ -369,7 +369,7 @@ impl<P: View, F: Fn(usize, usize) -> bool> View for Paired<'_, P, F> {
         self.prefill.max_cached_elsewhere()
     }
 
-    fn cached(&self, index: usize) -> Cached {
+    fn cached(&self, index: ViewIndex) -> Cached {
         self.prefill.cached(index)
     }
 }

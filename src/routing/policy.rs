@@ -7,9 +7,18 @@ use smallvec::SmallVec;
 use super::cost::Costs;
 use super::types::{Backlog, Cached, Decision, Expected, Policy, Reason, Request, View};
 use super::{Settings, affinity, prefix_hash};
+use crate::ids::ViewIndex;
+
+/// Workers that are compared besides those with the prefix, drawn for each request; of a fleet of up to this many all are. The
+/// best of 16 is among the least busy 6 %, at a cost that does not grow with the fleet.
+const RANDOM_CANDIDATES: u32 = 16;
 
 /// Chooses a worker. `None` if no worker is usable.
-pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Option<Decision> {
+pub fn decide(
+    settings: &Settings,
+    request: &Request,
+    view: &impl View,
+) -> Option<Decision<ViewIndex>> {
     let mut draw = Draw(request.seed);
     let chosen = match settings.policy {
         Policy::CacheAware => return cache_aware(settings, request, view, &mut draw),
@@ -22,26 +31,26 @@ pub fn decide(settings: &Settings, request: &Request, view: &impl View) -> Optio
             next_usable(view, start).map(|index| (index, Reason::Random))
         }
         Policy::LeastLoad => {
-            let indices = sample(view, settings.advanced.random_candidates.max(64), &mut draw);
+            let indices = sample(view, 64, &mut draw);
             least_load(request, view, indices).map(|index| (index, Reason::LeastLoad))
         }
         Policy::PowerOfTwo => less_loaded_of_two(request, view, &mut draw),
         Policy::ConsistentHash => match request.affinity {
-            Some(key) => affinity::choose(settings, key, view),
+            Some(key) => affinity::choose(key, view),
             None => less_loaded_of_two(request, view, &mut draw),
         },
     };
     // The sample may contain unusable workers only; then all workers are compared.
-    let (worker_index, reason) = chosen.or_else(|| {
-        least_load(request, view, 0..view.len()).map(|index| (index, Reason::LeastLoad))
+    let (index, reason) = chosen.or_else(|| {
+        least_load(request, view, view.indices()).map(|index| (index, Reason::LeastLoad))
     })?;
-    let cached = view.cached(worker_index);
+    let cached = view.cached(index);
     let costs = Costs::new(settings, request, view);
     let new_tokens = costs.new_tokens(&cached);
-    let state = view.state(worker_index);
+    let state = view.state(index);
     let terms = costs.terms(&state, new_tokens);
     Some(Decision {
-        worker_index,
+        index,
         rank: None,
         reason,
         cached_tokens: cached.tokens(),
@@ -56,17 +65,16 @@ fn cache_aware(
     request: &Request,
     view: &impl View,
     draw: &mut Draw,
-) -> Option<Decision> {
+) -> Option<Decision<ViewIndex>> {
     let mut search = CandidateSearch::new(settings, request, view);
     for index in view.prefix_owners().iter().chain(view.adapter_owners()) {
         search.consider(*index);
     }
     if !search.can_skip_sample() {
         // All queue lengths are loaded at once, since each is in another cache line.
-        let sampled: SmallVec<[(usize, Backlog); 16]> =
-            sample(view, settings.advanced.random_candidates, draw)
-                .map(|index| (index, view.backlog(index)))
-                .collect();
+        let sampled: SmallVec<[(ViewIndex, Backlog); 16]> = sample(view, RANDOM_CANDIDATES, draw)
+            .map(|index| (index, view.backlog(index)))
+            .collect();
         for (index, backlog) in sampled {
             if search.is_competitive(backlog) {
                 search.consider(index);
@@ -75,14 +83,14 @@ fn cache_aware(
     }
     // Prefix owners and sample may all be unusable; then all workers are compared.
     if search.best.is_none() {
-        (0..view.len()).for_each(|index| search.consider(index));
+        view.indices().for_each(|index| search.consider(index));
     }
     let best = search.best.as_ref()?;
     if let Some(preferred) = prefix_hash::preferred(&search.costs, view, best.cost)
         && preferred.index != best.index
     {
         return Some(Decision {
-            worker_index: preferred.index,
+            index: preferred.index,
             rank: None,
             reason: Reason::PrefixHash,
             cached_tokens: preferred.cached.tokens(),
@@ -92,7 +100,7 @@ fn cache_aware(
         });
     }
     Some(Decision {
-        worker_index: best.index,
+        index: best.index,
         rank: None,
         reason: cache_aware_reason(request, best.new_tokens, search.min_new_tokens),
         cached_tokens: best.cached.tokens(),
@@ -117,13 +125,9 @@ pub(super) fn cache_aware_reason(
 }
 
 /// The workers that a cache-aware decision compares: the prefix owners and a random sample.
-pub(super) fn candidates(
-    settings: &Settings,
-    request: &Request,
-    view: &impl View,
-) -> SmallVec<[usize; 32]> {
+pub(super) fn candidates(request: &Request, view: &impl View) -> SmallVec<[ViewIndex; 32]> {
     let mut draw = Draw(request.seed);
-    let sampled = sample(view, settings.advanced.random_candidates, &mut draw);
+    let sampled = sample(view, RANDOM_CANDIDATES, &mut draw);
     view.prefix_owners()
         .iter()
         .chain(view.adapter_owners())
@@ -159,7 +163,7 @@ impl<'a, V: View> CandidateSearch<'a, V> {
         }
     }
 
-    fn expected(&self, index: usize, new_tokens: u32) -> Expected {
+    fn expected(&self, index: ViewIndex, new_tokens: u32) -> Expected {
         let state = self.view.state(index);
         let terms = self.costs.terms(&state, new_tokens);
         self.costs.expected(&state, &terms)
@@ -184,7 +188,7 @@ impl<'a, V: View> CandidateSearch<'a, V> {
     }
 
     #[inline]
-    fn consider(&mut self, index: usize) {
+    fn consider(&mut self, index: ViewIndex) {
         let state = self.view.state(index);
         if !state.is_usable {
             return;
@@ -215,7 +219,7 @@ impl<'a, V: View> CandidateSearch<'a, V> {
 }
 
 struct Candidate {
-    index: usize,
+    index: ViewIndex,
     cost: f64,
     requests: u32,
     tie: u64,
@@ -238,16 +242,17 @@ fn sample<'a, V: View>(
     view: &V,
     count: u32,
     draw: &'a mut Draw,
-) -> impl Iterator<Item = usize> + use<'a, V> {
+) -> impl Iterator<Item = ViewIndex> + use<'a, V> {
     let len = view.len();
     let takes_all = len <= count as usize;
     let count = if takes_all { len } else { count as usize };
-    (0..count).map(move |index| if takes_all { index } else { draw.below(len) })
+    (0..count).map(move |number| ViewIndex::new(if takes_all { number } else { draw.below(len) }))
 }
 
-fn next_usable(view: &impl View, start: usize) -> Option<usize> {
-    (start..view.len())
-        .chain(0..start)
+fn next_usable(view: &impl View, start: usize) -> Option<ViewIndex> {
+    let ahead = ViewIndex::range(start..view.len());
+    ahead
+        .chain(ViewIndex::range(0..start))
         .find(|index| view.state(*index).is_usable)
 }
 
@@ -255,14 +260,14 @@ fn less_loaded_of_two(
     request: &Request,
     view: &impl View,
     draw: &mut Draw,
-) -> Option<(usize, Reason)> {
+) -> Option<(ViewIndex, Reason)> {
     let first = next_usable(view, draw.below(view.len()))?;
     // Drawn from the workers after the first, so that it is not compared with itself.
     let others = view.len() - 1;
     let start = draw.below(others);
     let second = (start..others)
         .chain(0..start)
-        .map(|ahead| (first + 1 + ahead) % view.len())
+        .map(|ahead| ViewIndex::new((first.get() + 1 + ahead) % view.len()))
         .find(|index| view.state(*index).is_usable);
     least_load(request, view, iter::once(first).chain(second))
         .map(|index| (index, Reason::LeastLoad))
@@ -271,8 +276,8 @@ fn less_loaded_of_two(
 fn least_load(
     request: &Request,
     view: &impl View,
-    indices: impl Iterator<Item = usize>,
-) -> Option<usize> {
+    indices: impl Iterator<Item = ViewIndex>,
+) -> Option<ViewIndex> {
     indices
         .map(|index| (index, view.state(index)))
         .filter(|(_, state)| state.is_usable)
@@ -281,8 +286,8 @@ fn least_load(
 }
 
 /// Breaks ties by the request's seed; otherwise an idle fleet would use only its first worker.
-pub(super) fn tie(request: &Request, index: usize) -> u64 {
-    mix(request.seed ^ mix(index as u64 + 1))
+pub(super) fn tie(request: &Request, index: ViewIndex) -> u64 {
+    mix(request.seed ^ mix(index.get() as u64 + 1))
 }
 
 /// Random numbers from the request's seed.

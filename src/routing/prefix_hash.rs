@@ -5,7 +5,11 @@
 use super::cost::Costs;
 use super::rendezvous;
 use super::types::{Cached, View};
-use crate::ids::Block;
+use crate::ids::{Block, ViewIndex};
+
+/// How much more than the lowest cost a worker may have, in parts of what computing the whole prompt takes. In simulations of
+/// replicas that hear nothing of each other it takes most of what a choice by cost alone loses (benches/README.md).
+const SLACK: f64 = 0.5;
 
 /// The hash of a prompt's first `count` blocks. Of a shorter prompt, the hash of the largest power of two of blocks
 /// that it has, so that a short conversation keeps its key for most turns. `None` for a prompt without blocks.
@@ -20,7 +24,7 @@ pub fn key(prompt: &[Block], count: usize) -> Option<u64> {
 
 /// A worker of nearly the lowest cost.
 pub(super) struct Preferred {
-    pub(super) index: usize,
+    pub(super) index: ViewIndex,
     pub(super) cached: Cached,
     pub(super) new_tokens: u32,
     pub(super) cost: f64,
@@ -33,12 +37,10 @@ pub(super) fn preferred(
     view: &impl View,
     lowest_cost: f64,
 ) -> Option<Preferred> {
-    let (request, slack) = (costs.request, costs.settings.advanced.alone_slack);
-    let key = request
-        .prefix_key
-        .filter(|_| request.is_alone && slack > 0.0)?;
-    let limit = lowest_cost + slack * f64::from(request.prompt_tokens) * costs.mean_prompt_token;
-    let workers = (0..view.len()).map(|index| (index, view.identity(index)));
+    let request = costs.request;
+    let key = request.prefix_key.filter(|_| request.is_alone)?;
+    let limit = lowest_cost + SLACK * f64::from(request.prompt_tokens) * costs.mean_prompt_token;
+    let workers = view.indices().map(|index| (index, view.identity(index)));
     rendezvous::order(key, workers)
         .into_iter()
         .find_map(|index| {

@@ -8,8 +8,8 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const ORDERED_WORKERS: usize = 16;
 
 /// The worker whose hash with the key is highest. A worker that leaves moves only its own keys. `workers` gives
-/// (worker_index, identity).
-pub fn choose(key: u64, workers: impl Iterator<Item = (usize, u64)>) -> Option<usize> {
+/// (index, identity).
+pub fn choose<I: Ord>(key: u64, workers: impl Iterator<Item = (I, u64)>) -> Option<I> {
     workers
         .map(|(index, identity)| (weight(key, identity), index))
         .max()
@@ -17,8 +17,8 @@ pub fn choose(key: u64, workers: impl Iterator<Item = (usize, u64)>) -> Option<u
 }
 
 /// The workers that a key prefers, the most preferred first, at most 16.
-pub fn order(key: u64, workers: impl Iterator<Item = (usize, u64)>) -> SmallVec<[usize; 16]> {
-    let mut ordered: SmallVec<[(u64, usize); ORDERED_WORKERS + 1]> = SmallVec::new();
+pub fn order<I: Ord>(key: u64, workers: impl Iterator<Item = (I, u64)>) -> SmallVec<[I; 16]> {
+    let mut ordered: SmallVec<[(u64, I); ORDERED_WORKERS + 1]> = SmallVec::new();
     for (index, identity) in workers {
         let entry = (weight(key, identity), index);
         if ordered.len() == ORDERED_WORKERS && ordered.last().is_some_and(|last| entry < *last) {

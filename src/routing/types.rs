@@ -4,6 +4,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::speed::Speed;
+use crate::ids::{ViewIndex, WorkerIndex};
 
 /// How a worker is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -135,7 +136,7 @@ pub struct Backlog {
     pub prompt_token: f64,
 }
 
-/// The workers that serve a model, by `worker_index`.
+/// The candidates of a decision: workers that serve a model, or their dp ranks.
 pub trait View {
     fn len(&self) -> usize;
 
@@ -143,11 +144,15 @@ pub trait View {
         self.len() == 0
     }
 
-    fn state(&self, worker_index: usize) -> State;
+    fn indices(&self) -> impl DoubleEndedIterator<Item = ViewIndex> + ExactSizeIterator {
+        ViewIndex::range(0..self.len())
+    }
+
+    fn state(&self, index: ViewIndex) -> State;
 
     /// Read without the rest of the state.
-    fn backlog(&self, worker_index: usize) -> Backlog {
-        let state = self.state(worker_index);
+    fn backlog(&self, index: ViewIndex) -> Backlog {
+        let state = self.state(index);
         Backlog {
             queued_tokens: state.queued_tokens,
             prompt_token: state.speed.prompt_token,
@@ -161,13 +166,13 @@ pub trait View {
     fn min_prompt_token(&self) -> f64;
 
     /// A number that is the same for a worker of the same name on every replica.
-    fn identity(&self, worker_index: usize) -> u64;
+    fn identity(&self, index: ViewIndex) -> u64;
 
     /// The workers with the longest cached prefixes of the prompt.
-    fn prefix_owners(&self) -> &[usize];
+    fn prefix_owners(&self) -> &[ViewIndex];
 
     /// Workers that have the request's LoRA adapter in their GPUs.
-    fn adapter_owners(&self) -> &[usize] {
+    fn adapter_owners(&self) -> &[ViewIndex] {
         &[]
     }
 
@@ -177,7 +182,7 @@ pub trait View {
         u32::MAX
     }
 
-    fn cached(&self, worker_index: usize) -> Cached;
+    fn cached(&self, index: ViewIndex) -> Cached;
 }
 
 /// When a request's tokens are expected, in seconds from the decision.
@@ -248,12 +253,12 @@ impl Reason {
     }
 }
 
-/// A worker, and why it was chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Decision {
-    pub worker_index: usize,
-    /// The dp rank of the worker, if the request is pinned to one. Deciders choose among indices of a view and leave it
-    /// to the caller, who knows what an index stands for.
+/// A worker, and why it was chosen. A decider returns the index in its view; the caller, who knows what that index stands for,
+/// turns it into the worker's index and the rank.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Decision<Index = WorkerIndex> {
+    pub index: Index,
+    /// The dp rank of the worker, if the request is pinned to one; `None` until the caller has set it.
     pub rank: Option<u32>,
     pub reason: Reason,
     /// Length of its cached prefix, in all tiers.

@@ -5,7 +5,6 @@
 //! {"timestamp": 27482, "input_length": 6955, "output_length": 52, "hash_ids": [46, 47, 2353]}
 //! ```
 
-use std::fmt;
 use std::io::{self, BufRead, Read};
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -33,26 +32,16 @@ pub struct Entry {
 }
 
 /// Why a trace cannot be replayed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
+    #[error("cannot be read: {0}")]
     Read(io::Error),
+    #[error("line {number}: {message}")]
     Line { number: usize, message: String },
+    #[error("has no requests")]
     Empty,
+    #[error("has more than {max} blocks; replay fewer requests (--requests)", max = MAX_BLOCKS)]
     TooLong,
-}
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Error::Read(error) => write!(f, "cannot be read: {error}"),
-            Error::Line { number, message } => write!(f, "line {number}: {message}"),
-            Error::Empty => write!(f, "has no requests"),
-            Error::TooLong => write!(
-                f,
-                "has more than {MAX_BLOCKS} blocks; replay fewer requests (--requests)"
-            ),
-        }
-    }
 }
 
 #[derive(Deserialize)]

@@ -81,25 +81,11 @@ impl fmt::Display for Rejected {
 }
 
 /// Items that do not fit into a token. They are never truncated instead.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooLarge {
     /// Before compression.
+    #[error("the conversation is larger than the {max} bytes that an encrypted content can carry")]
     Items { max: u64 },
-    /// As text.
+    #[error("the conversation makes an encrypted content of more than {max} bytes")]
     Text { max: u64 },
-}
-
-impl fmt::Display for TooLarge {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Items { max } => write!(
-                f,
-                "the conversation is larger than the {max} bytes that an encrypted content can carry"
-            ),
-            Self::Text { max } => write!(
-                f,
-                "the conversation makes an encrypted content of more than {max} bytes"
-            ),
-        }
-    }
 }

@@ -28,11 +28,12 @@ use super::cancel::NoticeKind;
 use super::meters::Op;
 use super::record::InitialState;
 use super::{
-    CancelOutcome, Cancellation, CancelledOutput, Claim, Commit, ConversationKey, DeleteOutcome,
-    Error, EventBatch, FencingToken, Finalization, Health, History, HistoryLimits,
-    IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation,
-    NewRecord, Notice, NoticeCursor, Orphan, Owner, OwnershipLoss, Page, PutOutcome, Record,
-    Report, ResponseKey, ResponseStore, Status, StoreFuture, Takeover, WriteOutcome,
+    BackgroundResponses, CancelOutcome, Cancellation, CancelledOutput, Claim, Commit,
+    ConversationKey, Conversations, DeleteOutcome, Error, EventBatch, FencingToken, Finalization,
+    Health, History, HistoryLimits, IdempotencyToken, Item, ItemOutcome, ItemsOutcome, LockOutcome,
+    LoggedEvents, NewConversation, NewRecord, Notice, NoticeCursor, Orphan, Owner, Ownership,
+    OwnershipLoss, Page, PutOutcome, Record, Report, ResponseKey, ResponseStore, Responses, Status,
+    StoreFuture, Takeover, WriteOutcome,
 };
 
 use crate::ids::ResponseId;
@@ -52,6 +53,26 @@ impl ResponseStore for Memory {
         })
     }
 
+    fn health(&self) -> Health {
+        Health {
+            is_up: true,
+            reason: String::new(),
+            warning: String::new(),
+        }
+    }
+
+    fn report(&self) -> StoreFuture<'_, Report> {
+        self.operation(Op::Report, |now| {
+            Ok(Report {
+                kind: "memory",
+                health: self.health(),
+                details: self.details(now),
+            })
+        })
+    }
+}
+
+impl Responses for Memory {
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
         self.on_response(Op::Create, key, move |shard, now| {
             self.check_size(response::size(&record))?;
@@ -92,16 +113,23 @@ impl ResponseStore for Memory {
     }
 
     fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
-        self.on_response(Op::Get, key, move |shard, now| Ok(shard.get(now, key)))
+        self.on_response(Op::Get, key, move |shard, now| {
+            let found = shard.touch(now, key);
+            Ok(found.map(|found| found.record(key.id.root())))
+        })
     }
 
     fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
-        self.on_response(Op::Input, key, move |shard, now| Ok(shard.input(now, key)))
+        self.on_response(Op::Input, key, move |shard, now| {
+            let found = shard.touch(now, key);
+            let found = found.filter(|found| !found.is_ephemeral());
+            Ok(found.map(|found| found.input()))
+        })
     }
 
     fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
         self.on_response(Op::Request, key, move |shard, now| {
-            Ok(shard.request(now, key))
+            Ok(shard.find(now, key).and_then(|found| found.request()))
         })
     }
 
@@ -126,10 +154,13 @@ impl ResponseStore for Memory {
             Ok(deleted)
         })
     }
+}
 
+impl BackgroundResponses for Memory {
     fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Start, key, move |shard, now| {
-            Ok(shard.start(now, key, fence))
+            let started = shard.change(now, key, |found| found.start(fence));
+            Ok(started.unwrap_or(WriteOutcome::Gone))
         })
     }
 
@@ -195,7 +226,8 @@ impl ResponseStore for Memory {
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
         self.on_response(Op::Events, key, move |shard, now| {
-            let read = shard.events(now, key, after, bytes_max);
+            let found = shard.touch(now, key);
+            let read = found.and_then(|found| found.events(now, after, bytes_max));
             Ok(read.map(LoggedEvents::without_tokens))
         })
     }
@@ -207,10 +239,13 @@ impl ResponseStore for Memory {
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>> {
         self.on_response(Op::Events, key, move |shard, now| {
-            Ok(shard.events(now, key, after, bytes_max))
+            let found = shard.touch(now, key);
+            Ok(found.and_then(|found| found.events(now, after, bytes_max)))
         })
     }
+}
 
+impl Ownership for Memory {
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
         let name = name.to_owned();
         self.operation(Op::Heartbeat, move |now| {
@@ -255,13 +290,17 @@ impl ResponseStore for Memory {
             let is_alive = orphan
                 .owner
                 .is_some_and(|owner| self.owners.lock().is_alive(now, owner));
-            Ok(shard.take_over(now, orphan, by, is_alive))
+            let taken_over = shard.change(now, orphan.key, |found| {
+                found.take_over(orphan, by, is_alive)
+            });
+            Ok(taken_over.unwrap_or(Takeover::Gone))
         })
     }
 
     fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
         self.on_response(Op::Release, key, move |shard, now| {
-            Ok(shard.release(now, key, fence))
+            let released = shard.change(now, key, |found| found.release(fence));
+            Ok(released.unwrap_or(WriteOutcome::Gone))
         })
     }
 
@@ -274,7 +313,9 @@ impl ResponseStore for Memory {
             Ok(self.owners.lock().notices(owner, after))
         })
     }
+}
 
+impl Conversations for Memory {
     fn create_conversation(
         &self,
         key: ConversationKey,
@@ -384,24 +425,6 @@ impl ResponseStore for Memory {
         self.on_conversation(Op::Unlock, key, move |shard, now| {
             let _ = shard.conversation(now, key, |found| found.unlock(token));
             Ok(())
-        })
-    }
-
-    fn health(&self) -> Health {
-        Health {
-            is_up: true,
-            reason: String::new(),
-            warning: String::new(),
-        }
-    }
-
-    fn report(&self) -> StoreFuture<'_, Report> {
-        self.operation(Op::Report, |now| {
-            Ok(Report {
-                kind: "memory",
-                health: self.health(),
-                details: self.details(now),
-            })
         })
     }
 }

@@ -42,7 +42,7 @@ pub enum OwnershipLoss {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Orphan {
     pub key: ResponseKey,
-    /// Compared by `ResponseStore::take_over`, so that only one replica takes it over.
+    /// Compared by `Ownership::take_over`, so that only one replica takes it over.
     pub owner: Option<Owner>,
     pub fencing_number: u64,
 }

@@ -1,4 +1,5 @@
-//! [`ResponseStore`], the operations of a response store, and what callers may rely on.
+//! [`ResponseStore`], the operations of a response store, and what callers may rely on. The operations on responses,
+//! on background responses, on their ownership and on conversations are a trait each.
 //!
 //! # The contract
 //!
@@ -19,7 +20,7 @@
 //! 8. **Running responses are never evicted.** A store full of running responses refuses new ones
 //!    ([`Error::Full`]). Finished records are dropped by age, or to make room.
 //! 9. **A response is kept with everything that it continues.** It can be continued exactly while it and all responses
-//!    of its chain are stored. Reading a history, a create and [`ResponseStore::keep_chain`] extend the retention of the
+//!    of its chain are stored. Reading a history, a create and [`Responses::keep_chain`] extend the retention of the
 //!    chain, so that a response that is kept long loses none of it by age. A create that continues a response that is
 //!    missing is [`Error::BrokenChain`] and writes nothing.
 //! 10. **A dropped future may or may not have applied its write**, as with `Unknown`.
@@ -29,7 +30,7 @@ use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::cancel::{Notice, NoticeCursor};
 use super::conversation::{
@@ -47,13 +48,13 @@ use super::record::{
 use crate::ids::ResponseId;
 
 /// Whether the store was reachable at its last use.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Health {
     pub is_up: bool,
     /// The last failure; empty while the store is up.
     pub reason: String,
     /// What is wrong with the settings of the store's server; empty for nothing.
-    #[serde(skip_serializing_if = "String::is_empty")]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub warning: String,
 }
 
@@ -71,11 +72,22 @@ pub struct Report {
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
 /// The operations of a store; the module's documentation states their contract.
-pub trait ResponseStore: Send + Sync + fmt::Debug {
+pub trait ResponseStore:
+    Responses + BackgroundResponses + Ownership + Conversations + Send + Sync + fmt::Debug
+{
     /// Checks that a response could be stored, before generation starts, so that a store that is down or full
     /// costs no GPU time. Sends nothing while the store answered recently.
     fn admit(&self) -> StoreFuture<'_, ()>;
 
+    /// For readiness probes; sends nothing.
+    fn health(&self) -> Health;
+
+    /// Returns a report for operators.
+    fn report(&self) -> StoreFuture<'_, Report>;
+}
+
+/// The operations on responses, whether they run or have ended.
+pub trait Responses {
     /// Creates a record in one write, and extends the retention of all that it continues. [`Error::Exists`] if the id
     /// belongs to a record with another token; [`Error::BrokenChain`] if any of what it continues is missing.
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()>;
@@ -107,7 +119,10 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
 
     /// Deletes the response, whatever its status, and sends a notice to the owner that runs it.
     fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome>;
+}
 
+/// What is written to a background response while it runs, and its events.
+pub trait BackgroundResponses {
     /// Changes the status from queued to in progress. `Done` also if this was done before with the same token.
     fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome>;
 
@@ -156,7 +171,10 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         after: Option<u64>,
         bytes_max: u64,
     ) -> StoreFuture<'_, Option<LoggedEvents>>;
+}
 
+/// Which replica runs a background response: leases of owners, orphans, takeovers and notices.
+pub trait Ownership {
     /// Renews the owner's lease until `lease` from now. `name` identifies the replica to operators.
     fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()>;
 
@@ -196,7 +214,10 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
         owner: Owner,
         after: NoticeCursor,
     ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)>;
+}
 
+/// The operations on conversations.
+pub trait Conversations {
     /// Creates a conversation. [`Error::Exists`] as with `create`; item ids must be distinct.
     fn create_conversation(
         &self,
@@ -249,10 +270,4 @@ pub trait ResponseStore: Send + Sync + fmt::Debug {
 
     /// Unlocks the conversation if the token holds the lock.
     fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()>;
-
-    /// For readiness probes; sends nothing.
-    fn health(&self) -> Health;
-
-    /// Returns a report for operators.
-    fn report(&self) -> StoreFuture<'_, Report>;
 }

@@ -37,7 +37,8 @@ pub struct Settings {
     /// An export that takes longer, its retries included, has failed.
     #[serde(with = "DurationText")]
     pub timeout: Duration,
-    /// Settings for experts.
+    /// No keys: set by OpenTelemetry's environment variables alone.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -62,18 +63,14 @@ pub enum Compression {
     Gzip,
 }
 
-/// Settings of traces for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// What `OTEL_BSP_...` set.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
     /// Spans that wait for their export; more are dropped and counted.
-    #[schemars(range(min = 1))]
     pub max_queue: u32,
     /// Spans in one export.
-    #[schemars(range(min = 1))]
     pub max_batch: u32,
     /// Time between two exports.
-    #[serde(with = "DurationText")]
     pub export_interval: Duration,
 }
 

@@ -116,7 +116,11 @@ impl Table {
     pub(super) fn attempt_limits(&self) -> attempt::Limits {
         attempt::Limits {
             attempt: self.settings.attempt_timeout,
-            connect: self.settings.advanced.connect_timeout,
+            connect: self
+                .settings
+                .advanced
+                .connect_timeout
+                .min(self.settings.attempt_timeout),
             answer_bytes: self.settings.advanced.max_answer,
         }
     }

@@ -12,7 +12,7 @@ use crate::http::client_address::Networks;
 use crate::http::tls::ClientSettings;
 use crate::secret::Secret;
 use crate::store::Status;
-use crate::units::{DurationText, SizeText};
+use crate::units::DurationText;
 
 /// Webhooks, which report the end of background responses (`background: true`).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -37,7 +37,8 @@ pub struct Settings {
     /// Attempts at one endpoint at the same time, by each replica.
     #[schemars(range(min = 1, max = 1_000))]
     pub max_concurrent_per_endpoint: u32,
-    /// Settings for experts.
+    /// No keys: what an attempt may take is `attempt_timeout`.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -84,32 +85,21 @@ pub enum EventType {
     Incomplete,
 }
 
-/// Settings of webhooks for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// Intervals and bounds, the same for all endpoints.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
     /// An endpoint that accepts no connection within this time has failed the attempt.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "10ms", "max" = "1m"))]
     pub connect_timeout: Duration,
     /// Attempts at all endpoints at the same time, by each replica.
-    #[schemars(range(min = 1, max = 10_000))]
     pub max_concurrent: u32,
     /// Of an answer's body no more is read than this. It is not looked at.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("max" = "1MiB"))]
     pub max_answer: u64,
     /// Time between two looks into the store for events that other replicas have left. Events of responses that end on
     /// this replica are sent at once.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "100ms", "max" = "10m"))]
     pub scan_interval: Duration,
     /// After this many failed attempts in a row a replica makes one attempt each `open_duration`, until one succeeds.
-    #[schemars(range(min = 1))]
     pub failure_threshold: u32,
     /// Time between two attempts at an endpoint that fails.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "100ms", "max" = "1h"))]
     pub open_duration: Duration,
 }
 
@@ -154,6 +144,7 @@ impl Default for Advanced {
             // One connection and 20 KB each.
             max_concurrent: 64,
             max_answer: 4 << 10,
+            // Only what a replica left behind waits for it.
             scan_interval: Duration::from_secs(10),
             failure_threshold: 5,
             open_duration: Duration::from_secs(30),
@@ -217,10 +208,6 @@ impl Settings {
         if self.endpoints.len() > MAX_ENDPOINTS {
             let message = format!("lists more than {MAX_ENDPOINTS}");
             problems.push(("endpoints".to_owned(), message));
-        }
-        if self.advanced.connect_timeout > self.attempt_timeout {
-            let message = "must be at most `webhooks.attempt_timeout`, of which it is a part";
-            problems.push(("advanced.connect_timeout".to_owned(), message.to_owned()));
         }
         let mut names = BTreeMap::new();
         for (index, endpoint) in self.endpoints.iter().enumerate() {

@@ -112,7 +112,7 @@ class SidePanels(BrowserTest):
         config = {
             "models": [{"name": "sim", "stream_continuation": {}}],
             "routing": {"policy": "round_robin"},
-            "traces": {"endpoint": receiver(self, 200), "protocol": "http/protobuf", "advanced": {"export_interval": "200ms"}},
+            "traces": {"endpoint": receiver(self, 200), "protocol": "http/protobuf"},
             "endpoint_picker": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
             "webhooks": {"endpoints": [
                 {"name": "billing", "url": receiver(self, 204), **endpoint},

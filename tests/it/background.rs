@@ -25,8 +25,8 @@ use warmroute::sim::worker::Settings;
 use warmroute::store::record::{Content, InitialState, Retention};
 use warmroute::store::redis::{self, Redis};
 use warmroute::store::{
-    FencingToken, IdempotencyToken, NewRecord, Owner, ResponseKey, ResponseStore,
-    RetentionSettings, RoutingHint, Status,
+    FencingToken, IdempotencyToken, NewRecord, Owner, ResponseKey, Responses, RetentionSettings,
+    RoutingHint, Status,
 };
 
 use crate::client::{self, Answer, Open};

@@ -14,13 +14,10 @@ use crate::relay::TenantTable;
 /// Tenants with a row: those with the most requests.
 const MAX_TENANTS: usize = 200;
 
-/// Sums by tenant: the name in the page's data, and the metric.
-const SUMS: [(&str, &str); 4] = [
-    ("requests", "warmroute_usage_requests_total"),
-    ("prompt", "warmroute_usage_prompt_tokens_total"),
-    ("cached", "warmroute_usage_cached_prompt_tokens_total"),
-    ("generated", "warmroute_usage_generation_tokens_total"),
-];
+const REQUESTS: &str = "warmroute_usage_requests_total";
+const PROMPT: &str = "warmroute_usage_prompt_tokens_total";
+const CACHED: &str = "warmroute_usage_cached_prompt_tokens_total";
+const GENERATED: &str = "warmroute_usage_generation_tokens_total";
 const ADMITTED: &str = "warmroute_limit_admitted_total";
 const REFUSALS: &str = "warmroute_limit_refusals_total";
 
@@ -98,14 +95,10 @@ fn counts(registry: &Registry) -> FxHashMap<String, Counts> {
             to(of_tenant.or_default(), label(&metric, "reason"), value);
         }
     };
-    for (column, name) in SUMS {
-        add(name, &|counts, _, value| match column {
-            "requests" => counts.requests += value,
-            "prompt" => counts.prompt += value,
-            "cached" => counts.cached += value,
-            _ => counts.generated += value,
-        });
-    }
+    add(REQUESTS, &|counts, _, value| counts.requests += value);
+    add(PROMPT, &|counts, _, value| counts.prompt += value);
+    add(CACHED, &|counts, _, value| counts.cached += value);
+    add(GENERATED, &|counts, _, value| counts.generated += value);
     add(ADMITTED, &|counts, _, value| counts.admitted += value);
     add(REFUSALS, &|counts, reason, value| {
         *counts.refused.entry(reason.to_owned()).or_default() += value;
@@ -121,7 +114,7 @@ mod tests {
     fn tenants_are_ordered_by_what_they_sent_refused_or_not() {
         let registry = Registry::default();
         assert_eq!(read(&TenantTable::default(), &registry), Value::Null);
-        let requests = registry.counters(SUMS[0].1, "R.", &["tenant", "model"]);
+        let requests = registry.counters(REQUESTS, "R.", &["tenant", "model"]);
         requests.with_label_values(&["calm", "m"]).inc_by(5);
         requests.with_label_values(&["loud", "m"]).inc_by(2);
         requests.with_label_values(&["loud", "n"]).inc_by(2);
@@ -142,7 +135,7 @@ mod tests {
     #[test]
     fn no_more_tenants_than_the_bound_are_sent() {
         let registry = Registry::default();
-        let requests = registry.counters(SUMS[0].1, "R.", &["tenant", "model"]);
+        let requests = registry.counters(REQUESTS, "R.", &["tenant", "model"]);
         for number in 0..300 {
             let name = format!("t{number}");
             requests.with_label_values(&[&*name, "m"]).inc_by(number);

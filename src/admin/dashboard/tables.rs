@@ -274,13 +274,13 @@ pub(super) fn models(relay: &Relay, registry: &Registry, latencies: &Latencies) 
         let latency = latency.copied().unwrap_or_default();
         let [in_flight, routed, expected, prompt, cached, generated] = of_model;
         let prefill = if relay.is_disaggregated() {
-            group.prefill().len()
+            group.prefill_workers().len()
         } else {
             0
         };
         let row = (
             &**name,
-            group.decode().len(),
+            group.decode_workers().len(),
             prefill,
             in_flight,
             routed,

@@ -3,9 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus::{HistogramVec, IntCounterVec, IntGauge};
-
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 
 /// How an exchange ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,36 +32,25 @@ impl Outcome {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct Metrics {
-    open: IntGauge,
-    ended: IntCounterVec,
-    decision: HistogramVec,
+/// From a choice at once to one after a long wait.
+const DECISION_SECONDS: &[f64] = &[
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0, 10.0,
+];
+
+metric_table! {
+    #[derive(Debug)]
+    pub(super) struct Metrics {
+        open: gauge "warmroute_endpoint_picker_exchanges" "Requests of gateways that the endpoint picker has open.",
+        ended: counters "warmroute_endpoint_picker_exchanges_total" ["outcome"]
+            "Requests of gateways by outcome: `picked` (a worker was chosen and its answer passed through), `refused` (the \
+             router itself answered), `gateway_left` (the gateway ended the stream: its client left, or the worker's connection \
+             broke), `malformed`, `silent` (no message came for 5 seconds).",
+        decision: histograms "warmroute_endpoint_picker_decision_seconds" [] in DECISION_SECONDS
+            "Time from the end of a request's body to the answer with the chosen worker; with a queue, waiting included.",
+    }
 }
 
 impl Metrics {
-    pub(super) fn new(registry: &Registry) -> Arc<Self> {
-        Arc::new(Self {
-            open: registry.gauge(
-                "warmroute_endpoint_picker_exchanges",
-                "Requests of gateways that the endpoint picker has open.",
-            ),
-            ended: registry.counters(
-                "warmroute_endpoint_picker_exchanges_total",
-                "Requests of gateways by outcome: `picked` (a worker was chosen and its answer passed through), `refused` (the router itself answered), `gateway_left` (the gateway ended the stream: its client left, or the worker's connection broke), `malformed`, `silent` (no message came for 5 seconds).",
-                &["outcome"],
-            ),
-            decision: registry.histograms(
-                "warmroute_endpoint_picker_decision_seconds",
-                "Time from the end of a request's body to the answer with the chosen worker; with a queue, waiting included.",
-                &[
-                    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1, 1.0, 10.0,
-                ],
-                &[],
-            ),
-        })
-    }
-
     pub(super) fn open(self: &Arc<Self>) -> Open {
         self.open.inc();
         Open {

@@ -27,10 +27,10 @@ pub struct Settings {
 #[serde(default)]
 pub struct Advanced {
     /// Connections of gateways; more wait in the kernel's backlog.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_connections: u32,
     /// Requests at a time on one connection. Each request of a client is one, for as long as its answer lasts.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_streams: u32,
     /// Obeys the header `test-epp-endpoint-selection` and reports who served a request, as the conformance tests of
     /// gateways need it. Clients could choose their worker with it.

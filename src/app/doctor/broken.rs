@@ -1,8 +1,11 @@
 //! What is broken now: clients get errors, or will at the next failure. Pure.
 
 use super::finding::{Finding, listed};
-use super::observed::{Observed, Worker};
+use super::observed::Observed;
 use super::workers;
+use crate::admin::WorkerRow;
+use crate::fleet::Role;
+use crate::peers::status::PeerRow;
 
 pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     let one = [
@@ -47,8 +50,8 @@ fn no_worker_up(observed: &Observed) -> Option<Finding> {
 }
 
 fn store_down(observed: &Observed) -> Option<Finding> {
-    let health = observed.store.as_ref().filter(|health| !health.is_up)?;
-    Some(Finding {
+    let health = &observed.store;
+    (!health.is_up).then(|| Finding {
         rule: "store_down",
         is_broken: true,
         cost: 0.9,
@@ -61,7 +64,7 @@ fn store_down(observed: &Observed) -> Option<Finding> {
 }
 
 fn store_at_risk(observed: &Observed) -> Option<Finding> {
-    let health = observed.store.as_ref()?;
+    let health = &observed.store;
     let warns = health.is_up && !health.warning.is_empty();
     warns.then(|| Finding {
         rule: "store_at_risk",
@@ -87,13 +90,13 @@ fn configuration_refused(observed: &Observed) -> Option<Finding> {
 }
 
 fn replica_missing(observed: &Observed) -> Option<Finding> {
-    let peers = &observed.fleet.peers;
+    let peers = &observed.fleet.replicas.as_ref()?.peers;
     let missing: Vec<_> = peers
         .iter()
         .filter(|peer| peer.state != "connected")
         .collect();
     let first = missing.first()?;
-    let name = |peer: &super::observed::Peer| {
+    let name = |peer: &PeerRow| {
         let name = peer.name.as_ref().or(peer.address.as_ref());
         format!("{} ({})", name.map_or("one", String::as_str), peer.state)
     };
@@ -156,17 +159,17 @@ const MIN_REQUESTS: u64 = 200;
 const REQUESTS_EACH: u64 = 20;
 
 fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {
-    let of_model = |(model, all): (&str, Vec<&Worker>)| {
+    let of_model = |(model, all): (&str, Vec<&WorkerRow>)| {
         let total: u64 = all.iter().map(|worker| worker.requests_total).sum();
-        let is_never = |worker: &&Worker| {
+        let is_never = |worker: &&WorkerRow| {
             worker.requests_total == 0
                 && !worker.is_draining
                 && worker.peers.iter().all(|peer| peer.requests == 0)
         };
-        let never: Vec<&Worker> = all.iter().copied().filter(is_never).collect();
+        let never: Vec<&WorkerRow> = all.iter().copied().filter(is_never).collect();
         let is_enough = total >= MIN_REQUESTS && total >= REQUESTS_EACH * all.len() as u64;
         // Decode workers get the second leg of a pair.
-        let alone = never.iter().all(|worker| worker.role == "both");
+        let alone = never.iter().all(|worker| worker.role == Role::Both);
         if never.is_empty() || !is_enough || !alone {
             return None;
         }

@@ -1,9 +1,12 @@
 //! Rules about engines: what they were started with, and what of them the router can reach. Pure.
 
 use super::finding::{Finding, listed};
-use super::observed::{Observed, Rank, Worker};
+use super::observed::Observed;
 use super::versions;
-use super::workers::{by_model, different, names, up, why_down};
+use super::workers::{by_model, different, is_sglang, names, up, why_down};
+use crate::admin::WorkerRow;
+use crate::fleet::health::Health;
+use crate::kv::subscriber;
 
 /// The line that turns vLLM's KV events on, with replay.
 const EVENTS_ON: &str = r#"engine: --kv-events-config '{"enable_kv_cache_events":true,"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558"}'"#;
@@ -11,14 +14,14 @@ const EVENTS_ON: &str = r#"engine: --kv-events-config '{"enable_kv_cache_events"
 const SGLANG_EVENTS_ON: &str = r#"engine: --kv-events-config '{"publisher":"zmq","endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5558","topic":"kv-events"}'"#;
 
 /// The line that turns KV events on for these workers.
-fn events_on(workers: &[&Worker]) -> String {
+fn events_on(workers: &[&WorkerRow]) -> String {
     by_engine(workers, EVENTS_ON, SGLANG_EVENTS_ON)
 }
 
 /// A line for each kind of engine that these workers run.
-fn by_engine(workers: &[&Worker], vllm: &str, sglang: &str) -> String {
-    let is_sglang = |worker: &&Worker| worker.is_sglang();
-    match (workers.iter().all(is_sglang), workers.iter().any(is_sglang)) {
+fn by_engine(workers: &[&WorkerRow], vllm: &str, sglang: &str) -> String {
+    let sglang_workers = workers.iter().filter(|worker| is_sglang(worker)).count();
+    match (sglang_workers == workers.len(), sglang_workers > 0) {
         (true, true) => sglang.to_owned(),
         (_, false) => vllm.to_owned(),
         (false, true) => format!("{vllm}\nof SGLang: {sglang}"),
@@ -53,8 +56,9 @@ fn uses_events(observed: &Observed) -> bool {
 
 /// Engines that say nothing of their queues: whatever is sent waits inside them.
 fn slots_unknown(observed: &Observed) -> Option<Finding> {
-    let value = |metric: &str, worker: &Worker| observed.value(metric, &[("worker", &worker.name)]);
-    let is_unknown = |worker: &&Worker| {
+    let value =
+        |metric: &str, worker: &WorkerRow| observed.value(metric, &[("worker", &worker.name)]);
+    let is_unknown = |worker: &&WorkerRow| {
         let is_known = [
             "warmroute_worker_reported_running",
             "warmroute_worker_slots",
@@ -64,7 +68,7 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
                 .iter()
                 .all(|metric| value(metric, worker).is_none())
     };
-    let unknown: Vec<&Worker> = up(observed).filter(is_unknown).collect();
+    let unknown: Vec<&WorkerRow> = up(observed).filter(is_unknown).collect();
     (!unknown.is_empty()).then(|| Finding {
         rule: "slots_unknown",
         is_broken: false,
@@ -81,9 +85,9 @@ fn slots_unknown(observed: &Observed) -> Option<Finding> {
 
 fn workers_down(observed: &Observed) -> Option<Finding> {
     let all = &observed.fleet.workers;
-    let down: Vec<&Worker> = all
+    let down: Vec<&WorkerRow> = all
         .iter()
-        .filter(|worker| worker.health == "down")
+        .filter(|worker| worker.health == Health::Down)
         .collect();
     let first = down.first().filter(|_| down.len() < all.len())?;
     Some(Finding {
@@ -104,8 +108,8 @@ fn workers_down(observed: &Observed) -> Option<Finding> {
 }
 
 fn prefix_caching_off(observed: &Observed) -> Option<Finding> {
-    let off: Vec<&Worker> = up(observed)
-        .filter(|worker| worker.prefix_caching == Some(false))
+    let off: Vec<&WorkerRow> = up(observed)
+        .filter(|worker| worker.facts.prefix_caching == Some(false))
         .collect();
     (!off.is_empty()).then(|| Finding {
         rule: "prefix_caching_off",
@@ -125,8 +129,10 @@ fn no_events(observed: &Observed) -> Option<Finding> {
     if !uses_events(observed) {
         return None;
     }
-    let has_none = |worker: &&Worker| worker.events.ranks == 0 && worker.events.unusable.is_empty();
-    let silent: Vec<&Worker> = up(observed).filter(has_none).collect();
+    let has_none = |worker: &&WorkerRow| {
+        worker.facts.events.ranks == 0 && worker.facts.events.unusable.is_empty()
+    };
+    let silent: Vec<&WorkerRow> = up(observed).filter(has_none).collect();
     (!silent.is_empty()).then(|| Finding {
         rule: "kv_events_off",
         is_broken: false,
@@ -141,11 +147,11 @@ fn no_events(observed: &Observed) -> Option<Finding> {
 }
 
 fn unusable_events(observed: &Observed) -> Option<Finding> {
-    let unusable: Vec<&Worker> = up(observed)
-        .filter(|worker| !worker.events.unusable.is_empty())
+    let unusable: Vec<&WorkerRow> = up(observed)
+        .filter(|worker| !worker.facts.events.unusable.is_empty())
         .collect();
     let first = unusable.first()?;
-    let source = first.events.unusable.first()?;
+    let source = first.facts.events.unusable.first()?;
     Some(Finding {
         rule: "kv_events_unusable",
         is_broken: false,
@@ -163,7 +169,7 @@ fn unusable_events(observed: &Observed) -> Option<Finding> {
 }
 
 /// The ranks of workers that are up.
-fn ranks_up(observed: &Observed) -> impl Iterator<Item = (&Rank, &Worker)> {
+fn ranks_up(observed: &Observed) -> impl Iterator<Item = (&subscriber::Status, &WorkerRow)> {
     let worker = |name: &str| up(observed).find(|worker| worker.name == name);
     let ranks = observed.kv.ranks.iter();
     ranks.filter_map(move |rank| Some((rank, worker(&rank.worker)?)))
@@ -178,7 +184,7 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
         .disconnect_reason
         .as_deref()
         .unwrap_or("no connection yet");
-    let mut workers: Vec<&Worker> = gone.iter().map(|(_, worker)| *worker).collect();
+    let mut workers: Vec<&WorkerRow> = gone.iter().map(|(_, worker)| *worker).collect();
     workers.dedup_by(|a, b| a.name == b.name);
     Some(Finding {
         rule: "kv_events_unreachable",
@@ -198,8 +204,8 @@ fn events_disconnected(observed: &Observed) -> Option<Finding> {
 }
 
 fn no_replay(observed: &Observed) -> Option<Finding> {
-    let without: Vec<&Worker> = up(observed)
-        .filter(|worker| worker.events.without_replay > 0)
+    let without: Vec<&WorkerRow> = up(observed)
+        .filter(|worker| worker.facts.events.without_replay > 0)
         .collect();
     if without.is_empty() {
         let (rank, _) = ranks_up(observed).find(|(rank, _)| rank.replay_error.is_some())?;
@@ -251,8 +257,8 @@ fn cached_tokens_unreported(observed: &Observed) -> Option<Finding> {
 }
 
 fn block_sizes_differ(observed: &Observed) -> Vec<Finding> {
-    let finding = |(model, workers): (&str, Vec<&Worker>)| {
-        let sizes = different(&workers, |worker| worker.block_size)?;
+    let finding = |(model, workers): (&str, Vec<&WorkerRow>)| {
+        let sizes = different(&workers, |worker| worker.facts.block_size)?;
         let most = sizes.iter().max_by_key(|(_, workers)| workers.len())?.0;
         let others = sizes.iter().filter(|(size, _)| *size != most);
         let others: Vec<&String> = others.flat_map(|(_, workers)| workers).collect();
@@ -283,8 +289,8 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
         return Vec::new();
     };
     let connector = &pairs.connector;
-    let is_unpaired = |worker: &&Worker| pairs.unpaired.contains(&worker.name);
-    let unpaired: Vec<&Worker> = up(observed).filter(is_unpaired).collect();
+    let is_unpaired = |worker: &&WorkerRow| pairs.unpaired.contains(&worker.name);
+    let unpaired: Vec<&WorkerRow> = up(observed).filter(is_unpaired).collect();
     let mut findings = Vec::new();
     if !unpaired.is_empty() {
         let why = pairs.incompatible.first().map(|pair| pair.message.as_str());
@@ -305,7 +311,7 @@ fn pairs(observed: &Observed) -> Vec<Finding> {
             },
         });
     }
-    let impossible: u64 = pairs.incompatible.iter().map(|pair| pair.count).sum();
+    let impossible: usize = pairs.incompatible.iter().map(|pair| pair.count).sum();
     if let Some(first) = pairs.incompatible.first().filter(|_| unpaired.is_empty()) {
         findings.push(Finding {
             rule: "incompatible_pairs",

@@ -1,8 +1,10 @@
 //! Workers that have nothing to do while others of their model have more than they can take. Pure.
 
 use super::finding::Finding;
-use super::observed::{Observed, Worker};
+use super::observed::Observed;
 use super::workers;
+use crate::admin::WorkerRow;
+use crate::http::circuit_breaker;
 
 pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
     let models = workers::by_model(observed).into_iter();
@@ -11,25 +13,25 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
         .collect()
 }
 
-fn of_model(observed: &Observed, model: &str, all: &[&Worker]) -> Option<Finding> {
-    let value = |metric: &str, worker: &Worker| {
+fn of_model(observed: &Observed, model: &str, all: &[&WorkerRow]) -> Option<Finding> {
+    let value = |metric: &str, worker: &WorkerRow| {
         let labels = [("worker", worker.name.as_str())];
         observed.value(metric, &labels)
     };
-    let is_busy = |worker: &&&Worker| {
+    let is_busy = |worker: &&&WorkerRow| {
         let waits = value("warmroute_worker_reported_waiting", worker);
         let free = value("warmroute_worker_free_slots", worker);
         waits.is_some_and(|waits| waits > 0.0) || free == Some(0.0)
     };
-    let busy: Vec<&Worker> = all.iter().filter(is_busy).copied().collect();
+    let busy: Vec<&WorkerRow> = all.iter().filter(is_busy).copied().collect();
     // What computes prompts only is no help to who generates.
-    let is_alike = |worker: &&&Worker| busy.iter().any(|busy| busy.role == worker.role);
-    let requests = |worker: &Worker| {
+    let is_alike = |worker: &&&WorkerRow| busy.iter().any(|busy| busy.role == worker.role);
+    let requests = |worker: &WorkerRow| {
         let peers = worker.peers.iter().map(|peer| peer.requests);
-        worker.requests + peers.sum::<u64>()
+        u64::from(worker.requests) + peers.sum::<u64>()
     };
-    let is_idle = |worker: &&&Worker| requests(worker) == 0 && !worker.is_draining;
-    let idle: Vec<&Worker> = all
+    let is_idle = |worker: &&&WorkerRow| requests(worker) == 0 && !worker.is_draining;
+    let idle: Vec<&WorkerRow> = all
         .iter()
         .filter(is_idle)
         .filter(is_alike)
@@ -38,9 +40,9 @@ fn of_model(observed: &Observed, model: &str, all: &[&Worker]) -> Option<Finding
     if idle.is_empty() || busy.is_empty() {
         return None;
     }
-    let kept_out: Vec<&Worker> = idle
+    let kept_out: Vec<&WorkerRow> = idle
         .iter()
-        .filter(|worker| worker.circuit_breaker == "open")
+        .filter(|worker| worker.circuit_breaker == circuit_breaker::State::Open)
         .copied()
         .collect();
     let policy = observed.config["routing"]["policy"].as_str();

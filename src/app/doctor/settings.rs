@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use super::finding::{Finding, listed};
 use super::observed::Observed;
+use crate::kv::tokenizer_check;
 use crate::units::format_duration;
 
 pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
@@ -46,8 +47,9 @@ fn tokenizers(observed: &Observed) -> Vec<Finding> {
     };
     let has_events = |model: &str| {
         let mut workers = observed.fleet.workers.iter();
-        workers
-            .any(|worker| worker.events.ranks > 0 && worker.models.iter().any(|own| own == model))
+        workers.any(|worker| {
+            worker.facts.events.ranks > 0 && worker.models.iter().any(|own| own == model)
+        })
     };
     let finding = |model: &str| {
         let requests = |api: &str| {
@@ -86,13 +88,14 @@ fn mismatches(observed: &Observed) -> Vec<Finding> {
         .tokenizer_check
         .iter()
         .filter(|check| check.mismatch);
-    let finding = |check: &super::observed::TokenizerCheck| Finding {
+    let finding = |check: &tokenizer_check::Status| Finding {
         rule: "tokenizer_mismatch",
         is_broken: false,
         cost: 0.5 * model_share(observed, &check.model),
         problem: format!(
             "the router and the engines of {} tokenize {} prompts differently",
-            check.model, check.prompts
+            check.model,
+            check.prompts.as_str()
         ),
         effect: "KV events of this model do not count",
         change: format!(

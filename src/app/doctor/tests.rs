@@ -1,6 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::observe::metrics_text::Families;
 
 /// A good fleet of two workers, after `change` of its pages.
 fn observed(change: impl FnOnce(&mut Value, &mut Value, &mut Value), metrics: &str) -> Observed {
@@ -27,16 +28,13 @@ fn observed_with(
         "models": [{"name": "m", "tokenizer": {"path": "/models/m"}}],
     });
     change(&mut fleet, &mut kv, &mut config);
-    let config = json!({"config": config});
-    let page = |value: &Value| value.to_string().into_bytes();
-    Observed::of_pages(
-        &page(&fleet),
-        &page(&kv),
-        &page(&config),
-        &page(&json!({"health": store})),
-        metrics.as_bytes(),
-    )
-    .unwrap()
+    Observed {
+        fleet: serde_json::from_value(fleet).unwrap(),
+        kv: serde_json::from_value(kv).unwrap(),
+        config,
+        store: serde_json::from_value(store.clone()).unwrap(),
+        metrics: Families::parse(metrics, |_| true),
+    }
 }
 
 fn rules(observed: &Observed) -> Vec<&'static str> {

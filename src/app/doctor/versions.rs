@@ -1,8 +1,10 @@
 //! Rules about the releases of engines: those that differ, and those that are known to lack something. Pure.
 
 use super::finding::{Finding, listed};
-use super::observed::{Observed, Worker};
-use super::workers::{by_model, different, names, up};
+use super::observed::Observed;
+use super::workers::{by_model, different, is_sglang, names, up};
+use crate::admin::WorkerRow;
+use crate::fleet::ResponsesApi;
 
 /// The first vLLM that this router was written for.
 const OLDEST_VLLM: (u32, u32) = (0, 29);
@@ -23,12 +25,12 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
 }
 
 /// Older than a release of vLLM. SGLang counts its releases otherwise.
-fn is_before(worker: &Worker, since: (u32, u32)) -> bool {
+fn is_before(worker: &WorkerRow, since: (u32, u32)) -> bool {
     let version = worker.version.as_deref().and_then(release);
-    !worker.is_sglang() && version.is_some_and(|release| release < since)
+    !is_sglang(worker) && version.is_some_and(|release| release < since)
 }
 
-fn differ(observed: &Observed, model: &str, workers: &[&Worker]) -> Option<Finding> {
+fn differ(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> Option<Finding> {
     let versions = different(workers, |worker| worker.version.clone())?;
     let parts = versions
         .iter()
@@ -46,13 +48,13 @@ fn differ(observed: &Observed, model: &str, workers: &[&Worker]) -> Option<Findi
     })
 }
 
-fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&Worker]) -> Option<Finding> {
+fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&WorkerRow]) -> Option<Finding> {
     let mut entries = observed.models().iter();
     if !entries.any(|entry| entry["name"] == model && entry["send_token_ids"] == true) {
         return None;
     }
-    let is_old = |worker: &&Worker| is_before(worker, TOKEN_IDS_SINCE);
-    let old: Vec<&Worker> = workers.iter().copied().filter(is_old).collect();
+    let is_old = |worker: &&WorkerRow| is_before(worker, TOKEN_IDS_SINCE);
+    let old: Vec<&WorkerRow> = workers.iter().copied().filter(is_old).collect();
     (!old.is_empty()).then(|| Finding {
         rule: "version_too_old",
         is_broken: false,
@@ -67,7 +69,7 @@ fn lacks_token_ids(observed: &Observed, model: &str, workers: &[&Worker]) -> Opt
 }
 
 fn unknown(observed: &Observed) -> Option<Finding> {
-    let old: Vec<&Worker> = up(observed)
+    let old: Vec<&WorkerRow> = up(observed)
         .filter(|worker| is_before(worker, OLDEST_VLLM))
         .collect();
     let first = old.first()?;
@@ -88,13 +90,13 @@ fn unknown(observed: &Observed) -> Option<Finding> {
 /// Engines with several ranks that ignore which of them a request is for.
 fn ignores_ranks(observed: &Observed) -> Option<Finding> {
     let requests = |labels: &[(&str, &str)]| observed.sum("warmroute_requests_total", labels);
-    let ignores = |worker: &&Worker| {
-        worker.events.ranks > 1
-            && worker.responses != "chat"
+    let ignores = |worker: &&WorkerRow| {
+        worker.facts.events.ranks > 1
+            && worker.facts.responses != ResponsesApi::Chat
             && is_before(worker, RESPONSES_PINNED_SINCE)
     };
-    let old: Vec<&Worker> = up(observed).filter(ignores).collect();
-    let of_old = |worker: &&Worker| requests(&[("worker", &worker.name), ("api", "responses")]);
+    let old: Vec<&WorkerRow> = up(observed).filter(ignores).collect();
+    let of_old = |worker: &&WorkerRow| requests(&[("worker", &worker.name), ("api", "responses")]);
     let affected: f64 = old.iter().map(of_old).sum();
     let share = affected / requests(&[]).max(1.0);
     (affected >= 1.0).then(|| Finding {

@@ -3,14 +3,17 @@
 use std::collections::BTreeMap;
 
 use super::finding::listed;
-use super::observed::{Observed, Worker};
+use super::observed::Observed;
+use crate::admin::WorkerRow;
+use crate::fleet::engine::Engine;
+use crate::fleet::health::Health;
 
-pub(super) fn names(workers: &[&Worker]) -> String {
+pub(super) fn names(workers: &[&WorkerRow]) -> String {
     listed(workers.iter().map(|worker| &worker.name))
 }
 
 /// What to do about a worker that is down.
-pub(super) fn why_down(worker: &Worker) -> String {
+pub(super) fn why_down(worker: &WorkerRow) -> String {
     let why = worker.last_error.as_deref().unwrap_or("no answer");
     format!(
         "{}: {why}; repair the engine, or take it out of `workers` or `discovery`",
@@ -18,17 +21,21 @@ pub(super) fn why_down(worker: &Worker) -> String {
     )
 }
 
-pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &Worker> {
+pub(super) fn up(observed: &Observed) -> impl Iterator<Item = &WorkerRow> {
     observed
         .fleet
         .workers
         .iter()
-        .filter(|worker| worker.is_up())
+        .filter(|worker| worker.health == Health::Up)
+}
+
+pub(super) fn is_sglang(worker: &WorkerRow) -> bool {
+    worker.facts.engine == Engine::Sglang
 }
 
 /// The workers of each model that are up.
-pub(super) fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&Worker>> {
-    let mut models: BTreeMap<&str, Vec<&Worker>> = BTreeMap::new();
+pub(super) fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&WorkerRow>> {
+    let mut models: BTreeMap<&str, Vec<&WorkerRow>> = BTreeMap::new();
     for worker in up(observed) {
         for model in &worker.models {
             models.entry(model).or_default().push(worker);
@@ -39,8 +46,8 @@ pub(super) fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&Worker>> {
 
 /// The values of a model's workers, with the workers, if there is more than one value.
 pub(super) fn different<K: Ord>(
-    workers: &[&Worker],
-    value: impl Fn(&Worker) -> Option<K>,
+    workers: &[&WorkerRow],
+    value: impl Fn(&WorkerRow) -> Option<K>,
 ) -> Option<BTreeMap<K, Vec<String>>> {
     let mut values: BTreeMap<K, Vec<String>> = BTreeMap::new();
     for worker in workers {

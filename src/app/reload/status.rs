@@ -6,15 +6,14 @@ use std::time::{Duration, Instant};
 use arc_swap::ArcSwap;
 use hyper::StatusCode;
 use parking_lot::Mutex;
-use prometheus::{IntCounterVec, IntGauge};
 use serde_json::{Value, json};
 
-use crate::admin::ConfigStatus;
+use crate::admin::{ConfigStatus, RunningConfig};
 use crate::config::diff::{Change, Comparable};
 use crate::config::reader::Problems;
 use crate::config::{Config, FileHash, Refused};
 use crate::observe;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 
 /// Changes that one answer shows.
 const MAX_SHOWN: usize = 100;
@@ -169,55 +168,37 @@ impl Status {
         refused_at.is_some_and(|at| observe::now().saturating_duration_since(at) >= after)
     }
 
-    pub(super) fn page(&self) -> Value {
+    pub(super) fn page(&self) -> RunningConfig {
         let running = self.running();
         let source = &running.source;
-        json!({
-            "file": source.path().map(|path| path.display().to_string()),
-            "hash": source.path().map(|_| source.hash().hex()),
-            "last_reload": *self.last.lock(),
-            "config": Comparable::of(&running).shown(),
-        })
+        RunningConfig {
+            file: source.path().map(|path| path.display().to_string()),
+            hash: source.path().map(|_| source.hash().hex()),
+            last_reload: self.last.lock().clone(),
+            config: Comparable::of(&running).shown(),
+        }
     }
 }
 
-#[derive(Debug)]
-pub(super) struct Metrics {
-    successful: IntGauge,
-    success_at: IntGauge,
-    hash: IntGauge,
-    reloads: IntCounterVec,
+metric_table! {
+    #[derive(Debug)]
+    pub(super) struct Metrics {
+        successful: gauge "warmroute_config_last_reload_successful"
+            "1 if the configuration file is what runs; 0 if it was refused and the last good one runs.",
+        success_at: gauge "warmroute_config_last_reload_success_timestamp_seconds"
+            "When the configuration file was taken over last, or found unchanged; the start counts.",
+        hash: gauge "warmroute_config_hash"
+            "The first 48 bits of the SHA-256 of the configuration file that runs; 0 without a file. Differs between replicas \
+             that run different files.",
+        reloads: counters "warmroute_config_reloads_total" ["result"] "Reloads of the configuration, by result.",
+    }
 }
 
 impl Metrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let metrics = Self {
-            successful: registry.gauge(
-                "warmroute_config_last_reload_successful",
-                "1 if the configuration file is what runs; 0 if it was refused and the last good one runs.",
-            ),
-            success_at: registry.gauge(
-                "warmroute_config_last_reload_success_timestamp_seconds",
-                "When the configuration file was taken over last, or found unchanged; the start counts.",
-            ),
-            hash: registry.gauge(
-                "warmroute_config_hash",
-                "The first 48 bits of the SHA-256 of the configuration file that runs; 0 without a file. Differs between \
-                 replicas that run different files.",
-            ),
-            reloads: registry.counters(
-                "warmroute_config_reloads_total",
-                "Reloads of the configuration, by result.",
-                &["result"],
-            ),
-        };
-        for result in Outcome::RESULTS {
-            metrics.reloads.with_label_values(&[result]);
-        }
-        metrics
-    }
-
     pub(super) fn on_start(&self, hash: FileHash) {
+        for result in Outcome::RESULTS {
+            self.reloads.with_label_values(&[result]);
+        }
         self.on_success(hash);
     }
 

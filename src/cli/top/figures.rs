@@ -3,19 +3,39 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
-use super::metrics_text::Metrics;
-use super::rows::Fleet;
-use crate::observe::metrics_text::Series;
+use crate::admin::FleetPage;
+use crate::observe::metrics_text::{Families, Series};
 
 /// Percentiles and rates are of the last so many samples.
 const SAMPLES: usize = 10;
+/// Families that the table shows.
+const FAMILIES: [&str; 10] = [
+    "warmroute_requests_total",
+    "warmroute_request_errors_total",
+    "warmroute_prompt_tokens_total",
+    "warmroute_cached_prompt_tokens_total",
+    "warmroute_generation_tokens_total",
+    "warmroute_routing_decisions_total",
+    "warmroute_time_to_first_token_seconds_bucket",
+    "warmroute_inter_token_latency_seconds_bucket",
+    "warmroute_kv_state",
+    "warmroute_queue_requests",
+];
 
 /// What a router said at one time.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Sample {
     pub(super) at: Instant,
-    pub(super) fleet: Fleet,
-    pub(super) metrics: Metrics,
+    pub(super) fleet: FleetPage,
+    pub(super) metrics: Families,
+}
+
+impl Sample {
+    /// `metrics`: the page of that name. Families that the table does not show are left out.
+    pub(super) fn new(at: Instant, fleet: FleetPage, metrics: &str) -> Self {
+        let metrics = Families::parse(metrics, |name| FAMILIES.contains(&name));
+        Self { at, fleet, metrics }
+    }
 }
 
 /// The last samples.
@@ -35,7 +55,7 @@ impl Samples {
     }
 
     /// The first and the last sample, and the seconds between them.
-    fn ends(&self) -> Option<(&Metrics, &Metrics, f64)> {
+    fn ends(&self) -> Option<(&Families, &Families, f64)> {
         let (first, last) = (self.0.front()?, self.0.back()?);
         let seconds = last.at.saturating_duration_since(first.at).as_secs_f64();
         (seconds > 0.0).then_some((&first.metrics, &last.metrics, seconds))
@@ -63,17 +83,14 @@ impl Samples {
         holds: impl Fn(&Series) -> bool,
     ) -> Option<f64> {
         let (first, last, _) = self.ends()?;
-        let family = format!("{family}_bucket");
-        let mut counts: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
-        for (metrics, sign) in [(last, 1.0), (first, -1.0)] {
-            for series in metrics.all(&family).iter().filter(|series| holds(series)) {
-                // Bounds are positive, so that their bits are in their order; `+Inf` is the last.
-                let bound: f64 = series.label("le")?.parse().ok()?;
-                let entry = counts.entry(bound.to_bits()).or_insert((bound, 0.0));
-                entry.1 += sign * series.value;
-            }
+        let mut counts = last.buckets(family, &holds);
+        for (bound, count) in first.buckets(family, &holds) {
+            *counts.entry(bound).or_default() -= count;
         }
-        let buckets: Vec<(f64, f64)> = counts.into_values().collect();
+        let counts = counts.into_iter();
+        let buckets: Vec<_> = counts
+            .map(|(bound, count)| (f64::from_bits(bound), count))
+            .collect();
         percentile(&buckets, share)
     }
 
@@ -158,11 +175,8 @@ pub(super) mod tests {
         let at = observe::now();
         let mut samples = Samples::default();
         for (text, after) in [(first, 0), (last, 2)] {
-            samples.add(Sample {
-                at: at + Duration::from_secs(after),
-                fleet: serde_json::from_str(fleet).unwrap(),
-                metrics: Metrics::parse(text),
-            });
+            let fleet = serde_json::from_str(fleet).unwrap();
+            samples.add(Sample::new(at + Duration::from_secs(after), fleet, text));
         }
         samples
     }

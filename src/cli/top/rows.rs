@@ -1,69 +1,36 @@
-//! What `/fleet` says, as far as the table shows it. Pure.
+//! What `/fleet` says of a worker, as the table shows it. Pure.
 
-use serde::Deserialize;
+use crate::admin::WorkerRow;
+use crate::fleet::health::Health;
+use crate::http::circuit_breaker;
 
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Fleet {
-    pub(super) is_ready: bool,
-    pub(super) workers: Vec<Worker>,
-}
-
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Worker {
-    pub(super) name: String,
-    pub(super) role: String,
-    pub(super) health: String,
-    pub(super) last_error: Option<String>,
-    pub(super) circuit_breaker: String,
-    pub(super) is_draining: bool,
-    pub(super) models: Vec<String>,
-    pub(super) requests: u64,
-    pub(super) queued_tokens: u64,
-    pub(super) reported: Option<Reported>,
-}
-
-/// The engine's own numbers.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(super) struct Reported {
-    pub(super) running: u64,
-    pub(super) waiting: u64,
-    /// Share of its KV cache that is used.
-    pub(super) kv_usage: f64,
-}
-
-impl Worker {
-    /// The state of the worker in one word: the worst of what is so.
-    pub(super) fn state(&self) -> &str {
-        match (&*self.health, &*self.circuit_breaker) {
-            ("up", _) if self.is_draining => "draining",
-            ("up", "closed" | "") => "up",
-            ("up", breaker) => breaker,
-            (health, _) => health,
-        }
+/// The state of a worker in one word: the worst of what is so.
+pub(super) fn state_of(worker: &WorkerRow) -> &'static str {
+    match (worker.health, worker.circuit_breaker) {
+        (Health::Up, _) if worker.is_draining => "draining",
+        (Health::Up, circuit_breaker::State::Closed) => "up",
+        (Health::Up, breaker) => breaker.as_str(),
+        (health, _) => health.as_str(),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
     fn the_worst_of_a_worker_is_its_state() {
-        let check = |health: &str, breaker: &str, is_draining, expected| {
-            let worker = Worker {
-                health: health.to_owned(),
-                circuit_breaker: breaker.to_owned(),
-                is_draining,
-                ..Worker::default()
-            };
-            assert_eq!(worker.state(), expected);
+        let check = |health: &str, breaker: &str, is_draining: bool, expected| {
+            let worker =
+                json!({"health": health, "circuit_breaker": breaker, "is_draining": is_draining});
+            let worker: WorkerRow = serde_json::from_value(worker).unwrap();
+            assert_eq!(state_of(&worker), expected);
         };
         check("up", "closed", false, "up");
         check("up", "open", false, "open");
-        check("up", "half_open", false, "half_open");
+        check("up", "half-open", false, "half-open");
         check("up", "closed", true, "draining");
         check("down", "open", true, "down");
     }

@@ -1,7 +1,9 @@
 //! What the keys do: sort, filter, scroll, quit. Pure.
 
 use super::figures::Samples;
-use super::rows::Worker;
+use super::rows::state_of;
+use crate::admin::WorkerRow;
+use crate::observe::metrics_text::Series;
 
 const TTFT: &str = "warmroute_time_to_first_token_seconds";
 const ITL: &str = "warmroute_inter_token_latency_seconds";
@@ -160,18 +162,18 @@ pub(super) fn rows(samples: &Samples, state: &State) -> Vec<Row> {
     lines.iter().map(Line::row).collect()
 }
 
-fn matches(worker: &Worker, filter: &str) -> bool {
+fn matches(worker: &WorkerRow, filter: &str) -> bool {
     let filter = filter.to_lowercase();
-    let fields = [&*worker.name, &*worker.role, worker.state()];
+    let fields = [&*worker.name, worker.role.as_str(), state_of(worker)];
     let models = worker.models.iter().map(String::as_str);
     let mut fields = fields.into_iter().chain(models);
     filter.is_empty() || fields.any(|field| field.to_lowercase().contains(&filter))
 }
 
 struct Line<'a> {
-    worker: &'a Worker,
+    worker: &'a WorkerRow,
     events: &'a str,
-    running: u64,
+    running: u32,
     cache: Option<f64>,
     rate: Option<f64>,
     ttft: Option<f64>,
@@ -180,7 +182,7 @@ struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    fn new(worker: &'a Worker, samples: &'a Samples) -> Self {
+    fn new(worker: &'a WorkerRow, samples: &'a Samples) -> Self {
         let name = &*worker.name;
         let percentile = |family, share| {
             samples.percentile(family, share, |series| series.label("worker") == Some(name))
@@ -207,8 +209,8 @@ impl<'a> Line<'a> {
         };
         match column {
             Column::Worker => self.worker.name.cmp(&other.worker.name),
-            Column::Role => self.worker.role.cmp(&other.worker.role),
-            Column::State => self.worker.state().cmp(other.worker.state()),
+            Column::Role => self.worker.role.as_str().cmp(other.worker.role.as_str()),
+            Column::State => state_of(self.worker).cmp(state_of(other.worker)),
             Column::Events => self.events.cmp(other.events),
             Column::Running => other.running.cmp(&self.running),
             Column::Queued => other.worker.queued_tokens.cmp(&self.worker.queued_tokens),
@@ -224,8 +226,8 @@ impl<'a> Line<'a> {
         let worker = self.worker;
         let cells = vec![
             shown(&worker.name),
-            worker.role.clone(),
-            worker.state().to_owned(),
+            worker.role.to_string(),
+            state_of(worker).to_owned(),
             self.running.to_string(),
             count(worker.queued_tokens as f64),
             self.cache.map_or_else(none, percent),
@@ -240,7 +242,7 @@ impl<'a> Line<'a> {
         ];
         Row {
             cells,
-            is_up: worker.state() == "up",
+            is_up: state_of(worker) == "up",
         }
     }
 }
@@ -253,9 +255,9 @@ pub(super) fn summary(samples: &Samples) -> [String; 4] {
     let workers = &sample.fleet.workers;
     let up = workers
         .iter()
-        .filter(|worker| worker.state() == "up")
+        .filter(|worker| state_of(worker) == "up")
         .count();
-    let is_any = |_: &crate::observe::metrics_text::Series| true;
+    let is_any = |_: &Series| true;
     let growth = |family| samples.rate(family, is_any);
     let percentile = |family, share| {
         samples
@@ -270,7 +272,10 @@ pub(super) fn summary(samples: &Samples) -> [String; 4] {
             "NOT READY"
         },
         workers.len(),
-        workers.iter().map(|worker| worker.requests).sum::<u64>(),
+        workers
+            .iter()
+            .map(|worker| u64::from(worker.requests))
+            .sum::<u64>(),
         sample.metrics.sum("warmroute_queue_requests", is_any),
     );
     let failed = samples.rate("warmroute_requests_total", |series| {

@@ -18,11 +18,7 @@ mod objects;
 #[cfg(feature = "kubernetes")]
 mod pace;
 #[cfg(feature = "kubernetes")]
-mod pause;
-#[cfg(feature = "kubernetes")]
-mod received;
-#[cfg(feature = "kubernetes")]
-mod roster;
+mod served_pods;
 pub mod settings;
 #[cfg(feature = "kubernetes")]
 mod source;

@@ -1,27 +1,27 @@
 //! Why two workers are not a pair, in words for an operator.
 
-use std::fmt;
 use std::sync::Arc;
 
 use super::connector::Connector;
 use crate::fleet::Status;
 
 /// Why no KV transfer is possible from a prefill worker to a decode worker.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mismatch {
-    /// They serve no model in common.
+    #[error("they serve no model in common")]
     Model,
-    BlockSize {
-        prefill: u32,
-        decode: u32,
-    },
-    Version {
-        prefill: Arc<str>,
-        decode: Arc<str>,
-    },
-    /// The prefill worker's bootstrap server does not answer, so no decode worker can fetch from it.
+    #[error("block sizes differ: {prefill} and {decode} tokens")]
+    BlockSize { prefill: u32, decode: u32 },
+    #[error("engine versions differ: {prefill} and {decode}")]
+    Version { prefill: Arc<str>, decode: Arc<str> },
+    /// No decode worker can fetch from it.
+    #[error("the prefill worker's bootstrap server does not answer")]
     NoBootstrap,
-    /// Their topology labels differ.
+    #[error(
+        "topology labels differ: {} and {}",
+        .prefill.as_deref().unwrap_or("(no label)"),
+        .decode.as_deref().unwrap_or("(no label)")
+    )]
     Topology {
         prefill: Option<Arc<str>>,
         decode: Option<Arc<str>>,
@@ -36,29 +36,6 @@ impl Mismatch {
             Mismatch::Version { .. } => "version",
             Mismatch::NoBootstrap => "no_bootstrap",
             Mismatch::Topology { .. } => "topology",
-        }
-    }
-}
-
-impl fmt::Display for Mismatch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Mismatch::Model => f.write_str("they serve no model in common"),
-            Mismatch::BlockSize { prefill, decode } => {
-                write!(f, "block sizes differ: {prefill} and {decode} tokens")
-            }
-            Mismatch::Version { prefill, decode } => {
-                write!(f, "engine versions differ: {prefill} and {decode}")
-            }
-            Mismatch::NoBootstrap => {
-                f.write_str("the prefill worker's bootstrap server does not answer")
-            }
-            Mismatch::Topology { prefill, decode } => write!(
-                f,
-                "topology labels differ: {} and {}",
-                prefill.as_deref().unwrap_or("(no label)"),
-                decode.as_deref().unwrap_or("(no label)"),
-            ),
         }
     }
 }

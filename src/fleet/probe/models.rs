@@ -9,7 +9,7 @@ use tracing::{debug, warn};
 
 use super::get::get;
 use super::{engine, sglang};
-use crate::fleet::engine::Engine;
+use crate::fleet::engine::{Engine, SelfDescription};
 use crate::fleet::events::{self, Endpoint, Events, UnusableSource};
 use crate::fleet::{Facts, Worker};
 use crate::ids::Model;
@@ -42,8 +42,7 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
         if facts.models.is_empty() {
             facts.engine = Engine::owner(entry.owned_by.as_deref().unwrap_or_default());
         }
-        if entry.parent.is_some() && facts.engine == Engine::Sglang {
-            // It answers chats for this name with the base model: its clients have to write `base:adapter`.
+        if entry.parent.is_some() && !facts.capabilities().serves_adapter_names {
             continue;
         }
         if entry.parent.is_some() {
@@ -62,15 +61,15 @@ pub(super) async fn fetch(worker: &Worker, limit: Duration) -> Result<Facts, Str
 /// until now, which stay if the engine does not answer.
 pub(super) async fn complete(worker: &Worker, limit: Duration, found: &mut Facts, before: &Facts) {
     let wants_events = worker.events == Events::Auto;
-    let sources = match found.engine {
-        Engine::Vllm => {
+    let sources = match found.capabilities().self_description {
+        SelfDescription::KvEventSources => {
             found.version = fetch_version(worker, limit).await;
             if !wants_events {
                 return;
             }
             event_sources(worker, limit).await
         }
-        Engine::Sglang => {
+        SelfDescription::ServerInfo => {
             let info = fetch_server_info(worker, limit).await;
             if let Ok(info) = &info {
                 found.version = info.version.clone();
@@ -113,7 +112,7 @@ async fn fetch_version(worker: &Worker, limit: Duration) -> Option<String> {
 }
 
 async fn fetch_server_info(worker: &Worker, limit: Duration) -> Result<sglang::ServerInfo, String> {
-    let page = get(worker, "/server_info", limit).await?;
+    let page = get(worker, SelfDescription::ServerInfo.path(), limit).await?;
     sglang::ServerInfo::parse(&page)
 }
 
@@ -121,7 +120,7 @@ type Sources = (BTreeMap<u32, Endpoint>, Vec<UnusableSource>);
 
 /// Other engines, and vLLM before 0.29, have no such page.
 async fn event_sources(worker: &Worker, limit: Duration) -> Result<Sources, String> {
-    let page = get(worker, "/kv_event_sources", limit).await?;
+    let page = get(worker, SelfDescription::KvEventSources.path(), limit).await?;
     events::parse_sources(&page)
 }
 

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use super::served_api::{self, OptionalApi};
-use crate::fleet::engine::Engine;
 use crate::fleet::{Facts, ResponsesApi, Worker};
 
 const API: OptionalApi = OptionalApi {
@@ -11,13 +10,13 @@ const API: OptionalApi = OptionalApi {
     otherwise: "it is sent chat completions",
 };
 
-/// Whether the worker needs chat completions: an engine without the path, or SGLang, whose answers to chat completions
-/// are better than those of its own Responses API. Asked only where the configuration does not say.
+/// Whether the worker needs chat completions: an engine without the path, or one whose answers to chat completions
+/// are better than those of its own Responses API (SGLang). Asked only where the configuration does not say.
 pub(super) async fn is_lacking(worker: &Worker, facts: &Facts, limit: Duration) -> bool {
     if worker.responses != ResponsesApi::Auto {
         return false;
     }
-    if facts.engine == Engine::Sglang {
+    if facts.capabilities().prefers_chat {
         return true;
     }
     served_api::is_lacking(worker, &API, facts.lacks_responses, limit).await

@@ -22,6 +22,7 @@ pub struct Settings {
     pub idle_connection_timeout: Duration,
     /// Unused connections that are kept, for each worker and I/O thread; more are closed after their request. A thread that has
     /// none to a worker takes one that another thread has not used for 100 ms; those with TLS stay.
+    #[serde(skip)]
     pub max_idle_connections: u32,
 }
 
@@ -30,6 +31,7 @@ impl Default for Settings {
         Self {
             connect_timeout: Duration::from_secs(2),
             idle_connection_timeout: Duration::from_secs(4),
+            // As many as an engine runs requests at a time by default.
             max_idle_connections: 256,
         }
     }

@@ -31,7 +31,7 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     pub send_timeout: Duration,
     /// Requests at a time on one HTTP/2 connection.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_http2_streams: u32,
     /// Each connection must begin with a PROXY protocol header (version 1 or 2), which names the client; others
     /// are closed.
@@ -46,6 +46,7 @@ impl Default for Settings {
             header_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_secs(75),
             send_timeout: Duration::from_secs(60),
+            // A gateway has few connections and many requests on each.
             max_http2_streams: 1_024,
             proxy_protocol: false,
         }

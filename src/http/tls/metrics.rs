@@ -2,56 +2,33 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use prometheus::{IntCounterVec, IntGauge, IntGaugeVec};
+use prometheus::IntGauge;
 
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 
-/// The metrics of TLS, of all listeners and of connections to workers.
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    handshakes: IntCounterVec,
-    running: IntGaugeVec,
-    expiry: IntGaugeVec,
-    reloads: IntCounterVec,
-    is_current: IntGaugeVec,
+metric_table! {
+    /// The metrics of TLS, of all listeners and of connections to workers.
+    #[derive(Clone, Debug)]
+    pub struct Metrics {
+        handshakes: counters "warmroute_tls_handshakes_total" ["listener", "outcome"]
+            "TLS handshakes of a listener (api, admin, peers, bridge), by outcome: ok; timeout; limit (ended because it took \
+             long while others waited, or waited too long itself); closed (by the client); client_certificate (none, or not \
+             valid); client_name (not in client_names); protocol (no common version or cipher); alert (the client refused, \
+             mostly this listener's certificate); not_tls; other.",
+        running: gauges "warmroute_tls_handshakes_in_progress" ["listener"]
+            "TLS handshakes of a listener that run now.",
+        expiry: gauges "warmroute_tls_certificate_expiry_timestamp_seconds" ["use", "file"]
+            "When the certificate that is in use expires, or the first of its chain, in seconds since 1970. By use (api, admin, \
+             peers, or workers for the client certificates of connections to workers) and file.",
+        reloads: counters "warmroute_tls_certificate_reloads_total" ["use", "outcome"]
+            "Times that changed TLS files were read, by outcome: ok, failed (the ones before stay in use).",
+        is_current: gauges "warmroute_tls_certificate_last_reload_successful" ["use", "file"]
+            "1 if the TLS files are in use as they are now, 0 if what they contain cannot be used, so that what they contained \
+             before stays in use.",
+    }
 }
 
 impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        Self {
-            handshakes: registry.counters(
-                "warmroute_tls_handshakes_total",
-                "TLS handshakes of a listener (api, admin, peers, bridge), by outcome: ok; timeout; limit (ended because it took \
-                 long while others waited, or waited too long itself); closed (by the client); client_certificate \
-                 (none, or not valid); client_name (not in client_names); protocol (no common version or cipher); \
-                 alert (the client refused, mostly this listener's certificate); not_tls; other.",
-                &["listener", "outcome"],
-            ),
-            running: registry.gauges(
-                "warmroute_tls_handshakes_in_progress",
-                "TLS handshakes of a listener that run now.",
-                &["listener"],
-            ),
-            expiry: registry.gauges(
-                "warmroute_tls_certificate_expiry_timestamp_seconds",
-                "When the certificate that is in use expires, or the first of its chain, in seconds since 1970. By use \
-                 (api, admin, peers, or workers for the client certificates of connections to workers) and file.",
-                &["use", "file"],
-            ),
-            reloads: registry.counters(
-                "warmroute_tls_certificate_reloads_total",
-                "Times that changed TLS files were read, by outcome: ok, failed (the ones before stay in use).",
-                &["use", "outcome"],
-            ),
-            is_current: registry.gauges(
-                "warmroute_tls_certificate_last_reload_successful",
-                "1 if the TLS files are in use as they are now, 0 if what they contain cannot be used, so that what they \
-                 contained before stays in use.",
-                &["use", "file"],
-            ),
-        }
-    }
-
     pub(super) fn handshake_ended(&self, listener: &str, outcome: &str) {
         self.handshakes
             .with_label_values(&[listener, outcome])

@@ -5,8 +5,6 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::units::DurationText;
-
 /// TLS of a listener. Its files are PEM, and are read again when they change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -28,7 +26,8 @@ pub struct ServerSettings {
     /// `gateway.example.com`, or URIs such as `spiffe://example.com/ns/prod/sa/gateway`. Empty: every certificate of
     /// `client_ca` is accepted.
     pub client_names: Vec<String>,
-    /// Settings for experts.
+    /// No keys: fit for clients far away.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -68,16 +67,12 @@ pub enum MinVersion {
 }
 
 /// Limits of handshakes.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Advanced {
     /// A handshake that is not complete after this time, waiting for its turn included, ends its connection.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "100ms", "max" = "60s"))]
     pub handshake_timeout: Duration,
     /// Handshakes at a time, at most half as many as connections. More wait; for them a handshake that has taken a
     /// tenth of `handshake_timeout` is ended.
-    #[schemars(range(min = 1))]
     pub max_concurrent_handshakes: u32,
 }
 

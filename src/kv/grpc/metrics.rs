@@ -1,42 +1,23 @@
 //! Metrics of gRPC sources.
 
-use prometheus::{IntCounter, IntCounterVec};
 use tonic::{Code, Status};
 
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 
-#[derive(Clone, Debug)]
-pub struct Metrics {
-    pub(super) connections: IntCounter,
-    disconnects: IntCounterVec,
-    pub(super) received_bytes: IntCounter,
-    replays: IntCounterVec,
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub struct Metrics {
+        pub(super) connections: counter "warmroute_kv_grpc_connections_total"
+            "gRPC subscriptions to engines' KV events that were established.",
+        disconnects: counters "warmroute_kv_grpc_disconnects_total" ["reason"]
+            "gRPC connections for KV events that ended or failed to connect, by reason.",
+        pub(super) received_bytes: counter "warmroute_kv_grpc_received_bytes_total"
+            "Bytes of KV event messages received over gRPC, replayed ones included.",
+        replays: counters "warmroute_kv_grpc_replays_total" ["outcome"] "Replay requests over gRPC, by outcome.",
+    }
 }
 
 impl Metrics {
-    pub fn new(registry: &Registry) -> Self {
-        Self {
-            connections: registry.counter(
-                "warmroute_kv_grpc_connections_total",
-                "gRPC subscriptions to engines' KV events that were established.",
-            ),
-            disconnects: registry.counters(
-                "warmroute_kv_grpc_disconnects_total",
-                "gRPC connections for KV events that ended or failed to connect, by reason.",
-                &["reason"],
-            ),
-            received_bytes: registry.counter(
-                "warmroute_kv_grpc_received_bytes_total",
-                "Bytes of KV event messages received over gRPC, replayed ones included.",
-            ),
-            replays: registry.counters(
-                "warmroute_kv_grpc_replays_total",
-                "Replay requests over gRPC, by outcome.",
-                &["outcome"],
-            ),
-        }
-    }
-
     pub(super) fn disconnected(&self, status: &Status) {
         let reason = reason(status.code());
         self.disconnects.with_label_values(&[reason]).inc();

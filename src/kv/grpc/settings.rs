@@ -6,7 +6,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::kv::protobuf::Service;
-use crate::units::{DurationText, SizeText};
 
 /// KV events over gRPC.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -15,27 +14,26 @@ pub struct Settings {
     /// Which engine's gRPC service is called. `auto` tries all; a `warmroute bridge` has all.
     pub service: Servicer,
     /// For one attempt to connect.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub connect_timeout: Duration,
     /// Wait before the second attempt to connect; doubles with each further one, less a random part.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub backoff: Duration,
     /// The longest wait between two attempts to connect.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub max_backoff: Duration,
     /// Wait after the other side said that it does not serve KV events.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub refused_backoff: Duration,
     /// Silence after which TCP checks whether the other host is alive.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub keepalive_interval: Duration,
     /// Silence after which an HTTP/2 ping checks whether the other process is alive. gRPC servers in C and Python
     /// close connections that ping more often than every five minutes.
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub ping_interval: Duration,
     /// A larger message ends the connection. 100,000 blocks of 16 tokens are 10 MB.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "64KiB"))]
+    #[serde(skip)]
     pub max_message: usize,
 }
 
@@ -43,9 +41,12 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             service: Servicer::Auto,
+            // Beyond a lost first packet of the handshake (1 s).
             connect_timeout: Duration::from_secs(2),
             backoff: Duration::from_millis(100),
+            // An engine takes longer to load its model.
             max_backoff: Duration::from_secs(5),
+            // What an engine serves changes with its restart only.
             refused_backoff: Duration::from_secs(60),
             keepalive_interval: Duration::from_secs(20),
             ping_interval: Duration::from_secs(310),

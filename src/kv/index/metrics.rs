@@ -4,44 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-use prometheus::{IntCounter, IntGauge};
 use tracing::warn;
 
 use crate::ids::Model;
 use crate::kv::block::BlockShape;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 
 /// Model and shape of blocks.
 pub type IndexKey = (Model, BlockShape);
 
-#[derive(Clone, Debug)]
-pub(in crate::kv) struct Metrics {
-    blocks: IntGauge,
-    pub(in crate::kv) bytes: IntGauge,
-    dropped: IntCounter,
-    /// The next warning is due at this many dropped blocks.
-    next_warning: Arc<AtomicU64>,
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub(in crate::kv) struct Metrics {
+        blocks: gauge "warmroute_kv_index_blocks" "Distinct blocks that workers reported as cached.",
+        pub(in crate::kv) bytes: gauge "warmroute_kv_index_bytes" "Memory of the indexes over reported blocks.",
+        dropped: counter "warmroute_kv_index_dropped_blocks_total"
+            "Reported blocks that were forgotten, or not stored, because of the memory limit.",
+    } and {
+        /// The next warning is due at this many dropped blocks.
+        next_warning: Arc<AtomicU64>,
+    }
 }
 
 impl Metrics {
-    pub(in crate::kv) fn new(registry: &Registry) -> Self {
-        Self {
-            blocks: registry.gauge(
-                "warmroute_kv_index_blocks",
-                "Distinct blocks that workers reported as cached.",
-            ),
-            bytes: registry.gauge(
-                "warmroute_kv_index_bytes",
-                "Memory of the indexes over reported blocks.",
-            ),
-            dropped: registry.counter(
-                "warmroute_kv_index_dropped_blocks_total",
-                "Reported blocks that were forgotten, or not stored, because of the memory limit.",
-            ),
-            next_warning: Arc::default(),
-        }
-    }
-
     #[inline]
     pub(super) fn update_blocks(&self, before: u64, after: u64) {
         if after != before {

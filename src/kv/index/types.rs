@@ -35,6 +35,7 @@ pub enum CopyReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownParent;
 
+// By hand, because the models of tests/loom compile this file with few dependencies.
 impl fmt::Display for UnknownParent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the parent block is not known")

@@ -5,8 +5,6 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::units::{DurationText, SizeText};
-
 /// Prediction of what workers have cached from the prompts that this router sent them: for workers without KV
 /// events and prompts without token ids.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -21,15 +19,13 @@ pub struct Settings {
     pub tokens_per_worker: u64,
     /// Length of a prompt's first blocks as text. 64 bytes are about 16 tokens of English, the usual block of an
     /// engine.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "16B", "max" = "8KiB"))]
+    #[serde(skip)]
     pub block_size: u32,
     /// A prompt that was not sent again for this long no longer counts as cached.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
+    #[serde(skip)]
     pub max_age: Duration,
     /// Blocks of all workers, about 120 bytes each: 240 MB, or 2,000 long conversations on each of 10 workers.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_blocks: u64,
 }
 
@@ -39,6 +35,7 @@ impl Default for Settings {
             bytes_per_token: 4.0,
             tokens_per_worker: 400_000,
             block_size: 64,
+            // Engines of a quiet fleet keep a prefix for longer, those of a busy one evict it sooner.
             max_age: Duration::from_secs(3_600),
             max_blocks: 2_000_000,
         }

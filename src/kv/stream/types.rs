@@ -2,31 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 use crate::kv::event::Batch;
 use crate::kv::source::{SnapshotChunk, SourceBatch};
-use crate::units::{DurationText, SizeText};
 
 /// How lost KV events are noticed and requested again.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// After this long without an event batch the engine is asked to replay the last one. Only the process that
     /// published it can, so a restarted engine is found, and lost batches at the end come too.
-    #[serde(with = "DurationText")]
     pub verify_interval: Duration,
     /// A replay that sends nothing for this long has failed. Engines answer between two scheduler steps, and a
     /// step over a long prompt takes a second.
-    #[serde(with = "DurationText")]
     pub replay_timeout: Duration,
     /// Batches that wait for a replay to end, for each rank. Engines keep 10,000 for replays by default.
-    #[schemars(range(min = 1))]
     pub max_queued_batches: usize,
     /// Size of the batches that wait, for each rank.
-    #[serde(with = "SizeText")]
     pub max_queued_size: usize,
 }
 
@@ -325,7 +318,8 @@ impl StateReason {
 }
 
 /// Counters since the stream began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Counts {
     /// Gaps in the sequence numbers.
     pub gaps: u64,

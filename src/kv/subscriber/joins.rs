@@ -10,29 +10,22 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use prometheus::{IntCounter, IntGauge};
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use prometheus::IntGauge;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::observe::metrics::Registry;
-use crate::units::SizeText;
+use crate::observe::metrics::{Registry, metric_table};
 
 /// A join that takes longer lets the next rank begin: one slow engine must not keep others waiting.
 const MAX_JOIN_TIME: Duration = Duration::from_secs(30);
 
 /// Ranks that join at the same time.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Ranks that are asked for a replay at the same time, after their events were connected. Others wait; they are
     /// connected, and not read. One thread applies all events, so more at once are not faster.
-    #[schemars(range(min = 1, max = 65_536))]
     pub max_concurrent: usize,
     /// Size of the batches of all ranks together that wait for replays to end. Beyond it a rank's batches are dropped
     /// and asked for again after its replay.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "1MiB"))]
     pub max_queued_size: usize,
 }
 
@@ -59,44 +52,29 @@ struct Shared {
     metrics: Metrics,
 }
 
-#[derive(Debug)]
-struct Metrics {
-    joining: IntGauge,
-    waiting: IntGauge,
-    delayed: IntCounter,
-    queued_bytes: IntGauge,
-    dropped: IntCounter,
+metric_table! {
+    #[derive(Debug)]
+    struct Metrics {
+        joining: gauge "warmroute_kv_joining_ranks"
+            "Ranks that are being asked for a first replay of their KV events.",
+        waiting: gauge "warmroute_kv_joins_waiting"
+            "Ranks whose KV events are connected and that wait because as many others join.",
+        delayed: counter "warmroute_kv_joins_delayed_total"
+            "Times that a rank had to wait because as many others joined.",
+        queued_bytes: gauge "warmroute_kv_queued_bytes"
+            "Size of the batches of KV events of all ranks that wait for replays to end.",
+        dropped: counter "warmroute_kv_queue_full_total"
+            "Batches dropped because those of all ranks that wait reached their memory limit; they are requested again.",
+    }
 }
 
 impl Joins {
     pub fn new(settings: &Settings, registry: &Registry) -> Self {
-        let metrics = Metrics {
-            joining: registry.gauge(
-                "warmroute_kv_joining_ranks",
-                "Ranks that are being asked for a first replay of their KV events.",
-            ),
-            waiting: registry.gauge(
-                "warmroute_kv_joins_waiting",
-                "Ranks whose KV events are connected and that wait because as many others join.",
-            ),
-            delayed: registry.counter(
-                "warmroute_kv_joins_delayed_total",
-                "Times that a rank had to wait because as many others joined.",
-            ),
-            queued_bytes: registry.gauge(
-                "warmroute_kv_queued_bytes",
-                "Size of the batches of KV events of all ranks that wait for replays to end.",
-            ),
-            dropped: registry.counter(
-                "warmroute_kv_queue_full_total",
-                "Batches dropped because those of all ranks that wait reached their memory limit; they are requested again.",
-            ),
-        };
         Self(Arc::new(Shared {
             permits: Arc::new(Semaphore::new(settings.max_concurrent)),
             max_queued_bytes: settings.max_queued_size,
             queued_bytes: AtomicUsize::new(0),
-            metrics,
+            metrics: Metrics::new(registry),
         }))
     }
 

@@ -3,15 +3,13 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-};
+use prometheus::{Gauge, Histogram, IntCounter, IntCounterVec, IntGauge};
 use rustc_hash::FxHashMap;
 
 use crate::kv::event::Tier;
 use crate::kv::event_filter::IgnoredReason;
 use crate::kv::stream::{Counts, ResyncReason};
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 
 /// From an idle router beside its engine to one that cannot keep up.
 const LAG_SECONDS: &[f64] = &[
@@ -27,36 +25,56 @@ const VERIFICATIONS: [&str; 2] = ["passed", "failed"];
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Families>);
 
-#[derive(Debug)]
-struct Families {
-    state: IntGaugeVec,
-    blocks: IntGaugeVec,
-    connected: IntGaugeVec,
-    last_sequence: IntGaugeVec,
-    memory_bytes: IntGaugeVec,
-    last_lag: GaugeVec,
-    batches: IntCounterVec,
-    events: IntCounterVec,
-    stored: IntCounterVec,
-    removed: IntCounterVec,
-    unknown: IntCounterVec,
-    ignored: IntCounterVec,
-    resyncs: IntCounterVec,
-    gaps: IntCounterVec,
-    verifications: IntCounterVec,
-    dropped_batches: IntCounterVec,
-    lag: HistogramVec,
-    ranks_without_series: IntGauge,
-    /// Subscribers by worker and rank, of those with series; two while one replaces another.
-    users: Mutex<FxHashMap<(Arc<str>, u32), u32>>,
-    /// Families for the gauges of ranks without series of their own. They are never scraped.
-    unscraped: Option<Arc<Families>>,
+metric_table! {
+    #[derive(Debug)]
+    struct Families {
+        state: gauges "warmroute_kv_state" ["worker", "rank", "state"]
+            "1 for the current state of the router's knowledge of a rank's cache: cold, partial, live or stale.",
+        blocks: gauges "warmroute_kv_blocks" ["worker", "rank", "tier"]
+            "Distinct blocks cached by a rank according to its KV events, by tier.",
+        connected: gauges "warmroute_kv_connected" ["worker", "rank"]
+            "1 while the source of a rank's KV events is connected.",
+        last_sequence: gauges "warmroute_kv_last_sequence" ["worker", "rank"]
+            "Sequence number of the last batch of KV events applied; -1 before the first.",
+        memory_bytes: gauges "warmroute_kv_memory_bytes" ["worker", "rank"]
+            "Memory used by the tree of a rank's cached blocks, and by pages that are smaller than blocks.",
+        last_lag: real_gauges "warmroute_kv_last_lag_seconds" ["worker", "rank"]
+            "Lag of the last live batch; it includes the difference of the hosts' clocks, so it may be negative.",
+        batches: counters "warmroute_kv_batches_total" ["worker", "rank"] "Batches of KV events applied.",
+        events: counters "warmroute_kv_events_total" ["worker", "rank"] "KV events applied or ignored.",
+        stored: counters "warmroute_kv_stored_blocks_total" ["worker", "rank"]
+            "Blocks reported as stored and added to the tree, counted once for each copy.",
+        removed: counters "warmroute_kv_removed_blocks_total" ["worker", "rank"]
+            "Blocks reported as removed, counted once for each copy.",
+        unknown: counters "warmroute_kv_unknown_removals_total" ["worker", "rank"]
+            "Removals of blocks that were not in the tree.",
+        ignored: counters "warmroute_kv_ignored_events_total" ["worker", "rank", "reason"]
+            "KV events that were not applied to the tree, by reason.",
+        resyncs: counters "warmroute_kv_resyncs_total" ["worker", "rank", "reason"]
+            "Times that a rank's tree was cleared and built anew, by reason.",
+        gaps: counters "warmroute_kv_gaps_total" ["worker", "rank"] "Gaps in the sequence numbers of KV event batches.",
+        verifications: counters "warmroute_kv_verifications_total" ["worker", "rank", "result"]
+            "Replays that verified whether the engine's process is still the same, by result.",
+        dropped_batches: counters "warmroute_kv_dropped_batches_total" ["worker", "rank"]
+            "Batches dropped because the buffer was full during a replay; they are requested again.",
+        /// Without a rank label: the buckets of a whole fleet would dominate the exposition.
+        lag: histograms "warmroute_kv_lag_seconds" [] in LAG_SECONDS
+            "From a live batch's timestamp (the engine's clock) until it was applied (this host's clock).",
+        ranks_without_series: gauge "warmroute_kv_ranks_without_series"
+            "Ranks with KV events beyond the first 1,000, which have no series of their own.",
+    } and {
+        /// Subscribers by worker and rank, of those with series; two while one replaces another.
+        users: Mutex<FxHashMap<(Arc<str>, u32), u32>>,
+        /// Families for the gauges of ranks without series of their own. They are never scraped.
+        unscraped: Option<Arc<Families>>,
+    }
 }
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
-        let unscraped = Arc::new(Families::new(&Registry::default(), None));
-        Self(Arc::new(Families::new(registry, Some(unscraped))))
+        let mut families = Families::new(registry);
+        families.unscraped = Some(Arc::new(Families::new(&Registry::default())));
+        Self(Arc::new(families))
     }
 
     pub(super) fn of(&self, worker: &Arc<str>, rank: u32) -> Meters {
@@ -101,99 +119,6 @@ impl Metrics {
             rank,
             worker,
             rank_text,
-        }
-    }
-}
-
-impl Families {
-    fn new(registry: &Registry, unscraped: Option<Arc<Self>>) -> Self {
-        let counters = |name, help| registry.counters(name, help, &["worker", "rank"]);
-        let by = |name, help, label| registry.counters(name, help, &["worker", "rank", label]);
-        let gauges = |name, help, label| registry.gauges(name, help, &["worker", "rank", label]);
-        Self {
-            state: gauges(
-                "warmroute_kv_state",
-                "1 for the current state of the router's knowledge of a rank's cache: cold, partial, live or stale.",
-                "state",
-            ),
-            blocks: gauges(
-                "warmroute_kv_blocks",
-                "Distinct blocks cached by a rank according to its KV events, by tier.",
-                "tier",
-            ),
-            connected: registry.gauges(
-                "warmroute_kv_connected",
-                "1 while the source of a rank's KV events is connected.",
-                &["worker", "rank"],
-            ),
-            last_sequence: registry.gauges(
-                "warmroute_kv_last_sequence",
-                "Sequence number of the last batch of KV events applied; -1 before the first.",
-                &["worker", "rank"],
-            ),
-            memory_bytes: registry.gauges(
-                "warmroute_kv_memory_bytes",
-                "Memory used by the tree of a rank's cached blocks, and by pages that are smaller than blocks.",
-                &["worker", "rank"],
-            ),
-            last_lag: registry.real_gauges(
-                "warmroute_kv_last_lag_seconds",
-                "Lag of the last live batch; it includes the difference of the hosts' clocks, so it may be negative.",
-                &["worker", "rank"],
-            ),
-            batches: counters(
-                "warmroute_kv_batches_total",
-                "Batches of KV events applied.",
-            ),
-            events: counters("warmroute_kv_events_total", "KV events applied or ignored."),
-            stored: counters(
-                "warmroute_kv_stored_blocks_total",
-                "Blocks reported as stored and added to the tree, counted once for each copy.",
-            ),
-            removed: counters(
-                "warmroute_kv_removed_blocks_total",
-                "Blocks reported as removed, counted once for each copy.",
-            ),
-            unknown: counters(
-                "warmroute_kv_unknown_removals_total",
-                "Removals of blocks that were not in the tree.",
-            ),
-            ignored: by(
-                "warmroute_kv_ignored_events_total",
-                "KV events that were not applied to the tree, by reason.",
-                "reason",
-            ),
-            resyncs: by(
-                "warmroute_kv_resyncs_total",
-                "Times that a rank's tree was cleared and built anew, by reason.",
-                "reason",
-            ),
-            gaps: counters(
-                "warmroute_kv_gaps_total",
-                "Gaps in the sequence numbers of KV event batches.",
-            ),
-            verifications: by(
-                "warmroute_kv_verifications_total",
-                "Replays that verified whether the engine's process is still the same, by result.",
-                "result",
-            ),
-            dropped_batches: counters(
-                "warmroute_kv_dropped_batches_total",
-                "Batches dropped because the buffer was full during a replay; they are requested again.",
-            ),
-            lag: registry.histograms(
-                "warmroute_kv_lag_seconds",
-                "From a live batch's timestamp (the engine's clock) until it was applied (this host's clock).",
-                LAG_SECONDS,
-                // Without a rank label: the buckets of a whole fleet would dominate the exposition.
-                &[],
-            ),
-            ranks_without_series: registry.gauge(
-                "warmroute_kv_ranks_without_series",
-                "Ranks with KV events beyond the first 1,000, which have no series of their own.",
-            ),
-            users: Mutex::default(),
-            unscraped,
         }
     }
 }

@@ -2,19 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::kv::event::Tier;
 use crate::kv::stream::{Counts, State, StateReason};
 
 /// One rank of one worker.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Status {
     pub worker: String,
     pub rank: u32,
     pub model: String,
     /// `cold`, `partial`, `live` or `stale`; routing uses partial and live trees.
+    #[serde(skip_deserializing)]
     pub state: &'static str,
+    #[serde(skip_deserializing)]
     pub reason: &'static str,
     pub state_age_s: f64,
     /// Where the tree is from: `engine replay` (all batches from the engine's first on), `engine snapshot`,
@@ -31,6 +34,7 @@ pub struct Status {
     pub incarnation: Option<String>,
     pub block_size: Option<u32>,
     /// Distinct cached blocks by tier.
+    #[serde(skip_deserializing)]
     pub blocks: BTreeMap<&'static str, u64>,
     pub memory_bytes: usize,
     /// Sequence number of the last batch applied.
@@ -51,8 +55,10 @@ pub struct Status {
     #[serde(flatten)]
     pub counts: Counts,
     /// Times that the tree was cleared, by reason.
+    #[serde(skip_deserializing)]
     pub resyncs: BTreeMap<&'static str, u64>,
     /// Events that the tree did not take, by reason.
+    #[serde(skip_deserializing)]
     pub ignored_events: BTreeMap<&'static str, u64>,
 }
 
@@ -64,29 +70,8 @@ impl Status {
             model,
             state: State::Cold.as_str(),
             reason: StateReason::Starting.as_str(),
-            state_age_s: 0.0,
-            tree_from: None,
-            connected: false,
-            disconnect_reason: None,
-            replay_error: None,
-            decode_error: None,
-            incarnation: None,
-            block_size: None,
             blocks: Tier::ALL.iter().map(|tier| (tier.as_str(), 0)).collect(),
-            memory_bytes: 0,
-            last_sequence: None,
-            batches: 0,
-            events: 0,
-            events_per_second: 0.0,
-            stored_blocks: 0,
-            removed_blocks: 0,
-            unknown_removals: 0,
-            lag_ms: None,
-            buffered_batches: 0,
-            buffered_bytes: 0,
-            counts: Counts::default(),
-            resyncs: BTreeMap::new(),
-            ignored_events: BTreeMap::new(),
+            ..Self::default()
         }
     }
 }

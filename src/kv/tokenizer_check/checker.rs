@@ -8,7 +8,6 @@ use std::time::Instant;
 
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, IntCounterVec, IntGauge, IntGaugeVec};
 use rustc_hash::{FxHashMap, FxHashSet};
 use tokio::sync::mpsc;
 
@@ -18,7 +17,7 @@ use super::status::{Status, WorkerResults};
 use super::types::{Outcome, Subject};
 use crate::ids::{Model, WorkerId};
 use crate::kv::block::ChainRoot;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 
 /// A prompt that is sent to a worker.
 #[derive(Clone, Debug)]
@@ -30,6 +29,7 @@ pub struct Prompt {
     pub tokens: Arc<[u32]>,
 }
 
+#[derive(Debug)]
 pub struct TokenizerCheck {
     pub(super) settings: Settings,
     /// Running checks, and their prompts' tokens.
@@ -43,12 +43,6 @@ pub struct TokenizerCheck {
     metrics: Metrics,
 }
 
-impl std::fmt::Debug for TokenizerCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TokenizerCheck").finish_non_exhaustive()
-    }
-}
-
 /// The workers whose KV events do not count for a subject.
 #[derive(Clone, Debug)]
 enum Distrusted {
@@ -56,16 +50,24 @@ enum Distrusted {
     Only(FxHashSet<WorkerId>),
 }
 
-#[derive(Clone, Debug)]
-struct Metrics {
-    checks: IntCounterVec,
-    confirmed_ratio: GaugeVec,
-    mismatch: IntGaugeVec,
-    silent_ranks: IntGauge,
+metric_table! {
+    #[derive(Clone, Debug)]
+    struct Metrics {
+        checks: counters "warmroute_tokenizer_checks_total" ["model", "prompts", "outcome"]
+            "Prompts whose blocks were looked up in their worker's KV events afterwards, by outcome.",
+        confirmed_ratio: real_gauges "warmroute_tokenizer_check_confirmed_ratio" ["model", "prompts"]
+            "Share of the last 128 checked prompts whose blocks were all found.",
+        mismatch: gauges "warmroute_tokenizer_mismatch" ["model", "prompts"]
+            "1 while the engines' tokens differ from the router's, so KV events do not count for such prompts.",
+        silent_ranks: gauge "warmroute_kv_silent_ranks"
+            "Ranks of workers that served requests which must have stored blocks, and whose KV events do not come: their caches \
+             are predicted.",
+    }
 }
 
 /// A prompt on its way to a worker. Nothing is checked if it is dropped before its first token.
 #[must_use = "call on_first_token once the prompt is computed"]
+#[derive(Debug)]
 pub struct PromptCheck {
     checker: Arc<TokenizerCheck>,
     pub(super) prompt: Prompt,
@@ -73,12 +75,6 @@ pub struct PromptCheck {
     pub(super) worker_name: Arc<str>,
     pub(super) ranks: u32,
     pub(super) sent_at: Instant,
-}
-
-impl std::fmt::Debug for PromptCheck {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PromptCheck").finish_non_exhaustive()
-    }
 }
 
 impl PromptCheck {
@@ -114,28 +110,7 @@ impl TokenizerCheck {
             mismatches: ArcSwap::default(),
             results: Mutex::new(CheckResults::new(settings.clone())),
             worker_names: Mutex::default(),
-            metrics: Metrics {
-                checks: registry.counters(
-                    "warmroute_tokenizer_checks_total",
-                    "Prompts whose blocks were looked up in their worker's KV events afterwards, by outcome.",
-                    &["model", "prompts", "outcome"],
-                ),
-                confirmed_ratio: registry.real_gauges(
-                    "warmroute_tokenizer_check_confirmed_ratio",
-                    "Share of the last 128 checked prompts whose blocks were all found.",
-                    &["model", "prompts"],
-                ),
-                mismatch: registry.gauges(
-                    "warmroute_tokenizer_mismatch",
-                    "1 while the engines' tokens differ from the router's, so KV events do not count for such prompts.",
-                    &["model", "prompts"],
-                ),
-                silent_ranks: registry.gauge(
-                    "warmroute_kv_silent_ranks",
-                    "Ranks of workers that served requests which must have stored blocks, and whose KV events do not come: \
-                     their caches are predicted.",
-                ),
-            },
+            metrics: Metrics::new(registry),
             settings,
         };
         (Arc::new(checker), checks)

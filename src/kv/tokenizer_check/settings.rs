@@ -2,32 +2,22 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-use crate::units::DurationText;
-
 /// Compares the router's tokens with the engine's: after a request, the blocks of its prompt must be among those
 /// that the engine reports. On a tokenizer mismatch the KV events of the model or worker are not used.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// How long after a prompt's first token the engine may take to report its blocks.
-    #[serde(with = "DurationText")]
     pub grace_period: Duration,
     /// Prompts that are checked at a time; others are not checked. 0 turns the check off.
     pub max_checks: u32,
     /// Tokens of all prompts that are checked at a time.
     pub max_tokens: u64,
     /// Unconfirmed checks in a row that raise the alarm of a tokenizer mismatch.
-    #[schemars(range(min = 1))]
     pub mismatch_threshold: u32,
     /// After this long in which a worker served requests that must have stored blocks, and no KV event came, its cache is
     /// predicted until the next event.
-    #[serde(with = "DurationText")]
     pub silence_grace: Duration,
     /// Confirmed checks in a row that end the alarm.
-    #[schemars(range(min = 1))]
     pub match_threshold: u32,
 }
 

@@ -2,13 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::difference::TokenDifference;
 use super::types::PromptSource;
 
 /// The checks of one subject.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     pub model: String,
     pub prompts: PromptSource,
@@ -17,11 +17,15 @@ pub struct Status {
     pub mismatch_age_s: Option<f64>,
     /// Of the last 128 conclusive checks; 0 to 1.
     pub confirmed_ratio: Option<f64>,
+    #[serde(default)]
     pub consecutive_misses: u32,
     /// By outcome.
+    #[serde(skip_deserializing)]
     pub checks: BTreeMap<&'static str, u64>,
     /// The first token that differs, if known.
+    #[serde(skip_deserializing)]
     pub difference: Option<TokenDifference>,
+    #[serde(skip_deserializing)]
     pub workers: Vec<WorkerResults>,
 }
 

@@ -1,11 +1,11 @@
 //! What a tokenizer check is about, and what it can find.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::ids::Model;
 
 /// Where a prompt's token ids came from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptSource {
     /// The chat template and the tokenizer.

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::kv::block;
 use crate::observe;
+use crate::observe::metrics::Registry;
 
 const A: WorkerId = WorkerId(1);
 const B: WorkerId = WorkerId(2);

@@ -2,33 +2,20 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
-use crate::units::{DurationText, SizeText};
-
 /// KV events over ZeroMQ.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// For connecting and for the handshake after it, each.
-    #[serde(with = "DurationText")]
     pub connect_timeout: Duration,
     /// Wait before the second attempt to connect; doubles with each further one, less a random part.
-    #[serde(with = "DurationText")]
     pub backoff: Duration,
     /// The longest wait between two attempts to connect.
-    #[serde(with = "DurationText")]
     pub max_backoff: Duration,
     /// Silence after which the publisher is asked for a sign of life.
-    #[serde(with = "DurationText")]
     pub heartbeat_interval: Duration,
     /// A publisher that gives no sign of life for this long is disconnected.
-    #[serde(with = "DurationText")]
     pub heartbeat_timeout: Duration,
     /// A larger batch ends the connection. A batch that stores 1,000,000 tokens has 5 MB.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "64KiB"))]
     pub max_message: usize,
 }
 

@@ -60,8 +60,7 @@ impl ApiError {
 
     /// As many turns of the connection wait as may.
     pub fn too_many_queued() -> Self {
-        let message = "too many turns of this connection wait already (responses.websocket.max_queued_turns, \
-                       max_queued_size); wait until some have ended";
+        let message = "too many turns of this connection wait already; wait until some have ended";
         Self::new(
             StatusCode::TOO_MANY_REQUESTS,
             "websocket_queue_full",

@@ -151,7 +151,7 @@ async fn a_later_release_and_another_fleet_are_no_error() {
     eventually("the next report", || replica.worker.load.requests() == 4).await;
     let status = replica.peers.status(observe::now()).unwrap();
     let peer = &status.peers[0];
-    assert_eq!((peer.state, peer.unknown_workers), ("connected", 1));
+    assert_eq!((&*peer.state, peer.unknown_workers), ("connected", 1));
     assert_eq!(peer.release.as_deref(), Some("9.9.9"));
     let text = replica.metrics.text();
     assert!(text.contains("warmroute_peer_unknown_workers 1"), "{text}");

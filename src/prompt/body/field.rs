@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 
 use serde::Deserialize;
-use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
+use serde::de::{self, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::prompt::types::{Api, Section};
@@ -106,29 +106,6 @@ fn engine_field(name: &str, api: Api) -> Option<&'static str> {
     };
     let mut fields = ENGINE_FIELDS.iter().chain(others);
     fields.find(|field| **field == name).copied()
-}
-
-/// Reads a key without copying the key.
-pub(super) struct KeySeed(pub(super) Api);
-
-impl<'de> DeserializeSeed<'de> for KeySeed {
-    type Value = Key;
-
-    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Key, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for KeySeed {
-    type Value = Key;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<Key, E> {
-        Ok(Key::new(name, self.0))
-    }
 }
 
 /// A string or null. A value of another type is skipped and reported in `is_other_type`.

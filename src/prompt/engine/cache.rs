@@ -1,17 +1,13 @@
 //! Caches the token ids that engines returned, by the fields of a request that determine its prompt.
 
-use std::borrow::Cow;
-use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hashlink::LinkedHashMap;
 use rustc_hash::FxBuildHasher;
-use serde::de::{MapAccess, Visitor};
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
 use xxhash_rust::xxh3::Xxh3;
 
+use crate::json_scan::Scan;
 use crate::prompt::types::Api;
 
 /// Fields that do not change the prompt. Requests that differ only in these share an entry. Sorted.
@@ -91,42 +87,21 @@ pub(super) fn key(seed: u64, model: &str, api: Api, body: &[u8]) -> u128 {
     let mut hasher = Xxh3::with_seed(seed);
     hasher.update(model.as_bytes());
     hasher.update(&[0xff, api as u8]);
-    match serde_json::from_slice::<Fields<'_>>(body) {
-        Ok(Fields(fields)) => {
-            for (name, value) in fields {
-                if IGNORED_FIELDS.binary_search(&&*name).is_err() {
-                    hasher.update(name.as_bytes());
-                    hasher.update(&[0xff]);
-                    hasher.update(value.get().as_bytes());
-                    hasher.update(&[0xff]);
-                }
-            }
+    // In their order.
+    let mut fields = Vec::with_capacity(8);
+    let read = Scan::<true>::of_bytes(body)
+        .and_then(|scan| scan.whole_object(|name, value| fields.push((name, value))));
+    if read.is_none() {
+        hasher.update(body);
+        return hasher.digest128();
+    }
+    for (name, value) in fields {
+        if IGNORED_FIELDS.binary_search(&&*name).is_err() {
+            hasher.update(name.as_bytes());
+            hasher.update(&[0xff]);
+            hasher.update(value.as_bytes());
+            hasher.update(&[0xff]);
         }
-        Err(_) => hasher.update(body),
     }
     hasher.digest128()
-}
-
-/// The fields of a body in their order, with raw values.
-struct Fields<'a>(Vec<(Cow<'a, str>, &'a RawValue)>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Fields<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct V;
-        impl<'de> Visitor<'de> for V {
-            type Value = Fields<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Fields<'de>, A::Error> {
-                let mut fields = Vec::with_capacity(8);
-                while let Some(field) = map.next_entry()? {
-                    fields.push(field);
-                }
-                Ok(Fields(fields))
-            }
-        }
-        deserializer.deserialize_map(V)
-    }
 }

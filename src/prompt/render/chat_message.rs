@@ -2,10 +2,8 @@
 //! from the request where that is possible. All others are JSON objects.
 
 use std::borrow::Cow;
-use std::fmt;
 
-use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, Deserializer};
 use serde_json::{Map, Value, json};
 
 use crate::json_scan::Scan;
@@ -59,7 +57,7 @@ impl<'a> Message<'a> {
         let mut is_plain = true;
         let begin = scan.rest();
         scan.each_member(|scan, name| {
-            let text = match name {
+            let text = match &*name {
                 "role" => &mut role,
                 "content" => &mut content,
                 _ => {
@@ -68,14 +66,7 @@ impl<'a> Message<'a> {
                 }
             };
             *text = match scan.first_byte()? {
-                b'"' => {
-                    let (string, has_escapes) = scan.string()?;
-                    if has_escapes {
-                        serde_json::from_str(string).ok().map(Cow::Owned)
-                    } else {
-                        string.get(1..string.len() - 1).map(Cow::Borrowed)
-                    }
-                }
+                b'"' => Some(scan.text()?),
                 _ => scan.value().and(None),
             };
             is_plain &= text.is_some();
@@ -134,119 +125,7 @@ impl From<Map<String, Value>> for Message<'_> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for Message<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(MessageVisitor)
-    }
-}
-
-struct MessageVisitor;
-
-impl<'de> Visitor<'de> for MessageVisitor {
-    type Value = Message<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a map")
-    }
-
-    /// As for any object, the last of several members with one key counts.
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let (mut role, mut content) = (None, None);
-        let mut others = Map::new();
-        while let Some(Text(key)) = map.next_key()? {
-            let text = match &*key {
-                "role" => &mut role,
-                "content" => &mut content,
-                _ => {
-                    others.insert(key.into_owned(), map.next_value()?);
-                    continue;
-                }
-            };
-            match map.next_value()? {
-                Member::Text(value) => *text = Some(value),
-                Member::Other(value) => {
-                    *text = None;
-                    others.insert(key.into_owned(), value);
-                }
-            }
-        }
-        Ok(match (role, content) {
-            (Some(role), Some(content)) if others.is_empty() => {
-                let content = PlainContent::Text(content);
-                Message::Plain(PlainMessage { role, content })
-            }
-            (role, content) => {
-                for (key, text) in [("role", role), ("content", content)] {
-                    if let Some(text) = text {
-                        others.insert(key.to_owned(), text.into());
-                    }
-                }
-                Message::Object(others)
-            }
-        })
-    }
-}
-
-#[derive(serde::Deserialize)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
-
-/// The value of a member that is a text in most messages.
-enum Member<'a> {
-    Text(Cow<'a, str>),
-    Other(Value),
-}
-
-impl<'de> Deserialize<'de> for Member<'de> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(MemberVisitor)
-    }
-}
-
-struct MemberVisitor;
-
-impl<'de> Visitor<'de> for MemberVisitor {
-    type Value = Member<'de>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("any value")
-    }
-
-    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Member::Text(Cow::Borrowed(text)))
-    }
-
-    fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Member::Text(Cow::Owned(text.to_owned())))
-    }
-
-    fn visit_string<E>(self, text: String) -> Result<Self::Value, E> {
-        Ok(Member::Text(Cow::Owned(text)))
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Member::Other(Value::Null))
-    }
-
-    fn visit_bool<E>(self, is: bool) -> Result<Self::Value, E> {
-        Ok(Member::Other(is.into()))
-    }
-
-    fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(Member::Other(number.into()))
-    }
-
-    fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(Member::Other(number.into()))
-    }
-
-    fn visit_f64<E: de::Error>(self, number: f64) -> Result<Self::Value, E> {
-        Ok(Member::Other(number.into()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-        Value::deserialize(SeqAccessDeserializer::new(seq)).map(Member::Other)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        Value::deserialize(MapAccessDeserializer::new(map)).map(Member::Other)
+        Map::deserialize(deserializer).map(Self::from)
     }
 }
 

@@ -1,7 +1,6 @@
 //! The types that the APIs' readers and the renderer share. This file imports none of them.
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use serde_json::{Map, Value};
 
@@ -32,19 +31,20 @@ impl Options {
 }
 
 /// Why the router cannot tokenize a request itself. The request is then routed by predicted prefixes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TokenizeError {
     /// The API has no prompt to compute, or the model has no chat template because its engine renders chats in code.
+    #[error("no chat template can be used for this API and model")]
     Api,
-    /// The body does not have the form that this API requires.
+    #[error("the body does not fit this API: {0}")]
     Body(String),
-    /// The engine will refuse the request, for this reason.
+    #[error("the engine will refuse the request: {0}")]
     Refused(String),
-    /// The effect of this field is known to the engine only.
+    #[error("the effect of `{0}` depends on the engine")]
     Field(&'static str),
-    /// The tokenizer itself failed.
+    #[error("the tokenizer failed: {0}")]
     Tokenizer(String),
-    /// The rendered text is longer than the configured limit.
+    #[error("the rendered text of {bytes} bytes is longer than the limit")]
     TooLong { bytes: usize },
 }
 
@@ -62,24 +62,6 @@ impl TokenizeError {
             TokenizeError::Field(_) => "field",
             TokenizeError::Tokenizer(_) => "tokenizer",
             TokenizeError::TooLong { .. } => "too_long",
-        }
-    }
-}
-
-impl fmt::Display for TokenizeError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            TokenizeError::Api => {
-                f.write_str("no chat template can be used for this API and model")
-            }
-            TokenizeError::Body(why) => write!(f, "the body does not fit this API: {why}"),
-            TokenizeError::Refused(why) => write!(f, "the engine will refuse the request: {why}"),
-            TokenizeError::Field(name) => write!(f, "the effect of `{name}` depends on the engine"),
-            TokenizeError::Tokenizer(why) => write!(f, "the tokenizer failed: {why}"),
-            TokenizeError::TooLong { bytes } => write!(
-                f,
-                "the rendered text of {bytes} bytes is longer than the limit"
-            ),
         }
     }
 }

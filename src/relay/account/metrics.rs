@@ -12,7 +12,7 @@ use crate::http::circuit_breaker::State;
 use crate::observe::metrics;
 use crate::relay::failure::failure_owner::FailureOwner;
 pub(in crate::relay) use crate::relay::failure::request_outcome::Outcome;
-use crate::relay::failure::retries::Failure;
+use crate::relay::failure::types::Failure;
 
 /// The label `worker` or `status` of a request that no worker answered.
 pub(in crate::relay) const NONE: &str = "none";

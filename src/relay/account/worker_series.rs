@@ -204,7 +204,7 @@ mod tests {
     use crate::fleet::registry::tests::registry;
     use crate::http::circuit_breaker::State;
     use crate::observe::metrics::Registry;
-    use crate::relay::failure::retries::Failure;
+    use crate::relay::failure::types::Failure;
 
     fn series(model: &str) -> (Registry, SeriesByWorker) {
         let registry = Registry::default();

@@ -150,7 +150,7 @@ impl Choice {
 
     fn read(scan: &mut Scan<'_, true>) -> Option<Self> {
         let mut choice = Self::default();
-        scan.each_member(|scan, name| match (name, scan.first_byte()?) {
+        scan.each_member(|scan, name| match (&*name, scan.first_byte()?) {
             ("delta", b'{') => scan.each_member(|scan, name| {
                 if name == "content" && scan.first_byte() == Some(b'"') {
                     let text = string_length(scan)?;
@@ -158,7 +158,7 @@ impl Choice {
                     choice.text_bytes += text;
                     return Some(());
                 }
-                choice.text_bytes += text_of_member(scan, name, LEVELS_MAX)?;
+                choice.text_bytes += text_of_member(scan, &name, LEVELS_MAX)?;
                 Some(())
             }),
             ("text", b'"') => {
@@ -171,7 +171,7 @@ impl Choice {
                 Some(())
             }
             ("logprobs", b'{') => scan.each_member(|scan, name| {
-                match (name, scan.first_byte()?) {
+                match (&*name, scan.first_byte()?) {
                     ("content" | "tokens", b'[') => {
                         choice.listed = choice.listed.max(elements(scan)?);
                     }
@@ -193,7 +193,7 @@ fn text_of_member(scan: &mut Scan<'_, true>, name: &str, levels: u32) -> Option<
     let mut bytes = 0;
     let mut add_members = |scan: &mut Scan<'_, true>| {
         scan.each_member(|scan, name| {
-            bytes += text_of_member(scan, name, levels - 1)?;
+            bytes += text_of_member(scan, &name, levels - 1)?;
             Some(())
         })
     };
@@ -316,7 +316,7 @@ fn of_response_event(data: &[u8]) -> Option<Choice> {
     if memchr(b'{', &data[begin + end..]).is_some()
         && let Some(mut scan) = Scan::<true>::of_bytes(data)
     {
-        scan.each_member(|scan, name| match (name, scan.first_byte()?) {
+        scan.each_member(|scan, name| match (&*name, scan.first_byte()?) {
             ("logprobs", b'[') => {
                 choice.listed = elements(scan)?;
                 Some(())
@@ -339,9 +339,9 @@ fn of_message_event(data: &[u8]) -> Option<Choice> {
     }
     let mut choice = Choice::default();
     if let Some(mut scan) = Scan::<true>::of_bytes(data) {
-        scan.each_member(|scan, name| match (name, scan.first_byte()?) {
+        scan.each_member(|scan, name| match (&*name, scan.first_byte()?) {
             ("delta", b'{') => scan.each_member(|scan, name| {
-                choice.text_bytes += text_of_member(scan, name, LEVELS_MAX)?;
+                choice.text_bytes += text_of_member(scan, &name, LEVELS_MAX)?;
                 Some(())
             }),
             _ => scan.value().map(drop),

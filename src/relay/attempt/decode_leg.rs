@@ -10,12 +10,13 @@ use super::exchange::{self, Sending};
 use super::leg_answers::{DecodeFailure, wait_for_first_token};
 use super::leg_context::{LegContext, PendingTransfer};
 use super::offers::may_refuse_rank;
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::observe;
 use crate::relay::choose::chosen::Split;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::Failure;
+use crate::relay::failure::fault::{Fault, Part, Sign};
+use crate::relay::failure::types::Stage;
 use crate::traces::{Event, TrySpan};
 
 /// How often a waiting decode leg checks whether the prefill worker's engine process is still the same.
@@ -28,43 +29,38 @@ pub(in crate::relay) enum DecodeEnd {
     Over(AttemptOutcome),
 }
 
-impl DecodeEnd {
-    fn failed(attempt: FailedAttempt) -> Self {
-        Self::Over(AttemptOutcome::Failed(attempt))
-    }
-}
-
 impl LegContext<'_> {
-    /// Sends the decode leg, and waits for its first token; for an answer that is not streamed, for its first byte.
+    /// Sends the decode leg at `now`, and waits for its first token; for an answer that is not streamed, for its first byte.
+    pub(in crate::relay) async fn decode_leg(
+        &self,
+        body: &Bytes,
+        now: Instant,
+        span: Option<&TrySpan>,
+    ) -> Result<exchange::Answer, DecodeFailure> {
+        let timer = Box::pin(tokio::time::sleep_until(self.attempt_deadline(now).into()));
+        let sending = Sending {
+            rank: self.decode_rank(),
+            // Once fetched, the blocks are freed and may be others' when the leg is sent again; a room may be used already.
+            reuse: self.course.reuse().without_replacement(),
+            carried: None,
+            span,
+        };
+        let mut answer = exchange::attempt(self.job, body, sending, &self.choice.worker, timer)
+            .await
+            .map_err(DecodeFailure::Exchange)?;
+        wait_for_first_token(self.job.api, &mut answer).await?;
+        Ok(answer)
+    }
+
+    /// Sends the decode leg after a prefill leg, and watches the prefill worker meanwhile.
     pub(in crate::relay) async fn run_decode_leg(
         &self,
         body: Bytes,
         now: Instant,
         span: Option<&TrySpan>,
     ) -> Result<exchange::Answer, DecodeFailure> {
-        let Self {
-            job,
-            choice,
-            plan,
-            settings,
-            ..
-        } = *self;
-        let limit = self.relay.attempt_deadline(plan, now).min(self.deadline);
-        let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-        // Once fetched, the blocks are freed and may be others' when the leg is sent again.
-        let sending = Sending {
-            rank: self.decode_rank(),
-            reuse: self.attempts.reuse().without_replacement(),
-            carried: None,
-            span,
-        };
-        let mut answer = pin!(async {
-            let mut answer = exchange::attempt(job, &body, sending, &choice.worker, timer)
-                .await
-                .map_err(DecodeFailure::Exchange)?;
-            wait_for_first_token(job.api, &mut answer).await?;
-            Ok(answer)
-        });
+        let Self { plan, settings, .. } = *self;
+        let mut answer = pin!(self.decode_leg(&body, now, span));
         if !settings.connector.needs_bootstrap() {
             // The decode engine itself reports a failed transfer.
             return answer.await;
@@ -108,42 +104,43 @@ impl LegContext<'_> {
         tokens: Option<(u64, u64)>,
     ) -> DecodeEnd {
         let status = answer.head.status;
-        let refusal = self.relay.refusal(&self.choice.worker, &answer);
-        let is_failure = answer.is_failure();
+        let of_status = self.relay.on_status(&self.choice.worker, &answer);
         let is_rank_refused =
             self.decode_rank().is_some() && may_refuse_rank(status, answer.first.as_ref());
+        let sign = if is_rank_refused {
+            Sign::RankRefused
+        } else {
+            of_status
+        };
         let answer = AttemptAnswer {
             is_converted: self.job.is_converted,
             answer,
             running,
             decision: self.choice.decision,
-            attempts: self.attempts.count(),
+            attempts: self.course.count(),
             split: Split::Pair(self.prefill.leg(tokens.filter(|_| status.is_success()))),
         };
-        if is_rank_refused {
-            // Its engine has made the prefill engine free the blocks.
-            transfer.release();
-            self.metrics.count_transfer("refused");
-            return DecodeEnd::failed(FailedAttempt::refused_rank(answer));
-        }
-        if let Some(failure) = refusal {
+        let fault = Fault::of_answer(Part::DecodeLeg, status, sign);
+        if sign == Sign::Retryable {
             // The decode worker is busy; the transfer is dropped, since only it could fetch the blocks.
-            return DecodeEnd::failed(FailedAttempt::refused(Stage::Worker, failure, answer));
-        }
-        if is_failure {
+            drop(transfer);
+        } else if fault.is_some_and(|fault| fault.stage == Stage::Transfer) {
             self.transfer_failed(transfer);
-            return DecodeEnd::failed(FailedAttempt {
-                owner: FailureOwner::KvTransfer,
-                ..FailedAttempt::refused(Stage::Transfer, Failure::KvTransfer, answer)
-            });
+        } else {
+            // A decode engine that refuses the request itself, or its rank, makes the prefill engine free the blocks.
+            transfer.release();
+            if !status.is_success() {
+                self.metrics.count_transfer("refused");
+            }
         }
-        // A decode engine that refuses the request itself makes the prefill engine free the blocks.
-        transfer.release();
-        if !status.is_success() {
-            self.metrics.count_transfer("refused");
-            return DecodeEnd::Over(AttemptOutcome::Answered(answer));
+        match fault {
+            Some(fault) => {
+                let failed = FailedAttempt::answered(fault, answer);
+                DecodeEnd::Over(AttemptOutcome::Failed(failed))
+            }
+            None if status.is_success() => DecodeEnd::Begun(answer),
+            None => DecodeEnd::Over(AttemptOutcome::Answered(answer)),
         }
-        DecodeEnd::Begun(answer)
     }
 
     /// The decode worker has the prompt's blocks at `now`. Its leg was sent at `sent`.
@@ -183,7 +180,8 @@ impl LegContext<'_> {
         let name = &self.choice.worker.name;
         let (why, owner) = match failure {
             DecodeFailure::Exchange(error) => {
-                return FailedAttempt::unanswered(Stage::Worker, name, &error, self.deadline);
+                let deadline = self.course.deadline();
+                return FailedAttempt::unanswered(Stage::Worker, name, &error, deadline);
             }
             DecodeFailure::BeforeFirstToken(why) => (why, FailureOwner::KvTransfer),
             DecodeFailure::PrefillGone => (
@@ -197,15 +195,7 @@ impl LegContext<'_> {
             ),
         };
         self.transfer_failed(transfer);
-        FailedAttempt {
-            stage: Stage::Transfer,
-            failure: Failure::KvTransfer,
-            error: format!("{name}: {why}"),
-            answer: None,
-            owner,
-            is_cut: false,
-            is_rank_refused: false,
-        }
+        FailedAttempt::new(Fault::of_transfer(owner), format!("{name}: {why}"))
     }
 
     /// Which of the two workers is at fault is not known. If transfers from one prefill worker fail for one request

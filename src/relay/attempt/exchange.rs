@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http_body::Body;
@@ -15,8 +15,10 @@ use tokio::time::Sleep;
 
 use crate::fleet::Worker;
 use crate::http::client::{self, EngineBody};
+use crate::relay::course::reuse::Reuse;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::{Failure, Reuse};
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::headers;
 use crate::relay::job::Job;
 use crate::relay::request::gateway::{CarriedAnswer, CarriedTo, Handover};
@@ -68,12 +70,6 @@ impl From<ErrorKind> for Error {
 }
 
 impl Error {
-    /// Who is to blame, for a request whose time ends at `deadline`.
-    pub(in crate::relay) fn owner(&self, now: Instant, deadline: Instant) -> FailureOwner {
-        let is_stale = matches!(self.0, ErrorKind::Send(client::Error::Stale { .. }));
-        FailureOwner::of_failure(self.failure(now, deadline), is_stale)
-    }
-
     /// Whether the connection broke after the request was sent over it. One that was idle for long, and was replaced, says
     /// nothing.
     pub(in crate::relay) fn is_cut(&self) -> bool {
@@ -84,17 +80,33 @@ impl Error {
         }
     }
 
-    /// How the attempt failed, for a request whose time ends at `deadline`.
-    pub(in crate::relay) fn failure(&self, now: Instant, deadline: Instant) -> Failure {
-        match &self.0 {
-            ErrorKind::Send(error) if error.is_local() => Failure::Local,
-            ErrorKind::Send(client::Error::Connect(_)) => Failure::Connect,
-            ErrorKind::Send(client::Error::Stale { .. } | client::Error::Broken(_))
-            | ErrorKind::BrokeOff(_) => Failure::Broken,
+    /// What it means for an attempt that it ended at `stage`, for a request whose time ends at `deadline`.
+    pub(in crate::relay) fn fault(&self, stage: Stage, now: Instant, deadline: Instant) -> Fault {
+        let (mut failure, is_stale) = match &self.0 {
+            ErrorKind::Send(client::Error::Connect(_)) => (Failure::Connect, false),
+            ErrorKind::Send(client::Error::Stale { .. }) => (Failure::Broken, true),
+            ErrorKind::Send(client::Error::Broken(_)) | ErrorKind::BrokeOff(_) => {
+                (Failure::Broken, false)
+            }
             // A prefill leg's answer; the decode leg would not understand it either.
-            ErrorKind::TooLong => Failure::KvTransfer,
-            ErrorKind::TimedOut if now >= deadline => Failure::Deadline,
-            ErrorKind::TimedOut => Failure::TimedOut,
+            ErrorKind::TooLong => (Failure::KvTransfer, false),
+            ErrorKind::TimedOut => {
+                let is_over = now >= deadline;
+                let failure = if is_over {
+                    Failure::Deadline
+                } else {
+                    Failure::TimedOut
+                };
+                (failure, false)
+            }
+        };
+        if matches!(&self.0, ErrorKind::Send(error) if error.is_local()) {
+            failure = Failure::Local;
+        }
+        let owner = FailureOwner::of_failure(failure, is_stale);
+        Fault {
+            is_cut: self.is_cut(),
+            ..Fault::new(stage, failure, owner)
         }
     }
 }
@@ -122,17 +134,13 @@ pub(in crate::relay) struct Sending<'a> {
     pub(in crate::relay) span: Option<&'a TrySpan>,
 }
 
-/// A server's keep-alive limit is seconds. A connection that was idle for less and breaks was rather cut because of
-/// the request.
-const IDLE_LIMIT_MIN: Duration = Duration::from_secs(1);
-
 /// Sends a request with `body`, and waits for the first bytes of the answer's body.
 pub(in crate::relay) async fn attempt(
     job: &Job<'_>,
     body: &Bytes,
     sending: Sending<'_>,
     worker: &Arc<Worker>,
-    mut timer: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
     // Pinned, so that it is not moved again.
     let begin = pin!(async {
@@ -142,37 +150,21 @@ pub(in crate::relay) async fn attempt(
             return Box::pin(carried(to, request.headers(), body)).await;
         }
         let build = || request(job, body, sending, worker);
-        let first = match sending.reuse {
-            Reuse::Never => worker.pool.send_anew(build()).await,
-            Reuse::Young => worker.pool.send_young(build(), IDLE_LIMIT_MIN).await,
-            Reuse::Replaced => worker.pool.send(build()).await,
+        let mut answer = match sending.reuse.max_idle() {
+            // Boxed, here and below, so that what goes over a pooled connection does not carry the state of a new one.
+            None => Box::pin(worker.pool.send_anew(build())).await,
+            Some(max_idle) => worker.pool.send_young(build(), max_idle).await,
         };
-        let answer = match first {
-            Err(ref error @ client::Error::Stale { idle, .. })
-                if !error.may_have_been_read()
-                    || sending.reuse == Reuse::Replaced && idle >= IDLE_LIMIT_MIN =>
-            {
-                worker.pool.send_anew(build()).await
-            }
-            answer => answer,
-        };
+        if let Err(error @ client::Error::Stale { idle, .. }) = &answer
+            && sending.reuse.replaces(*idle, error.may_have_been_read())
+        {
+            answer = Box::pin(worker.pool.send_anew(build())).await;
+        }
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
         Ok((head, body, first, None))
     });
-    let result = tokio::select! {
-        biased;
-        result = begin => result,
-        () = &mut timer => Err(ErrorKind::TimedOut),
-    };
-    let (head, body, first, served) = result.map_err(Error)?;
-    Ok(Answer {
-        head,
-        body,
-        first,
-        served,
-        timer,
-    })
+    within(timer, begin).await
 }
 
 /// A request to a worker.
@@ -199,15 +191,22 @@ pub(in crate::relay) fn request(
 pub(in crate::relay) async fn attempt_anew(
     worker: &Worker,
     request: Request<Full<Bytes>>,
-    mut timer: Pin<Box<Sleep>>,
+    timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
-    let begin = async {
+    let begin = pin!(async {
         let answer = worker.pool.send_anew(request).await;
         let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
         let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
-        Ok::<_, ErrorKind>((head, body, first))
-    };
-    let (head, body, first) = tokio::select! {
+        Ok((head, body, first, None))
+    });
+    within(timer, begin).await
+}
+
+async fn within(
+    mut timer: Pin<Box<Sleep>>,
+    begin: Pin<&mut impl Future<Output = Result<Begun, ErrorKind>>>,
+) -> Result<Answer, Error> {
+    let (head, body, first, served) = tokio::select! {
         biased;
         result = begin => result?,
         () = &mut timer => return Err(ErrorKind::TimedOut.into()),
@@ -216,7 +215,7 @@ pub(in crate::relay) async fn attempt_anew(
         head,
         body,
         first,
-        served: None,
+        served,
         timer,
     })
 }

@@ -7,11 +7,15 @@ use super::running::Running;
 use crate::observe;
 use crate::relay::choose::choice::PrefillLeg;
 use crate::relay::choose::chosen::Split;
-use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::Failure;
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::Stage;
 use crate::routing::Decision;
 use crate::traces::TrySpan;
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly all are answers: a box would be an allocation a request"
+)]
 pub(in crate::relay) enum AttemptOutcome {
     Answered(AttemptAnswer),
     Failed(FailedAttempt),
@@ -31,38 +35,24 @@ pub(in crate::relay) struct AttemptAnswer {
 
 /// A failed attempt, of which nothing went to the client.
 pub(in crate::relay) struct FailedAttempt {
-    pub(in crate::relay) stage: Stage,
-    pub(in crate::relay) failure: Failure,
+    pub(in crate::relay) fault: Fault,
     /// For logs and for the client's error.
     pub(in crate::relay) error: String,
-    /// A retryable answer (503, ...): it goes to the client if no other attempt does better.
-    pub(in crate::relay) answer: Option<AttemptAnswer>,
-    pub(in crate::relay) owner: FailureOwner,
-    /// The connection broke after the request was sent over it.
-    pub(in crate::relay) is_cut: bool,
-    /// The decode engine may have refused the dp rank that its leg was pinned to.
-    pub(in crate::relay) is_rank_refused: bool,
+    /// A retryable answer (503, ...): it goes to the client if no other attempt does better. Boxed, so that requests whose
+    /// attempts do not fail do not carry it.
+    pub(in crate::relay) answer: Option<Box<AttemptAnswer>>,
 }
 
 impl FailedAttempt {
-    /// True if the worker had closed the idle connection that the attempt used.
-    pub(in crate::relay) fn is_stale(&self) -> bool {
-        self.failure == Failure::Broken && self.owner == FailureOwner::Unattributed
+    /// One without an answer.
+    pub(in crate::relay) fn new(fault: Fault, error: String) -> Self {
+        Self {
+            fault,
+            error,
+            answer: None,
+        }
     }
-}
 
-/// Where an attempt failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::relay) enum Stage {
-    /// At the worker that was to answer.
-    Worker,
-    /// At the prefill worker.
-    Prefill,
-    /// During the KV transfer between the two.
-    Transfer,
-}
-
-impl FailedAttempt {
     /// An exchange without an answer at the worker called `name`, for a request whose time ends at `deadline`.
     pub(in crate::relay) fn unanswered(
         stage: Stage,
@@ -70,70 +60,31 @@ impl FailedAttempt {
         error: &exchange::Error,
         deadline: Instant,
     ) -> Self {
-        let now = observe::now();
-        Self {
-            stage,
-            failure: error.failure(now, deadline),
-            error: format!("{name}: {error}"),
-            answer: None,
-            owner: error.owner(now, deadline),
-            is_cut: error.is_cut(),
-            is_rank_refused: false,
-        }
+        let fault = error.fault(stage, observe::now(), deadline);
+        Self::new(fault, format!("{name}: {error}"))
     }
 
-    pub(in crate::relay) fn refused(
-        stage: Stage,
-        failure: Failure,
-        mut answer: AttemptAnswer,
-    ) -> Self {
+    /// One that ended with this answer.
+    pub(in crate::relay) fn answered(fault: Fault, mut answer: AttemptAnswer) -> Self {
         let name = &answer.running.worker().name;
         let status = answer.answer.head.status;
         let error = format!("{name} answered {status}");
         if let Some(span) = answer.running.span() {
             span.update(|tried| tried.status = Some(status.as_u16()));
-            span.fail(observe::now(), failure.as_str(), error.clone());
+            span.fail(observe::now(), fault.failure.as_str(), error.clone());
         }
         Self {
-            stage,
-            failure,
+            fault,
             error,
-            owner: answer.answer.owner(),
-            answer: Some(answer),
-            is_cut: false,
-            is_rank_refused: false,
-        }
-    }
-
-    /// The answer of a decode engine that refuses the rank that its leg was pinned to: the next attempt names none.
-    pub(in crate::relay) fn refused_rank(answer: AttemptAnswer) -> Self {
-        Self {
-            is_rank_refused: true,
-            ..Self::refused(Stage::Worker, Failure::KvTransfer, answer)
+            answer: Some(Box::new(answer)),
         }
     }
 
     /// Ends the span of the try that failed, if the request is traced.
     pub(in crate::relay) fn end_try(&self, span: Option<&mut TrySpan>) {
         if let Some(span) = span {
-            span.fail(observe::now(), self.failure.as_str(), self.error.clone());
-        }
-    }
-
-    pub(in crate::relay) fn at_prefill(failure: Failure, error: String) -> Self {
-        Self::of_nobody(Stage::Prefill, failure, error)
-    }
-
-    /// One that is the fault of no worker, or whose fault is not known.
-    pub(in crate::relay) fn of_nobody(stage: Stage, failure: Failure, error: String) -> Self {
-        Self {
-            stage,
-            failure,
-            error,
-            answer: None,
-            owner: FailureOwner::Unattributed,
-            is_cut: false,
-            is_rank_refused: false,
+            let failure = self.fault.failure.as_str();
+            span.fail(observe::now(), failure, self.error.clone());
         }
     }
 }

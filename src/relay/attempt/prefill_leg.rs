@@ -6,17 +6,23 @@ use super::exchange::{self, Sending};
 use super::leg_answers::read_whole;
 use super::leg_context::LegContext;
 use super::offers::{Extra, Offers};
-use super::outcome::{AttemptAnswer, FailedAttempt, Stage};
+use super::outcome::{AttemptAnswer, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
 use crate::relay::choose::chosen::Split;
+use crate::relay::course::reuse::Reuse;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::{Failure, Reuse};
+use crate::relay::failure::fault::{Fault, Part};
+use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, PrefillResult, Transfer, TransferError};
 use crate::relay::traced;
 use crate::traces::{Event, Leg, TrySpan};
 
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it lives for a moment; a box would be an allocation a request"
+)]
 pub(in crate::relay) enum PrefillOutcome {
     Computed(PrefillResult),
     /// The engine's error is the client's answer: the decode worker would answer the same.
@@ -40,11 +46,8 @@ impl LegContext<'_> {
         } = *self;
         let worker = &prefill.worker;
         // Before the request counts at the worker.
-        let chosen = (worker, &prefill.decision);
-        let leg = Some(Leg::Prefill);
         let rank = self.prefill_rank();
-        let count = self.attempts.count();
-        let mut span = traced::begin_try(job, plan, now, chosen, rank, leg, count);
+        let mut span = self.begin_try(now, Leg::Prefill, rank);
         let insert = OptimisticInsert::new(relay.caches(), now, (worker, rank), plan);
         let tokens = plan.request.prompt_tokens;
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
@@ -61,7 +64,7 @@ impl LegContext<'_> {
             settings.connector,
             job.api,
             // Unique for each attempt: the blocks of one must not be found by another.
-            format!("{}-{}", job.context.id, self.attempts.count()),
+            format!("{}-{}", job.context.id, self.course.count()),
             worker.host(),
             prefill.bootstrap_info.clone(),
             rank,
@@ -74,9 +77,9 @@ impl LegContext<'_> {
         let body = legs.prefill(&transfer);
         // An id that the router makes may be sent once only; an id that the engine makes is new each time.
         let reuse = if settings.connector.needs_bootstrap() {
-            self.attempts.reuse().without_replacement()
+            self.course.reuse().without_replacement()
         } else {
-            self.attempts.reuse()
+            self.course.reuse()
         };
         let may_resend = reuse == Reuse::Replaced;
         if let Some(span) = &mut span {
@@ -90,7 +93,7 @@ impl LegContext<'_> {
         };
         // The answer to a prefill leg is one token.
         let limit = relay.settings().first_byte_timeout;
-        let timer = tokio::time::sleep_until((now + limit).min(self.deadline).into());
+        let timer = tokio::time::sleep_until((now + limit).min(self.course.deadline()).into());
         let timer = Box::pin(timer);
         let reporting = report.and_then(|report| {
             let whole = plan.body.as_ref().unwrap_or(&job.body);
@@ -110,8 +113,8 @@ impl LegContext<'_> {
             span.update(|tried| tried.rank = worker.pinned_to(tried.rank));
         }
         if !answer.head.status.is_success() {
-            let refusal = relay.refusal(worker, &answer);
-            let is_failure = answer.is_failure();
+            let status = answer.head.status;
+            let sign = relay.on_status(worker, &answer);
             running.on_refusal();
             running.set_span(span);
             let answer = AttemptAnswer {
@@ -119,17 +122,14 @@ impl LegContext<'_> {
                 answer,
                 running,
                 decision: prefill.decision,
-                attempts: self.attempts.count(),
+                attempts: self.course.count(),
                 split: Split::Pair(prefill.leg(None)),
             };
-            let failure = match refusal {
-                Some(failure) => failure,
-                None if is_failure => Failure::KvTransfer,
-                None => return PrefillOutcome::Answered(answer),
+            let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {
+                return PrefillOutcome::Answered(answer);
             };
             self.metrics.count_transfer("prefill_failed");
-            let failed = FailedAttempt::refused(Stage::Prefill, failure, answer);
-            return PrefillOutcome::Failed(failed);
+            return PrefillOutcome::Failed(FailedAttempt::answered(fault, answer));
         }
         let whole = match read_whole(&mut answer).await {
             Ok(whole) => whole,
@@ -154,13 +154,8 @@ impl LegContext<'_> {
 
     /// The worker may have computed the prompt, but its blocks cannot be fetched.
     fn no_transfer(&self, error: TransferError) -> PrefillOutcome {
-        let worker = &self.prefill.worker;
         self.metrics.count_transfer(error.as_str());
-        let text = format!("{}: {error}", worker.name);
-        PrefillOutcome::Failed(FailedAttempt {
-            owner: FailureOwner::KvTransfer,
-            ..FailedAttempt::at_prefill(Failure::KvTransfer, text)
-        })
+        PrefillOutcome::Failed(self.no_prefill(FailureOwner::KvTransfer, &error))
     }
 
     fn exchange_failed(
@@ -170,7 +165,8 @@ impl LegContext<'_> {
     ) -> PrefillOutcome {
         self.metrics.count_transfer("prefill_failed");
         let name = &self.prefill.worker.name;
-        let failed = FailedAttempt::unanswered(Stage::Prefill, name, error, self.deadline);
+        let deadline = self.course.deadline();
+        let failed = FailedAttempt::unanswered(Stage::Prefill, name, error, deadline);
         failed.end_try(span);
         PrefillOutcome::Failed(failed)
     }

@@ -14,7 +14,7 @@ use crate::fleet::Worker;
 use crate::http::circuit_breaker::State;
 use crate::observe;
 use crate::relay::core::Relay;
-use crate::relay::failure::retries::Failure;
+use crate::relay::failure::fault::Sign;
 use crate::relay::headers;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
@@ -115,15 +115,11 @@ impl Relay {
         }
     }
 
-    /// The failure that a retryable answer means. A Retry-After pauses the worker.
-    pub(in crate::relay) fn refusal(
-        &self,
-        worker: &Worker,
-        answer: &exchange::Answer,
-    ) -> Option<Failure> {
+    /// What an answer's status says: whether another worker is to be asked. A Retry-After pauses this one.
+    pub(in crate::relay) fn on_status(&self, worker: &Worker, answer: &exchange::Answer) -> Sign {
         let statuses = &self.settings().advanced.retry_statuses;
         if !statuses.contains(&answer.head.status.as_u16()) {
-            return None;
+            return Sign::Nothing;
         }
         let asked = headers::retry_after(&answer.head.headers);
         // A trial that is refused says nothing of the worker. The next one must not be the next request.
@@ -131,6 +127,6 @@ impl Relay {
         if let Some(pause) = asked.or_else(|| is_trial.then_some(REFUSED_TRIAL_PAUSE)) {
             worker.breaker.pause(observe::now() + pause.min(PAUSE_MAX));
         }
-        Some(Failure::Refused)
+        Sign::Retryable
     }
 }

@@ -1,16 +1,14 @@
 //! One attempt at one worker, which computes the prompt and generates the answer.
 
-use std::pin::pin;
-use std::time::Instant;
-
 use hyper::StatusCode;
 use smallvec::SmallVec;
+use std::pin::pin;
 use tracing::debug;
 
 use super::exchange::Sending;
 use super::first_token::{self, Beginning};
 use super::offers::{Extra, Offers};
-use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt, Stage};
+use super::outcome::{AttemptAnswer, AttemptOutcome, FailedAttempt};
 use super::running::{OptimisticInsert, Running};
 use crate::fleet::Worker;
 use crate::fleet::in_flight::InFlight;
@@ -18,8 +16,9 @@ use crate::observe;
 use crate::prompt::Api;
 use crate::relay::choose::choice::Choice;
 use crate::relay::core::Relay;
-use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::{Attempts, Failure};
+use crate::relay::course::Course;
+use crate::relay::failure::fault::{Fault, Part, Sign};
+use crate::relay::failure::types::Stage;
 use crate::relay::job::Job;
 use crate::relay::plan::Plan;
 use crate::relay::request::gateway::CarriedTo;
@@ -27,16 +26,15 @@ use crate::relay::traced;
 use crate::routing::Decision;
 
 /// An engine that refuses a prompt whose tokens are estimated may have too short a context for it; another one may not.
-fn too_long(plan: &Plan, worker: &Worker, status: StatusCode) -> Option<Failure> {
+fn is_too_long(plan: &Plan, worker: &Worker, status: StatusCode) -> bool {
     let lengths = &plan.group.context_lengths;
     let is_refused = matches!(
         status,
         StatusCode::BAD_REQUEST | StatusCode::PAYLOAD_TOO_LARGE
     );
-    let is_too_long = is_refused
+    is_refused
         && plan.prompt.exact.is_none()
-        && lengths.may_be_too_short(worker.id, plan.context_tokens);
-    is_too_long.then_some(Failure::TooLong)
+        && lengths.may_be_too_short(worker.id, plan.context_tokens)
 }
 
 impl Relay {
@@ -46,8 +44,7 @@ impl Relay {
         job: &Job<'_>,
         plan: &Plan,
         choice: &Choice,
-        attempts: &Attempts,
-        deadline: Instant,
+        course: &Course,
         carried: Option<&CarriedTo<'_>>,
     ) -> AttemptOutcome {
         let now = observe::now();
@@ -71,7 +68,7 @@ impl Relay {
         let chosen = (worker, &decision);
         let may_pin = carried.is_none() || self.may_pin_carried(plan);
         let rank = worker.pinned_to(decision.rank).filter(|_| may_pin);
-        let mut span = traced::begin_try(job, plan, now, chosen, rank, None, attempts.count());
+        let mut span = traced::begin_try(job, plan, now, chosen, rank, None, course.count());
         let insert = OptimisticInsert::new(self.caches(), now, (worker, rank), plan);
         let unseen_prefill = self.queue().and_then(|_| self.unseen_prefill(plan, worker));
         // Only a gateway has the prompt computed by another worker in the same attempt.
@@ -112,13 +109,13 @@ impl Relay {
                 cached_tokens(&prefill.decision),
             ));
         }
-        let limit = self.attempt_deadline(plan, now).min(deadline);
+        let limit = self.attempt_deadline(plan, now).min(course.deadline());
         let timer = Box::pin(tokio::time::sleep_until(limit.into()));
         let planned_body = plan.body.as_ref().filter(|_| is_planned);
         let body = planned_body.unwrap_or(&job.body);
         let asking_ids = plan.asks_token_ids(worker).filter(|_| is_planned);
-        let aborted = if !plan.is_stream && plan.group.sglang.contains(&worker.id) {
-            let id = format!("{}-{}", job.context.id, attempts.count());
+        let aborted = if !plan.is_stream && plan.group.aborting_by_id.contains(&worker.id) {
+            let id = format!("{}-{}", job.context.id, course.count());
             self.aborts().guard(job.api, body, worker, id)
         } else {
             None
@@ -127,7 +124,7 @@ impl Relay {
         let body = with_id.as_ref().unwrap_or(body);
         let sending = Sending {
             rank,
-            reuse: attempts.reuse(),
+            reuse: course.reuse(),
             carried,
             span: span.as_deref(),
         };
@@ -144,8 +141,7 @@ impl Relay {
         let sent = {
             // Pinned where it is: a future that is moved into another one is copied.
             let sent = pin!(async {
-                let sent = pin!(self.send(job, offers, sending, plan, worker, timer));
-                let mut answer = sent.await?;
+                let mut answer = pin!(self.send(job, offers, sending, plan, worker, timer)).await?;
                 if waits_for_token {
                     beginning = first_token::wait(job.api, &mut answer).await?;
                 } else if carried.is_none() && first_token::is_given_up(job.api, &answer) {
@@ -166,8 +162,12 @@ impl Relay {
                 answer
             }
             Err(error) => {
-                let failed =
-                    FailedAttempt::unanswered(Stage::Worker, &worker.name, &error, deadline);
+                let failed = FailedAttempt::unanswered(
+                    Stage::Worker,
+                    &worker.name,
+                    &error,
+                    course.deadline(),
+                );
                 failed.end_try(span.as_deref_mut());
                 return AttemptOutcome::Failed(failed);
             }
@@ -181,57 +181,50 @@ impl Relay {
             workers
                 .find(|candidate| candidate.pool.authority() == served && candidate.id != worker.id)
         });
-        let (insert, worker) = match other {
-            // The engine took it without its rank only.
-            None if worker.pinned_to(rank) != rank => {
-                drop(insert);
-                (
-                    OptimisticInsert::new(self.caches(), now, (worker, None), plan),
-                    worker,
-                )
+        let mut taken_by = (worker, worker.pinned_to(rank));
+        if let Some(other) = other {
+            debug!(id = %job.context.id, worker = %other.name, "the gateway sent the request to another worker");
+            // It has the same rank.
+            taken_by = (other, rank);
+            let in_flight = InFlight::new(other.clone(), request.prompt_tokens, 0);
+            running.move_to(in_flight.at_rank(rank));
+            if let Some(span) = running.span() {
+                traced::answered_by(span, other);
             }
-            None => (insert, worker),
-            Some(other) => {
-                debug!(id = %job.context.id, worker = %other.name, "the gateway sent the request to another worker");
-                // It has the same rank.
-                let in_flight = InFlight::new(other.clone(), request.prompt_tokens, 0);
-                running.move_to(in_flight.at_rank(rank));
-                if let Some(span) = running.span() {
-                    traced::answered_by(span, other);
-                }
-                drop(insert);
-                (
-                    OptimisticInsert::new(self.caches(), now, (other, rank), plan),
-                    other,
-                )
-            }
+        }
+        let (worker, taken_rank) = taken_by;
+        // An engine may have taken it without its rank only.
+        let insert = if other.is_some() || taken_rank != rank {
+            drop(insert);
+            OptimisticInsert::new(self.caches(), now, (worker, taken_rank), plan)
+        } else {
+            insert
         };
-        let has_begun = matches!(beginning, Beginning::Token | Beginning::Refusal);
-        if answer.head.status.is_success() && has_begun {
+        let status = answer.head.status;
+        let sign = match beginning {
+            Beginning::Error => Sign::ErrorEvent,
+            Beginning::Nothing => Sign::GivenUp,
+            Beginning::Token | Beginning::Refusal => match self.on_status(worker, &answer) {
+                Sign::Nothing if is_too_long(plan, worker, status) => Sign::TooLong,
+                of_status => of_status,
+            },
+        };
+        if status.is_success() && !matches!(sign, Sign::ErrorEvent | Sign::GivenUp) {
             insert.confirm();
         }
-        let refusal = match beginning {
-            Beginning::Token | Beginning::Refusal => {
-                let refusal = self.refusal(worker, &answer);
-                refusal.or_else(|| too_long(plan, worker, answer.head.status))
-            }
-            // As an engine that answers 503: another one may do better.
-            Beginning::Error | Beginning::Nothing => Some(Failure::Refused),
-        };
         let answer = AttemptAnswer {
             answer,
             running,
             decision,
             is_converted: job.is_converted,
-            attempts: attempts.count(),
+            attempts: course.count(),
             split: choice.split.as_ref().map(|prefill| prefill.leg(None)),
         };
-        match refusal {
+        match Fault::of_answer(Part::Whole, status, sign) {
             None => AttemptOutcome::Answered(answer),
-            Some(failure) => {
-                let mut failed = FailedAttempt::refused(Stage::Worker, failure, answer);
-                if beginning == Beginning::Error {
-                    failed.owner = FailureOwner::of_status(StatusCode::INTERNAL_SERVER_ERROR);
+            Some(fault) => {
+                let mut failed = FailedAttempt::answered(fault, answer);
+                if sign == Sign::ErrorEvent {
                     failed.error = format!("{}: an error in place of the first token", worker.name);
                 }
                 AttemptOutcome::Failed(failed)

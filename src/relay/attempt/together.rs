@@ -7,20 +7,19 @@
 use std::pin::{Pin, pin};
 use std::time::{Duration, Instant};
 
-use tracing::debug;
-
 use super::decode_leg::DecodeEnd;
 use super::exchange::{self, Sending};
-use super::leg_answers::{DecodeFailure, read_whole, wait_for_first_token};
+use super::leg_answers::{DecodeFailure, read_whole};
 use super::leg_context::{LegContext, PendingTransfer};
-use super::outcome::{AttemptOutcome, FailedAttempt, Stage};
+use super::outcome::{AttemptOutcome, FailedAttempt};
 use super::running::{OpenLeg, OptimisticInsert, Running};
 use crate::fleet::in_flight::InFlight;
 use crate::observe;
+use crate::relay::course::reuse::Reuse;
 use crate::relay::failure::failure_owner::FailureOwner;
-use crate::relay::failure::retries::{Failure, Reuse};
+use crate::relay::failure::fault::{Fault, Part, Sign};
+use crate::relay::failure::types::Stage;
 use crate::relay::kv_transfer::{Legs, Rendezvous, TransferError};
-use crate::relay::traced;
 use crate::traces::{Leg, TrySpan};
 
 /// How often a waiting attempt checks whether the prefill worker's engine process is still the same.
@@ -47,7 +46,6 @@ impl LegContext<'_> {
             metrics,
             job,
             plan,
-            choice,
             prefill,
             ..
         } = *self;
@@ -61,20 +59,10 @@ impl LegContext<'_> {
         let Some(room) = room else {
             let error = TransferError::NoBootstrap;
             metrics.count_transfer(error.as_str());
-            let error = format!("{}: {error}", prefill.worker.name);
-            let failed = FailedAttempt::at_prefill(Failure::KvTransfer, error);
+            let failed = self.no_prefill(FailureOwner::Unattributed, &error);
             return AttemptOutcome::Failed(failed);
         };
-        debug!(
-            id = %job.context.id,
-            worker = %choice.worker.name,
-            prefill = %prefill.worker.name,
-            prefill_rank = room.rank(),
-            rank = self.decode_rank(),
-            cached_tokens = prefill.decision.cached_tokens,
-            prompt_tokens = tokens,
-            "workers chosen for a prefill and a decode leg"
-        );
+        let mut running = self.begin(started, room.rank());
         let rank = self.prefill_rank();
         let insert = OptimisticInsert::new(relay.caches(), started, (&prefill.worker, rank), plan);
         let cached_tokens = tokens.saturating_sub(prefill.decision.new_tokens);
@@ -90,43 +78,19 @@ impl LegContext<'_> {
             plan.check(&relay.caches().tokenizer_check, started, &prefill.worker),
             None,
         );
-        let in_flight =
-            InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
-        let mut running = Running::new(in_flight, Default::default(), None, None);
-        running.expect(started, choice.decision.expected);
-        let count = self.attempts.count();
-        let (chosen, leg) = ((&prefill.worker, &prefill.decision), Some(Leg::Prefill));
-        let rank = room.rank();
-        let mut prefill_span = traced::begin_try(job, plan, started, chosen, rank, leg, count);
-        let chosen = (&choice.worker, &choice.decision);
-        let leg = Some(Leg::Decode);
-        let rank = self.decode_rank();
-        let mut span = traced::begin_try(job, plan, started, chosen, rank, leg, count);
+        let mut prefill_span = self.begin_try(started, Leg::Prefill, room.rank());
+        let mut span = self.begin_try(started, Leg::Decode, self.decode_rank());
         let transfer = PendingTransfer {
             metrics,
             pinned: None,
         };
 
-        let limit = relay.attempt_deadline(plan, started).min(self.deadline);
+        let limit = self.attempt_deadline(started);
         let mut prefill_leg =
             self.prefill_leg_together(legs, &room, limit, prefill_span.as_deref());
         let ended = {
             let body = legs.meeting(&room);
-            let timer = Box::pin(tokio::time::sleep_until(limit.into()));
-            let sending = Sending {
-                rank: self.decode_rank(),
-                // The room may be used already.
-                reuse: self.attempts.reuse().without_replacement(),
-                carried: None,
-                span: span.as_deref(),
-            };
-            let decode_leg = async {
-                let mut answer = exchange::attempt(job, &body, sending, &choice.worker, timer)
-                    .await
-                    .map_err(DecodeFailure::Exchange)?;
-                wait_for_first_token(job.api, &mut answer).await?;
-                Ok(answer)
-            };
+            let decode_leg = self.decode_leg(&body, started, span.as_deref());
             self.wait_for_both(decode_leg, (&mut prefill_leg, prefill_span.as_deref_mut()))
                 .await
         };
@@ -188,7 +152,7 @@ impl LegContext<'_> {
         let body = legs.meeting(room);
         let request = exchange::request(self.job, &body, sending, &worker);
         let retry_statuses = self.relay.settings().advanced.retry_statuses.clone();
-        let deadline = self.deadline;
+        let deadline = self.course.deadline();
         Box::pin(async move {
             let timer = Box::pin(tokio::time::sleep_until(limit.into()));
             let failed =
@@ -205,21 +169,16 @@ impl LegContext<'_> {
             if status.is_success() {
                 return PrefillEnd::Taken;
             }
-            let owner = FailureOwner::of_status(status);
-            let is_refusal = retry_statuses.contains(&status.as_u16());
-            if !is_refusal && owner == FailureOwner::Unattributed {
-                return PrefillEnd::Refused;
-            }
-            let failure = if is_refusal {
-                Failure::Refused
+            let sign = if retry_statuses.contains(&status.as_u16()) {
+                Sign::Retryable
             } else {
-                Failure::KvTransfer
+                Sign::Nothing
+            };
+            let Some(fault) = Fault::of_answer(Part::PrefillLeg, status, sign) else {
+                return PrefillEnd::Refused;
             };
             let error = format!("{} answered {status}", worker.name);
-            PrefillEnd::Failed(Box::new(FailedAttempt {
-                owner,
-                ..FailedAttempt::at_prefill(failure, error)
-            }))
+            PrefillEnd::Failed(Box::new(FailedAttempt::new(fault, error)))
         })
     }
 

@@ -5,25 +5,21 @@
 //! leg. Nothing of the decode leg's answer goes to the client before its first token, because until then the KV
 //! transfer may still fail.
 
-use std::time::Instant;
-
-use tracing::debug;
-
 use super::decode_leg::DecodeEnd;
 use super::leg_context::{LegContext, PendingTransfer};
 use super::outcome::{AttemptOutcome, FailedAttempt};
 use super::prefill_leg::PrefillOutcome;
-use super::running::Running;
-use crate::fleet::in_flight::InFlight;
 use crate::fleet::kv_transfer::Connector;
 use crate::observe;
 use crate::relay::choose::choice::{Choice, Prefill};
 use crate::relay::core::Relay;
-use crate::relay::failure::retries::{Attempts, Failure};
+use crate::relay::course::Course;
+use crate::relay::failure::failure_owner::FailureOwner;
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Job;
 use crate::relay::kv_transfer::Legs;
 use crate::relay::plan::Plan;
-use crate::relay::traced;
 use crate::traces::Leg;
 
 impl Relay {
@@ -33,15 +29,19 @@ impl Relay {
         plan: &Plan,
         choice: &Choice,
         prefill: &Prefill,
-        attempts: &Attempts,
-        deadline: Instant,
+        course: &Course,
     ) -> AttemptOutcome {
         let (Some(settings), Some(Ok(legs)), Some(metrics)) =
             (self.prefill_decode(), &plan.legs, &plan.model.disaggregated)
         else {
             // A choice has a prefill worker only if all of these exist.
+            let fault = Fault::new(
+                Stage::Prefill,
+                Failure::KvTransfer,
+                FailureOwner::Unattributed,
+            );
             let error = "not disaggregated".to_owned();
-            return AttemptOutcome::Failed(FailedAttempt::at_prefill(Failure::KvTransfer, error));
+            return AttemptOutcome::Failed(FailedAttempt::new(fault, error));
         };
         let context = LegContext {
             relay: self,
@@ -51,8 +51,7 @@ impl Relay {
             plan,
             choice,
             prefill,
-            attempts,
-            deadline,
+            course,
         };
         match settings.connector {
             Connector::Sglang => context.run_together(legs).await,
@@ -68,7 +67,6 @@ impl LegContext<'_> {
             metrics,
             job,
             plan,
-            choice,
             prefill,
             ..
         } = *self;
@@ -77,22 +75,8 @@ impl LegContext<'_> {
         // The decode worker receives the prompt, so the prefill worker's cached prefix is the one that counts.
         plan.model
             .on_decision(plan.request.prompt_tokens, &prefill.decision);
-        debug!(
-            id = %job.context.id,
-            worker = %choice.worker.name,
-            prefill = %prefill.worker.name,
-            prefill_rank = self.prefill_rank(),
-            rank = self.decode_rank(),
-            cached_tokens = prefill.decision.cached_tokens,
-            prompt_tokens = plan.request.prompt_tokens,
-            "workers chosen for a prefill and a decode leg"
-        );
         // The request counts at both workers at once.
-        let tokens = plan.request.prompt_tokens;
-        let in_flight =
-            InFlight::decoding(choice.worker.clone(), tokens).at_rank(self.decode_rank());
-        let mut running = Running::new(in_flight, Default::default(), None, None);
-        running.expect(started, choice.decision.expected);
+        let mut running = self.begin(started, self.prefill_rank());
         let result = match self.run_prefill_leg(legs, started).await {
             PrefillOutcome::Computed(result) => result,
             PrefillOutcome::Answered(answer) => return AttemptOutcome::Answered(answer),
@@ -100,8 +84,8 @@ impl LegContext<'_> {
         };
         if self.is_prefill_gone() {
             metrics.count_transfer("prefill_failed");
-            let error = format!("{}: its engine was restarted", prefill.worker.name);
-            return AttemptOutcome::Failed(FailedAttempt::at_prefill(Failure::KvTransfer, error));
+            let failed = self.no_prefill(FailureOwner::Unattributed, &"its engine was restarted");
+            return AttemptOutcome::Failed(failed);
         }
         let computed = observe::now();
         let tokens = u32::try_from(result.prompt_tokens).unwrap_or(u32::MAX);
@@ -119,9 +103,7 @@ impl LegContext<'_> {
         let tokens = (result.prompt_tokens, result.cached_tokens);
         let body = legs.decode(result.params);
         let sent = observe::now();
-        let (chosen, leg) = ((&choice.worker, &choice.decision), Some(Leg::Decode));
-        let count = self.attempts.count();
-        let mut span = traced::begin_try(job, plan, sent, chosen, self.decode_rank(), leg, count);
+        let mut span = self.begin_try(sent, Leg::Decode, self.decode_rank());
         let answer = match self.run_decode_leg(body, sent, span.as_deref()).await {
             Ok(answer) => answer,
             Err(failure) => {

@@ -13,13 +13,14 @@ use super::fleet_view::{FleetView, Task};
 use super::promised::Promised;
 use crate::fleet::{Group, Places, Role, Worker};
 use crate::http::circuit_breaker::State;
+use crate::ids::{ViewIndex, WorkerIndex};
 use crate::relay::kv_transfer::SingleWorkerReason;
 use crate::relay::plan::Plan;
 use crate::relay::prefill_decode::Disaggregation;
 use crate::relay::prompt::cached_prefix::{CachedPrefixes, Caches};
 use crate::relay::request::gateway::{CarriedTo, Gateway};
-use crate::routing;
 use crate::routing::pair::{self, LocalReason};
+use crate::routing::{self, PREFIX_CANDIDATES};
 
 /// Chooses the workers of a request. Only [`Chooser::choose`] changes anything: circuit breakers admit the request, and its adapter
 /// counts as used.
@@ -42,23 +43,23 @@ impl<'c> Chooser<'c> {
     }
 
     /// The workers' cached prefixes of the prompt.
-    pub(in crate::relay) fn held<'a>(
+    pub(in crate::relay) fn cached_prefixes<'a>(
         &self,
         plan: &'a Plan,
-        holders_max: usize,
+        max_owners: usize,
     ) -> CachedPrefixes<'a>
     where
         'c: 'a,
     {
-        self.held_by(plan, &plan.group, holders_max)
+        self.cached_prefixes_in(plan, &plan.group, max_owners)
     }
 
     /// The cached prefixes of the prompt at the workers of `group`, which may be those of another moment than the plan's.
-    pub(in crate::relay) fn held_by<'a>(
+    pub(in crate::relay) fn cached_prefixes_in<'a>(
         &self,
         plan: &'a Plan,
         group: &'a Group,
-        holders_max: usize,
+        max_owners: usize,
     ) -> CachedPrefixes<'a>
     where
         'c: 'a,
@@ -68,7 +69,7 @@ impl<'c> Chooser<'c> {
             self.caches,
             &plan.prompt,
             &plan.model.routing.advanced.tier_credit,
-            holders_max,
+            max_owners,
             plan.request.seed,
         )
     }
@@ -85,19 +86,18 @@ impl<'c> Chooser<'c> {
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let candidates = plan.model.routing.advanced.prefix_candidates as usize;
             let chosen = first.take().or_else(|| {
-                let held = self.held(plan, candidates);
-                self.find(plan, &held, now, &failed, may_repeat)
+                let prefixes = self.cached_prefixes(plan, PREFIX_CANDIDATES);
+                self.find(plan, &prefixes, now, &failed, may_repeat)
             });
             let (decision, split) = chosen?;
-            let worker = &plan.group.workers[decision.worker_index];
+            let worker = plan.group.worker(decision.index);
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
             let may_admit = worker.breaker.may_admit(now);
             let mut prefill_trial = None;
             if let Split::Pair(decision) = split {
-                let prefill = &plan.group.workers[decision.worker_index];
+                let prefill = plan.group.worker(decision.index);
                 let may_both =
                     prefill.breaker.may_admit(now) && prefill.kv_transfer_breaker.may_admit(now);
                 let mut is_admitted = || {
@@ -116,7 +116,7 @@ impl<'c> Chooser<'c> {
                 continue;
             };
             let split = split.map(|decision| {
-                let worker = plan.group.workers[decision.worker_index].clone();
+                let worker = plan.group.worker(decision.index).clone();
                 Prefill::new(decision, worker, prefill_trial)
             });
             if plan.group.is_adapter {
@@ -137,16 +137,15 @@ impl<'c> Chooser<'c> {
         now: Instant,
         failed: &FailedWorkers,
     ) -> CarriedTo<'a> {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
+        let prefixes = self.cached_prefixes(plan, PREFIX_CANDIDATES);
         let mut failed = failed.clone();
         let mut workers: SmallVec<[Arc<Worker>; 4]> = smallvec![choice.worker.clone()];
         while workers.len() <= gateway.fallbacks() {
             failed.decode.push(workers[workers.len() - 1].id);
-            let Some((decision, _)) = self.choose_once(plan, &held, now, &failed, None) else {
+            let Some((decision, _)) = self.choose_once(plan, &prefixes, now, &failed, None) else {
                 break;
             };
-            workers.push(plan.group.workers[decision.worker_index].clone());
+            workers.push(plan.group.worker(decision.index).clone());
         }
         let prefill = choice.split.prefill();
         CarriedTo {
@@ -164,9 +163,9 @@ impl<'c> Chooser<'c> {
         failed: &FailedWorkers,
         may_repeat: bool,
     ) -> bool {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held(plan, candidates);
-        self.find(plan, &held, now, failed, may_repeat).is_some()
+        let prefixes = self.cached_prefixes(plan, PREFIX_CANDIDATES);
+        self.find(plan, &prefixes, now, failed, may_repeat)
+            .is_some()
     }
 
     /// True if a retry would find workers among those of `group` that may get the request. Changes nothing.
@@ -178,11 +177,10 @@ impl<'c> Chooser<'c> {
         failed: &FailedWorkers,
         may_repeat: bool,
     ) -> bool {
-        let candidates = plan.model.routing.advanced.prefix_candidates as usize;
-        let held = self.held_by(plan, group, candidates);
-        let found = self.find(plan, &held, now, failed, may_repeat);
+        let prefixes = self.cached_prefixes_in(plan, group, PREFIX_CANDIDATES);
+        let found = self.find(plan, &prefixes, now, failed, may_repeat);
         found.is_some_and(|(decision, split)| {
-            let role = group.workers[decision.worker_index].role;
+            let role = group.worker(decision.index).role;
             let reason = split.why_whole();
             reason.is_none_or(|reason| !self.lacks_prefill(role, reason))
         })
@@ -193,12 +191,12 @@ impl<'c> Chooser<'c> {
     fn find(
         &self,
         plan: &Plan,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         failed: &FailedWorkers,
         may_repeat: bool,
     ) -> Option<Chosen> {
-        let once = |failed: &FailedWorkers| self.choose_once(plan, held, now, failed, None);
+        let once = |failed: &FailedWorkers| self.choose_once(plan, prefixes, now, failed, None);
         let chosen = once(failed).or_else(|| {
             let mut chances = failed.second_chances(may_repeat);
             chances.find_map(|again| once(&again))
@@ -236,12 +234,12 @@ impl<'c> Chooser<'c> {
     pub(in crate::relay) fn choose_once(
         &self,
         plan: &Plan,
-        held: &CachedPrefixes<'_>,
+        prefixes: &CachedPrefixes<'_>,
         now: Instant,
         failed: &FailedWorkers,
         before: Option<&Promised>,
     ) -> Option<Chosen> {
-        let decode = FleetView::new(held, Task::Decode, now, &failed.decode).behind(before);
+        let decode = FleetView::new(prefixes, Task::Decode, now, &failed.decode).behind(before);
         let Some(settings) = self.disaggregation else {
             let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
             return Some((decode.in_fleet(decision), Split::Off));
@@ -250,7 +248,7 @@ impl<'c> Chooser<'c> {
             Some(Err(reason)) => NotDisaggregated::Request(*reason),
             Some(Ok(_)) if !failed.gave_up_transfers => {
                 let task = Task::Prefill(settings.connector, plan.api);
-                let prefill = FleetView::new(held, task, now, &failed.prefill).behind(before);
+                let prefill = FleetView::new(prefixes, task, now, &failed.prefill).behind(before);
                 let chosen = choose_pair(plan, settings, &prefill, &decode);
                 let reason = match chosen {
                     Some((_, Split::Whole(reason))) => reason,
@@ -260,12 +258,12 @@ impl<'c> Chooser<'c> {
                 if settings.connector.decodes_alone() {
                     return chosen;
                 }
-                return choose_whole(plan, held, now, failed, before, reason).or(chosen);
+                return choose_whole(plan, prefixes, now, failed, before, reason).or(chosen);
             }
             _ => NotDisaggregated::Failed,
         };
         if !settings.connector.decodes_alone() {
-            return choose_whole(plan, held, now, failed, before, reason);
+            return choose_whole(plan, prefixes, now, failed, before, reason);
         }
         let decision = routing::decide(&plan.model.routing, &plan.request, &decode)?;
         Some((decode.in_fleet(decision), Split::Whole(reason)))
@@ -299,23 +297,23 @@ impl<'c> Chooser<'c> {
         }
     }
 
-    /// Whether a request whose KV transfers failed may go on without a prefill leg, and did not so far.
-    pub(in crate::relay) fn may_give_up_transfers(&self, failed: &FailedWorkers) -> bool {
+    /// Whether requests whose KV transfers failed may go on without a prefill leg.
+    pub(in crate::relay) fn may_give_up_transfers(&self) -> bool {
         let settings = self.disaggregation;
-        !failed.gave_up_transfers && settings.is_some_and(Disaggregation::is_local_prefill_allowed)
+        settings.is_some_and(Disaggregation::is_local_prefill_allowed)
     }
 }
 
 /// A worker for the whole request where decode workers take none.
 fn choose_whole(
     plan: &Plan,
-    held: &CachedPrefixes<'_>,
+    prefixes: &CachedPrefixes<'_>,
     now: Instant,
     failed: &FailedWorkers,
     before: Option<&Promised>,
     reason: NotDisaggregated,
 ) -> Option<Chosen> {
-    let view = FleetView::new(held, Task::Whole, now, &failed.decode).behind(before);
+    let view = FleetView::new(prefixes, Task::Whole, now, &failed.decode).behind(before);
     let decision = routing::decide(&plan.model.routing, &plan.request, &view)?;
     Some((view.in_fleet(decision), Split::Whole(reason)))
 }
@@ -326,14 +324,13 @@ fn choose_pair(
     prefill: &FleetView<'_>,
     decode: &FleetView<'_>,
 ) -> Option<Chosen> {
-    let group = decode.held().places().group();
-    let may_pair = |from: usize, to: usize| {
-        let (from, to) = (prefill.in_group(from), decode.in_group(to));
-        let role = |index: usize| group.workers[index].role;
+    let group = decode.prefixes().places().group();
+    let may_pair = |from: ViewIndex, to: ViewIndex| {
+        let (from, to) = (prefill.worker_index(from), decode.worker_index(to));
+        let role = |index: WorkerIndex| group.worker(index).role;
         let has_roles = settings.connector.decodes_alone()
             || role(from) == Role::Prefill && role(to) == Role::Decode;
-        let keys = &group.compatibility_keys;
-        from != to && has_roles && keys[from].is_compatible(&keys[to])
+        from != to && has_roles && group.is_pair(from, to)
     };
     let pair = pair::decide(
         &settings.pair,

@@ -76,7 +76,7 @@ pub(in crate::relay) fn promises(
     chosen: &Chosen,
 ) -> SmallVec<[(WorkerId, LoadShare); 2]> {
     let promise = |decision: &Decision, queued_tokens: u32| {
-        let worker = group.workers[decision.worker_index].id;
+        let worker = group.worker(decision.index).id;
         let promise = LoadShare::of_request(prompt_tokens, queued_tokens);
         (worker.cache_owner(decision.rank), promise)
     };

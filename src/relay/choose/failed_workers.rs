@@ -3,6 +3,8 @@
 use smallvec::SmallVec;
 
 use crate::ids::WorkerId;
+use crate::relay::failure::fault::Fault;
+use crate::relay::failure::types::{Failure, Stage};
 use crate::relay::job::Error;
 use crate::relay::plan::Plan;
 use crate::relay::request::gateway::Gateway;
@@ -54,6 +56,40 @@ impl FailedWorkers {
             stale: Excluded::new(),
             // A decode worker computes prompt and answer so far itself.
             gave_up_transfers: plan.resumed.is_some(),
+        })
+    }
+
+    /// Takes note of an attempt that failed at these workers. True if it counts against the one that is to blame for it: a worker
+    /// that is tried again fails the same request, not another one, and counts once.
+    pub(in crate::relay) fn on_fault(
+        &mut self,
+        fault: &Fault,
+        worker: WorkerId,
+        prefill: Option<WorkerId>,
+    ) -> bool {
+        if fault.failure == Failure::Local {
+            // No worker has failed.
+            return true;
+        }
+        let at = prefill
+            .filter(|_| fault.stage == Stage::Prefill)
+            .unwrap_or(worker);
+        let was_stale = self.stale.contains(&at);
+        self.stale.retain(|id| *id != at);
+        if fault.is_stale() {
+            self.stale.push(at);
+        }
+        let is_new_worker = was_stale || !self.decode.contains(&worker);
+        if fault.stage != Stage::Prefill {
+            self.decode.push(worker);
+        }
+        if fault.stage == Stage::Worker {
+            return is_new_worker;
+        }
+        prefill.is_some_and(|prefill| {
+            let is_new = !self.prefill.contains(&prefill);
+            self.prefill.push(prefill);
+            is_new
         })
     }
 

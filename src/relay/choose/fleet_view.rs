@@ -1,6 +1,5 @@
 //! The live fleet as a [`View`] for decisions.
 
-use std::ops::Range;
 use std::time::Instant;
 
 use smallvec::SmallVec;
@@ -10,9 +9,9 @@ use super::promised::Promised;
 use crate::fleet::kv_transfer::Connector;
 use crate::fleet::load::LoadShare;
 use crate::fleet::{Places, Role, Worker};
-use crate::ids::WorkerId;
+use crate::ids::{RankPlace, ViewIndex, WorkerId, WorkerIndex};
 use crate::prompt::Api;
-use crate::relay::prompt::cached_prefix::{CachedPrefixes, TopOwners};
+use crate::relay::prompt::cached_prefix::{CachedPrefixes, TopOwners, ViewRange};
 use crate::routing::{self, Backlog, Cached, Decision, Request, State, View};
 
 /// Workers with a request's adapter that are compared beside those with its prefix.
@@ -29,46 +28,47 @@ pub enum Task {
     Prefill(Connector, Api),
 }
 
-/// Load is read at the time of the call. Index 0 is the first of the places that do the task: workers, or dp ranks where
-/// the request can be pinned to one.
+/// Load is read at the time of the call. The candidates are the places that do the task: workers, or dp ranks where the request
+/// can be pinned to one.
 #[derive(Debug)]
 pub struct FleetView<'a> {
     places: Places<'a>,
-    held: &'a CachedPrefixes<'a>,
-    holders: TopOwners,
+    prefixes: &'a CachedPrefixes<'a>,
+    owners: TopOwners,
     task: Task,
-    range: Range<usize>,
+    range: ViewRange,
     now: Instant,
     excluded: &'a [WorkerId],
     /// What comes before the request, beside the workers' load.
     before: Option<&'a Promised>,
-    adapter_owners: SmallVec<[usize; MAX_ADAPTER_OWNERS]>,
+    adapter_owners: SmallVec<[ViewIndex; MAX_ADAPTER_OWNERS]>,
 }
 
 impl<'a> FleetView<'a> {
     pub fn new(
-        held: &'a CachedPrefixes<'a>,
+        prefixes: &'a CachedPrefixes<'a>,
         task: Task,
         now: Instant,
         excluded: &'a [WorkerId],
     ) -> Self {
-        let places = held.places();
+        let places = prefixes.places();
         let group = places.group();
-        let range = places.of_workers(match task {
+        let workers = match task {
             Task::Decode => group.decode(),
             Task::Whole => group.both(),
             Task::Prefill(..) => group.prefill(),
-        });
+        };
+        let range = ViewRange::of_workers(places, workers);
         let adapter_owners = if group.is_adapter {
-            adapter_owners(places, range.clone())
+            adapter_owners(places, &range)
         } else {
             SmallVec::new()
         };
         Self {
             adapter_owners,
             places,
-            holders: held.owners(range.clone()),
-            held,
+            owners: prefixes.owners(&range),
+            prefixes,
             task,
             range,
             now,
@@ -94,28 +94,26 @@ impl<'a> FleetView<'a> {
         }
     }
 
-    pub(in crate::relay) fn held(&self) -> &CachedPrefixes<'a> {
-        self.held
+    pub(in crate::relay) fn prefixes(&self) -> &CachedPrefixes<'a> {
+        self.prefixes
     }
 
-    /// The worker's index in the group.
-    pub fn in_group(&self, index: usize) -> usize {
+    pub(in crate::relay) fn worker_index(&self, index: ViewIndex) -> WorkerIndex {
         self.places.worker_index(self.place(index))
     }
 
-    /// The number of the place.
-    pub(in crate::relay) fn place(&self, index: usize) -> usize {
-        self.range.start + index
+    pub(in crate::relay) fn place(&self, index: ViewIndex) -> RankPlace {
+        self.range.place(index)
     }
 
     /// The dp rank to pin the request to.
-    pub(in crate::relay) fn rank(&self, index: usize) -> Option<u32> {
+    pub(in crate::relay) fn rank(&self, index: ViewIndex) -> Option<u32> {
         self.places.rank(self.place(index))
     }
 
     /// What the place was promised beside its load.
     #[inline]
-    fn promise(&self, index: usize) -> LoadShare {
+    fn promise(&self, index: ViewIndex) -> LoadShare {
         match self.before {
             None => LoadShare::default(),
             Some(before) => before.everywhere(self.places.cache_owner(self.place(index))),
@@ -124,12 +122,12 @@ impl<'a> FleetView<'a> {
 
     /// The worker's whole load, or its rank's, with what comes before the request.
     #[inline]
-    fn share(&self, index: usize) -> LoadShare {
+    fn share(&self, index: ViewIndex) -> LoadShare {
         self.load(index).plus(self.promise(index))
     }
 
     #[inline]
-    fn load(&self, index: usize) -> LoadShare {
+    fn load(&self, index: ViewIndex) -> LoadShare {
         let (place, worker) = (self.place(index), self.worker(index));
         match self.places.rank(place) {
             None => LoadShare {
@@ -145,7 +143,7 @@ impl<'a> FleetView<'a> {
     }
 
     /// True if decode workers accept the address from which to fetch KV blocks from a prefill worker.
-    pub(in crate::relay) fn is_bootstrap_known(&self, index: usize) -> bool {
+    pub(in crate::relay) fn is_bootstrap_known(&self, index: ViewIndex) -> bool {
         match self.task {
             Task::Prefill(connector, api) if connector.needs_bootstrap() => {
                 let bootstrap_info = self.worker(index).bootstrap_info.load();
@@ -168,23 +166,27 @@ impl<'a> FleetView<'a> {
     }
 
     /// True if the circuit breaker of KV transfers from a prefill worker admits one.
-    pub(in crate::relay) fn may_transfer(&self, index: usize) -> bool {
+    pub(in crate::relay) fn may_transfer(&self, index: ViewIndex) -> bool {
         match self.task {
             Task::Decode | Task::Whole => true,
             Task::Prefill(..) => self.worker(index).kv_transfer_breaker.may_admit(self.now),
         }
     }
 
-    /// A decision with the worker's index in the group, and its rank.
-    pub(in crate::relay) fn in_fleet(&self, decision: Decision) -> Decision {
+    /// A decision of this view with the worker's index and its rank.
+    pub(in crate::relay) fn in_fleet(&self, decision: Decision<ViewIndex>) -> Decision {
         Decision {
-            worker_index: self.in_group(decision.worker_index),
-            rank: self.rank(decision.worker_index),
-            ..decision
+            index: self.worker_index(decision.index),
+            rank: self.rank(decision.index),
+            reason: decision.reason,
+            cached_tokens: decision.cached_tokens,
+            new_tokens: decision.new_tokens,
+            cost: decision.cost,
+            expected: decision.expected,
         }
     }
 
-    fn worker(&self, index: usize) -> &'a Worker {
+    pub(in crate::relay) fn worker(&self, index: ViewIndex) -> &'a Worker {
         self.places.worker(self.place(index))
     }
 }
@@ -192,12 +194,13 @@ impl<'a> FleetView<'a> {
 /// The least busy of the places whose workers have the group's adapter in their GPUs.
 fn adapter_owners(
     places: Places<'_>,
-    range: Range<usize>,
-) -> SmallVec<[usize; MAX_ADAPTER_OWNERS]> {
+    range: &ViewRange,
+) -> SmallVec<[ViewIndex; MAX_ADAPTER_OWNERS]> {
     let model = &places.group().model;
-    let all = range.map(|place| places.worker(place)).enumerate();
+    let all = range.indices();
+    let all = all.map(|index| (index, places.worker(range.place(index))));
     let owners = all.filter(|(_, worker)| worker.adapters.has(model));
-    let mut owners: Vec<(u64, usize)> = owners
+    let mut owners: Vec<(u64, ViewIndex)> = owners
         .map(|(index, worker)| (worker.load.queued_tokens(), index))
         .collect();
     owners.sort_unstable();
@@ -210,7 +213,7 @@ impl View for FleetView<'_> {
         self.range.len()
     }
 
-    fn state(&self, index: usize) -> State {
+    fn state(&self, index: ViewIndex) -> State {
         let worker = self.worker(index);
         let can = self.is_bootstrap_known(index) && self.may_transfer(index);
         let is_free = worker.breaker.may_admit(self.now) && !self.excluded.contains(&worker.id);
@@ -241,7 +244,7 @@ impl View for FleetView<'_> {
         }
     }
 
-    fn backlog(&self, index: usize) -> Backlog {
+    fn backlog(&self, index: ViewIndex) -> Backlog {
         let worker = self.worker(index);
         Backlog {
             queued_tokens: match self.rank(index) {
@@ -260,7 +263,7 @@ impl View for FleetView<'_> {
         self.places.group().speed.min_prompt_token()
     }
 
-    fn identity(&self, index: usize) -> u64 {
+    fn identity(&self, index: ViewIndex) -> u64 {
         let name = self.worker(index).name.as_bytes();
         match self.rank(index) {
             None => xxh3_64(name),
@@ -268,19 +271,19 @@ impl View for FleetView<'_> {
         }
     }
 
-    fn prefix_owners(&self) -> &[usize] {
-        self.holders.places()
+    fn prefix_owners(&self) -> &[ViewIndex] {
+        self.owners.indices()
     }
 
-    fn adapter_owners(&self) -> &[usize] {
+    fn adapter_owners(&self) -> &[ViewIndex] {
         &self.adapter_owners
     }
 
     fn max_cached_elsewhere(&self) -> u32 {
-        self.holders.others_max()
+        self.owners.others_max()
     }
 
-    fn cached(&self, index: usize) -> Cached {
-        self.held.cached(self.place(index))
+    fn cached(&self, index: ViewIndex) -> Cached {
+        self.prefixes.cached(self.place(index))
     }
 }

@@ -1,16 +1,16 @@
 //! A request whose stream may be continued: whether it may, what the first worker is sent, and what the next.
 
 use std::borrow::Cow;
-use std::fmt::{self, Write as _};
+use std::fmt::Write as _;
 use std::ops::Range;
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::{Deserializer as _, MapAccess, Visitor};
 use serde_json::value::RawValue;
 use smallvec::SmallVec;
 
 use super::refusal::Refusal;
+use crate::json_scan::Scan;
 use crate::prompt::Api;
 
 const ASKING: &str = r#""return_token_ids":true"#;
@@ -50,11 +50,9 @@ impl Request {
             counts: SmallVec::new(),
             prompt: None,
         };
-        let mut json = serde_json::Deserializer::from_slice(body);
-        let read = json.deserialize_map(&mut reader);
-        if read.and_then(|()| json.end()).is_err() {
-            return Err(Refusal::Body);
-        }
+        let scan = Scan::<true>::of_bytes(body).ok_or(Refusal::Body)?;
+        scan.whole_object(|name, value| reader.on_member(&name, value))
+            .ok_or(Refusal::Body)?;
         if let Some(refusal) = reader.refusal {
             return Err(refusal);
         }
@@ -148,29 +146,14 @@ struct Reader<'a> {
     prompt: Option<Range<usize>>,
 }
 
-impl<'de> Visitor<'de> for &mut Reader<'de> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(name) = map.next_key::<Name<'de>>()? {
-            let value = map.next_value::<&'de RawValue>()?.get();
-            if let Err(refusal) = self.on_member(&name.0, value) {
-                self.refusal.get_or_insert(refusal);
-            }
-        }
-        Ok(())
-    }
-}
-
-#[derive(Deserialize)]
-struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
-
 impl<'a> Reader<'a> {
-    fn on_member(&mut self, name: &str, value: &'a str) -> Result<(), Refusal> {
+    fn on_member(&mut self, name: &str, value: &'a str) {
+        if let Err(refusal) = self.read(name, value) {
+            self.refusal.get_or_insert(refusal);
+        }
+    }
+
+    fn read(&mut self, name: &str, value: &'a str) -> Result<(), Refusal> {
         let is_chat = self.api == Api::Chat;
         // Null is as good as absent.
         let unless = |is_fine: bool, refusal| {

@@ -50,7 +50,7 @@ impl Cut {
 
 /// The ends that one request, or requests with one body, saw.
 #[derive(Clone, Debug, Default)]
-pub struct Cuts(SmallVec<[Cut; 1]>);
+pub(in crate::relay) struct Cuts(SmallVec<[Cut; 1]>);
 
 impl Cuts {
     pub(in crate::relay) fn add(&mut self, cut: &Cut) {

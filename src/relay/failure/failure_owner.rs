@@ -4,7 +4,7 @@
 use hyper::StatusCode;
 
 use super::request_outcome::Outcome;
-use super::retries::Failure;
+use super::types::Failure;
 
 /// Who is to blame. Circuit breakers of workers count only [`FailureOwner::Worker`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,8 +53,14 @@ impl FailureOwner {
             Failure::Local => Self::Router,
             Failure::Deadline => Self::Client,
             Failure::Connect => Self::Worker,
-            Failure::Broken if is_stale => Self::Unattributed,
-            Failure::Broken | Failure::TimedOut => Self::Request,
+            Failure::Broken => {
+                if is_stale {
+                    Self::Unattributed
+                } else {
+                    Self::Request
+                }
+            }
+            Failure::TimedOut => Self::Request,
             // What took the worker out was counted already.
             Failure::Refused | Failure::TakenOut | Failure::TooLong => Self::Unattributed,
             Failure::KvTransfer => Self::KvTransfer,
@@ -64,10 +70,14 @@ impl FailureOwner {
     /// The owner of an answer with this status. 501 is a property of the request, and 503 means that the worker is
     /// overloaded or starting; a proxy in front of an engine answers 502 and 504 for a dead one.
     pub(in crate::relay) fn of_status(status: StatusCode) -> Self {
-        match status {
-            StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE => Self::Unattributed,
-            status if status.is_server_error() => Self::Request,
-            _ => Self::Unattributed,
+        let is_excused = matches!(
+            status,
+            StatusCode::NOT_IMPLEMENTED | StatusCode::SERVICE_UNAVAILABLE
+        );
+        if status.is_server_error() && !is_excused {
+            Self::Request
+        } else {
+            Self::Unattributed
         }
     }
 

@@ -1,19 +1,18 @@
 //! A request's body as the bodies of its two legs. Pure.
 
 use std::borrow::Cow;
-use std::fmt;
 use std::ops::Range;
 
 use bytes::Bytes;
 use serde::Deserialize;
-use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, Visitor};
-use serde_json::value::RawValue;
+use serde::de::IgnoredAny;
 use smallvec::SmallVec;
 
 use super::sglang::Rendezvous;
 use super::transfer::dialect;
 use super::types::{Transfer, TransferParams};
 use crate::fleet::kv_transfer::Connector;
+use crate::json_scan::Scan;
 use crate::prompt::Api;
 
 /// Why a request must run on one worker.
@@ -116,7 +115,6 @@ impl Legs {
             return Err(SingleWorkerReason::Api);
         }
         let mut reader = FieldReader {
-            api,
             body,
             are_legs_alike: connector == Connector::Sglang,
             end: None,
@@ -125,11 +123,9 @@ impl Legs {
             cuts: SmallVec::new(),
             own_params: None,
         };
-        let mut json = serde_json::Deserializer::from_slice(body);
-        let read = de::Deserializer::deserialize_map(&mut json, &mut reader);
-        if read.and_then(|()| json.end()).is_err() {
-            return Err(SingleWorkerReason::Body);
-        }
+        let scan = Scan::<true>::of_bytes(body).ok_or(SingleWorkerReason::Body)?;
+        scan.whole_object(|name, value| reader.on_field(Field::of(&name, api), value))
+            .ok_or(SingleWorkerReason::Body)?;
         // Of the two names that chats have for it, the newer one counts.
         let [newer, older] = reader.tokens_max;
         let is_one_token = newer.or(older).is_some_and(|tokens| tokens <= 1.0);
@@ -209,7 +205,6 @@ impl Legs {
 
 /// One pass over a body's fields.
 struct FieldReader<'a> {
-    api: Api,
     body: &'a [u8],
     /// Both legs are the whole request.
     are_legs_alike: bool,
@@ -271,21 +266,6 @@ impl Field {
             "tools" if is_responses => Field::Tools,
             _ => Field::Other,
         }
-    }
-}
-
-impl<'de> Visitor<'de> for &mut FieldReader<'de> {
-    type Value = ();
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a JSON object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(field) = map.next_key_seed(FieldOf(self.api))? {
-            self.on_field(field, map.next_value::<&'de RawValue>()?.get());
-        }
-        Ok(())
     }
 }
 
@@ -403,28 +383,6 @@ fn runs_tools(value: &str) -> Option<SingleWorkerReason> {
     let is_clients = |tool: &Tool<'_>| matches!(&*tool.kind, "function" | "custom");
     let all = tools.unwrap_or_default();
     (!all.iter().all(is_clients)).then_some(SingleWorkerReason::Turns)
-}
-
-struct FieldOf(Api);
-
-impl<'de> DeserializeSeed<'de> for FieldOf {
-    type Value = Field;
-
-    fn deserialize<D: de::Deserializer<'de>>(self, deserializer: D) -> Result<Field, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for FieldOf {
-    type Value = Field;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<Field, E> {
-        Ok(Field::of(name, self.0))
-    }
 }
 
 #[cfg(test)]

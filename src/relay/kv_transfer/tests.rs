@@ -80,10 +80,13 @@ fn pairs(connector: Connector) -> Vec<(Exchange, Option<Exchange>)> {
     let pairs = prefills.into_iter().map(|prefill| {
         let stem = stem(&prefill.name);
         let names = [format!("{stem}_2_decode"), format!("{stem}_decode")];
-        let place = decodes
+        let position = decodes
             .iter()
             .position(|decode| names.contains(&decode.name));
-        (prefill, place.map(|place| decodes.swap_remove(place)))
+        (
+            prefill,
+            position.map(|position| decodes.swap_remove(position)),
+        )
     });
     pairs.collect()
 }

@@ -3,9 +3,9 @@
 
 mod reported;
 mod top;
+mod view_range;
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -14,9 +14,10 @@ pub use self::reported::PrefixSource;
 use self::reported::ReportedPrefixes;
 pub(in crate::relay) use self::reported::cached;
 use self::top::Top;
+pub use self::view_range::ViewRange;
 use super::prompt_blocks::{Prompt, TokenBlocks};
 use crate::fleet::Places;
-use crate::ids::Block;
+use crate::ids::{Block, RankPlace, ViewIndex};
 use crate::kv::indexes::PrefixIndexes;
 use crate::kv::predicted::PredictedIndex;
 use crate::kv::prefix_owners::PrefixOwner;
@@ -55,7 +56,7 @@ pub struct CachedPrefixes<'a> {
     /// The kind of prompt, while some engines' events show other tokens than the router's.
     suspected: Option<Subject>,
     /// Predicted tokens of the places with the longest predicted prefixes.
-    predicted: SmallVec<[(usize, u32); 8]>,
+    predicted: SmallVec<[(RankPlace, u32); 8]>,
     /// No other worker is predicted to have more blocks than this: as many as the last owner found, or
     /// none if fewer owners were found than asked for.
     others_max_blocks: usize,
@@ -63,17 +64,16 @@ pub struct CachedPrefixes<'a> {
     seed: u64,
 }
 
-/// The places with the longest cached prefixes among some.
+/// The candidates of a view with the longest cached prefixes.
 #[derive(Debug)]
 pub struct TopOwners {
-    /// Counted from the first of those.
-    places: SmallVec<[usize; 8]>,
+    indices: SmallVec<[ViewIndex; 8]>,
     others_max: u32,
 }
 
 impl TopOwners {
-    pub fn places(&self) -> &[usize] {
-        &self.places
+    pub fn indices(&self) -> &[ViewIndex] {
+        &self.indices
     }
 
     /// No other place has more, in tokens in the GPU.
@@ -165,31 +165,32 @@ impl<'a> CachedPrefixes<'a> {
         }
     }
 
-    /// The longest cached prefixes among the places of a range.
-    pub fn owners(&self, among: Range<usize>) -> TopOwners {
-        let predicted = self.predicted.iter().map(|(place, _)| *place);
-        let mut places: SmallVec<[usize; 8]> = predicted
-            .filter(|place| among.contains(place))
-            .map(|place| place - among.start)
+    /// The longest cached prefixes among the candidates of a view.
+    pub fn owners(&self, view: &ViewRange) -> TopOwners {
+        let predicted = self.predicted.iter();
+        let mut indices: SmallVec<[ViewIndex; 8]> = predicted
+            .filter_map(|(place, _)| view.index(*place))
             .collect();
         let mut others_max = self.tokens_of(self.others_max_blocks as u32);
         if let Some(exact) = &self.exact {
             let mut top = Top::new(self.max_owners);
             for prefix in exact.with_credit() {
-                let place = prefix.place as usize;
-                if !among.contains(&place) {
+                let Some(index) = view.index(prefix.place) else {
                     continue;
-                }
+                };
                 let key = (prefix.credit, order_of(self.seed, prefix.place));
                 // `is_exact` comes last: most workers fail the cheap check before it.
-                if top.accepts(key) && self.is_exact(place) {
-                    top.add(key, place);
+                if top.accepts(key) && self.is_exact(prefix.place) {
+                    top.add(key, index);
                 }
             }
             others_max = others_max.max(top.others_max());
-            places.extend(top.places().map(|place| place - among.start));
+            indices.extend(top.indices());
         }
-        TopOwners { places, others_max }
+        TopOwners {
+            indices,
+            others_max,
+        }
     }
 
     /// All places.
@@ -199,7 +200,7 @@ impl<'a> CachedPrefixes<'a> {
 
     /// Whether KV events decide what counts as cached at a place, even if they only say that nothing
     /// can be relied on now.
-    pub(in crate::relay) fn is_exact(&self, place: usize) -> bool {
+    pub(in crate::relay) fn is_exact(&self, place: RankPlace) -> bool {
         let ranks = self.places.event_ranks(place);
         let has_events = self.exact.is_some() && ranks > 0;
         has_events
@@ -207,7 +208,7 @@ impl<'a> CachedPrefixes<'a> {
             && self.is_trusted(place)
     }
 
-    fn reports(&self, place: usize, ranks: u32) -> bool {
+    fn reports(&self, place: RankPlace, ranks: u32) -> bool {
         let worker = self.places.worker(place).id;
         match self.places.rank(place) {
             None => self.statuses.reports(worker, ranks),
@@ -216,7 +217,7 @@ impl<'a> CachedPrefixes<'a> {
     }
 
     /// Whether a worker's engine is not known to tokenize differently.
-    pub(in crate::relay) fn is_trusted(&self, place: usize) -> bool {
+    pub(in crate::relay) fn is_trusted(&self, place: RankPlace) -> bool {
         let worker = self.places.worker(place).id;
         let tokenizer_check = &self.caches.tokenizer_check;
         self.suspected
@@ -224,7 +225,7 @@ impl<'a> CachedPrefixes<'a> {
             .is_none_or(|subject| tokenizer_check.trusts(subject, worker))
     }
 
-    pub(in crate::relay) fn source(&self, place: usize) -> PrefixSource {
+    pub(in crate::relay) fn source(&self, place: RankPlace) -> PrefixSource {
         match &self.exact {
             Some(exact) if self.is_exact(place) => exact
                 .get(place)
@@ -233,7 +234,7 @@ impl<'a> CachedPrefixes<'a> {
         }
     }
 
-    pub fn cached(&self, place: usize) -> Cached {
+    pub fn cached(&self, place: RankPlace) -> Cached {
         match &self.exact {
             Some(exact) if self.is_exact(place) => exact
                 .get(place)
@@ -242,7 +243,7 @@ impl<'a> CachedPrefixes<'a> {
         }
     }
 
-    fn predicted_tokens(&self, place: usize) -> u32 {
+    fn predicted_tokens(&self, place: RankPlace) -> u32 {
         let mut predicted = self.predicted.iter();
         if let Some((_, tokens)) = predicted.find(|(owner, _)| *owner == place) {
             return *tokens;
@@ -271,6 +272,6 @@ impl fmt::Debug for CachedPrefixes<'_> {
 }
 
 /// Another order of places for each request, so that ties do not always fall on the same ones.
-fn order_of(seed: u64, place: u32) -> u64 {
-    (seed ^ u64::from(place)).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+fn order_of(seed: u64, place: RankPlace) -> u64 {
+    (seed ^ place.get() as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

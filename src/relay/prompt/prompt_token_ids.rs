@@ -4,31 +4,34 @@
 use bytes::Bytes;
 
 use super::sglang_prompt;
+use crate::fleet::engine::TokenIdsField;
 use crate::prompt::Api;
 
-/// The field from which vLLM reads them, in chat and Responses requests.
+/// In `kv_transfer_params`, which vLLM reads.
 const BEFORE: &[u8] = br#""kv_transfer_params":{"prompt_token_ids":["#;
 const AFTER: &[u8] = b"]}}";
-/// The field from which SGLang reads them, in chat requests.
-const BEFORE_IN_SGLANG: &[u8] = br#""input_ids":["#;
-const AFTER_IN_SGLANG: &[u8] = b"]}";
+/// In `input_ids`, which SGLang reads.
+const BEFORE_INPUT_IDS: &[u8] = br#""input_ids":["#;
+const AFTER_INPUT_IDS: &[u8] = b"]}";
 
 /// The body with one more field at its end and otherwise unchanged. If the body has the field with null, the last
-/// one counts. `None` for an API that takes no ids.
-pub(in crate::relay) fn spliced(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
-    match api {
-        Api::Chat | Api::Responses => with_ids(body, BEFORE, ids, AFTER),
+/// one counts. `None` for an API that takes no ids, and for `input_ids` of a chat that SGLang may render in another way: with ids
+/// it takes them as they are.
+pub(in crate::relay) fn spliced(
+    field: TokenIdsField,
+    api: Api,
+    body: &[u8],
+    ids: &[u32],
+) -> Option<Bytes> {
+    match (field, api) {
+        (TokenIdsField::KvTransferParams, Api::Chat | Api::Responses) => {
+            with_ids(body, BEFORE, ids, AFTER)
+        }
+        (TokenIdsField::InputIds, Api::Chat) if sglang_prompt::is_same_as_vllms(body) => {
+            with_ids(body, BEFORE_INPUT_IDS, ids, AFTER_INPUT_IDS)
+        }
         _ => None,
     }
-}
-
-/// As [`spliced`] for SGLang. `None` for a chat that SGLang may render in another way, too: with ids it takes them as they
-/// are.
-pub(in crate::relay) fn spliced_for_sglang(api: Api, body: &[u8], ids: &[u32]) -> Option<Bytes> {
-    if api != Api::Chat || !sglang_prompt::is_same_as_vllms(body) {
-        return None;
-    }
-    with_ids(body, BEFORE_IN_SGLANG, ids, AFTER_IN_SGLANG)
 }
 
 fn with_ids(body: &[u8], before: &[u8], ids: &[u32], after: &[u8]) -> Option<Bytes> {
@@ -69,10 +72,11 @@ fn push_number(text: &mut Vec<u8>, mut number: u32) {
 
 #[cfg(test)]
 mod tests {
+    use super::TokenIdsField::{InputIds, KvTransferParams};
     use super::*;
 
     fn check(body: &str, ids: &[u32], expected: &str) {
-        let spliced = spliced(Api::Chat, body.as_bytes(), ids).unwrap();
+        let spliced = spliced(KvTransferParams, Api::Chat, body.as_bytes(), ids).unwrap();
         assert_eq!(str::from_utf8(&spliced).unwrap(), expected);
     }
 
@@ -102,7 +106,7 @@ mod tests {
     #[test]
     fn sglang_takes_them_for_a_plain_chat() {
         let chat = br#"{"messages":[{"role":"user","content":"x"}]}"#;
-        let spliced = |api, body: &[u8]| spliced_for_sglang(api, body, &[1, 20]);
+        let spliced = |api, body: &[u8]| spliced(InputIds, api, body, &[1, 20]);
         assert_eq!(
             spliced(Api::Chat, chat).unwrap(),
             r#"{"messages":[{"role":"user","content":"x"}],"input_ids":[1,20]}"#
@@ -113,7 +117,9 @@ mod tests {
 
     #[test]
     fn completions_take_none() {
-        assert_eq!(spliced(Api::Completions, b"{}", &[1]), None);
-        assert_eq!(spliced(Api::Embeddings, b"{}", &[1]), None);
+        for field in [KvTransferParams, InputIds] {
+            assert_eq!(spliced(field, Api::Completions, b"{}", &[1]), None);
+            assert_eq!(spliced(field, Api::Embeddings, b"{}", &[1]), None);
+        }
     }
 }

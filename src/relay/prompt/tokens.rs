@@ -50,6 +50,7 @@ pub struct Settings {
 #[serde(default)]
 pub struct Advanced {
     /// Which texts are tokenised, and where.
+    #[serde(skip)]
     pub limits: tokenizer::Settings,
     /// Threads for texts that are too long to be tokenised on an I/O thread.
     pub pool: pool::Settings,
@@ -435,11 +436,9 @@ impl Tokens {
             // The same key as the request itself uses.
             authorization: worker.authorization.as_ref().or(headers.get(AUTHORIZATION)),
         };
-        let result = self
-            .shared
-            .engine
-            .fetch(permit, now, target, model, api, body)
-            .await;
+        let engine = &self.shared.engine;
+        // Boxed, so that requests whose tokens are known here do not carry its state.
+        let result = Box::pin(engine.fetch(permit, now, target, model, api, body)).await;
         match result
             .as_ref()
             .map_or_else(|error| error.engine_succeeded(), |_| Some(true))

@@ -1,6 +1,7 @@
 //! Streams report usage only if they are asked to (`stream_options.include_usage`). The router asks where the client did
 //! not, and takes usage that the client has not asked for out of what it gets. Pure.
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::LazyLock;
 
@@ -122,8 +123,11 @@ fn usage_of(event: &[u8]) -> Option<Found> {
     scan.each_member(|scan, name| {
         let value = scan.value()?;
         match name {
-            "choices" => is_alone = Some(value[1..].trim_ascii_start().starts_with(']')),
-            "usage" if value.starts_with('{') => {
+            Cow::Borrowed("choices") => {
+                is_alone = Some(value[1..].trim_ascii_start().starts_with(']'));
+            }
+            // It is cut out where its name is, which a name with escapes does not say.
+            Cow::Borrowed(name @ "usage") if value.starts_with('{') => {
                 member = Some(at(name) - 1..at(value) + value.len());
             }
             _ => {}

@@ -194,8 +194,6 @@ impl Stalled {
 
     fn is_stalled(&self, worker: WorkerId, settings: &Settings, now: Instant) -> bool {
         let seen = self.by_worker.get(&worker);
-        seen.is_some_and(|seen| {
-            now.saturating_duration_since(seen.since) >= settings.advanced.stale_after
-        })
+        seen.is_some_and(|seen| now.saturating_duration_since(seen.since) >= settings.stale_after)
     }
 }

@@ -34,7 +34,7 @@ impl Placed {
     /// The worker that computes the prompt.
     pub(super) fn computes(&self) -> &Arc<Worker> {
         let decision = chosen::computes(&self.chosen);
-        &self.group.workers[decision.worker_index]
+        self.group.worker(decision.index)
     }
 
     /// How long its first token takes, if it is sent now.

@@ -43,7 +43,7 @@ struct ClassRow {
 }
 
 /// What waits, in short.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 pub struct QueueSummary {
     is_on: bool,
     is_draining: bool,

@@ -22,13 +22,11 @@ pub struct Settings {
     #[schemars(range(min = 1))]
     pub max_connections_per_tenant: u32,
     /// Age at which a connection takes no new turns; it closes (1000) when those that run have ended. OpenAI's is the same.
-    #[schemars(extend("min" = "1s"))]
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub max_age: Duration,
     /// A connection without a turn for this long is closed (1000). As long as `max_age`, since clients keep a connection
     /// for a user who thinks.
-    #[schemars(extend("min" = "1s"))]
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub idle_timeout: Duration,
     /// A ping is sent this often, so that no proxy in between takes the connection for dead. A client without a turn that
     /// has answered neither of two is disconnected (1011).
@@ -41,11 +39,10 @@ pub struct Settings {
     #[serde(with = "SizeText")]
     pub max_message_size: u64,
     /// Turns of one connection that wait, because their lane is busy or 16 turns run; beyond it they get the error 429.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_queued_turns: u32,
     /// Size of the turns of one connection that wait, together; beyond it they get the error 429.
-    #[schemars(extend("min" = "1KiB"))]
-    #[serde(with = "SizeText")]
+    #[serde(skip)]
     pub max_queued_size: u64,
     /// What one connection remembers and has waiting; the lanes used least recently are forgotten beyond it, and
     /// continue from the store if they are stored. 32 MiB are eight million tokens.
@@ -59,6 +56,7 @@ pub struct Settings {
     pub max_total_memory: u64,
     /// Prompts of turns with `generate: false` that are computed ahead at a time, by the worker whose cache the next turn
     /// then finds; more are not sent ahead. 0: none.
+    #[serde(skip)]
     pub max_prewarms: u32,
 }
 

@@ -33,8 +33,8 @@ fn chosen(
         any,
     )?;
     Some((
-        pair.decode.worker_index,
-        pair.prefill.map(|prefill| prefill.worker_index),
+        pair.decode.index.get(),
+        pair.prefill.map(|prefill| prefill.index.get()),
     ))
 }
 
@@ -61,9 +61,9 @@ fn each_worker_is_chosen_for_its_own_cached_prefix() {
     )
     .unwrap();
     let prefill = pair.prefill.unwrap();
-    assert_eq!((prefill.worker_index, prefill.new_tokens), (1, 1_000));
+    assert_eq!((prefill.index.get(), prefill.new_tokens), (1, 1_000));
     assert_eq!(
-        (pair.decode.worker_index, pair.decode.cached_tokens),
+        (pair.decode.index.get(), pair.decode.cached_tokens),
         (0, 2_000)
     );
     // 2,000 to receive, at a fifth each.
@@ -121,14 +121,14 @@ fn without_a_prefill_worker_the_decode_worker_is_chosen_by_whole_cost() {
 fn incompatible_workers_are_not_chosen_together() {
     let prefill = Table::new(&[(true, 0, 0, 3_000), (true, 0, 9_000, 0)]);
     let decode = Table::new(&[(true, 0, 0, 0)]);
-    let index = |may_pair: fn(usize, usize) -> bool| {
+    let index = |may_pair: fn(ViewIndex, ViewIndex) -> bool| {
         let routing = Routing::default();
         let request = request(4_000);
         let pair = decide(&SETTINGS, &routing, &request, &prefill, &decode, may_pair).unwrap();
-        pair.prefill.map(|prefill| prefill.worker_index)
+        pair.prefill.map(|prefill| prefill.index.get())
     };
     assert_eq!(index(|_, _| true), Ok(0));
-    assert_eq!(index(|prefill, _| prefill == 1), Ok(1));
+    assert_eq!(index(|prefill, _| prefill.get() == 1), Ok(1));
     assert_eq!(index(|_, _| false), Err(LocalReason::NoPair));
 }
 
@@ -162,8 +162,8 @@ fn table(rows: &[Row], bounds: bool) -> Table {
         });
         table.cached.push(Cached { gpu, cpu, disk: 0 });
     }
-    table.prefix_owners = (0..rows.len())
-        .filter(|index| rows[*index].3 > 500)
+    table.prefix_owners = ViewIndex::range(0..rows.len())
+        .filter(|index| rows[index.get()].3 > 500)
         .collect();
     table
 }
@@ -174,7 +174,7 @@ fn model(
     prompt_tokens: u32,
     prefill: &[Row],
     decode: &[Row],
-    may_pair: impl Fn(usize, usize) -> bool,
+    may_pair: impl Fn(ViewIndex, ViewIndex) -> bool,
 ) -> Option<f64> {
     let token = 1.0 / 12_000.0;
     let prompt = f64::from(prompt_tokens);
@@ -193,7 +193,7 @@ fn model(
         let receives = prompt_tokens.saturating_sub(decoder.3 + credit);
         let mut pairs = Vec::new();
         for (from, prefiller) in prefill.iter().enumerate().filter(|(_, row)| row.0) {
-            if may_pair(from, to) {
+            if may_pair(ViewIndex::new(from), ViewIndex::new(to)) {
                 let leg = wait(prefiller) + computes(prefiller, lacks(prefiller));
                 let received = f64::from(receives) * token;
                 pairs.push(wait(decoder) + received + answer(decoder) + leg);
@@ -215,7 +215,7 @@ proptest! {
         prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
         apart in any::<u64>(), bounds in any::<bool>(),
     ) {
-        let may_pair = |from: usize, to: usize| apart.rotate_left((from * 6 + to) as u32) & 1 == 0;
+        let may_pair = |from: ViewIndex, to: ViewIndex| apart.rotate_left((from.get() * 6 + to.get()) as u32) & 1 == 0;
         let request = Request { prompt_tokens, answer_tokens: 250.0, seed, ..Request::default() };
         let (prefillers, decoders) = (table(&prefill, bounds), table(&decode, bounds));
         let routing = Routing::default();
@@ -234,20 +234,21 @@ proptest! {
         prefill in rows(), decode in rows(), prompt_tokens in 0u32..1_500, seed in any::<u64>(),
         ticket in any::<u64>(), affinity in any::<Option<u64>>(), apart in any::<u64>(), policy in 0usize..6,
     ) {
-        let may_pair = |from: usize, to: usize| apart.rotate_left((from * 6 + to) as u32) & 1 == 0;
+        let may_pair = |from: ViewIndex, to: ViewIndex| apart.rotate_left((from.get() * 6 + to.get()) as u32) & 1 == 0;
         let request = Request { prompt_tokens, seed, ticket, affinity, ..Request::default() };
         let routing = Routing { policy: ALL[policy], ..Routing::default() };
         let (prefillers, decoders) = (table(&prefill, false), table(&decode, false));
         let found = decide(&SETTINGS, &routing, &request, &prefillers, &decoders, may_pair);
         prop_assert_eq!(found.is_some(), decode.iter().any(|row| row.0));
         let Some(found) = found else { return Ok(()) };
-        let to = found.decode.worker_index;
-        prop_assert!(decode[to].0);
-        let pairs = prefill.iter().enumerate().filter(|(from, row)| row.0 && may_pair(*from, to));
-        let lacks = prompt_tokens.saturating_sub(decode[to].3 + (f64::from(decode[to].4) * 0.8) as u32);
+        let to = found.decode.index;
+        let decoder = decode[to.get()];
+        prop_assert!(decoder.0);
+        let pairs = prefill.iter().enumerate().filter(|(from, row)| row.0 && may_pair(ViewIndex::new(*from), to));
+        let lacks = prompt_tokens.saturating_sub(decoder.3 + (f64::from(decoder.4) * 0.8) as u32);
         match found.prefill {
             Ok(chosen) => {
-                prop_assert!(lacks >= 256 && prefill[chosen.worker_index].0 && may_pair(chosen.worker_index, to));
+                prop_assert!(lacks >= 256 && prefill[chosen.index.get()].0 && may_pair(chosen.index, to));
             }
             Err(LocalReason::PrefixCached) => prop_assert!(lacks < 256),
             Err(LocalReason::NoPrefillWorker) => prop_assert!(!prefill.iter().any(|row| row.0)),

@@ -9,7 +9,7 @@ use crate::routing::State;
 pub(in crate::routing) struct Table {
     pub(in crate::routing) states: Vec<State>,
     pub(in crate::routing) cached: Vec<Cached>,
-    pub(in crate::routing) prefix_owners: Vec<usize>,
+    pub(in crate::routing) prefix_owners: Vec<ViewIndex>,
     /// True if `max_cached_elsewhere` is implemented.
     pub(in crate::routing) bounds: bool,
 }
@@ -27,7 +27,7 @@ impl Table {
             });
             table.cached.push(Cached::in_gpu(cached));
             if cached > 0 {
-                table.prefix_owners.push(index);
+                table.prefix_owners.push(ViewIndex::new(index));
             }
         }
         table
@@ -47,11 +47,11 @@ impl View for Table {
     fn len(&self) -> usize {
         self.states.len()
     }
-    fn state(&self, index: usize) -> State {
-        self.states[index]
+    fn state(&self, index: ViewIndex) -> State {
+        self.states[index.get()]
     }
-    fn identity(&self, index: usize) -> u64 {
-        mix(index as u64)
+    fn identity(&self, index: ViewIndex) -> u64 {
+        mix(index.get() as u64)
     }
     fn mean_prompt_token(&self) -> f64 {
         let rates = self.states.iter().map(|state| state.speed.rate());
@@ -64,17 +64,18 @@ impl View for Table {
         let times = self.states.iter().map(|state| state.speed.prompt_token);
         times.fold(1.0, f64::min)
     }
-    fn prefix_owners(&self) -> &[usize] {
+    fn prefix_owners(&self) -> &[ViewIndex] {
         &self.prefix_owners
     }
-    fn cached(&self, index: usize) -> Cached {
-        self.cached[index]
+    fn cached(&self, index: ViewIndex) -> Cached {
+        self.cached[index.get()]
     }
     fn max_cached_elsewhere(&self) -> u32 {
-        let others =
-            (0..self.len()).filter(|index| self.bounds && !self.prefix_owners.contains(index));
+        let others = self
+            .indices()
+            .filter(|index| self.bounds && !self.prefix_owners.contains(index));
         let credit = Settings::default().advanced.tier_credit;
-        let most = others.map(|index| self.cached[index].credit(&credit)).max();
+        let most = others.map(|index| self.cached(index).credit(&credit)).max();
         most.unwrap_or(if self.bounds { 0 } else { u32::MAX })
     }
 }
@@ -96,7 +97,7 @@ fn with(policy: Policy) -> Settings {
 }
 
 fn chosen(policy: Policy, request: &Request, table: &Table) -> Option<(usize, Reason)> {
-    decide(&with(policy), request, table).map(|decision| (decision.worker_index, decision.reason))
+    decide(&with(policy), request, table).map(|decision| (decision.index.get(), decision.reason))
 }
 
 #[test]
@@ -391,7 +392,7 @@ fn a_fast_worker_gets_the_longer_queue_and_a_cached_prefix_is_worth_the_same_wor
         // The second worker is four times as fast, the first has the prefix.
         let rows = [(true, 1, 0, cached), (true, 1, queued, 0)];
         let table = Table::new(&rows).with_times(&[2.5, 0.625]);
-        decide(&settings, &request, &table).unwrap().worker_index
+        decide(&settings, &request, &table).unwrap().index.get()
     };
     // At the slow worker the prompt and the delay of the one that is there count 2.5 each, at the fast one 0.625, and that of one
     // that comes later counts 1 at both.
@@ -430,8 +431,8 @@ proptest! {
         prop_assert_eq!(decision, decide(&with(ALL[policy]), &request, &table));
         prop_assert_eq!(decision.is_some(), rows.iter().any(|row| row.0));
         if let Some(decision) = decision {
-            prop_assert!(rows[decision.worker_index].0);
-            prop_assert_eq!(decision.cached_tokens, rows[decision.worker_index].3);
+            prop_assert!(rows[decision.index.get()].0);
+            prop_assert_eq!(decision.cached_tokens, rows[decision.index.get()].3);
         }
     }
 
@@ -446,7 +447,7 @@ proptest! {
             .map(|(out, requests, pending, cached)| (out > 0, requests, pending * 500, cached * 160))
             .collect();
         let mut table = Table::new(&rows).with_times(&times).with_others(&others);
-        table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[*index].3));
+        table.prefix_owners.sort_by_key(|index| std::cmp::Reverse(rows[index.get()].3));
         table.prefix_owners.truncate(prefix_owners);
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let settings = with(Policy::CacheAware);
@@ -466,9 +467,9 @@ proptest! {
         let request = Request { prompt_tokens: 1_000, answer_tokens, seed, ..Request::default() };
         let costs = Costs::new(&settings, &request, &table);
         if let Some(decision) = decide(&settings, &request, &table) {
-            for index in (0..table.len()).filter(|index| table.states[*index].is_usable) {
-                let new_tokens = costs.new_tokens(&table.cached[index]);
-                prop_assert!(decision.cost <= costs.cost(&table.states[index], new_tokens));
+            for index in table.indices().filter(|index| table.state(*index).is_usable) {
+                let new_tokens = costs.new_tokens(&table.cached(index));
+                prop_assert!(decision.cost <= costs.cost(&table.state(index), new_tokens));
             }
         }
     }

@@ -24,7 +24,7 @@ use super::workload::{Job, tokens_of};
 use crate::fleet;
 use crate::fleet::load::LoadShare;
 use crate::fleet::speed::{AnswerTokens, Passed};
-use crate::ids::WorkerId;
+use crate::ids::{ViewIndex, WorkerId};
 use crate::kv::predicted::{self, PredictedIndex};
 use crate::kv::unconfirmed::{self, UnconfirmedBlocks, UnconfirmedPrompt};
 use crate::observe::metrics::Registry;
@@ -271,14 +271,16 @@ impl Router {
                     speeds: &self.speeds,
                     cached: &cached,
                 };
-                routing::decide(&self.routing, &request, &view)?.worker_index
+                routing::decide(&self.routing, &request, &view)?.index.get()
             }
             ComparedPolicy::Model(formula) => {
                 let candidates = self.candidates(loads, &cached, gauges, job);
                 formula.choose(&self.prompt(job), &candidates)?
             }
         };
-        let uncached_tokens = job.input_tokens.saturating_sub(cached.tokens(worker));
+        let uncached_tokens = job
+            .input_tokens
+            .saturating_sub(cached.tokens(ViewIndex::new(worker)));
         Some((worker, uncached_tokens))
     }
 
@@ -444,7 +446,7 @@ impl Router {
                 requests: load.requests,
                 queued_tokens: load.queued_tokens,
                 active_tokens: load.context_tokens,
-                cached_tokens: cached.tokens(worker_index),
+                cached_tokens: cached.tokens(ViewIndex::new(worker_index)),
                 waiting: gauges.waiting,
                 kv_usage: gauges.kv_usage,
                 constants: *constants,
@@ -459,23 +461,21 @@ impl Router {
         job: &'a Job,
         reported: &ReportedIndex,
     ) -> CachedTokens<'a> {
-        let holders_max = self.routing.advanced.prefix_candidates as usize;
+        let max_owners = routing::PREFIX_CANDIDATES;
         match &self.cache_index {
             CacheIndex::Exact { unconfirmed } => {
                 let mut tokens = reported.cached_tokens(job);
                 if let Some(unconfirmed) = unconfirmed {
                     unconfirmed.remove_ended(self.epoch + now, |_| None);
-                    let coming = unconfirmed.overlap(&job.prefix_keys, holders_max);
-                    for holder in coming {
-                        let cached = &mut tokens[holder.worker.0 as usize];
-                        *cached = (*cached).max(tokens_of(&job.blocks, holder.blocks as usize));
+                    let coming = unconfirmed.overlap(&job.prefix_keys, max_owners);
+                    for owner in coming {
+                        let cached = &mut tokens[owner.worker.0 as usize];
+                        *cached = (*cached).max(tokens_of(&job.blocks, owner.blocks as usize));
                     }
                 }
-                CachedTokens::exact(tokens, holders_max, job.seed)
+                CachedTokens::exact(tokens, max_owners, job.seed)
             }
-            CacheIndex::Predicted(predicted) => {
-                CachedTokens::predicted(predicted, job, holders_max)
-            }
+            CacheIndex::Predicted(predicted) => CachedTokens::predicted(predicted, job, max_owners),
         }
     }
 }

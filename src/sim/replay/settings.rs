@@ -134,7 +134,7 @@ pub struct Settings {
     #[arg(long, value_name = "WHAT", value_enum, default_value = "routed")]
     pub(super) share: Shared,
 
-    /// Route as a replica that hears of no other (`routing.advanced.alone_slack`). Default: with several routers that
+    /// Route as a replica that hears of no other. Default: with several routers that
     /// report nothing.
     #[arg(long, value_name = "BOOL")]
     pub(super) alone: Option<bool>,

@@ -3,16 +3,13 @@
 use std::collections::HashSet;
 use std::time::Instant;
 
-use bytes::Bytes;
-
 use super::response::Response;
 use super::shard::Shard;
 use crate::ids::ResponseId;
 use crate::store::{
     CancelOutcome, Cancellation, CancelledOutput, Chain, CommitRefusal, DeleteOutcome, Error,
-    EventBatch, FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, LoggedEvents,
-    NewRecord, Orphan, Owner, OwnershipLoss, Record, ResponseKey, Takeover, Turn, Turns,
-    WriteOutcome,
+    EventBatch, FencingToken, Finalization, History, HistoryLimits, IdempotencyToken, NewRecord,
+    Orphan, Owner, OwnershipLoss, ResponseKey, Turn, Turns, WriteOutcome,
 };
 
 impl Shard {
@@ -75,20 +72,6 @@ impl Shard {
     pub(super) fn is_running(&mut self, now: Instant, key: ResponseKey) -> bool {
         self.find(now, key)
             .is_some_and(|found| !found.status().is_terminal())
-    }
-
-    pub(super) fn get(&mut self, now: Instant, key: ResponseKey) -> Option<Record> {
-        let root = key.id.root();
-        Some(self.touch(now, key)?.record(root))
-    }
-
-    pub(super) fn input(&mut self, now: Instant, key: ResponseKey) -> Option<Bytes> {
-        let found = self.touch(now, key)?;
-        (!found.is_ephemeral()).then(|| found.input())
-    }
-
-    pub(super) fn request(&mut self, now: Instant, key: ResponseKey) -> Option<Bytes> {
-        self.find(now, key)?.request()
     }
 
     pub(super) fn history(
@@ -158,16 +141,6 @@ impl Shard {
         }
         self.drop_finished(key);
         DeleteOutcome::Done { was, owner }
-    }
-
-    pub(super) fn start(
-        &mut self,
-        now: Instant,
-        key: ResponseKey,
-        fence: FencingToken,
-    ) -> WriteOutcome {
-        let started = self.change(now, key, |found| found.start(fence));
-        started.unwrap_or(WriteOutcome::Gone)
     }
 
     pub(super) fn append(
@@ -258,16 +231,6 @@ impl Shard {
         stored.unwrap_or(WriteOutcome::Gone)
     }
 
-    pub(super) fn events(
-        &mut self,
-        now: Instant,
-        key: ResponseKey,
-        after: Option<u64>,
-        bytes_max: u64,
-    ) -> Option<LoggedEvents> {
-        self.touch(now, key)?.events(now, after, bytes_max)
-    }
-
     /// Why `fence` no longer owns the response; `None` if it does.
     pub(super) fn ownership_loss(
         &mut self,
@@ -319,28 +282,5 @@ impl Shard {
         own.filter(|(key, _)| !running.contains(key))
             .take(max)
             .collect()
-    }
-
-    pub(super) fn take_over(
-        &mut self,
-        now: Instant,
-        orphan: Orphan,
-        by: Owner,
-        is_alive: bool,
-    ) -> Takeover {
-        let taken_over = self.change(now, orphan.key, |found| {
-            found.take_over(orphan, by, is_alive)
-        });
-        taken_over.unwrap_or(Takeover::Gone)
-    }
-
-    pub(super) fn release(
-        &mut self,
-        now: Instant,
-        key: ResponseKey,
-        fence: FencingToken,
-    ) -> WriteOutcome {
-        let released = self.change(now, key, |found| found.release(fence));
-        released.unwrap_or(WriteOutcome::Gone)
     }
 }

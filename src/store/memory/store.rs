@@ -1,6 +1,7 @@
 //! The memory store's shards, owners and capacity: picks the shard of a key, evicts, and collects from all shards.
 
 use std::fmt;
+use std::future::ready;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -82,8 +83,7 @@ impl Memory {
         op: Op,
         run: impl FnOnce(Instant) -> Result<T, Error> + Send + 'a,
     ) -> StoreFuture<'a, T> {
-        let result = async move { run((self.clock)()) };
-        Box::pin(self.meters.observe(op, result))
+        self.meters.meter(op, move || ready(run((self.clock)())))
     }
 
     /// An operation on one response.

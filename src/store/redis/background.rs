@@ -9,11 +9,226 @@ use super::scripts::{Call, Name};
 use super::values::Writer;
 use crate::store::cancel::NoticeKind;
 use crate::store::log::LogState;
+use crate::store::meters::Op;
 use crate::store::record::Retention;
 use crate::store::{
-    CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch, FencingToken, Finalization,
-    LoggedEvents, ResponseKey, Status, WriteOutcome,
+    BackgroundResponses, CancelOutcome, Cancellation, CancelledOutput, Error, EventBatch,
+    FencingToken, Finalization, LoggedEvents, ResponseKey, Status, StoreFuture, WriteOutcome,
 };
+
+impl BackgroundResponses for Redis {
+    fn start(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
+        self.meters.meter(Op::Start, move || async move {
+            let call = self.fenced_call(Name::START, key, fence);
+            self.call(Kind::Write, call).await?.write_outcome()
+        })
+    }
+
+    fn append(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        batch: EventBatch,
+    ) -> StoreFuture<'_, WriteOutcome> {
+        self.meters.meter(Op::Append, move || async move {
+            let call = self
+                .fenced_call(Name::APPEND, key, fence)
+                .number(batch.first)
+                .number(batch.last)
+                .arg(batch.bytes)
+                .number(self.keep.max_event_log)
+                .arg(batch.tokens);
+            self.call(Kind::Write, call).await?.write_outcome()
+        })
+    }
+
+    fn finalize(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        end: Finalization,
+    ) -> StoreFuture<'_, WriteOutcome> {
+        self.meters.meter(Op::Finalize, move || async move {
+            let content = &end.content;
+            self.check_size(content.response.len() + content.output.len() + end.delta_table.len())?;
+            let mut values = vec![
+                ("re", self.pack(&content.response).await?),
+                ("ou", self.pack(&content.output).await?),
+            ];
+            if !end.delta_table.is_empty() {
+                values.push(("cu", self.pack(&end.delta_table).await?));
+            }
+            self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+            let ephemeral_ttl = self.keep.ephemeral.as_millis() as u64;
+            let mut call = self
+                .fenced_call(Name::FINALIZE, key, fence)
+                .arg(end.token.to_string())
+                .arg(end.status.as_str())
+                .number(match end.retention {
+                    Retention::Stored => self.record_ttl_ms(),
+                    Retention::Ephemeral => ephemeral_ttl,
+                })
+                .number(ephemeral_ttl)
+                .number(self.keep.event_logs.as_millis() as u64)
+                .number(self.keep.max_event_log);
+            call = match end.batch {
+                Some(batch) => call.number(batch.first).number(batch.last).arg(batch.bytes),
+                None => call.arg("").arg("").arg(""),
+            };
+            let mut committed = None;
+            if let Some(commit) = &end.commit {
+                let (with_items, items) = self.commit_in(call, commit).await?;
+                (call, committed) = (with_items, Some(items));
+            } else {
+                call = call.arg("");
+            }
+            call = call
+                .field("hi", write_hint(&end.hint))
+                .field("ol", content.output.len() as u64);
+            if end.retention == Retention::Ephemeral {
+                call = call.field("rt", "e");
+            }
+            for (name, packed) in values {
+                call = call.field(name, packed.field);
+            }
+            let mark = self.event_mark(key, end.status);
+            if let Some(mark) = &mark {
+                call = call.field("wh", mark.0.clone());
+            }
+            let mut reply = self.call_replicated(Kind::Write, call).await?;
+            let outcome = reply.write_outcome()?;
+            let put = match outcome {
+                WriteOutcome::Done => reply.word()?,
+                _ => String::new(),
+            };
+            if outcome == WriteOutcome::Done {
+                let is_queued = match put.as_str() {
+                    "again" => self.queue_left_event(key, end.status).await,
+                    _ => self.queue_event(key, end.status, mark.as_ref()).await,
+                };
+                if is_queued {
+                    self.unindex(Some(fence.owner), key);
+                }
+            }
+            if let Some(items) = committed
+                && put != "ok"
+            {
+                self.drop_items(items);
+            }
+            Ok(outcome)
+        })
+    }
+
+    fn cancel(&self, key: ResponseKey, cancel: Cancellation) -> StoreFuture<'_, CancelOutcome> {
+        self.meters.meter(Op::Cancel, move || async move {
+            self.check_size(cancel.response.len())?;
+            let packed = self.pack(&cancel.response).await?;
+            if !packed.pieces.is_empty() {
+                // A Response object without output: 1 MiB is a defect or an attack.
+                let max = 1 << 20;
+                return Err(Error::TooLarge {
+                    bytes: cancel.response.len() as u64,
+                    max,
+                });
+            }
+            let call = Call::new(Name::CANCEL)
+                .key(self.keys.record(key))
+                .key(self.keys.log(key))
+                .arg(cancel.token.to_string())
+                .number(self.record_ttl_ms())
+                .number(self.keep.ephemeral.as_millis() as u64)
+                .number(self.keep.event_logs.as_millis() as u64)
+                .number(self.keep.max_event_log)
+                .arg(cancel.event)
+                .arg(packed.field);
+            let mark = self.event_mark(key, Status::Cancelled);
+            let call = match &mark {
+                Some(mark) => call.arg(mark.0.clone()),
+                None => call,
+            };
+            let mut reply = self.call_replicated(Kind::Write, call).await?;
+            Ok(match reply.word()?.as_str() {
+                "ok" => {
+                    let (was, owner) = (reply.status()?, reply.owner()?);
+                    if let Some(owner) = owner {
+                        self.notify(owner, key, NoticeKind::Cancelled).await;
+                    }
+                    // Without a log nothing is left to store; otherwise a scan finds it until that is done.
+                    let has_output = reply.text()?.is_some_and(|text| !text.is_empty());
+                    // It may have been cancelled by a call before, whose reply was lost.
+                    let is_queued = self.queue_left_event(key, Status::Cancelled).await;
+                    if !has_output && is_queued {
+                        self.unindex(owner, key);
+                    }
+                    CancelOutcome::Done { was, owner }
+                }
+                "terminal" => CancelOutcome::Terminal(reply.status()?),
+                "not_background" => CancelOutcome::NotBackground,
+                "gone" => CancelOutcome::Gone,
+                other => return Err(reply.unexpected(other)),
+            })
+        })
+    }
+
+    fn finalize_cancelled(
+        &self,
+        key: ResponseKey,
+        fence: FencingToken,
+        output: CancelledOutput,
+    ) -> StoreFuture<'_, WriteOutcome> {
+        self.meters
+            .meter(Op::FinalizeCancelled, move || async move {
+                let content = &output.content;
+                self.check_size(
+                    content.response.len() + content.output.len() + output.delta_table.len(),
+                )?;
+                let mut values = vec![
+                    ("re", self.pack(&content.response).await?),
+                    ("ou", self.pack(&content.output).await?),
+                ];
+                if !output.delta_table.is_empty() {
+                    values.push(("cu", self.pack(&output.delta_table).await?));
+                }
+                self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
+                let mut call = self
+                    .fenced_call(Name::AMEND, key, fence)
+                    .field("ol", content.output.len() as u64);
+                for (name, packed) in values {
+                    call = call.field(name, packed.field);
+                }
+                let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
+                let outcome = reply.write_outcome()?;
+                if matches!(outcome, WriteOutcome::Done | WriteOutcome::Terminal(_))
+                    && self.queue_left_event(key, Status::Cancelled).await
+                {
+                    self.unindex(Some(fence.owner), key);
+                }
+                Ok(outcome)
+            })
+    }
+
+    fn events(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>> {
+        self.meters.meter(Op::Events, move || {
+            self.read_events(key, after, bytes_max, false)
+        })
+    }
+
+    fn events_with_tokens(
+        &self,
+        key: ResponseKey,
+        after: Option<u64>,
+        bytes_max: u64,
+    ) -> StoreFuture<'_, Option<LoggedEvents>> {
+        self.meters.meter(Op::Events, move || {
+            self.read_events(key, after, bytes_max, true)
+        })
+    }
+}
 
 impl Redis {
     /// A script call that starts with the record, its log and the fencing token of the writer.
@@ -23,193 +238,6 @@ impl Redis {
             .key(self.keys.log(key))
             .arg(fence.owner.to_string())
             .number(fence.number)
-    }
-
-    pub(super) async fn start_record(
-        &self,
-        key: ResponseKey,
-        fence: FencingToken,
-    ) -> Result<WriteOutcome, Error> {
-        let call = self.fenced_call(Name::START, key, fence);
-        self.call(Kind::Write, call).await?.write_outcome()
-    }
-
-    pub(super) async fn append_events(
-        &self,
-        key: ResponseKey,
-        fence: FencingToken,
-        batch: EventBatch,
-    ) -> Result<WriteOutcome, Error> {
-        let call = self
-            .fenced_call(Name::APPEND, key, fence)
-            .number(batch.first)
-            .number(batch.last)
-            .arg(batch.bytes)
-            .number(self.keep.max_event_log)
-            .arg(batch.tokens);
-        self.call(Kind::Write, call).await?.write_outcome()
-    }
-
-    pub(super) async fn finalize_record(
-        &self,
-        key: ResponseKey,
-        fence: FencingToken,
-        end: Finalization,
-    ) -> Result<WriteOutcome, Error> {
-        let content = &end.content;
-        self.check_size(content.response.len() + content.output.len() + end.delta_table.len())?;
-        let mut values = vec![
-            ("re", self.pack(&content.response).await?),
-            ("ou", self.pack(&content.output).await?),
-        ];
-        if !end.delta_table.is_empty() {
-            values.push(("cu", self.pack(&end.delta_table).await?));
-        }
-        self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
-        let ephemeral_ttl = self.keep.ephemeral.as_millis() as u64;
-        let mut call = self
-            .fenced_call(Name::FINALIZE, key, fence)
-            .arg(end.token.to_string())
-            .arg(end.status.as_str())
-            .number(match end.retention {
-                Retention::Stored => self.record_ttl_ms(),
-                Retention::Ephemeral => ephemeral_ttl,
-            })
-            .number(ephemeral_ttl)
-            .number(self.keep.event_logs.as_millis() as u64)
-            .number(self.keep.max_event_log);
-        call = match end.batch {
-            Some(batch) => call.number(batch.first).number(batch.last).arg(batch.bytes),
-            None => call.arg("").arg("").arg(""),
-        };
-        let mut committed = None;
-        if let Some(commit) = &end.commit {
-            let (with_items, items) = self.commit_in(call, commit).await?;
-            (call, committed) = (with_items, Some(items));
-        } else {
-            call = call.arg("");
-        }
-        call = call
-            .field("hi", write_hint(&end.hint))
-            .field("ol", content.output.len() as u64);
-        if end.retention == Retention::Ephemeral {
-            call = call.field("rt", "e");
-        }
-        for (name, packed) in values {
-            call = call.field(name, packed.field);
-        }
-        let mark = self.event_mark(key, end.status);
-        if let Some(mark) = &mark {
-            call = call.field("wh", mark.0.clone());
-        }
-        let mut reply = self.call_replicated(Kind::Write, call).await?;
-        let outcome = reply.write_outcome()?;
-        let put = match outcome {
-            WriteOutcome::Done => reply.word()?,
-            _ => String::new(),
-        };
-        if outcome == WriteOutcome::Done {
-            let is_queued = match put.as_str() {
-                "again" => self.queue_left_event(key, end.status).await,
-                _ => self.queue_event(key, end.status, mark.as_ref()).await,
-            };
-            if is_queued {
-                self.unindex(Some(fence.owner), key);
-            }
-        }
-        if let Some(items) = committed
-            && put != "ok"
-        {
-            self.drop_items(items);
-        }
-        Ok(outcome)
-    }
-
-    pub(super) async fn cancel_record(
-        &self,
-        key: ResponseKey,
-        cancel: Cancellation,
-    ) -> Result<CancelOutcome, Error> {
-        self.check_size(cancel.response.len())?;
-        let packed = self.pack(&cancel.response).await?;
-        if !packed.pieces.is_empty() {
-            // A Response object without output: 1 MiB is a defect or an attack.
-            let max = 1 << 20;
-            return Err(Error::TooLarge {
-                bytes: cancel.response.len() as u64,
-                max,
-            });
-        }
-        let call = Call::new(Name::CANCEL)
-            .key(self.keys.record(key))
-            .key(self.keys.log(key))
-            .arg(cancel.token.to_string())
-            .number(self.record_ttl_ms())
-            .number(self.keep.ephemeral.as_millis() as u64)
-            .number(self.keep.event_logs.as_millis() as u64)
-            .number(self.keep.max_event_log)
-            .arg(cancel.event)
-            .arg(packed.field);
-        let mark = self.event_mark(key, Status::Cancelled);
-        let call = match &mark {
-            Some(mark) => call.arg(mark.0.clone()),
-            None => call,
-        };
-        let mut reply = self.call_replicated(Kind::Write, call).await?;
-        Ok(match reply.word()?.as_str() {
-            "ok" => {
-                let (was, owner) = (reply.status()?, reply.owner()?);
-                if let Some(owner) = owner {
-                    self.notify(owner, key, NoticeKind::Cancelled).await;
-                }
-                // Without a log nothing is left to store; otherwise a scan finds it until that is done.
-                let has_output = reply.text()?.is_some_and(|text| !text.is_empty());
-                // It may have been cancelled by a call before, whose reply was lost.
-                let is_queued = self.queue_left_event(key, Status::Cancelled).await;
-                if !has_output && is_queued {
-                    self.unindex(owner, key);
-                }
-                CancelOutcome::Done { was, owner }
-            }
-            "terminal" => CancelOutcome::Terminal(reply.status()?),
-            "not_background" => CancelOutcome::NotBackground,
-            "gone" => CancelOutcome::Gone,
-            other => return Err(reply.unexpected(other)),
-        })
-    }
-
-    pub(super) async fn finalize_cancelled_record(
-        &self,
-        key: ResponseKey,
-        fence: FencingToken,
-        cancelled: CancelledOutput,
-    ) -> Result<WriteOutcome, Error> {
-        let content = &cancelled.content;
-        self.check_size(
-            content.response.len() + content.output.len() + cancelled.delta_table.len(),
-        )?;
-        let mut values = vec![
-            ("re", self.pack(&content.response).await?),
-            ("ou", self.pack(&content.output).await?),
-        ];
-        if !cancelled.delta_table.is_empty() {
-            values.push(("cu", self.pack(&cancelled.delta_table).await?));
-        }
-        self.put_pieces(key, &values, &Writer::Owner(fence)).await?;
-        let mut call = self
-            .fenced_call(Name::AMEND, key, fence)
-            .field("ol", content.output.len() as u64);
-        for (name, packed) in values {
-            call = call.field(name, packed.field);
-        }
-        let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
-        let outcome = reply.write_outcome()?;
-        if matches!(outcome, WriteOutcome::Done | WriteOutcome::Terminal(_))
-            && self.queue_left_event(key, Status::Cancelled).await
-        {
-            self.unindex(Some(fence.owner), key);
-        }
-        Ok(outcome)
     }
 
     pub(super) async fn read_events(

@@ -23,9 +23,9 @@ use crate::http::circuit_breaker::State;
 use crate::http::io_threads::{self, OffloadThread};
 use crate::observe;
 use crate::observe::metrics::Registry;
-use crate::store::meters::{Meters, Op, Outcome};
+use crate::store::meters::{Meters, Op};
 use crate::store::outbox::SharedSubscriptions;
-use crate::store::{Error, Health, Report, RetentionSettings, StoreFuture};
+use crate::store::{Error, Health, Report, ResponseStore, RetentionSettings, StoreFuture};
 
 #[derive(Debug)]
 pub struct Redis {
@@ -42,7 +42,7 @@ pub struct Redis {
     /// The latest check whether Redis is out of memory.
     memory: MemoryCheck,
     lacking: LackingCommands,
-    meters: Meters,
+    pub(super) meters: Meters,
     /// The thread of the shared connection. It ends with the store.
     own_thread: OffloadThread,
     /// Compresses and decompresses large values. Its queue has at most one value per operation.
@@ -62,6 +62,94 @@ pub(super) fn closing() -> Error {
     Error::Unknown {
         retry_after: Duration::from_secs(1),
         reason: "the store is closing".into(),
+    }
+}
+
+impl ResponseStore for Redis {
+    // Checks that Redis answers and takes writes: once a second while it does. The write changes nothing, and needs
+    // memory: a server that is out of memory refuses it before anything is generated that could not be stored.
+    fn admit(&self) -> StoreFuture<'_, ()> {
+        self.meters.meter(Op::Admit, move || async move {
+            self.check_commands().await?;
+            // In a cluster one reply says nothing about the other nodes.
+            if self.is_cluster() && self.is_up() {
+                return Ok(());
+            }
+            if self.executor.is_fresh() && !self.memory.is_due() {
+                return self.memory.last();
+            }
+            let mut write = redis::cmd("ZADD");
+            // As large as what did not fit: Redis counts a request that it reads, and a small one may fit where no record does.
+            let room = vec![0_u8; self.memory.room()];
+            write.arg(self.keys.owners()).arg("XX").arg(0).arg(room);
+            let result = self.execute(Kind::Write, Request::Command(write)).await;
+            self.memory.on_checked(&result);
+            result.map(drop)
+        })
+    }
+
+    fn health(&self) -> Health {
+        let is_up = self.is_up();
+        Health {
+            is_up,
+            reason: if is_up {
+                String::new()
+            } else {
+                self.executor.last_failure().to_string()
+            },
+            warning: match &*self.lacking.said() {
+                "" => self.link.warning(),
+                lacking => lacking.to_owned(),
+            },
+        }
+    }
+
+    fn report(&self) -> StoreFuture<'_, Report> {
+        self.meters.meter(Op::Report, move || async move {
+            let (owners, orphans) = self.report_owners().await.unwrap_or_default();
+            let mut server = serde_json::Map::new();
+            let (command, wanted): (&[&str], &[&str]) = match self.mode {
+                Mode::Cluster => (
+                    &["CLUSTER", "INFO"],
+                    &["cluster_state", "cluster_slots_ok", "cluster_known_nodes"],
+                ),
+                Mode::Standalone | Mode::Sentinel => (
+                    &["INFO"],
+                    &[
+                        "redis_version",
+                        "used_memory",
+                        "maxmemory",
+                        "maxmemory_policy",
+                        "connected_clients",
+                        "role",
+                    ],
+                ),
+            };
+            let mut info = redis::cmd(command[0]);
+            info.arg(&command[1..]);
+            if let Ok(value) = self.execute(Kind::Read, Request::Command(info)).await
+                && let Ok(text) = redis::from_redis_value::<String>(value)
+            {
+                let lines = text.lines().filter_map(|line| line.split_once(':'));
+                for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
+                    server.insert(key.to_owned(), value.into());
+                }
+            }
+            Ok(Report {
+                kind: "redis",
+                health: self.health(),
+                details: json!({
+                    "mode": self.mode,
+                    "circuit_breaker": self.executor.breaker().as_str(),
+                    "connections_opened": self.link.opened(),
+                    "in_flight": self.executor.in_flight(),
+                    "server": server,
+                    "owners": owners,
+                    "orphans": orphans,
+                    "scripts": scripts::report(),
+                }),
+            })
+        })
     }
 }
 
@@ -157,26 +245,6 @@ impl Redis {
         self.mode == Mode::Cluster
     }
 
-    /// Checks that Redis answers and takes writes: once a second while it does. The write changes nothing, and needs
-    /// memory: a server that is out of memory refuses it before anything is generated that could not be stored.
-    pub(super) async fn admit_now(&self) -> Result<(), Error> {
-        self.check_commands().await?;
-        // In a cluster one reply says nothing about the other nodes.
-        if self.is_cluster() && self.is_up() {
-            return Ok(());
-        }
-        if self.executor.is_fresh() && !self.memory.is_due() {
-            return self.memory.last();
-        }
-        let mut write = redis::cmd("ZADD");
-        // As large as what did not fit: Redis counts a request that it reads, and a small one may fit where no record does.
-        let room = vec![0_u8; self.memory.room()];
-        write.arg(self.keys.owners()).arg("XX").arg(0).arg(room);
-        let result = self.execute(Kind::Write, Request::Command(write)).await;
-        self.memory.on_checked(&result);
-        result.map(drop)
-    }
-
     /// Checks now and then which commands are refused. An error names them.
     async fn check_commands(&self) -> Result<(), Error> {
         if self.lacking.is_due() {
@@ -217,90 +285,6 @@ impl Redis {
 
     pub(super) fn is_up(&self) -> bool {
         self.executor.breaker() != State::Open
-    }
-
-    pub(super) async fn report_now(&self) -> Result<Report, Error> {
-        let (owners, orphans) = self.report_owners().await.unwrap_or_default();
-        let mut server = serde_json::Map::new();
-        let (command, wanted): (&[&str], &[&str]) = match self.mode {
-            Mode::Cluster => (
-                &["CLUSTER", "INFO"],
-                &["cluster_state", "cluster_slots_ok", "cluster_known_nodes"],
-            ),
-            Mode::Standalone | Mode::Sentinel => (
-                &["INFO"],
-                &[
-                    "redis_version",
-                    "used_memory",
-                    "maxmemory",
-                    "maxmemory_policy",
-                    "connected_clients",
-                    "role",
-                ],
-            ),
-        };
-        let mut info = redis::cmd(command[0]);
-        info.arg(&command[1..]);
-        if let Ok(value) = self.execute(Kind::Read, Request::Command(info)).await
-            && let Ok(text) = redis::from_redis_value::<String>(value)
-        {
-            let lines = text.lines().filter_map(|line| line.split_once(':'));
-            for (key, value) in lines.filter(|(key, _)| wanted.contains(key)) {
-                server.insert(key.to_owned(), value.into());
-            }
-        }
-        Ok(Report {
-            kind: "redis",
-            health: self.current_health(),
-            details: json!({
-                "mode": self.mode,
-                "circuit_breaker": self.executor.breaker().as_str(),
-                "connections_opened": self.link.opened(),
-                "in_flight": self.executor.in_flight(),
-                "server": server,
-                "owners": owners,
-                "orphans": orphans,
-                "scripts": scripts::report(),
-            }),
-        })
-    }
-
-    /// Starts the operation once it is polled. Its future has some kilobytes of room of which its start fills a few
-    /// hundred bytes, so it is made in the place that is allocated for it, and not copied there.
-    #[inline]
-    pub(super) fn meter<'a, T: Outcome + Send + 'a, F>(
-        &'a self,
-        op: Op,
-        operation: impl FnOnce() -> F + Send + 'a,
-    ) -> StoreFuture<'a, T>
-    where
-        F: Future<Output = Result<T, Error>> + Send + 'a,
-    {
-        let place = Box::new_uninit();
-        let metered = async move {
-            let started = observe::now();
-            let result = operation().await;
-            self.meters.count(op, started, &result);
-            result
-        };
-        let metered = Box::write(place, metered);
-        Box::into_pin(metered)
-    }
-
-    pub(super) fn current_health(&self) -> Health {
-        let is_up = self.is_up();
-        Health {
-            is_up,
-            reason: if is_up {
-                String::new()
-            } else {
-                self.executor.last_failure().to_string()
-            },
-            warning: match &*self.lacking.said() {
-                "" => self.link.warning(),
-                lacking => lacking.to_owned(),
-            },
-        }
     }
 }
 

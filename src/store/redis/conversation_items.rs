@@ -1,4 +1,4 @@
-//! Reads the items of conversations, and deletes single ones.
+//! Reads the items of conversations.
 
 use bytes::Bytes;
 
@@ -9,36 +9,15 @@ use super::request::Kind;
 use super::scripts::Name;
 use super::values::REREADS_MAX;
 use crate::store::conversation::Order;
-use crate::store::{ConversationKey, Error, Item, ItemOutcome, ItemsOutcome, Page};
+use crate::store::{ConversationKey, Error, Item, ItemsOutcome, Page};
 
 /// Items that one read of a conversation goes through: about three milliseconds of Redis on a busy machine.
 const ITEMS_AT_A_TIME: u32 = 1_000;
 
 impl Redis {
-    pub(super) async fn page_of_items(
-        &self,
-        key: ConversationKey,
-        page: Page,
-    ) -> Result<ItemsOutcome, Error> {
-        self.read_items(key, "page", &page, 0).await
-    }
-
-    pub(super) async fn every_item(
-        &self,
-        key: ConversationKey,
-        bytes_max: u64,
-    ) -> Result<ItemsOutcome, Error> {
-        let page = Page {
-            after: None,
-            limit: u32::MAX,
-            order: Order::OldestFirst,
-        };
-        self.read_items(key, "all", &page, bytes_max).await
-    }
-
     /// Reads in batches, so that small reads of other requests are not blocked. Items added meanwhile may be
     /// included. If the last item of a batch is deleted before the next batch, reading starts over.
-    async fn read_items(
+    pub(super) async fn read_items(
         &self,
         key: ConversationKey,
         which: &'static str,
@@ -101,48 +80,12 @@ impl Redis {
         }
     }
 
-    async fn item_of(&self, key: ConversationKey, packed: Vec<u8>) -> Result<Option<Bytes>, Error> {
+    pub(super) async fn item_of(
+        &self,
+        key: ConversationKey,
+        packed: Vec<u8>,
+    ) -> Result<Option<Bytes>, Error> {
         let [_, values, _] = self.keys.conversation(key);
         self.assemble(&values, "k", packed).await
-    }
-
-    pub(super) async fn one_item(
-        &self,
-        key: ConversationKey,
-        item: String,
-    ) -> Result<ItemOutcome, Error> {
-        let call = self.call_about(Name::ITEMS, key).arg("one").arg(item);
-        let call = call.number(0).arg("asc").number(0).number(0);
-        let mut reply = self.call(Kind::Read, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {}
-            "gone" => return Ok(ItemOutcome::Gone),
-            "no_item" => return Ok(ItemOutcome::NoItem),
-            other => return Err(reply.unexpected(other)),
-        }
-        let (_, _) = (reply.word()?, reply.word()?);
-        match self.item_of(key, reply.whole("item")?).await? {
-            Some(json) => Ok(ItemOutcome::Found(json)),
-            // Items are never replaced, so it was deleted meanwhile.
-            None => Ok(ItemOutcome::NoItem),
-        }
-    }
-
-    pub(super) async fn drop_item(
-        &self,
-        key: ConversationKey,
-        item: String,
-    ) -> Result<ItemOutcome, Error> {
-        let call = self.call_about(Name::DELETE_ITEM, key).arg(item);
-        let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {
-                let object = reply.whole("object")?;
-                Ok(ItemOutcome::Found(self.unpack(object).await?))
-            }
-            "gone" => Ok(ItemOutcome::Gone),
-            "no_item" => Ok(ItemOutcome::NoItem),
-            other => Err(reply.unexpected(other)),
-        }
     }
 }

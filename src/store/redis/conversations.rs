@@ -1,4 +1,4 @@
-//! Conversations: their object, new items and lock.
+//! The operations on conversations: their object, items and lock.
 
 use bytes::Bytes;
 
@@ -8,10 +8,11 @@ use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Arg, Call, Name};
 use super::values::fields_of;
-use crate::store::conversation::TOKENS_MAX;
+use crate::store::conversation::{Order, TOKENS_MAX};
+use crate::store::meters::Op;
 use crate::store::{
-    Claim, Commit, ConversationKey, Error, IdempotencyToken, Item, LockOutcome, NewConversation,
-    PutOutcome,
+    Claim, Commit, ConversationKey, Conversations, Error, IdempotencyToken, Item, ItemOutcome,
+    ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome, StoreFuture,
 };
 
 /// Items that are packed, their pieces written, and not yet part of a conversation.
@@ -39,25 +40,160 @@ impl PutKind {
     }
 }
 
+impl Conversations for Redis {
+    fn create_conversation(
+        &self,
+        key: ConversationKey,
+        new: NewConversation,
+    ) -> StoreFuture<'_, ()> {
+        self.meters
+            .meter(Op::CreateConversation, move || async move {
+                let object = self.pack_object(&new.object).await?;
+                match self
+                    .put_items(key, PutKind::Create, new.token, new.items, object)
+                    .await?
+                {
+                    PutOutcome::Done => Ok(()),
+                    PutOutcome::Gone | PutOutcome::Taken(_) | PutOutcome::Unlocked => {
+                        Err(Error::Exists)
+                    }
+                }
+            })
+    }
+
+    fn conversation(&self, key: ConversationKey) -> StoreFuture<'_, Option<Bytes>> {
+        self.meters.meter(Op::Conversation, move || async move {
+            let [conversation, ..] = self.keys.conversation(key);
+            let call = fields_of(conversation, &["v", "ob"]);
+            let mut reply = self.call(Kind::Read, call).await?;
+            match reply.version()? {
+                Some(()) => self.unpack(reply.whole("object")?).await.map(Some),
+                None => Ok(None),
+            }
+        })
+    }
+
+    fn update_conversation(&self, key: ConversationKey, object: Bytes) -> StoreFuture<'_, bool> {
+        self.meters
+            .meter(Op::UpdateConversation, move || async move {
+                let call = self
+                    .call_about(Name::CONVERSATION, key)
+                    .arg("update")
+                    .arg(self.pack_object(&object).await?)
+                    .number(self.keep.conversations.as_millis() as u64);
+                existed(self.call_replicated(Kind::Write, call).await?)
+            })
+    }
+
+    fn delete_conversation(&self, key: ConversationKey) -> StoreFuture<'_, bool> {
+        self.meters
+            .meter(Op::DeleteConversation, move || async move {
+                let call = self.call_about(Name::CONVERSATION, key).arg("delete");
+                existed(self.call_replicated(Kind::WriteOnce, call).await?)
+            })
+    }
+
+    fn add_items(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome> {
+        self.meters.meter(Op::AddItems, move || {
+            self.put_items(key, PutKind::Add, token, items, Bytes::new())
+        })
+    }
+
+    fn items(&self, key: ConversationKey, page: Page) -> StoreFuture<'_, ItemsOutcome> {
+        self.meters.meter(Op::Items, move || async move {
+            self.read_items(key, "page", &page, 0).await
+        })
+    }
+
+    fn all_items(&self, key: ConversationKey, bytes_max: u64) -> StoreFuture<'_, ItemsOutcome> {
+        self.meters.meter(Op::AllItems, move || async move {
+            let page = Page {
+                after: None,
+                limit: u32::MAX,
+                order: Order::OldestFirst,
+            };
+            self.read_items(key, "all", &page, bytes_max).await
+        })
+    }
+
+    fn item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
+        let item = item.to_owned();
+        self.meters.meter(Op::Item, move || async move {
+            let call = self.call_about(Name::ITEMS, key).arg("one").arg(item);
+            let call = call.number(0).arg("asc").number(0).number(0);
+            let mut reply = self.call(Kind::Read, call).await?;
+            match reply.word()?.as_str() {
+                "ok" => {}
+                "gone" => return Ok(ItemOutcome::Gone),
+                "no_item" => return Ok(ItemOutcome::NoItem),
+                other => return Err(reply.unexpected(other)),
+            }
+            let (_, _) = (reply.word()?, reply.word()?);
+            match self.item_of(key, reply.whole("item")?).await? {
+                Some(json) => Ok(ItemOutcome::Found(json)),
+                // Items are never replaced, so it was deleted meanwhile.
+                None => Ok(ItemOutcome::NoItem),
+            }
+        })
+    }
+
+    fn delete_item(&self, key: ConversationKey, item: &str) -> StoreFuture<'_, ItemOutcome> {
+        let item = item.to_owned();
+        self.meters.meter(Op::DeleteItem, move || async move {
+            let call = self.call_about(Name::DELETE_ITEM, key).arg(item);
+            let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
+            match reply.word()?.as_str() {
+                "ok" => {
+                    let object = reply.whole("object")?;
+                    Ok(ItemOutcome::Found(self.unpack(object).await?))
+                }
+                "gone" => Ok(ItemOutcome::Gone),
+                "no_item" => Ok(ItemOutcome::NoItem),
+                other => Err(reply.unexpected(other)),
+            }
+        })
+    }
+
+    fn lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
+        self.meters
+            .meter(Op::Lock, move || self.take_lock(key, "lock", claim))
+    }
+
+    fn renew_lock(&self, key: ConversationKey, claim: Claim) -> StoreFuture<'_, LockOutcome> {
+        self.meters
+            .meter(Op::RenewLock, move || self.take_lock(key, "renew", claim))
+    }
+
+    fn commit(
+        &self,
+        key: ConversationKey,
+        token: IdempotencyToken,
+        items: Vec<Item>,
+    ) -> StoreFuture<'_, PutOutcome> {
+        self.meters.meter(Op::Commit, move || {
+            self.put_items(key, PutKind::Commit, token, items, Bytes::new())
+        })
+    }
+
+    fn unlock(&self, key: ConversationKey, token: IdempotencyToken) -> StoreFuture<'_, ()> {
+        self.meters.meter(Op::Unlock, move || async move {
+            let call = self.call_about(Name::CONVERSATION, key).arg("unlock");
+            let call = call.arg(token.to_string());
+            existed(self.call(Kind::Write, call).await?)?;
+            Ok(())
+        })
+    }
+}
+
 impl Redis {
     /// A script call about a conversation.
     pub(super) fn call_about(&self, name: Name, key: ConversationKey) -> Call {
         Call::new(name).keys(self.keys.conversation(key))
-    }
-
-    pub(super) async fn make_conversation(
-        &self,
-        key: ConversationKey,
-        new: NewConversation,
-    ) -> Result<(), Error> {
-        let object = self.pack_object(&new.object).await?;
-        match self
-            .put_items(key, PutKind::Create, new.token, new.items, object)
-            .await?
-        {
-            PutOutcome::Done => Ok(()),
-            PutOutcome::Gone | PutOutcome::Taken(_) | PutOutcome::Unlocked => Err(Error::Exists),
-        }
     }
 
     /// Packs a conversation object, which must fit into one field.
@@ -197,38 +333,6 @@ impl Redis {
         }
     }
 
-    pub(super) async fn get_conversation(
-        &self,
-        key: ConversationKey,
-    ) -> Result<Option<Bytes>, Error> {
-        let [conversation, ..] = self.keys.conversation(key);
-        let call = fields_of(conversation, &["v", "ob"]);
-        let mut reply = self.call(Kind::Read, call).await?;
-        match reply.version()? {
-            Some(()) => self.unpack(reply.whole("object")?).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
-    /// False if there is no such conversation.
-    pub(super) async fn update_object(
-        &self,
-        key: ConversationKey,
-        object: Bytes,
-    ) -> Result<bool, Error> {
-        let call = self
-            .call_about(Name::CONVERSATION, key)
-            .arg("update")
-            .arg(self.pack_object(&object).await?)
-            .number(self.keep.conversations.as_millis() as u64);
-        existed(self.call_replicated(Kind::Write, call).await?)
-    }
-
-    pub(super) async fn drop_conversation(&self, key: ConversationKey) -> Result<bool, Error> {
-        let call = self.call_about(Name::CONVERSATION, key).arg("delete");
-        existed(self.call_replicated(Kind::WriteOnce, call).await?)
-    }
-
     /// `how`: `lock` or `renew`.
     pub(super) async fn take_lock(
         &self,
@@ -249,17 +353,6 @@ impl Redis {
             "gone" => Ok(LockOutcome::Gone),
             other => Err(reply.unexpected(other)),
         }
-    }
-
-    pub(super) async fn drop_lock(
-        &self,
-        key: ConversationKey,
-        token: IdempotencyToken,
-    ) -> Result<(), Error> {
-        let call = self.call_about(Name::CONVERSATION, key).arg("unlock");
-        let call = call.arg(token.to_string());
-        existed(self.call(Kind::Write, call).await?)?;
-        Ok(())
     }
 }
 

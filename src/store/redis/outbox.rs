@@ -134,76 +134,6 @@ impl Redis {
         }
         Ok(())
     }
-
-    async fn claim_events(&self, endpoint: String, claim: Claim) -> Result<Claimed, Error> {
-        let bounds = self.subscriptions.get().bounds;
-        let call = Call::new(Name::OUTBOX_CLAIM)
-            .keys(self.keys.outbox(&endpoint))
-            .number(claim.max as u64)
-            .number(claim.lease.as_millis() as u64)
-            .number(bounds.max_age.as_millis() as u64)
-            .number(MAX_EXPIRED as u64)
-            .arg(claim.fingerprint)
-            .number(DISABLED_TTL.as_millis() as u64);
-        // A claim whose reply is lost ends with its lease.
-        let mut reply = self.call(Kind::WriteOnce, call).await?;
-        let is_disabled = reply.word()? == "off";
-        let mut claimed = Claimed {
-            is_disabled,
-            waiting: reply.count()?,
-            next_due: milliseconds(&mut reply)?,
-            oldest: milliseconds(&mut reply)?,
-            expired: reply.count()?,
-            events: Vec::new(),
-        };
-        while !reply.is_empty() {
-            let (response, entry) = (reply.word()?, reply.word()?);
-            let age = milliseconds(&mut reply)?.unwrap_or_default();
-            let event = parse_member(&response).zip(parse_entry(&entry));
-            let (key, (status, created_at, attempt)) =
-                event.ok_or_else(|| malformed("invalid event in the outbox"))?;
-            claimed.events.push(ClaimedEvent {
-                event: EndEvent {
-                    key,
-                    status,
-                    created_at,
-                },
-                attempt,
-                age,
-            });
-        }
-        Ok(claimed)
-    }
-
-    async fn settle_event(&self, endpoint: String, settlement: Settlement) -> Result<bool, Error> {
-        let [due, added, entries, _] = self.keys.outbox(&endpoint);
-        let call = Call::new(Name::OUTBOX_SETTLE)
-            .keys([due, added, entries])
-            .arg(member(settlement.key))
-            .arg(settlement.attempt.to_string());
-        let call = match settlement.retry_in {
-            Some(pause) => call.number(pause.as_millis() as u64),
-            None => call.arg(""),
-        };
-        let mut reply = self.call(Kind::Write, call).await?;
-        Ok(reply.word()? == "ok")
-    }
-
-    async fn disable_endpoint(&self, endpoint: String, fingerprint: String) -> Result<u64, Error> {
-        let call = Call::new(Name::OUTBOX_DISABLE)
-            .keys(self.keys.outbox(&endpoint))
-            .arg(fingerprint)
-            .number(DISABLED_TTL.as_millis() as u64);
-        self.call(Kind::Write, call).await?.count()
-    }
-
-    async fn enable_endpoint(&self, endpoint: String) -> Result<bool, Error> {
-        let [.., disabled] = self.keys.outbox(&endpoint);
-        let mut delete = redis::cmd("DEL");
-        delete.arg(disabled);
-        let deleted = self.execute(Kind::Write, Request::Command(delete)).await?;
-        Ok(deleted == redis::Value::Int(1))
-    }
 }
 
 impl Outbox for Redis {
@@ -213,26 +143,84 @@ impl Outbox for Redis {
 
     fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {
         let endpoint = endpoint.to_owned();
-        self.meter(Op::ClaimEvents, move || self.claim_events(endpoint, claim))
+        self.meters.meter(Op::ClaimEvents, move || async move {
+            let bounds = self.subscriptions.get().bounds;
+            let call = Call::new(Name::OUTBOX_CLAIM)
+                .keys(self.keys.outbox(&endpoint))
+                .number(claim.max as u64)
+                .number(claim.lease.as_millis() as u64)
+                .number(bounds.max_age.as_millis() as u64)
+                .number(MAX_EXPIRED as u64)
+                .arg(claim.fingerprint)
+                .number(DISABLED_TTL.as_millis() as u64);
+            // A claim whose reply is lost ends with its lease.
+            let mut reply = self.call(Kind::WriteOnce, call).await?;
+            let is_disabled = reply.word()? == "off";
+            let mut claimed = Claimed {
+                is_disabled,
+                waiting: reply.count()?,
+                next_due: milliseconds(&mut reply)?,
+                oldest: milliseconds(&mut reply)?,
+                expired: reply.count()?,
+                events: Vec::new(),
+            };
+            while !reply.is_empty() {
+                let (response, entry) = (reply.word()?, reply.word()?);
+                let age = milliseconds(&mut reply)?.unwrap_or_default();
+                let event = parse_member(&response).zip(parse_entry(&entry));
+                let (key, (status, created_at, attempt)) =
+                    event.ok_or_else(|| malformed("invalid event in the outbox"))?;
+                claimed.events.push(ClaimedEvent {
+                    event: EndEvent {
+                        key,
+                        status,
+                        created_at,
+                    },
+                    attempt,
+                    age,
+                });
+            }
+            Ok(claimed)
+        })
     }
 
     fn settle(&self, endpoint: &str, settlement: Settlement) -> StoreFuture<'_, bool> {
         let endpoint = endpoint.to_owned();
-        self.meter(Op::SettleEvent, move || {
-            self.settle_event(endpoint, settlement)
+        self.meters.meter(Op::SettleEvent, move || async move {
+            let [due, added, entries, _] = self.keys.outbox(&endpoint);
+            let call = Call::new(Name::OUTBOX_SETTLE)
+                .keys([due, added, entries])
+                .arg(member(settlement.key))
+                .arg(settlement.attempt.to_string());
+            let call = match settlement.retry_in {
+                Some(pause) => call.number(pause.as_millis() as u64),
+                None => call.arg(""),
+            };
+            let mut reply = self.call(Kind::Write, call).await?;
+            Ok(reply.word()? == "ok")
         })
     }
 
     fn disable(&self, endpoint: &str, fingerprint: &str) -> StoreFuture<'_, u64> {
         let (endpoint, fingerprint) = (endpoint.to_owned(), fingerprint.to_owned());
-        self.meter(Op::DisableEndpoint, move || {
-            self.disable_endpoint(endpoint, fingerprint)
+        self.meters.meter(Op::DisableEndpoint, move || async move {
+            let call = Call::new(Name::OUTBOX_DISABLE)
+                .keys(self.keys.outbox(&endpoint))
+                .arg(fingerprint)
+                .number(DISABLED_TTL.as_millis() as u64);
+            self.call(Kind::Write, call).await?.count()
         })
     }
 
     fn enable(&self, endpoint: &str) -> StoreFuture<'_, bool> {
         let endpoint = endpoint.to_owned();
-        self.meter(Op::EnableEndpoint, move || self.enable_endpoint(endpoint))
+        self.meters.meter(Op::EnableEndpoint, move || async move {
+            let [.., disabled] = self.keys.outbox(&endpoint);
+            let mut delete = redis::cmd("DEL");
+            delete.arg(disabled);
+            let deleted = self.execute(Kind::Write, Request::Command(delete)).await?;
+            Ok(deleted == redis::Value::Int(1))
+        })
     }
 }
 

@@ -14,14 +14,245 @@ use super::values::Writer;
 use crate::ids::ResponseId;
 use crate::observe;
 use crate::store::cancel::NoticeKind;
+use crate::store::meters::Op;
 use crate::store::record::{Background, Content, InitialState, Retention};
 use crate::store::{
     Chain, Commit, DeleteOutcome, Error, History, HistoryLimits, NewRecord, PutOutcome, Record,
-    ResponseKey, Turn, Turns,
+    ResponseKey, Responses, StoreFuture, Turn, Turns,
 };
 
 /// If creating a record takes longer than this, a scan may have removed its entry in the owner's set.
 const INDEX_FRESH_MS: u128 = 1_000;
+
+impl Responses for Redis {
+    fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()> {
+        self.meters.meter(Op::Create, move || async move {
+            let _ = self.create_record(key, record, None).await?;
+            Ok(())
+        })
+    }
+
+    fn create_in_conversation(
+        &self,
+        key: ResponseKey,
+        record: NewRecord,
+        commit: Commit,
+    ) -> StoreFuture<'_, PutOutcome> {
+        self.meters.meter(Op::CreateInConversation, move || {
+            self.create_record(key, record, Some(commit))
+        })
+    }
+
+    fn get(&self, key: ResponseKey) -> StoreFuture<'_, Option<Record>> {
+        self.meters.meter(Op::Get, move || async move {
+            let fields = [
+                "v", "st", "hi", "pa", "re", "ou", "bg", "own", "ep", "at", "rt", "sm", "sq",
+            ];
+            let mut reply = self.read(key, &fields).await?;
+            if reply.version()?.is_none() {
+                return Ok(None);
+            }
+            let status = reply.status()?;
+            let hint = read_hint(&reply.word()?)?;
+            let chain = reply.bytes()?.unwrap_or_default();
+            let previous = unpack_chain(key.id.root(), &chain).pop();
+            let (response, output) = (reply.whole("response")?, reply.whole("output")?);
+            let background = match reply.text()? {
+                None => None,
+                Some(_) => Some(Background {
+                    owner: reply.owner()?,
+                    fencing_number: reply.count()?,
+                    attempts: reply.count()? as u32,
+                    retention: match reply.word()?.as_str() {
+                        "e" => Retention::Ephemeral,
+                        _ => Retention::Stored,
+                    },
+                    streams: reply.word()? == "1",
+                    last_event: reply.last_event()?,
+                }),
+            };
+            let content = if is_split(&response) || is_split(&output) {
+                let values = self.values([key].into_iter(), &["re", "ou"], false).await?;
+                // Deleted between the two reads.
+                let Some(Some(values)) = values.into_iter().next() else {
+                    return Ok(None);
+                };
+                let mut values = values.into_iter();
+                Content {
+                    response: values.next().unwrap_or_default(),
+                    output: values.next().unwrap_or_default(),
+                }
+            } else {
+                Content {
+                    response: self.unpack(response).await?,
+                    output: self.unpack(output).await?,
+                }
+            };
+            Ok(Some(Record {
+                status,
+                hint,
+                previous,
+                content,
+                background,
+            }))
+        })
+    }
+
+    fn input(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
+        self.meters.meter(Op::Input, move || async move {
+            let mut reply = self.read(key, &["v", "rt", "in"]).await?;
+            if reply.version()?.is_none() || reply.word()? == "e" {
+                return Ok(None);
+            }
+            let input = reply.whole("input")?;
+            if !is_split(&input) {
+                return self.unpack(input).await.map(Some);
+            }
+            let values = self.values([key].into_iter(), &["in"], false).await?;
+            Ok(values.into_iter().flatten().flatten().next())
+        })
+    }
+
+    fn request(&self, key: ResponseKey) -> StoreFuture<'_, Option<Bytes>> {
+        self.meters.meter(Op::Request, move || async move {
+            let mut reply = self.read(key, &["v", "rq"]).await?;
+            if reply.version()?.is_none() {
+                return Ok(None);
+            }
+            let Some(request) = reply.bytes()? else {
+                return Ok(None);
+            };
+            if !is_split(&request) {
+                return self.unpack(request).await.map(Some);
+            }
+            let values = self.values([key].into_iter(), &["rq"], false).await?;
+            Ok(values.into_iter().flatten().flatten().next())
+        })
+    }
+
+    // One read for the requested response with the ids of its chain, and one for the rest of the chain (one per
+    // batch if it is long); one between them for the ids of a chain of more than [`SEGMENT`] turns. The second also
+    // extends the retention of the chain, because it is about to be continued.
+    fn history(&self, key: ResponseKey, max: HistoryLimits) -> StoreFuture<'_, History> {
+        self.meters.meter(Op::History, move || async move {
+            let fields = [
+                "v", "st", "rt", "hi", "pa", "an", "pb", "il", "ol", "in", "ou",
+            ];
+            let mut reply = self.read(key, &fields).await?;
+            if reply.version()?.is_none() {
+                return Ok(History::Missing(key.id));
+            }
+            let status = reply.status()?;
+            if reply.word()? == "e" {
+                return Ok(History::Missing(key.id));
+            }
+            if !status.is_terminal() {
+                return Ok(History::Running(status));
+            }
+            if !status.is_continuable() {
+                return Ok(History::Ended(status));
+            }
+            let hint = read_hint(&reply.word()?)?;
+            let recent = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+            let anchors = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+            let bytes = reply.count()? + reply.count()? + reply.count()?;
+            let count = anchors.len() * SEGMENT + recent.len() + 1;
+            if count > max.turns || bytes > max.bytes {
+                return Ok(History::TooLarge {
+                    turns: count,
+                    bytes,
+                });
+            }
+            let own = (reply.whole("input")?, reply.whole("output")?);
+            let is_own_split = is_split(&own.0) || is_split(&own.1);
+            let (mut chain, missing_anchor) = self.whole_chain(key, &anchors, recent).await?;
+            let mut requested: Vec<ResponseId> = chain.clone();
+            if is_own_split {
+                requested.push(key.id);
+            }
+            let mut turns = Vec::with_capacity(count);
+            if !requested.is_empty() {
+                let keys = requested.iter().map(|id| ResponseKey { id: *id, ..key });
+                let values = self.values(keys, &["in", "ou"], true).await?;
+                if values.len() != requested.len() {
+                    return Err(malformed("Redis returned too few values"));
+                }
+                // The newest missing one, as a walk back from the end would find it.
+                let missing = values.iter().rposition(Option::is_none);
+                let missing = missing.map(|index| requested[index]).or(missing_anchor);
+                if let Some(missing) = missing {
+                    return Ok(History::Missing(missing));
+                }
+                for values in values.into_iter().flatten() {
+                    let mut values = values.into_iter();
+                    turns.push(Turn {
+                        input: values.next().unwrap_or_default(),
+                        output: values.next().unwrap_or_default(),
+                    });
+                }
+            }
+            if !is_own_split {
+                turns.push(Turn {
+                    input: self.unpack(own.0).await?,
+                    output: self.unpack(own.1).await?,
+                });
+            }
+            chain.push(key.id);
+            Ok(History::Found(Turns {
+                turns,
+                chain: Chain {
+                    ids: chain.into(),
+                    bytes,
+                },
+                hint,
+            }))
+        })
+    }
+
+    fn keep_chain(&self, key: ResponseKey) -> StoreFuture<'_, Option<ResponseId>> {
+        self.meters.meter(Op::KeepChain, move || async move {
+            let mut reply = self.read(key, &["v", "pa", "an"]).await?;
+            if reply.version()?.is_none() {
+                return Ok(Some(key.id));
+            }
+            let recent = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+            let anchors = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
+            let (mut chain, missing_anchor) = self.whole_chain(key, &anchors, recent).await?;
+            chain.push(key.id);
+            let call = Call::new(Name::KEEP)
+                .keys(self.records(key, &chain))
+                .number(self.record_ttl_ms());
+            let mut reply = self.call(Kind::Read, call).await?;
+            match reply.word()?.as_str() {
+                "ok" => Ok(missing_anchor),
+                "broken" => Ok(Some(missing(&mut reply, &chain)?)),
+                other => Err(reply.unexpected(other)),
+            }
+        })
+    }
+
+    fn delete(&self, key: ResponseKey) -> StoreFuture<'_, DeleteOutcome> {
+        self.meters.meter(Op::Delete, move || async move {
+            let call = Call::new(Name::DELETE)
+                .key(self.keys.record(key))
+                .key(self.keys.log(key))
+                .key(self.keys.deleted(key));
+            let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
+            match reply.word()?.as_str() {
+                "ok" => {}
+                "gone" => return Ok(DeleteOutcome::Gone),
+                other => return Err(reply.unexpected(other)),
+            }
+            let was = reply.status()?;
+            let owner = reply.owner()?.filter(|_| !was.is_terminal());
+            if let Some(owner) = owner {
+                self.notify(owner, key, NoticeKind::Deleted).await;
+                self.unindex(Some(owner), key);
+            }
+            Ok(DeleteOutcome::Done { was, owner })
+        })
+    }
+}
 
 impl Redis {
     pub(super) async fn create_record(
@@ -147,168 +378,6 @@ impl Redis {
         Ok(put)
     }
 
-    pub(super) async fn get_record(&self, key: ResponseKey) -> Result<Option<Record>, Error> {
-        let fields = [
-            "v", "st", "hi", "pa", "re", "ou", "bg", "own", "ep", "at", "rt", "sm", "sq",
-        ];
-        let mut reply = self.read(key, &fields).await?;
-        if reply.version()?.is_none() {
-            return Ok(None);
-        }
-        let status = reply.status()?;
-        let hint = read_hint(&reply.word()?)?;
-        let chain = reply.bytes()?.unwrap_or_default();
-        let previous = unpack_chain(key.id.root(), &chain).pop();
-        let (response, output) = (reply.whole("response")?, reply.whole("output")?);
-        let background = match reply.text()? {
-            None => None,
-            Some(_) => Some(Background {
-                owner: reply.owner()?,
-                fencing_number: reply.count()?,
-                attempts: reply.count()? as u32,
-                retention: match reply.word()?.as_str() {
-                    "e" => Retention::Ephemeral,
-                    _ => Retention::Stored,
-                },
-                streams: reply.word()? == "1",
-                last_event: reply.last_event()?,
-            }),
-        };
-        let content = if is_split(&response) || is_split(&output) {
-            let values = self.values([key].into_iter(), &["re", "ou"], false).await?;
-            // Deleted between the two reads.
-            let Some(Some(values)) = values.into_iter().next() else {
-                return Ok(None);
-            };
-            let mut values = values.into_iter();
-            Content {
-                response: values.next().unwrap_or_default(),
-                output: values.next().unwrap_or_default(),
-            }
-        } else {
-            Content {
-                response: self.unpack(response).await?,
-                output: self.unpack(output).await?,
-            }
-        };
-        Ok(Some(Record {
-            status,
-            hint,
-            previous,
-            content,
-            background,
-        }))
-    }
-
-    pub(super) async fn get_request(&self, key: ResponseKey) -> Result<Option<Bytes>, Error> {
-        let mut reply = self.read(key, &["v", "rq"]).await?;
-        if reply.version()?.is_none() {
-            return Ok(None);
-        }
-        let Some(request) = reply.bytes()? else {
-            return Ok(None);
-        };
-        if !is_split(&request) {
-            return self.unpack(request).await.map(Some);
-        }
-        let values = self.values([key].into_iter(), &["rq"], false).await?;
-        Ok(values.into_iter().flatten().flatten().next())
-    }
-
-    pub(super) async fn get_input(&self, key: ResponseKey) -> Result<Option<Bytes>, Error> {
-        let mut reply = self.read(key, &["v", "rt", "in"]).await?;
-        if reply.version()?.is_none() || reply.word()? == "e" {
-            return Ok(None);
-        }
-        let input = reply.whole("input")?;
-        if !is_split(&input) {
-            return self.unpack(input).await.map(Some);
-        }
-        let values = self.values([key].into_iter(), &["in"], false).await?;
-        Ok(values.into_iter().flatten().flatten().next())
-    }
-
-    /// One read for the requested response with the ids of its chain, and one for the rest of the chain (one per
-    /// batch if it is long); one between them for the ids of a chain of more than [`SEGMENT`] turns. The second also extends the retention of the chain, because it is about to be
-    /// continued.
-    pub(super) async fn get_history(
-        &self,
-        key: ResponseKey,
-        max: HistoryLimits,
-    ) -> Result<History, Error> {
-        let fields = [
-            "v", "st", "rt", "hi", "pa", "an", "pb", "il", "ol", "in", "ou",
-        ];
-        let mut reply = self.read(key, &fields).await?;
-        if reply.version()?.is_none() {
-            return Ok(History::Missing(key.id));
-        }
-        let status = reply.status()?;
-        if reply.word()? == "e" {
-            return Ok(History::Missing(key.id));
-        }
-        if !status.is_terminal() {
-            return Ok(History::Running(status));
-        }
-        if !status.is_continuable() {
-            return Ok(History::Ended(status));
-        }
-        let hint = read_hint(&reply.word()?)?;
-        let recent = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
-        let anchors = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
-        let bytes = reply.count()? + reply.count()? + reply.count()?;
-        let count = anchors.len() * SEGMENT + recent.len() + 1;
-        if count > max.turns || bytes > max.bytes {
-            return Ok(History::TooLarge {
-                turns: count,
-                bytes,
-            });
-        }
-        let own = (reply.whole("input")?, reply.whole("output")?);
-        let is_own_split = is_split(&own.0) || is_split(&own.1);
-        let (mut chain, missing_anchor) = self.whole_chain(key, &anchors, recent).await?;
-        let mut requested: Vec<ResponseId> = chain.clone();
-        if is_own_split {
-            requested.push(key.id);
-        }
-        let mut turns = Vec::with_capacity(count);
-        if !requested.is_empty() {
-            let keys = requested.iter().map(|id| ResponseKey { id: *id, ..key });
-            let values = self.values(keys, &["in", "ou"], true).await?;
-            if values.len() != requested.len() {
-                return Err(malformed("Redis returned too few values"));
-            }
-            // The newest missing one, as a walk back from the end would find it.
-            let missing = values.iter().rposition(Option::is_none);
-            let missing = missing.map(|index| requested[index]).or(missing_anchor);
-            if let Some(missing) = missing {
-                return Ok(History::Missing(missing));
-            }
-            for values in values.into_iter().flatten() {
-                let mut values = values.into_iter();
-                turns.push(Turn {
-                    input: values.next().unwrap_or_default(),
-                    output: values.next().unwrap_or_default(),
-                });
-            }
-        }
-        if !is_own_split {
-            turns.push(Turn {
-                input: self.unpack(own.0).await?,
-                output: self.unpack(own.1).await?,
-            });
-        }
-        chain.push(key.id);
-        Ok(History::Found(Turns {
-            turns,
-            chain: Chain {
-                ids: chain.into(),
-                bytes,
-            },
-            hint,
-        }))
-    }
-
     /// Writes a record that continues `chain`. False if all records of that must be looked at first.
     async fn put(&self, call: Call, chain: &[ResponseId]) -> Result<bool, Error> {
         let mut reply = self.call_replicated(Kind::Write, call).await?;
@@ -368,49 +437,6 @@ impl Redis {
         }
         chain.extend(recent);
         Ok((chain, missing))
-    }
-
-    pub(super) async fn keep_chain_of(
-        &self,
-        key: ResponseKey,
-    ) -> Result<Option<ResponseId>, Error> {
-        let mut reply = self.read(key, &["v", "pa", "an"]).await?;
-        if reply.version()?.is_none() {
-            return Ok(Some(key.id));
-        }
-        let recent = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
-        let anchors = unpack_chain(key.id.root(), &reply.bytes()?.unwrap_or_default());
-        let (mut chain, missing_anchor) = self.whole_chain(key, &anchors, recent).await?;
-        chain.push(key.id);
-        let call = Call::new(Name::KEEP)
-            .keys(self.records(key, &chain))
-            .number(self.record_ttl_ms());
-        let mut reply = self.call(Kind::Read, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => Ok(missing_anchor),
-            "broken" => Ok(Some(missing(&mut reply, &chain)?)),
-            other => Err(reply.unexpected(other)),
-        }
-    }
-
-    pub(super) async fn delete_record(&self, key: ResponseKey) -> Result<DeleteOutcome, Error> {
-        let call = Call::new(Name::DELETE)
-            .key(self.keys.record(key))
-            .key(self.keys.log(key))
-            .key(self.keys.deleted(key));
-        let mut reply = self.call_replicated(Kind::WriteOnce, call).await?;
-        match reply.word()?.as_str() {
-            "ok" => {}
-            "gone" => return Ok(DeleteOutcome::Gone),
-            other => return Err(reply.unexpected(other)),
-        }
-        let was = reply.status()?;
-        let owner = reply.owner()?.filter(|_| !was.is_terminal());
-        if let Some(owner) = owner {
-            self.notify(owner, key, NoticeKind::Deleted).await;
-            self.unindex(Some(owner), key);
-        }
-        Ok(DeleteOutcome::Done { was, owner })
     }
 }
 

@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::secret::Secret;
-use crate::units::{DurationText, SizeText};
+use crate::units::DurationText;
 
 /// Redis 6.2 or later, with `maxmemory-policy` noeviction.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -135,8 +135,7 @@ impl Default for Wait {
 #[serde(default)]
 pub struct Advanced {
     /// For a connection with all its handshakes. Within a zone it takes a millisecond, with TLS ten.
-    #[schemars(extend("max" = "1h"))]
-    #[serde(with = "DurationText")]
+    #[serde(skip)]
     pub connect_timeout: Duration,
     /// For one read, and one second more for each 12.5 MB of it.
     #[schemars(extend("max" = "1h"))]
@@ -150,16 +149,17 @@ pub struct Advanced {
     /// This many I/O threads have a connection of their own, which saves a change of threads for each operation;
     /// the others, and all in a cluster, share one. A hundred replicas with 64 leave a third of the 10,000 clients
     /// that Redis accepts by default.
+    #[serde(skip)]
     pub max_thread_connections: u32,
     /// Operations that wait for Redis; more are refused with 503. 10,000 are a tenth of a second's worth.
-    #[schemars(range(min = 1))]
+    #[serde(skip)]
     pub max_in_flight: u32,
     /// Values of this size and above are compressed (zstd) to a half or a third. Below 4 KiB that costs more CPU
-    /// than the room in Redis is worth; where memory is short, use 1KiB.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "0"))]
+    /// than the room in Redis is worth.
+    #[serde(skip)]
     pub compress_from: u64,
     /// Stops asking a Redis that fails.
+    #[serde(skip)]
     pub circuit_breaker: CircuitBreaker,
 }
 
@@ -179,15 +179,11 @@ impl Default for Advanced {
 }
 
 /// While the circuit breaker is open, Redis is not asked, and requests that need it are refused at once.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CircuitBreaker {
     /// Failures in a row that open the circuit breaker.
-    #[schemars(range(min = 1))]
     pub failure_threshold: u32,
     /// An open circuit breaker lets one operation try after this time. Redis restarts within a second.
-    #[schemars(extend("max" = "1h"))]
-    #[serde(with = "DurationText")]
     pub open_duration: Duration,
 }
 

@@ -1,6 +1,8 @@
-//! Which replica runs a background response: lost ownerships, orphans, untracked responses, takeover and release.
+//! Which replica runs a background response: lost ownerships, orphans, untracked responses, takeover and release. `owners` has
+//! the leases, `notices` the notices.
 
 use std::collections::HashSet;
+use std::time::Duration;
 
 use tracing::warn;
 
@@ -11,45 +13,222 @@ use super::reply::Reply;
 use super::request::{Kind, Request};
 use super::scripts::{Call, Name};
 use super::values::fields_of;
+use crate::store::meters::Op;
 use crate::store::{
-    Error, FencingToken, Orphan, Owner, OwnershipLoss, ResponseKey, Status, TakenOver, Takeover,
-    WriteOutcome,
+    Error, FencingToken, Notice, NoticeCursor, Orphan, Owner, Ownership, OwnershipLoss,
+    ResponseKey, Status, StoreFuture, TakenOver, Takeover, WriteOutcome,
 };
 
 /// How long a dead owner without responses stays in the set of owners.
 const DEAD_OWNER_KEPT_MS: u64 = 3_600_000;
 
-impl Redis {
-    pub(super) async fn lost_ownerships(
-        &self,
-        running: Vec<(ResponseKey, FencingToken)>,
-    ) -> Result<Vec<(ResponseKey, OwnershipLoss)>, Error> {
-        let states = running.iter().map(|(key, _)| *key);
-        let states = self.states(states.collect()).await?;
-        let mut lost = Vec::new();
-        for ((key, fence), state) in running.into_iter().zip(states) {
-            let reason = match state {
-                // Not decodable, or on a node that is down. The next write to it reports the error.
-                Err(_) => None,
-                Ok(None) => Some(OwnershipLoss::Gone),
-                Ok(Some(state)) => match state.owner {
-                    RunOwner::Foreground => Some(OwnershipLoss::Terminal(state.status)),
-                    RunOwner::Of(owner)
-                        if owner != Some(fence.owner) || state.fencing_number != fence.number =>
-                    {
-                        Some(OwnershipLoss::Fenced)
-                    }
-                    RunOwner::Of(_) => state
-                        .status
-                        .is_terminal()
-                        .then_some(OwnershipLoss::Terminal(state.status)),
-                },
-            };
-            lost.extend(reason.map(|reason| (key, reason)));
-        }
-        Ok(lost)
+impl Ownership for Redis {
+    fn heartbeat(&self, owner: Owner, name: &str, lease: Duration) -> StoreFuture<'_, ()> {
+        let name = name.to_owned();
+        self.meters
+            .meter(Op::Heartbeat, move || self.renew_lease(owner, name, lease))
     }
 
+    fn end_lease(&self, owner: Owner) -> StoreFuture<'_, ()> {
+        self.meters
+            .meter(Op::EndLease, move || self.drop_lease(owner))
+    }
+
+    fn check_ownership(
+        &self,
+        running: Vec<(ResponseKey, FencingToken)>,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, OwnershipLoss)>> {
+        self.meters.meter(Op::CheckOwnership, move || async move {
+            let states = running.iter().map(|(key, _)| *key);
+            let states = self.states(states.collect()).await?;
+            let mut lost = Vec::new();
+            for ((key, fence), state) in running.into_iter().zip(states) {
+                let reason = match state {
+                    // Not decodable, or on a node that is down. The next write to it reports the error.
+                    Err(_) => None,
+                    Ok(None) => Some(OwnershipLoss::Gone),
+                    Ok(Some(state)) => match state.owner {
+                        RunOwner::Foreground => Some(OwnershipLoss::Terminal(state.status)),
+                        RunOwner::Of(owner)
+                            if owner != Some(fence.owner)
+                                || state.fencing_number != fence.number =>
+                        {
+                            Some(OwnershipLoss::Fenced)
+                        }
+                        RunOwner::Of(_) => state
+                            .status
+                            .is_terminal()
+                            .then_some(OwnershipLoss::Terminal(state.status)),
+                    },
+                };
+                lost.extend(reason.map(|reason| (key, reason)));
+            }
+            Ok(lost)
+        })
+    }
+
+    fn orphans(&self, max: usize) -> StoreFuture<'_, Vec<Orphan>> {
+        self.meters.meter(Op::Orphans, move || async move {
+            let listed = self.all_owners().await?;
+            let listed = listed.into_iter().map(|(owner, seen)| (Some(owner), seen));
+            let owners = std::iter::once((None, None)).chain(listed);
+            let mut orphans = Vec::new();
+            for (owner, seen) in owners {
+                if orphans.len() >= max {
+                    break;
+                }
+                let has_any = match self.orphans_if_dead(owner, seen, max, &mut orphans).await {
+                    Ok(has_any) => has_any,
+                    // What lies on other nodes is taken over all the same.
+                    Err(error) if self.is_cluster() && error.retry_after().is_some() => continue,
+                    Err(error) => return Err(error),
+                };
+                if let Some(owner) = owner
+                    && has_any == Some(false)
+                    && seen.is_none_or(|seen| seen > DEAD_OWNER_KEPT_MS)
+                {
+                    let mut forget = redis::cmd("ZREM");
+                    forget.arg(self.keys.owners()).arg(owner.to_string());
+                    self.send_detached(Request::Command(forget));
+                }
+            }
+            // A response that is being released may be in two sets.
+            orphans.sort_by_key(|orphan| orphan.key);
+            orphans.dedup();
+            Ok(orphans)
+        })
+    }
+
+    // Returns responses in the set of a live owner that the owner does not run.
+    fn untracked(
+        &self,
+        owner: Owner,
+        running: Vec<ResponseKey>,
+        max: usize,
+    ) -> StoreFuture<'_, Vec<(ResponseKey, FencingToken)>> {
+        self.meters.meter(Op::Untracked, move || async move {
+            let mut members = redis::cmd("SMEMBERS");
+            members.arg(self.keys.running(Some(owner)));
+            let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
+            let running: HashSet<ResponseKey> = running.into_iter().collect();
+            let mut keys = Vec::new();
+            while !reply.is_empty() {
+                keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
+            }
+            // A random choice: entries of responses that were never created stay in the set and must not hide others.
+            let keys = fastrand::choose_multiple(keys, max);
+            let states = self.states(keys.clone()).await?;
+            let mut untracked = Vec::new();
+            for (key, state) in keys.into_iter().zip(states) {
+                match state {
+                    Ok(Some(state)) if !state.is_unfinished() => {
+                        if self.queue_event_of(key, Some(&state)).await {
+                            self.unindex(Some(owner), key);
+                        }
+                    }
+                    Ok(Some(RunState {
+                        owner: RunOwner::Of(now),
+                        fencing_number,
+                        ..
+                    })) => match now {
+                        Some(now) if now == owner => untracked.push((
+                            key,
+                            FencingToken {
+                                owner,
+                                number: fencing_number,
+                            },
+                        )),
+                        // It was released, but the reply was lost.
+                        None => self.move_to_released(owner, key).await?,
+                        Some(_) => {}
+                    },
+                    // It may be about to be created: the entry in the set is written first.
+                    Ok(_) => {}
+                    Err(error) if error.retry_after().is_some() => {}
+                    Err(error) => {
+                        warn!(
+                            id = %key.id, %error,
+                            "background response record cannot be decoded; it cannot be released"
+                        );
+                    }
+                }
+            }
+            Ok(untracked)
+        })
+    }
+
+    fn take_over(&self, orphan: Orphan, by: Owner) -> StoreFuture<'_, Takeover> {
+        self.meters.meter(Op::TakeOver, move || async move {
+            if let Some(owner) = orphan.owner
+                && !self.is_dead_now(owner).await?
+            {
+                return Ok(Takeover::Raced);
+            }
+            let key = orphan.key;
+            let fence = FencingToken {
+                owner: by,
+                number: orphan.fencing_number + 1,
+            };
+            self.index(fence, key).await?;
+            let owner = orphan
+                .owner
+                .map_or(String::new(), |owner| owner.to_string());
+            let call = Call::new(Name::ADOPT)
+                .key(self.keys.record(key))
+                .arg(owner)
+                .number(orphan.fencing_number)
+                .arg(by.to_string())
+                .number(fence.number);
+            let mut reply = self.call(Kind::Write, call).await?;
+            let takeover = match reply.word()?.as_str() {
+                "ok" => Takeover::Done(TakenOver {
+                    fence,
+                    status: reply.status()?,
+                    attempts: reply.count()? as u32,
+                    lost_owners: reply.count()? as u32,
+                    streams: reply.word()? == "1",
+                    last_event: reply.last_event()?,
+                }),
+                "raced" => Takeover::Raced,
+                "terminal" => Takeover::Terminal(reply.status()?),
+                "gone" => Takeover::Gone,
+                other => return Err(reply.unexpected(other)),
+            };
+            // Otherwise a later scan removes the entry.
+            if let Takeover::Done(_) = takeover {
+                // A scan may have removed the first entry before the takeover.
+                self.index(fence, key).await.map_err(after_a_write)?;
+                if orphan.owner != Some(by) {
+                    self.unindex(orphan.owner, key);
+                }
+            }
+            Ok(takeover)
+        })
+    }
+
+    fn release(&self, key: ResponseKey, fence: FencingToken) -> StoreFuture<'_, WriteOutcome> {
+        self.meters.meter(Op::Release, move || async move {
+            let call = self.fenced_call(Name::RELEASE, key, fence);
+            let outcome = self.call(Kind::WriteOnce, call).await?.write_outcome()?;
+            if outcome == WriteOutcome::Done {
+                // If this fails, the owner finds it with `untracked`.
+                let _ = self.move_to_released(fence.owner, key).await;
+            }
+            Ok(outcome)
+        })
+    }
+
+    fn notices(
+        &self,
+        owner: Owner,
+        after: NoticeCursor,
+    ) -> StoreFuture<'_, (Vec<Notice>, NoticeCursor)> {
+        self.meters
+            .meter(Op::Notices, move || self.read_notices(owner, after))
+    }
+}
+
+impl Redis {
     /// Reads status and ownership of each response, in one pipeline. A record that cannot be decoded does not
     /// affect the others, nor does one on a node of a cluster that is down.
     async fn states(&self, keys: Vec<ResponseKey>) -> Result<Vec<ReadState>, Error> {
@@ -80,36 +259,6 @@ impl Redis {
                 Ok(states)
             }
         }
-    }
-
-    pub(super) async fn find_orphans(&self, max: usize) -> Result<Vec<Orphan>, Error> {
-        let listed = self.all_owners().await?;
-        let listed = listed.into_iter().map(|(owner, seen)| (Some(owner), seen));
-        let owners = std::iter::once((None, None)).chain(listed);
-        let mut orphans = Vec::new();
-        for (owner, seen) in owners {
-            if orphans.len() >= max {
-                break;
-            }
-            let has_any = match self.orphans_if_dead(owner, seen, max, &mut orphans).await {
-                Ok(has_any) => has_any,
-                // What lies on other nodes is taken over all the same.
-                Err(error) if self.is_cluster() && error.retry_after().is_some() => continue,
-                Err(error) => return Err(error),
-            };
-            if let Some(owner) = owner
-                && has_any == Some(false)
-                && seen.is_none_or(|seen| seen > DEAD_OWNER_KEPT_MS)
-            {
-                let mut forget = redis::cmd("ZREM");
-                forget.arg(self.keys.owners()).arg(owner.to_string());
-                self.send_detached(Request::Command(forget));
-            }
-        }
-        // A response that is being released may be in two sets.
-        orphans.sort_by_key(|orphan| orphan.key);
-        orphans.dedup();
-        Ok(orphans)
     }
 
     /// As [`Self::orphans_of`]; `None` for an owner that lives.
@@ -185,124 +334,6 @@ impl Redis {
             }
             None => true,
         }
-    }
-
-    /// Returns responses in the set of a live owner that the owner does not run.
-    pub(super) async fn find_untracked(
-        &self,
-        owner: Owner,
-        running: Vec<ResponseKey>,
-        max: usize,
-    ) -> Result<Vec<(ResponseKey, FencingToken)>, Error> {
-        let mut members = redis::cmd("SMEMBERS");
-        members.arg(self.keys.running(Some(owner)));
-        let mut reply = Reply::new(self.execute(Kind::Read, Request::Command(members)).await?)?;
-        let running: HashSet<ResponseKey> = running.into_iter().collect();
-        let mut keys = Vec::new();
-        while !reply.is_empty() {
-            keys.extend(parse_member(&reply.word()?).filter(|key| !running.contains(key)));
-        }
-        // A random choice: entries of responses that were never created stay in the set and must not hide others.
-        let keys = fastrand::choose_multiple(keys, max);
-        let states = self.states(keys.clone()).await?;
-        let mut untracked = Vec::new();
-        for (key, state) in keys.into_iter().zip(states) {
-            match state {
-                Ok(Some(state)) if !state.is_unfinished() => {
-                    if self.queue_event_of(key, Some(&state)).await {
-                        self.unindex(Some(owner), key);
-                    }
-                }
-                Ok(Some(RunState {
-                    owner: RunOwner::Of(now),
-                    fencing_number,
-                    ..
-                })) => match now {
-                    Some(now) if now == owner => untracked.push((
-                        key,
-                        FencingToken {
-                            owner,
-                            number: fencing_number,
-                        },
-                    )),
-                    // It was released, but the reply was lost.
-                    None => self.move_to_released(owner, key).await?,
-                    Some(_) => {}
-                },
-                // It may be about to be created: the entry in the set is written first.
-                Ok(_) => {}
-                Err(error) if error.retry_after().is_some() => {}
-                Err(error) => {
-                    warn!(id = %key.id, %error, "background response record cannot be decoded; it cannot be released");
-                }
-            }
-        }
-        Ok(untracked)
-    }
-
-    pub(super) async fn take_over_orphan(
-        &self,
-        orphan: Orphan,
-        by: Owner,
-    ) -> Result<Takeover, Error> {
-        if let Some(owner) = orphan.owner
-            && !self.is_dead_now(owner).await?
-        {
-            return Ok(Takeover::Raced);
-        }
-        let key = orphan.key;
-        let fence = FencingToken {
-            owner: by,
-            number: orphan.fencing_number + 1,
-        };
-        self.index(fence, key).await?;
-        let owner = orphan
-            .owner
-            .map_or(String::new(), |owner| owner.to_string());
-        let call = Call::new(Name::ADOPT)
-            .key(self.keys.record(key))
-            .arg(owner)
-            .number(orphan.fencing_number)
-            .arg(by.to_string())
-            .number(fence.number);
-        let mut reply = self.call(Kind::Write, call).await?;
-        let takeover = match reply.word()?.as_str() {
-            "ok" => Takeover::Done(TakenOver {
-                fence,
-                status: reply.status()?,
-                attempts: reply.count()? as u32,
-                lost_owners: reply.count()? as u32,
-                streams: reply.word()? == "1",
-                last_event: reply.last_event()?,
-            }),
-            "raced" => Takeover::Raced,
-            "terminal" => Takeover::Terminal(reply.status()?),
-            "gone" => Takeover::Gone,
-            other => return Err(reply.unexpected(other)),
-        };
-        // Otherwise a later scan removes the entry.
-        if let Takeover::Done(_) = takeover {
-            // A scan may have removed the first entry before the takeover.
-            self.index(fence, key).await.map_err(after_a_write)?;
-            if orphan.owner != Some(by) {
-                self.unindex(orphan.owner, key);
-            }
-        }
-        Ok(takeover)
-    }
-
-    pub(super) async fn release_record(
-        &self,
-        key: ResponseKey,
-        fence: FencingToken,
-    ) -> Result<WriteOutcome, Error> {
-        let call = self.fenced_call(Name::RELEASE, key, fence);
-        let outcome = self.call(Kind::WriteOnce, call).await?.write_outcome()?;
-        if outcome == WriteOutcome::Done {
-            // If this fails, the owner finds it with `untracked`.
-            let _ = self.move_to_released(fence.owner, key).await;
-        }
-        Ok(outcome)
     }
 }
 

@@ -103,7 +103,7 @@ async fn requests_wait_while_the_only_worker_is_down_and_go_on_when_it_is_up() {
 async fn a_busy_worker_that_stopped_computing_makes_no_request_wait_for_ever() {
     let cluster = cluster(1, |settings| {
         settings.max_wait = seconds(600);
-        settings.advanced.stale_after = Duration::from_millis(300);
+        settings.stale_after = Duration::from_millis(300);
     })
     .await;
     let _blocker = block(&cluster, "busy ").await;

@@ -127,11 +127,7 @@ async fn measure_requests_during_reloads_of_a_thousand_workers() {
                 let other = [".1:9', name: a", ".1:9', name: b"][count % 2];
                 let text = text.replace("1:9', name: a", other.trim_start_matches('.'));
                 folder.write(
-                    &(text
-                        + &format!(
-                            "routing: {{advanced: {{prefix_candidates: {}}}}}\n",
-                            2 + count
-                        )),
+                    &(text + &format!("queue: {{max_worker_queued_tokens: {}}}\n", 8_192 + count)),
                 );
                 applied(&cluster).await;
                 count += 1;

@@ -202,8 +202,8 @@ async fn streams_go_on_through_many_reloads() {
     }
     for number in 0..20 {
         folder.write(&format!(
-            "{base}routing: {{advanced: {{prefix_candidates: {}}}}}\nrequests: {{max_attempts: {}}}\n",
-            2 + number,
+            "{base}queue: {{max_worker_queued_tokens: {}}}\nrequests: {{max_attempts: {}}}\n",
+            8_192 + number,
             2 + number % 2
         ));
         applied(&cluster).await;

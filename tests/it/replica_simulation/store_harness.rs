@@ -17,9 +17,9 @@ use warmroute::store::log::LogState;
 use warmroute::store::memory::{self, Memory};
 use warmroute::store::record::{InitialState, Retention};
 use warmroute::store::{
-    self, CancelOutcome, Claim, Commit, ConversationKey, IdempotencyToken, ItemsOutcome,
-    LockOutcome, LoggedEvents, NewConversation, Owner, Record, ResponseKey, ResponseStore,
-    RetentionSettings, Status, StoreFuture, WriteOutcome,
+    self, BackgroundResponses, CancelOutcome, Claim, Commit, ConversationKey, Conversations,
+    IdempotencyToken, ItemsOutcome, LockOutcome, LoggedEvents, NewConversation, Owner, Ownership,
+    Record, ResponseKey, Responses, RetentionSettings, Status, StoreFuture, WriteOutcome,
 };
 
 /// What earlier replies of the store imply about a response.

@@ -15,8 +15,9 @@ use warmroute::secret::Secret;
 use warmroute::store::conversation::Order;
 use warmroute::store::redis::{Advanced, CircuitBreaker, Mode, Settings, Tls};
 use warmroute::store::{
-    CancelOutcome, Claim, Commit, CommitRefusal, Error, History, Item, ItemOutcome, ItemsOutcome,
-    LockOutcome, NewConversation, Orphan, Page, PutOutcome, Takeover, WriteOutcome,
+    BackgroundResponses, CancelOutcome, Claim, Commit, CommitRefusal, Error, History, Item,
+    ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Orphan, Ownership, Page, PutOutcome,
+    Responses, Takeover, WriteOutcome,
 };
 
 use super::*;

@@ -10,29 +10,41 @@ use tower::layer::layer_fn;
 use super::failure::Failure;
 use super::metrics::EntryMetrics;
 use super::pace::Paced;
-use super::settings::Settings;
+use super::settings::{Advanced, Settings};
 
 /// A connection within a cluster takes milliseconds.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A client, and the namespace to look into. Tokens and certificates are read anew each time.
-pub(super) async fn client(
+/// How the API is asked, the same for all that one entry follows.
+#[derive(Clone)]
+pub(super) struct ApiContext {
+    pub(super) client: Client,
+    pub(super) namespace: String,
+    pub(super) settings: Advanced,
+    pub(super) metrics: EntryMetrics,
+}
+
+/// Reads everything anew, tokens and certificates too.
+pub(super) async fn connect(
     settings: &Settings,
     metrics: &EntryMetrics,
-) -> Result<(Client, String), Failure> {
+) -> Result<ApiContext, Failure> {
     let mut config = config(settings).await?;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     // Retries are paused, counted and logged here.
     config.default_retry = false;
-    let namespace = if settings.namespace.is_empty() {
-        config.default_namespace.clone()
-    } else {
-        settings.namespace.clone()
+    let namespace = match &*settings.namespace {
+        "" => config.default_namespace.clone(),
+        namespace => namespace.to_owned(),
     };
     let client = ClientBuilder::try_from(config).map_err(|error| Failure::connect(&error))?;
-    let metrics = metrics.clone();
-    let paced = layer_fn(move |inner| Paced::new(inner, metrics.clone()));
-    Ok((client.with_layer(&paced).build(), namespace))
+    let paced = layer_fn(|inner| Paced::new(inner, metrics.clone()));
+    Ok(ApiContext {
+        client: client.with_layer(&paced).build(),
+        namespace,
+        settings: settings.advanced.clone(),
+        metrics: metrics.clone(),
+    })
 }
 
 async fn config(settings: &Settings) -> Result<Config, Failure> {

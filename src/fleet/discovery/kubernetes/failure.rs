@@ -1,10 +1,15 @@
-//! What went wrong with the Kubernetes API, and what follows from it. Pure.
+//! What went wrong with the Kubernetes API, and what follows from it: what is said, and how long nothing is asked. Pure.
+
+use std::time::Duration;
 
 use kube::core::Status;
 use kube::runtime::watcher;
+use tokio::time::Instant;
 
 /// The messages of the API quote what was sent.
 const MAX_MESSAGE_CHARS: usize = 400;
+
+const NEEDED_ROLE: &str = "the service account needs a Role with the verbs get, list and watch for";
 
 /// What was asked of the API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +43,8 @@ pub(super) struct Failure {
 /// The objects that were asked for, for messages.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
-    pub(super) plural: String,
-    pub(super) group: String,
+    pub(super) plural: &'static str,
+    pub(super) group: &'static str,
     pub(super) namespace: String,
 }
 
@@ -53,21 +58,18 @@ impl Failure {
         }
     }
 
-    pub(super) fn timed_out(target: &Target, limit: std::time::Duration) -> Self {
+    pub(super) fn timed_out(target: &Target, limit: Duration) -> Self {
         let limit = humantime::format_duration(limit);
+        let error = format!("no complete list within {limit}");
         Self {
-            request: Request::List,
-            reason: "timeout",
-            text: target.message(Request::List, &format!("no complete list within {limit}")),
             needs_connect: true,
+            ..target.failure(Request::List, "timeout", &error)
         }
     }
 
     pub(super) fn of_request(request: Request, target: &Target, error: &kube::Error) -> Self {
-        if let kube::Error::Api(status) = error {
-            return Self::of_status(request, target, status);
-        }
         let (reason, needs_connect) = match error {
+            kube::Error::Api(status) => return Self::of_status(request, target, status),
             kube::Error::SerdeError(_) | kube::Error::FromUtf8(_) => ("malformed", false),
             kube::Error::Auth(_) => ("unauthorized", true),
             // A watch that breaks off is resumed where it was.
@@ -75,40 +77,39 @@ impl Failure {
             _ => ("connection", true),
         };
         Self {
-            request,
-            reason,
-            text: target.message(request, &with_causes(error)),
             needs_connect,
+            ..target.failure(request, reason, &with_causes(error))
         }
     }
 
     pub(super) fn of_watcher(target: &Target, error: &watcher::Error) -> Self {
+        use watcher::Error;
+
         match error {
-            watcher::Error::InitialListFailed(error) => {
-                Self::of_request(Request::List, target, error)
-            }
-            watcher::Error::WatchStartFailed(error) => {
-                Self::of_request(Request::Watch, target, error)
-            }
-            watcher::Error::WatchError(status) => Self::of_status(Request::Watch, target, status),
-            watcher::Error::WatchFailed(error) => Self {
+            Error::InitialListFailed(error) => Self::of_request(Request::List, target, error),
+            Error::WatchStartFailed(error) => Self::of_request(Request::Watch, target, error),
+            Error::WatchError(status) => Self::of_status(Request::Watch, target, status),
+            Error::WatchFailed(error) => Self {
                 needs_connect: false,
                 ..Self::of_request(Request::Watch, target, error)
             },
-            watcher::Error::NoResourceVersion => Self {
-                request: Request::Watch,
-                reason: "malformed",
-                text: target.message(Request::Watch, "an object has no resourceVersion"),
-                needs_connect: false,
-            },
+            Error::NoResourceVersion => {
+                let error = "an object has no resourceVersion";
+                target.failure(Request::Watch, "malformed", error)
+            }
         }
     }
 
     fn of_status(request: Request, target: &Target, status: &Status) -> Self {
+        let Target { plural, group, .. } = target;
         let (reason, hint) = match status.code {
             401 => ("unauthorized", "the API does not accept the token; "),
             403 => ("forbidden", ""),
-            404 if !target.group.is_empty() => {
+            404 if *plural == "inferencepools" => (
+                "not_found",
+                "the API does not have this kind of object; are the CRDs of inference.networking.k8s.io/v1 installed? ",
+            ),
+            404 if !group.is_empty() => {
                 ("not_found", "the API does not have this kind of object; ")
             }
             404 => ("not_found", ""),
@@ -117,43 +118,31 @@ impl Failure {
             500.. => ("server_error", ""),
             _ => ("refused", ""),
         };
-        let message: String = status.message.chars().take(MAX_MESSAGE_CHARS).collect();
-        let message = if message.is_empty() {
-            format!("status {}", status.code)
-        } else {
-            message
+        let message = match &*status.message {
+            "" => format!("status {}", status.code),
+            message => message.chars().take(MAX_MESSAGE_CHARS).collect(),
         };
-        let needed = match status.code {
-            403 => format!(
-                "the service account needs a Role with the verbs get, list and watch for `{}`{}: ",
-                target.plural,
-                target.of_group()
-            ),
-            404 if target.plural == "inferencepools" => {
-                "are the CRDs of inference.networking.k8s.io/v1 installed? ".to_owned()
-            }
+        let needed = match (status.code, *group) {
+            (403, "") => format!("{NEEDED_ROLE} `{plural}`: "),
+            (403, group) => format!("{NEEDED_ROLE} `{plural}` of the API group `{group}`: "),
             _ => String::new(),
         };
         Self {
-            request,
-            reason,
-            text: target.message(request, &format!("{hint}{needed}{message}")),
             needs_connect: status.code == 401,
+            ..target.failure(request, reason, &format!("{hint}{needed}{message}"))
         }
     }
 }
 
 impl Target {
-    fn of_group(&self) -> String {
-        match &*self.group {
-            "" => String::new(),
-            group => format!(" of the API group `{group}`"),
+    fn failure(&self, request: Request, reason: &'static str, error: &str) -> Failure {
+        let (verb, plural, namespace) = (request.name(), self.plural, &self.namespace);
+        Failure {
+            request,
+            reason,
+            text: format!("cannot {verb} {plural} in the namespace `{namespace}`: {error}"),
+            needs_connect: false,
         }
-    }
-
-    fn message(&self, request: Request, error: &str) -> String {
-        let (request, plural, namespace) = (request.name(), &self.plural, &self.namespace);
-        format!("cannot {request} {plural} in the namespace `{namespace}`: {error}")
     }
 }
 
@@ -172,14 +161,54 @@ fn with_causes(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
+/// Short: most failures are one broken connection.
+const FIRST_RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// A failure after this much quiet is not one of a row.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// Pauses that double from failure to failure, with jitter so that replicas do not ask all at once.
+#[derive(Debug)]
+pub(super) struct Pause {
+    max: Duration,
+    next: Duration,
+    until: Option<Instant>,
+}
+
+impl Pause {
+    pub(super) fn new(max: Duration) -> Self {
+        Self {
+            max,
+            next: FIRST_RETRY_PAUSE.min(max),
+            until: None,
+        }
+    }
+
+    /// `random` is from 0 to 1.
+    pub(super) fn on_failure(&mut self, now: Instant, random: f64) {
+        let is_in_row = self
+            .until
+            .is_some_and(|until| now < until + (2 * self.next).max(QUIET));
+        if !is_in_row {
+            self.next = FIRST_RETRY_PAUSE.min(self.max);
+        }
+        self.until = Some(now + self.next.mul_f64(0.75 + 0.25 * random));
+        self.next = (2 * self.next).min(self.max);
+    }
+
+    /// When the pause ends, if it is not over.
+    pub(super) fn until(&self, now: Instant) -> Option<Instant> {
+        self.until.filter(|until| now < *until)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn target() -> Target {
         Target {
-            plural: "pods".to_owned(),
-            group: String::new(),
+            plural: "pods",
+            group: "",
             namespace: "llm".to_owned(),
         }
     }
@@ -258,5 +287,23 @@ mod tests {
             with_causes(&error),
             "Error reading events stream: connection refused"
         );
+    }
+
+    #[test]
+    fn pauses_double_up_to_the_longest_and_begin_anew_after_quiet() {
+        let mut pause = Pause::new(Duration::from_secs(1));
+        let mut now = Instant::now();
+        let mut length = |now: &mut Instant, quiet| {
+            *now += quiet;
+            pause.on_failure(*now, 1.0);
+            let until = pause.until(*now).unwrap();
+            let length = until - *now;
+            *now = until;
+            assert_eq!(pause.until(*now), None);
+            length.as_millis()
+        };
+        let lengths = [(); 5].map(|()| length(&mut now, Duration::ZERO));
+        assert_eq!(lengths, [200, 400, 800, 1_000, 1_000]);
+        assert_eq!(length(&mut now, QUIET * 2), 200);
     }
 }

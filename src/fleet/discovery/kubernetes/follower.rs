@@ -6,14 +6,13 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep_until, timeout};
 use tracing::{info, warn};
 
-use super::client::client;
+use super::client::connect;
 use super::endpoints::{LeftOut, PodEndpoint, Rules};
-use super::failure::Failure;
+use super::failure::{Failure, Pause};
 use super::metrics::{EntryMetrics, Metrics};
-use super::pause::Pause;
-use super::roster::Roster;
+use super::served_pods::ServedPods;
 use super::settings::{Settings, Source};
-use super::source::{Context, Followed};
+use super::source::Followed;
 use crate::fleet::Member;
 use crate::fleet::discovery::Discovery;
 
@@ -31,7 +30,7 @@ pub struct Kubernetes {
     /// None before there is a client, and after a failure that needs a new one.
     followed: Option<Followed>,
     pause: Pause,
-    roster: Roster,
+    served_pods: ServedPods,
     members: Option<usize>,
     /// Failed while changes were gathered: reported next.
     failure: Option<Failure>,
@@ -66,7 +65,7 @@ impl Kubernetes {
             followed: None,
             pause: Pause::new(settings.advanced.max_retry_pause),
             settings,
-            roster: Roster::default(),
+            served_pods: ServedPods::default(),
             members: None,
             failure: None,
             is_failing: false,
@@ -81,28 +80,19 @@ impl Kubernetes {
             let followed = self.connect().await?;
             Ok(followed.try_requests().await)
         };
-        let failures = match timeout(limit, tried).await {
-            Ok(Ok(failures)) => failures,
-            Ok(Err(failure)) => vec![failure],
-            Err(_) => {
-                let limit = humantime::format_duration(limit);
-                return vec![format!(
-                    "the Kubernetes API has not answered within {limit}"
-                )];
-            }
+        let Ok(tried) = timeout(limit, tried).await else {
+            let limit = humantime::format_duration(limit);
+            return vec![format!(
+                "the Kubernetes API has not answered within {limit}"
+            )];
         };
+        let failures = tried.unwrap_or_else(|failure| vec![failure]);
         failures.into_iter().map(|failure| failure.text).collect()
     }
 
     async fn connect(&mut self) -> Result<Followed, Failure> {
-        let (client, namespace) = client(&self.settings, &self.metrics).await?;
-        let context = Context {
-            client,
-            namespace,
-            settings: self.settings.advanced.clone(),
-            metrics: self.metrics.clone(),
-        };
-        Ok(Followed::new(&self.source, context))
+        let context = connect(&self.settings, &self.metrics).await?;
+        Ok(Followed::new(&self.source, &context))
     }
 
     /// Waits until something may have changed, and for what comes right after it.
@@ -114,13 +104,10 @@ impl Kubernetes {
             if let Some(until) = self.pause.until(Instant::now()) {
                 sleep_until(until).await;
             }
-            match self.connect().await {
-                Ok(followed) => self.followed = Some(followed),
-                Err(failure) => {
-                    self.metrics.failed(failure.request.name(), failure.reason);
-                    return Err(failure);
-                }
-            }
+            let connected = self.connect().await.inspect_err(|failure| {
+                self.metrics.failed(failure.request.name(), failure.reason);
+            });
+            self.followed = Some(connected?);
         }
         let followed = self.followed.as_mut().expect("connected just now");
         followed.changed().await?;
@@ -149,17 +136,16 @@ impl Kubernetes {
                 Err(reason) => drop(left_out.insert((name, reason))),
             }
         }
-        self.log_left_out(&left_out);
-        let left_out_count = left_out.len();
+        for (pod, reason) in left_out.difference(&self.logged) {
+            if let Some(reason) = reason.warning() {
+                warn!(discovery = %self.name, pod, reason, "pod is no worker");
+            }
+        }
         self.logged = left_out;
-        let listed = self.roster.members(pods, &self.settings.defaults)?;
-        let counts = [
-            listed.ready,
-            listed.draining,
-            listed.starting,
-            left_out_count,
-        ];
-        self.metrics.pods(counts);
+        let listed = self.served_pods.members(pods, &self.settings.defaults)?;
+        let (ready, draining, starting) = (listed.ready, listed.draining, listed.starting);
+        let left_out = self.logged.len();
+        self.metrics.pods([ready, draining, starting, left_out]);
         let count = listed.members.len();
         let before = self.members.replace(count);
         if count == 0 && before != Some(0) {
@@ -167,14 +153,6 @@ impl Kubernetes {
             warn!(discovery = %self.name, before, reason, "the Kubernetes API lists no workers; the fleet has none of this entry now");
         }
         Ok(Some(listed.members))
-    }
-
-    fn log_left_out(&self, left_out: &BTreeSet<(String, LeftOut)>) {
-        for (pod, reason) in left_out.difference(&self.logged) {
-            if let Some(reason) = reason.warning() {
-                warn!(discovery = %self.name, pod, reason, "pod is no worker");
-            }
-        }
     }
 
     fn failed(&mut self, failure: Failure) -> String {

@@ -212,17 +212,10 @@ impl Settings {
             Ok(Source::InferencePool(pool)) => format!("inference_pool:{}", pool.name),
             Err(_) => String::new(),
         };
-        let context = if self.context.is_empty() {
-            String::new()
-        } else {
-            format!("{}/", self.context)
-        };
-        let namespace = if self.namespace.is_empty() {
-            String::new()
-        } else {
-            format!("{}/", self.namespace)
-        };
-        format!("kubernetes:{context}{namespace}{followed}")
+        let parts = [&self.context, &self.namespace].into_iter();
+        let given = parts.filter(|part| !part.is_empty());
+        let within: String = given.map(|part| format!("{part}/")).collect();
+        format!("kubernetes:{within}{followed}")
     }
 }
 

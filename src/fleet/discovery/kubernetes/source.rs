@@ -1,69 +1,26 @@
 //! What one entry of the configuration follows: pods, slices of endpoints, or a pool and its pods.
 
-use kube::Client;
+use kube::runtime::watcher::Config;
 
+use super::client::ApiContext;
 use super::endpoints::{self, LeftOut, PodEndpoint, Rules};
 use super::failure::Failure;
-use super::metrics::EntryMetrics;
 use super::objects::{EndpointSlice, InferencePool, Pod};
-use super::settings::{Advanced, Port, Source};
-use super::watch::{Filter, Watch};
+use super::settings::{Port, Source};
+use super::watch::Watch;
 
 /// The label by which the slices of a Service are found.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
-/// How the API is asked, the same for all that one entry follows.
-#[derive(Clone)]
-pub(super) struct Context {
-    pub(super) client: Client,
-    pub(super) namespace: String,
-    pub(super) settings: Advanced,
-    pub(super) metrics: EntryMetrics,
-}
-
-impl std::fmt::Debug for Context {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Context")
-            .field("namespace", &self.namespace)
-            .finish_non_exhaustive()
-    }
-}
-
-impl Context {
-    fn pods(&self, selector: &str) -> Watch<Pod> {
-        Watch::new(
-            &self.client,
-            self.labels(selector),
-            &self.settings,
-            self.metrics.clone(),
-        )
-    }
-
-    fn labels(&self, selector: &str) -> Filter {
-        Filter {
-            namespace: self.namespace.clone(),
-            labels: Some(selector.to_owned()),
-            fields: None,
-        }
-    }
-}
-
 #[derive(Debug)]
 pub(super) enum Followed {
-    Pods {
-        port: Port,
-        pods: Watch<Pod>,
-    },
-    Service {
-        port: Option<Port>,
-        slices: Watch<EndpointSlice>,
-    },
+    Pods(Watch<Pod>, Port),
+    Service(Watch<EndpointSlice>, Option<Port>),
     Pool(Box<PoolAndPods>),
 }
 
 #[derive(Debug)]
 pub(super) struct PoolAndPods {
-    context: Context,
     pool: Watch<InferencePool>,
     /// The pods of the pool's selector, once the pool is known.
     pods: Option<(String, Watch<Pod>)>,
@@ -73,30 +30,18 @@ pub(super) struct PoolAndPods {
 pub(super) type Found = Vec<(String, Result<PodEndpoint, LeftOut>)>;
 
 impl Followed {
-    pub(super) fn new(source: &Source, context: Context) -> Self {
+    pub(super) fn new(source: &Source, context: &ApiContext) -> Self {
         match source {
-            Source::Pods(pods) => Self::Pods {
-                port: pods.port.clone(),
-                pods: context.pods(&pods.selector),
-            },
+            Source::Pods(pods) => Self::Pods(pods_of(context, &pods.selector), pods.port.clone()),
             Source::Service(service) => {
-                let filter = context.labels(&format!("{SERVICE_LABEL}={}", service.name));
-                let metrics = context.metrics.clone();
-                Self::Service {
-                    port: service.port.clone(),
-                    slices: Watch::new(&context.client, filter, &context.settings, metrics),
-                }
+                let label = format!("{SERVICE_LABEL}={}", service.name);
+                let slices = Watch::new(context, Config::default().labels(&label));
+                Self::Service(slices, service.port.clone())
             }
             Source::InferencePool(pool) => {
-                let filter = Filter {
-                    namespace: context.namespace.clone(),
-                    labels: None,
-                    fields: Some(format!("metadata.name={}", pool.name)),
-                };
-                let metrics = context.metrics.clone();
+                let name = format!("metadata.name={}", pool.name);
                 Self::Pool(Box::new(PoolAndPods {
-                    pool: Watch::new(&context.client, filter, &context.settings, metrics),
-                    context,
+                    pool: Watch::new(context, Config::default().fields(&name)),
                     pods: None,
                 }))
             }
@@ -106,8 +51,8 @@ impl Followed {
     /// Waits until something may have changed. Cancel safe.
     pub(super) async fn changed(&mut self) -> Result<(), Failure> {
         match self {
-            Self::Pods { pods, .. } => pods.changed().await,
-            Self::Service { slices, .. } => slices.changed().await,
+            Self::Pods(pods, _) => pods.changed().await,
+            Self::Service(slices, _) => slices.changed().await,
             Self::Pool(followed) => followed.changed().await,
         }
     }
@@ -115,10 +60,10 @@ impl Followed {
     /// All pods, once complete lists have shown them.
     pub(super) fn pods(&self, rules: &Rules) -> Option<Found> {
         match self {
-            Self::Pods { port, pods } => {
+            Self::Pods(pods, port) => {
                 Some(of_pods(pods.objects()?, std::slice::from_ref(port), rules))
             }
-            Self::Service { port, slices } => {
+            Self::Service(slices, port) => {
                 let found = endpoints::of_slices(slices.objects()?, port.as_ref());
                 let name = |endpoint: &PodEndpoint| endpoint.name.clone();
                 let named = |endpoint: Result<PodEndpoint, LeftOut>| {
@@ -133,11 +78,11 @@ impl Followed {
     /// Tries every request that following takes. Returns those that failed.
     pub(super) async fn try_requests(&self) -> Vec<Failure> {
         match self {
-            Self::Pods { pods, .. } => pods.try_requests().await,
-            Self::Service { slices, .. } => slices.try_requests().await,
+            Self::Pods(pods, _) => pods.try_requests().await,
+            Self::Service(slices, _) => slices.try_requests().await,
             Self::Pool(followed) => {
                 let mut failures = followed.pool.try_requests().await;
-                let pods = followed.context.pods("");
+                let pods = pods_of(followed.pool.context(), "");
                 failures.extend(pods.try_requests().await);
                 failures
             }
@@ -147,8 +92,8 @@ impl Followed {
     /// What an operator should know of a fleet without workers.
     pub(super) fn emptiness(&self) -> &'static str {
         match self {
-            Self::Pods { .. } => "no pod of the selector is ready",
-            Self::Service { .. } => "the Service does not exist, or has no ready endpoint",
+            Self::Pods(..) => "no pod of the selector is ready",
+            Self::Service(..) => "the Service does not exist, or has no ready endpoint",
             Self::Pool(followed) => match pool_of(&followed.pool) {
                 None => "the InferencePool does not exist",
                 Some(_) => "no pod of the InferencePool's selector is ready",
@@ -174,7 +119,7 @@ impl PoolAndPods {
         let selector = selector.filter(|selector| !selector.is_empty());
         if selector.as_ref() != self.pods.as_ref().map(|(selector, _)| selector) {
             self.pods = selector.map(|selector| {
-                let watch = self.context.pods(&selector);
+                let watch = pods_of(self.pool.context(), &selector);
                 (selector, watch)
             });
         }
@@ -182,17 +127,18 @@ impl PoolAndPods {
     }
 
     fn pods(&self, rules: &Rules) -> Option<Found> {
-        if !self.pool.has_list() {
-            return None;
-        }
+        let pool = self.pool.objects()?.next();
         let Some((_, pods)) = &self.pods else {
             return Some(Vec::new());
         };
-        let ports = pool_of(&self.pool).map(|pool| &pool.spec.target_ports);
-        let ports = ports.into_iter().flatten();
+        let ports = pool.into_iter().flat_map(|pool| &pool.spec.target_ports);
         let ports: Vec<Port> = ports.map(|port| Port::Number(port.number)).collect();
         Some(of_pods(pods.objects()?, &ports, rules))
     }
+}
+
+fn pods_of(context: &ApiContext, selector: &str) -> Watch<Pod> {
+    Watch::new(context, Config::default().labels(selector))
 }
 
 fn of_pods<'p>(pods: impl Iterator<Item = &'p Pod>, ports: &[Port], rules: &Rules) -> Found {

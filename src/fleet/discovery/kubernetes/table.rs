@@ -40,18 +40,20 @@ impl<T> Table<T> {
 
     /// The watch says that an object is there, or has changed.
     pub(super) fn apply(&mut self, uid: String, object: T) {
-        if let Some(touched) = &mut self.touched {
-            touched.insert(uid.clone());
-        }
+        self.touch(&uid);
         self.objects.insert(uid, object);
     }
 
     /// The watch says that an object is gone.
     pub(super) fn remove(&mut self, uid: &str) {
+        self.touch(uid);
+        self.objects.remove(uid);
+    }
+
+    fn touch(&mut self, uid: &str) {
         if let Some(touched) = &mut self.touched {
             touched.insert(uid.to_owned());
         }
-        self.objects.remove(uid);
     }
 
     /// The API is asked for a complete list from now on.
@@ -74,26 +76,16 @@ impl<T> Table<T> {
         let Some(touched) = self.touched.take() else {
             return 0;
         };
-        let mut lost = 0;
-        self.objects.retain(|uid, object| {
-            if touched.contains(uid) {
-                listed.remove(uid);
-                return true;
-            }
-            let Some(now) = listed.remove(uid) else {
+        listed.retain(|uid, _| !touched.contains(uid));
+        let before = self.objects.len();
+        self.objects
+            .retain(|uid, _| touched.contains(uid) || listed.contains_key(uid));
+        let mut lost = before - self.objects.len();
+        for (uid, now) in listed {
+            let known = self.objects.get(&uid);
+            if !known.is_some_and(|known| is_same(known, &now)) {
                 lost += 1;
-                return false;
-            };
-            if !is_same(object, &now) {
-                lost += 1;
-                *object = now;
-            }
-            true
-        });
-        for (uid, object) in listed {
-            if !touched.contains(&uid) {
-                lost += 1;
-                self.objects.insert(uid, object);
+                self.objects.insert(uid, now);
             }
         }
         lost

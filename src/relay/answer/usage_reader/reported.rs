@@ -25,7 +25,7 @@ impl Reported {
         let raise = |count: &mut Option<u64>, json: &str| *count = json.parse().ok().max(*count);
         let mut scan = Scan::<true>::of_bytes(object)?;
         scan.each_member(|scan, name| {
-            match name {
+            match &*name {
                 "prompt_tokens" | "input_tokens" => raise(&mut found.input, scan.value()?),
                 "completion_tokens" | "output_tokens" => raise(&mut found.output, scan.value()?),
                 "total_tokens" => raise(&mut found.total, scan.value()?),

@@ -3,6 +3,7 @@
 use serde::Serialize;
 
 use crate::fleet::Places;
+use crate::ids::RankPlace;
 use crate::kv::index::RankPrefix;
 use crate::kv::unconfirmed::UnconfirmedBlocks;
 use crate::relay::prompt::prompt_blocks::TokenBlocks;
@@ -36,7 +37,7 @@ pub(in crate::relay) fn cached(prefix: &RankPrefix, size: u32) -> Cached {
 /// What is cached of a prompt at one place.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WorkerPrefix {
-    pub(super) place: u32,
+    pub(super) place: RankPlace,
     /// How many of the dp ranks that may get the request reported any block.
     ranks: u32,
     pub(super) cached: Cached,
@@ -109,7 +110,7 @@ impl ReportedPrefixes {
             }
         }
         for prefix in &mut reported.list {
-            let has_rank_without = prefix.ranks != places.event_ranks(prefix.place as usize);
+            let has_rank_without = prefix.ranks != places.event_ranks(prefix.place);
             if has_rank_without {
                 prefix.cached = Cached::default();
                 prefix.credit = 0;
@@ -118,11 +119,11 @@ impl ReportedPrefixes {
         reported
     }
 
-    pub(super) fn entry(&mut self, place: usize) -> &mut WorkerPrefix {
-        let position = &mut self.positions[place];
+    pub(super) fn entry(&mut self, place: RankPlace) -> &mut WorkerPrefix {
+        let position = &mut self.positions[place.get()];
         if *position == 0 {
             self.list.push(WorkerPrefix {
-                place: place as u32,
+                place,
                 ranks: 0,
                 cached: Cached::default(),
                 credit: 0,
@@ -134,8 +135,8 @@ impl ReportedPrefixes {
     }
 
     #[inline]
-    pub(super) fn get(&self, place: usize) -> Option<&WorkerPrefix> {
-        let position = self.positions[place].checked_sub(1)?;
+    pub(super) fn get(&self, place: RankPlace) -> Option<&WorkerPrefix> {
+        let position = self.positions[place.get()].checked_sub(1)?;
         Some(&self.list[position as usize])
     }
 

@@ -2,10 +2,12 @@
 
 use smallvec::SmallVec;
 
-/// Keeps the `max` places with the greatest keys: credit first, then the request's own order.
+use crate::ids::ViewIndex;
+
+/// Keeps the `max` candidates with the greatest keys: credit first, then the request's own order.
 pub(super) struct Top {
     max: usize,
-    items: SmallVec<[((u32, u64), usize); 8]>,
+    items: SmallVec<[((u32, u64), ViewIndex); 8]>,
     /// Position of the least item, once there are `max`.
     least: usize,
 }
@@ -29,11 +31,11 @@ impl Top {
                 .is_some_and(|least| key > least.0)
     }
 
-    pub(super) fn add(&mut self, key: (u32, u64), place: usize) {
+    pub(super) fn add(&mut self, key: (u32, u64), index: ViewIndex) {
         if self.items.len() < self.max {
-            self.items.push((key, place));
+            self.items.push((key, index));
         } else {
-            self.items[self.least] = (key, place);
+            self.items[self.least] = (key, index);
         }
         if self.items.len() == self.max {
             let positions = 0..self.items.len();
@@ -54,7 +56,7 @@ impl Top {
         }
     }
 
-    pub(super) fn places(&self) -> impl Iterator<Item = usize> {
-        self.items.iter().map(|(_, place)| *place)
+    pub(super) fn indices(&self) -> impl Iterator<Item = ViewIndex> {
+        self.items.iter().map(|(_, index)| *index)
     }
 }

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::ids::WorkerId;
+use crate::ids::{ViewIndex, WorkerId};
 use crate::kv::predicted::PredictedIndex;
 use crate::sim::replay::workload::{Job, tokens_of};
 
@@ -10,70 +10,71 @@ use crate::sim::replay::workload::{Job, tokens_of};
 pub(super) enum CachedTokens<'a> {
     Exact {
         tokens: Vec<u32>,
-        holders: SmallVec<[usize; 8]>,
+        owners: SmallVec<[ViewIndex; 8]>,
     },
     /// The workers with the longest cached prefix are known; others are looked up on demand.
     Predicted {
         index: &'a PredictedIndex,
         job: &'a Job,
-        holders: SmallVec<[usize; 8]>,
+        owners: SmallVec<[ViewIndex; 8]>,
         max_cached_elsewhere: usize,
     },
 }
 
 impl<'a> CachedTokens<'a> {
-    pub(super) fn exact(tokens: Vec<u32>, holders_max: usize, seed: u64) -> Self {
-        let mut holders: SmallVec<[usize; 8]> = (0..tokens.len())
-            .filter(|worker| tokens[*worker] > 0)
+    pub(super) fn exact(tokens: Vec<u32>, max_owners: usize, seed: u64) -> Self {
+        let mut owners: SmallVec<[ViewIndex; 8]> = ViewIndex::range(0..tokens.len())
+            .filter(|index| tokens[index.get()] > 0)
             .collect();
-        let order = |worker: &usize| (u32::MAX - tokens[*worker], tie_breaker(seed, *worker));
-        if holders.len() > holders_max && holders_max > 0 {
-            holders.select_nth_unstable_by_key(holders_max - 1, order);
+        let order = |index: &ViewIndex| {
+            let worker = index.get();
+            (u32::MAX - tokens[worker], tie_breaker(seed, worker))
+        };
+        if owners.len() > max_owners && max_owners > 0 {
+            owners.select_nth_unstable_by_key(max_owners - 1, order);
         }
-        holders.truncate(holders_max);
-        CachedTokens::Exact { tokens, holders }
+        owners.truncate(max_owners);
+        CachedTokens::Exact { tokens, owners }
     }
 
-    pub(super) fn predicted(index: &'a PredictedIndex, job: &'a Job, holders_max: usize) -> Self {
-        let overlap = index.overlap(&job.blocks, holders_max, job.seed);
+    pub(super) fn predicted(index: &'a PredictedIndex, job: &'a Job, max_owners: usize) -> Self {
+        let overlap = index.overlap(&job.blocks, max_owners, job.seed);
         let max_cached_elsewhere = match overlap.last() {
-            Some(last) if overlap.len() == holders_max => last.blocks as usize,
+            Some(last) if overlap.len() == max_owners => last.blocks as usize,
             _ => 0,
         };
         CachedTokens::Predicted {
             index,
             job,
-            holders: overlap
+            owners: overlap
                 .iter()
-                .map(|holder| holder.worker.0 as usize)
+                .map(|owner| ViewIndex::new(owner.worker.0 as usize))
                 .collect(),
             max_cached_elsewhere,
         }
     }
 
-    pub(super) fn holders(&self) -> &[usize] {
+    pub(super) fn owners(&self) -> &[ViewIndex] {
         match self {
-            CachedTokens::Exact { holders, .. } | CachedTokens::Predicted { holders, .. } => {
-                holders
-            }
+            CachedTokens::Exact { owners, .. } | CachedTokens::Predicted { owners, .. } => owners,
         }
     }
 
-    pub(super) fn tokens(&self, worker_index: usize) -> u32 {
+    pub(super) fn tokens(&self, index: ViewIndex) -> u32 {
         match self {
-            CachedTokens::Exact { tokens, .. } => tokens[worker_index],
+            CachedTokens::Exact { tokens, .. } => tokens[index.get()],
             CachedTokens::Predicted {
-                index,
+                index: predicted,
                 job,
-                holders,
+                owners,
                 max_cached_elsewhere,
             } => {
-                let blocks = if holders.contains(&worker_index) {
+                let blocks = if owners.contains(&index) {
                     &job.blocks[..]
                 } else {
                     &job.blocks[..*max_cached_elsewhere]
                 };
-                let depth = index.depth(WorkerId(worker_index as u32), blocks);
+                let depth = predicted.depth(WorkerId(index.get() as u32), blocks);
                 tokens_of(&job.blocks, depth as usize)
             }
         }

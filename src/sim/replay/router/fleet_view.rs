@@ -4,9 +4,10 @@ use super::cached_tokens::{CachedTokens, tie_breaker};
 use super::speeds::Speeds;
 use crate::fleet;
 use crate::fleet::load::LoadShare;
+use crate::ids::ViewIndex;
 use crate::routing::{self, Cached, State, View};
 
-/// The view of the fleet that a routing decision gets.
+/// The view of the fleet that a routing decision gets: every simulated engine, in order.
 pub(super) struct FleetView<'a> {
     pub(super) loads: &'a [LoadShare],
     pub(super) engines: &'a [fleet::load::Load],
@@ -19,17 +20,18 @@ impl View for FleetView<'_> {
         self.loads.len()
     }
 
-    fn state(&self, worker_index: usize) -> State {
-        let load = &self.loads[worker_index];
+    fn state(&self, index: ViewIndex) -> State {
+        let worker = index.get();
+        let load = &self.loads[worker];
         State {
             is_usable: true,
             requests: load.requests,
-            delayed: routing::delayed(load.requests, self.engines[worker_index].usual_requests()),
+            delayed: routing::delayed(load.requests, self.engines[worker].usual_requests()),
             queued_tokens: load.queued_tokens,
             context_tokens: load.context_tokens,
-            speed: self.speeds.speeds[worker_index],
-            slots: self.engines[worker_index].slots(),
-            waiting: self.engines[worker_index].waiting(),
+            speed: self.speeds.speeds[worker],
+            slots: self.engines[worker].slots(),
+            waiting: self.engines[worker].waiting(),
             ..State::default()
         }
     }
@@ -44,15 +46,15 @@ impl View for FleetView<'_> {
         times.fold(f64::INFINITY, f64::min)
     }
 
-    fn identity(&self, worker_index: usize) -> u64 {
-        tie_breaker(0, worker_index)
+    fn identity(&self, index: ViewIndex) -> u64 {
+        tie_breaker(0, index.get())
     }
 
-    fn prefix_owners(&self) -> &[usize] {
-        self.cached.holders()
+    fn prefix_owners(&self) -> &[ViewIndex] {
+        self.cached.owners()
     }
 
-    fn cached(&self, worker_index: usize) -> Cached {
-        Cached::in_gpu(self.cached.tokens(worker_index))
+    fn cached(&self, index: ViewIndex) -> Cached {
+        Cached::in_gpu(self.cached.tokens(index))
     }
 }

@@ -10,7 +10,7 @@ use crate::fleet::discovery::WorkerDefaults;
 
 /// Remembers which pods have been ready once.
 #[derive(Debug, Default)]
-pub(super) struct Roster {
+pub(super) struct ServedPods {
     served: BTreeSet<String>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Members {
     pub(super) starting: usize,
 }
 
-impl Roster {
+impl ServedPods {
     /// A pod that was ready and is not any more drains: it keeps its requests, its load and what is known of its cache. One
     /// that has not been ready yet is no member: there is nothing to ask it.
     pub(super) fn members(
@@ -102,8 +102,8 @@ mod tests {
         }
     }
 
-    fn check(roster: &mut Roster, pods: &[PodEndpoint], expected: &[(&str, &str, bool)]) {
-        let members = roster
+    fn check(served_pods: &mut ServedPods, pods: &[PodEndpoint], expected: &[(&str, &str, bool)]) {
+        let members = served_pods
             .members(pods.to_vec(), &WorkerDefaults::default())
             .unwrap();
         let members = members.members.iter();
@@ -115,35 +115,35 @@ mod tests {
 
     #[test]
     fn a_pod_joins_once_it_is_ready_and_drains_when_it_is_not_any_more() {
-        let mut roster = Roster::default();
-        check(&mut roster, &[pod("a", "10.0.0.1", false)], &[]);
+        let mut served_pods = ServedPods::default();
+        check(&mut served_pods, &[pod("a", "10.0.0.1", false)], &[]);
         check(
-            &mut roster,
+            &mut served_pods,
             &[pod("a", "10.0.0.1", true)],
             &[("pod-a", "10.0.0.1:8000", false)],
         );
         check(
-            &mut roster,
+            &mut served_pods,
             &[pod("a", "10.0.0.1", false)],
             &[("pod-a", "10.0.0.1:8000", true)],
         );
-        check(&mut roster, &[], &[]);
+        check(&mut served_pods, &[], &[]);
         // Forgotten: a uid never comes back, but a pod without one is known by its address.
-        check(&mut roster, &[pod("a", "10.0.0.1", false)], &[]);
+        check(&mut served_pods, &[pod("a", "10.0.0.1", false)], &[]);
     }
 
     #[test]
     fn an_address_belongs_to_the_pod_that_is_ready() {
-        let mut roster = Roster::default();
+        let mut served_pods = ServedPods::default();
         let old = |is_serving| pod("a", "10.0.0.1", is_serving);
         check(
-            &mut roster,
+            &mut served_pods,
             &[old(true)],
             &[("pod-a", "10.0.0.1:8000", false)],
         );
         let new = pod("b", "10.0.0.1", true);
         check(
-            &mut roster,
+            &mut served_pods,
             &[old(false), new],
             &[("pod-b", "10.0.0.1:8000", false)],
         );
@@ -154,7 +154,7 @@ mod tests {
         let mut two = pod("a", "fd00::1", true);
         two.ports = vec![8_000, 8_001];
         two.role = Some(Role::Decode);
-        let members = Roster::default()
+        let members = ServedPods::default()
             .members(vec![two], &WorkerDefaults::default())
             .unwrap();
         assert_eq!(
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn pods_are_counted_by_state() {
-        let mut roster = Roster::default();
+        let mut served_pods = ServedPods::default();
         let pods = |second| {
             vec![
                 pod("a", "10.0.0.1", true),
@@ -190,7 +190,7 @@ mod tests {
             ]
         };
         let mut counts = |second| {
-            let members = roster
+            let members = served_pods
                 .members(pods(second), &WorkerDefaults::default())
                 .unwrap();
             (members.ready, members.draining, members.starting)

@@ -1,0 +1,381 @@
+use super::super::failure::cuts::tests::cut;
+use super::super::failure::failure_owner::FailureOwner;
+use super::*;
+use crate::relay::settings::Retries;
+
+const A: WorkerId = WorkerId(0);
+const B: WorkerId = WorkerId(1);
+/// The request itself, and others.
+const ALONE: &[u64] = &[0];
+const TOGETHER: &[u64] = &[0, 1, 2];
+const STOP: Step = Step::Stop(Unanswered::NoWorker);
+
+/// A course, and the time of all that happens in it.
+struct Rig {
+    course: Course,
+    now: Instant,
+}
+
+fn rig(max_attempts: u32, change: impl FnOnce(&mut Rules)) -> Rig {
+    let settings = Settings {
+        max_attempts,
+        advanced: Retries {
+            backoff: Duration::from_millis(100),
+            max_backoff: Duration::from_millis(300),
+            ..Retries::default()
+        },
+        ..Settings::default()
+    };
+    let now = crate::observe::now();
+    let mut rules = Rules {
+        deadline: now + Duration::from_secs(60),
+        waits_for_room: false,
+        is_only_one: false,
+        may_give_up_transfers: false,
+    };
+    change(&mut rules);
+    let (failed, cuts) = (FailedWorkers::default(), Cuts::default());
+    let course = Course::new(&settings, rules, failed, cuts);
+    Rig { course, now }
+}
+
+fn attempts(max_attempts: u32) -> Rig {
+    rig(max_attempts, |_| {})
+}
+
+fn fault(stage: Stage, failure: Failure) -> Fault {
+    Fault::new(stage, failure, FailureOwner::of_failure(failure, false))
+}
+
+fn broken(is_stale: bool) -> Fault {
+    let owner = FailureOwner::of_failure(Failure::Broken, is_stale);
+    Fault::new(Stage::Worker, Failure::Broken, owner)
+}
+
+impl Rig {
+    /// The step after one more attempt at a pair of workers, if others that were cut are waited for, after that.
+    fn end(&mut self, fault: Fault, is_answered: bool, cut: Option<&Cut>, random: f64) -> Step {
+        self.course.on_sent();
+        let ended = Ended {
+            fault,
+            is_answered,
+            name: "w".into(),
+            worker: cut.map_or(A, |cut| cut.worker),
+            prefill: Some(B).filter(|_| fault.stage != Stage::Worker),
+        };
+        let judgement = self.course.on_failed(self.now, ended, cut, random);
+        match judgement.step {
+            Step::AwaitOthers(wait) => {
+                assert_eq!(wait, COMPANY_WAIT);
+                self.course.on_others(self.now, random)
+            }
+            step => step,
+        }
+    }
+
+    fn fail(&mut self, failure: Failure, random: f64) -> Step {
+        self.end(fault(Stage::Worker, failure), false, None, random)
+    }
+
+    /// The step after a connection to the worker was cut.
+    fn cut(&mut self, worker: WorkerId, bodies: &[u64], is_stale: bool) -> Step {
+        let cut = cut(worker, bodies);
+        self.end(broken(is_stale), false, Some(&cut), 0.5)
+    }
+
+    /// What the attempt after a pause is a retry of.
+    fn retry(&mut self) -> Option<Retry> {
+        match self.course.next(self.now) {
+            Step::Send { retry, .. } => retry,
+            step => panic!("{step:?}"),
+        }
+    }
+}
+
+fn pause(ms: u64) -> Step {
+    Step::Pause(Duration::from_millis(ms))
+}
+
+fn is_pause(step: &Step) -> bool {
+    matches!(step, Step::Pause(_))
+}
+
+fn gives_up_transfers(step: &Step) -> bool {
+    *step == Step::GiveUpTransfers
+}
+
+fn stops(step: &Step) -> bool {
+    *step == STOP
+}
+
+#[test]
+fn the_backoff_doubles_up_to_its_bound_until_the_attempts_are_used_up() {
+    let steps = |max_attempts| {
+        let mut rig = attempts(max_attempts);
+        (0..max_attempts)
+            .map(|_| rig.fail(Failure::Connect, 1.0))
+            .collect::<Vec<_>>()
+    };
+    let all = [pause(100), pause(200), pause(300), pause(300), STOP];
+    assert_eq!(steps(5), all);
+    assert_eq!(steps(1), [STOP]);
+}
+
+#[test]
+fn jitter_halves_the_backoff_at_most() {
+    assert_eq!(attempts(3).fail(Failure::Connect, 0.0), pause(50));
+}
+
+#[test]
+fn a_request_whose_worker_was_taken_out_goes_to_the_next_one_at_once() {
+    let mut rig = attempts(3);
+    assert_eq!(rig.fail(Failure::TakenOut, 1.0), pause(0));
+    assert!(rig.course.may_have_computed());
+    rig.course.on_sent();
+    assert!(!rig.course.is_last());
+    rig.course.on_sent();
+    assert!(rig.course.is_last());
+}
+
+#[test]
+fn a_worker_that_was_unreachable_or_taken_out_may_get_the_request_again() {
+    for (failure, expected) in [
+        (Failure::Local, true),
+        (Failure::Connect, true),
+        (Failure::Broken, false),
+        (Failure::KvTransfer, true),
+        (Failure::TimedOut, false),
+        (Failure::Refused, false),
+        (Failure::TooLong, false),
+        (Failure::TakenOut, true),
+    ] {
+        let mut rig = attempts(3);
+        let _ = if failure == Failure::Broken {
+            rig.cut(A, ALONE, false)
+        } else {
+            rig.fail(failure, 0.5)
+        };
+        assert_eq!(rig.course.may_repeat_worker(), expected, "{failure:?}");
+    }
+}
+
+#[test]
+fn a_request_that_two_workers_cut_is_not_sent_again_and_never_to_the_same_worker() {
+    let mut rig = attempts(9);
+    assert_ne!(rig.cut(A, ALONE, false), STOP);
+    assert_ne!(rig.fail(Failure::Connect, 0.5), STOP);
+    assert!(!rig.course.may_repeat_worker());
+    assert_eq!(rig.cut(B, ALONE, false), STOP);
+    assert!(rig.course.has_cut_enough());
+}
+
+#[test]
+fn one_dying_worker_ends_no_request_however_many_connections_it_cuts() {
+    // Each as whether it was an idle one.
+    for cuts in [
+        &[true][..],
+        &[false],
+        &[true, true],
+        &[true, false],
+        &[true, true, true, false],
+    ] {
+        let mut rig = attempts(9);
+        for is_stale in cuts {
+            assert_ne!(rig.cut(A, ALONE, *is_stale), STOP, "{cuts:?}");
+            assert_eq!(rig.course.reuse(), Reuse::Never, "{cuts:?}");
+        }
+        assert!(!rig.course.has_cut_enough(), "{cuts:?}");
+        assert_eq!(rig.cut(B, ALONE, false), STOP, "{cuts:?}");
+    }
+}
+
+#[test]
+fn engines_that_end_with_all_that_they_have_use_up_no_attempts() {
+    let mut rig = attempts(2);
+    for worker in [A, B] {
+        assert_ne!(rig.cut(worker, TOGETHER, false), STOP);
+        assert!(rig.course.is_acquitted() && rig.course.may_repeat_worker());
+    }
+    for expected in [false, true] {
+        assert_eq!(rig.fail(Failure::Connect, 0.5) == STOP, expected);
+        assert!(!rig.course.is_acquitted());
+    }
+    let mut carried = self::rig(9, |rules| rules.is_only_one = true);
+    assert_eq!(carried.cut(A, TOGETHER, false), STOP);
+}
+
+#[test]
+fn a_worker_that_closed_an_idle_connection_may_get_the_request_over_a_new_one() {
+    let mut rig = attempts(9);
+    assert_eq!(rig.course.reuse(), Reuse::Replaced);
+    let _ = rig.cut(A, ALONE, true);
+    assert!(rig.course.may_repeat_worker());
+    // Another one is unreachable.
+    let _ = rig.fail(Failure::Connect, 0.5);
+    assert!(rig.course.may_repeat_worker());
+    assert_eq!(rig.course.reuse(), Reuse::Never);
+}
+
+#[test]
+fn a_request_whose_time_is_over_is_not_tried_again() {
+    assert_eq!(attempts(9).fail(Failure::Deadline, 0.5), STOP);
+}
+
+#[test]
+fn others_that_were_cut_are_waited_for_before_a_request_is_refused() {
+    for (max_attempts, is_waited_for) in [(1, true), (9, false)] {
+        let mut rig = attempts(max_attempts);
+        rig.course.on_sent();
+        let ended = Ended {
+            fault: broken(false),
+            is_answered: false,
+            name: "w".into(),
+            worker: A,
+            prefill: None,
+        };
+        let cut = cut(A, ALONE);
+        let judgement = rig.course.on_failed(rig.now, ended, Some(&cut), 0.5);
+        let waits = judgement.step == Step::AwaitOthers(COMPANY_WAIT);
+        assert_eq!(waits, is_waited_for);
+        assert_eq!(rig.course.cuts().workers(), [A]);
+    }
+}
+
+/// Two attempts are allowed, and each has its expectation.
+fn check(
+    (stage, failure, is_answered): (Stage, Failure, bool),
+    may_give_up: bool,
+    expected: [fn(&Step) -> bool; 2],
+) {
+    let mut rig = rig(2, |rules| rules.may_give_up_transfers = may_give_up);
+    for expected in expected {
+        rig.course.failed.gave_up_transfers = false;
+        let step = rig.end(fault(stage, failure), is_answered, None, 0.5);
+        assert!(
+            expected(&step),
+            "{stage:?} {failure:?} {is_answered} {may_give_up}: {step:?}"
+        );
+        let gave_up = rig.course.failed.gave_up_transfers;
+        assert_eq!(gave_up, step == Step::GiveUpTransfers);
+    }
+}
+
+#[test]
+fn a_worker_that_fails_is_replaced_until_the_attempts_are_used_up() {
+    for may_give_up in [false, true] {
+        for (failure, is_answered) in [(Failure::Connect, false), (Failure::Refused, true)] {
+            let ended = (Stage::Worker, failure, is_answered);
+            check(ended, may_give_up, [is_pause, stops]);
+        }
+    }
+}
+
+#[test]
+fn a_pair_is_replaced_by_another_and_then_by_one_worker() {
+    let prefill = (Stage::Prefill, Failure::Connect, false);
+    check(prefill, true, [is_pause, gives_up_transfers]);
+    check(prefill, false, [is_pause, stops]);
+    let transfer = (Stage::Transfer, Failure::TimedOut, false);
+    check(transfer, true, [is_pause, gives_up_transfers]);
+}
+
+#[test]
+fn after_a_decode_engines_refusal_no_other_pair_is_tried() {
+    let refused = (Stage::Transfer, Failure::KvTransfer, true);
+    check(refused, true, [gives_up_transfers, gives_up_transfers]);
+    check(refused, false, [is_pause, stops]);
+}
+
+#[test]
+fn transfers_are_given_up_once() {
+    let mut rig = rig(3, |rules| rules.may_give_up_transfers = true);
+    let refused = fault(Stage::Transfer, Failure::KvTransfer);
+    assert_eq!(rig.end(refused, true, None, 0.5), Step::GiveUpTransfers);
+    assert_eq!(rig.retry(), None);
+    assert!(is_pause(&rig.end(refused, true, None, 0.5)));
+}
+
+#[test]
+fn nothing_is_tried_when_the_time_is_over() {
+    let mut rig = rig(2, |rules| {
+        rules.may_give_up_transfers = true;
+        rules.deadline = rules.deadline - Duration::from_secs(60) + Duration::from_millis(1);
+    });
+    let prefill = fault(Stage::Prefill, Failure::Connect);
+    // The pause would end too late, and one worker may begin now.
+    assert_eq!(rig.end(prefill, false, None, 1.0), Step::GiveUpTransfers);
+    rig.now += Duration::from_secs(1);
+    rig.course.failed.gave_up_transfers = false;
+    assert_eq!(rig.course.on_others(rig.now, 1.0), STOP);
+    assert_eq!(rig.course.owed, None);
+    let late = Step::Stop(Unanswered::Late);
+    assert_eq!(rig.course.next(rig.now), late);
+}
+
+#[test]
+fn a_retry_is_owed_once_unless_it_costs_nothing() {
+    for (fault, expected) in [
+        (fault(Stage::Worker, Failure::Connect), Some(false)),
+        (fault(Stage::Worker, Failure::TooLong), Some(true)),
+        (broken(true), None),
+        (fault(Stage::Worker, Failure::Local), None),
+        (fault(Stage::Worker, Failure::TakenOut), None),
+    ] {
+        let mut rig = attempts(2);
+        let step = rig.end(fault, false, None, 0.5);
+        assert!(is_pause(&step), "{fault:?}");
+        let owed = rig.retry().map(|retry| retry.is_off_budget);
+        assert_eq!(owed, expected, "{fault:?}");
+        assert_eq!(rig.retry(), None);
+    }
+}
+
+#[test]
+fn a_request_waits_for_room_before_its_first_attempt_only() {
+    let mut rig = rig(2, |rules| rules.waits_for_room = true);
+    let now = rig.now;
+    let send = Step::Send {
+        at: now,
+        retry: None,
+    };
+    assert_eq!(rig.course.next(now), Step::FindRoom);
+    assert_eq!(rig.course.on_room(now), send);
+    assert_eq!(rig.course.on_no_worker(true), Step::FindRoom);
+    let failed = FailedWorkers::default();
+    assert_eq!(rig.course.on_unfit(now, failed.clone()), Step::FindRoom);
+    assert!(is_pause(&rig.fail(Failure::TakenOut, 0.5)));
+    assert_eq!(rig.course.next(now), send);
+    assert_eq!(rig.course.on_unfit(now, failed), send);
+    assert_eq!(rig.course.on_no_worker(false), STOP);
+}
+
+#[test]
+fn a_worker_that_fails_a_request_again_counts_once() {
+    let mut rig = attempts(9);
+    let mut is_counted = |fault: Fault, prefill| {
+        rig.course.on_sent();
+        let ended = Ended {
+            fault,
+            is_answered: false,
+            name: "w".into(),
+            worker: A,
+            prefill,
+        };
+        let judgement = rig.course.on_failed(rig.now, ended, None, 0.5);
+        judgement.is_counted
+    };
+    let connect = fault(Stage::Worker, Failure::Connect);
+    assert!(is_counted(connect, None));
+    assert!(!is_counted(connect, None));
+    // Over a new connection it is asked anew.
+    assert!(!is_counted(broken(true), None));
+    assert!(is_counted(connect, None));
+    // The prefill worker has not failed yet.
+    let transfer = fault(Stage::Transfer, Failure::KvTransfer);
+    assert!(is_counted(transfer, Some(B)));
+    assert!(!is_counted(transfer, Some(B)));
+    // Always the router's own.
+    for _ in 0..2 {
+        assert!(is_counted(fault(Stage::Worker, Failure::Local), None));
+    }
+}
