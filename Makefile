@@ -39,13 +39,14 @@ quick: ## Format, clippy and unit tests but the long ones (QUICK_SKIPS); no netw
 	$(CARGO) test --locked --offline $(FEATURES) --lib -- $(addprefix --skip ,$(QUICK_SKIPS))
 
 # What `make test` runs. One build (`tests`) makes every test binary and the router that the SDKs, the browser, Envoy, the
-# manifests and the demo are run with. What waits for servers most of the time runs beside the tests that compute.
+# manifests and the demo are run with. What waits for servers most of the time runs beside the last steps; beside the integration tests
+# it would load two cores so much that tests of what happens in time see other times.
 STEPS := format clippy documentation redis tests unit templates integration loom demo
 BESIDE := sdk browser envoy manifests
 
 .PHONY: test
 test: ## All tests, with what each step took. CONTRIBUTING.md has it for two cores; COLUMN=... writes it there.
-	PYTHON='$(PYTHON)' $(PYTHON) .ci/steps $(if $(COLUMN),--column '$(COLUMN)') $(STEPS) --after tests --beside $(BESIDE)
+	PYTHON='$(PYTHON)' $(PYTHON) .ci/steps $(if $(COLUMN),--column '$(COLUMN)') $(STEPS) --after integration --beside $(BESIDE)
 	$(call heading,all passed)
 
 .PHONY: build
