@@ -5,29 +5,27 @@
 //! once, which is what makes an engine stop generating.
 
 mod body;
+mod connection;
+mod dead_peers;
 mod error;
 mod http2;
 mod settings;
 
-use std::future::{Future, poll_fn};
 use std::ops::Range;
-use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
-use hyper::client::conn::http1;
 use hyper::http::request;
 use hyper::{Request, Response, Uri};
-use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use socket2::{SockRef, TcpKeepalive};
 use tokio::net::{TcpStream, UnixStream};
 
 pub use self::body::EngineBody;
+use self::connection::Connection;
+use self::dead_peers::lose_dead_peers;
 pub use self::error::{Error, is_local};
 pub use self::settings::Settings;
 use super::BodyError;
@@ -39,22 +37,8 @@ use crate::observe;
 /// that breaks later was closed because of the request, or with the server's process.
 const STALE_WITHIN: Duration = Duration::from_secs(1);
 
-/// hyper reads an answer's head or a part of its body into a buffer of up to this size. By default it may grow to 400 KB,
-/// and stays as large for a client that does not read on.
-const MAX_BUFFER_BYTES: usize = 64 << 10;
-
 /// A connection that was idle for less is needed by its own thread soon: a busy one would take it back.
 const UNUSED_AFTER: Duration = Duration::from_millis(100);
-
-/// A peer whose host or network is gone says nothing: after this time without a sign of life a probe is sent, and again after each
-/// [`PROBE_INTERVAL`]. Engines are silent for minutes while they compute; their hosts answer all the same.
-const PROBE_AFTER: Duration = Duration::from_secs(30);
-const PROBE_INTERVAL: Duration = Duration::from_secs(10);
-/// Probes without an answer after which the connection is lost: a minute after the last sign of life.
-const PROBES: u32 = 3;
-/// What was sent and is not acknowledged for this long loses the connection, too.
-#[cfg(target_os = "linux")]
-const UNACKNOWLEDGED_MAX: Duration = Duration::from_secs(60);
 
 /// What an address has before the path of a Unix socket.
 pub const UNIX: &str = "unix:";
@@ -183,7 +167,7 @@ impl Pool {
             Some((connection, since)) => {
                 let sent = observe::now();
                 let idle = sent.saturating_duration_since(since);
-                let answer = connection.exchange(request, self).await;
+                let answer = self.exchange(connection, request).await;
                 answer.map_err(|error| {
                     if sent.elapsed() < STALE_WITHIN {
                         Error::Stale { error, idle }
@@ -222,11 +206,21 @@ impl Pool {
         let connection = Connection::over(socket)
             .await
             .map_err(|error| Error::Connect(io::Error::other(error)))?;
-        let answer = connection.exchange(request, self).await;
+        let answer = self.exchange(connection, request).await;
         answer.map_err(|error| match self.refused_certificate(&error) {
             Some(reason) => Error::Connect(io::Error::other(reason)),
             None => Error::Broken(error),
         })
+    }
+
+    async fn exchange(
+        self: &Arc<Self>,
+        connection: Connection,
+        mut request: Request<Full<Bytes>>,
+    ) -> Result<Response<EngineBody>, hyper::Error> {
+        self.below_path(&mut request);
+        let (answer, connection) = connection.exchange(request).await?;
+        Ok(answer.map(|incoming| EngineBody::of_connection(incoming, connection, self.clone())))
     }
 
     async fn exchange_http2(
@@ -417,88 +411,6 @@ pub fn origin_form(uri: &Uri) -> Uri {
         .cloned()
         .map(Uri::from)
         .unwrap_or_default()
-}
-
-struct Connection {
-    sender: http1::SendRequest<Full<Bytes>>,
-    driver: Pin<Box<http1::Connection<TokioIo<Socket>, Full<Bytes>>>>,
-    ended: bool,
-}
-
-impl Connection {
-    async fn over(socket: Socket) -> Result<Self, hyper::Error> {
-        let mut builder = http1::Builder::new();
-        builder.max_buf_size(MAX_BUFFER_BYTES);
-        let (sender, driver) = builder.handshake(TokioIo::new(socket)).await?;
-        Ok(Self {
-            sender,
-            driver: Box::pin(driver),
-            ended: false,
-        })
-    }
-
-    /// The socket of an idle connection without TLS, free of the thread that opened it.
-    fn into_stream(self) -> io::Result<std::net::TcpStream> {
-        let parts = Pin::into_inner(self.driver).into_parts();
-        match parts.io.into_inner() {
-            Socket::Clear(stream) if parts.read_buf.is_empty() => {
-                let stream = stream.into_std()?;
-                // Its thread may not have noticed yet that the server closed it.
-                match stream.peek(&mut [0]) {
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(stream),
-                    _ => Err(io::ErrorKind::NotConnected.into()),
-                }
-            }
-            _ => Err(io::ErrorKind::InvalidData.into()),
-        }
-    }
-
-    async fn exchange(
-        mut self,
-        mut request: Request<Full<Bytes>>,
-        pool: &Arc<Pool>,
-    ) -> Result<Response<EngineBody>, hyper::Error> {
-        pool.below_path(&mut request);
-        let mut answer = pin!(self.sender.send_request(request));
-        // Only the driver produces the response, and this task polls both: the response needs no waker.
-        let answer = poll_fn(|cx| {
-            if !self.ended {
-                self.ended = self.driver.as_mut().poll(cx).is_ready();
-            }
-            answer
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()))
-        })
-        .await?;
-        let pool = pool.clone();
-        Ok(answer.map(|incoming| EngineBody::of_connection(incoming, self, pool)))
-    }
-
-    /// Drives the connection as far as it goes without waiting.
-    fn drive(&mut self) {
-        if !self.ended {
-            self.ended = self
-                .driver
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()))
-                .is_ready();
-        }
-    }
-
-    fn is_usable(&mut self) -> bool {
-        self.drive();
-        !self.ended && self.sender.is_ready()
-    }
-}
-
-/// Has the kernel break a connection whose peer is gone. Where it cannot, the time limits of requests do it later.
-fn lose_dead_peers(stream: &TcpStream) {
-    let socket = SockRef::from(stream);
-    let probes = TcpKeepalive::new().with_time(PROBE_AFTER);
-    let probes = probes.with_interval(PROBE_INTERVAL).with_retries(PROBES);
-    let _ = socket.set_tcp_keepalive(&probes);
-    #[cfg(target_os = "linux")]
-    let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
 }
 
 #[cfg(test)]

@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
 
-use super::{Connection, Pool};
+use super::Pool;
+use super::connection::Connection;
 use crate::http::piped::Piped;
 
 /// A response body together with its connection. When the body has been read to its end, the connection
@@ -102,9 +103,8 @@ impl Body for EngineBody {
         let mut frame = Pin::new(&mut *incoming).poll_frame(&mut quiet);
         if frame.is_pending()
             && let Some(connection) = connection
-            && !connection.ended
         {
-            connection.ended = connection.driver.as_mut().poll(cx).is_ready();
+            connection.drive(cx);
             frame = Pin::new(&mut *incoming).poll_frame(&mut quiet);
         }
         match &frame {
