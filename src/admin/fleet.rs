@@ -1,6 +1,6 @@
 //! `GET /fleet`: workers, models, pairs, what waits and who is near a limit, read for each request. `top` and `doctor` read
-//! the page with the same types. Their router may be of another release: what its rows lack has a default, and what
-//! neither of them uses is not read.
+//! the page with the same types. Their router may be of another release: what its rows lack has a default. A role or a state that
+//! they do not know fails the page.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

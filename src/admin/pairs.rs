@@ -11,13 +11,16 @@ use crate::fleet::kv_transfer::pairs::Pairs;
 pub struct PairsRow {
     pub connector: Connector,
     /// Pairs of a prefill and a decode worker that are both up.
+    #[serde(default)]
     pub count: usize,
     /// Pairs of which nothing speaks against a KV transfer. Whether one works is shown by
     /// `check --live --transfer`.
     #[serde(skip_deserializing)]
     unverified: usize,
+    #[serde(default)]
     pub incompatible: Vec<IncompatibleRow>,
     /// Workers without a compatible partner.
+    #[serde(default)]
     pub unpaired: Vec<String>,
 }
 
@@ -25,7 +28,9 @@ pub struct PairsRow {
 pub struct IncompatibleRow {
     #[serde(skip_deserializing)]
     reason: &'static str,
+    #[serde(default)]
     pub message: String,
+    #[serde(default)]
     pub count: usize,
     /// Some of the pairs, each as prefill worker and decode worker.
     #[serde(skip_deserializing)]

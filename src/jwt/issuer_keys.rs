@@ -114,7 +114,7 @@ impl IssuerKeys {
 
     fn pause(&self, failures: u32) -> Duration {
         let regular = match self.spec.location {
-            Location::File(_) => FILE_INTERVAL.min(self.spec.refresh_interval),
+            Location::File(_) => FILE_INTERVAL,
             Location::Url { .. } => self.spec.refresh_interval,
         };
         match failures {

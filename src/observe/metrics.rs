@@ -228,17 +228,11 @@ macro_rules! metric_type {
     (counter) => {
         prometheus::IntCounter
     };
-    (real_counter) => {
-        prometheus::Counter
-    };
     (counters) => {
         prometheus::IntCounterVec
     };
     (gauge) => {
         prometheus::IntGauge
-    };
-    (real_gauge) => {
-        prometheus::Gauge
     };
     (gauges) => {
         prometheus::IntGaugeVec

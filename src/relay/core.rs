@@ -149,7 +149,7 @@ impl Relay {
     ) -> Self {
         let queue = queue.map(Arc::new);
         self.queues.set(queue.as_ref(), models.models());
-        self.quarantine.set_bounds(&settings.advanced);
+        self.quarantine.set_duration(&settings.advanced);
         let budget = if RetryBudget::is_same(&self.settings, &settings) {
             self.budget.clone()
         } else {

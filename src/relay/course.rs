@@ -156,7 +156,7 @@ impl Course {
         }
     }
 
-    /// What comes next for a request that was not sent, or whose next attempt is due.
+    /// What comes next for a request that was not sent, as the chosen worker cannot have it, or whose next attempt is due.
     pub(super) fn next(&mut self, now: Instant) -> Step {
         if self.count == 0 && self.rules.waits_for_room {
             return Step::FindRoom;
@@ -180,12 +180,6 @@ impl Course {
         } else {
             Step::Stop(Unanswered::NoWorker)
         }
-    }
-
-    /// The chosen worker cannot have it after all, as `failed` says.
-    pub(super) fn on_unfit(&mut self, now: Instant, failed: FailedWorkers) -> Step {
-        self.failed = failed;
-        self.next(now)
     }
 
     /// An attempt begins.

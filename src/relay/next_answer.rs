@@ -108,7 +108,8 @@ impl NextAnswer {
             deadline: self.deadline,
             waits_for_room: false,
             is_only_one: false,
-            may_give_up_transfers: relay.chooser().may_give_up_transfers(),
+            // The rest of a stream goes without a transfer from the start.
+            may_give_up_transfers: false,
         };
         let failed = std::mem::take(&mut self.failed);
         let mut course = Course::new(relay.settings(), rules, failed, Cuts::default());

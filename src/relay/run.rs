@@ -141,17 +141,17 @@ impl Relay {
             && !gateway.may_reach(&choice.worker)
         {
             // It joined after the request was planned.
-            let mut failed = failed.clone();
-            failed.unfit.push(choice.worker.id);
-            failed.decode.push(choice.worker.id);
-            return Err(course.on_unfit(observe::now(), failed));
+            course.failed.unfit.push(choice.worker.id);
+            course.failed.decode.push(choice.worker.id);
+            return Err(course.next(observe::now()));
         }
         let mut converted = self.converted(job, plan, &choice, plan.tool_loss());
         if converted.is_err() && plan.tool_loss() == ToolLoss::Refused {
             let mut others = failed.clone();
             others.exclude_chat(&plan.group);
             if chooser.has_choice(plan, now, &others, false) {
-                return Err(course.on_unfit(observe::now(), others));
+                course.failed = others;
+                return Err(course.next(observe::now()));
             }
             // No worker with the Responses API can be had now.
             converted = self.converted(job, plan, &choice, ToolLoss::AsConfigured);

@@ -73,8 +73,8 @@ impl Relay {
                 let failure = Failure::TakenOut;
                 plan.model.families.on_retry(&worker.name, failure);
                 let error = format!("{} was taken out before it answered", worker.name);
-                // What took the worker out was counted already.
-                let fault = Fault::new(stage, failure, FailureOwner::Unattributed);
+                let owner = FailureOwner::of_failure(failure, false);
+                let fault = Fault::new(stage, failure, owner);
                 return FailedAttempt::new(fault, error);
             }
             // Boxed, so that other requests do not carry its state.

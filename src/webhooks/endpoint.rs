@@ -12,7 +12,7 @@ use tokio::sync::{Notify, Semaphore};
 use super::attempt;
 use super::metrics::Metrics;
 use super::retry;
-use super::settings::{EVERY_TENANT, EndpointSettings, Settings};
+use super::settings::{Advanced, EVERY_TENANT, EndpointSettings, Settings};
 use super::signature::SigningKey;
 use super::target::Target;
 use crate::http::circuit_breaker::CircuitBreaker;
@@ -71,16 +71,13 @@ pub(super) struct Table {
 impl Table {
     /// The endpoints of settings that were checked; an endpoint that the check would refuse is left out.
     pub(super) fn new(settings: &Settings, clients: &tls::Clients, before: Option<&Self>) -> Self {
-        let advanced = &settings.advanced;
         let endpoints = settings.endpoints.iter().filter_map(|listed| {
             let endpoint = Endpoint::new(listed, settings, clients, before)?;
             Some((endpoint.name.clone(), Arc::new(endpoint)))
         });
-        let permits = before
-            .filter(|table| table.settings.advanced.max_concurrent == advanced.max_concurrent);
-        let permits = match permits {
+        let permits = match before {
             Some(before) => before.permits.clone(),
-            None => Arc::new(Semaphore::new(advanced.max_concurrent as usize)),
+            None => Arc::new(Semaphore::new(settings.advanced.max_concurrent as usize)),
         };
         Self {
             endpoints: endpoints.collect(),
@@ -116,11 +113,7 @@ impl Table {
     pub(super) fn attempt_limits(&self) -> attempt::Limits {
         attempt::Limits {
             attempt: self.settings.attempt_timeout,
-            connect: self
-                .settings
-                .advanced
-                .connect_timeout
-                .min(self.settings.attempt_timeout),
+            connect: self.settings.advanced.connect_timeout,
             answer_bytes: self.settings.advanced.max_answer,
         }
     }
@@ -144,17 +137,12 @@ impl Endpoint {
         let keys: Result<_, _> = listed.secrets.iter().map(SigningKey::of).collect();
         let tls = listed.tls.clone().unwrap_or_default();
         let fingerprint = fingerprint(&listed.url);
-        let advanced = &settings.advanced;
         let known = before.and_then(|before| before.endpoints.get(&*listed.name));
         let known = known.filter(|known| *known.fingerprint == *fingerprint);
         let state = match known {
             Some(known) => known.state.clone(),
-            None => Arc::new(EndpointState::new(advanced.failure_threshold)),
+            None => Arc::new(EndpointState::new(&settings.advanced)),
         };
-        state
-            .breaker
-            .lock()
-            .set(advanced.failure_threshold, advanced.open_duration);
         Some(Self {
             name: listed.name.as_str().into(),
             tenant: listed.tenant.clone(),
@@ -170,11 +158,14 @@ impl Endpoint {
 }
 
 impl EndpointState {
-    fn new(failure_threshold: u32) -> Self {
+    fn new(settings: &Advanced) -> Self {
         Self {
             wake: Arc::default(),
             in_flight: AtomicU32::new(0),
-            breaker: Mutex::new(CircuitBreaker::new(failure_threshold, Default::default())),
+            breaker: Mutex::new(CircuitBreaker::new(
+                settings.failure_threshold,
+                settings.open_duration,
+            )),
             seen: Mutex::default(),
         }
     }

@@ -24,3 +24,22 @@ pub(super) fn lose_dead_peers(stream: &TcpStream) {
     #[cfg(target_os = "linux")]
     let _ = socket.set_tcp_user_timeout(Some(UNACKNOWLEDGED_MAX));
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_looks_for_dead_peers() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
+        let stream = stream.unwrap();
+        lose_dead_peers(&stream);
+        let socket = SockRef::from(&stream);
+        assert!(socket.keepalive().unwrap());
+        #[cfg(target_os = "linux")]
+        assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED_MAX));
+    }
+}

@@ -5,6 +5,8 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc;
 use std::thread;
 
+use hyper_util::rt::TokioIo;
+
 use super::*;
 use crate::http::io_threads::IoThreadScope;
 
@@ -37,18 +39,6 @@ fn server(requests_each: usize) -> (String, Arc<AtomicUsize>) {
         }
     });
     (address, accepted)
-}
-
-#[tokio::test]
-async fn the_kernel_looks_for_dead_peers() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let stream = TcpStream::connect(listener.local_addr().unwrap()).await;
-    let stream = stream.unwrap();
-    lose_dead_peers(&stream);
-    let socket = SockRef::from(&stream);
-    assert!(socket.keepalive().unwrap());
-    #[cfg(target_os = "linux")]
-    assert_eq!(socket.tcp_user_timeout().unwrap(), Some(UNACKNOWLEDGED_MAX));
 }
 
 /// An I/O thread that sends a request each time it is asked.

@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -164,7 +163,7 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running),
     let stream = TcpStream::connect(&target.address).await;
     let stream = stream.map_err(|error| failed(&error))?;
     let _ = stream.set_nodelay(true);
-    let alive = settings.keepalive_interval.max(Duration::from_secs(1));
+    let alive = settings.keepalive_interval;
     let alive = TcpKeepalive::new().with_time(alive).with_interval(alive);
     // If it cannot be set, the HTTP/2 pings below still detect a dead peer.
     let _ = SockRef::from(&stream).set_tcp_keepalive(&alive.with_retries(3));

@@ -88,20 +88,18 @@ pub(super) fn key(seed: u64, model: &str, api: Api, body: &[u8]) -> u128 {
     hasher.update(model.as_bytes());
     hasher.update(&[0xff, api as u8]);
     // In their order.
-    let mut fields = Vec::with_capacity(8);
-    let read = Scan::<true>::of_bytes(body)
-        .and_then(|scan| scan.whole_object(|name, value| fields.push((name, value))));
+    let read = Scan::<true>::of_bytes(body).and_then(|scan| {
+        scan.whole_object(|name, value| {
+            if IGNORED_FIELDS.binary_search(&&*name).is_err() {
+                hasher.update(name.as_bytes());
+                hasher.update(&[0xff]);
+                hasher.update(value.as_bytes());
+                hasher.update(&[0xff]);
+            }
+        })
+    });
     if read.is_none() {
         hasher.update(body);
-        return hasher.digest128();
-    }
-    for (name, value) in fields {
-        if IGNORED_FIELDS.binary_search(&&*name).is_err() {
-            hasher.update(name.as_bytes());
-            hasher.update(&[0xff]);
-            hasher.update(value.as_bytes());
-            hasher.update(&[0xff]);
-        }
     }
     hasher.digest128()
 }

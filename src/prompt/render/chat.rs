@@ -111,20 +111,13 @@ fn set<T: DeserializeOwned>(field: &mut Option<T>, json: &str) -> Option<()> {
 
 /// Of a body that was made of another API's.
 pub(super) fn of_value(
-    mut body: Value,
+    body: Value,
     options: &Options,
 ) -> Result<ChatInput<'static>, TokenizeError> {
-    // They are objects already.
-    let messages = body.get_mut("messages").and_then(Value::as_array_mut);
-    let messages = messages.map(std::mem::take).unwrap_or_default();
-    let mut body =
-        Body::deserialize(body).map_err(|error| TokenizeError::Body(error.to_string()))?;
-    let message = |message| match message {
-        Value::Object(message) => Some(Message::from(message)),
-        _ => None,
-    };
-    body.messages = messages.into_iter().filter_map(message).collect();
-    input(body, options)
+    input(
+        Body::deserialize(body).map_err(|error| TokenizeError::Body(error.to_string()))?,
+        options,
+    )
 }
 
 fn input<'a>(mut body: Body<'a>, options: &Options) -> Result<ChatInput<'a>, TokenizeError> {
@@ -286,20 +279,8 @@ mod tests {
             Just(serde_json::json!({"auto": 1.5})),
             content(),
         ];
-        let names = [
-            "tools",
-            "tool_choice",
-            "documents",
-            "reasoning_effort",
-            "add_generation_prompt",
-            "continue_final_message",
-            "add_special_tokens",
-            "chat_template_kwargs",
-            "chat_template",
-            "truncate_prompt_tokens",
-            "model",
-        ];
-        let names = proptest::sample::subsequence(names.to_vec(), 0..4);
+        let names: Vec<&str> = FIELDS[1..].iter().copied().chain(["model"]).collect();
+        let names = proptest::sample::subsequence(names, 0..4);
         let messages = proptest::collection::vec(message(), 0..4);
         let others = proptest::collection::vec(other, 4);
         (messages, names, others, any::<bool>()).prop_map(|(messages, names, others, is_pretty)| {

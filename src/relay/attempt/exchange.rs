@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body::Body;
 use http_body_util::Full;
 use hyper::http::response;
-use hyper::{HeaderMap, Method, Request};
+use hyper::{HeaderMap, Method, Request, Response};
 use tokio::time::Sleep;
 
 use crate::fleet::Worker;
@@ -82,8 +82,16 @@ impl Error {
 
     /// What it means for an attempt that it ended at `stage`, for a request whose time ends at `deadline`.
     pub(in crate::relay) fn fault(&self, stage: Stage, now: Instant, deadline: Instant) -> Fault {
-        let (mut failure, is_stale) = match &self.0 {
-            ErrorKind::Send(client::Error::Connect(_)) => (Failure::Connect, false),
+        let (failure, is_stale) = match &self.0 {
+            ErrorKind::Send(error @ client::Error::Connect(_)) => {
+                let is_local = error.is_local();
+                let failure = if is_local {
+                    Failure::Local
+                } else {
+                    Failure::Connect
+                };
+                (failure, false)
+            }
             ErrorKind::Send(client::Error::Stale { .. }) => (Failure::Broken, true),
             ErrorKind::Send(client::Error::Broken(_)) | ErrorKind::BrokeOff(_) => {
                 (Failure::Broken, false)
@@ -100,9 +108,6 @@ impl Error {
                 (failure, false)
             }
         };
-        if matches!(&self.0, ErrorKind::Send(error) if error.is_local()) {
-            failure = Failure::Local;
-        }
         let owner = FailureOwner::of_failure(failure, is_stale);
         Fault {
             is_cut: self.is_cut(),
@@ -160,9 +165,7 @@ pub(in crate::relay) async fn attempt(
         {
             answer = Box::pin(worker.pool.send_anew(build())).await;
         }
-        let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
-        let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
-        Ok((head, body, first, None))
+        begun(answer).await
     });
     within(timer, begin).await
 }
@@ -193,12 +196,7 @@ pub(in crate::relay) async fn attempt_anew(
     request: Request<Full<Bytes>>,
     timer: Pin<Box<Sleep>>,
 ) -> Result<Answer, Error> {
-    let begin = pin!(async {
-        let answer = worker.pool.send_anew(request).await;
-        let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
-        let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
-        Ok((head, body, first, None))
-    });
+    let begin = pin!(async { begun(worker.pool.send_anew(request).await).await });
     within(timer, begin).await
 }
 
@@ -221,6 +219,12 @@ async fn within(
 }
 
 type Begun = (response::Parts, EngineBody, Option<Bytes>, Option<String>);
+
+async fn begun(answer: Result<Response<EngineBody>, client::Error>) -> Result<Begun, ErrorKind> {
+    let (head, mut body) = answer.map_err(ErrorKind::Send)?.into_parts();
+    let first = next_data(&mut body).await.map_err(ErrorKind::BrokeOff)?;
+    Ok((head, body, first, None))
+}
 
 /// Has a gateway send a request.
 async fn carried(

@@ -341,11 +341,9 @@ fn a_request_waits_for_room_before_its_first_attempt_only() {
     assert_eq!(rig.course.next(now), Step::FindRoom);
     assert_eq!(rig.course.on_room(now), send);
     assert_eq!(rig.course.on_no_worker(true), Step::FindRoom);
-    let failed = FailedWorkers::default();
-    assert_eq!(rig.course.on_unfit(now, failed.clone()), Step::FindRoom);
+    assert_eq!(rig.course.next(now), Step::FindRoom);
     assert!(is_pause(&rig.fail(Failure::TakenOut, 0.5)));
     assert_eq!(rig.course.next(now), send);
-    assert_eq!(rig.course.on_unfit(now, failed), send);
     assert_eq!(rig.course.on_no_worker(false), STOP);
 }
 

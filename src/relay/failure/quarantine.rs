@@ -127,14 +127,8 @@ impl SharedQuarantine {
     }
 
     /// For requests that are remembered from now on.
-    pub(in crate::relay) fn set_bounds(&self, settings: &Retries) {
-        let mut quarantine = self.quarantine.lock();
-        quarantine.duration = settings.quarantine_duration;
-        quarantine.max_requests = settings.max_quarantined_requests as usize;
-        while quarantine.cuts.len() > quarantine.max_requests {
-            quarantine.forget_oldest();
-        }
-        self.publish(&quarantine);
+    pub(in crate::relay) fn set_duration(&self, settings: &Retries) {
+        self.quarantine.lock().duration = settings.quarantine_duration;
     }
 
     /// The connections that requests with this body have cost.

@@ -101,11 +101,10 @@ impl<K: ObjectKind> Watch<K> {
 
     /// Returns whether the objects may have changed.
     async fn step(&mut self) -> Result<bool, Failure> {
-        if let Some(until) = self.pause.until(Instant::now()) {
-            sleep_until(until).await;
-        }
-        let is_due = self.events.is_none() || self.relist_at <= Instant::now();
-        if is_due && self.listing.is_none() {
+        let now = Instant::now();
+        let paused = self.pause.until(now);
+        let is_due = self.events.is_none() || self.relist_at <= now;
+        if paused.is_none() && is_due && self.listing.is_none() {
             self.list();
         }
         let is_listing = self.listing.is_some();
@@ -122,9 +121,10 @@ impl<K: ObjectKind> Watch<K> {
             }
         };
         tokio::select! {
-            Some(event) = event => self.on_event(event),
+            Some(event) = event, if paused.is_none() => self.on_event(event),
+            // Also during a pause: its time limit runs.
             listed = listed => self.on_listed(listed),
-            () = sleep_until(self.relist_at), if !is_listing => Ok(false),
+            () = sleep_until(paused.unwrap_or(self.relist_at)), if paused.is_some() || !is_listing => Ok(false),
         }
     }
 

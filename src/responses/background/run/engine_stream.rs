@@ -88,7 +88,7 @@ impl Pace {
     pub(super) fn of(settings: &Settings) -> Self {
         Self {
             watched: settings.flush_interval,
-            unwatched: settings.unread_flush_interval.max(settings.flush_interval),
+            unwatched: settings.unread_flush_interval,
         }
     }
 
