@@ -1,5 +1,6 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+mod batches_parts;
 mod bind;
 pub mod check;
 mod connection_settings;
@@ -254,6 +255,15 @@ impl App {
             &metrics,
         )?;
         tasks.spawn(responses.clone().run_background());
+        let batches = batches_parts::open(
+            &config.batches,
+            config.responses.store.lease.duration,
+            &store,
+            fleet.tls(),
+            &tasks,
+            &io_threads,
+            &metrics,
+        )?;
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let required_store = needs_store.then(|| store.clone());
@@ -281,11 +291,15 @@ impl App {
             config.api.requests.clone(),
             tenants::callers(config, fleet.tls(), &tasks, &metrics)?,
             responses,
+            batches.clone(),
             relay,
             readiness.clone(),
             tasks.clone(),
             &metrics,
         );
+        if let Some(batches) = batches {
+            batches.start(api_server.batch_sender());
+        }
         let on_malformed = api_server.on_malformed();
         let api_server = Arc::new(ArcSwap::new(api_server));
         let parts = Parts {

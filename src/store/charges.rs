@@ -19,19 +19,21 @@ pub enum ChargeId {
     Request(RequestId),
     /// A background response, which another replica may run again.
     Response(ResponseId),
+    /// A line of a batch, which may be tried again.
+    Line(RequestId),
 }
 
 impl ChargeId {
     /// Whether it stays charged after its end.
     pub fn is_once(&self) -> bool {
-        matches!(self, Self::Response(_))
+        matches!(self, Self::Response(_) | Self::Line(_))
     }
 }
 
 impl fmt::Display for ChargeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Request(id) => id.fmt(f),
+            Self::Request(id) | Self::Line(id) => id.fmt(f),
             Self::Response(id) => id.fmt(f),
         }
     }

@@ -109,7 +109,7 @@ impl Values {
 
     fn id(&mut self, id: ChargeId) {
         match id {
-            ChargeId::Request(id) => self.text(id.as_str()),
+            ChargeId::Request(id) | ChargeId::Line(id) => self.text(id.as_str()),
             ChargeId::Response(id) => self.text(&id.to_string()),
         }
     }
