@@ -1,6 +1,6 @@
-//! The command line: arguments -> a router, a check, a batch, a demo, a replay, one simulated engine, or a tap. It is part of
-//! the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled after
-//! everything else, on its own.
+//! The command line: arguments -> a router, a check, a batch, a demo, a replay, one simulated engine, or a tap. It is
+//! part of the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled
+//! after everything else, on its own.
 
 mod admin_client;
 mod batch;

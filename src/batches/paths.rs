@@ -30,9 +30,9 @@ pub(super) fn shard_parts(batch: &str, shard: u32) -> String {
     format!("batches/{batch}/parts/{shard:06}-")
 }
 
-/// The `number`th part that an owner writes of a shard.
-pub(super) fn part(batch: &str, shard: u32, owner: u64, number: u32) -> String {
-    format!("batches/{batch}/parts/{shard:06}-{owner:016x}-{number:06}.jsonl")
+/// The `number`th part that a writer writes of a shard.
+pub(super) fn part(batch: &str, shard: u32, writer: u64, number: u32) -> String {
+    format!("batches/{batch}/parts/{shard:06}-{writer:016x}-{number:06}.jsonl")
 }
 
 /// The input of a batch of Messages.

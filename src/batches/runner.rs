@@ -238,6 +238,7 @@ impl Runner {
     async fn watch(&self, key: &DocumentKey, renews: bool) -> Result<(), store::Error> {
         let Batches { records, works, .. } = &*self.batches;
         let owner = self.batches.owner;
+        let begun = works.of_batch(key);
         let Some((record, _)) = records.read(key).await? else {
             works.stop(key, |_| Some(StopWork::Lost));
             return Ok(());
@@ -245,7 +246,8 @@ impl Runner {
         let is_stopping = record.is_stopping(observe::unix_ms());
         works.stop(key, |work| {
             if !record.owns(owner, work) {
-                return Some(StopWork::Lost);
+                // A record that was read before a work was claimed says nothing of it.
+                return begun.contains(&work).then_some(StopWork::Lost);
             }
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });

@@ -241,7 +241,7 @@ impl Batches {
 
     /// The batches that are to be looked at, which are forgotten.
     pub(super) fn take_urgent(&self) -> VecDeque<DocumentKey> {
-        std::mem::take(&mut self.urgent.lock())
+        std::mem::take(&mut *self.urgent.lock())
     }
 
     /// Reports the end of a batch, and takes note of that. What fails is tried again later, by any replica.

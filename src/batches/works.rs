@@ -111,9 +111,14 @@ impl Works {
     }
 
     pub fn runs(&self, key: &DocumentKey, work: Work) -> bool {
+        self.of_batch(key).contains(&work)
+    }
+
+    /// What runs of a batch.
+    pub fn of_batch(&self, key: &DocumentKey) -> Vec<Work> {
         let running = self.running.lock();
-        let mut works = running.get(key).into_iter().flatten();
-        works.any(|(other, _)| *other == work)
+        let works = running.get(key).into_iter().flatten();
+        works.map(|(work, _)| *work).collect()
     }
 
     /// The batches that something runs of.

@@ -146,8 +146,8 @@ impl Tenants {
         Ok(caller)
     }
 
-    /// The tenant of this name, whose key or token was seen before: for work that goes on without one. `None` if there is
-    /// none any more.
+    /// The tenant of this name, whose key or token was seen before: for work that goes on without one. `None` if there
+    /// is none any more.
     pub fn of_name(&self, name: &str) -> Option<Caller<'_>> {
         match &self.keys {
             Keys::None(admitted) => (*admitted.name == *name).then_some(Caller::Listed(admitted)),

@@ -295,8 +295,8 @@ impl Relay {
     }
 
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
-    /// not seen. `None` without a queue: then until the answer, but not for a batch's line. No line is streamed, and the
-    /// next ones would wait until the first are answered.
+    /// not seen. `None` without a queue: then until the answer, but not for a batch's line. No line is streamed, and
+    /// the next ones would wait until the first are answered.
     pub(super) fn unseen_prefill(
         &self,
         job: &Job<'_>,

@@ -16,8 +16,8 @@ impl Relay {
         limits.allows(name) || models.any(|model| limits.allows(model))
     }
 
-    /// Whether requests for a name find a worker, now or once one is up: a worker serves it, or the configuration names it.
-    /// Also while some worker was not asked yet what it serves.
+    /// Whether requests for a name find a worker, now or once one is up: a worker serves it, or the configuration names
+    /// it. Also while some worker was not asked yet what it serves.
     pub fn knows(&self, name: &str) -> bool {
         let snapshot = self.fleet().snapshot();
         snapshot.models.contains_key(name)

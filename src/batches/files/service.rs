@@ -70,15 +70,6 @@ impl Files {
         Metrics::new(registry);
     }
 
-    /// The files of the next configuration. What a reload cannot change (store, storage) is as in this one.
-    #[must_use]
-    pub fn successor(&self, settings: Settings) -> Self {
-        Self {
-            settings: Arc::new(settings),
-            ..self.clone()
-        }
-    }
-
     /// `GET /v1/files/{id}`.
     pub async fn get(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
         let record = self.existing(tenant, id).await?;
@@ -207,10 +198,6 @@ impl Files {
                 created_ms: new.created_ms,
                 weight: new.record.bytes,
                 due_ms: new.record.due_ms(),
-            };
-            let bounds = DocumentBounds {
-                documents: bounds.documents,
-                weight: bounds.weight,
             };
             let inserted = self.store.insert_document(key.clone(), document, bounds);
             let error = match inserted.await {

@@ -118,7 +118,8 @@ async fn what_is_missing_or_wrong_is_named_also_behind_the_file() {
         "multipart/form-data",
         "multipart/form-data; boundary=",
     ] {
-        let upload = world.upload_as(Tenant::default(), wrong, &form(&[PURPOSE, file]), 64);
+        let form = form(&[PURPOSE, file]);
+        let upload = world.upload_as(Tenant::default(), wrong, &form, 64);
         assert_eq!(upload.await.unwrap_err().status, 400, "{wrong}");
     }
     let mut endless = vec![b'x'; 1 << 20];
@@ -167,7 +168,8 @@ async fn a_tenant_has_so_many_files_and_bytes() {
     let many = upload(1).await.unwrap_err();
     assert_eq!((many.status.as_u16(), many.code), (400, "too_many_files"));
     assert_eq!(world.storage.list("").await.unwrap().len(), 2);
-    let other = world.upload_as(Tenant::of("b"), TYPE, &with_file(b"x"), 64);
+    let form = with_file(b"x");
+    let other = world.upload_as(Tenant::of("b"), TYPE, &form, 64);
     drop(other.await.unwrap());
     let id = first["id"].as_str().unwrap();
     drop(world.files.delete(Tenant::default(), id).await.unwrap());
@@ -247,10 +249,9 @@ async fn pages_together_are_all_files() {
         (&json!(true), &json!(ids[0]))
     );
     for after in ["file-000000000000000000000009", "x"] {
-        let listed = world
-            .files
-            .list(Tenant::default(), &format!("after={after}"));
-        assert_eq!(listed.await.unwrap_err().param_or_empty(), "after");
+        let query = format!("after={after}");
+        let listed = world.files.list(Tenant::default(), &query).await;
+        assert_eq!(listed.unwrap_err().param_or_empty(), "after");
     }
 }
 

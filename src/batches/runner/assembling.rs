@@ -141,51 +141,59 @@ impl<'a> ResultFiles<'a> {
     }
 
     /// Completes the files, and registers those that clients find among theirs.
-    async fn finish(mut self, assembler: &Assembler) -> Result<Assembled, Halt> {
-        let output = self.output.finish().await?;
-        let error = match &mut self.error {
+    async fn finish(self, assembler: &Assembler) -> Result<Assembled, Halt> {
+        let Self {
+            work,
+            record,
+            mut output,
+            mut error,
+            ..
+        } = self;
+        let of_output = output.finish().await?;
+        let of_error = match &mut error {
             Some(error) => error.finish().await?,
             None => None,
         };
-        if let Some(of_errors) = &self.error {
-            self.register(&self.output, output.as_ref()).await?;
-            self.register(of_errors, error.as_ref()).await?;
+        if let Some(error) = error {
+            register(work, record, output.filename, of_output.as_ref()).await?;
+            register(work, record, error.filename, of_error.as_ref()).await?;
         }
         Ok(Assembled {
-            output,
-            error,
+            output: of_output,
+            error: of_error,
             counts: assembler.counts(),
             usage: assembler.usage(),
         })
     }
+}
 
-    async fn register(
-        &self,
-        file: &ResultFile,
-        written: Option<&(String, u64)>,
-    ) -> Result<(), Halt> {
-        let Some((id, bytes)) = written else {
-            return Ok(());
-        };
-        let retention = self.work.batches.settings.retention;
-        let lasts = self.record.output_expires_after_s.map(Duration::from_secs);
-        let lasts = lasts.unwrap_or(retention).min(retention);
-        let created_at = observe::unix_s();
-        let record = FileRecord {
-            id: id.clone(),
-            bytes: *bytes,
-            created_at,
-            expires_at: Some(created_at.saturating_add_unsigned(lasts.as_secs())),
-            filename: file.filename.clone(),
-            purpose: FilePurpose::BatchOutput,
-        };
-        let batches = &self.work.batches;
-        let registered = batches.files.register(self.work.key().tenant, record).await;
-        registered.map_err(|error| {
-            let message = format!("a file of results was not registered: {}", error.message);
-            Halt::Storage(StorageError::Failed(message))
-        })
-    }
+/// Has clients find a file, by the id and the size that were written, if it has a line.
+async fn register(
+    work: &WorkContext,
+    record: &BatchRecord,
+    filename: String,
+    written: Option<&(String, u64)>,
+) -> Result<(), Halt> {
+    let Some((id, bytes)) = written else {
+        return Ok(());
+    };
+    let retention = work.batches.settings.retention;
+    let lasts = record.output_expires_after_s.map(Duration::from_secs);
+    let lasts = lasts.unwrap_or(retention).min(retention);
+    let created_at = observe::unix_s();
+    let record = FileRecord {
+        id: id.clone(),
+        bytes: *bytes,
+        created_at,
+        expires_at: Some(created_at.saturating_add_unsigned(lasts.as_secs())),
+        filename,
+        purpose: FilePurpose::BatchOutput,
+    };
+    let registered = work.batches.files.register(work.key().tenant, record).await;
+    registered.map_err(|error| {
+        let message = format!("a file of results was not registered: {}", error.message);
+        Halt::Storage(StorageError::Failed(message))
+    })
 }
 
 /// The same file, whichever replica puts the results together, and however often. Only who knows the batch's id could

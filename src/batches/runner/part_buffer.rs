@@ -130,7 +130,7 @@ mod tests {
         assert_eq!((counts.completed, counts.failed), (63, 1));
         assert_eq!(usage.output_tokens, 128);
         part.on_progress();
-        assert_eq!(part.progress(), Default::default());
+        assert_eq!(part.progress(), (LineCounts::default(), Usage::default()));
         part.push(later, line(true), &format!("\"{}\"", "x".repeat(MAX_BYTES)));
         assert_eq!(part.due(later, false), Some(later));
         assert!(part.has_room());

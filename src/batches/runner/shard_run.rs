@@ -26,15 +26,10 @@ struct ShardRun<'a> {
     number: u32,
     lines: Arc<LineContext>,
     part: PartBuffer,
+    /// Random: no other run of the shard, here or elsewhere, writes to its part objects.
+    writer: u64,
     /// The number of the next part object.
     next_part: u32,
-}
-
-/// What is left to do of a shard.
-struct ShardRest {
-    lines: InputLines,
-    /// Part objects that there are.
-    parts: usize,
 }
 
 pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
@@ -58,46 +53,47 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             batch: record.id.as_str().into(),
         }),
         part: PartBuffer::default(),
-        next_part: u32::try_from(rest.parts).unwrap_or(u32::MAX),
+        writer: fastrand::u64(..),
+        next_part: 0,
     };
-    let stopped = run.run(rest.lines).await;
+    let stopped = run.run(rest).await;
     run.end(stopped).await
 }
 
-/// Reads the shard's lines, and which of them have a result.
-async fn load(work: &WorkContext, record: &BatchRecord, number: u32) -> Result<ShardRest, Halt> {
+/// Reads those of the shard's lines that have no result.
+async fn load(work: &WorkContext, record: &BatchRecord, number: u32) -> Result<InputLines, Halt> {
     let shards = work.shards().await?;
     let shard = shards
         .get(number as usize)
         .copied()
         .ok_or_else(|| StorageError::Failed(format!("{} has no shard {number}", record.id)))?;
-    let (done, parts) = finished_lines(work, &shard, number).await?;
-    let lines = match work.shard_bytes(record, &shard).await {
-        Ok(bytes) => InputLines::of(&bytes, &shard, record, |line| done.has(line)),
+    let done = finished_lines(work, &shard, number).await?;
+    match work.shard_bytes(record, &shard).await {
+        Ok(bytes) => Ok(InputLines::of(&bytes, &shard, record, |line| {
+            done.has(line)
+        })),
         // The client has deleted the input: nothing of it can be run any more.
-        Err(StorageError::NotFound) => InputLines::default(),
-        Err(error) => return Err(error.into()),
-    };
-    Ok(ShardRest { lines, parts })
+        Err(StorageError::NotFound) => Ok(InputLines::default()),
+        Err(error) => Err(error.into()),
+    }
 }
 
-/// The lines of a shard with a result, and the number of part objects that have them.
+/// The lines of a shard with a result.
 async fn finished_lines(
     work: &WorkContext,
     shard: &Shard,
     number: u32,
-) -> Result<(Assembler, usize), StorageError> {
+) -> Result<Assembler, StorageError> {
     let storage = &work.batches.storage;
     let mut done = Assembler::new(shard.first_line.saturating_add(shard.lines));
     let prefix = paths::shard_parts(&work.key().id, number);
-    let parts = storage.list(&prefix).await?;
-    for path in &parts {
-        let mut lines = ObjectLines::open(storage, path).await?;
+    for path in storage.list(&prefix).await? {
+        let mut lines = ObjectLines::open(storage, &path).await?;
         while let Some(line) = lines.next().await? {
             let _ = done.push(&line);
         }
     }
-    Ok((done, parts.len()))
+    Ok(done)
 }
 
 impl ShardRun<'_> {
@@ -122,8 +118,12 @@ impl ShardRun<'_> {
                 biased;
                 reason = &mut stopped => break reason,
                 () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
-                    self.write_part().await;
-                    self.write_progress().await;
+                    // Also while the storage or the store does not answer, a cancel stops the lines at once.
+                    tokio::select! {
+                        biased;
+                        reason = &mut stopped => break reason,
+                        () = self.write_out() => {}
+                    }
                 }
                 Some(finished) = running.join_next(), if self.part.has_room() => match finished {
                     Ok(finished) => self.on_finished(&finished),
@@ -131,8 +131,10 @@ impl ShardRun<'_> {
                 },
             }
         };
-        while let Some(Ok(finished)) = running.try_join_next() {
-            self.on_finished(&finished);
+        while let Some(finished) = running.try_join_next() {
+            if let Ok(finished) = finished {
+                self.on_finished(&finished);
+            }
         }
         // What is not answered yet is closed before anybody else may send it.
         running.shutdown().await;
@@ -157,20 +159,24 @@ impl ShardRun<'_> {
         self.part.push(Instant::now(), line, &text);
     }
 
-    /// Writes what has come into a part object. What fails is tried again later.
+    async fn write_out(&mut self) {
+        self.write_part().await;
+        self.write_progress().await;
+    }
+
+    /// Writes what has come into a part object. What fails, or is given up half-way, is written again later.
     async fn write_part(&mut self) {
         if self.part.is_empty() {
             return;
         }
         let batches = &self.work.batches;
         let batch = &self.work.key().id;
-        let path = paths::part(batch, self.number, batches.owner, self.next_part);
+        let path = paths::part(batch, self.number, self.writer, self.next_part);
+        // Each write has an object of its own: one that is given up may be done after the next, which has more lines.
+        self.next_part = self.next_part.saturating_add(1);
         let bytes = Bytes::copy_from_slice(self.part.bytes());
         match batches.storage.put(&path, bytes).await {
-            Ok(()) => {
-                self.next_part = self.next_part.saturating_add(1);
-                self.part.on_written();
-            }
+            Ok(()) => self.part.on_written(),
             Err(error) => {
                 batches.failed("results of a batch not written", &error);
                 self.part.on_failed(Instant::now());
@@ -205,7 +211,14 @@ impl ShardRun<'_> {
         if stopped == Some(StopWork::Lost) {
             return WorkOutcome::Lost;
         }
-        self.write_part().await;
+        loop {
+            self.write_part().await;
+            // Without the storage the batch cannot end either, so that what is done need not be lost.
+            match self.part.due(Instant::now(), true) {
+                Some(due) if !self.work.is_given_up() => sleep_until(due).await,
+                _ => break,
+            }
+        }
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
         let is_draining = stopped == Some(StopWork::Draining);

@@ -109,12 +109,17 @@ impl WorkContext {
                     .batches
                     .failed("end of a batch's work not written", &error),
             }
-            if self.guard.is_lost() || self.batches.tasks.is_stopping() {
+            if self.is_given_up() {
                 // The claim runs out; whoever has the work next finds what was done.
                 return None;
             }
             sleep(PAUSE).await;
         }
+    }
+
+    /// Whether the work is another replica's now, or the router ends.
+    pub(super) fn is_given_up(&self) -> bool {
+        self.guard.is_lost() || self.batches.tasks.is_stopping()
     }
 
     /// The work is not done, and anybody may go on with it.

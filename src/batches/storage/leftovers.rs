@@ -2,9 +2,10 @@
 //!
 //! An object is written beside its place, under its name with `#` and a number, which no listing shows.
 
+use std::fs::{self, DirEntry};
+use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
-use std::{fs, io};
 
 /// A file that was written to since may belong to another router that mounts the folder.
 const OLD: Duration = Duration::from_secs(24 * 3_600);
@@ -14,31 +15,41 @@ const MAX_DEPTH: usize = 8;
 
 /// Removes those that nobody has written to for a day, and returns how many there were.
 pub(super) fn remove(folder: &Path, now: SystemTime) -> io::Result<usize> {
-    remove_below(folder, now, MAX_DEPTH)
-}
-
-fn remove_below(folder: &Path, now: SystemTime, depth: usize) -> io::Result<usize> {
     let mut removed = 0;
     for entry in fs::read_dir(folder)? {
-        let entry = entry?;
-        let path = entry.path();
-        if entry.file_type()?.is_dir() {
-            if depth > 0 {
-                removed += remove_below(&path, now, depth - 1)?;
-            }
-            continue;
-        }
-        let name = entry.file_name();
-        if !name.to_str().is_some_and(is_unfinished) {
-            continue;
-        }
-        let written = entry.metadata()?.modified()?;
-        if now.duration_since(written).is_ok_and(|age| age >= OLD) {
-            fs::remove_file(&path)?;
-            removed += 1;
-        }
+        removed += or_gone(remove_entry(&entry?, now, MAX_DEPTH))?;
     }
     Ok(removed)
+}
+
+fn remove_entry(entry: &DirEntry, now: SystemTime, depth: usize) -> io::Result<usize> {
+    let path = entry.path();
+    if entry.file_type()?.is_dir() {
+        let mut removed = 0;
+        if depth > 0 {
+            for entry in fs::read_dir(&path)? {
+                removed += or_gone(remove_entry(&entry?, now, depth - 1))?;
+            }
+        }
+        return Ok(removed);
+    }
+    if !entry.file_name().to_str().is_some_and(is_unfinished) {
+        return Ok(0);
+    }
+    let age = now.duration_since(entry.metadata()?.modified()?);
+    if !age.is_ok_and(|age| age >= OLD) {
+        return Ok(0);
+    }
+    fs::remove_file(&path)?;
+    Ok(1)
+}
+
+/// Another router that mounts the folder finishes and deletes objects meanwhile.
+fn or_gone(removed: io::Result<usize>) -> io::Result<usize> {
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
+        removed => removed,
+    }
 }
 
 fn is_unfinished(name: &str) -> bool {

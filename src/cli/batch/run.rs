@@ -28,7 +28,7 @@ const SHOWN_BYTES: u64 = 4 << 20;
 /// stopped: OUT.JSONL.batch says where that is. Exit code 0: all requests succeeded; 2: some did not, they are in the
 /// error file; 1: anything else.
 #[derive(Args)]
-pub(in crate::cli) struct RunBatch {
+pub(crate) struct RunBatch {
     /// The requests, a JSON object a line: `custom_id`, `url` (such as /v1/chat/completions, in all the same) and
     /// `body`.
     #[arg(value_name = "IN.JSONL")]

@@ -96,9 +96,10 @@ async fn a_batch_of_messages_has_a_result_for_each_request() {
     let other = format!("/v1/batches/{}", batch["id"].as_str().unwrap());
     assert_eq!(client.get(&other).await.status, 404);
 
-    let cancelled = client.send("POST", &format!("{}/cancel", path(&batch)), String::new());
+    let cancel = format!("{}/cancel", path(&batch));
+    let cancelled = client.send("POST", &cancel, String::new()).await;
     let refused = (400, "invalid_request_error".to_owned());
-    assert_eq!(error(&cancelled.await), refused);
+    assert_eq!(error(&cancelled), refused);
     let deleted = client.send("DELETE", &path(&batch), String::new()).await;
     assert_eq!(deleted.json()["type"], "message_batch_deleted");
     let gone = (404, "not_found_error".to_owned());

@@ -32,6 +32,8 @@ const PIECE_TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The bucket's server, and those that give credentials.
 const MAX_POOLS: usize = 8;
+/// For each server and I/O thread. Nobody closes those that nobody uses again.
+const MAX_IDLE: u32 = 8;
 const USER_AGENT_TEXT: &str = concat!("warmroute/", env!("CARGO_PKG_VERSION"));
 
 /// Makes the clients of a bucket, and of the servers that give credentials for it.
@@ -73,6 +75,7 @@ impl Pools {
         let tls = has_tls.then(|| self.tls.clone());
         let settings = client::Settings {
             connect_timeout: CONNECT_TIMEOUT,
+            max_idle_connections: MAX_IDLE,
             ..client::Settings::default()
         };
         let mut known = self.known.lock();
