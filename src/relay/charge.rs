@@ -28,6 +28,13 @@ impl WantedOutput {
     }
 }
 
+impl WantedOutput {
+    /// The most tokens of the answer, if it has one choice.
+    pub(super) fn of_only_choice(&self) -> Option<u64> {
+        self.max_tokens.filter(|_| self.choices == 1)
+    }
+}
+
 impl Relay {
     /// Reserves what a request may use, if its tenant has limits. Dropping the charge before an engine was sent the
     /// request gives everything back.
