@@ -275,13 +275,18 @@ impl Load {
         let is_full = slots.is_some_and(|slots| reported.running >= slots);
         let mut waiting = reported.waiting;
         if waiting > 0 && (has_room_in_step || is_full) {
-            let (count, varies) = self.see_full(reported.running);
-            if varies {
+            let full = self.see_full(reported.running);
+            let most = full.iter().copied().max().unwrap_or_default();
+            let spread = most - full.iter().copied().min().unwrap_or_default();
+            let is_steady = spread <= most / 8;
+            // In an engine of a few slots one request may have ended whose slot is not taken yet.
+            let knows_slots = slots.is_some() && spread <= 1;
+            if is_steady && full.len() == FULL_REPORTS {
+                self.see_slots(reported.running, REPORTS);
+            } else if !is_steady && !knows_slots {
                 waiting = 0;
                 // A few of the same number were chance.
                 self.slots.store(REPORTS, Relaxed);
-            } else if count == FULL_REPORTS {
-                self.see_slots(reported.running, REPORTS);
             }
         } else {
             waiting = 0;
@@ -294,18 +299,14 @@ impl Load {
         *self.reported.report.lock() = Some(reported);
     }
 
-    /// The engine runs so many requests while others wait. Returns of how many such reports, up to [`FULL_REPORTS`], and whether
-    /// they differ by more than an eighth.
-    fn see_full(&self, running: u32) -> (usize, bool) {
+    /// The engine runs so many requests while others wait. Returns the numbers of the last such reports, up to [`FULL_REPORTS`].
+    fn see_full(&self, running: u32) -> SmallVec<[u32; FULL_REPORTS]> {
         let mut full = self.reported.full.lock();
         if full.len() == FULL_REPORTS {
             full.remove(0);
         }
         full.push(running);
-        let (least, most) = full.iter().fold((u32::MAX, 0), |(least, most), running| {
-            (least.min(*running), most.max(*running))
-        });
-        (full.len(), most - least > most / 8)
+        full.clone()
     }
 
     /// Discards the report if it is older than `then`.
@@ -516,6 +517,24 @@ mod tests {
         }
         assert_eq!((load.learnt_slots(), load.waiting()), (Some(8), 3));
         load.report(full(4));
+        assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
+    }
+
+    #[test]
+    fn a_slot_of_a_few_that_is_free_for_a_moment_is_no_reason_to_forget_them() {
+        let load = Load::default();
+        let full = |running| LoadReport {
+            waiting: 3,
+            ..reported(running)
+        };
+        for _ in 0..FULL_REPORTS {
+            load.report(full(4));
+        }
+        for running in [3, 4, 4, 3, 4] {
+            load.report(full(running));
+            assert_eq!((load.learnt_slots(), load.waiting()), (Some(4), 3));
+        }
+        load.report(full(2));
         assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
     }
 

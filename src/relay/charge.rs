@@ -26,9 +26,7 @@ impl WantedOutput {
             odd_value: peek.odd_value,
         }
     }
-}
 
-impl WantedOutput {
     /// The most tokens of the answer, if it has one choice.
     pub(super) fn of_only_choice(&self) -> Option<u64> {
         self.max_tokens.filter(|_| self.choices == 1)

@@ -34,7 +34,7 @@ fn starts() -> [f64; N] {
 
 /// The last one is how many seconds less than it takes itself a prompt token takes from an answer.
 fn unknowns(speed: &Speed) -> [f64; N] {
-    let overlapped = speed.prompt_token - speed.stall();
+    let overlapped = speed.prompt_token * speed.overlap;
     [speed.step, speed.batch, speed.prompt_token, overlapped]
 }
 
@@ -89,8 +89,7 @@ fn expected(speed: &Speed, row: &Row) -> f64 {
     speed.step * row.steps
         + speed.answer() * row.answer_tokens
         + speed.context() * row.context_tokens
-        + speed.prompt_token * (row.prompt_tokens - row.beside_tokens)
-        + speed.stall() * row.beside_tokens
+        + speed.prompt_token * (row.prompt_tokens - speed.overlap * row.beside_tokens)
 }
 
 #[cfg(test)]

@@ -51,11 +51,6 @@ impl Speed {
         self.batch * CONTEXT
     }
 
-    /// Seconds that a prompt token takes from each answer that is generated meanwhile.
-    pub fn stall(&self) -> f64 {
-        self.prompt_token * (1.0 - self.overlap)
-    }
-
     /// Prompt tokens that it computes in a second.
     pub fn rate(&self) -> f64 {
         1.0 / self.prompt_token
