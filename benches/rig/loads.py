@@ -191,6 +191,12 @@ def start(arguments, **more):
     return subprocess.Popen(arguments, **quiet)
 
 
+def worker_of(port, options):
+    """A worker of warmroute's configuration. An engine with KV events publishes them at the two ports after its own."""
+    events = f", events: {{from: zmq, endpoint: 'tcp://127.0.0.1:{port + 1}', replay: 'tcp://127.0.0.1:{port + 2}'}}" if options.exact else ""
+    return f"{{url: 'http://127.0.0.1:{port}'{events}}}"
+
+
 def start_warmroute(lines, engines, directory, options):
     """Replicas, and the ports of their APIs."""
     apis = [free_port() for _ in range(options.replicas)]
@@ -199,7 +205,7 @@ def start_warmroute(lines, engines, directory, options):
     started = []
     for number in range(options.replicas):
         text = [f"api: {{listen: '127.0.0.1:{apis[number]}'}}", f"admin: {{listen: '127.0.0.1:{admins[number]}'}}", "log: {access: false}"]
-        text.append("workers: [" + ", ".join(f"'http://127.0.0.1:{port}'" for port in engines) + "]")
+        text.append("workers: [" + ", ".join(worker_of(port, options) for port in engines) + "]")
         if options.replicas > 1:
             text.append("responses: {mode: pass_through}")
             all_peers = ", ".join(f"'127.0.0.1:{port}'" for port in peers)
@@ -235,7 +241,8 @@ def start_other(name, engines):
 def measure(router, options):
     engines = [free_port() for _ in range(options.engines)]
     flags = options.engine.split()
-    started = [start([BINARY, "sim", "--listen", f"127.0.0.1:{port}", *flags]) for port in engines]
+    events = lambda port: ["--enable-scale-out", "--kv-events", f"tcp://127.0.0.1:{port + 1}", "--kv-replay", f"tcp://127.0.0.1:{port + 2}"]
+    started = [start([BINARY, "sim", "--listen", f"127.0.0.1:{port}", *(events(port) if options.exact else []), *flags]) for port in engines]
     with tempfile.TemporaryDirectory() as directory:
         try:
             for port in engines:
@@ -278,6 +285,7 @@ def main():
     arguments.add_argument("--engine", default="", help="flags of `warmroute sim`, such as '--max-num-seqs 8'")
     arguments.add_argument("--replicas", type=int, default=1, help="replicas of warmroute; requests go to each in turn")
     arguments.add_argument("--rounds", type=int, default=5)
+    arguments.add_argument("--exact", action="store_true", help="the engines publish KV events, and tokenize for warmroute")
     arguments.add_argument("--whole", action="store_true", help="do not stream: the first token is not seen")
     arguments.add_argument("--binary", action="append", default=[], metavar="ROUTER=FILE", help="another build for one ROUTER")
     arguments.add_argument("routers", nargs="+", metavar="ROUTER")

@@ -2,7 +2,7 @@
 # Plays a trace at N routers behind nginx, over 8 engines with prefix caches (cachefleet); prints one line of JSON.
 #   replicas.sh TRACE N [warmroute|vllm-router]
 # Environment: WARMROUTE (the binary), SPEEDUP (20: a run takes 25 s; delays inside the routers count 20-fold, so use
-# 2 to judge what replicas share), EXTRA (YAML lines added to each replica's configuration; {self} becomes the
+# 2 to judge what replicas share), RATE (2: times the recorded rate), EXTRA (YAML lines added to each replica's configuration; {self} becomes the
 # replica's own address for its peers, {peers} the list of all).
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -57,5 +57,5 @@ for _ in $(seq 60); do
     sleep 0.5
 done
 sleep 4
-result=$("$rig/player" --trace "$trace" --addr 127.0.0.1:9590 --rate 2 --requests 3000 --speedup "$speedup")
+result=$("$rig/player" --trace "$trace" --addr 127.0.0.1:9590 --rate "${RATE:-2}" --requests 3000 --speedup "$speedup")
 echo "$what replicas=$count speedup=$speedup $result"

@@ -139,6 +139,9 @@ pub struct LearntSpeed {
     /// The most requests that the engine ran while others waited; 0 if none ever waited.
     #[prost(uint32, tag = "6")]
     pub slots: u32,
+    /// The part of the time of prompts in which answers are generated all the same, 0 to 1.
+    #[prost(float, tag = "7")]
+    pub overlap: f32,
 }
 /// What the sender routed since its last report. Hashes are the same on all replicas with the same `predicted.block_size`.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -147,6 +147,8 @@ struct SpeedRow {
     answer_us: f64,
     /// What a thousand more tokens of the answers' contexts add to a step.
     thousand_context_tokens_us: f64,
+    /// The part of the time of computing prompts in which its answers go on all the same, 0 to 1.
+    overlap: f64,
     /// From how many observations its own speed was learnt; with few it counts as workers of its model and hardware.
     samples: u64,
     /// Answers that its engine generates at the same time, as decisions count them.
@@ -165,6 +167,7 @@ impl SpeedRow {
             step_ms: rounded(speed.step * 1e3),
             answer_us: rounded(speed.answer() * 1e6),
             thousand_context_tokens_us: rounded(speed.context() * 1e9),
+            overlap: rounded(speed.overlap),
             samples: worker.speed_samples(),
             slots: worker.slots(),
             learnt_slots: worker.load.learnt_slots(),

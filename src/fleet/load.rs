@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 
 pub use self::share::LoadShare;
 use super::speed::{LoadNow, SharedF32, SharedSpeed};
@@ -21,6 +22,10 @@ const REPORTS: u16 = 1 << 15;
 
 /// Prompt tokens that any engine computes in one step: the least that vLLM and SGLang have by default.
 const STEP_TOKENS: u64 = 2_048;
+
+/// An engine whose slots are taken runs the same number of requests at so many reports. Where requests wait for something else
+/// (a step with room for their prompts, memory), the number varies.
+const FULL_REPORTS: usize = 4;
 
 /// What the average of the requests moves by each second: the last two count for two thirds.
 const USUAL_STEP: f64 = 0.4;
@@ -71,6 +76,8 @@ struct Reported {
     /// Uncached prompt tokens of requests that have had their first token.
     computed_tokens: AtomicU64,
     report: Mutex<Option<LoadReport>>,
+    /// What the engine ran at the last reports of requests that wait inside it.
+    full: Mutex<SmallVec<[u32; FULL_REPORTS]>>,
     /// Requests that the report has beyond this router's own.
     beyond_own: AtomicU32,
 }
@@ -182,6 +189,7 @@ impl Load {
     /// The engine may be another one.
     pub(super) fn forget_slots(&self) {
         self.slots.store(0, Relaxed);
+        self.reported.full.lock().clear();
     }
 
     /// Requests that wait inside the engine for a slot or for memory, of all its clients, as of its last report.
@@ -263,15 +271,42 @@ impl Load {
         self.slots.fetch_or(REPORTS, Relaxed);
         let slots = self.learnt_slots();
         // Behind that many tokens of prompts a request waits for a step, however many slots are free.
-        let waits_for_slot = self.queued_tokens() < STEP_TOKENS
-            || slots.is_some_and(|slots| reported.running >= slots);
-        let waiting = if waits_for_slot { reported.waiting } else { 0 };
+        let has_room_in_step = self.queued_tokens() < STEP_TOKENS;
+        let is_full = slots.is_some_and(|slots| reported.running >= slots);
+        let mut waiting = reported.waiting;
+        if waiting > 0 && (has_room_in_step || is_full) {
+            let full = self.see_full(reported.running);
+            let most = full.iter().copied().max().unwrap_or_default();
+            let spread = most - full.iter().copied().min().unwrap_or_default();
+            let is_steady = spread <= most / 8;
+            // In an engine of a few slots one request may have ended whose slot is not taken yet.
+            let knows_slots = slots.is_some() && spread <= 1;
+            if is_steady && full.len() == FULL_REPORTS {
+                self.see_slots(reported.running, REPORTS);
+            } else if !is_steady && !knows_slots {
+                waiting = 0;
+                // A few of the same number were chance.
+                self.slots.store(REPORTS, Relaxed);
+            }
+        } else {
+            waiting = 0;
+        }
         self.waiting.store(short(waiting), Relaxed);
         // An engine whose memory was full ran fewer than it does now.
-        if waiting > 0 || slots.is_some() {
+        if slots.is_some_and(|slots| reported.running > slots) {
             self.see_slots(reported.running, REPORTS);
         }
         *self.reported.report.lock() = Some(reported);
+    }
+
+    /// The engine runs so many requests while others wait. Returns the numbers of the last such reports, up to [`FULL_REPORTS`].
+    fn see_full(&self, running: u32) -> SmallVec<[u32; FULL_REPORTS]> {
+        let mut full = self.reported.full.lock();
+        if full.len() == FULL_REPORTS {
+            full.remove(0);
+        }
+        full.push(running);
+        full.clone()
     }
 
     /// Discards the report if it is older than `then`.
@@ -439,6 +474,10 @@ mod tests {
             waiting,
             ..reported(running)
         };
+        for _ in 1..FULL_REPORTS {
+            load.report(full(64, 3));
+            assert_eq!((load.learnt_slots(), load.waiting()), (None, 3));
+        }
         load.report(full(64, 3));
         load.report(full(60, 1));
         assert_eq!((load.slots(), load.waiting()), (64, 1));
@@ -459,6 +498,46 @@ mod tests {
         assert_eq!(load.slots(), DEFAULT_SLOTS);
     }
 
+    /// Short texts may be many tokens: then the router does not know how much its engine has to compute.
+    #[test]
+    fn an_engine_that_runs_now_more_and_now_fewer_while_requests_wait_shows_no_slots() {
+        let load = Load::default();
+        let full = |running| LoadReport {
+            waiting: 3,
+            ..reported(running)
+        };
+        for running in [5, 9, 7, 5, 5, 6] {
+            load.report(full(running));
+            assert_eq!(load.learnt_slots(), None, "{running}");
+        }
+        assert_eq!(load.waiting(), 0);
+        // By chance it is the same number some times.
+        for _ in 0..FULL_REPORTS {
+            load.report(full(8));
+        }
+        assert_eq!((load.learnt_slots(), load.waiting()), (Some(8), 3));
+        load.report(full(4));
+        assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
+    }
+
+    #[test]
+    fn a_slot_of_a_few_that_is_free_for_a_moment_is_no_reason_to_forget_them() {
+        let load = Load::default();
+        let full = |running| LoadReport {
+            waiting: 3,
+            ..reported(running)
+        };
+        for _ in 0..FULL_REPORTS {
+            load.report(full(4));
+        }
+        for running in [3, 4, 4, 3, 4] {
+            load.report(full(running));
+            assert_eq!((load.learnt_slots(), load.waiting()), (Some(4), 3));
+        }
+        load.report(full(2));
+        assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
+    }
+
     #[test]
     fn what_waits_behind_long_prompts_waits_for_no_slot() {
         let load = Load::default();
@@ -470,7 +549,9 @@ mod tests {
         load.report(full(5));
         assert_eq!((load.learnt_slots(), load.waiting()), (None, 0));
         load.end_request(STEP_TOKENS as u32, STEP_TOKENS as u32);
-        load.report(full(64));
+        for _ in 0..FULL_REPORTS {
+            load.report(full(64));
+        }
         assert_eq!((load.learnt_slots(), load.waiting()), (Some(64), 3));
         // All of the slots that it is known to have are taken.
         load.begin_request(STEP_TOKENS as u32, STEP_TOKENS as u32);

@@ -178,6 +178,7 @@ impl Workers {
                 prompt_token: speed.prompt_token as f32,
                 step: speed.step as f32,
                 batch: speed.batch as f32,
+                overlap: speed.overlap as f32,
                 samples: worker.speed_samples(),
                 slots: worker.load.learnt_slots().unwrap_or(0),
             }
@@ -198,6 +199,7 @@ impl Workers {
                     prompt_token: row.prompt_token.into(),
                     step: row.step.into(),
                     batch: row.batch.into(),
+                    overlap: f64::from(row.overlap).clamp(0.0, 1.0),
                 };
                 worker.on_peer_speed(&speed, row.samples, row.slots);
             }

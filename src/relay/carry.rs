@@ -83,6 +83,7 @@ impl Relay {
             job.context.started,
             charge,
         );
+        count.max_tokens = wanted.of_only_choice();
         self.budget().on_request();
         let mut last = LastFailure::default();
         let first = Some(First {

@@ -26,6 +26,11 @@ impl WantedOutput {
             odd_value: peek.odd_value,
         }
     }
+
+    /// The most tokens of the answer, if it has one choice.
+    pub(super) fn of_only_choice(&self) -> Option<u64> {
+        self.max_tokens.filter(|_| self.choices == 1)
+    }
 }
 
 impl Relay {

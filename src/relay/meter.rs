@@ -276,7 +276,10 @@ impl Meter {
             owner => model.report_failure(worker, self.client, owner, outcome.as_str()),
         }
         let (usage, passed) = (self.used(), self.passed_tokens());
-        let generated = usage.map_or(passed, |usage| usage.output_tokens);
+        let generated = match usage {
+            Some(usage) => usage.output_tokens,
+            None => self.at_limit(passed).unwrap_or(passed),
+        };
         self.show_speed(now, generated);
         let (model, worker) = (self.count.model.clone(), self.running.worker());
         if outcome == Outcome::Complete && generated > 0 {
@@ -312,6 +315,13 @@ impl Meter {
                 summary.generation_tokens += usage.output_tokens;
             });
         }
+    }
+
+    /// The tokens of an answer that ended at its limit, in a few pieces that do not show how many they have. Only for what is
+    /// learnt of times: an engine may say the same of an answer that filled its context.
+    fn at_limit(&self, passed: u64) -> Option<u64> {
+        let is_at_limit = passed < MIN_TOKENS && self.unreported.is_at_limit();
+        self.count.max_tokens.filter(|_| is_at_limit)
     }
 
     /// Reports how long the answer's tokens took. `generated`: all of them, however many came in a piece.

@@ -21,6 +21,8 @@ pub(super) struct RequestCount {
     /// The API that the engine was sent.
     wire: Api,
     is_counted: bool,
+    /// The most tokens that its only choice may have.
+    pub(super) max_tokens: Option<u64>,
     /// In the limits of its tenant.
     charge: Option<Charge>,
 }
@@ -39,6 +41,7 @@ impl RequestCount {
             wire: api,
             started,
             is_counted: false,
+            max_tokens: None,
             charge,
         }
     }

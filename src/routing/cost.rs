@@ -107,7 +107,7 @@ impl<'a> Costs<'a> {
         let prompt_token = state.speed.prompt_token;
         Terms {
             compute: new * prompt_token,
-            delay: new * (self.mean_prompt_token + state.delayed * prompt_token),
+            delay: new * (self.mean_prompt_token + delayed(state) * prompt_token),
             ..self.terms_of_answer(state)
         }
     }
@@ -160,6 +160,14 @@ impl<'a> Costs<'a> {
     }
 }
 
+/// How many requests the tokens of a prompt delay: of those whose answers are generated, the part that stands still meanwhile;
+/// and of those whose prompts wait all, since as many will come behind this one.
+#[inline]
+fn delayed(state: &State) -> f64 {
+    let waiting = state.queued_tokens as f64 / state.context_tokens.max(1) as f64;
+    state.delayed * (1.0 - state.speed.overlap * (1.0 - waiting.min(1.0)))
+}
+
 /// How many times all slots must become free before this request has one.
 #[inline]
 fn over_slots(state: &State) -> f64 {
@@ -179,8 +187,9 @@ pub fn step_seconds(state: &State) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::fleet::speed::Speed;
     use crate::routing::policy::tests::Table;
-    use crate::routing::types::delayed;
+    use crate::routing::types;
 
     fn request(prompt_tokens: u32, answer_tokens: f64) -> Request {
         Request {
@@ -222,6 +231,27 @@ mod tests {
     }
 
     #[test]
+    fn answers_that_go_on_beside_prompts_are_not_delayed_but_prompts_that_wait_are() {
+        let delay = |overlap, queued| {
+            let speed = Speed {
+                overlap,
+                ..Speed::default()
+            };
+            let state = State {
+                speed,
+                ..state(20, queued, 100_000)
+            };
+            terms(&request(1_200, 250.0), &state, 1_200).delay
+        };
+        let one = 0.1;
+        assert!(is_near(delay(0.0, 0), one * 21.0));
+        assert!(is_near(delay(0.0, 50_000), one * 21.0));
+        assert!(is_near(delay(1.0, 0), one));
+        assert!(is_near(delay(1.0, 50_000), one * 11.0));
+        assert!(is_near(delay(0.5, 0), one * 11.0));
+    }
+
+    #[test]
     fn a_cached_prefix_is_left_once_its_worker_has_many_answers_to_generate() {
         // One system prompt of 6,200 tokens at one of two workers: the fortieth request is better off at the idle one.
         let request = request(6_260, 256.0);
@@ -237,7 +267,7 @@ mod tests {
         let request = request(10_000, 40.0);
         let at = |requests: u32, usual: f64, new_tokens| {
             let state = State {
-                delayed: delayed(requests, usual),
+                delayed: types::delayed(requests, usual),
                 ..state(requests, 0, u64::from(requests) * 9_000)
             };
             terms(&request, &state, new_tokens).sum()

@@ -166,6 +166,7 @@ impl Seen {
             answer_tokens: steps * ((passed.answers - from.answers) / seconds).max(1.0),
             context_tokens: steps * (passed.context - from.context) / seconds,
             prompt_tokens: passed.prompt_tokens - from.prompt_tokens,
+            beside_tokens: passed.prompt_tokens - from.prompt_tokens - f64::from(uncached_tokens),
         };
         push(&mut inner.ends, row);
     }
@@ -216,6 +217,7 @@ impl Inner {
             answer_tokens: steps * part * f64::from(load.requests),
             context_tokens: steps * part * load.context_tokens as f64,
             prompt_tokens: tokens,
+            beside_tokens: 0.0,
         }
     }
 }

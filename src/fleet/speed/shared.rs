@@ -29,7 +29,17 @@ impl SharedF32 {
 pub struct SharedSpeed {
     prompt_token: SharedF32,
     step: SharedF32,
-    batch: SharedF32,
+    /// The upper half of `batch` as an `f32`, which is within half a percent, and `overlap` in parts of [`WHOLE`]: a decision's
+    /// numbers fill a cache line.
+    batch_and_overlap: AtomicU32,
+}
+
+/// An overlap of 1.
+const WHOLE: f64 = 65_535.0;
+
+fn packed(speed: &Speed) -> u32 {
+    let overlap = (speed.overlap * WHOLE).round() as u32;
+    (speed.batch as f32).to_bits() & !0xffff | overlap & 0xffff
 }
 
 impl Default for SharedSpeed {
@@ -38,7 +48,7 @@ impl Default for SharedSpeed {
         Self {
             prompt_token: SharedF32::new(start.prompt_token),
             step: SharedF32::new(start.step),
-            batch: SharedF32::new(start.batch),
+            batch_and_overlap: AtomicU32::new(packed(&start)),
         }
     }
 }
@@ -46,10 +56,12 @@ impl Default for SharedSpeed {
 impl SharedSpeed {
     #[inline]
     pub fn get(&self) -> Speed {
+        let packed = self.batch_and_overlap.load(Relaxed);
         Speed {
             prompt_token: self.prompt_token.get(),
             step: self.step.get(),
-            batch: self.batch.get(),
+            batch: f32::from_bits(packed & !0xffff).into(),
+            overlap: f64::from(packed & 0xffff) / WHOLE,
         }
     }
 
@@ -61,6 +73,6 @@ impl SharedSpeed {
     pub fn set(&self, speed: &Speed) {
         self.prompt_token.set(speed.prompt_token);
         self.step.set(speed.step);
-        self.batch.set(speed.batch);
+        self.batch_and_overlap.store(packed(speed), Relaxed);
     }
 }

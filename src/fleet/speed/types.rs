@@ -19,6 +19,9 @@ pub struct Speed {
     pub step: f64,
     /// How many times [`ANSWER`] and [`CONTEXT`] the engine takes.
     pub batch: f64,
+    /// The part of the time of computing prompts in which answers are generated all the same: 0 where a step does one after the
+    /// other, 1 where prompts take nothing from answers (computed elsewhere, or beside them).
+    pub overlap: f64,
 }
 
 impl Default for Speed {
@@ -30,6 +33,7 @@ impl Default for Speed {
             prompt_token: 1.0 / 12_000.0,
             step: 0.01,
             batch: 1.0,
+            overlap: 0.0,
         }
     }
 }
@@ -70,6 +74,8 @@ pub struct Row {
     pub context_tokens: f64,
     /// Prompt tokens computed.
     pub prompt_tokens: f64,
+    /// The part of them that was computed while the answer was generated that the row is from.
+    pub beside_tokens: f64,
 }
 
 impl Row {
@@ -79,5 +85,6 @@ impl Row {
         self.answer_tokens += other.answer_tokens;
         self.context_tokens += other.context_tokens;
         self.prompt_tokens += other.prompt_tokens;
+        self.beside_tokens += other.beside_tokens;
     }
 }

@@ -16,6 +16,8 @@ use crate::prompt::Api;
 
 static CHOICE_DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\":{"));
 static EVENT_DELTA: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"delta\":\""));
+static AT_LIMIT: LazyLock<Finder<'static>> =
+    LazyLock::new(|| Finder::new("\"finish_reason\":\"length\""));
 static TEXT: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("\"text\":\""));
 
 /// Events of one token have 4 bytes of text on average, few have more than 16, and no text's average is twice the mean of
@@ -43,6 +45,8 @@ pub(in crate::relay) struct TokenCount {
     text_bytes: u64,
     /// The last event was cut.
     is_cut: bool,
+    /// An event says that the answer ended because it had as many tokens as it may have.
+    is_at_limit: bool,
 }
 
 impl TokenCount {
@@ -55,6 +59,7 @@ impl TokenCount {
             if std::mem::replace(&mut self.is_cut, end.is_none()) {
                 self.text_bytes += line.len() as u64;
             } else if let Some(data) = line.strip_prefix(b"data:") {
+                self.is_at_limit |= AT_LIMIT.find(data).is_some();
                 self.add_event(api, data.trim_ascii_start());
             }
             rest = &rest[(line.len() + 1).min(rest.len())..];
@@ -71,6 +76,11 @@ impl TokenCount {
     pub(in crate::relay) fn only_text(&self) -> Option<u64> {
         let is_only = self.listed == 0 && self.events == 1 && !self.is_cut;
         (is_only && self.text_bytes > 0).then_some(self.text_bytes)
+    }
+
+    /// Whether a choice ended because it had as many tokens as it may have.
+    pub(in crate::relay) fn is_at_limit(&self) -> bool {
+        self.is_at_limit
     }
 
     /// The tokens, at least one for each event. `bytes_per_token`: of a text of the model.
@@ -370,6 +380,18 @@ mod tests {
         let chunk = json!({"id": "x", "choices": [choice]});
         // As engines write it, without spaces, and as others may.
         format!("data: {chunk}\n\n")
+    }
+
+    #[test]
+    fn an_answer_that_ended_at_its_limit_says_so() {
+        let is_at_limit = |reason: &str| {
+            let mut count = TokenCount::default();
+            let choice = json!({"index": 0, "delta": {"content": "a"}, "finish_reason": reason});
+            count.add(Api::Chat, event(&choice).as_bytes());
+            count.is_at_limit()
+        };
+        assert!(is_at_limit("length"));
+        assert!(!is_at_limit("stop"));
     }
 
     #[test]

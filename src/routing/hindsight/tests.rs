@@ -9,6 +9,7 @@ const SLOW_ANSWERS: Speed = Speed {
     prompt_token: 1.0 / 12_000.0,
     step: 0.01,
     batch: 1.0,
+    overlap: 0.0,
 };
 
 fn workers(count: u32, slots: u32) -> Vec<Worker> {

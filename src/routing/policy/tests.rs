@@ -338,8 +338,8 @@ fn a_replica_that_hears_of_others_takes_the_lowest_cost() {
 }
 
 /// Of each worker: tokens of contexts, slots, requests that wait inside the engine, whether it lacks the adapter, times of a
-/// step and of a batch.
-type Other = (u64, u32, u32, bool, f64, f64);
+/// step and of a batch, and the part of the time of prompts in which answers go on.
+type Other = (u64, u32, u32, bool, f64, f64, f64);
 
 fn others() -> impl Strategy<Value = Vec<Other>> {
     let few = |most: u32| prop_oneof![Just(0), 0..most];
@@ -350,6 +350,7 @@ fn others() -> impl Strategy<Value = Vec<Other>> {
         any::<bool>(),
         0.0f64..0.1,
         0.0f64..9.0,
+        0.0f64..=1.0,
     );
     proptest::collection::vec(row, 40)
 }
@@ -357,7 +358,7 @@ fn others() -> impl Strategy<Value = Vec<Other>> {
 impl Table {
     fn with_others(mut self, others: &[Other]) -> Self {
         for (state, other) in self.states.iter_mut().zip(others) {
-            let &(context_tokens, slots, waiting, lacks_adapter, step, batch) = other;
+            let &(context_tokens, slots, waiting, lacks_adapter, step, batch, overlap) = other;
             *state = State {
                 context_tokens,
                 slots,
@@ -366,6 +367,7 @@ impl Table {
                 speed: Speed {
                     step,
                     batch,
+                    overlap,
                     ..state.speed
                 },
                 ..*state
