@@ -164,16 +164,7 @@ impl Run<'_> {
                 }
                 self.exact_index.remove(worker, &evicted);
             }
-            Event::Report { router } => {
-                self.is_report_due[router] = false;
-                self.reported_at[router] = Some(now);
-                let report = self.routers[router].report();
-                for (other, replica) in self.routers.iter_mut().enumerate() {
-                    if other != router {
-                        replica.on_report(now, self.jobs, &report);
-                    }
-                }
-            }
+            Event::Report { router } => self.on_report(now, router),
             Event::Tick if self.unfinished > 0 => {
                 let gauges = self.gauges();
                 for router in &mut self.routers {
@@ -182,6 +173,17 @@ impl Run<'_> {
                 self.events.set(now + TICK, Event::Tick);
             }
             Event::Tick => {}
+        }
+    }
+
+    fn on_report(&mut self, now: Duration, router: usize) {
+        self.is_report_due[router] = false;
+        self.reported_at[router] = Some(now);
+        let report = self.routers[router].report();
+        for (other, replica) in self.routers.iter_mut().enumerate() {
+            if other != router {
+                replica.on_report(now, self.jobs, &report);
+            }
         }
     }
 
@@ -317,6 +319,11 @@ impl Run<'_> {
             && !std::mem::replace(&mut self.is_report_due[job.router], true)
         {
             let router = job.router;
+            if interval.is_zero() {
+                // As an event it would come after what else happens at this time.
+                self.on_report(now, router);
+                return;
+            }
             let earliest = self.reported_at[router].map_or(Duration::ZERO, |at| at + interval);
             let look = interval / LOOKS_PER_REPORT;
             let at = next_tick(
@@ -335,9 +342,6 @@ const LOOKS_PER_REPORT: u32 = 4;
 
 /// The time of a replica's next report. The replicas' ticks are spread over the interval.
 fn next_tick(now: Duration, interval: Duration, router: usize, routers: usize) -> Duration {
-    if interval.is_zero() {
-        return now;
-    }
     let phase = interval.mul_f64(router as f64 / routers as f64);
     let since = now.saturating_sub(phase).as_nanos() / interval.as_nanos();
     phase + interval * (since as u32 + 1)
