@@ -226,10 +226,12 @@ mod tests {
         }
     }
 
+    type Change = fn(&mut WorkerNumbers);
+
     #[test]
     fn a_worker_leaves_over_a_part_of_its_slots_while_nobody_waits_for_it() {
         let none = SpareRoom::default();
-        let table: [(&str, fn(&mut WorkerNumbers), SpareRoom); 14] = [
+        let table: [(&str, Change, SpareRoom); 14] = [
             ("idle", |_| {}, room(80, 1_200, 1)),
             ("some run", |of| of.requests = 30, room(50, 1_200, 1)),
             ("its share is used", |of| of.requests = 80, none),
