@@ -68,7 +68,7 @@ class Clients(unittest.TestCase):
 
     def run_client(self, *command, **environment):
         router = {"OPENAI_BASE_URL": self.cluster.base_url, "ADMIN_URL": self.cluster.router.admin_url, "LIMIT_MS": str(int(1_000 * LIMIT_S))}
-        done = run(*command, **router, **environment)
+        done = run(*command, **{**router, **environment})
         self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout
 
