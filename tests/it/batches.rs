@@ -1,6 +1,6 @@
 //! Files and batches: from an upload to its results, over replicas, kills and tenants.
 
-mod clients;
+pub(crate) mod clients;
 mod messages;
 mod replicas;
 

@@ -7,10 +7,14 @@ use serde_json::{Value, json};
 use crate::client::{self, Answer};
 use crate::cluster::{Router, eventually};
 
-const ENDS: [&str; 4] = ["completed", "failed", "expired", "cancelled"];
+/// The statuses of batches that have ended.
+pub(crate) const ENDS: [&str; 4] = ["completed", "failed", "expired", "cancelled"];
+
+/// The header of a [`form`].
+pub(crate) const FORM: (&str, &str) = ("content-type", "multipart/form-data; boundary=x1");
 
 /// A line that asks for a chat completion of so many tokens.
-pub(super) fn chat_line(custom_id: &str, text: &str, max_tokens: u32) -> String {
+pub(crate) fn chat_line(custom_id: &str, text: &str, max_tokens: u32) -> String {
     json!({
         "custom_id": custom_id,
         "method": "POST",
@@ -25,7 +29,7 @@ pub(super) fn chat_line(custom_id: &str, text: &str, max_tokens: u32) -> String 
 }
 
 /// The ids of results, sorted.
-pub(super) fn custom_ids(results: &[Value]) -> Vec<String> {
+pub(crate) fn custom_ids(results: &[Value]) -> Vec<String> {
     let ids = results.iter().map(|result| {
         let id = result["custom_id"].as_str();
         id.unwrap_or_else(|| panic!("no id: {result}")).to_owned()
@@ -33,6 +37,20 @@ pub(super) fn custom_ids(results: &[Value]) -> Vec<String> {
     let mut ids: Vec<String> = ids.collect();
     ids.sort();
     ids
+}
+
+/// The body of an upload of these lines.
+pub(crate) fn form(lines: &[String]) -> String {
+    let part = |head: &str, value: &str| {
+        format!("--x1\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n")
+    };
+    let file = "name=\"file\"; filename=\"in.jsonl\"";
+    let form = [
+        part("name=\"purpose\"", "batch"),
+        part(file, &lines.join("\n")),
+        "--x1--\r\n".to_owned(),
+    ];
+    form.concat()
 }
 
 /// The lines of an answer in JSONL.
@@ -45,13 +63,13 @@ pub(super) fn json_lines(answer: &Answer) -> Vec<Value> {
 
 /// A client of one router.
 #[derive(Clone, Debug)]
-pub(super) struct Client {
+pub(crate) struct Client {
     pub(super) api: SocketAddr,
     bearer: String,
 }
 
 impl Client {
-    pub(super) fn of(router: &Router) -> Self {
+    pub(crate) fn of(router: &Router) -> Self {
         Self::with_key(router, "none")
     }
 
@@ -62,7 +80,7 @@ impl Client {
         }
     }
 
-    pub(super) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.send("GET", path, String::new()).await
     }
 
@@ -73,20 +91,8 @@ impl Client {
 
     /// Uploads lines; returns the file's id.
     pub(super) async fn upload(&self, lines: &[String]) -> String {
-        let part = |head: &str, value: &str| {
-            format!("--x1\r\nContent-Disposition: form-data; {head}\r\n\r\n{value}\r\n")
-        };
-        let file = "name=\"file\"; filename=\"in.jsonl\"";
-        let form = [
-            part("name=\"purpose\"", "batch"),
-            part(file, &lines.join("\n")),
-            "--x1--\r\n".to_owned(),
-        ];
-        let headers = [
-            ("authorization", &*self.bearer),
-            ("content-type", "multipart/form-data; boundary=x1"),
-        ];
-        let answer = client::send(self.api, "POST", "/v1/files", &headers, form.concat()).await;
+        let headers = [("authorization", &*self.bearer), FORM];
+        let answer = client::send(self.api, "POST", "/v1/files", &headers, form(lines)).await;
         assert_eq!(answer.status, 200, "{}", answer.text());
         let object = answer.json();
         assert_eq!(object["purpose"], "batch");
@@ -127,7 +133,7 @@ impl Client {
     }
 
     /// The batch once it has ended.
-    pub(super) async fn ended(&self, batch: &Value) -> Value {
+    pub(crate) async fn ended(&self, batch: &Value) -> Value {
         let mut last = Value::Null;
         eventually("the batch ends", async || {
             last = self.batch(batch).await;
@@ -138,7 +144,7 @@ impl Client {
     }
 
     /// The lines of one of its files.
-    pub(super) async fn results(&self, batch: &Value, file: &str) -> Vec<Value> {
+    pub(crate) async fn results(&self, batch: &Value, file: &str) -> Vec<Value> {
         let id = batch[file].as_str();
         let id = id.unwrap_or_else(|| panic!("no {file}: {batch}"));
         let content = self.get(&format!("/v1/files/{id}/content")).await;
@@ -147,6 +153,6 @@ impl Client {
     }
 }
 
-fn path(batch: &Value) -> String {
+pub(crate) fn path(batch: &Value) -> String {
     format!("/v1/batches/{}", batch["id"].as_str().unwrap())
 }
