@@ -218,11 +218,14 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
     let storage = &work.batches.storage;
     let mut files = ResultFiles::new(work, record)?;
     let mut assembler = Assembler::new(record.counts.total);
-    for path in storage.list(&paths::parts(&record.id)).await? {
-        let mut lines = ObjectLines::open(storage, &path).await?;
-        while let Some(line) = lines.next().await? {
-            if let Some((is_ok, text)) = assembler.push(&line) {
-                files.write(is_ok, text).await?;
+    for shard in 0..record.shard_count {
+        let parts = paths::shard_parts(&record.id, shard);
+        for path in storage.list(&parts).await? {
+            let mut lines = ObjectLines::open(storage, &path).await?;
+            while let Some(line) = lines.next().await? {
+                if let Some((is_ok, text)) = assembler.push(&line) {
+                    files.write(is_ok, text).await?;
+                }
             }
         }
     }

@@ -86,8 +86,8 @@ async fn finished_lines(
 ) -> Result<Assembler, StorageError> {
     let storage = &work.batches.storage;
     let mut done = Assembler::new(shard.first_line.saturating_add(shard.lines));
-    let prefix = paths::shard_parts(&work.key().id, number);
-    for path in storage.list(&prefix).await? {
+    let folder = paths::shard_parts(&work.key().id, number);
+    for path in storage.list(&folder).await? {
         let mut lines = ObjectLines::open(storage, &path).await?;
         while let Some(line) = lines.next().await? {
             let _ = done.push(&line);
