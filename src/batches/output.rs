@@ -82,6 +82,16 @@ impl ResultOf<'_> {
         self.failure("api_error", code, message)
     }
 
+    /// The result of a line that has none when the batch ends, and whose `custom_id` went with the input file.
+    pub fn input_gone(&self) -> String {
+        let number = u64::from(self.line) + 1;
+        let message = format!(
+            "This request has no result, because the input file of the batch was deleted or has expired. It was line \
+             {number} of the file, blank lines not counted; its custom_id is not known any more."
+        );
+        self.failure("api_error", "input_file_gone", &message)
+    }
+
     /// `kind` is Anthropic's type of the error, `code` OpenAI's code.
     fn failure(&self, kind: &str, code: &str, message: &str) -> String {
         let message = quoted(message);

@@ -248,14 +248,21 @@ async fn write_missing(
         return Ok(());
     }
     for shard in work.shards().await? {
-        let mut numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
-        if numbers.all(|line| assembler.has(line)) {
+        let numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
+        let missing: Vec<u32> = numbers.filter(|line| !assembler.has(*line)).collect();
+        if missing.is_empty() {
             continue;
         }
         let bytes = match work.shard_bytes(record, &shard).await {
             Ok(bytes) => bytes,
-            // The client has deleted the input, and with it knows what it had. They are counted all the same.
-            Err(StorageError::NotFound) => return Ok(()),
+            // The client has deleted the input, or it has expired.
+            Err(StorageError::NotFound) => {
+                for number in missing {
+                    let text = result_of(record, number, "").input_gone();
+                    files.write(false, text.as_bytes()).await?;
+                }
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         for (number, line) in shards::lines(&bytes, shard.first_line) {
@@ -263,15 +270,18 @@ async fn write_missing(
                 continue;
             }
             let custom_id = custom_id(line);
-            let of = ResultOf {
-                flavor: record.flavor,
-                batch: &record.id,
-                line: number,
-                custom_id: &custom_id,
-            };
-            let text = of.not_run(record.ending);
+            let text = result_of(record, number, &custom_id).not_run(record.ending);
             files.write(false, text.as_bytes()).await?;
         }
     }
     Ok(())
+}
+
+fn result_of<'a>(record: &'a BatchRecord, line: u32, custom_id: &'a str) -> ResultOf<'a> {
+    ResultOf {
+        flavor: record.flavor,
+        batch: &record.id,
+        line,
+        custom_id,
+    }
 }

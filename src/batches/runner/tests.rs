@@ -30,6 +30,8 @@ const CALLER: &str = "default";
 #[derive(Debug, Default)]
 struct Engines {
     answered: AtomicU32,
+    /// They have no room for any line.
+    is_full: bool,
 }
 
 impl SendLine for Engines {
@@ -52,7 +54,7 @@ impl SendLine for Engines {
 
     fn room(&self, _: &str) -> SpareRoom {
         SpareRoom {
-            requests: 50,
+            requests: if self.is_full { 0 } else { 50 },
             prompt_tokens: 100_000,
             workers: 1,
         }
@@ -88,6 +90,10 @@ impl Shared {
     }
 
     fn replica(&self) -> Replica {
+        self.replica_with(Engines::default())
+    }
+
+    fn replica_with(&self, engines: Engines) -> Replica {
         let (tasks, registry) = (Tasks::default(), Registry::default());
         let settings = Settings::default();
         let (store, storage) = (self.store.clone(), self.storage.clone());
@@ -109,7 +115,7 @@ impl Shared {
             &registry,
         );
         let batches = Arc::new(batches);
-        let engines = Arc::<Engines>::default();
+        let engines = Arc::new(engines);
         batches.start(engines.clone());
         Replica {
             batches,
@@ -189,16 +195,21 @@ impl Replica {
         tokio::time::timeout(limit, waits).await.expect("it holds")
     }
 
-    /// The ids in a file of results, each of which must be there once.
-    async fn ids(&self, file: &Value) -> BTreeSet<String> {
+    /// The lines of a file of results.
+    async fn results(&self, file: &Value) -> Vec<Value> {
         let endpoint = BatchEndpoint::FileContent(file.as_str().unwrap().to_owned());
         let content = self.answer(&endpoint, String::new()).await;
+        let lines = content.split(|byte| *byte == b'\n');
+        let lines = lines.filter(|line| !line.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
+    }
+
+    /// The ids in a file of results, each of which must be there once.
+    async fn ids(&self, file: &Value) -> BTreeSet<String> {
         let mut ids = BTreeSet::new();
-        for line in content.split(|byte| *byte == b'\n') {
-            if line.is_empty() {
-                continue;
-            }
-            let line: Value = serde_json::from_slice(line).unwrap();
+        for line in self.results(file).await {
             let id = line["custom_id"].as_str().unwrap().to_owned();
             assert!(ids.insert(id), "{line}");
         }
@@ -289,4 +300,34 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     second.assert_whole(&batch).await;
     let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
     assert!(answered(&first) + answered(&second) >= LINES);
+}
+
+#[tokio::test]
+async fn a_line_whose_input_is_gone_has_an_error() {
+    let shared = Shared::new();
+    let full = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&full, &lines("m")).await;
+    let created = full.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    full.until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    let path = file::storage_path(Tenant::default(), &file).unwrap();
+    shared.storage.delete(&path).await.unwrap();
+    full.tasks.drain(Duration::from_secs(10)).await;
+    let replica = shared.replica();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "completed", "{batch}");
+    let counts = json!({"total": LINES, "completed": 0, "failed": LINES});
+    assert_eq!(batch["request_counts"], counts);
+    let errors = replica.results(&batch["error_file_id"]).await;
+    assert_eq!(errors.len(), LINES);
+    for (number, line) in errors.iter().enumerate() {
+        assert_eq!(line["error"]["code"], "input_file_gone", "{line}");
+        let message = line["error"]["message"].as_str().unwrap();
+        let expected = format!("It was line {} of the file", number + 1);
+        assert!(message.contains(&expected), "{message}");
+    }
 }
