@@ -25,6 +25,7 @@ pub mod messages_batch;
 mod messages_endpoints;
 pub mod messages_requests;
 pub mod metrics;
+mod new_records;
 pub mod object;
 pub mod output;
 mod paths;
