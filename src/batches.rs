@@ -21,6 +21,7 @@ pub mod file;
 pub mod files;
 pub mod http_answer;
 pub mod line;
+pub mod memory_bounds;
 pub mod messages_batch;
 mod messages_endpoints;
 pub mod messages_requests;
@@ -45,6 +46,7 @@ pub mod works;
 
 pub use self::file::{FilePurpose, FileRecord};
 pub use self::files::{FileUpload, Files};
+pub use self::memory_bounds::{HeldAnswer, MemoryBounds};
 pub use self::metrics::Metrics;
 pub use self::report::{BatchEnd, ReportEnd};
 pub use self::routes::{BatchEndpoint, BatchRoute, route};

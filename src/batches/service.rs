@@ -14,6 +14,7 @@ use super::batch::{BatchRecord, BatchStatus, new_batch_id};
 use super::file::FileRecord;
 use super::files::{FileUpload, Files};
 use super::line::Flavor;
+use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
 use super::paths;
 use super::records::Records;
@@ -55,6 +56,7 @@ pub struct Batches {
     /// How long a replica that dies holds its works up.
     pub(super) lease: Duration,
     pub(super) works: Arc<Works>,
+    pub(super) memory: Arc<MemoryBounds>,
     urgent: Mutex<VecDeque<DocumentKey>>,
     reports: Option<Arc<dyn ReportEnd>>,
     failures: Mutex<LogOnce>,
@@ -88,6 +90,7 @@ impl Batches {
             tasks,
             io_threads,
             works: Works::new(metrics.shards_running.clone()),
+            memory: Arc::default(),
             metrics,
             owner: fastrand::u64(..),
             lease: LEASE,

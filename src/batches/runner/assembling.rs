@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::Bytes;
 use tokio::task::yield_now;
 use tracing::info;
 use xxhash_rust::xxh3::xxh3_128;
@@ -69,15 +69,13 @@ struct ResultFile {
 }
 
 impl ResultFile {
-    async fn write(&mut self, storage: &Storage, line: &[u8]) -> Result<(), StorageError> {
+    async fn write(&mut self, storage: &Storage, line: Bytes) -> Result<(), StorageError> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             none => none.insert(storage.writer(&self.path).await?),
         };
-        let mut text = BytesMut::with_capacity(line.len() + 1);
-        text.extend_from_slice(line);
-        text.extend_from_slice(b"\n");
-        writer.write(text.freeze()).await
+        writer.write(line).await?;
+        writer.write(Bytes::from_static(b"\n")).await
     }
 
     /// The id and the size of the file, if it has a line.
@@ -126,7 +124,7 @@ impl<'a> ResultFiles<'a> {
         })
     }
 
-    async fn write(&mut self, is_ok: bool, line: &[u8]) -> Result<(), StorageError> {
+    async fn write(&mut self, is_ok: bool, line: Bytes) -> Result<(), StorageError> {
         let storage = &self.work.batches.storage;
         let file = match &mut self.error {
             Some(error) if !is_ok => error,
@@ -215,6 +213,7 @@ fn openai_file(
 
 /// Nothing stays of files that are not finished: their writers are dropped.
 async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled, Halt> {
+    let _room = work.batches.memory.whole_file().await;
     let storage = &work.batches.storage;
     let mut files = ResultFiles::new(work, record)?;
     let mut assembler = Assembler::new(record.counts.total);
@@ -224,7 +223,7 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
             let mut lines = ObjectLines::open(storage, &path).await?;
             while let Some(line) = lines.next().await? {
                 if let Some((is_ok, text)) = assembler.push(&line) {
-                    files.write(is_ok, text).await?;
+                    files.write(is_ok, line.slice_ref(text)).await?;
                 }
             }
         }
@@ -259,7 +258,7 @@ async fn write_missing(
             Err(StorageError::NotFound) => {
                 for number in missing {
                     let text = result_of(record, number, "").input_gone();
-                    files.write(false, text.as_bytes()).await?;
+                    files.write(false, text.into()).await?;
                 }
                 continue;
             }
@@ -271,7 +270,7 @@ async fn write_missing(
             }
             let custom_id = custom_id(line);
             let text = result_of(record, number, &custom_id).not_run(record.ending);
-            files.write(false, text.as_bytes()).await?;
+            files.write(false, text.into()).await?;
         }
     }
     Ok(())
