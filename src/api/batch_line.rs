@@ -16,7 +16,7 @@ use tracing::debug;
 use super::access_log::{self, AccessLine, LoggedBody};
 use super::{ApiServer, Caller, request_id};
 use crate::batches::line::LineEndpoint;
-use crate::batches::{LineAnswer, LineRequest, SendFuture, SendLine};
+use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
 use crate::ids::{ClientKey, RequestId};
 use crate::limits::ChargeId;
 use crate::openai::error::{ApiError, ErrorShape};
@@ -31,7 +31,8 @@ const METHOD: &[u8] = b"BATCH";
 /// And as its client: there is none.
 const NO_ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
-/// A longer answer is not kept. 16 MiB are four million tokens, or the embeddings of a thousand texts.
+/// A longer answer is not kept. 16 MiB are four million tokens, or the embeddings of a thousand texts. It is the half of
+/// what one answer may take in memory.
 const MAX_ANSWER_BYTES: usize = 16 << 20;
 
 /// Milliseconds; more exact than `retry-after`.
@@ -117,6 +118,7 @@ impl ApiServer {
             let tasks = self.tasks.clone();
             Box::new(AccessLine::begin(request, id, NO_ADDRESS, tasks, trace))
         });
+        let held = line.held.clone();
         let answer = self
             .answer_line(line, id, &head, access.as_deref_mut())
             .await;
@@ -128,7 +130,7 @@ impl ApiServer {
             access.status = Some(response.status());
         }
         let (answer_head, body) = response.into_parts();
-        let collected = collect(LoggedBody::new(body, access)).await;
+        let collected = collect(LoggedBody::new(body, access), &held).await;
         let (error, may_retry) = match collected {
             Ok(body) => {
                 return LineAnswer {
@@ -248,7 +250,8 @@ enum NotCollected {
     TooLong,
 }
 
-async fn collect(mut body: LoggedBody) -> Result<Bytes, NotCollected> {
+/// Goes on reading as there is room for what comes.
+async fn collect(mut body: LoggedBody, held: &HeldAnswer) -> Result<Bytes, NotCollected> {
     let mut first = Bytes::new();
     let mut whole = Vec::new();
     while let Some(frame) = body.frame().await {
@@ -257,6 +260,7 @@ async fn collect(mut body: LoggedBody) -> Result<Bytes, NotCollected> {
         if first.len() + whole.len() + data.len() > MAX_ANSWER_BYTES {
             return Err(NotCollected::TooLong);
         }
+        held.grow(data.len()).await;
         // An answer in one piece, as most are, is not copied.
         if first.is_empty() && whole.is_empty() {
             first = data;
@@ -298,9 +302,10 @@ mod tests {
     #[tokio::test]
     async fn an_answer_is_collected_up_to_its_bound() {
         let body = |bytes: usize| LoggedBody::new(http::full(vec![b'x'; bytes]), None);
-        let whole = collect(body(MAX_ANSWER_BYTES)).await;
+        let held = || HeldAnswer::new(&Arc::default());
+        let whole = collect(body(MAX_ANSWER_BYTES), &held()).await;
         assert_eq!(whole.ok().map(|whole| whole.len()), Some(MAX_ANSWER_BYTES));
-        let long = collect(body(MAX_ANSWER_BYTES + 1)).await;
+        let long = collect(body(MAX_ANSWER_BYTES + 1), &held()).await;
         assert!(matches!(long, Err(NotCollected::TooLong)));
     }
 

@@ -18,7 +18,7 @@ use super::works::StopWork;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store::conversation::Order;
-use crate::store::documents::{Collection, DocumentPage};
+use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
 use crate::{http, observe};
 
 /// Records that are fetched at once.
@@ -55,6 +55,11 @@ impl Batches {
             sends_webhooks: self.sends_webhooks(),
         };
         let record = BatchRecord::new(new, observe::unix_ms());
+        if file.due_ms().is_some_and(|at| at < record.expires_ms) {
+            let why = "its file expires before the batch would: upload it again, to be kept for longer, or choose a \
+                       shorter 'completion_window'";
+            return Err(ApiError::wrong_value("input_file_id", why));
+        }
         let key = key_of(caller.tenant, record.flavor, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
         self.insert(&key, &record, 0).await?;
@@ -66,6 +71,23 @@ impl Batches {
         );
         self.look_at(key);
         Ok(json(record.object()))
+    }
+
+    /// `DELETE /v1/files/{id}`. A file that a batch has yet to read stays.
+    pub(super) async fn delete_file(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let file = self.file(tenant, id).await?;
+        if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
+            let reads =
+                |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;
+            if let Some(key) = self.find(tenant, Order::NewestFirst, reads).await? {
+                return Err(ApiError::file_in_use(id, &key.id));
+            }
+        }
+        self.files.delete(tenant, id).await
     }
 
     /// `GET /v1/batches`.
@@ -166,10 +188,13 @@ impl Batches {
                 if !paths::is_batch_id(flavor, &document.key.id) {
                     continue;
                 }
+                // One of a newer release hides no others.
+                let Some(record) = self.readable(document) else {
+                    continue;
+                };
                 if found.len() == query.limit {
                     break 'pages true;
                 }
-                let record = record_of(document).map_err(|error| ApiError::of_store(&error))?;
                 found.push(record);
             }
             if !listed.has_more || after.is_none() {
@@ -180,5 +205,45 @@ impl Batches {
             found.reverse();
         }
         Ok((found, has_more))
+    }
+    /// The first of a tenant's batches that is like this. One that is created meanwhile may be missed.
+    pub(super) async fn find(
+        &self,
+        tenant: Tenant,
+        order: Order,
+        is_wanted: impl Fn(&BatchRecord) -> bool,
+    ) -> Result<Option<DocumentKey>, ApiError> {
+        let mut after = None;
+        loop {
+            let page = DocumentPage {
+                after,
+                limit: FETCHED,
+                order,
+            };
+            let listed = self
+                .store
+                .documents(Collection::Batches, tenant, page)
+                .await;
+            let listed = listed.map_err(|error| ApiError::of_store(&error))?;
+            after = listed.documents.last().map(|last| last.key.id.clone());
+            for document in listed.documents {
+                if self
+                    .readable(&document)
+                    .is_some_and(|record| is_wanted(&record))
+                {
+                    return Ok(Some(document.key));
+                }
+            }
+            if !listed.has_more || after.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// `None`: the record is damaged, or a newer release has written it.
+    fn readable(&self, document: &Document) -> Option<BatchRecord> {
+        let read = record_of(document);
+        read.inspect_err(|error| self.failed("a batch is not listed", error))
+            .ok()
     }
 }

@@ -120,15 +120,9 @@ impl Batches {
             let what = "it cannot be deleted: cancel it first";
             return Err(ApiError::batch_not_ended(what));
         }
-        // The bytes first: as long as there is a record, a client can repeat what failed.
-        let deleted = self.storage.delete_all(&paths::folder(id)).await;
-        deleted.map_err(|error| self.storage_failed(&error))?;
         let key = key_of(tenant, Flavor::Messages, id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(id))?;
-        let removed = self.store.remove_document(key, None).await;
-        removed
-            .map(drop)
-            .map_err(|error| ApiError::of_store(&error))?;
+        self.remove(key).await?;
         Ok(json(messages_batch::deleted_object(id)))
     }
 

@@ -2,6 +2,7 @@
 //! are put together from these. Pure.
 
 use std::borrow::Cow;
+use std::fmt::{self, Display};
 
 use hyper::StatusCode;
 use serde::Deserialize;
@@ -31,25 +32,25 @@ pub fn is_ok(status: u16) -> bool {
 impl ResultOf<'_> {
     /// The result of a line that was answered, by an engine or by the router.
     pub fn answer(&self, status: u16, request_id: &str, body: &[u8]) -> String {
+        let json = OneLine::of(body);
         match self.flavor {
-            Flavor::OpenAi => {
-                let response = format!(
-                    r#"{{"status_code":{status},"request_id":{},"body":{}}}"#,
-                    quoted(request_id),
-                    on_one_line(body)
-                );
-                self.openai(&response, "null")
-            }
+            Flavor::OpenAi => self.openai(
+                format_args!(
+                    r#"{{"status_code":{status},"request_id":{},"body":{json}}}"#,
+                    quoted(request_id)
+                ),
+                "null",
+            ),
             Flavor::Messages => {
-                let json = on_one_line(body);
-                if is_ok(status) && json.starts_with('{') {
-                    return self.messages(&format!(r#"{{"type":"succeeded","message":{json}}}"#));
+                if is_ok(status) && json.0.starts_with('{') {
+                    return self
+                        .messages(format_args!(r#"{{"type":"succeeded","message":{json}}}"#));
                 }
                 // An answer that is no message is the engine's fault.
                 let failure = StatusCode::from_u16(status).ok().filter(|_| !is_ok(status));
                 let code = failure.unwrap_or(StatusCode::BAD_GATEWAY);
                 let error = anthropic_of_engine(code, body);
-                self.errored(error.as_deref().unwrap_or(&json))
+                error.map_or_else(|| self.errored(&json), |error| self.errored(error))
             }
         }
     }
@@ -82,6 +83,16 @@ impl ResultOf<'_> {
         self.failure("api_error", code, message)
     }
 
+    /// The result of a line that has none when the batch ends, and whose `custom_id` went with the input file.
+    pub fn input_gone(&self) -> String {
+        let number = u64::from(self.line) + 1;
+        let message = format!(
+            "This request has no result, because the input file of the batch was deleted or has expired. It was line \
+             {number} of the file, blank lines not counted; its custom_id is not known any more."
+        );
+        self.failure("api_error", "input_file_gone", &message)
+    }
+
     /// `kind` is Anthropic's type of the error, `code` OpenAI's code.
     fn failure(&self, kind: &str, code: &str, message: &str) -> String {
         let message = quoted(message);
@@ -90,13 +101,13 @@ impl ResultOf<'_> {
                 let error = format!(r#"{{"code":{},"message":{message}}}"#, quoted(code));
                 self.openai("null", &error)
             }
-            Flavor::Messages => self.errored(&format!(
+            Flavor::Messages => self.errored(format_args!(
                 r#"{{"type":"error","error":{{"type":"{kind}","message":{message}}}}}"#
             )),
         }
     }
 
-    fn openai(&self, response: &str, error: &str) -> String {
+    fn openai(&self, response: impl Display, error: &str) -> String {
         format!(
             r#"{{"id":"{}","custom_id":{},"response":{response},"error":{error}}}"#,
             self.request_id(),
@@ -104,13 +115,13 @@ impl ResultOf<'_> {
         )
     }
 
-    fn messages(&self, result: &str) -> String {
+    fn messages(&self, result: impl Display) -> String {
         let custom_id = quoted(self.custom_id);
         format!(r#"{{"custom_id":{custom_id},"result":{result}}}"#)
     }
 
-    fn errored(&self, error: &str) -> String {
-        self.messages(&format!(r#"{{"type":"errored","error":{error}}}"#))
+    fn errored(&self, error: impl Display) -> String {
+        self.messages(format_args!(r#"{{"type":"errored","error":{error}}}"#))
     }
 
     /// OpenAI's id of a request in a batch: the same, whichever replica runs the line.
@@ -124,17 +135,30 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// The JSON text without line breaks. What is no JSON becomes a string.
-fn on_one_line(body: &[u8]) -> Cow<'_, str> {
-    let Ok(value) = serde_json::from_slice::<&RawValue>(body) else {
-        return Cow::Owned(quoted(&String::from_utf8_lossy(body)));
-    };
-    let json = value.get();
-    if memchr::memchr2(b'\n', b'\r', json.as_bytes()).is_none() {
-        return Cow::Borrowed(json);
+/// A JSON text, which is written without line breaks and not copied before: it may be as long as an answer.
+struct OneLine<'a>(Cow<'a, str>);
+
+impl<'a> OneLine<'a> {
+    /// What is no JSON becomes a string.
+    fn of(body: &'a [u8]) -> Self {
+        Self(match serde_json::from_slice::<&RawValue>(body) {
+            Ok(value) => Cow::Borrowed(value.get()),
+            Err(_) => Cow::Owned(quoted(&String::from_utf8_lossy(body))),
+        })
     }
-    // Strings have none that is not escaped, so all of them stand between values.
-    Cow::Owned(json.replace(['\n', '\r'], " "))
+}
+
+impl Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Strings have none that is not escaped, so all of them stand between values.
+        let mut pieces = self.0.split(['\n', '\r']);
+        f.write_str(pieces.next().unwrap_or_default())?;
+        for piece in pieces {
+            f.write_str(" ")?;
+            f.write_str(piece)?;
+        }
+        Ok(())
+    }
 }
 
 /// The tokens that a whole answer of any of the APIs reports. None, if it reports none.

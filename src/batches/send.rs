@@ -8,6 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::line::LineEndpoint;
+use super::memory_bounds::HeldAnswer;
 use crate::relay::{EnteringLine, SpareRoom};
 
 /// A line that is being answered. Dropped, it is given up, and its connection to an engine closed.
@@ -43,6 +44,8 @@ pub struct LineRequest {
     pub charge: u128,
     /// Ends once the line counts at a worker.
     pub entering: EnteringLine,
+    /// Grows with the answer's body before each part of it is kept.
+    pub held: Arc<HeldAnswer>,
 }
 
 /// What a line was answered.

@@ -8,13 +8,13 @@ use std::time::Duration;
 use bytes::Bytes;
 use hyper::Response;
 use parking_lot::Mutex;
-use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
 use super::file::FileRecord;
 use super::files::{FileUpload, Files};
 use super::line::Flavor;
+use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
 use super::paths;
 use super::records::Records;
@@ -29,18 +29,9 @@ use crate::ids::Tenant;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
-use crate::store::documents::{
-    Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
-};
-use crate::store::{self, ResponseStore};
+use crate::store::ResponseStore;
+use crate::store::documents::{Collection, DocumentKey};
 use crate::{http, observe};
-
-/// Pauses before a write whose outcome is unknown is repeated: 2 s in all, about as long as a failover of the store.
-const PAUSES: [Duration; 3] = [
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_millis(1_400),
-];
 
 /// Leases run by the clocks of the replicas, which may be seconds apart.
 const LEASE: Duration = Duration::from_secs(30);
@@ -65,6 +56,7 @@ pub struct Batches {
     /// How long a replica that dies holds its works up.
     pub(super) lease: Duration,
     pub(super) works: Arc<Works>,
+    pub(super) memory: Arc<MemoryBounds>,
     urgent: Mutex<VecDeque<DocumentKey>>,
     reports: Option<Arc<dyn ReportEnd>>,
     failures: Mutex<LogOnce>,
@@ -98,6 +90,7 @@ impl Batches {
             tasks,
             io_threads,
             works: Works::new(metrics.shards_running.clone()),
+            memory: Arc::default(),
             metrics,
             owner: fastrand::u64(..),
             lease: LEASE,
@@ -134,7 +127,7 @@ impl Batches {
         match endpoint {
             BatchEndpoint::ListFiles => self.files.list(tenant, query).await,
             BatchEndpoint::File(id) => self.files.get(tenant, id).await,
-            BatchEndpoint::DeleteFile(id) => self.files.delete(tenant, id).await,
+            BatchEndpoint::DeleteFile(id) => self.delete_file(tenant, id).await,
             BatchEndpoint::FileContent(id) => self.files.content(tenant, id).await,
             BatchEndpoint::Create => self.create(caller, body).await,
             BatchEndpoint::List => self.list(tenant, query).await,
@@ -178,50 +171,6 @@ impl Batches {
         found
             .map_err(|error| ApiError::of_store(&error))?
             .ok_or_else(unknown)
-    }
-
-    /// Writes the record of a new batch. `weight`: the bytes of the tenant's quota that are the batch's own.
-    pub(super) async fn insert(
-        &self,
-        key: &DocumentKey,
-        record: &BatchRecord,
-        weight: u64,
-    ) -> Result<(), ApiError> {
-        let mut pauses = PAUSES.into_iter();
-        let inserted = loop {
-            let new = NewDocument {
-                value: record.to_json(),
-                created_ms: record.created_ms,
-                weight,
-                due_ms: Some(record.created_ms),
-            };
-            let bounds = DocumentBounds {
-                documents: self.settings.max_batches_per_tenant,
-                weight: self.settings.max_size_per_tenant,
-            };
-            let inserted = self.store.insert_document(key.clone(), new, bounds).await;
-            match (inserted, pauses.next()) {
-                // The same id and the same value: it may be repeated.
-                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
-                (inserted, _) => break inserted,
-            }
-        };
-        let bound = |name: &str| self.metrics.bounds_reached.with_label_values(&[name]).inc();
-        match inserted.map_err(|error| ApiError::of_store(&error))? {
-            InsertOutcome::Done => Ok(()),
-            // The id is random.
-            InsertOutcome::Exists => Err(ApiError::of_store(&store::Error::Exists)),
-            InsertOutcome::TooMany => {
-                bound("tenant_batches");
-                let max = self.settings.max_batches_per_tenant;
-                Err(ApiError::too_many_batches(max))
-            }
-            InsertOutcome::TooHeavy => {
-                bound("tenant_size");
-                let max = self.settings.max_size_per_tenant;
-                Err(ApiError::file_quota_exceeded(max))
-            }
-        }
     }
 
     /// Whether the ends of batches are to be reported.

@@ -37,7 +37,8 @@ pub struct Settings {
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "1KiB"))]
     pub max_size_per_tenant: u64,
-    /// Batches of one tenant, those that have ended too.
+    /// Batches of one tenant, those that have ended too: beyond them the oldest of these is removed, and its files of
+    /// results stay. While none has ended, a new one is refused.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_batches_per_tenant: u64,
     /// Files and batches are deleted this long after they were created. A client may ask for less time for a file.

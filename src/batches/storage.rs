@@ -126,9 +126,9 @@ impl Storage {
         Ok(whole.freeze())
     }
 
-    /// The paths that begin with this text, sorted. Also `parts/0001-` begins some of `parts/`.
-    pub async fn list(&self, prefix: &str) -> Result<Vec<String>, StorageError> {
-        let paths = self.paths(prefix).await?.into_iter();
+    /// The paths below a folder, sorted. Below `""` are all.
+    pub async fn list(&self, folder: &str) -> Result<Vec<String>, StorageError> {
+        let paths = self.paths(folder).await?.into_iter();
         let mut paths: Vec<String> = paths.map(String::from).collect();
         paths.sort_unstable();
         Ok(paths)
@@ -139,34 +139,16 @@ impl Storage {
         self.delete_paths(vec![parse(path)?]).await
     }
 
-    /// Deletes the objects whose paths begin with this text.
-    pub async fn delete_all(&self, prefix: &str) -> Result<(), StorageError> {
-        let paths = self.paths(prefix).await?;
+    /// Deletes the objects below a folder.
+    pub async fn delete_all(&self, folder: &str) -> Result<(), StorageError> {
+        let paths = self.paths(folder).await?;
         self.delete_paths(paths).await
     }
 
-    /// Object stores list by whole names between slashes; so the last name of `prefix` is compared here.
-    async fn paths(&self, prefix: &str) -> Result<Vec<Path>, StorageError> {
-        let (folder, name) = prefix.rsplit_once('/').unwrap_or(("", prefix));
+    async fn paths(&self, folder: &str) -> Result<Vec<Path>, StorageError> {
         let folder = parse(folder)?;
         let mut paths = Vec::new();
-        if name.is_empty() {
-            self.add_below(&folder, &mut paths).await?;
-            return Ok(paths);
-        }
-        let found = self.store.list_with_delimiter(Some(&folder)).await?;
-        let objects = found.objects.into_iter().map(|object| object.location);
-        paths.extend(objects.filter(|path| path.as_ref().starts_with(prefix)));
-        for below in found.common_prefixes {
-            if below.as_ref().starts_with(prefix) {
-                self.add_below(&below, &mut paths).await?;
-            }
-        }
-        Ok(paths)
-    }
-
-    async fn add_below(&self, folder: &Path, paths: &mut Vec<Path>) -> Result<(), StorageError> {
-        let mut listed = self.store.list(Some(folder));
+        let mut listed = self.store.list(Some(&folder));
         while let Some(object) = next(&mut listed).await {
             if paths.len() == MAX_LISTED {
                 let message = format!("{folder} has more than {MAX_LISTED} objects");
@@ -174,7 +156,7 @@ impl Storage {
             }
             paths.push(object?.location);
         }
-        Ok(())
+        Ok(paths)
     }
 
     /// Deletes as many as it can; then the first failure is reported.

@@ -10,7 +10,7 @@ use tokio::sync::{Notify, watch};
 use super::batch::Work;
 use crate::store::documents::DocumentKey;
 
-/// Shards at a time. Each has its part of the input in memory (4 MiB), and as much of its results.
+/// Shards at a time. Each has its part of the input in memory (4 MiB), and up to 1 MiB of results.
 const MAX_SHARDS: usize = 4;
 
 /// Other works at a time: each reads or writes whole files, and delays nobody who waits for a shard.

@@ -173,7 +173,7 @@ pub trait Documents {
     ) -> StoreFuture<'_, RemoveOutcome>;
 
     /// Lists documents of a tenant by when they were created, then by id. Documents that are inserted meanwhile may be
-    /// included.
+    /// included. One that cannot be read is left out, so that it hides no others.
     fn documents(
         &self,
         collection: Collection,

@@ -19,7 +19,7 @@ use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::store::documents::{
-    Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+    Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
 };
 use crate::store::{self, ResponseStore};
 use crate::{http, observe};
@@ -173,14 +173,29 @@ impl Files {
     /// Counts a failure of the storage, logs it if it is a new one, and returns what the client gets.
     pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
         self.metrics.on_storage_error();
-        let reason = error.to_string();
-        let is_new = self.failures.lock().should_log(observe::now(), &reason);
-        if is_new {
-            warn!(reason, "file storage failed");
-        } else {
-            debug!(reason, "file storage failed");
-        }
+        self.log_failure("file storage failed", &error.to_string());
         ApiError::storage_failed()
+    }
+
+    /// Logs what failed, once for each reason.
+    fn log_failure(&self, what: &'static str, reason: &str) {
+        let is_new = self.failures.lock().should_log(observe::now(), reason);
+        if is_new {
+            warn!(reason, "{what}");
+        } else {
+            debug!(reason, "{what}");
+        }
+    }
+
+    /// `None`: the record is damaged, or a newer release has written it.
+    pub(super) fn readable(&self, document: &Document) -> Option<FileRecord> {
+        match read_record(&document.value) {
+            Ok(record) => Some(record),
+            Err(error) => {
+                self.log_failure("a file is not listed", &error.message);
+                None
+            }
+        }
     }
 
     /// Writes a new record. A write of which nobody knows whether it was done is repeated, which does no harm.
@@ -221,7 +236,7 @@ pub(super) struct NewRecordOf<'a> {
 }
 
 /// A record that cannot be read is a fault of the router's, and not a file that is missing.
-pub(super) fn read_record(value: &[u8]) -> Result<FileRecord, ApiError> {
+fn read_record(value: &[u8]) -> Result<FileRecord, ApiError> {
     FileRecord::from_json(value).map_err(|error| {
         let reason = format!("a file's record: {error}");
         ApiError::of_store(&store::Error::Unreadable(reason.into()))

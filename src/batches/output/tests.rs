@@ -121,6 +121,8 @@ fn a_line_that_did_not_run_says_why() {
         of.invalid(&LineError::new("invalid_type", "no", None)),
         "invalid_type",
     );
+    check(of.input_gone(), "input_file_gone");
+    assert!(of.input_gone().contains("line 4 of the file"));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::Bytes;
 use tokio::task::yield_now;
 use tracing::info;
 use xxhash_rust::xxh3::xxh3_128;
@@ -69,15 +69,13 @@ struct ResultFile {
 }
 
 impl ResultFile {
-    async fn write(&mut self, storage: &Storage, line: &[u8]) -> Result<(), StorageError> {
+    async fn write(&mut self, storage: &Storage, line: Bytes) -> Result<(), StorageError> {
         let writer = match &mut self.writer {
             Some(writer) => writer,
             none => none.insert(storage.writer(&self.path).await?),
         };
-        let mut text = BytesMut::with_capacity(line.len() + 1);
-        text.extend_from_slice(line);
-        text.extend_from_slice(b"\n");
-        writer.write(text.freeze()).await
+        writer.write(line).await?;
+        writer.write(Bytes::from_static(b"\n")).await
     }
 
     /// The id and the size of the file, if it has a line.
@@ -126,7 +124,7 @@ impl<'a> ResultFiles<'a> {
         })
     }
 
-    async fn write(&mut self, is_ok: bool, line: &[u8]) -> Result<(), StorageError> {
+    async fn write(&mut self, is_ok: bool, line: Bytes) -> Result<(), StorageError> {
         let storage = &self.work.batches.storage;
         let file = match &mut self.error {
             Some(error) if !is_ok => error,
@@ -215,14 +213,18 @@ fn openai_file(
 
 /// Nothing stays of files that are not finished: their writers are dropped.
 async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled, Halt> {
+    let _room = work.batches.memory.whole_file().await;
     let storage = &work.batches.storage;
     let mut files = ResultFiles::new(work, record)?;
     let mut assembler = Assembler::new(record.counts.total);
-    for path in storage.list(&paths::parts(&record.id)).await? {
-        let mut lines = ObjectLines::open(storage, &path).await?;
-        while let Some(line) = lines.next().await? {
-            if let Some((is_ok, text)) = assembler.push(&line) {
-                files.write(is_ok, text).await?;
+    for shard in 0..record.shard_count {
+        let parts = paths::shard_parts(&record.id, shard);
+        for path in storage.list(&parts).await? {
+            let mut lines = ObjectLines::open(storage, &path).await?;
+            while let Some(line) = lines.next().await? {
+                if let Some((is_ok, text)) = assembler.push(&line) {
+                    files.write(is_ok, line.slice_ref(text)).await?;
+                }
             }
         }
     }
@@ -245,14 +247,21 @@ async fn write_missing(
         return Ok(());
     }
     for shard in work.shards().await? {
-        let mut numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
-        if numbers.all(|line| assembler.has(line)) {
+        let numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
+        let missing: Vec<u32> = numbers.filter(|line| !assembler.has(*line)).collect();
+        if missing.is_empty() {
             continue;
         }
         let bytes = match work.shard_bytes(record, &shard).await {
             Ok(bytes) => bytes,
-            // The client has deleted the input, and with it knows what it had. They are counted all the same.
-            Err(StorageError::NotFound) => return Ok(()),
+            // The client has deleted the input, or it has expired.
+            Err(StorageError::NotFound) => {
+                for number in missing {
+                    let text = result_of(record, number, "").input_gone();
+                    files.write(false, text.into()).await?;
+                }
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         for (number, line) in shards::lines(&bytes, shard.first_line) {
@@ -260,15 +269,18 @@ async fn write_missing(
                 continue;
             }
             let custom_id = custom_id(line);
-            let of = ResultOf {
-                flavor: record.flavor,
-                batch: &record.id,
-                line: number,
-                custom_id: &custom_id,
-            };
-            let text = of.not_run(record.ending);
-            files.write(false, text.as_bytes()).await?;
+            let text = result_of(record, number, &custom_id).not_run(record.ending);
+            files.write(false, text.into()).await?;
         }
     }
     Ok(())
+}
+
+fn result_of<'a>(record: &'a BatchRecord, line: u32, custom_id: &'a str) -> ResultOf<'a> {
+    ResultOf {
+        flavor: record.flavor,
+        batch: &record.id,
+        line,
+        custom_id,
+    }
 }

@@ -11,6 +11,7 @@ use super::input_lines::InputLine;
 use super::retry::Tries;
 use crate::batches::batch::Usage;
 use crate::batches::line::{Flavor, LineEndpoint, LineError};
+use crate::batches::memory_bounds::{HeldAnswer, MemoryBounds};
 use crate::batches::metrics::Metrics;
 use crate::batches::output::{self, PartLine, ResultOf};
 use crate::batches::room_gate::RoomGate;
@@ -28,6 +29,7 @@ const MAX_TEXT_BYTES: usize = 64 << 10;
 pub(super) struct LineContext {
     pub(super) sender: Arc<dyn SendLine>,
     pub(super) gate: Arc<RoomGate>,
+    pub(super) memory: Arc<MemoryBounds>,
     pub(super) metrics: Metrics,
     pub(super) flavor: Flavor,
     pub(super) endpoint: LineEndpoint,
@@ -41,6 +43,8 @@ pub(super) struct FinishedLine {
     pub(super) line: PartLine,
     /// The result line.
     pub(super) text: String,
+    /// Of the answer; `None` if there was none.
+    pub(super) held: Option<Arc<HeldAnswer>>,
 }
 
 /// Counts a line as in flight until it is dropped.
@@ -73,28 +77,40 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
             std::future::pending::<()>().await;
             continue;
         };
-        let answer = context.send(&line, charge, entering).await;
+        let held = HeldAnswer::new(&context.memory);
+        let request = context.request(&line, charge, entering, held.clone());
+        let answer = context.send(request).await;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
-            return context.finish(&line, &answer);
+            return context.finish(&line, &answer, held);
         };
         let status = answer.status.to_string();
-        drop(answer);
+        drop((answer, held));
         context.metrics.retries.with_label_values(&[&status]).inc();
         sleep(pause).await;
     }
 }
 
 impl LineContext {
-    async fn send(&self, line: &InputLine, charge: u128, entering: EnteringLine) -> LineAnswer {
-        let _in_flight = LineInFlight::begin(&self.metrics.lines_in_flight);
-        let request = LineRequest {
+    fn request(
+        &self,
+        line: &InputLine,
+        charge: u128,
+        entering: EnteringLine,
+        held: Arc<HeldAnswer>,
+    ) -> LineRequest {
+        LineRequest {
             tenant: self.tenant.clone(),
             endpoint: self.endpoint,
             body: line.body.clone(),
             batch: self.batch.clone(),
             charge,
             entering,
-        };
+            held,
+        }
+    }
+
+    async fn send(&self, request: LineRequest) -> LineAnswer {
+        let _in_flight = LineInFlight::begin(&self.metrics.lines_in_flight);
         self.sender.send(request).await
     }
 
@@ -116,11 +132,12 @@ impl LineContext {
                 is_ok: false,
                 usage: Usage::default(),
             },
+            held: None,
         })
     }
 
     /// The result of a line that was answered.
-    fn finish(&self, line: &InputLine, answer: &LineAnswer) -> FinishedLine {
+    fn finish(&self, line: &InputLine, answer: &LineAnswer, held: Arc<HeldAnswer>) -> FinishedLine {
         let body = bounded(&answer.body);
         let is_ok = output::is_ok(answer.status) && self.is_whole(&body);
         let outcome = if is_ok { "completed" } else { "failed" };
@@ -138,6 +155,7 @@ impl LineContext {
                 is_ok,
                 usage,
             },
+            held: Some(held),
         }
     }
 
@@ -211,6 +229,7 @@ mod tests {
         let context = Arc::new(LineContext {
             sender: sender.clone(),
             gate: gate.clone(),
+            memory: Arc::default(),
             metrics: metrics.clone(),
             flavor,
             endpoint: LineEndpoint::ChatCompletions,

@@ -1,16 +1,18 @@
 //! Results of a shard's lines, on their way to part objects.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::batches::batch::{LineCounts, Usage};
+use crate::batches::memory_bounds::HeldAnswer;
 use crate::batches::output::PartLine;
 
 /// A part is written when it has so many lines, so many bytes, or is so old: what a replica that is killed has not
-/// written is run again.
+/// written is run again. Bytes count, too, in what all answers may take.
 const MAX_LINES: u32 = 64;
-const MAX_BYTES: usize = 4 << 20;
+const MAX_BYTES: usize = 1 << 20;
 const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// After a part could not be written.
@@ -31,10 +33,18 @@ pub(super) struct PartBuffer {
     /// Of its lines, and of those whose progress could not be written.
     counts: LineCounts,
     usage: Usage,
+    /// What the answers of its lines hold.
+    held: Vec<Arc<HeldAnswer>>,
 }
 
 impl PartBuffer {
-    pub(super) fn push(&mut self, now: Instant, line: PartLine, text: &str) {
+    pub(super) fn push(
+        &mut self,
+        now: Instant,
+        line: PartLine,
+        text: &str,
+        held: Option<Arc<HeldAnswer>>,
+    ) {
         line.write(text, &mut self.bytes);
         self.lines += 1;
         self.counts += LineCounts {
@@ -42,7 +52,9 @@ impl PartBuffer {
             failed: u32::from(!line.is_ok),
         };
         self.usage += line.usage;
-        let is_full = self.lines >= MAX_LINES || self.bytes.len() >= MAX_BYTES;
+        let is_awaited = held.as_ref().is_some_and(|held| held.is_large());
+        self.held.extend(held);
+        let is_full = is_awaited || self.lines >= MAX_LINES || self.bytes.len() >= MAX_BYTES;
         let due = if is_full { now } else { now + MAX_AGE };
         self.due = Some(self.due.map_or(due, |at| at.min(due)));
     }
@@ -70,6 +82,7 @@ impl PartBuffer {
     pub(super) fn on_written(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(MAX_BYTES);
+        self.held.clear();
         self.lines = 0;
         self.due = None;
         self.retry_at = None;
@@ -110,14 +123,14 @@ mod tests {
         let now = Instant::now();
         let mut part = PartBuffer::default();
         assert!(part.is_empty() && part.due(now, true).is_none());
-        part.push(now, line(true), "{}");
+        part.push(now, line(true), "{}", None);
         assert_eq!(part.due(now, false), Some(now + MAX_AGE));
         assert_eq!(part.due(now, true), Some(now));
         let later = now + Duration::from_secs(1);
-        part.push(later, line(false), "{}");
+        part.push(later, line(false), "{}", None);
         assert_eq!(part.due(later, false), Some(now + MAX_AGE));
         for _ in 2..MAX_LINES {
-            part.push(later, line(true), "{}");
+            part.push(later, line(true), "{}", None);
         }
         assert_eq!(part.due(later, false), Some(later));
         part.on_failed(later);
@@ -131,7 +144,8 @@ mod tests {
         assert_eq!(usage.output_tokens, 128);
         part.on_progress();
         assert_eq!(part.progress(), (LineCounts::default(), Usage::default()));
-        part.push(later, line(true), &format!("\"{}\"", "x".repeat(MAX_BYTES)));
+        let long = format!("\"{}\"", "x".repeat(MAX_BYTES));
+        part.push(later, line(true), &long, None);
         assert_eq!(part.due(later, false), Some(later));
         assert!(part.has_room());
     }

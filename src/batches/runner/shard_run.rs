@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until};
 
@@ -36,8 +37,9 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    let rest = match work.unless_stopped(load(work, &record, number)).await {
-        Ok(rest) => rest,
+    // The room for the input is given back when the shard ends.
+    let (rest, _room) = match work.unless_stopped(load(work, &record, number)).await {
+        Ok(loaded) => loaded,
         Err(halt) => return work.on_halt(halt).await,
     };
     let mut run = ShardRun {
@@ -46,6 +48,7 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
         lines: Arc::new(LineContext {
             sender: work.sender.clone(),
             gate: work.gate.clone(),
+            memory: work.batches.memory.clone(),
             metrics: work.batches.metrics.clone(),
             flavor: record.flavor,
             endpoint: record.endpoint,
@@ -60,22 +63,26 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
     run.end(stopped).await
 }
 
-/// Reads those of the shard's lines that have no result.
-async fn load(work: &WorkContext, record: &BatchRecord, number: u32) -> Result<InputLines, Halt> {
+/// Reads those of the shard's lines that have no result, once there is room for them.
+async fn load(
+    work: &WorkContext,
+    record: &BatchRecord,
+    number: u32,
+) -> Result<(InputLines, Option<OwnedSemaphorePermit>), Halt> {
     let shards = work.shards().await?;
     let shard = shards
         .get(number as usize)
         .copied()
         .ok_or_else(|| StorageError::Failed(format!("{} has no shard {number}", record.id)))?;
     let done = finished_lines(work, &shard, number).await?;
-    match work.shard_bytes(record, &shard).await {
-        Ok(bytes) => Ok(InputLines::of(&bytes, &shard, record, |line| {
-            done.has(line)
-        })),
+    let room = work.batches.memory.input(shard.bytes).await;
+    let rest = match work.shard_bytes(record, &shard).await {
+        Ok(bytes) => InputLines::of(&bytes, &shard, record, |line| done.has(line)),
         // The client has deleted the input: nothing of it can be run any more.
-        Err(StorageError::NotFound) => Ok(InputLines::default()),
-        Err(error) => Err(error.into()),
-    }
+        Err(StorageError::NotFound) => InputLines::default(),
+        Err(error) => return Err(error.into()),
+    };
+    Ok((rest, room))
 }
 
 /// The lines of a shard with a result.
@@ -86,8 +93,14 @@ async fn finished_lines(
 ) -> Result<Assembler, StorageError> {
     let storage = &work.batches.storage;
     let mut done = Assembler::new(shard.first_line.saturating_add(shard.lines));
-    let prefix = paths::shard_parts(&work.key().id, number);
-    for path in storage.list(&prefix).await? {
+    let folder = paths::shard_parts(&work.key().id, number);
+    let parts = storage.list(&folder).await?;
+    if parts.is_empty() {
+        return Ok(done);
+    }
+    // A result line may be as long as an answer.
+    let _room = work.batches.memory.whole_file().await;
+    for path in parts {
         let mut lines = ObjectLines::open(storage, &path).await?;
         while let Some(line) = lines.next().await? {
             let _ = done.push(&line);
@@ -126,14 +139,14 @@ impl ShardRun<'_> {
                     }
                 }
                 Some(finished) = running.join_next(), if self.part.has_room() => match finished {
-                    Ok(finished) => self.on_finished(&finished),
+                    Ok(finished) => self.on_finished(finished),
                     Err(error) => self.work.batches.failed("a line of a batch has no result", &error),
                 },
             }
         };
         while let Some(finished) = running.try_join_next() {
             if let Ok(finished) = finished {
-                self.on_finished(&finished);
+                self.on_finished(finished);
             }
         }
         // What is not answered yet is closed before anybody else may send it.
@@ -141,9 +154,9 @@ impl ShardRun<'_> {
         Some(reason)
     }
 
-    fn on_finished(&mut self, finished: &FinishedLine) {
-        self.part
-            .push(Instant::now(), finished.line, &finished.text);
+    fn on_finished(&mut self, finished: FinishedLine) {
+        let FinishedLine { line, text, held } = finished;
+        self.part.push(Instant::now(), line, &text, held);
     }
 
     fn on_invalid(&mut self, invalid: &InvalidLine) {
@@ -156,7 +169,7 @@ impl ShardRun<'_> {
             is_ok: false,
             usage: Usage::default(),
         };
-        self.part.push(Instant::now(), line, &text);
+        self.part.push(Instant::now(), line, &text, None);
     }
 
     async fn write_out(&mut self) {

@@ -1,241 +1,20 @@
-use std::collections::BTreeSet;
-use std::sync::atomic::AtomicU32;
+mod world;
+
 use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use bytes::Bytes;
-use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
-use super::*;
-use crate::batches::file::{self, FilePurpose, FileRecord};
-use crate::batches::files::Files;
-use crate::batches::line::LineEndpoint;
+use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use crate::batches::file;
 use crate::batches::routes::BatchEndpoint;
-use crate::batches::send::{LineAnswer, LineRequest, SendFuture};
-use crate::batches::service::BatchCaller;
 use crate::batches::settings::Settings;
-use crate::batches::storage::Storage;
-use crate::http::drain::Tasks;
-use crate::http::io_threads::IoThreads;
 use crate::ids::Tenant;
-use crate::observe::metrics::Registry;
-use crate::relay::SpareRoom;
-use crate::store::memory::Memory;
-use crate::store::{ResponseStore, RetentionSettings};
-
-const LINES: usize = 600;
-const CALLER: &str = "default";
-
-/// Engines that answer each line at once, and refuse those that ask for it.
-#[derive(Debug, Default)]
-struct Engines {
-    answered: AtomicU32,
-}
-
-impl SendLine for Engines {
-    fn send(&self, line: LineRequest) -> SendFuture<'_> {
-        Box::pin(async move {
-            tokio::task::yield_now().await;
-            self.answered.fetch_add(1, Relaxed);
-            let body: Value = serde_json::from_slice(&line.body).unwrap();
-            let status = if body["prompt"] == "7" { 400 } else { 200 };
-            let usage = json!({"prompt_tokens": 2, "completion_tokens": 1});
-            LineAnswer {
-                status,
-                request_id: "wr-1".to_owned(),
-                retry_after: None,
-                may_retry: true,
-                body: Bytes::from(json!({"usage": usage}).to_string()),
-            }
-        })
-    }
-
-    fn room(&self, _: &str) -> SpareRoom {
-        SpareRoom {
-            requests: 50,
-            prompt_tokens: 100_000,
-            workers: 1,
-        }
-    }
-
-    fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
-        (model != "m").then(|| ("model_not_found".to_owned(), "no".to_owned()))
-    }
-}
-
-/// What replicas share.
-struct Shared {
-    store: Arc<dyn ResponseStore>,
-    storage: Storage,
-}
-
-/// One replica.
-struct Replica {
-    batches: Arc<Batches>,
-    engines: Arc<Engines>,
-    tasks: Tasks,
-    registry: Registry,
-}
-
-impl Shared {
-    fn new() -> Self {
-        let keep = RetentionSettings::default();
-        let memory = Memory::new(&Default::default(), &keep, &Registry::default());
-        Self {
-            store: Arc::new(memory),
-            storage: Storage::memory(),
-        }
-    }
-
-    fn replica(&self) -> Replica {
-        let (tasks, registry) = (Tasks::default(), Registry::default());
-        let settings = Settings::default();
-        let (store, storage) = (self.store.clone(), self.storage.clone());
-        let files = Files::new(
-            settings.clone(),
-            store.clone(),
-            storage.clone(),
-            tasks.clone(),
-            &registry,
-        );
-        let io_threads = IoThreads::start(1).unwrap();
-        let batches = Batches::new(
-            settings,
-            store,
-            storage,
-            files,
-            tasks.clone(),
-            io_threads,
-            &registry,
-        );
-        let batches = Arc::new(batches);
-        let engines = Arc::<Engines>::default();
-        batches.start(engines.clone());
-        Replica {
-            batches,
-            engines,
-            tasks,
-            registry,
-        }
-    }
-
-    /// A file with these lines; returns its id.
-    async fn file(&self, replica: &Replica, lines: &[String]) -> String {
-        let tenant = Tenant::default();
-        let id = file::new_file_id(fastrand::u128(..));
-        let text = Bytes::from(lines.join("\n"));
-        let path = file::storage_path(tenant, &id).unwrap();
-        self.storage.put(&path, text.clone()).await.unwrap();
-        let record = FileRecord {
-            id: id.clone(),
-            bytes: text.len() as u64,
-            created_at: observe::unix_s(),
-            expires_at: None,
-            filename: "in.jsonl".to_owned(),
-            purpose: FilePurpose::Batch,
-        };
-        replica
-            .batches
-            .files
-            .register(tenant, record)
-            .await
-            .unwrap();
-        id
-    }
-}
-
-impl Replica {
-    async fn answer(&self, endpoint: &BatchEndpoint, body: String) -> Bytes {
-        let caller = BatchCaller {
-            tenant: Tenant::default(),
-            name: CALLER,
-        };
-        let body = Bytes::from(body);
-        let answer = self
-            .batches
-            .answer(endpoint, caller, "", &body)
-            .await
-            .unwrap();
-        answer.into_body().collect().await.unwrap().to_bytes()
-    }
-
-    async fn create(&self, file: &str) -> Value {
-        let body = json!({
-            "input_file_id": file,
-            "endpoint": "/v1/completions",
-            "completion_window": "24h",
-        });
-        let created = self.answer(&BatchEndpoint::Create, body.to_string()).await;
-        serde_json::from_slice(&created).unwrap()
-    }
-
-    async fn batch(&self, id: &str) -> Value {
-        let endpoint = BatchEndpoint::Batch(id.to_owned());
-        serde_json::from_slice(&self.answer(&endpoint, String::new()).await).unwrap()
-    }
-
-    /// The batch once this holds.
-    async fn until(&self, id: &str, holds: impl Fn(&Value) -> bool) -> Value {
-        let waits = async {
-            loop {
-                let batch = self.batch(id).await;
-                if holds(&batch) {
-                    return batch;
-                }
-                sleep(Duration::from_millis(5)).await;
-            }
-        };
-        let limit = Duration::from_secs(60);
-        tokio::time::timeout(limit, waits).await.expect("it holds")
-    }
-
-    /// The ids in a file of results, each of which must be there once.
-    async fn ids(&self, file: &Value) -> BTreeSet<String> {
-        let endpoint = BatchEndpoint::FileContent(file.as_str().unwrap().to_owned());
-        let content = self.answer(&endpoint, String::new()).await;
-        let mut ids = BTreeSet::new();
-        for line in content.split(|byte| *byte == b'\n') {
-            if line.is_empty() {
-                continue;
-            }
-            let line: Value = serde_json::from_slice(line).unwrap();
-            let id = line["custom_id"].as_str().unwrap().to_owned();
-            assert!(ids.insert(id), "{line}");
-        }
-        ids
-    }
-
-    async fn assert_whole(&self, batch: &Value) {
-        let counts = json!({"total": LINES, "completed": LINES - 1, "failed": 1});
-        assert_eq!(batch["status"], "completed", "{batch}");
-        assert_eq!(batch["request_counts"], counts);
-        assert_eq!(batch["usage"]["input_tokens"], 2 * (LINES - 1));
-        let output = self.ids(&batch["output_file_id"]).await;
-        let errors = self.ids(&batch["error_file_id"]).await;
-        assert_eq!(output.len(), LINES - 1);
-        assert_eq!(errors, BTreeSet::from(["id-7".to_owned()]));
-        assert!(output.is_disjoint(&errors));
-    }
-}
-
-fn lines(model: &str) -> Vec<String> {
-    let line = |number: usize| {
-        let body = json!({"model": model, "prompt": number.to_string()});
-        json!({
-            "custom_id": format!("id-{number}"),
-            "method": "POST",
-            "url": "/v1/completions",
-            "body": body,
-        })
-        .to_string()
-    };
-    (0..LINES).map(line).collect()
-}
-
-fn has_ended(batch: &Value) -> bool {
-    let status = batch["status"].as_str().unwrap();
-    ["completed", "failed", "expired", "cancelled"].contains(&status)
-}
+use crate::observe;
+use crate::store::documents::{
+    Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+};
 
 #[tokio::test]
 async fn each_line_of_a_batch_has_one_result() {
@@ -289,4 +68,176 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     second.assert_whole(&batch).await;
     let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
     assert!(answered(&first) + answered(&second) >= LINES);
+}
+
+#[tokio::test]
+async fn a_line_whose_input_is_gone_has_an_error() {
+    let shared = Shared::new();
+    let full = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&full, &lines("m")).await;
+    let created = full.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    full.until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    let path = file::storage_path(Tenant::default(), &file).unwrap();
+    shared.storage.delete(&path).await.unwrap();
+    full.tasks.drain(Duration::from_secs(10)).await;
+    let replica = shared.replica();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "completed", "{batch}");
+    let counts = json!({"total": LINES, "completed": 0, "failed": LINES});
+    assert_eq!(batch["request_counts"], counts);
+    let errors = replica.results(&batch["error_file_id"]).await;
+    assert_eq!(errors.len(), LINES);
+    for (number, line) in errors.iter().enumerate() {
+        assert_eq!(line["error"]["code"], "input_file_gone", "{line}");
+        let message = line["error"]["message"].as_str().unwrap();
+        let expected = format!("It was line {} of the file", number + 1);
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_whose_input_expires_before_its_end_is_refused() {
+    let shared = Shared::new();
+    let replica = shared.replica();
+    let until = |hours: i64| Some(observe::unix_s() + hours * 3_600);
+    let file = shared.file_until(&replica, &lines("m"), until(23)).await;
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.param_or_empty(), "input_file_id");
+    let advice = "a shorter 'completion_window'";
+    assert!(refused.message.contains(advice), "{}", refused.message);
+    let file = shared.file_until(&replica, &lines("m"), until(25)).await;
+    let created = replica.create(&file).await;
+    assert_eq!(created["status"], "validating");
+}
+
+#[tokio::test]
+async fn the_input_of_a_batch_stays_until_the_batch_has_ended() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let other = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let delete = |file: &str| {
+        let endpoint = BatchEndpoint::DeleteFile(file.to_owned());
+        let replica = &replica;
+        async move { replica.try_answer(&endpoint, String::new()).await }
+    };
+    let refused = delete(&file).await.unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.code),
+        (400, "file_in_use")
+    );
+    assert!(refused.message.contains(id), "{}", refused.message);
+    delete(&other).await.unwrap();
+    let cancel = BatchEndpoint::Cancel(id.to_owned());
+    replica.answer(&cancel, String::new()).await;
+    replica.until(id, has_ended).await;
+    delete(&file).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_oldest_batch_that_has_ended_makes_room() {
+    let mut shared = Shared::new();
+    shared.settings = Settings {
+        max_batches_per_tenant: 2,
+        ..Settings::default()
+    };
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let mut ended = Vec::new();
+    for _ in 0..3 {
+        let created = replica.create(&file).await;
+        let id = created["id"].as_str().unwrap();
+        ended.push(replica.until(id, has_ended).await);
+    }
+    let listed = listed(&replica).await;
+    assert_eq!(listed, [ended[2]["id"].clone(), ended[1]["id"].clone()]);
+    // The results of the first are there still.
+    let output = replica.ids(&ended[0]["output_file_id"]).await;
+    assert_eq!(output.len(), LINES - 1);
+}
+
+#[tokio::test]
+async fn batches_that_have_not_ended_make_no_room() {
+    let mut shared = Shared::new();
+    shared.settings = Settings {
+        max_batches_per_tenant: 2,
+        ..Settings::default()
+    };
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    for _ in 0..2 {
+        replica.create(&file).await;
+    }
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.code),
+        (400, "too_many_batches")
+    );
+}
+
+#[tokio::test]
+async fn a_record_of_a_newer_release_hides_no_others() {
+    let shared = Shared::new();
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    for (collection, id, newer) in [
+        (
+            Collection::Batches,
+            format!("batch_{:032x}", 7),
+            json!({"status": "dreaming"}),
+        ),
+        (
+            Collection::Files,
+            file::new_file_id(7),
+            json!({"purpose": "dreams"}),
+        ),
+    ] {
+        let key = DocumentKey {
+            collection,
+            tenant: Tenant::default(),
+            id,
+        };
+        let new = NewDocument {
+            value: Bytes::from(newer.to_string()),
+            created_ms: observe::unix_ms() + 1_000,
+            weight: 0,
+            due_ms: None,
+        };
+        let bounds = DocumentBounds {
+            documents: 100,
+            weight: 100 << 20,
+        };
+        let inserted = shared.store.insert_document(key, new, bounds).await;
+        assert_eq!(inserted, Ok(InsertOutcome::Done));
+    }
+    assert_eq!(listed(&replica).await, [created["id"].clone()]);
+    let files = replica
+        .answer(&BatchEndpoint::ListFiles, String::new())
+        .await;
+    let files: Value = serde_json::from_slice(&files).unwrap();
+    let files = files["data"].as_array().unwrap();
+    assert!(files.iter().any(|found| found["id"] == file));
+}
+
+/// The ids of all batches, newest first.
+async fn listed(replica: &Replica) -> Vec<Value> {
+    let list = replica.answer(&BatchEndpoint::List, String::new()).await;
+    let list: Value = serde_json::from_slice(&list).unwrap();
+    let batches = list["data"].as_array().unwrap().iter();
+    batches.map(|batch| batch["id"].clone()).collect()
 }

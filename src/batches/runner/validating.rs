@@ -55,6 +55,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
 }
 
 async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> {
+    let _room = work.batches.memory.whole_file().await;
     let validated = match paths::input(work.key().tenant, record) {
         Some(path) => validate(work, record, &path).await,
         None => Err(StorageError::NotFound),

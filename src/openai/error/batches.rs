@@ -36,6 +36,16 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "", message)
     }
 
+    /// Not 409: SDKs would try again.
+    pub fn file_in_use(id: &str, batch: &str) -> Self {
+        let id = shortened(id);
+        let message = format!(
+            "The file '{id}' is the input of the batch '{batch}', which has not ended. Cancel the batch first, or wait \
+             for its end."
+        );
+        Self::new(StatusCode::BAD_REQUEST, "file_in_use", message).param("id")
+    }
+
     pub fn unknown_input_file(id: &str) -> Self {
         let message = format!("No such File object: {}", shortened(id));
         Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("input_file_id")
@@ -44,7 +54,8 @@ impl ApiError {
     /// Not 429: SDKs would try again.
     pub fn too_many_batches(max: u64) -> Self {
         let message = format!(
-            "You have {max} batches, the maximum of this router. Old ones are deleted after a while."
+            "You have {max} batches, the maximum of this router. Wait until one has ended; Message Batches that have \
+             ended can be deleted."
         );
         Self::new(StatusCode::BAD_REQUEST, "too_many_batches", message)
     }

@@ -1,7 +1,7 @@
 //! The operations on documents in Redis. `document.lua` has their form.
 
 use bytes::Bytes;
-use tracing::debug;
+use tracing::warn;
 
 use super::client::Redis;
 use super::keys::{document_member, parse_document_member};
@@ -11,6 +11,7 @@ use super::request::Kind;
 use super::scripts::{Call, Name};
 use super::values::REREADS_MAX;
 use crate::ids::Tenant;
+use crate::observe;
 use crate::store::conversation::Order;
 use crate::store::documents::{
     Collection, Document, DocumentBounds, DocumentKey, DocumentList, DocumentPage, Documents,
@@ -143,10 +144,7 @@ impl Documents for Redis {
                 let entry = reply.whole("document")?;
                 match self.due_document(collection, &member, &entry).await {
                     Ok(document) => due.push(document),
-                    Err(error @ Error::Unreadable(_)) => {
-                        debug!(collection = collection.as_str(), member, %error, "document that is due left out");
-                    }
-                    Err(error) => return Err(error),
+                    Err(error) => self.leave_out(collection, &member, error)?,
                 }
             }
             Ok(due)
@@ -225,9 +223,10 @@ impl Redis {
                     id: reply.word()?,
                 };
                 let entry = reply.whole("document")?;
-                listed
-                    .documents
-                    .push(self.read_document(key, &entry).await?);
+                match self.read_document(key.clone(), &entry).await {
+                    Ok(document) => listed.documents.push(document),
+                    Err(error) => self.leave_out(collection, &key.id, error)?,
+                }
             }
             if !listed.has_more || listed.documents.len() >= page.limit {
                 return Ok(listed);
@@ -244,6 +243,18 @@ impl Redis {
         let key = parse_document_member(collection, member);
         let key = key.ok_or_else(|| malformed("invalid key of a document that is due"))?;
         self.read_document(key, entry).await
+    }
+
+    /// A document that cannot be read keeps nobody from the others.
+    fn leave_out(&self, collection: Collection, name: &str, error: Error) -> Result<(), Error> {
+        let Error::Unreadable(reason) = &error else {
+            return Err(error);
+        };
+        let is_new = self.left_out.lock().should_log(observe::now(), reason);
+        if is_new {
+            warn!(collection = collection.as_str(), name, %error, "document left out of a list");
+        }
+        Ok(())
     }
 
     async fn read_document(&self, key: DocumentKey, entry: &[u8]) -> Result<Document, Error> {

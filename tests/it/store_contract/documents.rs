@@ -480,6 +480,8 @@ async fn a_document_of_a_newer_release_is_unreadable_and_stays() {
     let removed = store.remove_document(newer, None).await;
     assert!(removed.is_err_and(is_unreadable));
     assert_eq!(due(&store, 1, 9).await, ["b"]);
+    let listed = list(&store, None, 9, Order::OldestFirst).await;
+    assert_eq!(ids(&listed.documents), ["b"]);
 }
 
 /// A list that Redis has evicted is not taken for an empty one.
