@@ -15,7 +15,6 @@ mod metrics;
 mod pieces;
 mod query;
 mod requests;
-mod reservation;
 mod service;
 mod slots;
 #[cfg(test)]

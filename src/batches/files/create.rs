@@ -12,7 +12,6 @@ use super::form::{FILE, FileRequest, FormFields, MAX_FIELD_BYTES};
 use super::pieces::{
     HeadBytes, LEAST_RATE, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces,
 };
-use super::reservation::FileReservation;
 use super::service::{Files, NewRecordOf};
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord};
@@ -21,6 +20,7 @@ use crate::batches::storage::StorageWriter;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
+use crate::store::documents::{DocumentBounds, InsertOutcome};
 use crate::{http, observe};
 
 /// RFC 2046 has 70 characters.
@@ -42,7 +42,6 @@ struct ReceivedFile {
     filename: String,
     request: FileRequest,
     writer: StorageWriter,
-    reservation: FileReservation,
     _slot: UploadSlot,
 }
 
@@ -95,9 +94,6 @@ impl Files {
             return Err(self.too_large());
         }
         let slot = self.enter(tenant)?;
-        // What of it is not the file's is not known yet.
-        let expected = announced.saturating_sub(MAX_HEAD_BYTES);
-        let reservation = self.reserve(tenant, random()?, expected).await?;
         let id = file::new_file_id(random()?);
         let path = file::storage_path(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
         let writer = self.storage.writer(&path).await;
@@ -109,7 +105,6 @@ impl Files {
                 filename,
                 request,
                 writer,
-                reservation,
                 _slot: slot,
             }),
             Err(error) => {
@@ -197,7 +192,8 @@ impl Files {
         }
     }
 
-    /// First the record, then the object: whatever stops in between, no object is left that no record names.
+    /// First the record, then the object: whatever stops in between, no object is left that no record names. The store
+    /// checks the tenant's bounds, so that what exceeds them is no more than the uploads under way.
     async fn store_file(
         &self,
         tenant: Tenant,
@@ -208,7 +204,6 @@ impl Files {
             filename,
             request,
             writer,
-            reservation,
             _slot,
         } = received;
         let key = file::document_key(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
@@ -227,11 +222,11 @@ impl Files {
             record: &record,
             created_ms,
         };
-        let inserted = match reservation.release().await {
-            Ok(()) => self.insert(key.clone(), &new, self.bounds()).await,
-            Err(error) => Err(error),
+        let bounds = DocumentBounds {
+            documents: self.settings.max_files_per_tenant,
+            weight: self.settings.max_size_per_tenant,
         };
-        let checked = match inserted {
+        let checked = match self.insert(key.clone(), &new, bounds).await {
             Ok(inserted) => self.check_room(inserted),
             Err(error) => Err(ApiError::of_store(&error)),
         };
@@ -248,6 +243,23 @@ impl Files {
             Err(error) => {
                 let _ = self.remove(tenant, &record.id).await;
                 Err(self.storage_failed(&error))
+            }
+        }
+    }
+
+    /// What a client gets whose file exceeds the tenant's bounds.
+    fn check_room(&self, inserted: InsertOutcome) -> Result<(), ApiError> {
+        match inserted {
+            InsertOutcome::Done | InsertOutcome::Exists => Ok(()),
+            InsertOutcome::TooMany => {
+                self.metrics.on_bound("tenant_files");
+                let max = self.settings.max_files_per_tenant;
+                Err(ApiError::too_many_files(max))
+            }
+            InsertOutcome::TooHeavy => {
+                self.metrics.on_bound("tenant_size");
+                let max = self.settings.max_size_per_tenant;
+                Err(ApiError::file_quota_exceeded(max))
             }
         }
     }

@@ -140,15 +140,14 @@ impl Files {
         let mut deleted = 0;
         for document in due.await? {
             let path = file::storage_path(document.key.tenant, &document.key.id);
-            // Without a path it is what an upload had reserved that was broken off.
-            if let Some(path) = path {
-                if let Err(error) = self.storage.delete(&path).await {
-                    let _ = self.storage_failed(&error);
-                    continue;
-                }
-                self.metrics.on_deleted("expired");
-                deleted += 1;
+            if let Some(path) = path
+                && let Err(error) = self.storage.delete(&path).await
+            {
+                let _ = self.storage_failed(&error);
+                continue;
             }
+            self.metrics.on_deleted("expired");
+            deleted += 1;
             let removed = self
                 .store
                 .remove_document(document.key, Some(document.version));
@@ -160,14 +159,6 @@ impl Files {
     pub(super) async fn existing(&self, tenant: Tenant, id: &str) -> Result<FileRecord, ApiError> {
         let found = self.record(tenant, id).await?;
         found.ok_or_else(|| ApiError::unknown_file(id))
-    }
-
-    /// The bounds of a tenant's files.
-    pub(super) fn bounds(&self) -> DocumentBounds {
-        DocumentBounds {
-            documents: self.settings.max_files_per_tenant,
-            weight: self.settings.max_size_per_tenant,
-        }
     }
 
     /// Counts a failure of the storage, logs it if it is a new one, and returns what the client gets.
