@@ -13,7 +13,6 @@ mod form;
 mod list;
 mod metrics;
 mod pieces;
-mod query;
 mod requests;
 mod service;
 mod slots;

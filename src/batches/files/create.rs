@@ -12,7 +12,7 @@ use super::form::{FILE, FileRequest, FormFields, MAX_FIELD_BYTES};
 use super::pieces::{
     HeadBytes, LEAST_RATE, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces,
 };
-use super::service::{Files, NewRecordOf};
+use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord};
 use crate::batches::http_answer::json;
@@ -218,15 +218,11 @@ impl Files {
             filename,
             purpose: request.purpose,
         };
-        let new = NewRecordOf {
-            record: &record,
-            created_ms,
-        };
         let bounds = DocumentBounds {
             documents: self.settings.max_files_per_tenant,
             weight: self.settings.max_size_per_tenant,
         };
-        let checked = match self.insert(key.clone(), &new, bounds).await {
+        let checked = match self.insert(&key, &record, created_ms, bounds).await {
             Ok(inserted) => self.check_room(inserted),
             Err(error) => Err(ApiError::of_store(&error)),
         };
@@ -305,7 +301,7 @@ fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
 }
 
 /// How an upload ended that was answered with an error.
-fn outcome_of(error: &ApiError) -> &'static str {
+pub(super) fn outcome_of(error: &ApiError) -> &'static str {
     if error.status.is_server_error() {
         "failed"
     } else {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use futures_core::Stream;
 use http_body::Body as _;
 
-use super::create::FileUpload;
+use super::create::{FileUpload, outcome_of};
 use super::pieces::{HeadBytes, LEAST_RATE, PieceError, UploadLimits, UploadPieces};
 use super::service::Files;
 use super::slots::UploadSlot;
@@ -72,8 +72,7 @@ impl Files {
                 })
             }
             Err(error) => {
-                let is_ours = error.status.is_server_error();
-                in_flight.end(if is_ours { "failed" } else { "refused" });
+                in_flight.end(outcome_of(&error));
                 writer.abort().await;
                 Err(error)
             }
