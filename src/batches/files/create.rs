@@ -9,9 +9,7 @@ use multer::{Field, Multipart};
 use tokio::sync::oneshot;
 
 use super::form::{FILE, FileRequest, FormFields, MAX_FIELD_BYTES};
-use super::pieces::{
-    HeadBytes, LEAST_RATE, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces,
-};
+use super::pieces::{HeadBytes, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces};
 use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord};
@@ -278,10 +276,7 @@ impl Files {
         };
         match source.downcast::<PieceError>().map(|error| *error) {
             Ok(PieceError::Broken(error)) => ApiError::broken_body(&error),
-            Ok(PieceError::Slow) => {
-                let least = LEAST_RATE.saturating_mul(limits.timeout.as_secs()).max(1);
-                ApiError::slow_body(least, limits.timeout)
-            }
+            Ok(PieceError::Slow) => limits.too_slow(),
             Ok(PieceError::TooLarge) => self.too_large(),
             Ok(error @ PieceError::LongHead) => ApiError::bad_form(&error),
             Err(error) => ApiError::bad_form(&error),
