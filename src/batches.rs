@@ -12,7 +12,6 @@
 //! line.
 
 pub mod batch;
-mod batch_query;
 pub mod claims;
 mod create_batch;
 pub mod custom_ids;
@@ -21,6 +20,8 @@ pub mod file;
 pub mod files;
 pub mod http_answer;
 pub mod line;
+mod list_page;
+mod list_query;
 pub mod memory_bounds;
 pub mod messages_batch;
 mod messages_endpoints;

@@ -5,11 +5,12 @@ use hyper::Response;
 use tracing::info;
 
 use super::batch::{BatchRecord, NewBatch};
-use super::batch_query::BatchQuery;
 use super::create_batch::CreateBatch;
 use super::file::FilePurpose;
 use super::http_answer::json;
 use super::line::Flavor;
+use super::list_page::{MIN_FETCHED, list_page};
+use super::list_query::{ListOf, ListQuery};
 use super::object;
 use super::paths;
 use super::records::{Changed, record_of};
@@ -20,9 +21,6 @@ use crate::openai::error::ApiError;
 use crate::store::conversation::Order;
 use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
 use crate::{http, observe};
-
-/// Records that are fetched at once.
-const FETCHED: usize = 100;
 
 impl Batches {
     /// `POST /v1/batches`.
@@ -63,13 +61,7 @@ impl Batches {
         let key = key_of(caller.tenant, record.flavor, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
         self.insert(&key, &record, 0).await?;
-        self.metrics.created.with_label_values(&["openai"]).inc();
-        info!(
-            batch = record.id,
-            tenant = record.tenant_name,
-            "batch created"
-        );
-        self.look_at(key);
+        self.begin(key, &record);
         Ok(json(record.object()))
     }
 
@@ -96,7 +88,7 @@ impl Batches {
         tenant: Tenant,
         query: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let query = BatchQuery::of_openai(query)?;
+        let query = ListQuery::read(ListOf::Batches, query)?;
         let (records, has_more) = self.page(tenant, Flavor::OpenAi, &query).await?;
         Ok(json(object::list_object(&records, has_more)))
     }
@@ -146,66 +138,45 @@ impl Batches {
         }
     }
 
+    /// Counts a batch that was created, and has it begun.
+    pub(super) fn begin(&self, key: DocumentKey, record: &BatchRecord) {
+        let api = match record.flavor {
+            Flavor::OpenAi => "openai",
+            Flavor::Messages => "messages",
+        };
+        self.metrics.created.with_label_values(&[api]).inc();
+        info!(
+            batch = record.id,
+            tenant = record.tenant_name,
+            "batch created"
+        );
+        self.look_at(key);
+    }
+
     /// One page of a tenant's batches that were made with one API, the newest first, and whether there are more.
     pub(super) async fn page(
         &self,
         tenant: Tenant,
         flavor: Flavor,
-        query: &BatchQuery,
+        query: &ListQuery,
     ) -> Result<(Vec<BatchRecord>, bool), ApiError> {
-        let mut after = query.from.clone();
-        if after
-            .as_deref()
-            .is_some_and(|id| !paths::is_batch_id(flavor, id))
-        {
+        let from = query.from.as_deref();
+        if from.is_some_and(|id| !paths::is_batch_id(flavor, id)) {
             return Err(query.unknown());
         }
-        let mut found = Vec::new();
-        let mut is_first = true;
-        let has_more = 'pages: loop {
-            let page = DocumentPage {
-                after: after.clone(),
-                limit: FETCHED,
-                order: query.order,
-            };
-            let listed = self
-                .store
-                .documents(Collection::Batches, tenant, page)
-                .await;
-            let listed = listed.map_err(|error| ApiError::of_store(&error))?;
-            if listed.is_unknown {
-                if is_first {
-                    return Err(query.unknown());
-                }
-                // The batch after which the next begin was deleted just now. The client asks from the last that it
-                // gets.
-                break true;
-            }
-            is_first = false;
-            after = listed.documents.last().map(|last| last.key.id.clone());
-            for document in &listed.documents {
-                // Batches of the other API are in another list.
-                if !paths::is_batch_id(flavor, &document.key.id) {
-                    continue;
-                }
-                // One of a newer release hides no others.
-                let Some(record) = self.readable(document) else {
-                    continue;
-                };
-                if found.len() == query.limit {
-                    break 'pages true;
-                }
-                found.push(record);
-            }
-            if !listed.has_more || after.is_none() {
-                break false;
-            }
+        let shown = |document: &Document| {
+            // Batches of the other API are in another list. One of a newer release hides no others.
+            let is_own = paths::is_batch_id(flavor, &document.key.id);
+            is_own.then(|| self.readable(document)).flatten()
         };
+        let page = list_page(&*self.store, Collection::Batches, tenant, query, shown);
+        let (mut found, has_more) = page.await?;
         if query.order == Order::OldestFirst {
             found.reverse();
         }
         Ok((found, has_more))
     }
+
     /// The first of a tenant's batches that is like this. One that is created meanwhile may be missed.
     pub(super) async fn find(
         &self,
@@ -217,7 +188,7 @@ impl Batches {
         loop {
             let page = DocumentPage {
                 after,
-                limit: FETCHED,
+                limit: MIN_FETCHED,
                 order,
             };
             let listed = self

@@ -13,9 +13,7 @@ mod form;
 mod list;
 mod metrics;
 mod pieces;
-mod query;
 mod requests;
-mod reservation;
 mod service;
 mod slots;
 #[cfg(test)]

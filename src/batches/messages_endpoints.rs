@@ -1,32 +1,24 @@
 //! Anthropic's endpoints of Message Batches.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body::{Body, Frame, SizeHint};
-use http_body_util::BodyExt;
 use hyper::Response;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use tokio::sync::oneshot;
-use tracing::info;
 
 use super::batch::{BatchRecord, NewBatch};
-use super::batch_query::BatchQuery;
 use super::files::{FileUpload, ReceivedRequests};
 use super::http_answer::json;
 use super::line::{Flavor, LineEndpoint};
+use super::list_query::{ListOf, ListQuery};
 use super::messages_batch;
 use super::paths;
 use super::service::{BatchCaller, Batches, key_of, random_id};
-use super::storage::{StorageError, StorageReader};
-use crate::http::{self, BodyError};
 use crate::ids::Tenant;
-use crate::observe;
 use crate::openai::error::ApiError;
 use crate::store::documents::DocumentKey;
+use crate::{http, observe};
 
 /// Anthropic's window, which no client chooses.
 const WINDOW: Duration = Duration::from_secs(24 * 3_600);
@@ -88,13 +80,7 @@ impl Batches {
             let _ = self.store.remove_document(key, None).await;
             return Err(self.storage_failed(&error));
         }
-        self.metrics.created.with_label_values(&["messages"]).inc();
-        info!(
-            batch = record.id,
-            tenant = record.tenant_name,
-            "batch created"
-        );
-        self.look_at(key);
+        self.begin(key, &record);
         Ok(record)
     }
 
@@ -104,7 +90,7 @@ impl Batches {
         tenant: Tenant,
         query: &str,
     ) -> Result<Response<http::Body>, ApiError> {
-        let query = BatchQuery::of_messages(query)?;
+        let query = ListQuery::read(ListOf::MessageBatches, query)?;
         let (records, has_more) = self.page(tenant, Flavor::Messages, &query).await?;
         Ok(json(messages_batch::list_object(&records, has_more)))
     }
@@ -139,54 +125,10 @@ impl Batches {
         if record.output_file_id.is_none() {
             return Err(ApiError::no_batch_results(id));
         }
-        let reader = self.storage.read(&paths::own_results(id), None).await;
-        let reader = reader.map_err(|error| match error {
-            // It is deleted just now.
-            StorageError::NotFound => ApiError::unknown_batch(id),
-            StorageError::Failed(_) => self.storage_failed(&error),
-        })?;
-        let body = ResultsBody {
-            left: reader.len(),
-            reader,
-        };
-        let mut answer = Response::new(body.boxed_unsync());
+        let gone = ApiError::unknown_batch(id);
+        let mut answer = self.files.stored(&paths::own_results(id), gone).await?;
         let kind = HeaderValue::from_static("application/x-jsonl");
         answer.headers_mut().insert(CONTENT_TYPE, kind);
         Ok(answer)
-    }
-}
-
-/// The results as an answer's body, read from the storage as the client takes them.
-struct ResultsBody {
-    reader: StorageReader,
-    left: u64,
-}
-
-impl Body for ResultsBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = &mut *self;
-        Poll::Ready(match ready!(this.reader.poll_next(cx)) {
-            Ok(Some(piece)) => {
-                this.left = this.left.saturating_sub(piece.len() as u64);
-                Some(Ok(Frame::data(piece)))
-            }
-            Ok(None) => None,
-            // The client notices: fewer bytes come than were announced.
-            Err(error) => Some(Err(error.into())),
-        })
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.left == 0
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.left)
     }
 }

@@ -1,42 +1,33 @@
 //! `warmroute batch`: a file of requests through a router's Batch API, for those who have no client of it.
 
-mod api_access;
-mod api_client;
+mod api;
 mod batch_answer;
 mod begun_run;
 mod fetch;
-mod file_form;
 mod input;
-mod line_rate;
-mod patience;
+mod progress;
 mod run;
-mod step_progress;
-mod steps;
-mod text;
+mod sent_body;
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use bytes::Bytes;
 use clap::{Args, Subcommand};
+use hyper::Method;
+use indicatif::ProgressBar;
+use serde_json::Value;
 
-use self::api_access::ApiAccess;
-use self::batch_answer::BatchAnswer;
+use self::api::ApiAccess;
 use self::run::RunBatch;
+use self::sent_body::SentBody;
 
 /// Run a file of requests as a batch, and look after it.
 #[derive(Subcommand)]
 pub(super) enum BatchCommand {
     Run(RunBatch),
-    /// Print how far a batch is. Exit code 1: the router cannot be asked, or does not know it.
-    Status {
-        #[command(flatten)]
-        batch: NamedBatch,
-        /// The JSON that the router answers.
-        #[arg(long)]
-        json: bool,
-    },
-    /// Cancel a batch. What is done of it is kept, in its output file.
+    /// Print a batch as the router's API has it. Exit code 1: the router cannot be asked, or does not know it.
+    Status(NamedBatch),
+    /// Cancel a batch, and print it. What is done of it is kept, in its output file.
     Cancel(NamedBatch),
 }
 
@@ -63,13 +54,13 @@ impl BatchCommand {
     pub(super) async fn run(self) -> ExitCode {
         let shown = match self {
             Self::Run(run) => return run.run().await,
-            Self::Status { batch, json } => batch.status(json).await,
-            Self::Cancel(batch) => batch.cancel().await,
+            Self::Status(batch) => batch.ask(Method::GET, "").await,
+            Self::Cancel(batch) => batch.ask(Method::POST, "/cancel").await,
         };
         match shown {
-            Ok(text) => {
+            Ok(batch) => {
                 // The reader of the output may want no more of it.
-                let _ = io::stdout().write_all(&text);
+                let _ = writeln!(io::stdout(), "{batch:#}");
                 ExitCode::SUCCESS
             }
             Err(problem) => {
@@ -81,40 +72,11 @@ impl BatchCommand {
 }
 
 impl NamedBatch {
-    async fn status(&self, json: bool) -> Result<Vec<u8>, String> {
+    async fn ask(&self, method: Method, action: &str) -> Result<Value, String> {
+        let path = format!("/v1/batches/{}{action}", self.id);
         let client = self.access.client()?;
-        let path = format!("/v1/batches/{}", self.id);
-        let page = client.get_page(&path).await;
-        let page = page.map_err(|error| error.to_string())?;
-        if json {
-            return Ok([&page[..], b"\n"].concat());
-        }
-        let batch: BatchAnswer = client
-            .parse("GET", &path, &page)
-            .map_err(|error| error.to_string())?;
-        Ok(text::status(&batch).into_bytes())
-    }
-
-    async fn cancel(&self) -> Result<Vec<u8>, String> {
-        let client = self.access.client()?;
-        let path = format!("/v1/batches/{}/cancel", self.id);
-        let answer: Result<BatchAnswer, _> = client.post(&path, Bytes::new()).await;
-        let batch = answer.map_err(|error| error.to_string())?;
-        Ok(text::status(&batch).into_bytes())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_id_has_no_characters_that_a_path_would_read_otherwise() {
-        for id in ["batch_0123", "msgbatch-1"] {
-            assert_eq!(batch_id(id).as_deref(), Ok(id));
-        }
-        for wrong in ["", "batch/../files", "batch 1", "batch_1?x", "bätch"] {
-            assert!(batch_id(wrong).is_err(), "{wrong}");
-        }
+        let bar = ProgressBar::hidden();
+        let asked = client.ask(method, &path, SentBody::empty(), &bar).await;
+        asked.map_err(String::from)
     }
 }

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use crate::cluster::eventually;
 
 const BATCH: &str = "batch_1";
+const RUN: [&str; 4] = ["run", "in.jsonl", "-o", "out.jsonl"];
 const FIRST: &str = r#"{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"1"}}"#;
 const SECOND: &str = r#"{"custom_id":"b","method":"POST","url":"/v1/completions","body":{"model":"m","prompt":"2"}}"#;
 
@@ -212,21 +213,24 @@ impl Desk {
         desk
     }
 
-    fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
-    }
-
     fn write(&self, name: &str, text: &str) {
-        std::fs::write(self.path(name), text).unwrap();
+        std::fs::write(self.folder.join(name), text).unwrap();
     }
 
     fn read(&self, name: &str) -> Option<String> {
-        std::fs::read_to_string(self.path(name)).ok()
+        std::fs::read_to_string(self.folder.join(name)).ok()
     }
 
-    fn begun(&self) -> Option<Value> {
-        let text = self.read("out.jsonl.batch")?;
-        Some(serde_json::from_str(&text).unwrap())
+    fn begun(&self) -> Value {
+        serde_json::from_str(&self.read("out.jsonl.batch").unwrap()).unwrap()
+    }
+
+    /// A run that ends and leaves what it has written down so far, changed like this.
+    async fn run_before(&self, change: impl FnOnce(&mut Value)) {
+        self.run(0).await;
+        let mut begun = self.begun();
+        change(&mut begun);
+        self.write("out.jsonl.batch", &begun.to_string());
     }
 
     fn files(&self) -> Vec<String> {
@@ -255,9 +259,12 @@ impl Desk {
         run.await.unwrap()
     }
 
-    async fn run(&self, more: &[&str]) -> Output {
-        let run = ["run", "in.jsonl", "-o", "out.jsonl", "--interval", "100ms"];
-        self.batch(&[&run[..], more].concat()).await
+    /// A run that ends with this code. Returns what it wrote to standard output and to standard error.
+    async fn run(&self, code: i32) -> (String, String) {
+        let output = self.batch(&RUN).await;
+        let (out, err) = (out(&output), err(&output));
+        assert_eq!(output.status.code(), Some(code), "{err}");
+        (out.to_owned(), err.to_owned())
     }
 }
 
@@ -272,26 +279,33 @@ fn err(output: &Output) -> &str {
 #[tokio::test]
 async fn a_run_uploads_creates_waits_and_fetches() {
     let desk = Desk::with_results().await;
-    let more = [
-        "--key",
-        "sk-team",
-        "--metadata",
-        "job=nightly",
-        "--metadata",
-        "of=me",
-    ];
-    let output = desk.run(&more).await;
+    let more = ["--completion-window", "2h", "--api-key", "sk-team"];
+    let output = desk.batch(&[&RUN[..], &more[..]].concat()).await;
     assert_eq!(output.status.code(), Some(0), "{}", err(&output));
     let expected = "completed: 2 of 2 lines succeeded: out.jsonl\n";
     assert_eq!(out(&output), expected);
     let results = desk.read("out.jsonl");
     assert_eq!(results.as_deref(), Some("{\"1\":1}\n{\"2\":2}\n"));
     assert_eq!(desk.files(), ["in.jsonl", "out.jsonl", "out.jsonl.batch"]);
-    let begun = desk.begun().unwrap();
+    let begun = desk.begun();
     assert_eq!(begun["url"], desk.router.url());
     assert_eq!(begun["file_id"], "file-in");
     assert_eq!(begun["batch_id"], BATCH);
     assert_eq!(begun["input"]["bytes"], FIRST.len() + SECOND.len() + 2);
+
+    // A pipe gets lines of progress without control sequences.
+    let progress = err(&output);
+    let url = desk.router.url();
+    for line in [
+        "check: 2 lines, ".to_owned(),
+        "upload: ".to_owned(),
+        format!("batch: {BATCH} at {url}\n"),
+        "batch: 1 of 2 lines, in progress\n".to_owned(),
+        "batch: 2 of 2 lines, completed\n".to_owned(),
+    ] {
+        assert!(progress.contains(&line), "{line}\n{progress}");
+    }
+    assert!(!progress.contains('\u{1b}'), "{progress}");
 
     let state = desk.router.state.lock();
     assert_eq!(state.authorization, "Bearer sk-team");
@@ -301,27 +315,8 @@ async fn a_run_uploads_creates_waits_and_fetches() {
     assert!(form.contains("filename=\"in.jsonl\"\r\n"), "{form}");
     assert!(form.contains(&file), "{form}");
     let create = json!({"input_file_id": "file-in", "endpoint": "/v1/completions",
-        "completion_window": "24h", "metadata": {"job": "nightly", "of": "me"}});
+        "completion_window": "2h"});
     assert_eq!(state.creates, [create]);
-}
-
-#[tokio::test]
-async fn a_pipe_gets_lines_of_progress_without_control_sequences() {
-    let desk = Desk::with_results().await;
-    let output = desk.run(&[]).await;
-    let progress = err(&output);
-    let url = desk.router.url();
-    for line in [
-        "check: 2 lines, ".to_owned(),
-        "upload: ".to_owned(),
-        format!("batch: {BATCH} at {url}\n"),
-        "batch: 1 of 2 lines, in progress\n".to_owned(),
-        "batch: 2 of 2 lines, completed\n".to_owned(),
-        "output: 2 lines, out.jsonl\n".to_owned(),
-    ] {
-        assert!(progress.contains(&line), "{line}\n{progress}");
-    }
-    assert!(!progress.contains('\u{1b}'), "{progress}");
 }
 
 #[tokio::test]
@@ -332,49 +327,31 @@ async fn lines_that_failed_are_in_the_error_file_and_in_the_exit_code() {
     desk.router.looks(&[done]);
     desk.router.content("file-out", "{\"1\":1}\n");
     desk.router.content("file-err", "{\"2\":2}\n");
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+    let (out, _) = desk.run(2).await;
     let expected = "completed: 1 of 2 lines succeeded: out.jsonl; 1 did not: out.errors.jsonl\n";
-    assert_eq!(out(&output), expected);
-    assert_eq!(
-        desk.read("out.errors.jsonl").as_deref(),
-        Some("{\"2\":2}\n")
-    );
+    assert_eq!(out, expected);
+    let errors = desk.read("out.errors.jsonl");
+    assert_eq!(errors.as_deref(), Some("{\"2\":2}\n"));
 
     let desk = Desk::start().await;
     let expired = with(look("expired", [2, 0, 0]), "error_file_id", "file-err");
     desk.router.looks(&[expired]);
     desk.router.content("file-err", "{\"1\":1}\n{\"2\":2}\n");
-    let output = desk.run(&["--error-file", "bad.jsonl"]).await;
-    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
-    let expected = "expired: 0 of 2 lines succeeded: out.jsonl; 2 did not: bad.jsonl\n";
-    assert_eq!(out(&output), expected);
+    let (out, _) = desk.run(2).await;
+    let expected = "expired: 0 of 2 lines succeeded: out.jsonl; 2 did not: out.errors.jsonl\n";
+    assert_eq!(out, expected);
     // The results are where they are looked for, though there are none.
     assert_eq!(desk.read("out.jsonl").as_deref(), Some(""));
-}
-
-#[tokio::test]
-async fn lines_in_neither_file_are_an_error() {
-    let desk = Desk::with_results().await;
-    desk.router.content("file-out", "{\"1\":1}\n");
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(1));
-    assert!(
-        out(&output).contains("1 are in neither file"),
-        "{}",
-        out(&output)
-    );
 }
 
 #[tokio::test]
 async fn a_bad_line_is_named_before_anything_is_sent() {
     let desk = Desk::start().await;
     desk.write("in.jsonl", &format!("{FIRST}\n\n{FIRST}\nnothing\n"));
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(1));
-    let problems = err(&output);
-    assert!(problems.contains("in.jsonl: line 3: "), "{problems}");
-    assert!(problems.contains("in.jsonl: line 4: "), "{problems}");
+    let (_, problems) = desk.run(1).await;
+    assert!(problems.contains("in.jsonl: "), "{problems}");
+    assert!(problems.contains("\nline 3: "), "{problems}");
+    assert!(problems.contains("\nline 4: "), "{problems}");
     assert_eq!(desk.router.count(""), 0);
     assert_eq!(desk.files(), ["in.jsonl"]);
 }
@@ -383,13 +360,9 @@ async fn a_bad_line_is_named_before_anything_is_sent() {
 async fn after_ctrl_c_the_batch_runs_on_and_the_same_command_waits_for_it() {
     let desk = Desk::start().await;
     desk.router.looks(&[look("in_progress", [2, 1, 0])]);
-    let run = ["run", "in.jsonl", "-o", "out.jsonl", "--interval", "100ms"];
-    let child = desk
-        .command(&run)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut command = desk.command(&RUN);
+    let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
     let look_at_batch = format!("GET /v1/batches/{BATCH}");
     eventually("the command waits", async || {
         desk.router.count(&look_at_batch) > 1
@@ -408,16 +381,14 @@ async fn after_ctrl_c_the_batch_runs_on_and_the_same_command_waits_for_it() {
     let done = with(look("completed", [2, 2, 0]), "output_file_id", "file-out");
     desk.router.looks(&[done]);
     desk.router.content("file-out", "{\"1\":1}\n{\"2\":2}\n");
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    desk.run(0).await;
     assert_eq!(desk.router.count("POST"), 2);
     assert_eq!(desk.files(), ["in.jsonl", "out.jsonl", "out.jsonl.batch"]);
 
     // What has ended is not asked for again.
     let before = desk.router.count("");
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(0));
-    assert!(err(&output).contains("to begin anew, delete out.jsonl.batch"));
+    let (_, said) = desk.run(0).await;
+    assert!(said.contains("to begin anew, delete out.jsonl.batch"));
     assert_eq!(desk.router.count(""), before);
 }
 
@@ -425,46 +396,37 @@ async fn after_ctrl_c_the_batch_runs_on_and_the_same_command_waits_for_it() {
 async fn a_batch_that_was_created_unheard_is_found_and_not_created_again() {
     for is_listed in [true, false] {
         let desk = Desk::with_results().await;
-        assert_eq!(desk.run(&[]).await.status.code(), Some(0));
-        let mut begun = desk.begun().unwrap();
-        let members = begun.as_object_mut().unwrap();
-        members.remove("batch_id");
-        members.remove("ended");
-        desk.write("out.jsonl.batch", &begun.to_string());
+        desk.run_before(|begun| {
+            begun["batch_id"] = Value::Null;
+            begun["ended"] = Value::Null;
+        })
+        .await;
         if is_listed {
             let other = with(look("completed", [1, 1, 0]), "input_file_id", "file-x");
             let other = with(other, "id", "batch_x");
             let own = look("in_progress", [2, 1, 0]);
             desk.router.state.lock().listed = vec![other, own];
         }
-        let output = desk.run(&[]).await;
-        assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+        desk.run(0).await;
         assert_eq!(desk.router.count("POST /v1/files"), 1);
         let creates = if is_listed { 1 } else { 2 };
         assert_eq!(desk.router.count("POST /v1/batches"), creates);
-        assert_eq!(desk.begun().unwrap()["batch_id"], BATCH);
+        assert_eq!(desk.begun()["batch_id"], BATCH);
     }
 }
 
 #[tokio::test]
 async fn another_input_or_another_router_is_refused_with_what_to_do() {
     let desk = Desk::with_results().await;
-    assert_eq!(desk.run(&[]).await.status.code(), Some(0));
+    desk.run_before(|begun| begun["url"] = "http://elsewhere:80".into())
+        .await;
     let asked = desk.router.count("");
+    let (_, problem) = desk.run(1).await;
+    assert!(problem.contains("--url http://elsewhere:80"), "{problem}");
     desk.write("in.jsonl", FIRST);
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(1));
-    let problem = err(&output);
+    let (_, problem) = desk.run(1).await;
     assert!(problem.contains("another input"), "{problem}");
     assert!(problem.contains("delete out.jsonl.batch"), "{problem}");
-
-    desk.write("in.jsonl", &format!("{FIRST}\n{SECOND}\n"));
-    let mut begun = desk.begun().unwrap();
-    begun["url"] = "http://elsewhere:80".into();
-    desk.write("out.jsonl.batch", &begun.to_string());
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(1));
-    assert!(err(&output).contains("--url http://elsewhere:80"));
     assert_eq!(desk.router.count(""), asked);
 }
 
@@ -473,16 +435,12 @@ async fn nothing_is_overwritten() {
     for name in ["out.jsonl", "out.errors.jsonl"] {
         let desk = Desk::with_results().await;
         desk.write(name, "precious");
-        let output = desk.run(&[]).await;
-        assert_eq!(output.status.code(), Some(1));
+        let (_, problem) = desk.run(1).await;
         let expected = format!("{name} exists already");
-        assert!(err(&output).contains(&expected), "{}", err(&output));
+        assert!(problem.contains(&expected), "{problem}");
         assert_eq!(desk.read(name).as_deref(), Some("precious"));
         assert_eq!(desk.router.count(""), 0);
     }
-    let desk = Desk::with_results().await;
-    let output = desk.run(&["--error-file", "out.jsonl"]).await;
-    assert!(err(&output).contains("the same file"), "{}", err(&output));
 }
 
 #[tokio::test]
@@ -492,9 +450,7 @@ async fn an_input_that_the_router_refuses_can_be_mended_and_run_again() {
         {"code": "model_not_found", "line": 2, "message": "there is no such model", "param": "body.model"}]});
     let refused = with(look("failed", [0, 0, 0]), "errors", errors);
     desk.router.looks(&[refused]);
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(1));
-    let problem = err(&output);
+    let (_, problem) = desk.run(1).await;
     let expected = "line 2: there is no such model (model_not_found)";
     assert!(problem.contains(expected), "{problem}");
     assert_eq!(desk.files(), ["in.jsonl"]);
@@ -502,115 +458,57 @@ async fn an_input_that_the_router_refuses_can_be_mended_and_run_again() {
     desk.write("in.jsonl", &format!("{SECOND}\n{FIRST}\n"));
     let done = with(look("completed", [2, 2, 0]), "output_file_id", "file-out");
     desk.router.looks(&[done]);
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    desk.run(0).await;
     assert_eq!(desk.router.count("POST /v1/files"), 2);
 }
 
 #[tokio::test]
 async fn a_router_that_is_away_for_a_moment_is_asked_again() {
-    let desk = Desk::start().await;
-    let done = with(look("completed", [2, 2, 0]), "output_file_id", "file-out");
-    let runs = look("in_progress", [2, 1, 0]);
-    desk.router.looks(&[runs.clone(), runs.clone(), runs, done]);
-    desk.router.content("file-out", "{\"1\":1}\n{\"2\":2}\n");
-    let mut command = desk.command(&["run", "in.jsonl", "-o", "out.jsonl", "--interval", "500ms"]);
-    let child = tokio::task::spawn_blocking(move || command.output().unwrap());
-    let look_at_batch = format!("GET /v1/batches/{BATCH}");
-    eventually("the command waits", async || {
-        desk.router.count(&look_at_batch) > 0
-    })
-    .await;
-    desk.router.state.lock().failures = [503, 429, 500].into();
-    let output = child.await.unwrap();
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    let desk = Desk::with_results().await;
+    desk.router.state.lock().failures = [503, 429].into();
+    let (_, progress) = desk.run(0).await;
+    assert!(progress.contains("asking again: GET "), "{progress}");
+    assert!(progress.contains("answered 503"), "{progress}");
     assert!(desk.router.state.lock().failures.is_empty());
-
-    // With no patience, the first failure ends the command, and says that the batch goes on.
-    let desk = Desk::start().await;
-    desk.router.looks(&[look("in_progress", [2, 1, 0])]);
-    desk.router.state.lock().failures = [503].into();
-    let output = desk.run(&["--give-up-after", "0s"]).await;
-    assert_eq!(output.status.code(), Some(1));
-    let problem = err(&output);
-    assert!(problem.contains("answered 503"), "{problem}");
-    assert!(problem.contains("goes on at"), "{problem}");
 }
 
 #[tokio::test]
 async fn a_batch_or_a_router_that_is_not_there_is_named_with_what_to_do() {
     let desk = Desk::with_results().await;
-    assert_eq!(desk.run(&[]).await.status.code(), Some(0));
-    let mut begun = desk.begun().unwrap();
-    begun["batch_id"] = "batch_gone".into();
-    begun.as_object_mut().unwrap().remove("ended");
-    desk.write("out.jsonl.batch", &begun.to_string());
-    let output = desk.run(&[]).await;
-    assert_eq!(output.status.code(), Some(1));
-    let problem = err(&output);
+    desk.run_before(|begun| {
+        begun["batch_id"] = "batch_gone".into();
+        begun["ended"] = Value::Null;
+    })
+    .await;
+    let (_, problem) = desk.run(1).await;
     assert!(problem.contains("answered 404"), "{problem}");
     assert!(problem.contains("delete out.jsonl.batch"), "{problem}");
 
-    let desk = Desk::start().await;
-    let closed = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = closed.local_addr().unwrap();
+    let mut desk = Desk::start().await;
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    desk.router.address = closed.local_addr().unwrap();
     drop(closed);
-    let output = Command::new(env!("CARGO_BIN_EXE_warmroute"))
-        .args(["batch", "run", "in.jsonl", "-o", "out.jsonl", "--url"])
-        .arg(format!("http://{address}"))
-        .current_dir(&desk.folder)
-        .output()
-        .unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(err(&output).contains("cannot connect"), "{}", err(&output));
-    assert_eq!(desk.files(), ["in.jsonl"]);
+    let (_, problem) = desk.run(1).await;
+    assert!(problem.contains("cannot connect"), "{problem}");
 }
 
 #[tokio::test]
 async fn a_batch_is_shown_and_cancelled_by_its_id() {
     let desk = Desk::start().await;
-    desk.router.looks(&[look("in_progress", [2, 1, 1])]);
-    let output = desk.batch(&["status", BATCH]).await;
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
-    assert_eq!(
-        out(&output),
-        "batch_1: in_progress, 2 of 2 lines are finished, 1 of them failed\n\
-         endpoint   /v1/completions\ncreated    2026-07-22T17:06:40Z\ninput      file-in\n"
-    );
-    let output = desk.batch(&["status", BATCH, "--json"]).await;
-    let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(shown, look("in_progress", [2, 1, 1]));
-    let output = desk.batch(&["cancel", BATCH]).await;
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
-    assert!(
-        out(&output).starts_with("batch_1: cancelling"),
-        "{}",
-        out(&output)
-    );
+    let runs = look("in_progress", [2, 1, 1]);
+    desk.router.looks(std::slice::from_ref(&runs));
+    let cancelled = look("cancelling", [2, 1, 0]);
+    for (action, expected) in [("status", runs), ("cancel", cancelled)] {
+        let output = desk.batch(&[action, BATCH]).await;
+        assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+        let shown: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(shown, expected);
+    }
     let output = desk.batch(&["status", "batch_2"]).await;
     assert_eq!(output.status.code(), Some(1));
     assert!(err(&output).contains("there is no such thing"));
-    let output = desk.batch(&["status", "../files"]).await;
-    assert_eq!(output.status.code(), Some(64));
-}
-
-#[tokio::test]
-async fn a_large_input_arrives_byte_by_byte_as_it_is() {
-    let desk = Desk::with_results().await;
-    let prompt = "x".repeat(100_000);
-    let lines = (0..50).map(|number| {
-        let body = json!({"model": "m", "prompt": prompt});
-        let line = json!({"custom_id": format!("l{number}"), "method": "POST",
-            "url": "/v1/completions", "body": body});
-        format!("{line}\n")
-    });
-    let input: String = lines.collect();
-    desk.write("in.jsonl", &input);
-    let output = desk.run(&[]).await;
-    // The router has results of two lines only.
-    assert_eq!(output.status.code(), Some(1), "{}", err(&output));
-    let form = desk.router.state.lock().forms[0].clone();
-    let begin = form.windows(4).rposition(|four| four == b"\r\n\r\n");
-    let begin = begin.unwrap() + 4;
-    assert_eq!(&form[begin..begin + input.len()], input.as_bytes());
+    for id in ["../files", "batch 1", "batch_1?x"] {
+        let output = desk.batch(&["status", id]).await;
+        assert_eq!(output.status.code(), Some(64), "{id}");
+    }
 }

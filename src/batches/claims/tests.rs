@@ -1,10 +1,10 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::batches::batch::{NewBatch, RequestCounts};
+use crate::batches::batch::NewBatch;
 
 const LEASE_MS: u64 = 30_000;
 const WINDOW_MS: u64 = 120_000;
@@ -98,51 +98,7 @@ fn a_file_that_is_wrong_fails_the_batch() {
 }
 
 #[test]
-fn what_was_given_back_is_next() {
-    let mut record = running(3);
-    assert_eq!(record.claim(1, A, LEASE_MS), Some(Work::Shard(0)));
-    assert_eq!(record.claim(1, A, LEASE_MS), Some(Work::Shard(1)));
-    assert!(record.give_back(A, Work::Shard(0)));
-    assert!(!record.give_back(A, Work::Shard(0)));
-    assert_eq!(record.due_ms(2), Some(2));
-    assert_eq!(record.claim(2, B, LEASE_MS), Some(Work::Shard(0)));
-    assert_eq!(record.claim(2, B, LEASE_MS), Some(Work::Shard(2)));
-    assert!(record.returned.is_empty());
-}
-
-#[test]
-fn a_claim_that_has_run_out_goes_to_another_owner_or_is_renewed() {
-    let mut record = running(1);
-    assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Shard(0)));
-    // Its owner may still run it.
-    assert_eq!(record.claim(LEASE_MS, A, LEASE_MS), None);
-    let mut renewed = record.clone();
-    assert!(renewed.renew(LEASE_MS, A, LEASE_MS));
-    assert_eq!(renewed.claim(LEASE_MS, B, LEASE_MS), None);
-    assert_eq!(record.due_ms(LEASE_MS), Some(LEASE_MS));
-    assert_eq!(record.claim(LEASE_MS, B, LEASE_MS), Some(Work::Shard(0)));
-    assert!(!record.renew(LEASE_MS, A, LEASE_MS));
-    assert!(record.owns(B, Work::Shard(0)) && !record.owns(A, Work::Shard(0)));
-}
-
-#[test]
-fn who_has_no_claim_changes_nothing() {
-    let mut record = running(2);
-    assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Shard(0)));
-    let before = record.clone();
-    let usage = Usage::default();
-    assert!(!record.progress(B, Work::Shard(0), counts(1, 0), usage));
-    assert!(!record.end_shard(B, 0, 1));
-    assert!(!record.end_shard(A, 1, 1));
-    assert!(!record.end_validation(A, Ok(validated(9)), 1));
-    assert!(!record.end_assembly(A, assembled(1, 0), 1));
-    assert!(!record.give_back(B, Work::Shard(0)));
-    assert!(!record.renew(1, B, LEASE_MS));
-    assert_eq!(record, before);
-}
-
-#[test]
-fn progress_never_counts_more_lines_than_there_are() {
+fn the_assembly_knows_the_counts_and_the_usage() {
     let mut record = running(1);
     assert_eq!(record.claim(0, A, LEASE_MS), Some(Work::Shard(0)));
     let usage = Usage {
@@ -153,21 +109,13 @@ fn progress_never_counts_more_lines_than_there_are() {
     for _ in 0..3 {
         assert!(record.progress(A, Work::Shard(0), counts(2, 1), usage));
     }
-    let found = record.counts;
-    assert_eq!((found.completed, found.failed), (3, 1));
+    assert_eq!((record.counts.completed, record.counts.failed), (3, 1));
     assert_eq!(record.usage.input_tokens, 15);
-    // The assembly knows.
     assert!(record.end_shard(A, 0, 1));
     assert_eq!(record.claim(1, B, LEASE_MS), Some(Work::Finalize));
     assert!(record.end_assembly(B, assembled(2, 1), 2));
-    let expected = RequestCounts {
-        total: 4,
-        completed: 2,
-        // And a line whose result was lost.
-        failed: 2,
-        not_run: 0,
-    };
-    assert_eq!(record.counts, expected);
+    // One of those that failed is a line whose result was lost.
+    assert_eq!((record.counts.completed, record.counts.failed), (2, 2));
     assert_eq!(record.usage, Usage::default());
 }
 
@@ -265,7 +213,7 @@ fn a_batch_is_deleted_in_the_end_even_if_it_never_ended() {
 /// A replica with what it believes to have: a work, and until when.
 struct Replica {
     owner: u64,
-    works: Vec<(Work, u64)>,
+    works: VecDeque<(Work, u64)>,
 }
 
 /// A batch, its replicas and the results that they wrote.
@@ -304,7 +252,7 @@ impl World {
         let record = new_record();
         let replica = |owner| Replica {
             owner,
-            works: Vec::new(),
+            works: VecDeque::new(),
         };
         Self {
             due_ms: record.due_ms(0),
@@ -338,23 +286,26 @@ impl World {
                 }
             }
             Event::Finish => {
-                if !self.replicas[replica].works.is_empty() {
-                    let (work, _) = self.replicas[replica].works.remove(0);
+                if let Some((work, _)) = self.replicas[replica].works.pop_front() {
+                    let before = self.record.clone();
                     self.finish(replica, work);
+                    // Who has no claim any more changes nothing.
+                    let is_own = before.owns(self.replicas[replica].owner, work);
+                    assert!(is_own || self.record == before, "{work:?}");
                 }
             }
             Event::GiveBack => {
-                let owner = self.replicas[replica].owner;
-                if !self.replicas[replica].works.is_empty() {
-                    let (work, _) = self.replicas[replica].works.remove(0);
-                    self.record.give_back(owner, work);
+                let replica = &mut self.replicas[replica];
+                if let Some((work, _)) = replica.works.pop_front() {
+                    let is_own = self.record.owns(replica.owner, work);
+                    assert_eq!(self.record.give_back(replica.owner, work), is_own);
                     self.write();
                 }
             }
             Event::Die => {
                 self.replicas[replica] = Replica {
                     owner: self.next_owner,
-                    works: Vec::new(),
+                    works: VecDeque::new(),
                 };
                 self.next_owner += 1;
             }
@@ -377,7 +328,7 @@ impl World {
         };
         assert!(!before.owns(replica.owner, work));
         replica.works.retain(|(other, _)| *other != work);
-        replica.works.push((work, self.now_ms + LEASE_MS));
+        replica.works.push_back((work, self.now_ms + LEASE_MS));
         self.write();
         Some(work)
     }

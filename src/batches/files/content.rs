@@ -17,7 +17,7 @@ use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 
 impl Files {
-    /// `GET /v1/files/{id}/content`. The bytes are read from the storage as the client takes them.
+    /// `GET /v1/files/{id}/content`. The bytes are read as the client takes them.
     pub async fn content(
         &self,
         tenant: Tenant,
@@ -25,18 +25,7 @@ impl Files {
     ) -> Result<Response<http::Body>, ApiError> {
         let record = self.existing(tenant, id).await?;
         let path = file::storage_path(tenant, id).ok_or_else(|| ApiError::unknown_file(id))?;
-        let reader = self.storage.read(&path, None).await;
-        let reader = reader.map_err(|error| match error {
-            // It is deleted just now.
-            StorageError::NotFound => ApiError::unknown_file(id),
-            StorageError::Failed(_) => self.storage_failed(&error),
-        })?;
-        let body = ContentBody {
-            left: reader.len(),
-            reader,
-            files: self.clone(),
-        };
-        let mut answer = Response::new(body.boxed_unsync());
+        let mut answer = self.stored(&path, ApiError::unknown_file(id)).await?;
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, file::content_type(&record.filename));
         headers.insert(
@@ -45,16 +34,35 @@ impl Files {
         );
         Ok(answer)
     }
+
+    /// An object of the storage as an answer. `gone`: what a client gets if there is none any more.
+    pub(in crate::batches) async fn stored(
+        &self,
+        path: &str,
+        gone: ApiError,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let reader = match self.storage.read(path, None).await {
+            Ok(reader) => reader,
+            Err(StorageError::NotFound) => return Err(gone),
+            Err(error) => return Err(self.storage_failed(&error)),
+        };
+        let body = StoredBody {
+            left: reader.len(),
+            reader,
+            files: self.clone(),
+        };
+        Ok(Response::new(body.boxed_unsync()))
+    }
 }
 
-/// A file's bytes as an answer's body, of known length.
-struct ContentBody {
+/// An object's bytes as an answer's body, of known length.
+struct StoredBody {
     reader: StorageReader,
     left: u64,
     files: Files,
 }
 
-impl Body for ContentBody {
+impl Body for StoredBody {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -9,11 +9,8 @@ use multer::{Field, Multipart};
 use tokio::sync::oneshot;
 
 use super::form::{FILE, FileRequest, FormFields, MAX_FIELD_BYTES};
-use super::pieces::{
-    HeadBytes, LEAST_RATE, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces,
-};
-use super::reservation::FileReservation;
-use super::service::{Files, NewRecordOf};
+use super::pieces::{HeadBytes, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces};
+use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
 use crate::batches::file::{self, FileRecord};
 use crate::batches::http_answer::json;
@@ -21,6 +18,7 @@ use crate::batches::storage::StorageWriter;
 use crate::http::server::RequestBody;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
+use crate::store::documents::{DocumentBounds, InsertOutcome};
 use crate::{http, observe};
 
 /// RFC 2046 has 70 characters.
@@ -42,7 +40,6 @@ struct ReceivedFile {
     filename: String,
     request: FileRequest,
     writer: StorageWriter,
-    reservation: FileReservation,
     _slot: UploadSlot,
 }
 
@@ -95,9 +92,6 @@ impl Files {
             return Err(self.too_large());
         }
         let slot = self.enter(tenant)?;
-        // What of it is not the file's is not known yet.
-        let expected = announced.saturating_sub(MAX_HEAD_BYTES);
-        let reservation = self.reserve(tenant, random()?, expected).await?;
         let id = file::new_file_id(random()?);
         let path = file::storage_path(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
         let writer = self.storage.writer(&path).await;
@@ -109,7 +103,6 @@ impl Files {
                 filename,
                 request,
                 writer,
-                reservation,
                 _slot: slot,
             }),
             Err(error) => {
@@ -197,7 +190,8 @@ impl Files {
         }
     }
 
-    /// First the record, then the object: whatever stops in between, no object is left that no record names.
+    /// First the record, then the object: whatever stops in between, no object is left that no record names. The store
+    /// checks the tenant's bounds, so that what exceeds them is no more than the uploads under way.
     async fn store_file(
         &self,
         tenant: Tenant,
@@ -208,7 +202,6 @@ impl Files {
             filename,
             request,
             writer,
-            reservation,
             _slot,
         } = received;
         let key = file::document_key(tenant, &id).ok_or_else(|| ApiError::unknown_file(&id))?;
@@ -223,15 +216,11 @@ impl Files {
             filename,
             purpose: request.purpose,
         };
-        let new = NewRecordOf {
-            record: &record,
-            created_ms,
+        let bounds = DocumentBounds {
+            documents: self.settings.max_files_per_tenant,
+            weight: self.settings.max_size_per_tenant,
         };
-        let inserted = match reservation.release().await {
-            Ok(()) => self.insert(key.clone(), &new, self.bounds()).await,
-            Err(error) => Err(error),
-        };
-        let checked = match inserted {
+        let checked = match self.insert(&key, &record, created_ms, bounds).await {
             Ok(inserted) => self.check_room(inserted),
             Err(error) => Err(ApiError::of_store(&error)),
         };
@@ -248,6 +237,23 @@ impl Files {
             Err(error) => {
                 let _ = self.remove(tenant, &record.id).await;
                 Err(self.storage_failed(&error))
+            }
+        }
+    }
+
+    /// What a client gets whose file exceeds the tenant's bounds.
+    fn check_room(&self, inserted: InsertOutcome) -> Result<(), ApiError> {
+        match inserted {
+            InsertOutcome::Done | InsertOutcome::Exists => Ok(()),
+            InsertOutcome::TooMany => {
+                self.metrics.on_bound("tenant_files");
+                let max = self.settings.max_files_per_tenant;
+                Err(ApiError::too_many_files(max))
+            }
+            InsertOutcome::TooHeavy => {
+                self.metrics.on_bound("tenant_size");
+                let max = self.settings.max_size_per_tenant;
+                Err(ApiError::file_quota_exceeded(max))
             }
         }
     }
@@ -270,10 +276,7 @@ impl Files {
         };
         match source.downcast::<PieceError>().map(|error| *error) {
             Ok(PieceError::Broken(error)) => ApiError::broken_body(&error),
-            Ok(PieceError::Slow) => {
-                let least = LEAST_RATE.saturating_mul(limits.timeout.as_secs()).max(1);
-                ApiError::slow_body(least, limits.timeout)
-            }
+            Ok(PieceError::Slow) => limits.too_slow(),
             Ok(PieceError::TooLarge) => self.too_large(),
             Ok(error @ PieceError::LongHead) => ApiError::bad_form(&error),
             Err(error) => ApiError::bad_form(&error),
@@ -293,7 +296,7 @@ fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
 }
 
 /// How an upload ended that was answered with an error.
-fn outcome_of(error: &ApiError) -> &'static str {
+pub(super) fn outcome_of(error: &ApiError) -> &'static str {
     if error.status.is_server_error() {
         "failed"
     } else {

@@ -13,10 +13,11 @@ use tokio::time::Sleep;
 
 use crate::http::server::RequestBody;
 use crate::observe;
+use crate::openai::error::ApiError;
 
 /// Bytes that come in a second at least, on an average of the time that the client was waited for: slower than any
 /// connection that files are sent over. A file of 1 GiB takes 18 hours at the most.
-pub(super) const LEAST_RATE: u64 = 16 << 10;
+const LEAST_RATE: u64 = 16 << 10;
 
 /// Bytes of a form that are not of its file: headers of parts, other fields, what stands before the first part. The
 /// reader of the form has these in memory.
@@ -29,6 +30,14 @@ pub(super) struct UploadLimits {
     pub(super) max: u64,
     /// The time within which a piece must come.
     pub(super) timeout: Duration,
+}
+
+impl UploadLimits {
+    /// What a client gets that sends too slowly.
+    pub(super) fn too_slow(self) -> ApiError {
+        let least = LEAST_RATE.saturating_mul(self.timeout.as_secs()).max(1);
+        ApiError::slow_body(least, self.timeout)
+    }
 }
 
 /// Why there are no more pieces.

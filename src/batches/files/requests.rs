@@ -7,8 +7,8 @@ use bytes::Bytes;
 use futures_core::Stream;
 use http_body::Body as _;
 
-use super::create::FileUpload;
-use super::pieces::{HeadBytes, LEAST_RATE, PieceError, UploadLimits, UploadPieces};
+use super::create::{FileUpload, outcome_of};
+use super::pieces::{HeadBytes, PieceError, UploadLimits, UploadPieces};
 use super::service::Files;
 use super::slots::UploadSlot;
 use crate::batches::messages_requests::{InvalidRequests, RequestReader};
@@ -72,8 +72,7 @@ impl Files {
                 })
             }
             Err(error) => {
-                let is_ours = error.status.is_server_error();
-                in_flight.end(if is_ours { "failed" } else { "refused" });
+                in_flight.end(outcome_of(&error));
                 writer.abort().await;
                 Err(error)
             }
@@ -116,10 +115,7 @@ impl Files {
     fn piece_failed(&self, error: PieceError, limits: UploadLimits) -> ApiError {
         match error {
             PieceError::Broken(error) => ApiError::broken_body(&error),
-            PieceError::Slow => {
-                let least = LEAST_RATE.saturating_mul(limits.timeout.as_secs()).max(1);
-                ApiError::slow_body(least, limits.timeout)
-            }
+            PieceError::Slow => limits.too_slow(),
             PieceError::TooLarge | PieceError::LongHead => self.requests_too_large(),
         }
     }

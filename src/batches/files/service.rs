@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hyper::Response;
 use parking_lot::Mutex;
+use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::metrics::Metrics;
@@ -103,16 +104,14 @@ impl Files {
     pub async fn register(&self, tenant: Tenant, record: FileRecord) -> Result<(), ApiError> {
         let key = file::document_key(tenant, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_file(&record.id))?;
-        let new = NewRecordOf {
-            created_ms: record.created_ms(),
-            record: &record,
-        };
         let bounds = DocumentBounds {
             documents: UNBOUNDED,
             weight: UNBOUNDED,
         };
         // `Exists`: another replica has registered the same results.
-        let inserted = self.insert(key, &new, bounds).await;
+        let inserted = self
+            .insert(&key, &record, record.created_ms(), bounds)
+            .await;
         inserted
             .map(drop)
             .map_err(|error| ApiError::of_store(&error))
@@ -140,15 +139,14 @@ impl Files {
         let mut deleted = 0;
         for document in due.await? {
             let path = file::storage_path(document.key.tenant, &document.key.id);
-            // Without a path it is what an upload had reserved that was broken off.
-            if let Some(path) = path {
-                if let Err(error) = self.storage.delete(&path).await {
-                    let _ = self.storage_failed(&error);
-                    continue;
-                }
-                self.metrics.on_deleted("expired");
-                deleted += 1;
+            if let Some(path) = path
+                && let Err(error) = self.storage.delete(&path).await
+            {
+                let _ = self.storage_failed(&error);
+                continue;
             }
+            self.metrics.on_deleted("expired");
+            deleted += 1;
             let removed = self
                 .store
                 .remove_document(document.key, Some(document.version));
@@ -160,14 +158,6 @@ impl Files {
     pub(super) async fn existing(&self, tenant: Tenant, id: &str) -> Result<FileRecord, ApiError> {
         let found = self.record(tenant, id).await?;
         found.ok_or_else(|| ApiError::unknown_file(id))
-    }
-
-    /// The bounds of a tenant's files.
-    pub(super) fn bounds(&self) -> DocumentBounds {
-        DocumentBounds {
-            documents: self.settings.max_files_per_tenant,
-            weight: self.settings.max_size_per_tenant,
-        }
     }
 
     /// Counts a failure of the storage, logs it if it is a new one, and returns what the client gets.
@@ -199,40 +189,32 @@ impl Files {
     }
 
     /// Writes a new record. A write of which nobody knows whether it was done is repeated, which does no harm.
+    /// `created_ms`: by which lists are sorted, more exact than the record's seconds.
     pub(super) async fn insert(
         &self,
-        key: DocumentKey,
-        new: &NewRecordOf<'_>,
+        key: &DocumentKey,
+        record: &FileRecord,
+        created_ms: u64,
         bounds: DocumentBounds,
     ) -> Result<InsertOutcome, store::Error> {
-        let value = new.record.to_json();
+        let new = NewDocument {
+            value: record.to_json(),
+            created_ms,
+            weight: record.bytes,
+            due_ms: record.due_ms(),
+        };
         let mut pauses = PAUSES.into_iter();
         loop {
-            let document = NewDocument {
-                value: value.clone(),
-                created_ms: new.created_ms,
-                weight: new.record.bytes,
-                due_ms: new.record.due_ms(),
-            };
-            let inserted = self.store.insert_document(key.clone(), document, bounds);
-            let error = match inserted.await {
-                Err(error @ store::Error::Unknown { .. }) => error,
-                known => return known,
-            };
-            let Some(pause) = pauses.next() else {
-                return Err(error);
-            };
-            tokio::time::sleep(pause).await;
+            let inserted = self
+                .store
+                .insert_document(key.clone(), new.clone(), bounds)
+                .await;
+            match (inserted, pauses.next()) {
+                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
+                (inserted, _) => return inserted,
+            }
         }
     }
-}
-
-/// A record to be written.
-#[derive(Debug)]
-pub(super) struct NewRecordOf<'a> {
-    pub(super) record: &'a FileRecord,
-    /// By which lists are sorted: more exact than the record's seconds.
-    pub(super) created_ms: u64,
 }
 
 /// A record that cannot be read is a fault of the router's, and not a file that is missing.

@@ -1,6 +1,5 @@
 //! How many uploads run at a time: each has a part of its file in memory. Pure but for a lock.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -8,15 +7,13 @@ use parking_lot::Mutex;
 use crate::ids::Tenant;
 
 /// 8 MiB each, and as much again while such a part grows: 256 MiB at the most.
-pub(super) const MAX_UPLOADS: u32 = 16;
+const MAX_UPLOADS: usize = 16;
 /// So that two tenants at least have their turn.
-pub(super) const MAX_UPLOADS_PER_TENANT: u32 = 8;
+pub(super) const MAX_UPLOADS_PER_TENANT: usize = 8;
 
-/// Uploads that run on this replica.
+/// Whose uploads run on this replica.
 #[derive(Debug, Default)]
-pub(super) struct UploadSlots {
-    running: Mutex<BTreeMap<Tenant, u32>>,
-}
+pub(super) struct UploadSlots(Mutex<Vec<Tenant>>);
 
 /// Why an upload cannot begin now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,33 +32,25 @@ pub(super) struct UploadSlot {
 
 impl UploadSlots {
     pub(super) fn enter(self: &Arc<Self>, tenant: Tenant) -> Result<UploadSlot, NoSlot> {
-        let mut running = self.running.lock();
-        let all: u32 = running.values().sum();
-        let own = running.get(&tenant).copied().unwrap_or_default();
+        let mut running = self.0.lock();
+        let own = running.iter().filter(|other| **other == tenant).count();
         if own >= MAX_UPLOADS_PER_TENANT {
             return Err(NoSlot::TenantFull);
         }
-        if all >= MAX_UPLOADS {
+        if running.len() >= MAX_UPLOADS {
             return Err(NoSlot::Full);
         }
-        running.insert(tenant, own + 1);
-        Ok(UploadSlot {
-            slots: self.clone(),
-            tenant,
-        })
+        running.push(tenant);
+        let slots = self.clone();
+        Ok(UploadSlot { slots, tenant })
     }
 }
 
 impl Drop for UploadSlot {
     fn drop(&mut self) {
-        let mut running = self.slots.running.lock();
-        let left = running
-            .get(&self.tenant)
-            .map_or(0, |own| own.saturating_sub(1));
-        if left == 0 {
-            running.remove(&self.tenant);
-        } else {
-            running.insert(self.tenant, left);
+        let mut running = self.slots.0.lock();
+        if let Some(own) = running.iter().position(|other| *other == self.tenant) {
+            running.swap_remove(own);
         }
     }
 }
@@ -87,6 +76,6 @@ mod tests {
         assert!(of_c.is_ok());
         assert_eq!(enter("c").err(), Some(NoSlot::Full));
         drop((of_a, of_b, of_c));
-        assert!(slots.running.lock().is_empty());
+        assert!(slots.0.lock().is_empty());
     }
 }

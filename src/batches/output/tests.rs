@@ -174,25 +174,6 @@ fn a_part_line_is_read_back() {
     assert_eq!(PartLine::read(newer).unwrap().0.usage, Usage::default());
 }
 
-#[test]
-fn a_number_beyond_the_last_is_nobodys() {
-    let mut assembler = Assembler::new(65);
-    let mut push = |line: u32| {
-        let mut part = Vec::new();
-        let part_line = PartLine {
-            line,
-            is_ok: true,
-            usage: Usage::default(),
-        };
-        part_line.write("{}", &mut part);
-        assembler.push(&part).is_some()
-    };
-    assert!(push(64) && push(63) && !push(65) && !push(u32::MAX) && !push(64));
-    assert_eq!(assembler.missing().count(), 63);
-    assert!(assembler.has(64) && !assembler.has(65));
-    assert_eq!(assembler.push(b"{"), None);
-}
-
 proptest! {
     /// Several replicas write results of the same lines; the plainest model is a map that keeps the first.
     #[test]
@@ -217,6 +198,9 @@ proptest! {
             if is_first {
                 model.insert(*line, (*is_ok, *tokens));
             }
+        }
+        for line in 0..220 {
+            prop_assert_eq!(assembler.has(line), model.contains_key(&line));
         }
         let completed = model.values().filter(|(is_ok, _)| *is_ok).count() as u32;
         let failed = model.len() as u32 - completed;

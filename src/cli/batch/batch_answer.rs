@@ -1,60 +1,48 @@
-//! A batch as a router's API answers it: what the command reads of it.
+//! A batch as a router's API answers it: what the command reads and says of it. Pure.
 
+use indicatif::HumanCount;
 use serde::Deserialize;
 
-/// OpenAI's Batch object. What a server leaves out is none.
-#[derive(Clone, Debug, Default, Deserialize)]
+use crate::batches::line::LineError;
+
+/// More errors than these show no more than that there are many.
+const SHOWN_ERRORS: usize = 10;
+
+/// OpenAI's Batch object.
+#[derive(Clone, Debug, Deserialize)]
 pub(super) struct BatchAnswer {
     pub(super) id: String,
     pub(super) status: String,
-    #[serde(default)]
-    pub(super) endpoint: String,
-    #[serde(default)]
     pub(super) input_file_id: String,
-    #[serde(default)]
     pub(super) output_file_id: Option<String>,
-    #[serde(default)]
     pub(super) error_file_id: Option<String>,
-    #[serde(default)]
-    pub(super) request_counts: Option<AnsweredCounts>,
-    #[serde(default)]
-    pub(super) errors: Option<AnsweredErrors>,
-    #[serde(default)]
-    pub(super) created_at: Option<i64>,
-    #[serde(default)]
-    pub(super) expires_at: Option<i64>,
+    pub(super) request_counts: RequestCounts,
+    errors: Option<Errors>,
 }
 
 /// How many of a batch's requests are over.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub(super) struct AnsweredCounts {
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(super) struct RequestCounts {
     pub(super) total: u64,
     pub(super) completed: u64,
-    pub(super) failed: u64,
+    failed: u64,
 }
 
-impl AnsweredCounts {
+#[derive(Clone, Debug, Deserialize)]
+struct Errors {
+    data: Vec<LineError>,
+}
+
+/// A page of batches, the newest first.
+#[derive(Debug, Deserialize)]
+pub(super) struct BatchPage {
+    pub(super) data: Vec<BatchAnswer>,
+}
+
+impl RequestCounts {
     pub(super) fn finished(self) -> u64 {
         self.completed.saturating_add(self.failed)
     }
-}
-
-/// Why a batch did not begin.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct AnsweredErrors {
-    #[serde(default)]
-    pub(super) data: Option<Vec<AnsweredError>>,
-}
-
-/// What is wrong with an input file, or a line of it.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct AnsweredError {
-    #[serde(default)]
-    pub(super) code: Option<String>,
-    #[serde(default)]
-    pub(super) line: Option<u64>,
-    #[serde(default)]
-    pub(super) message: Option<String>,
 }
 
 impl BatchAnswer {
@@ -64,33 +52,43 @@ impl BatchAnswer {
         over.contains(&self.status.as_str())
     }
 
-    /// Whether its input was refused, so that no line was run.
-    pub(super) fn is_refused(&self) -> bool {
-        self.status == "failed"
+    /// Why no line was run, if the input was refused.
+    pub(super) fn refusal(&self) -> Option<String> {
+        let errors = self.errors.as_ref();
+        let errors = errors.map_or(&[][..], |errors| &errors.data[..]);
+        (self.status == "failed").then(|| problems(&self.id, errors))
     }
 
-    pub(super) fn counts(&self) -> AnsweredCounts {
-        self.request_counts.unwrap_or_default()
-    }
-
-    pub(super) fn problems(&self) -> &[AnsweredError] {
-        let data = self.errors.as_ref().and_then(|errors| errors.data.as_ref());
-        data.map_or(&[], |data| &data[..])
+    /// How far the batch is.
+    pub(super) fn progress(&self) -> String {
+        let counts = self.request_counts;
+        let status = self.status.replace('_', " ");
+        if counts.total == 0 {
+            return status;
+        }
+        let (finished, total) = (HumanCount(counts.finished()), HumanCount(counts.total));
+        let mut text = format!("{finished} of {total} lines, {status}");
+        if counts.failed > 0 {
+            text += &format!(", {} failed", HumanCount(counts.failed));
+        }
+        text
     }
 }
 
-/// Anything that was created: a file, a batch.
-#[derive(Debug, Deserialize)]
-pub(super) struct CreatedObject {
-    pub(super) id: String,
-}
-
-/// A page of batches, the newest first.
-#[derive(Debug, Deserialize)]
-pub(super) struct BatchPage {
-    pub(super) data: Vec<BatchAnswer>,
-    #[serde(default)]
-    pub(super) has_more: bool,
+/// A line for each of the first errors of an input, by line number.
+pub(super) fn problems(input: &str, errors: &[LineError]) -> String {
+    let mut text = format!("{input}: the batch cannot run");
+    for error in errors.iter().take(SHOWN_ERRORS) {
+        text.push('\n');
+        if let Some(line) = error.line {
+            text += &format!("line {line}: ");
+        }
+        text += &format!("{} ({})", error.message, error.code);
+    }
+    if errors.len() > SHOWN_ERRORS {
+        text += &format!("\nand {} more", errors.len() - SHOWN_ERRORS);
+    }
+    text
 }
 
 #[cfg(test)]
@@ -99,45 +97,55 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn a_batch_is_read_with_and_without_what_may_be_left_out() {
-        let small: BatchAnswer =
-            serde_json::from_value(json!({"id": "batch_1", "status": "validating"})).unwrap();
-        assert!(!small.is_over() && small.problems().is_empty());
-        assert_eq!(small.counts().finished(), 0);
-        let failed: BatchAnswer = serde_json::from_value(json!({
-            "id": "batch_1", "object": "batch", "status": "failed", "endpoint": "/v1/completions",
-            "input_file_id": "file-1", "output_file_id": null, "metadata": null,
-            "request_counts": {"total": 5, "completed": 2, "failed": 1},
-            "errors": {"object": "list", "data": [{"code": "c", "line": 3, "message": "m", "param": null}]},
-        }))
-        .unwrap();
-        assert!(failed.is_over() && failed.is_refused());
-        assert_eq!(failed.counts().finished(), 3);
-        assert_eq!(failed.problems()[0].line, Some(3));
+    fn batch(status: &str, [total, completed, failed]: [u64; 3]) -> BatchAnswer {
+        let counts = json!({"total": total, "completed": completed, "failed": failed});
+        let batch = json!({"id": "batch_1", "status": status, "input_file_id": "file-1", "request_counts": counts});
+        serde_json::from_value(batch).unwrap()
     }
 
     #[test]
-    fn a_status_that_is_not_known_is_no_end() {
-        let is_over = |status: &str| {
-            let status = status.to_owned();
-            BatchAnswer {
-                status,
-                ..BatchAnswer::default()
-            }
-            .is_over()
-        };
-        for status in ["completed", "failed", "expired", "cancelled"] {
-            assert!(is_over(status), "{status}");
-        }
-        for status in [
-            "validating",
-            "in_progress",
-            "finalizing",
-            "cancelling",
-            "new",
+    fn a_batch_says_how_far_it_is_and_whether_it_is_over() {
+        for (status, counts, is_over, expected) in [
+            ("validating", [0, 0, 0], false, "validating"),
+            (
+                "in_progress",
+                [2_000, 0, 0],
+                false,
+                "0 of 2,000 lines, in progress",
+            ),
+            (
+                "finalizing",
+                [5, 4, 1],
+                false,
+                "5 of 5 lines, finalizing, 1 failed",
+            ),
+            ("cancelling", [5, 4, 0], false, "4 of 5 lines, cancelling"),
+            (
+                "some new status",
+                [5, 4, 0],
+                false,
+                "4 of 5 lines, some new status",
+            ),
+            ("completed", [5, 5, 0], true, "5 of 5 lines, completed"),
+            ("expired", [5, 4, 0], true, "4 of 5 lines, expired"),
+            ("cancelled", [5, 4, 0], true, "4 of 5 lines, cancelled"),
+            ("failed", [0, 0, 0], true, "failed"),
         ] {
-            assert!(!is_over(status), "{status}");
+            let batch = batch(status, counts);
+            assert_eq!(batch.is_over(), is_over, "{status}");
+            assert_eq!(batch.progress(), expected);
+            assert_eq!(batch.refusal().is_some(), status == "failed");
         }
+    }
+
+    #[test]
+    fn the_first_errors_are_shown_by_their_lines() {
+        let error = |line| LineError::new("missing", "no url", None).at_line(line);
+        let expected = "in.jsonl: the batch cannot run\nline 3: no url (missing)";
+        assert_eq!(problems("in.jsonl", &[error(3)]), expected);
+        let many: Vec<LineError> = (1..=12).map(error).collect();
+        let text = problems("in.jsonl", &many);
+        assert_eq!(text.lines().count(), 12);
+        assert!(text.ends_with("\nand 2 more"), "{text}");
     }
 }

@@ -6,20 +6,20 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// The file's content. It is written anew at each step.
+/// The file's content. It is written anew after each step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct BegunRun {
+    /// Where the file is.
+    #[serde(skip)]
+    place: PathBuf,
     /// The router's API.
     pub(super) url: String,
     pub(super) input: InputIdentity,
     /// The input at the router.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) file_id: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) batch_id: Option<String>,
     /// Once the results are in their places.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) ended: Option<LineTally>,
+    pub(super) ended: Option<EndedRun>,
 }
 
 /// By which an input is known again.
@@ -31,84 +31,95 @@ pub(super) struct InputIdentity {
 
 /// What became of an input's lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct LineTally {
+pub(super) struct EndedRun {
     pub(super) status: String,
     pub(super) lines: u64,
-    /// Lines of the output file.
     pub(super) succeeded: u64,
-    /// Lines of the error file.
-    pub(super) failed: u64,
-}
-
-impl LineTally {
-    /// Lines that are in neither file.
-    pub(super) fn missing(&self) -> u64 {
-        self.lines
-            .saturating_sub(self.succeeded.saturating_add(self.failed))
-    }
 }
 
 impl BegunRun {
-    /// The file of a run with this output.
-    pub(super) fn place(output: &Path) -> PathBuf {
+    /// The run with this output: the one that was begun, or a new one. One of another input or router is an error.
+    pub(super) fn of(output: &Path, url: &str, input: &InputIdentity) -> Result<Self, String> {
         let mut place = OsString::from(output);
         place.push(".batch");
-        place.into()
-    }
-
-    /// The run that was begun, if there is one.
-    pub(super) fn read(place: &Path) -> Result<Option<Self>, String> {
-        let text = match std::fs::read(place) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(format!("{}: {error}", place.display())),
+        let place = PathBuf::from(place);
+        let name = place.display().to_string();
+        let new = Self {
+            place,
+            url: url.to_owned(),
+            input: input.clone(),
+            file_id: None,
+            batch_id: None,
+            ended: None,
         };
-        serde_json::from_slice(&text).map(Some).map_err(|error| {
-            let anew = Self::begin_anew(place);
-            format!(
-                "{}: was not written by `batch run` ({error}); {anew}",
-                place.display()
-            )
+        let text = match std::fs::read(&new.place) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(new),
+            Err(error) => return Err(format!("{name}: {error}")),
+        };
+        let anew = new.how_to_begin_anew();
+        let begun: Self = serde_json::from_slice(&text)
+            .map_err(|error| format!("{name}: was not written by `batch run` ({error}); {anew}"))?;
+        let Some(file_id) = &begun.file_id else {
+            // Nothing of it is at the router.
+            return Ok(new);
+        };
+        let at_router = format!(
+            "{} at {}",
+            begun.batch_id.as_ref().unwrap_or(file_id),
+            begun.url
+        );
+        if begun.input != new.input {
+            return Err(format!(
+                "{name} is of a run with another input ({at_router}): name another output, or, {anew}"
+            ));
+        }
+        if begun.url != new.url {
+            return Err(format!(
+                "{name} is of a run elsewhere ({at_router}): go on there by --url {}, or, {anew}",
+                begun.url
+            ));
+        }
+        Ok(Self {
+            place: new.place,
+            ..begun
         })
     }
 
-    /// What to do about a file that stands in the way.
-    pub(super) fn begin_anew(place: &Path) -> String {
-        format!("to begin anew, delete {}", place.display())
-    }
-
     /// Replaces the file as a whole.
-    pub(super) fn write(&self, place: &Path) -> Result<(), String> {
-        let mut temporary = OsString::from(place);
+    pub(super) fn write(&self) -> Result<(), String> {
+        let mut temporary = OsString::from(&self.place);
         temporary.push(".new");
         // Texts and numbers always serialize.
         let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
         let written = std::fs::write(&temporary, text);
-        let written = written.and_then(|()| std::fs::rename(&temporary, place));
-        written.map_err(|error| format!("{}: {error}", place.display()))
+        let written = written.and_then(|()| std::fs::rename(&temporary, &self.place));
+        written.map_err(|error| format!("{}: {error}", self.place.display()))
     }
 
-    /// Why this run is not gone on with, for another command.
-    pub(super) fn refusal(&self, place: &Path, url: &str, input: &InputIdentity) -> Option<String> {
-        let place_name = place.display();
-        let batch = match &self.batch_id {
-            Some(batch_id) => format!(" (its batch is {batch_id} at {})", self.url),
-            None => String::new(),
-        };
-        if self.input != *input {
-            let anew = Self::begin_anew(place);
-            return Some(format!(
-                "{place_name} is of a run with another input{batch}: name another output, or, {anew}"
-            ));
+    /// Nothing is to be had of the run any more, and its input has to change.
+    pub(super) fn forget(&mut self) {
+        (self.file_id, self.batch_id) = (None, None);
+        let _ = std::fs::remove_file(&self.place);
+    }
+
+    pub(super) fn how_to_begin_anew(&self) -> String {
+        format!("to begin anew, delete {}", self.place.display())
+    }
+
+    /// An end of this process that is not one of the run, with what to do.
+    pub(super) fn stopped(&self, why: &str) -> String {
+        let (url, anew) = (&self.url, self.how_to_begin_anew());
+        match (&self.batch_id, &self.file_id) {
+            (Some(batch_id), _) => format!(
+                "{why}; the batch {batch_id} goes on at {url}: the same command again waits for it, \
+                 `warmroute batch cancel {batch_id} --url {url}` ends it, and, {anew}"
+            ),
+            (None, Some(_)) => format!(
+                "{why}; the input is uploaded: the same command again creates its batch, or, {anew}"
+            ),
+            (None, None) => why.to_owned(),
         }
-        if self.url != url {
-            let anew = Self::begin_anew(place);
-            return Some(format!(
-                "{place_name} is of a run at {own}{batch}: go on there by --url {own}, or, {anew}",
-                own = self.url
-            ));
-        }
-        None
     }
 }
 
@@ -116,60 +127,30 @@ impl BegunRun {
 mod tests {
     use super::*;
 
-    fn run() -> BegunRun {
-        BegunRun {
-            url: "http://router:80".to_owned(),
-            input: InputIdentity {
-                bytes: 12,
-                sha256: "ab".to_owned(),
-            },
-            file_id: Some("file-1".to_owned()),
-            batch_id: None,
-            ended: None,
-        }
-    }
-
-    #[test]
-    fn what_was_written_is_read_and_what_is_not_there_is_none() {
-        let folder = std::env::temp_dir();
-        let output = folder.join(format!("warmroute-begun-{}.jsonl", fastrand::u64(..)));
-        let place = BegunRun::place(&output);
-        assert!(place.to_string_lossy().ends_with(".jsonl.batch"));
-        assert_eq!(BegunRun::read(&place), Ok(None));
-        run().write(&place).unwrap();
-        assert_eq!(BegunRun::read(&place), Ok(Some(run())));
-        std::fs::write(&place, "{}").unwrap();
-        let problem = BegunRun::read(&place).unwrap_err();
-        assert!(problem.contains("to begin anew, delete "), "{problem}");
-        std::fs::remove_file(place).unwrap();
-    }
-
     #[test]
     fn only_the_same_input_at_the_same_router_is_gone_on_with() {
-        let place = Path::new("out.jsonl.batch");
-        let run = run();
-        let refusal = |url: &str, input: &InputIdentity| run.refusal(place, url, input);
-        assert_eq!(refusal("http://router:80", &run.input), None);
-        let other = InputIdentity {
-            bytes: 13,
-            ..run.input.clone()
+        let name = format!("warmroute-begun-{}.jsonl", fastrand::u64(..));
+        let output = std::env::temp_dir().join(name);
+        let input = |bytes| InputIdentity {
+            bytes,
+            sha256: "ab".to_owned(),
         };
-        let problem = refusal("http://router:80", &other).unwrap();
+        let of = |url: &str, bytes| BegunRun::of(&output, url, &input(bytes));
+        let mut run = of("http://router", 12).unwrap();
+        run.write().unwrap();
+        // Of this run nothing is at a router.
+        assert_eq!(of("http://other", 13).unwrap().file_id, None);
+        run.file_id = Some("file-1".to_owned());
+        run.write().unwrap();
+        assert_eq!(of("http://router", 12), Ok(run.clone()));
+        let problem = of("http://router", 13).unwrap_err();
         assert!(problem.contains("another input"), "{problem}");
-        let problem = refusal("http://other:80", &run.input).unwrap();
-        assert!(problem.contains("--url http://router:80"), "{problem}");
-    }
-
-    #[test]
-    fn lines_in_neither_file_are_missing() {
-        let tally = |succeeded, failed| LineTally {
-            status: "completed".to_owned(),
-            lines: 5,
-            succeeded,
-            failed,
-        };
-        assert_eq!(tally(4, 1).missing(), 0);
-        assert_eq!(tally(1, 1).missing(), 3);
-        assert_eq!(tally(5, 1).missing(), 0);
+        let problem = of("http://other", 12).unwrap_err();
+        assert!(problem.contains("--url http://router"), "{problem}");
+        std::fs::write(&run.place, "{}").unwrap();
+        let problem = of("http://router", 12).unwrap_err();
+        assert!(problem.contains("to begin anew, delete "), "{problem}");
+        run.forget();
+        assert_eq!(of("http://other", 12).unwrap().file_id, None);
     }
 }

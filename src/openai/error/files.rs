@@ -70,7 +70,7 @@ impl ApiError {
     }
 
     /// The tenant's uploads that run.
-    pub fn too_many_uploads(max: u32) -> Self {
+    pub fn too_many_uploads(max: usize) -> Self {
         let message = format!("Too many uploads are running for this tenant (limit {max}).");
         Self {
             retry_after: Some(Duration::from_secs(1)),

@@ -10,31 +10,11 @@ const VALUES: &[&[u8]] = &[b"", b"x", b"y"];
 
 #[derive(Clone, Debug)]
 enum Step {
-    Insert {
-        key: DocumentKey,
-        new: NewDocument,
-        bounds: DocumentBounds,
-    },
-    Replace {
-        key: DocumentKey,
-        version: u64,
-        value: Bytes,
-        due_ms: Option<u64>,
-    },
-    Remove {
-        key: DocumentKey,
-        version: Option<u64>,
-    },
-    List {
-        collection: Collection,
-        tenant: Tenant,
-        page: DocumentPage,
-    },
-    Due {
-        collection: Collection,
-        now_ms: u64,
-        max: usize,
-    },
+    Insert(DocumentKey, NewDocument, DocumentBounds),
+    Replace(DocumentKey, u64, Bytes, Option<u64>),
+    Remove(DocumentKey, Option<u64>),
+    List(Collection, Tenant, DocumentPage),
+    Due(Collection, u64, usize),
 }
 
 fn collection() -> impl Strategy<Value = Collection> {
@@ -84,7 +64,7 @@ fn insert() -> impl Strategy<Value = Step> {
     });
     let bounds = (1..5_u64, prop_oneof![3..8_u64, Just(u64::MAX)]);
     let bounds = bounds.prop_map(|(documents, weight)| DocumentBounds { documents, weight });
-    (key(), new, bounds).prop_map(|(key, new, bounds)| Step::Insert { key, new, bounds })
+    (key(), new, bounds).prop_map(|(key, new, bounds)| Step::Insert(key, new, bounds))
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -94,15 +74,10 @@ fn step() -> impl Strategy<Value = Step> {
     let due = (collection(), 0..5_u64, 0..6_usize);
     prop_oneof![
         4 => insert(),
-        4 => replace.prop_map(|(key, version, value, due_ms)| Step::Replace {
-            key,
-            version,
-            value,
-            due_ms,
-        }),
-        1 => remove.prop_map(|(key, version)| Step::Remove { key, version }),
-        3 => list.prop_map(|(collection, tenant, page)| Step::List { collection, tenant, page }),
-        2 => due.prop_map(|(collection, now_ms, max)| Step::Due { collection, now_ms, max }),
+        4 => replace.prop_map(|(key, version, value, due)| Step::Replace(key, version, value, due)),
+        1 => remove.prop_map(|(key, version)| Step::Remove(key, version)),
+        3 => list.prop_map(|(collection, tenant, page)| Step::List(collection, tenant, page)),
+        2 => due.prop_map(|(collection, now_ms, max)| Step::Due(collection, now_ms, max)),
     ]
 }
 
@@ -240,22 +215,22 @@ proptest! {
         let (mut table, mut model) = (DocumentTable::default(), Model::default());
         for step in steps {
             match step {
-                Step::Insert { key, new, bounds } => {
+                Step::Insert(key, new, bounds) => {
                     let expected = model.insert(key.clone(), new.clone(), bounds);
                     prop_assert_eq!(table.insert(key, new, bounds), expected);
                 }
-                Step::Replace { key, version, value, due_ms } => {
+                Step::Replace(key, version, value, due_ms) => {
                     let replaced = table.replace(&key, version, &value, due_ms);
                     prop_assert_eq!(replaced, model.replace(&key, version, value, due_ms));
                 }
-                Step::Remove { key, version } => {
+                Step::Remove(key, version) => {
                     prop_assert_eq!(table.remove(&key, version), model.remove(&key, version));
                 }
-                Step::List { collection, tenant, page } => {
+                Step::List(collection, tenant, page) => {
                     let listed = table.list(collection, tenant, &page);
                     prop_assert_eq!(listed, model.list(collection, tenant, &page));
                 }
-                Step::Due { collection, now_ms, max } => {
+                Step::Due(collection, now_ms, max) => {
                     let due = table.due(collection, now_ms, max);
                     prop_assert_eq!(due, model.due(collection, now_ms, max));
                 }
