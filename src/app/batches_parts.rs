@@ -11,7 +11,7 @@ use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
 use crate::http::tls::Clients;
 use crate::observe::metrics::Registry;
-use crate::store::ResponseStore;
+use crate::store::OpenStore;
 
 /// A claim of a batch's work lasts so many of the store's leases: it runs by the clocks of the replicas, which may be
 /// seconds apart.
@@ -21,7 +21,7 @@ const LEASES: u32 = 3;
 pub(super) fn open(
     settings: &Settings,
     lease: Duration,
-    store: &Arc<dyn ResponseStore>,
+    store: &OpenStore,
     clients: &Clients,
     tasks: &Tasks,
     io_threads: &IoThreads,
@@ -33,7 +33,7 @@ pub(super) fn open(
     let storage = Storage::open(settings, clients, tasks)?;
     let files = Files::new(
         settings.clone(),
-        store.clone(),
+        store.responses.clone(),
         storage.clone(),
         tasks.clone(),
         metrics,

@@ -52,7 +52,6 @@ impl Batches {
             metadata: create.metadata,
             output_expires_after: create.output_expires_after,
             total: 0,
-            sends_webhooks: self.sends_webhooks(),
         };
         let record = BatchRecord::new(new, observe::unix_ms());
         let key = key_of(caller.tenant, record.flavor, &record.id);

@@ -18,7 +18,6 @@ use super::line::Flavor;
 use super::metrics::Metrics;
 use super::paths;
 use super::records::Records;
-use super::report::{BatchEnd, ReportEnd};
 use super::routes::BatchEndpoint;
 use super::settings::Settings;
 use super::storage::{Storage, StorageError};
@@ -32,7 +31,8 @@ use crate::openai::error::ApiError;
 use crate::store::documents::{
     Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
 };
-use crate::store::{self, ResponseStore};
+use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
+use crate::store::{self, OpenStore, ResponseStore};
 use crate::{http, observe};
 
 /// Pauses before a write whose outcome is unknown is repeated: 2 s in all, about as long as a failover of the store.
@@ -66,7 +66,7 @@ pub struct Batches {
     pub(super) lease: Duration,
     pub(super) works: Arc<Works>,
     urgent: Mutex<VecDeque<DocumentKey>>,
-    reports: Option<Arc<dyn ReportEnd>>,
+    outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
 }
 
@@ -81,7 +81,7 @@ pub struct BatchCaller<'a> {
 impl Batches {
     pub fn new(
         settings: Settings,
-        store: Arc<dyn ResponseStore>,
+        store: OpenStore,
         storage: Storage,
         files: Files,
         tasks: Tasks,
@@ -91,8 +91,9 @@ impl Batches {
         let metrics = Metrics::new(registry);
         Self {
             settings,
-            records: Records::new(store.clone()),
-            store,
+            records: Records::new(store.responses.clone()),
+            store: store.responses,
+            outbox: store.outbox,
             storage,
             files,
             tasks,
@@ -102,7 +103,6 @@ impl Batches {
             owner: fastrand::u64(..),
             lease: LEASE,
             urgent: Mutex::default(),
-            reports: None,
             failures: Mutex::default(),
         }
     }
@@ -111,15 +111,6 @@ impl Batches {
     #[must_use]
     pub fn with_lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
-    }
-
-    /// Has the ends of batches reported.
-    #[must_use]
-    pub fn with_reports(self, reports: Arc<dyn ReportEnd>) -> Self {
-        Self {
-            reports: Some(reports),
-            ..self
-        }
     }
 
     /// Answers a request whose body is read.
@@ -224,11 +215,6 @@ impl Batches {
         }
     }
 
-    /// Whether the ends of batches are to be reported.
-    pub(super) fn sends_webhooks(&self) -> bool {
-        self.reports.is_some()
-    }
-
     /// Has the runner look at a batch at once.
     pub(super) fn look_at(&self, key: DocumentKey) {
         let mut urgent = self.urgent.lock();
@@ -244,22 +230,19 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Reports the end of a batch, and takes note of that. What fails is tried again later, by any replica.
+    /// Has the end of a batch reported, and takes note of that. What fails is tried again later, by any replica.
     pub(super) async fn report_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
         };
-        if let Some(reports) = &self.reports {
-            let end = BatchEnd {
-                tenant: key.tenant,
-                id: key.id.clone(),
-                status: record.status,
-                ended_s: i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX),
-            };
-            if let Err(error) = reports.report(end).await {
-                self.failed("end of a batch not reported", &error);
-                return;
-            }
+        let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
+        let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
+        let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
+        if let Some(event) = event
+            && let Err(error) = self.outbox.add(event).await
+        {
+            self.failed("end of a batch not reported", &error);
+            return;
         }
         let noted = self.records.change(key, |record, _| {
             (!std::mem::replace(&mut record.webhooks_sent, true)).then_some(())

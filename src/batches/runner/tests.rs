@@ -21,7 +21,7 @@ use crate::ids::Tenant;
 use crate::observe::metrics::Registry;
 use crate::relay::SpareRoom;
 use crate::store::memory::Memory;
-use crate::store::{ResponseStore, RetentionSettings};
+use crate::store::{OpenStore, RetentionSettings};
 
 const LINES: usize = 600;
 const CALLER: &str = "default";
@@ -65,7 +65,7 @@ impl SendLine for Engines {
 
 /// What replicas share.
 struct Shared {
-    store: Arc<dyn ResponseStore>,
+    store: OpenStore,
     storage: Storage,
 }
 
@@ -81,8 +81,13 @@ impl Shared {
     fn new() -> Self {
         let keep = RetentionSettings::default();
         let memory = Memory::new(&Default::default(), &keep, &Registry::default());
+        let memory = Arc::new(memory);
         Self {
-            store: Arc::new(memory),
+            store: OpenStore {
+                responses: memory.clone(),
+                outbox: memory,
+                redis: None,
+            },
             storage: Storage::memory(),
         }
     }
@@ -93,7 +98,7 @@ impl Shared {
         let (store, storage) = (self.store.clone(), self.storage.clone());
         let files = Files::new(
             settings.clone(),
-            store.clone(),
+            store.responses.clone(),
             storage.clone(),
             tasks.clone(),
             &registry,
