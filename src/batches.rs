@@ -48,4 +48,4 @@ pub use self::routes::{BatchEndpoint, BatchRoute, route};
 pub use self::send::{LineAnswer, LineRequest, SendFuture, SendLine};
 pub use self::service::{BatchCaller, Batches};
 pub use self::settings::{HAS_S3, S3Settings, Settings};
-pub use self::storage::{Storage, StorageError, StorageReader, StorageWriter};
+pub use self::storage::{Storage, StorageError, StorageOperation, StorageReader, StorageWriter};

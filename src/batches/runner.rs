@@ -4,6 +4,7 @@
 //! look ─▶ documents that are due ─▶ claim (compare-and-set) ─▶ validating | shard_run | assembling | deleting
 //! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
 //! sweep ─▶ files that have expired
+//! trial ─▶ whether the storage can be used
 //! ```
 
 mod assembling;
@@ -52,6 +53,9 @@ const MAX_DUE: usize = 128;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_SWEPT: usize = 100;
 
+/// Time between two trials of the storage, each of which is three requests to S3.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
+
 /// How often a claim is made anew because others have written.
 const MAX_CLAIM_ROUNDS: u32 = 5;
 
@@ -82,6 +86,7 @@ impl Runner {
             self.look_for_work(),
             self.watch_works(),
             self.sweep(),
+            self.try_storage(),
         );
     }
 
@@ -273,6 +278,13 @@ impl Runner {
                 Err(error) => self.batches.failed("expired files not deleted", &error),
             }
             sleep(SWEEP_INTERVAL).await;
+        }
+    }
+
+    async fn try_storage(&self) {
+        loop {
+            self.batches.try_storage().await;
+            sleep(TRIAL_INTERVAL).await;
         }
     }
 }

@@ -20,7 +20,7 @@ use super::paths;
 use super::records::Records;
 use super::routes::BatchEndpoint;
 use super::settings::Settings;
-use super::storage::{Storage, StorageError};
+use super::storage::{Storage, StorageError, StorageOperation};
 use super::works::Works;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
@@ -263,6 +263,20 @@ impl Batches {
         if record.status == BatchStatus::Failed && has_too_many(record) {
             let bound = ["too_many_tasks"];
             self.metrics.bounds_reached.with_label_values(&bound).inc();
+        }
+    }
+
+    /// Tries whether the storage can be used, for operators.
+    pub(super) async fn try_storage(&self) {
+        for operation in StorageOperation::ALL {
+            let tried = self.storage.try_out(operation).await;
+            let name = [operation.as_str()];
+            let usable = self.metrics.storage_usable.with_label_values(&name);
+            usable.set(i64::from(tried.is_ok()));
+            if let Err(error) = tried {
+                self.failed("storage of batches cannot be used", &error);
+                return;
+            }
         }
     }
 
