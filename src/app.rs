@@ -282,6 +282,7 @@ impl App {
                 responses: responses_page(store, responses.clone(), dry_run.clone()),
                 config: reload.page(),
                 webhooks: webhooks.clone(),
+                batches: batches.as_ref().map(batches_parts::panel),
             },
             metrics.clone(),
             readiness.clone(),

@@ -32,6 +32,7 @@ mod records;
 pub mod room_gate;
 pub mod routes;
 mod runner;
+pub mod running;
 pub mod send;
 pub mod service;
 pub mod settings;

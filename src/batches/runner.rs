@@ -224,6 +224,7 @@ impl Runner {
             sleep(WATCH_INTERVAL).await;
             let running = self.batches.works.batches();
             renewed.retain(|key, _| running.contains(key));
+            self.batches.running.lock().keep(&running);
             for key in running {
                 let now = observe::now();
                 let at = *renewed.entry(key.clone()).or_insert(now);
@@ -248,6 +249,7 @@ impl Runner {
             works.stop(key, |_| Some(StopWork::Lost));
             return Ok(());
         };
+        self.batches.running.lock().set(key, &record);
         let is_stopping = record.is_stopping(observe::unix_ms());
         works.stop(key, |work| {
             if !record.owns(owner, work) {

@@ -19,6 +19,7 @@ use super::metrics::Metrics;
 use super::paths;
 use super::records::Records;
 use super::routes::BatchEndpoint;
+use super::running::{Running, RunningBatches};
 use super::settings::Settings;
 use super::storage::{Storage, StorageError, StorageOperation};
 use super::works::Works;
@@ -65,6 +66,7 @@ pub struct Batches {
     /// How long a replica that dies holds its works up.
     pub(super) lease: Duration,
     pub(super) works: Arc<Works>,
+    pub(super) running: Mutex<Running>,
     urgent: Mutex<VecDeque<DocumentKey>>,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
@@ -102,6 +104,7 @@ impl Batches {
             metrics,
             owner: fastrand::u64(..),
             lease: LEASE,
+            running: Mutex::default(),
             urgent: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -111,6 +114,11 @@ impl Batches {
     #[must_use]
     pub fn with_lease(self, lease: Duration) -> Self {
         Self { lease, ..self }
+    }
+
+    /// What runs on this replica.
+    pub fn running(&self) -> RunningBatches {
+        self.running.lock().report()
     }
 
     /// Answers a request whose body is read.
