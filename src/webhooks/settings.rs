@@ -230,7 +230,7 @@ impl EndpointSettings {
         let is_known = tenants.are_open || tenants.names.contains(&tenant);
         match tenant {
             "" if has_tenants => Some(
-                "is missing: name the tenant of `tenants` whose responses are reported, or write `\"*\"` for all".to_owned(),
+                "is missing: name the tenant of `tenants` whose responses and batches are reported, or write `\"*\"` for all".to_owned(),
             ),
             "" | EVERY_TENANT => None,
             _ if !has_tenants => Some(format!(
