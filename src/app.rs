@@ -159,7 +159,7 @@ impl App {
         let limiter = tenants::limiter(config, &store, io_threads.count(), &metrics)?;
         tenants::start_limiter(&limiter, &peers, &tasks);
         let webhooks = responses_parts::webhooks(config, &store, fleet.tls(), &tasks, &metrics);
-        let store = store.responses;
+        let (open_store, store) = (store.clone(), store.responses);
         let (traces, tracer) = Traces::start(config, &fleet, &metrics)?;
         let relay = Relay::new(
             config.requests.clone(),
@@ -258,7 +258,7 @@ impl App {
         let batches = batches_parts::open(
             &config.batches,
             config.responses.store.lease.duration,
-            &store,
+            &open_store,
             fleet.tls(),
             &tasks,
             &io_threads,
@@ -282,6 +282,7 @@ impl App {
                 responses: responses_page(store, responses.clone(), dry_run.clone()),
                 config: reload.page(),
                 webhooks: webhooks.clone(),
+                batches: batches.as_ref().map(batches_parts::panel),
             },
             metrics.clone(),
             readiness.clone(),

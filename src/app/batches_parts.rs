@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use tracing::info;
 
+use crate::admin::BatchesPanel;
 use crate::batches::{Batches, Files, Settings, Storage};
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
 use crate::http::tls::Clients;
 use crate::observe::metrics::Registry;
-use crate::store::ResponseStore;
+use crate::store::OpenStore;
 
 /// A claim of a batch's work lasts so many of the store's leases: it runs by the clocks of the replicas, which may be
 /// seconds apart.
@@ -21,7 +22,7 @@ const LEASES: u32 = 3;
 pub(super) fn open(
     settings: &Settings,
     lease: Duration,
-    store: &Arc<dyn ResponseStore>,
+    store: &OpenStore,
     clients: &Clients,
     tasks: &Tasks,
     io_threads: &IoThreads,
@@ -33,7 +34,7 @@ pub(super) fn open(
     let storage = Storage::open(settings, clients, tasks)?;
     let files = Files::new(
         settings.clone(),
-        store.clone(),
+        store.responses.clone(),
         storage.clone(),
         tasks.clone(),
         metrics,
@@ -49,4 +50,11 @@ pub(super) fn open(
         metrics,
     );
     Ok(Some(Arc::new(batches.with_lease(LEASES * lease))))
+}
+
+/// What the dashboard shows of them.
+pub(super) fn panel(batches: &Arc<Batches>) -> BatchesPanel {
+    let batches = batches.clone();
+    // Numbers and names always serialize.
+    BatchesPanel::new(move || serde_json::to_value(batches.running()).unwrap_or_default())
 }

@@ -177,8 +177,6 @@ pub struct NewBatch {
     pub output_expires_after: Option<Duration>,
     /// The number of lines, if it is known before the validation; otherwise 0.
     pub total: u32,
-    /// Whether the batch's end has to be reported: it is looked after until `webhooks_sent` is set.
-    pub sends_webhooks: bool,
 }
 
 /// All that the store keeps of a batch. Times are Unix milliseconds.
@@ -223,7 +221,7 @@ pub struct BatchRecord {
     pub claims: Vec<Claim>,
     pub counts: RequestCounts,
     pub usage: Usage,
-    /// Whether its end was reported, or need not be.
+    /// Whether its end was reported to the outbox, or need not be.
     pub webhooks_sent: bool,
 }
 
@@ -247,7 +245,8 @@ impl BatchRecord {
                 total: new.total,
                 ..RequestCounts::default()
             },
-            webhooks_sent: !new.sends_webhooks,
+            // Anthropic's API has no webhooks.
+            webhooks_sent: new.flavor == Flavor::Messages,
             ..Self::default()
         }
     }

@@ -50,7 +50,6 @@ impl Batches {
             metadata: create.metadata,
             output_expires_after: create.output_expires_after,
             total: 0,
-            sends_webhooks: self.sends_webhooks(),
         };
         let record = BatchRecord::new(new, observe::unix_ms());
         if file.due_ms().is_some_and(|at| at < record.expires_ms) {

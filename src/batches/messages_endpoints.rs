@@ -47,7 +47,6 @@ impl Batches {
             metadata: None,
             output_expires_after: None,
             total: received.count,
-            sends_webhooks: self.sends_webhooks(),
         };
         let record = BatchRecord::new(new, observe::unix_ms());
         let key = key_of(caller.tenant, record.flavor, &record.id);

@@ -4,6 +4,7 @@
 //! look ─▶ documents that are due ─▶ claim (compare-and-set) ─▶ validating | shard_run | assembling | deleting
 //! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
 //! sweep ─▶ files that have expired
+//! trial ─▶ whether the storage can be used
 //! ```
 
 mod assembling;
@@ -52,6 +53,9 @@ const MAX_DUE: usize = 128;
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_SWEPT: usize = 100;
 
+/// Time between two trials of the storage, each of which is three requests to S3.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
+
 /// How often a claim is made anew because others have written.
 const MAX_CLAIM_ROUNDS: u32 = 5;
 
@@ -82,6 +86,7 @@ impl Runner {
             self.look_for_work(),
             self.watch_works(),
             self.sweep(),
+            self.try_storage(),
         );
     }
 
@@ -219,6 +224,7 @@ impl Runner {
             sleep(WATCH_INTERVAL).await;
             let running = self.batches.works.batches();
             renewed.retain(|key, _| running.contains(key));
+            self.batches.running.lock().keep(&running);
             for key in running {
                 let now = observe::now();
                 let at = *renewed.entry(key.clone()).or_insert(now);
@@ -243,6 +249,7 @@ impl Runner {
             works.stop(key, |_| Some(StopWork::Lost));
             return Ok(());
         };
+        self.batches.running.lock().set(key, &record);
         let is_stopping = record.is_stopping(observe::unix_ms());
         works.stop(key, |work| {
             if !record.owns(owner, work) {
@@ -273,6 +280,13 @@ impl Runner {
                 Err(error) => self.batches.failed("expired files not deleted", &error),
             }
             sleep(SWEEP_INTERVAL).await;
+        }
+    }
+
+    async fn try_storage(&self) {
+        loop {
+            self.batches.try_storage().await;
+            sleep(TRIAL_INTERVAL).await;
         }
     }
 }

@@ -18,10 +18,10 @@ use super::memory_bounds::MemoryBounds;
 use super::metrics::Metrics;
 use super::paths;
 use super::records::Records;
-use super::report::{BatchEnd, ReportEnd};
 use super::routes::BatchEndpoint;
+use super::running::{Running, RunningBatches};
 use super::settings::Settings;
-use super::storage::{Storage, StorageError};
+use super::storage::{Storage, StorageError, StorageOperation};
 use super::works::Works;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
@@ -29,8 +29,9 @@ use crate::ids::Tenant;
 use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
-use crate::store::ResponseStore;
 use crate::store::documents::{Collection, DocumentKey};
+use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
+use crate::store::{OpenStore, ResponseStore};
 use crate::{http, observe};
 
 /// Leases run by the clocks of the replicas, which may be seconds apart.
@@ -57,8 +58,9 @@ pub struct Batches {
     pub(super) lease: Duration,
     pub(super) works: Arc<Works>,
     pub(super) memory: Arc<MemoryBounds>,
+    pub(super) running: Mutex<Running>,
     urgent: Mutex<VecDeque<DocumentKey>>,
-    reports: Option<Arc<dyn ReportEnd>>,
+    outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
 }
 
@@ -73,7 +75,7 @@ pub struct BatchCaller<'a> {
 impl Batches {
     pub fn new(
         settings: Settings,
-        store: Arc<dyn ResponseStore>,
+        store: OpenStore,
         storage: Storage,
         files: Files,
         tasks: Tasks,
@@ -83,8 +85,9 @@ impl Batches {
         let metrics = Metrics::new(registry);
         Self {
             settings,
-            records: Records::new(store.clone()),
-            store,
+            records: Records::new(store.responses.clone()),
+            store: store.responses,
+            outbox: store.outbox,
             storage,
             files,
             tasks,
@@ -94,8 +97,8 @@ impl Batches {
             metrics,
             owner: fastrand::u64(..),
             lease: LEASE,
+            running: Mutex::default(),
             urgent: Mutex::default(),
-            reports: None,
             failures: Mutex::default(),
         }
     }
@@ -106,13 +109,9 @@ impl Batches {
         Self { lease, ..self }
     }
 
-    /// Has the ends of batches reported.
-    #[must_use]
-    pub fn with_reports(self, reports: Arc<dyn ReportEnd>) -> Self {
-        Self {
-            reports: Some(reports),
-            ..self
-        }
+    /// What runs on this replica.
+    pub fn running(&self) -> RunningBatches {
+        self.running.lock().report()
     }
 
     /// Answers a request whose body is read.
@@ -173,11 +172,6 @@ impl Batches {
             .ok_or_else(unknown)
     }
 
-    /// Whether the ends of batches are to be reported.
-    pub(super) fn sends_webhooks(&self) -> bool {
-        self.reports.is_some()
-    }
-
     /// Has the runner look at a batch at once.
     pub(super) fn look_at(&self, key: DocumentKey) {
         let mut urgent = self.urgent.lock();
@@ -193,22 +187,19 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Reports the end of a batch, and takes note of that. What fails is tried again later, by any replica.
+    /// Has the end of a batch reported, and takes note of that. What fails is tried again later, by any replica.
     pub(super) async fn report_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
         };
-        if let Some(reports) = &self.reports {
-            let end = BatchEnd {
-                tenant: key.tenant,
-                id: key.id.clone(),
-                status: record.status,
-                ended_s: i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX),
-            };
-            if let Err(error) = reports.report(end).await {
-                self.failed("end of a batch not reported", &error);
-                return;
-            }
+        let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
+        let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
+        let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
+        if let Some(event) = event
+            && let Err(error) = self.outbox.add(event).await
+        {
+            self.failed("end of a batch not reported", &error);
+            return;
         }
         let noted = self.records.change(key, |record, _| {
             (!std::mem::replace(&mut record.webhooks_sent, true)).then_some(())
@@ -229,6 +220,20 @@ impl Batches {
         if record.status == BatchStatus::Failed && has_too_many(record) {
             let bound = ["too_many_tasks"];
             self.metrics.bounds_reached.with_label_values(&bound).inc();
+        }
+    }
+
+    /// Tries whether the storage can be used, for operators.
+    pub(super) async fn try_storage(&self) {
+        for operation in StorageOperation::ALL {
+            let tried = self.storage.try_out(operation).await;
+            let name = [operation.as_str()];
+            let usable = self.metrics.storage_usable.with_label_values(&name);
+            usable.set(i64::from(tried.is_ok()));
+            if let Err(error) = tried {
+                self.failed("storage of batches cannot be used", &error);
+                return;
+            }
         }
     }
 

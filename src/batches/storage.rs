@@ -7,6 +7,7 @@ mod leftovers;
 mod reader;
 #[cfg(feature = "s3")]
 mod s3;
+mod trial;
 mod writer;
 
 use std::fs::DirBuilder;
@@ -27,6 +28,7 @@ use object_store::{GetOptions, ObjectStore, PutOptions};
 use tracing::info;
 
 pub use self::reader::StorageReader;
+pub use self::trial::StorageOperation;
 pub use self::writer::StorageWriter;
 use super::settings::Settings;
 pub use super::storage_error::StorageError;

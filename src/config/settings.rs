@@ -76,7 +76,7 @@ pub struct Config {
     pub responses: responses::Settings,
     /// Work that can wait: the Files and Batches APIs, and Anthropic's Message Batches. Left out: none.
     pub batches: batches::Settings,
-    /// Reports of the end of background responses to endpoints of tenants.
+    /// Reports of the end of background responses and batches to endpoints of tenants.
     pub webhooks: webhooks::Settings,
     /// The log, on standard error.
     pub log: observe::Settings,

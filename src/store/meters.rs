@@ -69,6 +69,7 @@ operations! {
     RenewLock "renew_lock"
     Commit "commit"
     Unlock "unlock"
+    AddEvent "add_event"
     ClaimEvents "claim_events"
     SettleEvent "settle_event"
     DisableEndpoint "disable_endpoint"

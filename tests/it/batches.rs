@@ -3,6 +3,7 @@
 pub(crate) mod clients;
 mod messages;
 mod replicas;
+mod webhooks;
 
 use std::time::{Duration, Instant};
 

@@ -27,17 +27,17 @@ fn a_new_batch_has_its_times() {
     let new = record();
     assert_eq!(new.expires_ms, 86_401_000);
     assert_eq!(new.delete_ms, 30 * 86_400_000 + 1_000);
-    assert!(new.webhooks_sent);
+    assert!(!new.webhooks_sent);
     // It is not deleted before it can have ended.
     let short = NewBatch {
         window: Duration::from_secs(60),
         retention: Duration::from_secs(1),
-        sends_webhooks: true,
+        flavor: Flavor::Messages,
         ..NewBatch::default()
     };
     let short = BatchRecord::new(short, 0);
     assert_eq!((short.expires_ms, short.delete_ms), (60_000, 86_460_000));
-    assert!(!short.webhooks_sent);
+    assert!(short.webhooks_sent);
 }
 
 #[test]

@@ -20,7 +20,6 @@ fn new_record() -> BatchRecord {
         id: "batch_1".to_owned(),
         window: Duration::from_millis(WINDOW_MS),
         retention: Duration::from_millis(RETENTION_MS),
-        sends_webhooks: true,
         ..NewBatch::default()
     };
     BatchRecord::new(new, 0)

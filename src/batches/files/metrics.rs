@@ -19,7 +19,7 @@ metric_table! {
         deleted: counters "warmroute_batch_files_deleted_total" ["reason"]
             "Files that were deleted, by reason: client or expired.",
         storage_errors: counter "warmroute_batch_storage_errors_total"
-            "Operations on files that the storage failed.",
+            "Operations on files that failed because the storage could not be used; the log says why.",
     }
 }
 

@@ -222,7 +222,11 @@ async fn a_record_of_a_newer_release_hides_no_others() {
             documents: 100,
             weight: 100 << 20,
         };
-        let inserted = shared.store.insert_document(key, new, bounds).await;
+        let inserted = shared
+            .store
+            .responses
+            .insert_document(key, new, bounds)
+            .await;
         assert_eq!(inserted, Ok(InsertOutcome::Done));
     }
     assert_eq!(listed(&replica).await, [created["id"].clone()]);

@@ -238,3 +238,29 @@ proptest! {
         })?;
     }
 }
+
+#[tokio::test]
+async fn a_trial_leaves_nothing_behind() {
+    in_both(async |storage| {
+        // Another replica may do the same at the same time.
+        let try_out = async || {
+            for operation in StorageOperation::ALL {
+                assert_eq!(storage.try_out(operation).await, Ok(()));
+            }
+        };
+        tokio::join!(try_out(), try_out());
+        assert_eq!(storage.list("").await, Ok(Vec::new()));
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_folder_that_is_a_file_cannot_be_written() {
+    let folder = TestFolder::new();
+    let storage = folder.open(&Tasks::default());
+    fs::remove_dir(&folder.0).unwrap();
+    fs::write(&folder.0, "no folder").unwrap();
+    let tried = storage.try_out(StorageOperation::Write).await;
+    assert!(matches!(tried, Err(StorageError::Failed(_))), "{tried:?}");
+    fs::remove_file(&folder.0).unwrap();
+}

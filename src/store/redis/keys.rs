@@ -22,6 +22,7 @@
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
 use crate::store::documents::{Collection, DocumentKey};
+use crate::store::outbox::{BatchKey, EventKey};
 use crate::store::{ConversationKey, Owner, ResponseKey};
 
 #[derive(Clone, Debug)]
@@ -148,6 +149,22 @@ pub(super) fn parse_member(text: &str) -> Option<ResponseKey> {
     })
 }
 
+/// Encodes what an event is about. A batch is written as the document that its record is.
+pub(super) fn event_member(key: EventKey) -> String {
+    match key {
+        EventKey::Response(key) => member(key),
+        EventKey::Batch(key) => format!("{}:{key}", key.tenant),
+    }
+}
+
+pub(super) fn parse_event_member(text: &str) -> Option<EventKey> {
+    if let Some(key) = parse_member(text) {
+        return Some(EventKey::Response(key));
+    }
+    let batch = parse_document_member(Collection::Batches, text)?;
+    BatchKey::of(batch.tenant, &batch.id).map(EventKey::Batch)
+}
+
 /// Encodes a document's key among those of its collection.
 pub(super) fn document_member(key: &DocumentKey) -> String {
     format!("{}:{}", key.tenant, key.id)
@@ -210,6 +227,14 @@ mod tests {
         assert_eq!(keys.log(key), format!("wr:e:{tag}:{own}"));
         assert_eq!(parse_member(&member(key)), Some(key));
         assert_eq!(parse_member("1:2:3"), None);
+        let batch = BatchKey {
+            tenant: key.tenant,
+            number: 4,
+        };
+        for key in [EventKey::Response(key), EventKey::Batch(batch)] {
+            assert_eq!(parse_event_member(&event_member(key)), Some(key));
+        }
+        assert_eq!(parse_event_member("0000000000000001:batch_4"), None);
         let ids: Vec<ResponseId> = (0..300).map(|own| ResponseId::new(Root(2), own)).collect();
         for (count, recent_from, anchors) in [
             (0, 0, &[][..]),

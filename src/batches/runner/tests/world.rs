@@ -27,7 +27,7 @@ use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::relay::SpareRoom;
 use crate::store::memory::Memory;
-use crate::store::{ResponseStore, RetentionSettings};
+use crate::store::{OpenStore, RetentionSettings};
 
 pub(super) const LINES: usize = 600;
 const CALLER: &str = "default";
@@ -73,7 +73,7 @@ impl SendLine for Engines {
 
 /// What replicas share.
 pub(super) struct Shared {
-    pub(super) store: Arc<dyn ResponseStore>,
+    pub(super) store: OpenStore,
     pub(super) storage: Storage,
     pub(super) settings: Settings,
 }
@@ -90,8 +90,13 @@ impl Shared {
     pub(super) fn new() -> Self {
         let keep = RetentionSettings::default();
         let memory = Memory::new(&Default::default(), &keep, &Registry::default());
+        let memory = Arc::new(memory);
         Self {
-            store: Arc::new(memory),
+            store: OpenStore {
+                responses: memory.clone(),
+                outbox: memory,
+                redis: None,
+            },
             storage: Storage::memory(),
             settings: Settings::default(),
         }
@@ -107,7 +112,7 @@ impl Shared {
         let (store, storage) = (self.store.clone(), self.storage.clone());
         let files = Files::new(
             settings.clone(),
-            store.clone(),
+            store.responses.clone(),
             storage.clone(),
             tasks.clone(),
             &registry,
