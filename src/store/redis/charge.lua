@@ -1,20 +1,15 @@
 -- Settles requests of one tenant that have ended, and charges others, each to all of its limits or to none.
 -- Times are microseconds of this server's clock. A limit is a field of `limits`: the time at which all of it may be
 -- used again. `running` has the requests that are charged and not settled, by the end of their lease; `charged` the
--- background responses that were charged (`c:`) or settled (`s:`), and the lines of batches that were settled (`s:`), by
--- when that is forgotten.
+-- background responses that were charged (`c:`) or settled (`s:`), by when that is forgotten.
 -- KEYS limits, running, charged
 -- ARGV two arrays in MessagePack, the second of which may be left out:
---      settlements: id, 1 if it is charged once (2: and given back; 3: a line), number of corrections, for each: limit,
---      micros
---      charges: lease, time of charges once, and for each: id, 1 if it is charged once (2: a line), concurrent requests
---      or 0, 1 if what the replica believes counts, number of limits, for each: its name, burst, cost, believed
+--      settlements: id, 1 if it is charged once (2: and given back), number of corrections, for each: limit, micros
+--      charges: lease, time of charges once, and for each: id, 1 if it is charged once, concurrent requests or 0,
+--      1 if what the replica believes counts, number of limits, for each: its name, burst, cost, believed
 -- Returns for each charge what became of it, separated by commas, in one text.
 local MAX_DEBT = 3600000000
 local KEEP_MS = 7200000
--- A line is tried again within seconds, once there is room. Batches have hundreds of lines a second, and each takes 150
--- bytes for this long.
-local LINE_KEEP_MS = 300000
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -58,11 +53,6 @@ while at < #values do
     -- Kept for as long as its charge.
     local until_ = redis.call('ZSCORE', charged, 'c:' .. id) or format(now + MAX_DEBT)
     applies = redis.call('ZADD', charged, 'NX', until_, 's:' .. id) == 1
-  elseif applies and once == 3 then
-    applies = redis.call('ZADD', charged, 'NX', format(now + LINE_KEEP_MS * 1000), 's:' .. id) == 1
-    if redis.call('PTTL', charged) < LINE_KEEP_MS then
-      redis.call('PEXPIRE', charged, LINE_KEEP_MS)
-    end
   end
   for _ = 1, count do
     local limit, micros = next_value(), next_value()
@@ -86,13 +76,13 @@ if ARGV[2] then
   redis.call('ZREMRANGEBYSCORE', running, '-inf', format(now))
   local running_count = redis.call('ZCARD', running)
   while at < #values do
-    local id, once_of, max_concurrent = next_value(), next_value(), next_value()
+    local id, is_once, max_concurrent = next_value(), next_value() == 1, next_value()
     local was_apart, count = next_value() == 1, next_value()
     local runs = granted[id] or redis.call('ZSCORE', running, id)
     local is_charged = runs
-    if once_of > 0 and not runs then
+    if is_once and not runs then
       redis.call('ZREMRANGEBYSCORE', charged, '-inf', format(now))
-      is_charged = redis.call('ZSCORE', charged, (once_of == 2 and 's:' or 'c:') .. id)
+      is_charged = redis.call('ZSCORE', charged, 'c:' .. id)
     end
     local others = running_count
     if runs then
@@ -124,7 +114,7 @@ if ARGV[2] then
         members[#members + 1] = ends
         members[#members + 1] = id
       end
-      if once_of == 1 and not is_charged then
+      if is_once and not is_charged then
         redis.call('ZADD', charged, format(now + once), 'c:' .. id)
         redis.call('PEXPIRE', charged, format(once / 500))
       end

@@ -289,34 +289,6 @@ async fn a_background_response_is_charged_once_however_often_it_is_run() {
 }
 
 #[tokio::test]
-async fn a_line_of_a_batch_is_charged_once_and_forgotten_within_minutes() {
-    let server = Server::start().await;
-    let replica = Replica::new(&at(&server), r#"{"input_tokens_per_minute": 6000}"#);
-    let started = Instant::now();
-    let id = ChargeId::Line(RequestId::new(7));
-    for _ in 0..2 {
-        let mut charge = replica.charge(id, 1_000).await.unwrap();
-        charge.on_sent();
-        charge.use_tokens(1_200, 0, 0);
-        drop(charge);
-        eventually("the charge is settled", async || {
-            replica.limits.report().unsettled == 0
-        })
-        .await;
-    }
-    let probe = replica.charge(new_id(), 0).await.unwrap();
-    let remaining = replica.remaining();
-    let most = 4_800 + given_back(6_000, started);
-    assert!((4_800..=most).contains(&remaining), "{remaining} {most}");
-    drop(probe);
-    let keys = server.cli(&["KEYS", "wr:lc:*"]);
-    let key = keys.trim();
-    assert_eq!(server.cli(&["ZCARD", key]).trim(), "1");
-    let kept_ms: u64 = server.cli(&["PTTL", key]).trim().parse().unwrap();
-    assert!(kept_ms <= 300_000, "{kept_ms}");
-}
-
-#[tokio::test]
 async fn requests_of_a_replica_that_is_gone_stop_counting() {
     let server = Server::start().await;
     let limits = r#"{"concurrent_requests": 2}"#;
