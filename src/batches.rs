@@ -28,6 +28,7 @@ pub mod metrics;
 pub mod object;
 pub mod output;
 mod paths;
+mod queued_tokens;
 mod records;
 pub mod report;
 pub mod room_gate;

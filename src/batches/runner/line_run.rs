@@ -10,15 +10,12 @@ use tokio::time::sleep;
 use super::input_lines::InputLine;
 use super::retry::Tries;
 use crate::batches::batch::Usage;
-use crate::batches::line::{Flavor, LineEndpoint, LineError};
+use crate::batches::line::{BYTES_PER_TOKEN, Flavor, LineEndpoint, LineError};
 use crate::batches::metrics::Metrics;
 use crate::batches::output::{self, PartLine, ResultOf};
 use crate::batches::room_gate::RoomGate;
 use crate::batches::send::{LineAnswer, LineRequest, SendLine};
 use crate::relay::EnteringLine;
-
-/// Bytes of a body for each token of its prompt, about.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// Of an answer that is no JSON, a result has so many bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
@@ -65,7 +62,6 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         return refused;
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
-    let charge = fastrand::u128(..);
     let mut tries = Tries::default();
     loop {
         let Some(entering) = context.gate.enter(&line.model, tokens).await else {
@@ -73,7 +69,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
             std::future::pending::<()>().await;
             continue;
         };
-        let answer = context.send(&line, charge, entering).await;
+        let answer = context.send(&line, entering).await;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
             return context.finish(&line, &answer);
         };
@@ -85,14 +81,13 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
 }
 
 impl LineContext {
-    async fn send(&self, line: &InputLine, charge: u128, entering: EnteringLine) -> LineAnswer {
+    async fn send(&self, line: &InputLine, entering: EnteringLine) -> LineAnswer {
         let _in_flight = LineInFlight::begin(&self.metrics.lines_in_flight);
         let request = LineRequest {
             tenant: self.tenant.clone(),
             endpoint: self.endpoint,
             body: line.body.clone(),
             batch: self.batch.clone(),
-            charge,
             entering,
         };
         self.sender.send(request).await

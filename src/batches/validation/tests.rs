@@ -49,6 +49,7 @@ fn a_right_file_is_planned() {
     let text = format!("\u{feff}{}\r\n\r\n  {}", line("a", "m"), line("b", "m"));
     let plan = validate(&text).unwrap();
     assert_eq!((plan.total, plan.model.as_deref()), (2, Some("m")));
+    assert_eq!(plan.tokens, 0);
     let shard = Shard {
         offset: 3,
         bytes: text.len() as u64 - 3,
@@ -58,6 +59,25 @@ fn a_right_file_is_planned() {
     assert_eq!(plan.shards, [shard]);
     let mixed = [line("a", "m"), line("b", "n")].join("\n");
     assert_eq!(validate(&mixed).unwrap().model, None);
+}
+
+#[test]
+fn tokens_are_those_of_prompts_and_the_output_that_lines_name() {
+    for (body, expected) in [
+        ("", 0),
+        (r#","messages":"0123456789""#, 3),
+        (r#","tools":"012345","messages":"012345""#, 4),
+        (r#","max_tokens":7"#, 7),
+        (r#","max_completion_tokens":7,"messages":"012345""#, 9),
+        (r#","max_tokens":"7""#, 0),
+        (r#","max_tokens":null"#, 0),
+        (r#","max_tokens":-1"#, 0),
+    ] {
+        let more = format!(r#""model":"m"{body}"#);
+        let of = |id: &str| line(id, "m").replace(r#""model":"m""#, &more);
+        let plan = validate(&[of("a"), of("b")].join("\n")).unwrap();
+        assert_eq!(plan.tokens, 2 * expected, "{body}");
+    }
 }
 
 #[test]
