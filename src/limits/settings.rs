@@ -167,8 +167,8 @@ pub struct TenantLimitsSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub concurrent_requests: Option<u32>,
-    /// Tokens of all lines of batches that have not ended: prompts by their bytes, and the output tokens that lines name.
-    /// A batch beyond it fails its validation.
+    /// Tokens of all lines of batches that have not ended: of prompts, by their bytes, and the output tokens that lines
+    /// name. A batch beyond it fails its validation.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub batch_tokens_queued: Option<u64>,
