@@ -31,6 +31,7 @@ mod new_records;
 pub mod object;
 pub mod output;
 mod paths;
+mod queued_tokens;
 mod records;
 pub mod room_gate;
 pub mod routes;

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::header::{CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use hyper::http::request::Parts;
-use hyper::{HeaderMap, Method, Request, Response, Uri};
+use hyper::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use tracing::debug;
 
 use super::access_log::{self, AccessLine, LoggedBody};
@@ -19,7 +19,7 @@ use crate::batches::line::LineEndpoint;
 use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
 use crate::ids::{ClientKey, RequestId};
 use crate::limits::ChargeId;
-use crate::openai::error::{ApiError, ErrorShape};
+use crate::openai::error::{ApiError, ErrorShape, SHOULD_RETRY};
 use crate::openai::tenant::Admitted;
 use crate::prompt::{self, Api};
 use crate::relay::{BatchLine, RequestContext, RequestKind, SpareRoom};
@@ -96,6 +96,13 @@ impl SendLine for BatchSender {
         );
         refused("model_not_found", message)
     }
+
+    fn tokens_queued_max(&self, tenant: &str) -> Option<u64> {
+        let server = self.server()?;
+        let admitted = server.tenants.of_name(tenant)?;
+        let profile = server.relay.tenants().of(admitted.tenant);
+        profile.limits.as_ref()?.batch_tokens_queued()
+    }
 }
 
 impl ApiServer {
@@ -133,11 +140,17 @@ impl ApiServer {
         let collected = collect(LoggedBody::new(body, access), &held).await;
         let (error, may_retry) = match collected {
             Ok(body) => {
+                // More than a limit of the tenant ever has room for.
+                let is_final = answer_head.status == StatusCode::TOO_MANY_REQUESTS
+                    && answer_head
+                        .headers
+                        .get(SHOULD_RETRY)
+                        .is_some_and(|value| value == "false");
                 return LineAnswer {
                     status: answer_head.status.as_u16(),
                     request_id: id.as_str().to_owned(),
                     retry_after: retry_after(&answer_head.headers),
-                    may_retry: true,
+                    may_retry: !is_final,
                     body,
                 };
             }
@@ -184,7 +197,7 @@ impl ApiServer {
         let batch_line = BatchLine::new(line.batch, line.entering);
         let client = ClientKey::of_tenant(admitted.tenant);
         let context = RequestContext {
-            charge: ChargeId::Line(RequestId::new(line.charge)),
+            charge: ChargeId::Line(id),
             kind: RequestKind::Batch(Arc::new(batch_line)),
             summary,
             ..RequestContext::new(id, client, admitted.tenant, observe::now())

@@ -145,6 +145,8 @@ pub struct Validated {
     pub shard_count: u32,
     /// The model of all lines, if they have the same.
     pub model: Option<String>,
+    /// Those of all lines together, about, with the output tokens that they name.
+    pub tokens: u64,
 }
 
 /// The results of a batch that were put together.
@@ -213,6 +215,8 @@ pub struct BatchRecord {
     /// Whether its shards are known.
     pub is_validated: bool,
     pub shard_count: u32,
+    /// As of [`Validated`].
+    pub tokens: u64,
     /// Shards from this one on were never claimed.
     pub next_shard: u32,
     /// Shards before it that were given back.

@@ -101,6 +101,7 @@ impl BatchRecord {
                 self.counts.total = validated.total;
                 self.shard_count = validated.shard_count;
                 self.model = validated.model;
+                self.tokens = validated.tokens;
                 if !is_cancelled {
                     self.status = BatchStatus::InProgress;
                     self.in_progress_ms = Some(now_ms);

@@ -13,6 +13,9 @@ use crate::observe::shortened;
 /// A longer line is an error. Bodies with images have megabytes; a file without line breaks would be held whole.
 pub const MAX_LINE_BYTES: u64 = 8 << 20;
 
+/// Bytes of a body for each token of its prompt, about.
+pub const BYTES_PER_TOKEN: u64 = 4;
+
 /// Characters of a `custom_id`, which each result line repeats.
 const CUSTOM_ID_MAX: usize = 512;
 
@@ -140,9 +143,17 @@ pub struct Line<'a> {
     pub model: Cow<'a, str>,
     /// The raw JSON of what stands first in the prompt: tools, instructions, and the messages, prompt or input.
     pub prompt: [&'a str; 3],
+    /// The most output tokens that it asks for; 0 if it names no number.
+    pub max_output: u64,
 }
 
 impl Line<'_> {
+    /// About as many as its prompt has, and the output tokens that it names.
+    pub fn tokens(&self) -> u64 {
+        let bytes: usize = self.prompt.iter().map(|part| part.len()).sum();
+        (bytes as u64 / BYTES_PER_TOKEN).saturating_add(self.max_output)
+    }
+
     /// Lines in this order share long prefixes with their neighbours.
     pub fn sort_key(&self) -> (&str, [&str; 3]) {
         (self.model.as_ref(), self.prompt)
@@ -193,6 +204,10 @@ pub fn read(line: &[u8], endpoint: LineEndpoint) -> Result<Line<'_>, LineError> 
         body: body.as_bytes(),
         model,
         prompt: members.prompt,
+        max_output: members
+            .max_output
+            .and_then(|number| number.parse().ok())
+            .unwrap_or(0),
     })
 }
 
@@ -227,6 +242,7 @@ struct BodyMembers<'a> {
     stream: Option<&'a str>,
     background: Option<&'a str>,
     prompt: [&'a str; 3],
+    max_output: Option<&'a str>,
 }
 
 impl<'a> BodyMembers<'a> {
@@ -242,6 +258,9 @@ impl<'a> BodyMembers<'a> {
             "tools" | "functions" => found.prompt[0] = value,
             "system" | "instructions" => found.prompt[1] = value,
             "messages" | "prompt" | "input" => found.prompt[2] = value,
+            "max_tokens" | "max_completion_tokens" | "max_output_tokens" => {
+                found.max_output = Some(value);
+            }
             _ => {}
         })?;
         Some(found)

@@ -29,6 +29,10 @@ pub trait SendLine: Send + Sync + Debug {
         model: &str,
         endpoint: LineEndpoint,
     ) -> Option<(String, String)>;
+    /// The tokens that all lines of a tenant's batches may have that have not ended. `None`: any number.
+    fn tokens_queued_max(&self, _tenant: &str) -> Option<u64> {
+        None
+    }
 }
 
 /// One try of a line.
@@ -40,8 +44,6 @@ pub struct LineRequest {
     pub body: Bytes,
     /// The id of the batch.
     pub batch: Arc<str>,
-    /// Random, and the same for each try of the line: limits charge it once.
-    pub charge: u128,
     /// Ends once the line counts at a worker.
     pub entering: EnteringLine,
     /// Grows with the answer's body before each part of it is kept.

@@ -213,13 +213,14 @@ impl Batches {
     pub(super) fn on_ended(&self, record: &BatchRecord) {
         let status = record.status.as_str();
         self.metrics.ended.with_label_values(&[status]).inc();
-        let has_too_many = |record: &BatchRecord| {
-            let mut errors = record.errors.iter();
-            errors.any(|error| error.code == "too_many_tasks")
-        };
-        if record.status == BatchStatus::Failed && has_too_many(record) {
-            let bound = ["too_many_tasks"];
-            self.metrics.bounds_reached.with_label_values(&bound).inc();
+        if record.status != BatchStatus::Failed {
+            return;
+        }
+        for bound in ["too_many_tasks", "token_limit_exceeded"] {
+            if record.errors.iter().any(|error| error.code == bound) {
+                let bounds = &self.metrics.bounds_reached;
+                bounds.with_label_values(&[bound]).inc();
+            }
         }
     }
 

@@ -28,6 +28,8 @@ pub struct Plan {
     pub total: u32,
     /// The model of all lines, if they have the same.
     pub model: Option<String>,
+    /// Those of all lines together, as [`Line::tokens`] estimates them.
+    pub tokens: u64,
 }
 
 /// Reads a file. `R` says why a model cannot be used: a code and a message.
@@ -50,6 +52,7 @@ pub struct Validator<R> {
     models: Vec<(String, Option<(String, String)>)>,
     model: Option<String>,
     has_several_models: bool,
+    tokens: u64,
     errors: Vec<LineError>,
     has_too_many_lines: bool,
 }
@@ -74,6 +77,7 @@ impl<R: FnMut(&str) -> Option<(String, String)>> Validator<R> {
             models: Vec::new(),
             model: None,
             has_several_models: false,
+            tokens: 0,
             errors: Vec::new(),
             has_too_many_lines: false,
         }
@@ -112,6 +116,7 @@ impl<R: FnMut(&str) -> Option<(String, String)>> Validator<R> {
             shards: self.shards.finish(),
             total,
             model: self.model.filter(|_| !self.has_several_models),
+            tokens: self.tokens,
         })
     }
 
@@ -169,6 +174,8 @@ impl<R: FnMut(&str) -> Option<(String, String)>> Validator<R> {
         }
         self.shards.push(start..start + bytes.len() as u64);
         let checked = line::read(bytes.trim_ascii(), self.endpoint);
+        let tokens = checked.as_ref().map_or(0, Line::tokens);
+        self.tokens = self.tokens.saturating_add(tokens);
         match (checked, self.flavor) {
             (Ok(line), Flavor::OpenAi) => self.check(&line),
             (Err(error), Flavor::OpenAi) => self.fail(error),

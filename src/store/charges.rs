@@ -19,14 +19,18 @@ pub enum ChargeId {
     Request(RequestId),
     /// A background response, which another replica may run again.
     Response(ResponseId),
-    /// A line of a batch, which may be tried again.
+    /// A try of a line of a batch. It does not count among the requests that run.
     Line(RequestId),
 }
 
 impl ChargeId {
     /// Whether it stays charged after its end.
     pub fn is_once(&self) -> bool {
-        matches!(self, Self::Response(_) | Self::Line(_))
+        matches!(self, Self::Response(_))
+    }
+
+    pub fn is_line(&self) -> bool {
+        matches!(self, Self::Line(_))
     }
 }
 

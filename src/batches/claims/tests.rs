@@ -30,6 +30,7 @@ fn validated(shard_count: u32) -> Validated {
         total: shard_count * LINES,
         shard_count,
         model: Some("m".to_owned()),
+        ..Validated::default()
     }
 }
 

@@ -10,16 +10,13 @@ use tokio::time::sleep;
 use super::input_lines::InputLine;
 use super::retry::Tries;
 use crate::batches::batch::Usage;
-use crate::batches::line::{Flavor, LineEndpoint, LineError};
+use crate::batches::line::{BYTES_PER_TOKEN, Flavor, LineEndpoint, LineError};
 use crate::batches::memory_bounds::{HeldAnswer, MemoryBounds};
 use crate::batches::metrics::Metrics;
 use crate::batches::output::{self, PartLine, ResultOf};
 use crate::batches::room_gate::RoomGate;
 use crate::batches::send::{LineAnswer, LineRequest, SendLine};
 use crate::relay::EnteringLine;
-
-/// Bytes of a body for each token of its prompt, about.
-const BYTES_PER_TOKEN: u64 = 4;
 
 /// Of an answer that is no JSON, a result has so many bytes.
 const MAX_TEXT_BYTES: usize = 64 << 10;
@@ -69,7 +66,6 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         return refused;
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
-    let charge = fastrand::u128(..);
     let mut tries = Tries::default();
     loop {
         let Some(entering) = context.gate.enter(&line.model, tokens).await else {
@@ -78,7 +74,7 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
             continue;
         };
         let held = HeldAnswer::new(&context.memory);
-        let request = context.request(&line, charge, entering, held.clone());
+        let request = context.request(&line, entering, held.clone());
         let answer = context.send(request).await;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
             return context.finish(&line, &answer, held);
@@ -94,7 +90,6 @@ impl LineContext {
     fn request(
         &self,
         line: &InputLine,
-        charge: u128,
         entering: EnteringLine,
         held: Arc<HeldAnswer>,
     ) -> LineRequest {
@@ -103,7 +98,6 @@ impl LineContext {
             endpoint: self.endpoint,
             body: line.body.clone(),
             batch: self.batch.clone(),
-            charge,
             entering,
             held,
         }

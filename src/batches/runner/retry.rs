@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use crate::batches::send::LineAnswer;
 
-/// Tries after the first that may fail for a reason that is the line's own: it breaks an engine, or is too large for a
-/// limit.
+/// Tries after the first that may fail for a reason that is the line's own: it breaks an engine.
 const MAX_COUNTED: u32 = 5;
 
 /// Before the second try; it doubles with each further one.

@@ -10,6 +10,7 @@ use crate::batches::batch::{BatchRecord, Validated};
 use crate::batches::line::{Flavor, LineError};
 use crate::batches::metrics::WorkOutcome;
 use crate::batches::paths;
+use crate::batches::queued_tokens;
 use crate::batches::shards;
 use crate::batches::storage::StorageError;
 use crate::batches::validation::{Plan, Validator};
@@ -69,6 +70,13 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
         }
         Err(error) => return Err(error.into()),
     };
+    if let Some(max) = work.sender.tokens_queued_max(&record.tenant_name) {
+        let used = work.batches.queued_tokens(work.key()).await;
+        let used = used.map_err(|error| StorageError::Failed(error.to_string()))?;
+        if let Some(error) = queued_tokens::refusal(max, used, plan.tokens) {
+            return Ok(Err(vec![error]));
+        }
+    }
     let list = shards::to_json(&plan.shards);
     let storage = &work.batches.storage;
     storage.put(&paths::shards(&record.id), list).await?;
@@ -76,6 +84,7 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
         total: plan.total,
         shard_count: u32::try_from(plan.shards.len()).unwrap_or(u32::MAX),
         model: plan.model,
+        tokens: plan.tokens,
     }))
 }
 

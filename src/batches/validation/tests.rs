@@ -55,6 +55,25 @@ fn a_plan_has_the_model_if_all_lines_have_the_same() {
 }
 
 #[test]
+fn tokens_are_those_of_prompts_and_the_output_that_lines_name() {
+    for (body, expected) in [
+        ("", 0),
+        (r#","messages":"0123456789""#, 3),
+        (r#","tools":"012345","messages":"012345""#, 4),
+        (r#","max_tokens":7"#, 7),
+        (r#","max_completion_tokens":7,"messages":"012345""#, 9),
+        (r#","max_tokens":"7""#, 0),
+        (r#","max_tokens":null"#, 0),
+        (r#","max_tokens":-1"#, 0),
+    ] {
+        let more = format!(r#""model":"m"{body}"#);
+        let of = |id: &str| line(id, "m").replace(r#""model":"m""#, &more);
+        let plan = validate(&[of("a"), of("b")].join("\n")).unwrap();
+        assert_eq!(plan.tokens, 2 * expected, "{body}");
+    }
+}
+
+#[test]
 fn errors_have_the_number_of_their_line() {
     let (a, b) = (line("a", "m"), line("b", "unknown"));
     let url = line("c", "m").replace("/chat", "");
