@@ -17,7 +17,7 @@ stop() {
 }
 trap stop EXIT
 
-"$rig/cachefleet" --workers 8 --speedup "$speedup" >/dev/null &
+"$rig/cachefleet" --workers 8 --speedup "$speedup" --block-bytes "${BLOCK_BYTES:-128}" >/dev/null &
 pids+=($!)
 sleep 0.5
 
@@ -57,5 +57,5 @@ for _ in $(seq 60); do
     sleep 0.5
 done
 sleep 4
-result=$("$rig/player" --trace "$trace" --addr 127.0.0.1:9590 --rate "${RATE:-2}" --requests 3000 --speedup "$speedup")
+result=$("$rig/player" --trace "$trace" --addr 127.0.0.1:9590 --rate "${RATE:-2}" --requests 3000 --speedup "$speedup" --block-bytes "${BLOCK_BYTES:-128}")
 echo "$what replicas=$count speedup=$speedup $result"
