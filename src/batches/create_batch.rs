@@ -61,8 +61,8 @@ impl<'a> BatchMembers<'a> {
 }
 
 impl CreateBatch {
-    /// `retention`: how long batches are kept, which is the longest window.
-    pub(super) fn read(body: &[u8], retention: Duration) -> Result<Self, ApiError> {
+    /// `max_window`: the longest `completion_window`.
+    pub(super) fn read(body: &[u8], max_window: Duration) -> Result<Self, ApiError> {
         let members = BatchMembers::of(body)
             .ok_or_else(|| ApiError::bad_json(&"it must be one JSON object"))?;
         if let Some(unknown) = members.unknown {
@@ -75,7 +75,7 @@ impl CreateBatch {
             ApiError::wrong_value("endpoint", why)
         })?;
         let completion_window = text(members.completion_window, "completion_window")?.into_owned();
-        let window = window(&completion_window, retention)?;
+        let window = window(&completion_window, max_window)?;
         Ok(Self {
             input_file_id: text(members.input_file_id, "input_file_id")?.into_owned(),
             endpoint,
@@ -97,11 +97,11 @@ fn text<'a>(raw: Option<&'a str>, param: &str) -> Result<Cow<'a, str>, ApiError>
         .ok_or_else(|| ApiError::wrong_type(param, "a string"))
 }
 
-fn window(text: &str, retention: Duration) -> Result<Duration, ApiError> {
+fn window(text: &str, max_window: Duration) -> Result<Duration, ApiError> {
     let window = parse_duration(text).ok();
-    let is_possible = |window: &Duration| !window.is_zero() && *window <= retention;
+    let is_possible = |window: &Duration| !window.is_zero() && *window <= max_window;
     window.filter(is_possible).ok_or_else(|| {
-        let most = format_duration(retention);
+        let most = format_duration(max_window);
         let why = format!("it must be a duration such as '24h', '30m' or '7d', up to '{most}'");
         ApiError::wrong_value("completion_window", why)
     })
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn any_window_up_to_the_retention_is_taken() {
+    fn any_window_up_to_the_longest_is_taken() {
         let of = |window: &str| {
             let mut body = body();
             body["completion_window"] = json!(window);

@@ -29,7 +29,8 @@ impl Batches {
         caller: BatchCaller<'_>,
         body: &Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
-        let create = CreateBatch::read(body, self.settings.retention)?;
+        // The input is kept for as long as the batch, and was uploaded before it.
+        let create = CreateBatch::read(body, self.settings.retention / 2)?;
         let id = &create.input_file_id;
         let file = self.file(caller.tenant, id).await?;
         let file = file.ok_or_else(|| ApiError::unknown_input_file(id))?;

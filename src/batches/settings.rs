@@ -41,9 +41,10 @@ pub struct Settings {
     /// results stay. While none has ended, a new one is refused.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_batches_per_tenant: u64,
-    /// Files and batches are deleted this long after they were created. A client may ask for less time for a file.
+    /// Files and batches are deleted this long after they were created. A client may ask for less time for a file. A
+    /// `completion_window` is at most half of it.
     #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "1h", "max" = "365d"))]
+    #[schemars(extend("min" = "48h", "max" = "365d"))]
     pub retention: Duration,
 }
 

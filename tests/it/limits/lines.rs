@@ -50,18 +50,19 @@ async fn a_day_of_lines_is_counted_for_all_replicas_and_apart_from_other_request
     drop(charge);
     let mut last = None;
     eventually("the day is used up", async || {
-        last = b.charge(line(), 500).await.err();
+        // What was granted before is given back within the most that is ever used.
+        last = b.charge(line(), 150).await.err();
         last.is_some()
     })
     .await;
     let Some(Refusal::Rate {
         kind, retry_after, ..
-    }) = last
+    }) = &last
     else {
         panic!("{last:?}");
     };
-    assert_eq!(kind, Kind::BatchTokens);
-    assert!(retry_after > Duration::from_secs(3_600), "{retry_after:?}");
+    assert_eq!(*kind, Kind::BatchTokens);
+    assert!(*retry_after > Duration::from_secs(3_600), "{last:?}");
     drop(b.charge(line(), 50).await.unwrap());
     let large = b.charge(line(), 1_001).await;
     assert!(matches!(large, Err(Refusal::TooLarge { .. })), "{large:?}");
