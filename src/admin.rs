@@ -1,6 +1,7 @@
 //! The operator's pages, on a listener of their own: metrics, health, fleet, explain, drain.
 
 mod answers;
+mod batches;
 mod config;
 mod dashboard;
 mod engine_facts;
@@ -33,6 +34,7 @@ use serde_json::json;
 use tracing::{debug, info};
 
 use self::answers::{answer, parameter, refuse, refuse_unknown_worker, text, wants_html};
+pub use self::batches::BatchesPanel;
 pub use self::config::{ConfigPage, ConfigStatus, ReloadAnswer, RunningConfig};
 use self::dashboard::{Dashboard, Sources};
 pub use self::fleet::{FleetPage, WorkerRow};
@@ -80,6 +82,8 @@ pub struct Pages {
     pub responses: ResponsesPage,
     pub config: ConfigPage,
     pub webhooks: Arc<Webhooks>,
+    /// `None` without batches.
+    pub batches: Option<BatchesPanel>,
 }
 
 /// Who may use the pages, and for how large a body.
@@ -110,6 +114,7 @@ impl AdminServer {
             kv: Arc::new(pages.kv),
             responses: pages.responses,
             webhooks: pages.webhooks,
+            batches: pages.batches,
             registry: registry.clone(),
         });
         Ok(Arc::new(Self {

@@ -2,6 +2,8 @@
 //! log, errors. Never sees a worker.
 
 mod access_log;
+mod batch_line;
+mod batches;
 mod body;
 mod body_budget;
 pub mod cors;
@@ -40,6 +42,7 @@ use self::route::{NO_API, Route, meant, route};
 pub use self::settings::Settings;
 use self::websocket::open::Open;
 use crate::admin::Readiness;
+use crate::batches::Batches;
 use crate::http::drain::Tasks;
 use crate::http::server::RequestBody;
 use crate::ids::ClientKey;
@@ -67,6 +70,8 @@ pub struct ApiServer {
     errors: IntCounterVec,
     /// The WebSockets, which live on with the next configuration.
     open: Arc<Open>,
+    /// `None` without storage for files.
+    batches: Option<Arc<Batches>>,
     /// The server of the latest configuration, for turns of connections that an earlier server opened.
     latest: Arc<ArcSwap<Weak<Self>>>,
 }
@@ -80,10 +85,15 @@ struct Caller<'a> {
 }
 
 impl ApiServer {
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "each is another part of the router, named once"
+    )]
     pub fn new(
         settings: Settings,
         tenants: Tenants,
         responses: Arc<Responses>,
+        batches: Option<Arc<Batches>>,
         relay: Arc<Relay>,
         readiness: Arc<Readiness>,
         tasks: Tasks,
@@ -105,6 +115,7 @@ impl ApiServer {
             tasks,
             errors,
             open: Open::new(registry),
+            batches,
             latest: Arc::default(),
         }
         .started()
@@ -131,6 +142,7 @@ impl ApiServer {
             tasks: self.tasks.clone(),
             errors: self.errors.clone(),
             open: self.open.clone(),
+            batches: self.batches.clone(),
             latest: self.latest.clone(),
         }
         .started()
@@ -265,6 +277,9 @@ impl ApiServer {
             Route::Responses(endpoint) => {
                 // Boxed, so that other requests do not carry its state.
                 Box::pin(self.respond(&endpoint, request, caller)).await
+            }
+            Route::Batches(endpoint) => {
+                Box::pin(self.answer_batches(&endpoint, request, caller)).await
             }
             Route::Models => Ok(models::list(
                 &self.relay.fleet().snapshot(),

@@ -1,5 +1,6 @@
 //! Wiring: builds every part from the configuration, starts its tasks, and drains them.
 
+mod batches_parts;
 mod bind;
 pub mod check;
 mod connection_settings;
@@ -158,7 +159,7 @@ impl App {
         let limiter = tenants::limiter(config, &store, io_threads.count(), &metrics)?;
         tenants::start_limiter(&limiter, &peers, &tasks);
         let webhooks = responses_parts::webhooks(config, &store, fleet.tls(), &tasks, &metrics);
-        let store = store.responses;
+        let (open_store, store) = (store.clone(), store.responses);
         let (traces, tracer) = Traces::start(config, &fleet, &metrics)?;
         let relay = Relay::new(
             config.requests.clone(),
@@ -254,6 +255,15 @@ impl App {
             &metrics,
         )?;
         tasks.spawn(responses.clone().run_background());
+        let batches = batches_parts::open(
+            &config.batches,
+            config.responses.store.lease.duration,
+            &open_store,
+            fleet.tls(),
+            &tasks,
+            &io_threads,
+            &metrics,
+        )?;
         let stateful = config.responses.mode == Mode::Stateful;
         let needs_store = stateful && !config.responses.advanced.ready_without_store;
         let required_store = needs_store.then(|| store.clone());
@@ -272,6 +282,7 @@ impl App {
                 responses: responses_page(store, responses.clone(), dry_run.clone()),
                 config: reload.page(),
                 webhooks: webhooks.clone(),
+                batches: batches.as_ref().map(batches_parts::panel),
             },
             metrics.clone(),
             readiness.clone(),
@@ -281,11 +292,15 @@ impl App {
             config.api.requests.clone(),
             tenants::callers(config, fleet.tls(), &tasks, &metrics)?,
             responses,
+            batches.clone(),
             relay,
             readiness.clone(),
             tasks.clone(),
             &metrics,
         );
+        if let Some(batches) = batches {
+            batches.start(api_server.batch_sender());
+        }
         let on_malformed = api_server.on_malformed();
         let api_server = Arc::new(ArcSwap::new(api_server));
         let parts = Parts {

@@ -1,8 +1,9 @@
-//! The command line: arguments -> a router, a check, a demo, a replay, one simulated engine, or a tap. It is part of
-//! the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled after
-//! everything else, on its own.
+//! The command line: arguments -> a router, a check, a batch, a demo, a replay, one simulated engine, or a tap. It is
+//! part of the library because whatever first polls a future compiles it: from `main.rs`, all of the router was compiled
+//! after everything else, on its own.
 
 mod admin_client;
+mod batch;
 mod config_diff;
 mod doctor;
 mod top;
@@ -18,6 +19,7 @@ use tokio::runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing::warn;
 
+use self::batch::BatchCommand;
 use self::config_diff::ConfigDiff;
 use self::doctor::Doctor;
 use self::top::Top;
@@ -63,6 +65,9 @@ enum Command {
     #[command(subcommand)]
     Config(ConfigCommand),
     Top(Top),
+    /// Run a file of requests that can wait as a batch, or look after one.
+    #[command(subcommand)]
+    Batch(BatchCommand),
     /// Compare two routing policies on simulated engines; needs no GPU and no configuration.
     Demo(sim::demo::Settings),
     Bridge(bridge::Settings),
@@ -271,6 +276,14 @@ pub fn run() -> ExitCode {
                 Ok(())
             });
             shown.map(|()| code)
+        }
+        Command::Batch(command) => {
+            let mut code = ExitCode::SUCCESS;
+            let ended = block_on(async {
+                code = command.run().await;
+                Ok(())
+            });
+            ended.map(|()| code)
         }
         Command::Completions { shell } => {
             let mut script = Vec::new();

@@ -29,6 +29,7 @@ pub mod relay;
 pub mod openai;
 
 pub mod admin;
+pub mod batches;
 pub mod bridge;
 pub mod responses;
 

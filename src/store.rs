@@ -1,13 +1,15 @@
 //! The response store: responses and conversations kept between requests, so that any replica can retrieve,
-//! continue or cancel any of them.
+//! continue or cancel any of them; and documents, the small states of the Batch API that all replicas change.
 //!
-//! `response_store` has the trait and its contract. `memory` (one replica) and `redis` (shared by all replicas)
-//! implement it; `tests/it/store_contract.rs` tests both against the contract.
+//! `response_store` has the trait and its contract, `documents` that of documents. `memory` (one replica) and `redis`
+//! (shared by all replicas) implement it; `tests/it/store_contract.rs` tests both against the contract.
 
 pub mod cancel;
 pub mod charges;
 pub mod conversation;
+pub mod documents;
 mod error;
+mod future;
 mod history;
 mod keys;
 pub mod lease;
@@ -32,6 +34,7 @@ pub use self::conversation::{
     Page, PutOutcome,
 };
 pub use self::error::Error;
+pub use self::future::StoreFuture;
 pub use self::history::{History, HistoryLimits, Turn, Turns};
 pub use self::keys::{ConversationKey, ResponseKey};
 pub use self::log::{EventBatch, LoggedEvents};
@@ -42,7 +45,6 @@ pub use self::record::{
 };
 pub use self::response_store::{
     BackgroundResponses, Conversations, Health, Ownership, Report, ResponseStore, Responses,
-    StoreFuture,
 };
 pub use self::settings::{NameOrMap, RetentionSettings, Settings, name_or_map};
 pub use self::status::Status;

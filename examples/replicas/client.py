@@ -86,7 +86,9 @@ def follow(id: str, after: int):
 def cancel_elsewhere(model: str) -> None:
     """Three calls, three routers."""
     with connect() as client:
-        running = client.responses.create(model=model, input="Count to a million.", background=True)
+        running = client.responses.create(
+            model=model, input="Count to a million.", background=True, max_output_tokens=4_000
+        )
     for _ in range(2):
         with connect() as client:
             cancelled = client.responses.cancel(running.id)

@@ -34,6 +34,7 @@ use self::tables::Latencies;
 use self::update::View;
 use self::viewers::{Refused, Viewers};
 use super::answers::{answer, parameter, refuse, refuse_unknown_worker};
+use super::batches::BatchesPanel;
 use super::fleet;
 use super::kv::KvPages;
 use super::responses::ResponsesPage;
@@ -63,6 +64,7 @@ pub(super) struct Sources {
     pub(super) kv: Arc<KvPages>,
     pub(super) responses: ResponsesPage,
     pub(super) webhooks: Arc<Webhooks>,
+    pub(super) batches: Option<BatchesPanel>,
     pub(super) registry: Registry,
 }
 
@@ -276,6 +278,7 @@ impl Watch {
             panels.extend(side_panels::read(
                 &sources.registry,
                 &sources.webhooks.report(),
+                sources.batches.as_ref(),
             ));
             panels.insert("responses", self.responses(is_due).await);
             view.panels = Arc::new(panels);

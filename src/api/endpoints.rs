@@ -34,7 +34,7 @@ const CHANGES: [&str; 28] = [
 ];
 
 /// Paths that the router serves itself, with everything below them.
-pub(super) const OWN: [&str; 14] = [
+pub(super) const OWN: [&str; 16] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -42,6 +42,8 @@ pub(super) const OWN: [&str; 14] = [
     "/v1/messages",
     "/v1/embeddings",
     "/v1/models",
+    "/v1/files",
+    "/v1/batches",
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",

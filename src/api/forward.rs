@@ -22,12 +22,23 @@ impl ApiServer {
         request: Request<RequestBody>,
         caller: Caller<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
-        let (context, admitted) = (&caller.context, caller.admitted);
         let (head, body) = request.into_parts();
         let (body, _reserved) = {
-            let claim = self.claim(context, &head.headers);
+            let claim = self.claim(&caller.context, &head.headers);
             body::read(body, self.body_limits(), &self.bodies, claim).await?
         };
+        self.forward_body(api, &head, body, caller).await
+    }
+
+    /// As [`Self::forward`], of a request whose body was read.
+    pub(super) async fn forward_body(
+        &self,
+        api: Api,
+        head: &Parts,
+        body: Bytes,
+        caller: Caller<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let (context, admitted) = (&caller.context, caller.admitted);
         let content_type = head.headers.get(CONTENT_TYPE);
         let form = content_type.and_then(|value| value.to_str().ok());
         let form = form.filter(|form| api == Api::Other && prompt::is_form(form));
@@ -56,7 +67,7 @@ impl ApiServer {
         if salt.is_some() && peek.cache_salt_count > 1 {
             return Err(ApiError::salted_already());
         }
-        let job = job(api, &head, body.clone(), &original, caller);
+        let job = job(api, head, body.clone(), &original, caller);
         let answer = self.relay.run(&job, peek).await;
         let answer = answer.map_err(ApiError::of_run)?;
         Ok(match api {

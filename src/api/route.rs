@@ -3,6 +3,7 @@
 use hyper::Method;
 
 use super::endpoints;
+use crate::batches::{self, BatchEndpoint, BatchRoute};
 use crate::prompt::Api;
 use crate::responses::{self, Endpoint, Mode, RouteMatch};
 
@@ -11,6 +12,7 @@ use crate::responses::{self, Endpoint, Mode, RouteMatch};
 pub(super) enum Route {
     Relay(Api),
     Responses(Endpoint),
+    Batches(BatchEndpoint),
     Models,
     /// The tokens of a Messages request.
     CountTokens,
@@ -30,6 +32,11 @@ pub(super) fn route(method: &Method, path: &str, mode: Mode, further: &[String])
             RouteMatch::WrongMethod(allow) => return Route::WrongMethod { allow },
             RouteMatch::NotFound => {}
         }
+    }
+    match batches::route(method, path) {
+        BatchRoute::Endpoint(endpoint) => return Route::Batches(endpoint),
+        BatchRoute::WrongMethod(allow) => return Route::WrongMethod { allow },
+        BatchRoute::NotFound => {}
     }
     let (found, allow) = match path {
         "/v1/chat/completions" => (Route::Relay(Api::Chat), "POST"),
@@ -103,6 +110,13 @@ const SLIPS_MAX: usize = 2;
 /// The API of a path that is none.
 pub(super) const NO_API: &str = "none";
 
+/// The API of files and batches.
+const BATCHES_API: &str = "batches";
+
+fn is_of_batches(path: &str) -> bool {
+    batches::route(&Method::GET, path) != BatchRoute::NotFound
+}
+
 /// Which API a path is of, in metrics.
 pub(super) fn api_of(path: &str, further: &[String]) -> &'static str {
     match route(&Method::POST, path, Mode::PassThrough, further) {
@@ -111,6 +125,7 @@ pub(super) fn api_of(path: &str, further: &[String]) -> &'static str {
         _ if path.starts_with("/v1/responses") || path.starts_with("/v1/conversations") => {
             Api::Responses.as_str()
         }
+        _ if is_of_batches(path) => BATCHES_API,
         _ => NO_API,
     }
 }
@@ -204,6 +219,24 @@ mod tests {
         check("/", None);
         check(&"/v1".repeat(50), None);
         check(&format!("/v1/models/{}/", "x".repeat(300)), None);
+    }
+
+    #[test]
+    fn files_and_batches_have_routes_in_either_mode() {
+        for mode in [Mode::Stateful, Mode::PassThrough] {
+            let found = |path: &str| route(&Method::POST, path, mode, &[]);
+            let create = Route::Batches(BatchEndpoint::Create);
+            assert_eq!(found("/v1/batches"), create);
+            let file = Route::Batches(BatchEndpoint::CreateFile);
+            assert_eq!(found("/v1/files"), file);
+            let messages = Route::Batches(BatchEndpoint::CreateOfMessages);
+            assert_eq!(found("/v1/messages/batches"), messages);
+            let wrong = Route::WrongMethod { allow: "GET" };
+            assert_eq!(found("/v1/batches/batch_1"), wrong);
+        }
+        assert_eq!(api_of("/v1/files/file-1/content", &[]), "batches");
+        assert_eq!(api_of("/v1/messages/batches", &[]), "batches");
+        assert_eq!(api_of("/v1/messages", &[]), "messages");
     }
 
     #[test]

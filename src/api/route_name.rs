@@ -1,7 +1,7 @@
 //! The route of a path, for traces: names of parameters stand for what a client writes. Pure.
 
 /// Paths without parameters.
-const FIXED: [&str; 15] = [
+const FIXED: [&str; 18] = [
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/responses",
@@ -11,6 +11,9 @@ const FIXED: [&str; 15] = [
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v1/models",
+    "/v1/files",
+    "/v1/batches",
+    "/v1/messages/batches",
     "/v1/rerank",
     "/v2/rerank",
     "/rerank",
@@ -38,6 +41,13 @@ pub(super) fn of(path: &str) -> Option<&'static str> {
         ("responses", [_]) => "/v1/responses/{response_id}",
         ("responses", [_, "cancel"]) => "/v1/responses/{response_id}/cancel",
         ("responses", [_, "input_items"]) => "/v1/responses/{response_id}/input_items",
+        ("files", [_]) => "/v1/files/{file_id}",
+        ("files", [_, "content"]) => "/v1/files/{file_id}/content",
+        ("batches", [_]) => "/v1/batches/{batch_id}",
+        ("batches", [_, "cancel"]) => "/v1/batches/{batch_id}/cancel",
+        ("messages", ["batches", _]) => "/v1/messages/batches/{batch_id}",
+        ("messages", ["batches", _, "cancel"]) => "/v1/messages/batches/{batch_id}/cancel",
+        ("messages", ["batches", _, "results"]) => "/v1/messages/batches/{batch_id}/results",
         ("conversations", [_]) => "/v1/conversations/{conversation_id}",
         ("conversations", [_, "items"]) => "/v1/conversations/{conversation_id}/items",
         ("conversations", [_, "items", _]) => "/v1/conversations/{conversation_id}/items/{item_id}",
@@ -69,6 +79,10 @@ mod tests {
         let item = "/v1/conversations/{conversation_id}/items/{item_id}";
         check("/v1/conversations/c/items/i", Some(item));
         check("/v1/conversations/c/items/i/j", None);
+        check("/v1/files/f/content", Some("/v1/files/{file_id}/content"));
+        check("/v1/batches/b", Some("/v1/batches/{batch_id}"));
+        let results = "/v1/messages/batches/{batch_id}/results";
+        check("/v1/messages/batches/b/results", Some(results));
         check("/v1/other/x", None);
         check("/secret", None);
     }

@@ -5,6 +5,7 @@ use std::io;
 use tokio::net::TcpListener;
 
 use super::App;
+use crate::batches;
 use crate::bridge;
 use crate::config::Config;
 use crate::fleet::kv_transfer::Connector;
@@ -50,6 +51,9 @@ pub async fn page() -> io::Result<String> {
     // A router starts it for models whose tokenizer it has.
     let _pool = Pool::start(&pool::Settings::default(), &app.metrics)?;
     bridge::metrics::Metrics::new(&app.metrics);
+    // Without storage a router has none.
+    batches::Metrics::new(&app.metrics);
+    batches::Files::register_metrics(&app.metrics);
     let reference = app.metrics.reference();
     Ok(format!("{HEADER}{reference}{OUTCOMES}"))
 }

@@ -1,6 +1,7 @@
 //! Asks the admin listener of a running router.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -23,13 +24,13 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Where a router's admin listener is by default.
 pub(super) const LOCAL: &str = "http://127.0.0.1:9090";
 
-/// How the admin listener is reached over TLS.
-#[derive(Args)]
-pub(super) struct AdminTls {
-    /// The CA of an admin listener with TLS; without it, those of the operating system.
+/// How a listener of a router is reached over TLS.
+#[derive(Args, Default)]
+pub(super) struct ListenerTls {
+    /// The CA of a listener with TLS; without it, those of the operating system.
     #[arg(long, value_name = "CA.CRT", default_value = "")]
     ca: String,
-    /// The certificate for an admin listener that asks for one.
+    /// The certificate for a listener that asks for one.
     #[arg(long, value_name = "TLS.CRT", default_value = "", requires = "key")]
     certificate: String,
     /// Its private key.
@@ -40,6 +41,17 @@ pub(super) struct AdminTls {
         requires = "certificate"
     )]
     key: String,
+}
+
+impl ListenerTls {
+    pub(super) fn client(&self) -> Arc<tls::Client> {
+        tls::Clients::default().get(&tls::ClientSettings {
+            ca: self.ca.clone(),
+            certificate: self.certificate.clone(),
+            key: self.key.clone(),
+            ..tls::ClientSettings::default()
+        })
+    }
 }
 
 /// What an admin listener may ask for.
@@ -54,26 +66,31 @@ pub(super) struct AdminAccess {
     )]
     token: Option<String>,
     #[command(flatten)]
-    pub(super) tls: AdminTls,
+    pub(super) tls: ListenerTls,
 }
 
 impl AdminAccess {
     pub(super) fn token(&self) -> Result<Option<Secret>, String> {
-        let Some(token) = &self.token else {
-            return Ok(None);
-        };
-        let text = match token.strip_prefix("file:") {
-            None => token.clone(),
-            Some(path) => std::fs::read_to_string(path)
-                .map_err(|error| format!("--token file:{path}: {error}"))?,
-        };
-        Ok(Some(Secret::new(text.trim())))
+        given_secret("--token", self.token.as_deref())
     }
+}
+
+/// What an option says, or the file that it names.
+pub(super) fn given_secret(option: &str, text: Option<&str>) -> Result<Option<Secret>, String> {
+    let Some(text) = text else {
+        return Ok(None);
+    };
+    let text = match text.strip_prefix("file:") {
+        None => text.to_owned(),
+        Some(path) => std::fs::read_to_string(path)
+            .map_err(|error| format!("{option} file:{path}: {error}"))?,
+    };
+    Ok(Some(Secret::new(text.trim())))
 }
 
 /// Where an admin listener is, and how it is asked.
 pub(super) struct AdminClient {
-    pool: std::sync::Arc<Pool>,
+    pool: Arc<Pool>,
     /// `http://HOST:PORT`, for messages.
     pub(super) base: String,
     token: Option<HeaderValue>,
@@ -85,7 +102,7 @@ impl AdminClient {
         url: Option<&str>,
         config: Option<&Config>,
         token: Option<&Secret>,
-        tls: &AdminTls,
+        tls: &ListenerTls,
     ) -> Result<Self, String> {
         let (address, is_tls) = match (url, config) {
             (Some(url), _) => of_url(url)?,
@@ -103,14 +120,7 @@ impl AdminClient {
         let token = tokens.find(|token| !token.is_empty());
         let token = token.map(bearer).transpose();
         let token = token.map_err(|error| format!("{base}: the token: {error}"))?;
-        let tls = is_tls.then(|| {
-            tls::Clients::default().get(&tls::ClientSettings {
-                ca: tls.ca.clone(),
-                certificate: tls.certificate.clone(),
-                key: tls.key.clone(),
-                ..tls::ClientSettings::default()
-            })
-        });
+        let tls = is_tls.then(|| tls.client());
         Ok(Self {
             pool: Pool::with_tls(address, client::Settings::default(), tls),
             base,
@@ -164,7 +174,8 @@ impl AdminClient {
     }
 }
 
-fn bearer(token: &Secret) -> Result<HeaderValue, &'static str> {
+/// The value of an `authorization` header.
+pub(super) fn bearer(token: &Secret) -> Result<HeaderValue, &'static str> {
     let value = HeaderValue::from_str(&format!("Bearer {}", token.expose()));
     let mut value = value.map_err(|_| "has characters that no header can carry")?;
     value.set_sensitive(true);

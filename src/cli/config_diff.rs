@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 
-use super::admin_client::{AdminClient, AdminTls};
+use super::admin_client::{AdminClient, ListenerTls};
 use crate::admin::RunningConfig;
 use crate::config::diff::Comparable;
 use crate::config::{Config, Effect};
@@ -30,7 +30,7 @@ pub(super) struct ConfigDiff {
     #[arg(long, value_name = "URL")]
     url: Option<String>,
     #[command(flatten)]
-    tls: AdminTls,
+    tls: ListenerTls,
 }
 
 impl ConfigDiff {

@@ -63,6 +63,9 @@ pub(super) fn check(config: &mut Config, reader: &mut Reader) {
     for (key, error) in config.responses.check() {
         reader.problem(&format!("responses.{key}"), error);
     }
+    for (key, error) in config.batches.check() {
+        reader.problem(&format!("batches.{key}"), error);
+    }
     if let Err(error) = observe::check_level(&config.log.level) {
         reader.problem("log.level", error);
     }

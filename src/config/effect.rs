@@ -109,6 +109,8 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("responses.advanced.max_history_size", Effect::Reload),
     ("responses.advanced.max_response_size", Effect::Reload),
     ("responses.advanced.conversation_lease", Effect::Reload),
+    // The storage, and what runs on it.
+    ("batches.*", Effect::Restart),
     // Attempts that run end with the settings they began with.
     ("webhooks.*", Effect::Reload),
     // A thread of its own.

@@ -19,7 +19,7 @@ use crate::relay;
 use crate::routing;
 use crate::secret::Secret;
 use crate::units::DurationText;
-use crate::{admin, api, jwt, limits, observe, peers, queue, responses, traces, webhooks};
+use crate::{admin, api, batches, jwt, limits, observe, peers, queue, responses, traces, webhooks};
 
 /// The configuration of `warmroute serve`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -74,7 +74,9 @@ pub struct Config {
     pub peers: peers::Settings,
     /// The Responses API.
     pub responses: responses::Settings,
-    /// Reports of the end of background responses to endpoints of tenants.
+    /// Work that can wait: the Files and Batches APIs, and Anthropic's Message Batches. Left out: none.
+    pub batches: batches::Settings,
+    /// Reports of the end of background responses and batches to endpoints of tenants.
     pub webhooks: webhooks::Settings,
     /// The log, on standard error.
     pub log: observe::Settings,

@@ -27,6 +27,10 @@ pub(super) fn check(config: &Config, reader: &mut Reader) {
     for (key, error) in traces.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
         reader.problem(&format!("traces.tls.{key}"), error);
     }
+    let storage = config.batches.s3.iter().filter_map(|s3| s3.tls.as_ref());
+    for (key, error) in storage.flat_map(|tls| checked.check(tls, observe::wall_clock())) {
+        reader.problem(&format!("batches.s3.tls.{key}"), error);
+    }
     for (index, issuer) in config.jwt.iter().flat_map(|jwt| &jwt.issuers).enumerate() {
         let tls = issuer.tls.iter();
         for (key, error) in tls.flat_map(|tls| checked.check(tls, observe::wall_clock())) {

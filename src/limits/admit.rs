@@ -86,10 +86,19 @@ impl TenantLimits {
         (Err(refusal), standing)
     }
 
+    /// How many requests may run beside this one; 0: any number. Lines of batches wait for room at the workers instead.
+    pub(super) fn max_concurrent(&self, id: ChargeId) -> u32 {
+        if id.is_line() {
+            return 0;
+        }
+        self.limits.max_concurrent
+    }
+
     /// `None` if the store cannot be asked and nothing is granted without it.
     async fn decide(self: &Arc<Self>, id: ChargeId, costs: &Costs<'_>) -> Option<Decision> {
         let limiter = &self.limiter;
-        let shared = if self.store.is_some() && self.limits.counts() {
+        let counts = self.limits.counts() || !costs.is_empty();
+        let shared = if self.store.is_some() && counts {
             self.ask(id, costs).await
         } else {
             None
@@ -103,11 +112,11 @@ impl TenantLimits {
             });
         }
         let is_closed = self.limits.on_store_failure == OnStoreFailure::Closed;
-        if limiter.is_shared() && self.limits.counts() && is_closed {
+        if limiter.is_shared() && counts && is_closed {
             return None;
         }
         let replicas = limiter.replicas();
-        let max_concurrent = self.limits.max_concurrent;
+        let max_concurrent = self.max_concurrent(id);
         let mut usage = self.usage.lock();
         let decision = usage.decide_alone(id, costs, max_concurrent, replicas, limiter.now());
         Some(Decision {

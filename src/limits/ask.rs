@@ -35,7 +35,7 @@ impl TenantLimits {
         let charge = Charge {
             id,
             limits,
-            max_concurrent: self.limits.max_concurrent,
+            max_concurrent: self.max_concurrent(id),
         };
         let batches = &self.limiter.batches;
         let (receiver, is_first) = batches.join(thread, self.tenant, charge);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::SmallVec;
 
 use super::cost::{Amount, Weights};
-use super::gcra::Rate;
+use super::gcra::{self, Rate};
 use super::settings::{OnStoreFailure, RatesSpec, Settings, TenantLimitsSpec};
 
 /// What a limit counts.
@@ -15,6 +15,8 @@ pub enum Kind {
     Tokens,
     InputTokens,
     OutputTokens,
+    /// Tokens of lines of batches.
+    BatchTokens,
 }
 
 impl Kind {
@@ -25,6 +27,7 @@ impl Kind {
             Self::Tokens => "tokens_per_minute",
             Self::InputTokens => "input_tokens_per_minute",
             Self::OutputTokens => "output_tokens_per_minute",
+            Self::BatchTokens => "batch_tokens_per_day",
         }
     }
 
@@ -32,7 +35,7 @@ impl Kind {
     pub fn of(self, amount: &Amount) -> u64 {
         match self {
             Self::Requests => amount.requests,
-            Self::Tokens => amount.tokens(),
+            Self::Tokens | Self::BatchTokens => amount.tokens(),
             Self::InputTokens => amount.input_tokens,
             Self::OutputTokens => amount.output_tokens,
         }
@@ -57,6 +60,10 @@ pub struct Limits {
     all: Vec<Limit>,
     max_tokens: Option<u64>,
     models: Vec<Model>,
+    /// What lines of batches count in, in place of all the others.
+    pub batch_day: Option<Limit>,
+    /// Tokens of all lines of batches that have not ended.
+    pub batch_queued: Option<u64>,
     pub max_concurrent: u32,
     pub weights: Weights,
     pub on_store_failure: OnStoreFailure,
@@ -90,6 +97,13 @@ impl Limits {
             all: limits(spec, &spec.rates, None),
             max_tokens: spec.rates.max_tokens,
             models: models.collect(),
+            batch_day: spec.batch_tokens_per_day.map(|tokens| Limit {
+                kind: Kind::BatchTokens,
+                rate: Rate::of_day(tokens),
+                name: gcra::DAY_LIMIT.into(),
+                model: None,
+            }),
+            batch_queued: spec.batch_tokens_queued,
             max_concurrent: spec.concurrent_requests.unwrap_or(0),
             weights: Weights {
                 cached_weight: settings.cached_weight,
@@ -156,20 +170,25 @@ impl Limits {
 
     /// Every limit, those for all models first.
     pub fn every(&self) -> impl Iterator<Item = &Limit> {
+        self.interactive().chain(&self.batch_day)
+    }
+
+    /// All but that of batches.
+    pub fn interactive(&self) -> impl Iterator<Item = &Limit> {
         let own = self.models.iter().flat_map(|model| &model.limits);
         self.all.iter().chain(own)
     }
 
-    /// Whether anything is counted.
+    /// Whether anything is counted of other requests than lines of batches.
     pub fn counts(&self) -> bool {
-        self.max_concurrent > 0 || self.every().next().is_some()
+        self.max_concurrent > 0 || self.interactive().next().is_some()
     }
 
     /// Whether tokens are counted, so that it matters how many are cached.
     pub fn weighs_cached(&self) -> bool {
         let has_tokens = self
             .every()
-            .any(|limit| matches!(limit.kind, Kind::Tokens | Kind::InputTokens));
+            .any(|limit| !matches!(limit.kind, Kind::Requests | Kind::OutputTokens));
         has_tokens && self.weights.cached_weight < 1.0
     }
 }
@@ -243,5 +262,8 @@ mod tests {
         check(&limits, "any", Some(&[]));
         assert!(limits.counts());
         assert!(!compiled(r#"{"models": ["a"]}"#).counts());
+        let batches = compiled(r#"{"batch_tokens_per_day": 5, "batch_tokens_queued": 9}"#);
+        assert!(!batches.counts() && batches.every().count() == 1);
+        check(&batches, "any", Some(&[]));
     }
 }

@@ -6,14 +6,20 @@
 use std::time::Duration;
 
 const MINUTE_MICROS: u64 = 60_000_000;
+const DAY_MICROS: u64 = 24 * 60 * MINUTE_MICROS;
 
 /// What is used of a limit beyond its burst ends within this time, whatever an engine reports.
 pub const MAX_DEBT_MICROS: u64 = 3_600_000_000;
 
-/// A limit: units a minute, and how much of it may be used at once.
+/// The name of the only limit of which a whole day's worth may be used at once. `charge.lua` knows it, too.
+pub const DAY_LIMIT: &str = "d";
+
+/// A limit: units in a period, and how much of it may be used at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    pub per_minute: u64,
+    units: u64,
+    /// The time in which so many units are given back.
+    period_micros: u64,
     /// As the time in which that much is given back.
     pub burst_micros: u64,
 }
@@ -22,21 +28,35 @@ impl Rate {
     /// `per_minute` of 0 counts as 1.
     pub fn new(per_minute: u64, burst: Duration) -> Self {
         Self {
-            per_minute: per_minute.max(1),
+            units: per_minute.max(1),
+            period_micros: MINUTE_MICROS,
             burst_micros: u64::try_from(burst.as_micros()).unwrap_or(u64::MAX),
         }
     }
 
+    /// All of a day's units may be used at once. 0 of them count as 1.
+    pub fn of_day(units: u64) -> Self {
+        Self {
+            units: units.max(1),
+            period_micros: DAY_MICROS,
+            burst_micros: DAY_MICROS,
+        }
+    }
+
+    pub fn per_minute(&self) -> u64 {
+        self.units(MINUTE_MICROS)
+    }
+
     /// The time in which so many units are given back.
     pub fn cost(&self, units: u64) -> u64 {
-        let micros = u128::from(units) * u128::from(MINUTE_MICROS);
-        let per_minute = u128::from(self.per_minute);
-        u64::try_from((micros + per_minute / 2) / per_minute).unwrap_or(u64::MAX)
+        let micros = u128::from(units) * u128::from(self.period_micros);
+        let per_period = u128::from(self.units);
+        u64::try_from((micros + per_period / 2) / per_period).unwrap_or(u64::MAX)
     }
 
     /// The units that are given back in so much time.
     pub fn units(&self, micros: u64) -> u64 {
-        let units = u128::from(micros) * u128::from(self.per_minute) / u128::from(MINUTE_MICROS);
+        let units = u128::from(micros) * u128::from(self.units) / u128::from(self.period_micros);
         u64::try_from(units).unwrap_or(u64::MAX)
     }
 
@@ -62,10 +82,19 @@ pub fn used(full_at: u64, now: u64) -> u64 {
     full_at.saturating_sub(now)
 }
 
-/// The limit after a charge, or after the correction of one.
-pub fn charged(full_at: u64, now: u64, micros: i64) -> u64 {
-    let latest = now.saturating_add(MAX_DEBT_MICROS);
+/// The limit after a charge, or after the correction of one. `max_debt`: of [`max_debt`].
+pub fn charged(full_at: u64, now: u64, micros: i64, max_debt: u64) -> u64 {
+    let latest = now.saturating_add(max_debt);
     full_at.max(now).saturating_add_signed(micros).min(latest)
+}
+
+/// The most that is ever used of the limit of this name.
+pub fn max_debt(limit: &str) -> u64 {
+    if limit == DAY_LIMIT {
+        DAY_MICROS + MAX_DEBT_MICROS
+    } else {
+        MAX_DEBT_MICROS
+    }
 }
 
 /// Units as a signed correction.
@@ -98,7 +127,7 @@ mod tests {
                 wait(used(full_at, now), rate.cost(1), rate.burst_micros),
                 None
             );
-            full_at = charged(full_at, now, rate.cost(1) as i64);
+            full_at = charged(full_at, now, rate.cost(1) as i64, MAX_DEBT_MICROS);
         }
         let waits = |now| wait(used(full_at, now), rate.cost(1), rate.burst_micros);
         assert_eq!(waits(now), Some(100_000));
@@ -108,9 +137,24 @@ mod tests {
 
     #[test]
     fn an_absurd_usage_locks_a_tenant_out_for_an_hour_at_most() {
-        assert_eq!(charged(0, 7, i64::MAX), 7 + MAX_DEBT_MICROS);
+        let absurd = |limit| charged(0, 7, i64::MAX, max_debt(limit));
+        assert_eq!(absurd("t"), 7 + MAX_DEBT_MICROS);
+        // Or until the next day.
+        assert_eq!(absurd(DAY_LIMIT), 7 + DAY_MICROS + MAX_DEBT_MICROS);
         assert_eq!(rate(1, 60).cost(u64::MAX), u64::MAX);
         assert_eq!(correction(&rate(1, 60), 0, u64::MAX), i64::MAX);
+    }
+
+    #[test]
+    fn a_day_is_used_at_once_and_given_back_evenly() {
+        let rate = Rate::of_day(1_000);
+        assert_eq!(rate.capacity(), 1_000);
+        let all = i64::try_from(rate.cost(1_000)).unwrap();
+        let full_at = charged(0, 5, all, max_debt(DAY_LIMIT));
+        assert_eq!(rate.remaining(used(full_at, 5)), 0);
+        assert_eq!(rate.remaining(used(full_at, 5 + DAY_MICROS / 4)), 250);
+        let waits = wait(used(full_at, 5), rate.cost(500), rate.burst_micros);
+        assert_eq!(waits, Some(DAY_MICROS / 2));
     }
 
     /// The plainest model: a bucket that is filled as time passes.
@@ -153,10 +197,10 @@ mod tests {
                 if waits.is_some() {
                     continue;
                 }
-                full_at = charged(full_at, now, rate.cost(reserve) as i64);
+                full_at = charged(full_at, now, rate.cost(reserve) as i64, MAX_DEBT_MICROS);
                 bucket.level -= reserve as f64;
                 if settles {
-                    full_at = charged(full_at, now, correction(&rate, reserve, actual));
+                    full_at = charged(full_at, now, correction(&rate, reserve, actual), MAX_DEBT_MICROS);
                     bucket.level = (bucket.level + reserve as f64 - actual as f64).min(capacity);
                 }
                 let level = rate.burst_micros as f64 - used(full_at, now) as f64;

@@ -86,6 +86,7 @@ fn unit(kind: Kind) -> &'static str {
         Kind::Tokens => "tokens per min (TPM)",
         Kind::InputTokens => "input tokens per min (ITPM)",
         Kind::OutputTokens => "output tokens per min (OTPM)",
+        Kind::BatchTokens => "batch tokens per day (batch TPD)",
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::compiled::Limit;
+use super::compiled::{Kind, Limit};
 use super::tenant_limits::TenantLimits;
 
 /// What one tenant may use and uses.
@@ -40,9 +40,10 @@ impl LimitRow {
 }
 
 impl Report {
-    /// The limit of which the smallest part is left.
+    /// The limit of which the smallest part is left. Not that of batches, whose lines wait by design.
     pub fn tightest(&self) -> Option<&LimitRow> {
-        let rows = self.limits.iter();
+        let batches = Kind::BatchTokens.as_str();
+        let rows = self.limits.iter().filter(|row| row.limit != batches);
         rows.min_by(|a, b| a.left().total_cmp(&b.left()))
     }
 }
@@ -56,7 +57,7 @@ impl TenantLimits {
             LimitRow {
                 limit: limit.kind.as_str(),
                 model: limit.model.as_deref().map(str::to_owned),
-                per_minute: limit.rate.per_minute,
+                per_minute: limit.rate.per_minute(),
                 burst: limit.rate.capacity(),
                 remaining: limit.rate.remaining(used),
                 reset_ms: used / 1_000,

@@ -163,10 +163,19 @@ pub struct TenantLimitsSpec {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "1s", "max" = "1h"))]
     pub burst: Duration,
-    /// Requests that run at the same time, over all replicas.
+    /// Requests that run at the same time, over all replicas. Lines of batches do not count.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub concurrent_requests: Option<u32>,
+    /// Tokens of all lines of batches that have not ended: of prompts, by their bytes, and the output tokens that lines
+    /// name. A batch beyond it fails its validation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub batch_tokens_queued: Option<u64>,
+    /// Tokens a day of lines of batches, which then count in no limit a minute. Lines beyond it wait.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub batch_tokens_per_day: Option<u64>,
     /// The models that the tenant may use, each a name or a map with limits of its own, which hold besides those
     /// above. A `*` at the end stands for all names that begin so. Empty: every model.
     #[serde(deserialize_with = "names_or_maps")]
@@ -181,6 +190,8 @@ impl Default for TenantLimitsSpec {
             // A whole minute's worth, as at OpenAI.
             burst: Duration::from_secs(60),
             concurrent_requests: None,
+            batch_tokens_queued: None,
+            batch_tokens_per_day: None,
             models: Vec::new(),
         }
     }

@@ -53,7 +53,9 @@ impl Standing {
             };
             let place = match limit.kind {
                 Kind::Requests => &mut standing.requests,
-                Kind::Tokens | Kind::InputTokens | Kind::OutputTokens => &mut standing.tokens,
+                Kind::Tokens | Kind::InputTokens | Kind::OutputTokens | Kind::BatchTokens => {
+                    &mut standing.tokens
+                }
             };
             if place.is_none_or(|other| left.remaining < other.remaining) {
                 *place = Some(left);

@@ -22,6 +22,8 @@ pub struct Use {
     full_at: SmallVec<[(Arc<str>, u64); 4]>,
     /// Requests that run here, and whether the store knows of them.
     running: FxHashSet<ChargeId>,
+    /// Those of them that are lines of batches. No limit counts how many of these run.
+    lines: usize,
     /// Over all replicas, as of the last answer of the store.
     running_everywhere: u64,
     /// Whether it has answered since that was last asked.
@@ -53,19 +55,20 @@ impl Use {
         found.map_or(0, |(_, full_at)| gcra::used(*full_at, now))
     }
 
+    /// Without lines of batches.
     pub fn running_here(&self) -> usize {
-        self.running.len()
+        self.running.len().saturating_sub(self.lines)
     }
 
     pub fn running_everywhere(&self) -> u64 {
-        self.running_everywhere.max(self.running.len() as u64)
+        self.running_everywhere.max(self.running_here() as u64)
     }
 
     /// Whether requests are believed to run elsewhere of which the store has said nothing since this was last asked: only it
     /// knows when those end.
     pub fn must_recount(&mut self) -> bool {
         let has_answered = std::mem::take(&mut self.has_answered);
-        !has_answered && self.running_everywhere > self.running.len() as u64
+        !has_answered && self.running_everywhere > self.running_here() as u64
     }
 
     /// So many run over all replicas.
@@ -95,7 +98,14 @@ impl Use {
     fn change(&mut self, limit: &Arc<str>, now: u64, micros: i64) {
         let known = self.full_at.iter().find(|(name, _)| name == limit);
         let full_at = known.map_or(0, |(_, full_at)| *full_at);
-        self.set(limit, gcra::charged(full_at, now, micros));
+        let max_debt = gcra::max_debt(limit);
+        self.set(limit, gcra::charged(full_at, now, micros, max_debt));
+    }
+
+    fn begin_run(&mut self, id: ChargeId) {
+        if self.running.insert(id) && id.is_line() {
+            self.lines += 1;
+        }
     }
 
     /// Charges that the store is to be asked for: says what is believed of their limits, and returns what it has yet to
@@ -117,7 +127,7 @@ impl Use {
         self.has_answered = true;
         self.is_apart = false;
         if reply.is_granted {
-            self.running.insert(charge.id);
+            self.begin_run(charge.id);
         }
     }
 
@@ -141,7 +151,7 @@ impl Use {
     ) -> Decision {
         let replicas = replicas.max(1);
         self.is_apart = true;
-        let running = self.running.len() as u64;
+        let running = self.running_here() as u64;
         let is_charged = self.charged_once.contains(&id);
         let has_room =
             max_concurrent == 0 || running < u64::from(max_concurrent.div_ceil(replicas));
@@ -160,7 +170,7 @@ impl Use {
                     self.change(&limit.name, now, cost);
                 }
             }
-            self.running.insert(id);
+            self.begin_run(id);
             if id.is_once() {
                 if self.charged_once.len() >= ONCE_MAX {
                     self.charged_once.clear();
@@ -171,18 +181,22 @@ impl Use {
         let used = limits.iter().map(|(limit, _)| self.of(&limit.name, now));
         Decision {
             is_granted,
-            running: running + u64::from(is_granted),
+            running: running + u64::from(is_granted && !id.is_line()),
             used: used.collect(),
         }
     }
 
     /// A request has ended. `factor`: how many times its charge counted here; `for_store`: whether the store has to know.
     pub fn end(&mut self, settlement: Settlement, factor: u32, for_store: bool, now: u64) {
-        self.running.remove(&settlement.id);
+        let ran = self.running.remove(&settlement.id);
         if settlement.is_refund {
             self.charged_once.remove(&settlement.id);
         }
-        self.running_everywhere = self.running_everywhere.saturating_sub(1);
+        if settlement.id.is_line() {
+            self.lines -= usize::from(ran);
+        } else {
+            self.running_everywhere = self.running_everywhere.saturating_sub(1);
+        }
         for (limit, micros) in &settlement.corrections {
             self.change(limit, now, micros.saturating_mul(factor.into()));
         }
@@ -225,166 +239,4 @@ impl Use {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-    use crate::ids::RequestId;
-    use crate::limits::compiled::Kind;
-    use crate::limits::gcra::Rate;
-    use crate::store::charges::LimitCharge;
-
-    fn id(number: u128) -> ChargeId {
-        ChargeId::Request(RequestId::new(number))
-    }
-
-    fn limit(per_minute: u64) -> Limit {
-        Limit {
-            kind: Kind::Requests,
-            rate: Rate::new(per_minute, Duration::from_secs(60)),
-            name: "r".into(),
-            model: None,
-        }
-    }
-
-    fn charge_of(limit: &Limit, cost: u64) -> LimitCharge {
-        LimitCharge {
-            limit: limit.name.clone(),
-            burst: limit.rate.burst_micros,
-            cost,
-            believed: 0,
-        }
-    }
-
-    fn granted(usage: &mut Use, limit: &Limit, tries: u128, replicas: u32, now: u64) -> usize {
-        let cost = limit.rate.cost(1);
-        let is_granted = |number: &u128| {
-            let limits = [(limit, cost)];
-            usage
-                .decide_alone(id(now as u128 + number), &limits, 0, replicas, now)
-                .is_granted
-        };
-        (0..tries).filter(is_granted).count()
-    }
-
-    #[test]
-    fn alone_a_replica_grants_its_share() {
-        let limit = limit(600);
-        assert_eq!(granted(&mut Use::default(), &limit, 1_000, 1, 0), 600);
-        assert_eq!(granted(&mut Use::default(), &limit, 1_000, 3, 0), 200);
-        let mut usage = Use::default();
-        granted(&mut usage, &limit, 1_000, 3, 0);
-        assert_eq!(granted(&mut usage, &limit, 1_000, 3, 60_000_000), 200);
-    }
-
-    #[test]
-    fn concurrent_requests_are_those_that_have_not_ended() {
-        let mut usage = Use::default();
-        let decide =
-            |usage: &mut Use, number| usage.decide_alone(id(number), &[], 2, 1, 0).is_granted;
-        assert!(decide(&mut usage, 1) && decide(&mut usage, 2));
-        assert!(!decide(&mut usage, 3));
-        let settlement = Settlement {
-            id: id(1),
-            is_refund: false,
-            corrections: SmallVec::new(),
-        };
-        usage.end(settlement, 1, false, 0);
-        assert!(decide(&mut usage, 3));
-    }
-
-    #[test]
-    fn a_refusal_charges_nothing() {
-        let limit = limit(60);
-        let mut usage = Use::default();
-        let limits = [(&limit, limit.rate.cost(50))];
-        assert!(usage.decide_alone(id(1), &limits, 0, 1, 0).is_granted);
-        let before = usage.of("r", 0);
-        assert!(!usage.decide_alone(id(2), &limits, 0, 1, 0).is_granted);
-        assert_eq!(usage.of("r", 0), before);
-        assert_eq!(usage.running_here(), 1);
-    }
-
-    #[test]
-    fn settlements_beyond_the_bound_are_dropped_oldest_first() {
-        let mut usage = Use::default();
-        let settlement = |number| Settlement {
-            id: id(number),
-            is_refund: false,
-            corrections: SmallVec::new(),
-        };
-        for number in 0..5 {
-            usage.end(settlement(number), 1, true, 0);
-        }
-        assert_eq!(usage.bound_unsettled(3), 2);
-        let kept: Vec<_> = usage
-            .take_unsettled(10)
-            .iter()
-            .map(|settlement| settlement.id)
-            .collect();
-        assert_eq!(kept, [id(2), id(3), id(4)]);
-    }
-
-    #[test]
-    fn what_charges_take_along_need_not_be_settled() {
-        let mut usage = Use::default();
-        let settlement = |number| Settlement {
-            id: id(number),
-            is_refund: false,
-            corrections: SmallVec::new(),
-        };
-        let end = |usage: &mut Use, number| {
-            usage.end(settlement(number), 1, true, 0);
-            usage.note_unsettled()
-        };
-        assert!(end(&mut usage, 1));
-        assert!(!end(&mut usage, 2));
-        assert_eq!(usage.begin(&mut [], 0).len(), 2);
-        assert!(!end(&mut usage, 3));
-        // Charges come: the next one takes it along.
-        assert!(usage.goes_along(false));
-        assert!(!end(&mut usage, 4));
-        // No more come.
-        assert!(!usage.goes_along(false));
-        assert_eq!(usage.take_unsettled(10).len(), 2);
-        assert!(end(&mut usage, 5));
-        assert!(!usage.goes_along(true));
-        // Too much for the next one.
-        usage.begin(&mut [], 0);
-        for number in 0..=WITH_CHARGES as u128 {
-            end(&mut usage, number);
-        }
-        assert!(!usage.goes_along(false));
-        assert_eq!(usage.begin(&mut [], 0).len(), WITH_CHARGES);
-    }
-
-    #[test]
-    fn what_the_store_says_replaces_what_was_believed() {
-        let limit = limit(60);
-        let mut usage = Use::default();
-        usage.decide_alone(id(1), &[(&limit, 5_000_000)], 0, 1, 0);
-        assert!(usage.is_apart());
-        let mut charges = [Charge {
-            id: id(2),
-            limits: [charge_of(&limit, 1_000_000)].into_iter().collect(),
-            max_concurrent: 0,
-        }];
-        assert!(usage.begin(&mut charges, 1_000_000).is_empty());
-        assert_eq!(charges[0].limits[0].believed, 4_000_000);
-        let reply = ChargeReply {
-            is_granted: true,
-            running: 7,
-            used: [9_000_000].as_slice().into(),
-        };
-        usage.on_reply(&charges[0], &reply, 1_000_000);
-        assert_eq!(usage.of("r", 2_000_000), 8_000_000);
-        assert_eq!(usage.running_everywhere(), 7);
-        assert!(!usage.is_apart());
-        // It has just said so.
-        assert!(!usage.must_recount());
-        assert!(usage.must_recount());
-        usage.on_recount(1);
-        assert_eq!(usage.running_everywhere(), 2);
-        assert!(!usage.must_recount());
-    }
-}
+mod tests;

@@ -70,6 +70,11 @@ impl TenantLimits {
         self.limits.max_tokens(&names)
     }
 
+    /// The tokens that all lines of the tenant's batches may have that have not ended.
+    pub fn batch_tokens_queued(&self) -> Option<u64> {
+        self.limits.batch_queued
+    }
+
     /// Whether it matters how much of a prompt is cached.
     pub fn weighs_cached(&self) -> bool {
         self.limits.weighs_cached()
@@ -88,7 +93,8 @@ impl TenantLimits {
         match self.limits.of(&names) {
             Some(applied) => Standing::of(applied.limits.iter().map(|limit| (*limit, used(limit)))),
             None => {
-                let common = self.limits.every().filter(|limit| limit.model.is_none());
+                let all = self.limits.interactive();
+                let common = all.filter(|limit| limit.model.is_none());
                 Standing::of(common.map(|limit| (limit, used(limit))))
             }
         }
@@ -113,9 +119,17 @@ impl TenantLimits {
     ) -> Result<Applied<'_>, Refusal> {
         let model = || observe::shortened(request.model).to_owned();
         let names = [request.model, request.target];
-        let Some(applied) = self.limits.of(&names) else {
+        let Some(mut applied) = self.limits.of(&names) else {
             return Err(Refusal::Model { model: model() });
         };
+        if let Some(day) = self
+            .limits
+            .batch_day
+            .as_ref()
+            .filter(|_| request.id.is_line())
+        {
+            applied.limits = SmallVec::from_iter([day]);
+        }
         if let Some(param) = request.known.odd_value.filter(|_| request.known.generates) {
             return Err(Refusal::Type { param });
         }

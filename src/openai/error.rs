@@ -1,6 +1,8 @@
 //! Errors as clients see them: HTTP status and a body in OpenAI's format. The only place that knows both.
 
 mod anthropic;
+mod batches;
+mod files;
 mod limits;
 mod responses;
 mod shape;

@@ -144,6 +144,11 @@ impl Peers {
             .is_some_and(|shared| shared.state.is_alone())
     }
 
+    /// Other replicas that are connected and not silent. One load of an atomic.
+    pub fn connected(&self) -> u32 {
+        self.0.as_ref().map_or(0, |shared| shared.state.connected())
+    }
+
     /// Whether there may be other replicas.
     pub fn is_on(&self) -> bool {
         self.0.is_some()

@@ -2,8 +2,8 @@
 //! Everything happens on the thread of the replicas; pages read it now and then.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -41,6 +41,8 @@ pub(super) struct State {
     routed: Arc<RoutedPrompts>,
     /// Other replicas are expected, and none is connected.
     is_alone: AtomicBool,
+    /// Other replicas that are connected and not silent.
+    connected: AtomicU32,
     is_ready: AtomicBool,
     is_draining: AtomicBool,
     inner: Mutex<Inner>,
@@ -113,6 +115,7 @@ impl State {
             fleet,
             routed,
             is_alone: AtomicBool::new(false),
+            connected: AtomicU32::new(0),
             is_ready: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             version: watch::Sender::new(0),
@@ -121,6 +124,10 @@ impl State {
 
     pub(super) fn is_alone(&self) -> bool {
         self.is_alone.load(Relaxed)
+    }
+
+    pub(super) fn connected(&self) -> u32 {
+        self.connected.load(Relaxed)
     }
 
     pub(super) fn set_ready(&self, is_ready: bool) {
@@ -442,8 +449,10 @@ impl State {
 
     fn update_alone(&self, now: Instant, inner: &mut Inner) {
         let is_fresh = |peer: &Peer| inner.roster.freshness(now, peer) == Freshness::Connected;
-        let is_alone =
-            inner.addresses.are_replicas_expected() && !inner.roster.peers().any(is_fresh);
+        let fresh = inner.roster.peers().filter(|peer| is_fresh(peer)).count();
+        let is_alone = inner.addresses.are_replicas_expected() && fresh == 0;
+        let fresh = u32::try_from(fresh).unwrap_or(u32::MAX);
+        self.connected.store(fresh, Relaxed);
         self.is_alone.store(is_alone, Relaxed);
         // A start is no loss.
         if !inner.was_connected {

@@ -13,6 +13,8 @@ use super::choose::failed_workers::FailedWorkers;
 use super::core::Relay;
 use super::job::{Error, FailedRequest, Job};
 use super::plan::Plan;
+use super::request::batch_line::BatchLine;
+use super::request::context::RequestKind;
 use super::request_count::RequestCount;
 use super::wait::{Grant, Placed, Placing, Standing, Waiting};
 use crate::fleet::Worker;
@@ -25,6 +27,9 @@ use crate::traces::Event;
 
 /// After so many waits in vain a request is answered as without a queue.
 const MAX_WAITS: u32 = 3;
+
+/// Without a queue: the prompt of a batch's line counts as queued no longer than this. It is the queue's default.
+const LINE_STALE_AFTER: Duration = Duration::from_secs(30);
 
 /// One request's waits before its first attempt.
 pub(super) struct Waits {
@@ -56,13 +61,18 @@ impl Waits {
 
 /// Gives a grant back once the attempt counts at its worker, which it does before it first waits for anything. If it were
 /// given back earlier, another request would be released for the same room.
+/// The same is true of a batch's `line`, which does not count as entering any more.
 pub(super) fn with_grant<A: Future + Unpin>(
     mut grant: Option<Box<Grant>>,
+    line: Option<&BatchLine>,
     mut attempt: A,
 ) -> impl Future<Output = A::Output> {
     poll_fn(move |context| {
         let polled = Pin::new(&mut attempt).poll(context);
         drop(grant.take());
+        if let Some(line) = line {
+            line.on_counted();
+        }
         polled
     })
 }
@@ -87,8 +97,14 @@ impl Relay {
             return Ok(None);
         };
         let tenant = self.tenants().of(job.context.tenant);
+        let standing = match job.context.kind {
+            RequestKind::Batch(_) => Standing::LAST,
+            RequestKind::Interactive | RequestKind::Background => {
+                Standing::of(job.headers, peek, tenant, settings)?
+            }
+        };
         Ok(Some(Waits {
-            standing: Standing::of(job.headers, peek, tenant, settings)?,
+            standing,
             settings: settings.clone(),
             count: 0,
             grant: None,
@@ -279,12 +295,23 @@ impl Relay {
     }
 
     /// How long the prompt of a request that is not streamed counts as queued at its worker, since its first token is
-    /// not seen. `None` without a queue: then until the answer.
-    pub(super) fn unseen_prefill(&self, plan: &Plan, worker: &Worker) -> Option<Duration> {
-        let settings = self.queue().filter(|_| !plan.is_stream)?;
+    /// not seen. `None` without a queue: then until the answer, but not for a batch's line. No line is streamed, and
+    /// the next ones would wait until the first are answered.
+    pub(super) fn unseen_prefill(
+        &self,
+        job: &Job<'_>,
+        plan: &Plan,
+        worker: &Worker,
+    ) -> Option<Duration> {
+        let stale_after = match (self.queue(), &job.context.kind) {
+            _ if plan.is_stream => return None,
+            (Some(settings), _) => settings.stale_after,
+            (None, RequestKind::Batch(_)) => LINE_STALE_AFTER,
+            (None, RequestKind::Interactive | RequestKind::Background) => return None,
+        };
         let queued = worker.load.queued_tokens() as f64 * worker.load.speed.prompt_token();
         let queued = Duration::try_from_secs_f64(queued).unwrap_or_default();
-        Some(queued.min(settings.stale_after))
+        Some(queued.min(stale_after))
     }
 
     async fn enter(
@@ -303,7 +330,7 @@ impl Relay {
             tokens,
             compute,
             bytes: job.body.len() as u64,
-            is_background: job.context.is_background,
+            is_background: !job.context.kind.is_interactive(),
             received: job.context.started,
             deadline: job.context.started + self.settings().request_timeout,
         };
@@ -368,7 +395,7 @@ mod tests {
             at_worker.set(100);
             answered.await.unwrap()
         });
-        let mut running = pin!(with_grant(Some(Box::new(grant)), attempt));
+        let mut running = pin!(with_grant(Some(Box::new(grant)), None, attempt));
         let mut context = Context::from_waker(Waker::noop());
         assert_eq!(granted(), 100);
         assert!(running.as_mut().poll(&mut context).is_pending());
@@ -384,12 +411,17 @@ mod tests {
         let (grant, granted) = Grant::of_tokens(100);
         drop(with_grant(
             Some(Box::new(grant)),
+            None,
             std::future::pending::<()>(),
         ));
         assert_eq!(granted(), 0);
         let (grant, granted) = Grant::of_tokens(7);
         let mut context = Context::from_waker(Waker::noop());
-        let mut at_once = pin!(with_grant(Some(Box::new(grant)), std::future::ready(1)));
+        let mut at_once = pin!(with_grant(
+            Some(Box::new(grant)),
+            None,
+            std::future::ready(1)
+        ));
         assert_eq!(at_once.as_mut().poll(&mut context), Poll::Ready(1));
         assert_eq!(granted(), 0);
     }

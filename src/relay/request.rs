@@ -1,5 +1,6 @@
 //! What came: the fields that are read and changed in a body, the names of models, whose request it is.
 
+pub(super) mod batch_line;
 pub(super) mod body_edit;
 pub(super) mod context;
 pub(super) mod gateway;

@@ -139,7 +139,7 @@ impl Relay {
             job.context.client,
             entry,
         );
-        if job.context.is_background {
+        if !job.context.kind.is_interactive() {
             meter.set_read_late();
         }
         response.map(|()| {
@@ -233,6 +233,7 @@ impl Relay {
             model: model.clone(),
             api: job.asked_api(),
             worker: answer.running.worker().name.clone(),
+            batch: job.context.kind.batch_line().map(|line| line.batch.clone()),
             started: job.context.started,
         };
         Some(UsageEntry::new(self.usage(), counters, expected, line))

@@ -16,6 +16,16 @@ impl Relay {
         limits.allows(name) || models.any(|model| limits.allows(model))
     }
 
+    /// Whether requests for a name find a worker, now or once one is up: a worker serves it, or the configuration names
+    /// it. Also while some worker was not asked yet what it serves.
+    pub fn knows(&self, name: &str) -> bool {
+        let snapshot = self.fleet().snapshot();
+        snapshot.models.contains_key(name)
+            || self.names().get(name).is_some()
+            || self.queues().is_known(name)
+            || snapshot.has_unprobed_workers()
+    }
+
     pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {
         let Some(name) = name.filter(|name| !self.may_use(tenant, name)) else {
             return Ok(());

@@ -219,7 +219,8 @@ impl Relay {
                 None => self.attempt(job, plan, choice, course, carried).await,
             }
         });
-        let attempt = pin!(with_grant(grant, attempt));
+        let line = job.context.kind.batch_line();
+        let attempt = pin!(with_grant(grant, line, attempt));
         self.or_released(attempt, job, plan, choice, course).await
     }
 

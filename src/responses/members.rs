@@ -82,6 +82,7 @@ impl<'a> Members<'a> {
         self.all.iter().map(|(name, value)| (&**name, *value))
     }
 
+    #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.all.len()
     }

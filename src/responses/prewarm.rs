@@ -12,7 +12,7 @@ use super::request::CreateRequest;
 use super::service::Responses;
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
-use crate::relay::RequestContext;
+use crate::relay::{RequestContext, RequestKind};
 
 /// The answer has one token, and is not used.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
@@ -39,7 +39,7 @@ impl Responses {
         let (headers, original) = (request.headers.clone(), request.body.clone());
         let context = RequestContext {
             response: Some(id),
-            is_background: true,
+            kind: RequestKind::Background,
             summary: None,
             ..request.context.clone()
         };

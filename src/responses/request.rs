@@ -8,6 +8,7 @@ use super::member_checks;
 use super::member_table;
 use super::members::{self, Members};
 use crate::openai::error::ApiError;
+use crate::openai::metadata;
 use crate::prompt;
 
 /// Allowed values of `include`.
@@ -21,9 +22,6 @@ const INCLUDES: [&str; 8] = [
     "reasoning.encrypted_content",
     "message.output_text.logprobs",
 ];
-const METADATA_PAIRS_MAX: usize = 16;
-const METADATA_KEY_MAX: usize = 64;
-const METADATA_VALUE_MAX: usize = 512;
 
 /// A parsed and checked body.
 #[derive(Debug)]
@@ -280,31 +278,7 @@ pub(super) fn is_id_byte(byte: u8) -> bool {
 }
 
 pub(super) fn check_metadata(raw: &str) -> Result<(), ApiError> {
-    let wrong = |why: String| Err(ApiError::wrong_value("metadata", why));
-    let Ok(pairs) = Members::parse(raw) else {
-        return Err(ApiError::wrong_type("metadata", "an object of strings"));
-    };
-    if pairs.len() > METADATA_PAIRS_MAX {
-        return wrong(format!(
-            "an object may have at most {METADATA_PAIRS_MAX} pairs"
-        ));
-    }
-    for (key, value) in pairs.iter() {
-        let Some(value) = members::text(value) else {
-            return Err(ApiError::wrong_type(&format!("metadata.{key}"), "a string"));
-        };
-        if key.chars().count() > METADATA_KEY_MAX {
-            return wrong(format!(
-                "a key may have at most {METADATA_KEY_MAX} characters"
-            ));
-        }
-        if value.chars().count() > METADATA_VALUE_MAX {
-            return wrong(format!(
-                "a value may have at most {METADATA_VALUE_MAX} characters"
-            ));
-        }
-    }
-    Ok(())
+    metadata::read(raw).map(drop)
 }
 
 fn include<'a>(members: &Members<'a>) -> Result<Vec<Cow<'a, str>>, ApiError> {

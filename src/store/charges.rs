@@ -19,6 +19,8 @@ pub enum ChargeId {
     Request(RequestId),
     /// A background response, which another replica may run again.
     Response(ResponseId),
+    /// A try of a line of a batch. It does not count among the requests that run.
+    Line(RequestId),
 }
 
 impl ChargeId {
@@ -26,12 +28,16 @@ impl ChargeId {
     pub fn is_once(&self) -> bool {
         matches!(self, Self::Response(_))
     }
+
+    pub fn is_line(&self) -> bool {
+        matches!(self, Self::Line(_))
+    }
 }
 
 impl fmt::Display for ChargeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Request(id) => id.fmt(f),
+            Self::Request(id) | Self::Line(id) => id.fmt(f),
             Self::Response(id) => id.fmt(f),
         }
     }

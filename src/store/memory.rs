@@ -2,11 +2,14 @@
 //!
 //! Records are sharded by root, so a chain is read under one lock. Count and size are bounded: finished records
 //! are evicted, the least recently used of all shards first. Running ones are never evicted and may use at most
-//! half of the capacity. There is no background work: operations drop expired records that they come across.
+//! half of the capacity. There is no background work: operations drop expired records that they come across. Documents
+//! lie in a table of their own, under one lock.
 
 mod capacity;
 mod conversation;
 mod conversations;
+mod document_table;
+mod documents;
 mod outbox;
 mod outbox_queues;
 mod owners;

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::observe;
 use crate::observe::metrics::Registry;
+use crate::store::documents::{DocumentList, InsertOutcome, RemoveOutcome, ReplaceOutcome};
 use crate::store::outbox::Claimed;
 
 /// Histogram buckets, from a lookup in memory to the longest write time-out.
@@ -68,10 +69,17 @@ operations! {
     RenewLock "renew_lock"
     Commit "commit"
     Unlock "unlock"
+    AddEvent "add_event"
     ClaimEvents "claim_events"
     SettleEvent "settle_event"
     DisableEndpoint "disable_endpoint"
     EnableEndpoint "enable_endpoint"
+    InsertDocument "insert_document"
+    Document "document"
+    ReplaceDocument "replace_document"
+    RemoveDocument "remove_document"
+    Documents "documents"
+    DueDocuments "due_documents"
     Report "report"
 }
 
@@ -337,5 +345,42 @@ impl Outcome for ItemOutcome {
             Self::NoItem => "no_item",
             Self::Gone => "gone",
         }
+    }
+}
+
+impl Outcome for InsertOutcome {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done => OK,
+            Self::Exists => "exists",
+            Self::TooMany => "too_many",
+            Self::TooHeavy => "too_heavy",
+        }
+    }
+}
+
+impl Outcome for ReplaceOutcome {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done(_) => OK,
+            Self::Changed => "changed",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Outcome for RemoveOutcome {
+    fn outcome(&self) -> &'static str {
+        match self {
+            Self::Done => OK,
+            Self::Changed => "changed",
+            Self::Gone => "gone",
+        }
+    }
+}
+
+impl Outcome for DocumentList {
+    fn outcome(&self) -> &'static str {
+        if self.is_unknown { "unknown_after" } else { OK }
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! A response is one hash, plus a stream for its events. All keys of a chain, and of a conversation with its
 //! responses, have the hash tag `{tenant:root}`, so a cluster keeps them in one slot. Each transition is one
-//! script (`redis/*.lua`; `redis/common.lua` documents the record). Data that spans slots (which owner runs
-//! which responses, notices) is written by separate commands, ordered so that a crash in between leaves only
-//! entries that a later scan removes.
+//! script (`redis/*.lua`; `redis/common.lua` documents the record, `redis/document.lua` a document). Data that spans
+//! slots (which owner runs which responses, notices) is written by separate commands, ordered so that a crash in
+//! between leaves only entries that a later scan removes.
 //!
 //! `redis/executor.rs` sends the commands. An operation on an I/O thread uses that thread's own connection, so no
 //! other thread is woken. Other threads, and all operations on a cluster, use a connection on the store's own
@@ -17,6 +17,7 @@ mod charges;
 mod client;
 mod conversation_items;
 mod conversations;
+mod documents;
 mod executor;
 mod failure;
 mod keys;

@@ -1,5 +1,6 @@
 //! [`ResponseStore`], the operations of a response store, and what callers may rely on. The operations on responses,
-//! on background responses, on their ownership and on conversations are a trait each.
+//! on background responses, on their ownership and on conversations are a trait each. Those on documents of the Batch
+//! API have theirs, with its contract, in `documents`.
 //!
 //! # The contract
 //!
@@ -24,9 +25,13 @@
 //!    chain, so that a response that is kept long loses none of it by age. A create that continues a response that is
 //!    missing is [`Error::BrokenChain`] and writes nothing.
 //! 10. **A dropped future may or may not have applied its write**, as with `Unknown`.
+//!
+//! [`Error`]: super::error::Error
+//! [`Error::BrokenChain`]: super::error::Error::BrokenChain
+//! [`Error::Full`]: super::error::Error::Full
+//! [`Error::Unknown`]: super::error::Error::Unknown
 
 use std::fmt;
-use std::pin::Pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -36,7 +41,8 @@ use super::cancel::{Notice, NoticeCursor};
 use super::conversation::{
     Claim, Commit, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
 };
-use super::error::Error;
+use super::documents::Documents;
+use super::future::StoreFuture;
 use super::history::{History, HistoryLimits};
 use super::keys::{ConversationKey, ResponseKey};
 use super::log::{EventBatch, LoggedEvents};
@@ -67,13 +73,9 @@ pub struct Report {
     pub details: serde_json::Value,
 }
 
-/// The future that an operation returns. It may be polled on any tokio runtime of the process, but must stay
-/// on the I/O thread that polled it first.
-pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
-
 /// The operations of a store; the module's documentation states their contract.
 pub trait ResponseStore:
-    Responses + BackgroundResponses + Ownership + Conversations + Send + Sync + fmt::Debug
+    Responses + BackgroundResponses + Ownership + Conversations + Documents + Send + Sync + fmt::Debug
 {
     /// Checks that a response could be stored, before generation starts, so that a store that is down or full
     /// costs no GPU time. Sends nothing while the store answered recently.
@@ -90,6 +92,9 @@ pub trait ResponseStore:
 pub trait Responses {
     /// Creates a record in one write, and extends the retention of all that it continues. [`Error::Exists`] if the id
     /// belongs to a record with another token; [`Error::BrokenChain`] if any of what it continues is missing.
+    ///
+    /// [`Error::BrokenChain`]: super::error::Error::BrokenChain
+    /// [`Error::Exists`]: super::error::Error::Exists
     fn create(&self, key: ResponseKey, record: NewRecord) -> StoreFuture<'_, ()>;
 
     /// As `create`, for a response that has ended in a conversation: its record and its items in one write. Unless it
@@ -219,6 +224,8 @@ pub trait Ownership {
 /// The operations on conversations.
 pub trait Conversations {
     /// Creates a conversation. [`Error::Exists`] as with `create`; item ids must be distinct.
+    ///
+    /// [`Error::Exists`]: super::error::Error::Exists
     fn create_conversation(
         &self,
         key: ConversationKey,

@@ -44,7 +44,7 @@ pub struct Webhooks {
 }
 
 impl Webhooks {
-    /// From now on ends of responses are events. [`Webhooks::run`] delivers them.
+    /// From now on ends are events. [`Webhooks::run`] delivers them.
     pub fn new(
         settings: &Settings,
         outbox: Arc<dyn Outbox>,
@@ -272,11 +272,11 @@ impl Webhooks {
         let limits = table.retry_limits();
         let next = retry::next(&result, claimed.attempt, age, limits, fastrand::f64());
         self.on_result(&endpoint, &result, observe::now());
-        let (response_id, attempt) = (claimed.event.key.id, claimed.attempt);
+        let (ended, attempt) = (claimed.event.key, claimed.attempt);
         let settle = |retry_in| self.settle(name, &claimed, retry_in);
         match next {
             Next::Delivered => {
-                debug!(%response_id, endpoint = name, attempt, "webhook event delivered");
+                debug!(%ended, endpoint = name, attempt, "webhook event delivered");
                 self.count_events(name, "delivered", 1);
                 self.metrics
                     .delay_seconds
@@ -285,7 +285,7 @@ impl Webhooks {
                 settle(None).await;
             }
             Next::RetryIn(pause) => {
-                debug!(%response_id, endpoint = name, attempt, reason = %result, ?pause, "webhook event not delivered; trying again");
+                debug!(%ended, endpoint = name, attempt, reason = %result, ?pause, "webhook event not delivered; trying again");
                 settle(Some(pause)).await;
             }
             Next::Drop(reason) => {
@@ -293,7 +293,7 @@ impl Webhooks {
                     Reason::Attempts => ("dropped_attempts", "webhooks.max_attempts"),
                     Reason::Age => ("dropped_age", "webhooks.max_age"),
                 };
-                warn!(%response_id, endpoint = name, attempt, reason = %result, "webhook event dropped: `{setting}` is reached");
+                warn!(%ended, endpoint = name, attempt, reason = %result, "webhook event dropped: `{setting}` is reached");
                 self.count_events(name, outcome, 1);
                 settle(None).await;
             }
@@ -304,9 +304,7 @@ impl Webhooks {
     async fn send(&self, table: &Table, endpoint: &Endpoint, claimed: &ClaimedEvent) -> Attempt {
         let event = &claimed.event;
         let (id, timestamp) = (event::id(event), observe::unix_s());
-        let Some(body) = event::body(event, &id) else {
-            return Attempt::Broken("the response has not ended".to_owned());
-        };
+        let body = event::body(event, &id);
         let signatures = signature::signatures(&endpoint.keys, &id, timestamp, body.as_bytes());
         let message = Message {
             id: &id,
@@ -353,8 +351,8 @@ impl Webhooks {
                 }
             }
         }
-        let response_id = claimed.event.key.id;
-        warn!(%response_id, endpoint, "webhook event not settled in the store; it will be delivered again");
+        let ended = claimed.event.key;
+        warn!(%ended, endpoint, "webhook event not settled in the store; it will be delivered again");
     }
 
     async fn disable(&self, endpoint: &Endpoint, claimed: &ClaimedEvent) {

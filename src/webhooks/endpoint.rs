@@ -19,8 +19,7 @@ use crate::http::circuit_breaker::CircuitBreaker;
 use crate::http::client_address::Networks;
 use crate::http::tls;
 use crate::ids::Tenant;
-use crate::store::Status;
-use crate::store::outbox::{self, Bounds, Subscriber, Subscriptions};
+use crate::store::outbox::{self, Bounds, EventType, Subscriber, Subscriptions};
 
 /// An endpoint as one configuration has it.
 #[derive(Debug)]
@@ -32,7 +31,7 @@ pub(super) struct Endpoint {
     pub(super) tls: Option<Arc<tls::Client>>,
     pub(super) allowed_networks: Networks,
     pub(super) keys: Vec<SigningKey>,
-    pub(super) statuses: Vec<Status>,
+    pub(super) events: Vec<EventType>,
     /// A fingerprint of the endpoint's URL: under another one the endpoint is no longer disabled.
     pub(super) fingerprint: Arc<str>,
     pub(super) state: Arc<EndpointState>,
@@ -97,7 +96,7 @@ impl Table {
                 EVERY_TENANT => None,
                 name => Some(Tenant::of(name)),
             },
-            statuses: endpoint.statuses.clone(),
+            events: endpoint.events.clone(),
             added: endpoint.state.wake.clone(),
             counters: metrics.add_counters(&endpoint.name),
         };
@@ -150,7 +149,7 @@ impl Endpoint {
             target,
             allowed_networks: listed.allowed_networks.clone(),
             keys: keys.ok()?,
-            statuses: listed.events.iter().map(|event| event.status()).collect(),
+            events: listed.events.clone(),
             fingerprint: fingerprint.into(),
             state,
         })

@@ -24,7 +24,7 @@ metric_table! {
             "Events of webhooks, by endpoint and what became of them: added, delivered, dropped_attempts (failed too often), \
              dropped_age (too old), dropped_full (too many waited), dropped_disabled (the endpoint answered 410).",
         pub(super) delay_seconds: histograms "warmroute_webhook_delivery_delay_seconds" ["endpoint"] in DELAY_SECONDS
-            "Time from the end of a response to the delivery of its event, by endpoint.",
+            "Time from the end of a response or batch to the delivery of its event, by endpoint.",
         pub(super) waiting: gauges "warmroute_webhook_waiting_events" ["endpoint"]
             "Events that wait for an endpoint, in the store that all replicas share.",
         pub(super) oldest_age: real_gauges "warmroute_webhook_oldest_event_age_seconds" ["endpoint"]

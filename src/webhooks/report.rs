@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde::Serialize;
 
 use super::endpoint::Endpoint;
-use super::settings::EventType;
+use crate::store::outbox::EventType;
 
 const OK: &str = "ok";
 
@@ -44,13 +44,14 @@ impl EndpointReport {
     pub(super) fn new(endpoint: &Endpoint) -> Self {
         let seen = endpoint.state.seen.lock().clone();
         let breaker = endpoint.state.breaker.lock().state();
-        let events = endpoint.statuses.iter().copied();
         Self {
             name: endpoint.name.to_string(),
             tenant: endpoint.tenant.clone(),
             host: endpoint.target.authority.clone(),
-            events: events
-                .filter_map(EventType::of)
+            events: endpoint
+                .events
+                .iter()
+                .copied()
                 .map(EventType::as_str)
                 .collect(),
             state: match (seen.is_disabled, breaker.number()) {

@@ -1,4 +1,4 @@
-//! The `webhooks` section: who learns of the end of background responses, and how hard it is tried.
+//! The `webhooks` section: who learns of the end of background responses and batches, and how hard it is tried.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use super::target::Target;
 use crate::http::client_address::Networks;
 use crate::http::tls::ClientSettings;
 use crate::secret::Secret;
-use crate::store::Status;
+use crate::store::outbox::EventType;
 use crate::units::DurationText;
 
-/// Webhooks, which report the end of background responses (`background: true`).
+/// Webhooks, which report the end of background responses (`background: true`) and of batches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
@@ -49,7 +49,8 @@ pub struct EndpointSettings {
     /// Its name in logs, metrics and the store: 1 to 64 of `A-Z`, `a-z`, `0-9`, `-`, `_` and `.`. Events that wait are
     /// those of the name, also after a change of the URL.
     pub name: String,
-    /// The tenant of `tenants` whose responses are reported; `"*"`: those of all tenants. Left out without `tenants`.
+    /// The tenant of `tenants` whose responses and batches are reported; `"*"`: those of all tenants. Left out without
+    /// `tenants`.
     pub tenant: String,
     /// Where events are posted, such as `https://example.com/hooks/responses`. Redirects are not followed.
     pub url: String,
@@ -70,21 +71,6 @@ pub struct EndpointSettings {
     pub tls: Option<ClientSettings>,
 }
 
-/// An event that an endpoint can get.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
-)]
-pub enum EventType {
-    #[serde(rename = "response.completed")]
-    Completed,
-    #[serde(rename = "response.failed")]
-    Failed,
-    #[serde(rename = "response.cancelled")]
-    Cancelled,
-    #[serde(rename = "response.incomplete")]
-    Incomplete,
-}
-
 /// Intervals and bounds, the same for all endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
@@ -94,7 +80,7 @@ pub struct Advanced {
     pub max_concurrent: u32,
     /// Of an answer's body no more is read than this. It is not looked at.
     pub max_answer: u64,
-    /// Time between two looks into the store for events that other replicas have left. Events of responses that end on
+    /// Time between two looks into the store for events that other replicas have left. Events of what ends on
     /// this replica are sent at once.
     pub scan_interval: Duration,
     /// After this many failed attempts in a row a replica makes one attempt each `open_duration`, until one succeeds.
@@ -149,40 +135,6 @@ impl Default for Advanced {
             failure_threshold: 5,
             open_duration: Duration::from_secs(30),
         }
-    }
-}
-
-impl EventType {
-    pub const ALL: [Self; 4] = [
-        Self::Completed,
-        Self::Failed,
-        Self::Cancelled,
-        Self::Incomplete,
-    ];
-
-    /// As events and the configuration name it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completed => "response.completed",
-            Self::Failed => "response.failed",
-            Self::Cancelled => "response.cancelled",
-            Self::Incomplete => "response.incomplete",
-        }
-    }
-
-    /// The status of the response that it reports.
-    pub(super) fn status(self) -> Status {
-        match self {
-            Self::Completed => Status::Completed,
-            Self::Failed => Status::Failed,
-            Self::Cancelled => Status::Cancelled,
-            Self::Incomplete => Status::Incomplete,
-        }
-    }
-
-    /// `None` for a response that runs.
-    pub(super) fn of(status: Status) -> Option<Self> {
-        Self::ALL.into_iter().find(|event| event.status() == status)
     }
 }
 
@@ -278,7 +230,7 @@ impl EndpointSettings {
         let is_known = tenants.are_open || tenants.names.contains(&tenant);
         match tenant {
             "" if has_tenants => Some(
-                "is missing: name the tenant of `tenants` whose responses are reported, or write `\"*\"` for all".to_owned(),
+                "is missing: name the tenant of `tenants` whose responses and batches are reported, or write `\"*\"` for all".to_owned(),
             ),
             "" | EVERY_TENANT => None,
             _ if !has_tenants => Some(format!(
@@ -377,15 +329,5 @@ mod tests {
         assert_eq!(problems(vec![open.clone()], &[]), [""; 0]);
         open.tenant = "*".to_owned();
         assert_eq!(problems(vec![open], &["team-a"]), [""; 0]);
-    }
-
-    #[test]
-    fn an_event_has_the_name_that_the_configuration_uses() {
-        for event in EventType::ALL {
-            let written = serde_json::to_value(event).unwrap();
-            assert_eq!(written, event.as_str());
-            assert_eq!(EventType::of(event.status()), Some(event));
-        }
-        assert_eq!(EventType::of(Status::Queued), None);
     }
 }

@@ -1,5 +1,5 @@
 """What an operator looks for beside requests: ranks, speeds, adapters; streams that went on elsewhere, gateways, webhooks,
-WebSockets, traces. Each shown by what has happened."""
+batches, WebSockets, traces. Each shown by what has happened."""
 
 import http.server
 import json
@@ -113,6 +113,7 @@ class SidePanels(BrowserTest):
             "models": [{"name": "sim", "stream_continuation": {}}],
             "routing": {"policy": "round_robin"},
             "traces": {"endpoint": receiver(self, 200), "protocol": "http/protobuf"},
+            "batches": {"folder": f"{self.directory.name}/batches"},
             "endpoint_picker": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
             "webhooks": {"endpoints": [
                 {"name": "billing", "url": receiver(self, 204), **endpoint},
@@ -123,6 +124,7 @@ class SidePanels(BrowserTest):
         page = self.page(router)
         expect(page.locator("#gateways")).to_contain_text("Open")
         expect(page.locator("#continuations")).to_be_hidden()
+        expect(page.locator("#batches")).to_contain_text(re.compile("Lines that wait for room *0"))
         body = {"model": "sim", "input": "once", "background": True, "max_output_tokens": 4}
         self.assertEqual(post(f"{router.url}/v1/responses", "none", body), 200)
         hooks = page.locator("#webhooks")

@@ -16,7 +16,7 @@ const LAYERS: &[&[&str]] = &[
     &["peers"],
     &["relay"],
     &["openai"],
-    &["admin", "bridge", "responses"],
+    &["admin", "batches", "bridge", "responses"],
     &["api"],
     &["config"],
     &["app"],

@@ -1,5 +1,6 @@
 //! Background responses with two routers and one Redis.
 
+mod batch_clients;
 mod chaos;
 mod continued;
 mod ends;

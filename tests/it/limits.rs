@@ -2,6 +2,7 @@
 
 mod answers;
 mod counting;
+mod lines;
 mod replicas;
 mod rights;
 

@@ -11,6 +11,8 @@ mod adapters;
 mod admin_roles;
 mod architecture;
 mod background;
+mod batch_command;
+mod batches;
 mod cli;
 mod client;
 mod client_limits;

@@ -2,6 +2,7 @@
 //! the tests start.
 
 mod conversations;
+mod documents;
 mod faults;
 mod large_conversation;
 mod model;

@@ -1,6 +1,6 @@
 //! Webhooks, with receivers that are well, slow, wrong, dead, or where they must not be.
 
-mod receiver;
+pub(crate) mod receiver;
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::localhost_tls;
 use crate::redis_server::Server;
 use crate::reload::{Folder, text, workers};
 
-const KEY: &[u8] = b"a key of twenty-four bytes or more";
+pub(crate) const KEY: &[u8] = b"a key of twenty-four bytes or more";
 const PATH: &str = "/v1/responses";
 
 fn secret() -> Secret {
@@ -26,7 +26,7 @@ fn secret() -> Secret {
 }
 
 /// An endpoint on this host, which is allowed to be there.
-fn endpoint(name: &str, url: &str) -> EndpointSettings {
+pub(crate) fn endpoint(name: &str, url: &str) -> EndpointSettings {
     EndpointSettings {
         name: name.to_owned(),
         url: url.to_owned(),
@@ -37,7 +37,7 @@ fn endpoint(name: &str, url: &str) -> EndpointSettings {
     }
 }
 
-fn quick(config: &mut Config) {
+pub(crate) fn quick(config: &mut Config) {
     config.webhooks.advanced.scan_interval = Duration::from_millis(200);
     config.webhooks.advanced.open_duration = Duration::from_millis(500);
 }
@@ -69,7 +69,7 @@ async fn begin(router: &Router, key: &str, tokens: usize) -> String {
     answer.json()["id"].as_str().unwrap().to_owned()
 }
 
-async fn received(receiver: &Receiver, count: usize) -> Vec<Received> {
+pub(crate) async fn received(receiver: &Receiver, count: usize) -> Vec<Received> {
     let mut found = Vec::new();
     eventually("the receiver gets its events", async || {
         found = receiver.received();
@@ -115,7 +115,7 @@ async fn every_end_of_a_background_response_is_one_signed_event() {
     assert_eq!(answer.status, 200);
     let incomplete = begin(&cluster.router, "", 3).await;
     let first = received(&receiver, 1).await.remove(0);
-    assert_eq!(first.response(), incomplete);
+    assert_eq!(first.ended(), incomplete);
     let cancelled = begin(&cluster.router, "", 10_000).await;
     let answer = cluster
         .post(&format!("{PATH}/{cancelled}/cancel"), "")
@@ -123,7 +123,7 @@ async fn every_end_of_a_background_response_is_one_signed_event() {
     assert_eq!(answer.status, 200);
     let second = received(&receiver, 2).await.remove(1);
     assert_eq!(
-        (second.kind(), second.response()),
+        (second.kind(), second.ended()),
         ("response.cancelled".to_owned(), cancelled)
     );
     cluster.engines[0]
@@ -135,7 +135,7 @@ async fn every_end_of_a_background_response_is_one_signed_event() {
     let failed = begin(&cluster.router, "", 3).await;
     let third = received(&receiver, 3).await.remove(2);
     assert_eq!(
-        (third.kind(), third.response()),
+        (third.kind(), third.ended()),
         ("response.failed".to_owned(), failed)
     );
     // To the letter.
@@ -158,7 +158,7 @@ async fn every_end_of_a_background_response_is_one_signed_event() {
             "object": "event",
             "created_at": created_at,
             "type": event.kind(),
-            "data": {"id": event.response()},
+            "data": {"id": event.ended()},
         });
         assert_eq!(event.json(), expected);
         assert!(event.id().starts_with("evt_"));
@@ -194,7 +194,7 @@ async fn an_endpoint_gets_what_it_asked_for_of_its_tenant() {
         },
         EndpointSettings {
             tenant: "a".to_owned(),
-            events: vec![EventType::Cancelled],
+            events: vec![EventType::ResponseCancelled],
             ..endpoint("cancelled", &none.url())
         },
     ];
@@ -208,10 +208,10 @@ async fn an_endpoint_gets_what_it_asked_for_of_its_tenant() {
     })
     .await;
     let first = begin(&cluster.router, "sk-a", 3).await;
-    assert_eq!(received(&of_all, 1).await[0].response(), first);
+    assert_eq!(received(&of_all, 1).await[0].ended(), first);
     let second = begin(&cluster.router, "sk-b", 3).await;
-    assert_eq!(received(&of_all, 2).await[1].response(), second);
-    assert_eq!(received(&of_a, 1).await[0].response(), first);
+    assert_eq!(received(&of_all, 2).await[1].ended(), second);
+    assert_eq!(received(&of_a, 1).await[0].ended(), first);
     assert_eq!(none.connections(), 0);
 }
 
@@ -320,7 +320,7 @@ async fn a_killed_receiver_has_its_event_when_it_is_back() {
     attempts(&cluster, "broken", 1.0).await;
     let back = Receiver::at(&receiver.address.to_string(), Reply::Status(200), None).await;
     let event = received(&back, 1).await.remove(0);
-    assert_eq!(event.response(), id);
+    assert_eq!(event.ended(), id);
     assert_eq!(event.id(), receiver.received()[0].id());
     eventually("nothing waits", async || {
         page(&cluster.router).await["waiting_events"] == 0
@@ -357,7 +357,7 @@ async fn a_gone_endpoint_is_disabled_until_an_operator_enables_it() {
     );
     let id = begin(&cluster.router, "", 3).await;
     let events = received(&receiver, 2).await;
-    assert_eq!(events[1].response(), id);
+    assert_eq!(events[1].ended(), id);
 }
 
 #[tokio::test]
@@ -380,7 +380,7 @@ async fn an_event_is_sent_over_tls_to_a_receiver_that_is_who_it_says() {
     let cluster = cluster(vec![known, other], |_| {}).await;
     let id = begin(&cluster.router, "", 3).await;
     let event = received(&receiver, 1).await.remove(0);
-    assert!(event.response() == id && event.is_signed_by(KEY));
+    assert!(event.ended() == id && event.is_signed_by(KEY));
     attempts(&cluster, "not_connected", 1.0).await;
     assert_eq!(receiver.received().len(), 1);
 }
@@ -414,7 +414,7 @@ async fn what_a_killed_replica_was_delivering_is_delivered_by_another() {
     let other = Router::here(&config).await;
     receiver.reply(Reply::Status(200));
     let events = received(&receiver, 2).await;
-    assert!(events.iter().all(|event| event.response() == id));
+    assert!(events.iter().all(|event| event.ended() == id));
     assert_eq!(events[0].id(), events[1].id());
     eventually("nothing waits", async || {
         page(&other).await["waiting_events"] == 0

@@ -1,6 +1,7 @@
 """Everything under examples/ does what it says."""
 
 import contextlib
+import json
 import os
 import pathlib
 import re
@@ -67,7 +68,7 @@ class Clients(unittest.TestCase):
 
     def run_client(self, *command, **environment):
         router = {"OPENAI_BASE_URL": self.cluster.base_url, "ADMIN_URL": self.cluster.router.admin_url, "LIMIT_MS": str(int(1_000 * LIMIT_S))}
-        done = run(*command, **router, **environment)
+        done = run(*command, **{**router, **environment})
         self.assertEqual(done.returncode, 0, done.stdout)
         return done.stdout
 
@@ -99,10 +100,35 @@ class Clients(unittest.TestCase):
     def test_node_sdk_over_a_websocket(self):
         self.node(ROOT / "tests/sdk/websocket.mjs")
 
+    def test_node_sdk_and_batches(self):
+        with tempfile.TemporaryDirectory() as folder, Cluster(config={"batches": {"folder": folder}}) as cluster:
+            self.node(ROOT / "tests/sdk/batches.mjs", OPENAI_BASE_URL=cluster.base_url)
+
     def test_node_sdk_and_replicas(self):
         with Cluster(replicas=2) as cluster:
             urls = ",".join(f"{router.url}/v1" for router in cluster.routers)
             self.node(ROOT / "tests/sdk/responses.mjs", OPENAI_BASE_URLS=urls)
+
+
+class Batches(unittest.TestCase):
+    def test_the_command_runs_the_example(self):
+        with tempfile.TemporaryDirectory() as directory:
+            directory = pathlib.Path(directory)
+            folder, given, results = (directory / name for name in ("stored", "in.jsonl", "out.jsonl"))
+            folder.mkdir()
+            text = (EXAMPLES / "batch.jsonl").read_text().replace("Qwen/Qwen3-8B", "sim")
+            given.write_text(text)
+            with Cluster(config={"batches": {"folder": str(folder)}}) as cluster:
+                command = (BINARY, "batch", "run", given, "-o", results, "--url", cluster.base_url)
+                done = run(*command)
+                self.assertEqual(done.returncode, 0, done.stdout)
+                lines = [json.loads(line) for line in results.read_text().splitlines()]
+                expected = {json.loads(line)["custom_id"] for line in text.splitlines()}
+                self.assertEqual({line["custom_id"] for line in lines}, expected)
+                self.assertEqual(len(lines), len(expected))
+                [batch] = re.findall(r"batch: (batch_\w+) at", done.stdout)
+                shown = run(BINARY, "batch", "status", batch, "--url", cluster.base_url)
+                self.assertIn('"status": "completed"', shown.stdout)
 
 
 class Replicas(unittest.TestCase):

@@ -161,7 +161,7 @@ class Errors(WithCluster):
 
     def test_an_unknown_path_is_not_found(self):
         with self.assertRaises(openai.NotFoundError) as caught:
-            self.client.files.list()
+            self.client.vector_stores.list()
         self.assertEqual(caught.exception.code, "unknown_url")
 
 

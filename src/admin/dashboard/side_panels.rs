@@ -1,5 +1,5 @@
 //! The dashboard's panels of what happens beside requests to workers: streams that went on elsewhere, gateways, webhooks,
-//! WebSockets, the export of traces. Each is `null` where there is nothing of the kind.
+//! batches, WebSockets, the export of traces. Each is `null` where there is nothing of the kind.
 
 use std::collections::BTreeMap;
 
@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::counts::{label, series};
 use super::panels::{by_label, histograms};
+use crate::admin::batches::BatchesPanel;
 use crate::observe::metrics::Registry;
 use crate::webhooks::EndpointReport;
 
@@ -19,11 +20,13 @@ const MAX_ENDPOINTS: usize = 50;
 pub(super) fn read(
     registry: &Registry,
     webhooks: &[EndpointReport],
+    running: Option<&BatchesPanel>,
 ) -> BTreeMap<&'static str, Value> {
     BTreeMap::from([
         ("continuations", continuations(registry)),
         ("gateways", gateways(registry)),
         ("webhooks", endpoints(registry, webhooks)),
+        ("batches", batches(registry, running)),
         ("websockets", websockets(registry)),
         ("traces", traces(registry)),
     ])
@@ -77,6 +80,19 @@ fn endpoints(registry: &Registry, reports: &[EndpointReport]) -> Value {
     json!({"endpoints": rows.collect::<Vec<_>>(), "all": reports.len()})
 }
 
+/// Batches that run here, and what this replica does for them.
+fn batches(registry: &Registry, panel: Option<&BatchesPanel>) -> Value {
+    let Some(panel) = panel else {
+        return Value::Null;
+    };
+    json!({
+        "running": panel.running(),
+        "lines": by_label(registry, "warmroute_batch_lines_total", "outcome"),
+        "in_flight": gauge(registry, "warmroute_batch_lines_in_flight"),
+        "waiting": gauge(registry, "warmroute_batch_lines_waiting"),
+    })
+}
+
 fn websockets(registry: &Registry) -> Value {
     let open = gauge(registry, "warmroute_websocket_connections");
     let closed = by_label(
@@ -125,8 +141,8 @@ mod tests {
     #[test]
     fn what_is_not_configured_and_has_not_happened_has_no_panel() {
         let registry = Registry::default();
-        let panels = read(&registry, &[]);
-        assert_eq!(panels.len(), 5);
+        let panels = read(&registry, &[], None);
+        assert_eq!(panels.len(), 6);
         assert!(panels.values().all(Value::is_null), "{panels:?}");
         // Counters that are registered and have not counted are no reason for a panel either.
         let labels = ["model", "outcome", "reason"];
@@ -134,7 +150,7 @@ mod tests {
         let spans = registry.counters("warmroute_trace_spans_total", "T.", &["outcome"]);
         spans.with_label_values(&["exported"]);
         streams.with_label_values(&["m", "continued", "none"]);
-        assert!(read(&registry, &[]).values().all(Value::is_null));
+        assert!(read(&registry, &[], None).values().all(Value::is_null));
     }
 
     #[test]
@@ -151,7 +167,21 @@ mod tests {
         }
         let expected =
             json!({"outcomes": {"continued": 2, "refused": 1}, "refused": {"tool_call": 1}});
-        assert_eq!(read(&registry, &[])["continuations"], expected);
+        assert_eq!(read(&registry, &[], None)["continuations"], expected);
+    }
+
+    #[test]
+    fn batches_are_shown_where_there_is_storage_for_them() {
+        let registry = Registry::default();
+        registry.gauge("warmroute_batch_lines_waiting", "W.").set(7);
+        let panel = BatchesPanel::new(|| json!({"batches": 2, "tenants": []}));
+        let expected = json!({
+            "running": {"batches": 2, "tenants": []},
+            "lines": {},
+            "in_flight": 0,
+            "waiting": 7,
+        });
+        assert_eq!(read(&registry, &[], Some(&panel))["batches"], expected);
     }
 
     #[test]
@@ -160,7 +190,7 @@ mod tests {
         registry.gauge("warmroute_endpoint_picker_exchanges", "G.");
         let name = "warmroute_endpoint_picker_decision_seconds";
         let seconds = registry.histograms(name, "S.", &[1.0], &[]);
-        let panel = |registry: &Registry| read(registry, &[])["gateways"].clone();
+        let panel = |registry: &Registry| read(registry, &[], None)["gateways"].clone();
         assert_eq!(panel(&registry)["open"], 0);
         seconds.with_label_values(&[] as &[&str]).observe(0.5);
         assert_eq!(panel(&registry)["decisions"], json!([1, 0.5]));

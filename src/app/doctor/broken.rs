@@ -1,9 +1,12 @@
 //! What is broken now: clients get errors, or will at the next failure. Pure.
 
+use serde_json::Value;
+
 use super::finding::{Finding, listed};
 use super::observed::Observed;
 use super::workers;
 use crate::admin::WorkerRow;
+use crate::batches::StorageOperation;
 use crate::fleet::Role;
 use crate::peers::status::PeerRow;
 
@@ -12,6 +15,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
         no_worker_up(observed),
         store_down(observed),
         store_at_risk(observed),
+        batch_storage_fails(observed),
         configuration_refused(observed),
         replica_missing(observed),
         tokenizer_refuses(observed),
@@ -73,6 +77,37 @@ fn store_at_risk(observed: &Observed) -> Option<Finding> {
         problem: format!("the store of responses: {}", health.warning),
         effect: "responses that clients rely on may be lost",
         change: "the settings of Redis that are named".to_owned(),
+    })
+}
+
+fn batch_storage_fails(observed: &Observed) -> Option<Finding> {
+    let metric = "warmroute_batch_storage_usable";
+    let operations = StorageOperation::ALL.map(StorageOperation::as_str);
+    let mut failing = operations
+        .into_iter()
+        .filter(|operation| observed.value(metric, &[("operation", *operation)]) == Some(0.0));
+    let operation = failing.next()?;
+    let text = |pointer: &str| {
+        let value = observed.config.pointer(pointer).and_then(Value::as_str);
+        value.filter(|text| !text.is_empty())
+    };
+    let place = match (text("/batches/s3/bucket"), text("/batches/folder")) {
+        (Some(bucket), _) => format!(
+            "give the router's credentials s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket for the bucket \
+             `{bucket}`, and let the router reach it"
+        ),
+        (None, folder) => format!(
+            "make `{}` a folder that the router's user owns (`chown`, mode 0700), on a disk with room",
+            folder.unwrap_or("batches.folder")
+        ),
+    };
+    Some(Finding {
+        rule: "batch_storage_fails",
+        is_broken: true,
+        cost: 0.7,
+        problem: format!("the storage of batches cannot do this: {operation}"),
+        effect: "uploads and results are answered with 503, and batches wait",
+        change: format!("{place}; the router's log says why it failed"),
     })
 }
 

@@ -97,6 +97,21 @@ fn each_lack_is_found_with_the_line_to_change() {
          warmroute_worker_slots{worker=\"w0\"} 64\n",
         "w1 report neither running nor waiting requests, and have no `slots` workers: [{url: ..., slots: 64}]",
     );
+    let storage = "warmroute_batch_storage_usable{operation=\"write\"} 1\n\
+                   warmroute_batch_storage_usable{operation=\"read\"} 1\n\
+                   warmroute_batch_storage_usable{operation=\"delete\"} 0\n";
+    check(
+        "batch_storage_fails",
+        |_, _, config| config["batches"] = json!({"folder": "/data"}),
+        storage,
+        "cannot do this: delete make `/data` a folder that the router's user owns",
+    );
+    check(
+        "batch_storage_fails",
+        |_, _, config| config["batches"] = json!({"folder": "", "s3": {"bucket": "b"}}),
+        storage,
+        "s3:DeleteObject and s3:ListBucket for the bucket `b`",
+    );
     check(
         "configuration_refused",
         |_, _, _| {},

@@ -14,6 +14,9 @@ use crate::secret::Secret;
 pub struct Admitted {
     pub tenant: Tenant,
     pub name: Arc<str>,
+    /// By which [`Tenants::of_name`](super::Tenants::of_name) finds it: of a tenant that only tokens name, not that of
+    /// the one as which it is counted.
+    pub own_name: Arc<str>,
     /// `cache_salt` for engines, as JSON.
     pub cache_salt: Option<Arc<Salt>>,
     pub(super) requests: IntCounter,
@@ -31,6 +34,7 @@ impl Admitted {
         Self {
             tenant: Tenant::of(name),
             name: name.into(),
+            own_name: name.into(),
             cache_salt: Salt::of(salt).map(Arc::new),
             requests: requests.with_label_values(&[name]),
         }
@@ -41,6 +45,7 @@ impl Admitted {
     pub(super) fn for_unlisted(&self, unlisted: &TenantSpec) -> Self {
         Self {
             tenant: Tenant::of(&unlisted.name),
+            own_name: unlisted.name.as_str().into(),
             cache_salt: Salt::of(&unlisted.cache_salt).map(Arc::new),
             ..self.clone()
         }

@@ -79,6 +79,23 @@ fn a_request_is_its_keys_tenant_and_counted() {
 }
 
 #[test]
+fn a_tenant_is_found_by_its_name() {
+    let registry = Registry::default();
+    let named = tenants(
+        &[tenant("a", &["sk-a", "sk-b"]), tenant("b", &[])],
+        &registry,
+    );
+    let found = |name: &str| named.of_name(name).map(|caller| caller.tenant);
+    assert_eq!(found("a"), Some(Tenant::of("a")));
+    assert_eq!(found("b"), Some(Tenant::of("b")));
+    assert_eq!(found("default"), None);
+    let open = tenants(&[], &Registry::default());
+    let tenant = open.of_name("default").map(|caller| caller.tenant);
+    assert_eq!(tenant, Some(Tenant::default()));
+    assert!(open.of_name("a").is_none());
+}
+
+#[test]
 fn a_file_may_have_many_keys() {
     let mut file = format!("# of team a\n\nsk-first\r\n  {DIGESTED}\n");
     file.extend((0..10_000).map(|number| format!("sk-{number}\n")));

@@ -71,7 +71,8 @@ impl TokenTenants {
         Ok(admitted)
     }
 
-    fn named(&self, name: &str) -> Option<Arc<Admitted>> {
+    /// The tenant that a token could name so.
+    pub(super) fn named(&self, name: &str) -> Option<Arc<Admitted>> {
         if let Some(listed) = self.listed.get(name) {
             return Some(listed.clone());
         }

@@ -28,6 +28,8 @@ pub(in crate::relay) struct UsageLine {
     pub(in crate::relay) model: Model,
     pub(in crate::relay) api: Api,
     pub(in crate::relay) worker: Arc<str>,
+    /// The id of the batch whose line it is, if it is one.
+    pub(in crate::relay) batch: Option<Arc<str>>,
     /// When the request's head was received.
     pub(in crate::relay) started: Instant,
 }
@@ -43,6 +45,8 @@ struct Fields<'a> {
     model: &'a str,
     api: &'static str,
     worker: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    batch: Option<&'a str>,
     prompt_tokens: u64,
     cached_tokens: u64,
     output_tokens: u64,
@@ -71,6 +75,7 @@ impl UsageLine {
             model: &self.model,
             api: self.api.as_str(),
             worker: &self.worker,
+            batch: self.batch.as_deref(),
             prompt_tokens: tokens.prompt,
             cached_tokens: tokens.cached,
             output_tokens: tokens.output,
@@ -94,6 +99,11 @@ mod tests {
 
     #[test]
     fn a_line_has_who_what_and_how_much() {
+        check(None, "");
+        check(Some("batch_1"), r#""batch":"batch_1","#);
+    }
+
+    fn check(batch: Option<&str>, shown: &str) {
         let started = observe::now();
         let line = UsageLine {
             id: RequestId::new(7),
@@ -103,6 +113,7 @@ mod tests {
             model: "org/\"llama\"".into(),
             api: Api::Chat,
             worker: "w0".into(),
+            batch: batch.map(Arc::from),
             started,
         };
         let tokens = Tokens {
@@ -113,15 +124,14 @@ mod tests {
         let at = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_042);
         let now = started + Duration::from_micros(1_234_567);
         let json = line.json(at, now, Outcome::Complete, true, tokens);
-        assert_eq!(
-            str::from_utf8(&json).unwrap(),
-            concat!(
-                r#"{"time":"2001-09-09T01:46:40.042Z","request_id":"wr-700000000000000000000000","tenant":"a","#,
-                r#""requested_model":"gpt-4o","model":"org/\"llama\"","api":"chat","worker":"w0","#,
-                r#""prompt_tokens":33,"cached_tokens":32,"output_tokens":4,"complete":true,"#,
-                r#""outcome":"complete","duration_ms":1234.567}"#,
-                "\n"
-            )
-        );
+        let expected = [
+            r#"{"time":"2001-09-09T01:46:40.042Z","request_id":"wr-700000000000000000000000","tenant":"a","#,
+            r#""requested_model":"gpt-4o","model":"org/\"llama\"","api":"chat","worker":"w0","#,
+            shown,
+            r#""prompt_tokens":33,"cached_tokens":32,"output_tokens":4,"complete":true,"#,
+            r#""outcome":"complete","duration_ms":1234.567}"#,
+            "\n",
+        ];
+        assert_eq!(str::from_utf8(&json).unwrap(), expected.concat());
     }
 }

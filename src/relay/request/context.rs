@@ -5,8 +5,36 @@ use std::time::Instant;
 
 use crate::ids::{ClientKey, RequestId, ResponseId, Tenant};
 use crate::limits::ChargeId;
+use crate::relay::request::batch_line::BatchLine;
 use crate::relay::request::summary::SummaryCell;
 use crate::traces::RequestTrace;
+
+/// Who waits for the answer of a request.
+#[derive(Clone, Debug, Default)]
+pub enum RequestKind {
+    /// A client.
+    #[default]
+    Interactive,
+    /// A background response: no client is connected.
+    Background,
+    /// A line of a batch, which comes after all other requests.
+    Batch(Arc<BatchLine>),
+}
+
+impl RequestKind {
+    /// Whether a client waits for it.
+    pub fn is_interactive(&self) -> bool {
+        matches!(self, Self::Interactive)
+    }
+
+    /// The line of a batch that it is, if it is one.
+    pub fn batch_line(&self) -> Option<&BatchLine> {
+        match self {
+            Self::Batch(line) => Some(line),
+            Self::Interactive | Self::Background => None,
+        }
+    }
+}
 
 /// Whose request it is, and what it is known as: the same for each attempt, each model that is tried for it, and the rest of
 /// a stream.
@@ -22,8 +50,8 @@ pub struct RequestContext {
     pub started: Instant,
     /// The response of the Responses API that it generates, if the router knows it.
     pub response: Option<ResponseId>,
-    /// No client waits for its answer.
-    pub is_background: bool,
+    /// Who waits for its answer.
+    pub kind: RequestKind,
     /// Receives worker, tokens and times for the access log, if there is one.
     pub summary: Option<SummaryCell>,
 }
@@ -38,7 +66,7 @@ impl RequestContext {
             charge: ChargeId::Request(id),
             started,
             response: None,
-            is_background: false,
+            kind: RequestKind::Interactive,
             summary: None,
         }
     }

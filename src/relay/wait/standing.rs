@@ -49,6 +49,13 @@ pub(in crate::relay) struct Standing {
 }
 
 impl Standing {
+    /// That of a batch's line: whatever its body says, it comes after all other requests.
+    pub(in crate::relay) const LAST: Self = Self {
+        priority: i32::MIN,
+        ttft_target: None,
+        flow: None,
+    };
+
     pub(in crate::relay) fn of(
         headers: &HeaderMap,
         peek: &PeekedBody<'_>,

@@ -30,7 +30,7 @@ use super::unreadable;
 use crate::ids::ClientKey;
 use crate::limits::ChargeId;
 use crate::observe;
-use crate::relay::{Progress, RequestContext, ServedBy, SummaryCell};
+use crate::relay::{Progress, RequestContext, RequestKind, ServedBy, SummaryCell};
 use crate::responses::client_request::{EngineCall, Resumed};
 use crate::responses::finish::Finisher;
 use crate::responses::item::Ids;
@@ -138,7 +138,7 @@ async fn run(responses: Arc<Responses>, job: Job, guard: RunGuard) {
                 let context = RequestContext {
                     charge: ChargeId::Response(key.id),
                     response: Some(key.id),
-                    is_background: true,
+                    kind: RequestKind::Background,
                     summary: summary.clone(),
                     ..RequestContext::new(job.id, client, key.tenant, observe::now())
                 };

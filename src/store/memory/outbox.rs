@@ -5,7 +5,9 @@ use std::sync::Arc;
 use super::store::Memory;
 use crate::store::StoreFuture;
 use crate::store::meters::Op;
-use crate::store::outbox::{Claim, Claimed, EventQueue, Outbox, Settlement, Subscriptions};
+use crate::store::outbox::{
+    Claim, Claimed, EndEvent, EventQueue, Outbox, Settlement, Subscriptions,
+};
 
 impl Outbox for Memory {
     fn subscribe(&self, subscriptions: Arc<Subscriptions>) {
@@ -13,6 +15,13 @@ impl Outbox for Memory {
         // No replica delivers what is for others.
         queues.retain(|name, _| subscriptions.find(name).is_some());
         self.outbox.subscriptions.set(subscriptions);
+    }
+
+    fn add(&self, event: EndEvent) -> StoreFuture<'_, ()> {
+        self.operation(Op::AddEvent, move |now| {
+            self.outbox.add(now, event);
+            Ok(())
+        })
     }
 
     fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {

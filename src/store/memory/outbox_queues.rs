@@ -7,7 +7,7 @@ use std::time::Instant;
 use parking_lot::Mutex;
 
 use crate::observe;
-use crate::store::outbox::{Add, EndEvent, EventQueue, SharedSubscriptions};
+use crate::store::outbox::{Add, EndEvent, EventKey, EventQueue, SharedSubscriptions};
 use crate::store::{ResponseKey, Status};
 
 #[derive(Debug)]
@@ -35,13 +35,15 @@ impl Queues {
         if self.subscriptions.is_empty() {
             return;
         }
+        let key = EventKey::Response(key);
+        if let Some(event) = EndEvent::of(key, status.as_str(), observe::unix_s()) {
+            self.add(now, event);
+        }
+    }
+
+    pub(super) fn add(&self, now: Instant, event: EndEvent) {
         let subscriptions = self.subscriptions.get();
-        let event = EndEvent {
-            key,
-            status,
-            created_at: observe::unix_s(),
-        };
-        for subscriber in subscriptions.of(key.tenant, status) {
+        for subscriber in subscriptions.of(event) {
             let endpoint = &subscriber.endpoint;
             let added = {
                 let mut queues = self.by_endpoint.lock();

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::capacity::Capacity;
+use super::document_table::DocumentTable;
 use super::outbox_queues::Queues;
 use super::owners::Owners;
 use super::settings::Settings;
@@ -35,6 +36,7 @@ pub struct Memory {
     pub(super) shards: Box<[Mutex<Shard>]>,
     pub(super) owners: Mutex<Owners>,
     pub(super) outbox: Queues,
+    pub(super) documents: Mutex<DocumentTable>,
     pub(super) capacity: Arc<Capacity>,
     pub(super) keep: RetentionSettings,
     meters: Meters,
@@ -65,6 +67,7 @@ impl Memory {
             shards: (0..SHARDS).map(shard).collect(),
             owners: Mutex::new(Owners::default()),
             outbox: Queues::new(clock()),
+            documents: Mutex::default(),
             capacity,
             keep: keep.clone(),
             meters: Meters::new(registry),
@@ -219,6 +222,7 @@ impl Memory {
             "responses": counts.finished,
             "running": counts.running,
             "conversations": counts.conversations,
+            "documents": self.documents.lock().len(),
             "bytes": self.capacity.bytes(),
             "bytes_max": self.capacity.bytes_max(),
             "records_max": self.capacity.records_max(),

@@ -5,9 +5,9 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::event_key::EventKey;
 use super::subscriptions::Bounds;
 use super::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
-use crate::store::keys::ResponseKey;
 
 /// Events that one claim drops because of their age, so that no claim takes long.
 pub(in crate::store) const MAX_EXPIRED: usize = 100;
@@ -27,11 +27,11 @@ pub(in crate::store) enum Add {
 
 #[derive(Debug, Default)]
 pub(in crate::store) struct EventQueue {
-    entries: HashMap<ResponseKey, Entry>,
+    entries: HashMap<EventKey, Entry>,
     /// By when an event can be claimed: at once, after a pause, or when its claim ends.
-    due: BTreeSet<(u64, ResponseKey)>,
+    due: BTreeSet<(u64, EventKey)>,
     /// By when an event was added.
-    added: BTreeSet<(u64, ResponseKey)>,
+    added: BTreeSet<(u64, EventKey)>,
     /// The fingerprint of the endpoint that takes no events.
     disabled: Option<Arc<str>>,
 }
@@ -108,8 +108,8 @@ impl EventQueue {
             });
         }
         let until =
-            |(due_ms, _): &(u64, ResponseKey)| Duration::from_millis(due_ms.saturating_sub(now_ms));
-        let since = |(added_ms, _): &(u64, ResponseKey)| {
+            |(due_ms, _): &(u64, EventKey)| Duration::from_millis(due_ms.saturating_sub(now_ms));
+        let since = |(added_ms, _): &(u64, EventKey)| {
             Duration::from_millis(now_ms.saturating_sub(*added_ms))
         };
         Claimed {
@@ -170,7 +170,7 @@ impl EventQueue {
         expired as u64
     }
 
-    fn remove(&mut self, key: ResponseKey) {
+    fn remove(&mut self, key: EventKey) {
         if let Some(entry) = self.entries.remove(&key) {
             self.due.remove(&(entry.due_ms, key));
             self.added.remove(&(entry.added_ms, key));
@@ -188,21 +188,36 @@ mod tests {
 
     use super::*;
     use crate::ids::{ResponseId, Root, Tenant};
-    use crate::store::status::Status;
+    use crate::store::keys::ResponseKey;
+    use crate::store::outbox::{BatchKey, EventType};
 
     const BOUNDS: Bounds = Bounds {
         max_events: 4,
         max_age: Duration::from_millis(1_000),
     };
 
+    /// Every second one is of a batch.
     fn event(own: u8) -> EndEvent {
+        let (tenant, number) = (Tenant::tagged(1), own.into());
+        let (key, event_type) = if own.is_multiple_of(2) {
+            let id = ResponseId::new(Root(1), number);
+            let key = EventKey::Response(ResponseKey { tenant, id });
+            (key, EventType::ResponseCompleted)
+        } else {
+            let key = EventKey::Batch(BatchKey { tenant, number });
+            (key, EventType::BatchCompleted)
+        };
         EndEvent {
-            key: ResponseKey {
-                tenant: Tenant::tagged(1),
-                id: ResponseId::new(Root(1), own.into()),
-            },
-            status: Status::Completed,
+            key,
+            event_type,
             created_at: 7,
+        }
+    }
+
+    fn own(event: &EndEvent) -> u8 {
+        match event.key {
+            EventKey::Response(key) => key.id.own() as u8,
+            EventKey::Batch(key) => key.number as u8,
         }
     }
 
@@ -322,7 +337,6 @@ mod tests {
             // Event, when it was added, when it is due, attempts.
             let mut model: Vec<(EndEvent, u64, u64, u32)> = Vec::new();
             let mut claims: Vec<(u8, u32)> = Vec::new();
-            let own = |event: &EndEvent| event.key.id.own() as u8;
             for step in steps {
                 match step {
                     Step::Wait(ms) => now += ms,

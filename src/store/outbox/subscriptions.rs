@@ -1,4 +1,4 @@
-//! Which endpoints learn of the end of which responses.
+//! Which endpoints learn of which ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,8 +7,9 @@ use arc_swap::ArcSwap;
 use prometheus::IntCounter;
 use tokio::sync::Notify;
 
+use super::event_type::EventType;
+use super::types::EndEvent;
 use crate::ids::Tenant;
-use crate::store::status::Status;
 
 /// How much is kept for one endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,8 +52,7 @@ pub struct Subscriber {
     pub endpoint: Endpoint,
     /// `None`: of all tenants.
     pub tenant: Option<Tenant>,
-    /// The statuses that responses end with.
-    pub statuses: Vec<Status>,
+    pub events: Vec<EventType>,
     /// Notified when an event was added here.
     pub added: Arc<Notify>,
     pub counters: AddCounters,
@@ -66,11 +66,12 @@ pub struct Subscriptions {
 }
 
 impl Subscriptions {
-    /// The endpoints that learn of such an end.
-    pub fn of(&self, tenant: Tenant, status: Status) -> impl Iterator<Item = &Subscriber> {
+    /// The endpoints that learn of an end.
+    pub fn of(&self, event: EndEvent) -> impl Iterator<Item = &Subscriber> {
+        let tenant = event.key.tenant();
         self.subscribers.iter().filter(move |subscriber| {
             let is_of_tenant = subscriber.tenant.is_none_or(|of| of == tenant);
-            is_of_tenant && subscriber.statuses.contains(&status)
+            is_of_tenant && subscriber.events.contains(&event.event_type)
         })
     }
 

@@ -2,17 +2,28 @@
 
 use std::time::Duration;
 
-use crate::store::keys::ResponseKey;
-use crate::store::status::Status;
+use super::event_key::EventKey;
+use super::event_type::EventType;
 
-/// A background response has ended.
+/// A background response or a batch has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EndEvent {
-    pub key: ResponseKey,
-    /// Terminal.
-    pub status: Status,
+    pub key: EventKey,
+    pub event_type: EventType,
     /// When it ended, in Unix seconds.
     pub created_at: i64,
+}
+
+impl EndEvent {
+    /// `None` if `status` is no end of such a thing.
+    pub fn of(key: EventKey, status: &str, created_at: i64) -> Option<Self> {
+        let event_type = EventType::of(key.subject(), status)?;
+        Some(Self {
+            key,
+            event_type,
+            created_at,
+        })
+    }
 }
 
 /// What to claim.
@@ -55,7 +66,7 @@ pub struct Claimed {
 /// What becomes of an event that was claimed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settlement {
-    pub key: ResponseKey,
+    pub key: EventKey,
     pub attempt: u32,
     /// When it is due again. `None`: it is delivered, or given up.
     pub retry_in: Option<Duration>,

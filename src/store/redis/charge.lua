@@ -1,15 +1,20 @@
 -- Settles requests of one tenant that have ended, and charges others, each to all of its limits or to none.
 -- Times are microseconds of this server's clock. A limit is a field of `limits`: the time at which all of it may be
 -- used again. `running` has the requests that are charged and not settled, by the end of their lease; `charged` the
--- background responses that were charged (`c:`) or settled (`s:`), by when that is forgotten.
+-- background responses that were charged (`c:`) or settled (`s:`), by when that is forgotten, and the lines of batches
+-- that are charged and not settled (`c:`). Lines are not among `running`.
 -- KEYS limits, running, charged
 -- ARGV two arrays in MessagePack, the second of which may be left out:
---      settlements: id, 1 if it is charged once (2: and given back), number of corrections, for each: limit, micros
---      charges: lease, time of charges once, and for each: id, 1 if it is charged once, concurrent requests or 0,
---      1 if what the replica believes counts, number of limits, for each: its name, burst, cost, believed
+--      settlements: id, 1 if it is charged once (2: and given back; 3: a line), number of corrections, for each: limit,
+--      micros
+--      charges: lease, time of charges once, and for each: id, 1 if it is charged once (2: a line), concurrent requests
+--      or 0, 1 if what the replica believes counts, number of limits, for each: its name, burst, cost, believed
 -- Returns for each charge what became of it, separated by commas, in one text.
 local MAX_DEBT = 3600000000
-local KEEP_MS = 7200000
+-- Of the limit `d`, which is one of a day, as much more may be used at once.
+local DAY = 86400000000
+-- A day and two hours, after which nothing is used of any limit.
+local KEEP_MS = 93600000
 
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
@@ -40,10 +45,22 @@ local function set_full_at(limit, micros)
   known[limit], changed[limit] = micros, true
 end
 
+local function latest(limit)
+  if limit == 'd' then
+    return now + DAY + MAX_DEBT
+  end
+  return now + MAX_DEBT
+end
+
 values, at = cmsgpack.unpack(ARGV[1]), 0
 while at < #values do
   local id, once, count = next_value(), next_value(), next_value()
-  local applies = redis.call('ZREM', running, id) == 1
+  local applies
+  if once == 3 then
+    applies = redis.call('ZREM', charged, 'c:' .. id) == 1
+  else
+    applies = redis.call('ZREM', running, id) == 1
+  end
   if applies and once == 2 then
     applies = not redis.call('ZSCORE', charged, 's:' .. id)
     if applies then
@@ -58,7 +75,7 @@ while at < #values do
     local limit, micros = next_value(), next_value()
     if applies then
       micros = math.max(full_at(limit) or 0, now) + micros
-      set_full_at(limit, math.min(micros, now + MAX_DEBT))
+      set_full_at(limit, math.min(micros, latest(limit)))
     end
   end
 end
@@ -76,11 +93,12 @@ if ARGV[2] then
   redis.call('ZREMRANGEBYSCORE', running, '-inf', format(now))
   local running_count = redis.call('ZCARD', running)
   while at < #values do
-    local id, is_once, max_concurrent = next_value(), next_value() == 1, next_value()
+    local id, once_flag, max_concurrent = next_value(), next_value(), next_value()
+    local is_line, is_kept = once_flag == 2, once_flag > 0
     local was_apart, count = next_value() == 1, next_value()
     local runs = granted[id] or redis.call('ZSCORE', running, id)
     local is_charged = runs
-    if is_once and not runs then
+    if is_kept and not runs then
       redis.call('ZREMRANGEBYSCORE', charged, '-inf', format(now))
       is_charged = redis.call('ZSCORE', charged, 'c:' .. id)
     end
@@ -109,19 +127,21 @@ if ARGV[2] then
         end
         set_full_at(names[i], used[i])
       end
-      if not granted[id] then
+      if not granted[id] and not is_line then
         granted[id] = true
         members[#members + 1] = ends
         members[#members + 1] = id
       end
-      if is_once and not is_charged then
+      if is_kept and not is_charged then
         redis.call('ZADD', charged, format(now + once), 'c:' .. id)
         redis.call('PEXPIRE', charged, format(once / 500))
       end
-      if not runs then
+      if not runs and not is_line then
         running_count = running_count + 1
       end
-      others = others + 1
+      if not is_line then
+        others = others + 1
+      end
     end
     local reply = {is_granted and 'granted' or 'refused', others}
     for i = 1, count do

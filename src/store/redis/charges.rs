@@ -109,7 +109,7 @@ impl Values {
 
     fn id(&mut self, id: ChargeId) {
         match id {
-            ChargeId::Request(id) => self.text(id.as_str()),
+            ChargeId::Request(id) | ChargeId::Line(id) => self.text(id.as_str()),
             ChargeId::Response(id) => self.text(&id.to_string()),
         }
     }
@@ -125,10 +125,11 @@ fn encode_settlements(settlements: &[Settlement]) -> Vec<u8> {
     let mut out = Values::with_capacity(ENCODED * settlements.len());
     for settlement in settlements {
         out.id(settlement.id);
-        out.number(match (settlement.id.is_once(), settlement.is_refund) {
-            (false, _) => 0,
-            (true, false) => 1,
-            (true, true) => 2,
+        out.number(match (settlement.id, settlement.is_refund) {
+            (ChargeId::Request(_), _) => 0,
+            (ChargeId::Response(_), false) => 1,
+            (ChargeId::Response(_), true) => 2,
+            (ChargeId::Line(_), _) => 3,
         });
         out.number(settlement.corrections.len() as u64);
         for (limit, micros) in &settlement.corrections {
@@ -145,7 +146,11 @@ fn encode_charges(charges: &Charges<'_>) -> Vec<u8> {
     out.number(micros(charges.charge_once));
     for charge in charges.charges {
         out.id(charge.id);
-        out.number(u64::from(charge.id.is_once()));
+        out.number(match charge.id {
+            ChargeId::Request(_) => 0,
+            ChargeId::Response(_) => 1,
+            ChargeId::Line(_) => 2,
+        });
         out.number(u64::from(charge.max_concurrent));
         out.number(u64::from(charges.was_apart));
         out.number(charge.limits.len() as u64);

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::task::JoinHandle;
 
@@ -22,6 +23,7 @@ use super::target::Target;
 use crate::http::circuit_breaker::State;
 use crate::http::io_threads::{self, OffloadThread};
 use crate::observe;
+use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::store::meters::{Meters, Op};
 use crate::store::outbox::SharedSubscriptions;
@@ -47,6 +49,8 @@ pub struct Redis {
     own_thread: OffloadThread,
     /// Compresses and decompresses large values. Its queue has at most one value per operation.
     pub(super) compression_thread: OffloadThread,
+    /// Why documents were left out of lists.
+    pub(super) left_out: Mutex<LogOnce>,
 }
 
 /// A request that runs on the store's thread. Dropping this does not cancel it.
@@ -187,6 +191,7 @@ impl Redis {
             meters,
             own_thread: OffloadThread::start("redis")?,
             compression_thread: OffloadThread::start("redis-values")?,
+            left_out: Mutex::default(),
         })
     }
 

@@ -196,8 +196,8 @@ impl Redis {
         Call::new(name).keys(self.keys.conversation(key))
     }
 
-    /// Packs a conversation object, which must fit into one field.
-    async fn pack_object(&self, object: &Bytes) -> Result<Field, Error> {
+    /// Packs a conversation object or a document, which must fit into one field.
+    pub(super) async fn pack_object(&self, object: &Bytes) -> Result<Field, Error> {
         let packed = self.pack(object).await?;
         if !packed.pieces.is_empty() {
             return Err(Error::TooLarge {

@@ -13,8 +13,16 @@
 //! | `owners` | all owners by last heartbeat |
 //! | `hd:`, `ha:`, `he:`, `ho:` with `{endpoint}` | a webhook endpoint's events by when they are due and were added, the events, whether it takes none |
 //! | `l:`, `lr:`, `lc:` with `{tenant}` | a tenant's limits, its requests that are charged and run, background responses charged once |
+//! | `bd:{batches}:collection` | the documents of a collection, of all tenants, and sums of each tenant's |
+//! | `bu:{batches}:collection` | those of them that are to become due, by when |
+//! | `bl:{batches}:collection:tenant` | the documents of a tenant by when they were created |
+//!
+//! All documents have one hash tag: a list, sums and due times change in the same script as a document, and one read
+//! finds what is due of all tenants. They are few and small, so they need no second node of a cluster.
 
 use crate::ids::{ResponseId, Root, Tenant, hex};
+use crate::store::documents::{Collection, DocumentKey};
+use crate::store::outbox::{BatchKey, EventKey};
 use crate::store::{ConversationKey, Owner, ResponseKey};
 
 #[derive(Clone, Debug)]
@@ -79,6 +87,20 @@ impl Keys {
         ["hd", "ha", "he", "ho"].map(|kind| format!("{}{kind}:{{{endpoint}}}", self.prefix))
     }
 
+    /// The documents of a collection, their order in the list of a tenant, and which are due.
+    pub(super) fn documents(&self, collection: Collection, tenant: Tenant) -> [String; 3] {
+        let [documents, due] = self.due_documents(collection);
+        let collection = collection.as_str();
+        let order = format!("{}bl:{{batches}}:{collection}:{tenant}", self.prefix);
+        [documents, order, due]
+    }
+
+    /// The documents of a collection, and which are due.
+    pub(super) fn due_documents(&self, collection: Collection) -> [String; 2] {
+        let collection = collection.as_str();
+        ["bd", "bu"].map(|kind| format!("{}{kind}:{{batches}}:{collection}", self.prefix))
+    }
+
     /// Never exists.
     pub(super) fn lacking(&self) -> String {
         format!("{}none:{:016x}", self.prefix, fastrand::u64(..))
@@ -127,6 +149,39 @@ pub(super) fn parse_member(text: &str) -> Option<ResponseKey> {
     })
 }
 
+/// Encodes what an event is about. A batch is written as the document that its record is.
+pub(super) fn event_member(key: EventKey) -> String {
+    match key {
+        EventKey::Response(key) => member(key),
+        EventKey::Batch(key) => format!("{}:{key}", key.tenant),
+    }
+}
+
+pub(super) fn parse_event_member(text: &str) -> Option<EventKey> {
+    if let Some(key) = parse_member(text) {
+        return Some(EventKey::Response(key));
+    }
+    let batch = parse_document_member(Collection::Batches, text)?;
+    BatchKey::of(batch.tenant, &batch.id).map(EventKey::Batch)
+}
+
+/// Encodes a document's key among those of its collection.
+pub(super) fn document_member(key: &DocumentKey) -> String {
+    format!("{}:{}", key.tenant, key.id)
+}
+
+pub(super) fn parse_document_member(collection: Collection, text: &str) -> Option<DocumentKey> {
+    let (tenant, id) = text.split_once(':')?;
+    if tenant.len() != 16 {
+        return None;
+    }
+    Some(DocumentKey {
+        collection,
+        tenant: Tenant::tagged(u64::from_str_radix(tenant, 16).ok()?),
+        id: id.to_owned(),
+    })
+}
+
 pub(super) fn parse_owner(text: &str) -> Option<Owner> {
     Some(Owner(u64::from_str_radix(text, 16).ok()?))
 }
@@ -172,6 +227,14 @@ mod tests {
         assert_eq!(keys.log(key), format!("wr:e:{tag}:{own}"));
         assert_eq!(parse_member(&member(key)), Some(key));
         assert_eq!(parse_member("1:2:3"), None);
+        let batch = BatchKey {
+            tenant: key.tenant,
+            number: 4,
+        };
+        for key in [EventKey::Response(key), EventKey::Batch(batch)] {
+            assert_eq!(parse_event_member(&event_member(key)), Some(key));
+        }
+        assert_eq!(parse_event_member("0000000000000001:batch_4"), None);
         let ids: Vec<ResponseId> = (0..300).map(|own| ResponseId::new(Root(2), own)).collect();
         for (count, recent_from, anchors) in [
             (0, 0, &[][..]),
@@ -188,5 +251,24 @@ mod tests {
         }
         let chain = [key.id, ResponseId::new(Root(2), u128::MAX)];
         assert_eq!(unpack_chain(Root(2), &pack_chain(&chain)), chain);
+    }
+
+    #[test]
+    fn all_keys_of_documents_have_one_hash_tag() {
+        let key = DocumentKey {
+            collection: Collection::Batches,
+            tenant: Tenant::of("a"),
+            id: "batch_1".to_owned(),
+        };
+        for name in Keys::new("wr:").documents(key.collection, key.tenant) {
+            assert!(name.contains(":{batches}:batch"), "{name}");
+        }
+        let member = document_member(&key);
+        let parsed = parse_document_member(key.collection, &member);
+        assert_eq!(parsed, Some(key));
+        for wrong in ["", "batch_1", "1:batch_1", "zzzzzzzzzzzzzzzz:batch_1"] {
+            let parsed = parse_document_member(Collection::Files, wrong);
+            assert_eq!(parsed, None, "{wrong}");
+        }
     }
 }

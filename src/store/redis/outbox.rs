@@ -3,7 +3,7 @@
 //! The script that ends a response writes `wh` into its record: for which endpoints its end is an event. The queue of an
 //! endpoint lies in another slot, so the event is put there by a second script, and only then `wh` is removed and the
 //! response taken out of its owner's set. A crash in between leaves the response in that set, and a scan, which removes
-//! what has ended, finds `wh` and does what is left.
+//! what has ended, finds `wh` and does what is left. The event of a batch is put there by the second script alone.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,14 +11,15 @@ use std::time::Duration;
 use tracing::debug;
 
 use super::client::Redis;
-use super::keys::{member, parse_member};
+use super::keys::{event_member, parse_event_member};
 use super::reply::{Reply, malformed};
 use super::request::{Kind, Request};
 use super::scripts::{Call, Name};
 use crate::observe;
 use crate::store::meters::Op;
 use crate::store::outbox::{
-    Bounds, Claim, Claimed, ClaimedEvent, EndEvent, MAX_EXPIRED, Outbox, Settlement, Subscriptions,
+    Bounds, Claim, Claimed, ClaimedEvent, EndEvent, EventKey, MAX_EXPIRED, Outbox, Settlement,
+    Subscriptions,
 };
 use crate::store::{Error, ResponseKey, Status, StoreFuture};
 
@@ -48,10 +49,11 @@ impl Redis {
         if self.subscriptions.is_empty() {
             return None;
         }
+        let event = response_event(key, status, observe::unix_s())?;
         let subscriptions = self.subscriptions.get();
-        let of = subscriptions.of(key.tenant, status);
+        let of = subscriptions.of(event);
         let names: Vec<&str> = of.map(|subscriber| &*subscriber.endpoint.name).collect();
-        (!names.is_empty()).then(|| EventMark::new(observe::unix_s(), &names))
+        (!names.is_empty()).then(|| EventMark::new(event.created_at, &names))
     }
 
     /// Puts the event of a response that has ended into the queues of its endpoints. False if that failed, and must be
@@ -65,10 +67,8 @@ impl Redis {
         let Some((created_at, endpoints)) = mark.and_then(EventMark::read) else {
             return true;
         };
-        let event = EndEvent {
-            key,
-            status,
-            created_at,
+        let Some(event) = response_event(key, status, created_at) else {
+            return true;
         };
         let subscriptions = self.subscriptions.get();
         for endpoint in endpoints {
@@ -111,8 +111,8 @@ impl Redis {
         let fingerprint = subscriber.map_or("", |subscriber| &subscriber.endpoint.fingerprint);
         let call = Call::new(Name::OUTBOX_ADD)
             .keys(self.keys.outbox(endpoint))
-            .arg(member(event.key))
-            .arg(event.status.as_str())
+            .arg(event_member(event.key))
+            .arg(event.event_type.status())
             .arg(event.created_at.to_string())
             .arg(fingerprint.to_owned())
             .number(subscriptions.bounds.max_events)
@@ -141,6 +141,20 @@ impl Outbox for Redis {
         self.subscriptions.set(subscriptions);
     }
 
+    fn add(&self, event: EndEvent) -> StoreFuture<'_, ()> {
+        self.meters.meter(Op::AddEvent, move || async move {
+            let subscriptions = self.subscriptions.get();
+            let of = subscriptions.of(event);
+            let names: Vec<Arc<str>> = of
+                .map(|subscriber| subscriber.endpoint.name.clone())
+                .collect();
+            for name in names {
+                self.add_event(&name, event, &subscriptions).await?;
+            }
+            Ok(())
+        })
+    }
+
     fn claim(&self, endpoint: &str, claim: Claim) -> StoreFuture<'_, Claimed> {
         let endpoint = endpoint.to_owned();
         self.meters.meter(Op::ClaimEvents, move || async move {
@@ -165,17 +179,13 @@ impl Outbox for Redis {
                 events: Vec::new(),
             };
             while !reply.is_empty() {
-                let (response, entry) = (reply.word()?, reply.word()?);
+                let (member, entry) = (reply.word()?, reply.word()?);
                 let age = milliseconds(&mut reply)?.unwrap_or_default();
-                let event = parse_member(&response).zip(parse_entry(&entry));
-                let (key, (status, created_at, attempt)) =
+                let event = parse_event_member(&member).and_then(|key| parse_entry(key, &entry));
+                let (event, attempt) =
                     event.ok_or_else(|| malformed("invalid event in the outbox"))?;
                 claimed.events.push(ClaimedEvent {
-                    event: EndEvent {
-                        key,
-                        status,
-                        created_at,
-                    },
+                    event,
                     attempt,
                     age,
                 });
@@ -190,7 +200,7 @@ impl Outbox for Redis {
             let [due, added, entries, _] = self.keys.outbox(&endpoint);
             let call = Call::new(Name::OUTBOX_SETTLE)
                 .keys([due, added, entries])
-                .arg(member(settlement.key))
+                .arg(event_member(settlement.key))
                 .arg(settlement.attempt.to_string());
             let call = match settlement.retry_in {
                 Some(pause) => call.number(pause.as_millis() as u64),
@@ -234,16 +244,23 @@ fn milliseconds(reply: &mut Reply) -> Result<Option<Duration>, Error> {
     Ok(u64::try_from(number).ok().map(Duration::from_millis))
 }
 
-fn parse_entry(text: &str) -> Option<(Status, i64, u32)> {
+fn response_event(key: ResponseKey, status: Status, created_at: i64) -> Option<EndEvent> {
+    EndEvent::of(EventKey::Response(key), status.as_str(), created_at)
+}
+
+/// The event, and how often it was claimed.
+fn parse_entry(key: EventKey, text: &str) -> Option<(EndEvent, u32)> {
     let mut words = text.split(' ');
     let (status, created_at, attempt) = (words.next()?, words.next()?, words.next()?);
-    let status = Status::parse(status)?;
-    Some((status, created_at.parse().ok()?, attempt.parse().ok()?))
+    let event = EndEvent::of(key, status, created_at.parse().ok()?)?;
+    Some((event, attempt.parse().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::Tenant;
+    use crate::store::outbox::{BatchKey, EventType};
 
     #[test]
     fn a_mark_is_read_as_it_was_written() {
@@ -256,7 +273,22 @@ mod tests {
         for wrong in ["", "17", "x:a"] {
             assert!(EventMark(wrong.to_owned()).read().is_none(), "{wrong}");
         }
-        assert_eq!(parse_entry("failed 5 2"), Some((Status::Failed, 5, 2)));
-        assert_eq!(parse_entry("failed 5"), None);
+    }
+
+    #[test]
+    fn an_entry_is_read_as_the_end_of_its_key() {
+        let key = EventKey::Batch(BatchKey {
+            tenant: Tenant::tagged(1),
+            number: 2,
+        });
+        let event = EndEvent {
+            key,
+            event_type: EventType::BatchFailed,
+            created_at: 5,
+        };
+        assert_eq!(parse_entry(key, "failed 5 2"), Some((event, 2)));
+        for wrong in ["failed 5", "incomplete 5 2", "failed x 2"] {
+            assert_eq!(parse_entry(key, wrong), None, "{wrong}");
+        }
     }
 }

@@ -1,7 +1,7 @@
--- Adds the event of a response that has ended to the queue of an endpoint.
--- A queue is three keys: `hd`, responses by when they are due; `ha`, by when they were added; `he`, for each of them
+-- Adds the event of a response or a batch that has ended to the queue of an endpoint.
+-- A queue is three keys: `hd`, what has ended by when its event is due; `ha`, by when that was added; `he`, for each
 -- status, Unix seconds of its end, and attempts. `ho` is the fingerprint of an endpoint that takes no events.
--- KEYS hd, ha, he, ho; ARGV response, status, seconds, fingerprint, maximum of events, TTL in ms
+-- KEYS hd, ha, he, ho; ARGV response or batch, status, seconds, fingerprint, maximum of events, TTL in ms
 -- Returns ok, again or off, and how many events made room
 if redis.call('GET', KEYS[4]) == ARGV[4] then
   return {'off', '0'}

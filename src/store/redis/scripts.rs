@@ -78,6 +78,9 @@ scripts! {
         OUTBOX_DISABLE = 25, "outbox_disable.lua";
         FIELDS = 26, "fields.lua";
         LACKING = 27, "lacking.lua";
+        DOCUMENT = 28, "document.lua";
+        DOCUMENTS = 29, "documents.lua";
+        DOCUMENTS_DUE = 30, "documents_due.lua";
     }
 }
 
@@ -362,11 +365,13 @@ mod tests {
             (Name::OUTBOX_DISABLE, "outbox_disable.lua"),
             (Name::FIELDS, "fields.lua"),
             (Name::LACKING, "lacking.lua"),
+            (Name::DOCUMENT, "document.lua"),
+            (Name::DOCUMENTS_DUE, "documents_due.lua"),
         ];
         for (name, file) in places {
             assert_eq!(ALL[name.0].file, file);
         }
-        assert_eq!(ALL.len(), 28);
+        assert_eq!(ALL.len(), 31);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Three routers, Redis that syncs every write to disk, two engines, and clients, while a seeded schedule kills and
-//! pauses all of them. At the end everything that was acknowledged has one end, the same on every router, and every
-//! conversation that clients shared has its turns whole, in order and once.
+//! pauses all of them. At the end everything that was acknowledged has one end, the same on every router, every
+//! conversation that clients shared has its turns whole, in order and once, and every line of a batch has one result.
 //!
 //! `WARMROUTE_CHAOS_SECONDS` (15) and `WARMROUTE_CHAOS_SEEDS` (`1`; several: `1,2,3`) change length and schedule:
 //! `make chaos` runs ten minutes a seed.
@@ -16,14 +16,17 @@ use tokio::task::{JoinSet, LocalSet};
 
 use super::fleet::{END, Fleet, Places, any, end, followed_after, replayed, started};
 use super::talk::{self, Turn};
-use super::{ask, part, path, said};
+use super::{ask, batch_clients, part, path, said};
 use crate::client;
 use crate::cluster::{Engine, Router, eventually, unhurried};
 use crate::redis_server::Server;
+use crate::reload::Folder;
 
 const CLIENTS: usize = 8;
 /// Two clients talk in each.
 const CONVERSATIONS: usize = 3;
+/// Clients that run batches, one at a time each.
+const BATCH_CLIENTS: usize = 2;
 /// Between two faults.
 const PAUSE_MS: std::ops::Range<u64> = 700..3_000;
 
@@ -201,6 +204,8 @@ async fn check(routers: &[&Router], received: &ReceivedResponse) {
 
 async fn run(seed: u64, length: Duration) {
     let mut random = Rng::with_seed(seed);
+    // Its name is not of the seed, which another process may have too.
+    let folder = Folder::new();
     fastrand::seed(seed);
     let mut second = Engine::here("w1", unhurried()).await;
     let listed = second.listed();
@@ -209,6 +214,7 @@ async fn run(seed: u64, length: Duration) {
         // No response is given up for having been hit too often.
         config.responses.background.max_attempts = 50;
         config.responses.advanced.conversation_lease = Duration::from_secs(1);
+        config.batches.folder = folder.path("files").to_str().unwrap().to_owned();
     })
     .await;
     let places: Places = Arc::new(Mutex::new(
@@ -218,6 +224,11 @@ async fn run(seed: u64, length: Duration) {
     let (local, mut clients) = (LocalSet::new(), JoinSet::new());
     for _ in 0..CLIENTS {
         clients.spawn_local_on(client(places.clone(), is_over.clone()), &local);
+    }
+    let mut batch_runs = JoinSet::new();
+    for name in 0..BATCH_CLIENTS {
+        let running = batch_clients::run(places.clone(), is_over.clone(), name);
+        batch_runs.spawn_local_on(running, &local);
     }
     let mut conversations = Vec::new();
     let mut talkers = JoinSet::new();
@@ -243,22 +254,16 @@ async fn run(seed: u64, length: Duration) {
         for (place, turns) in talkers.join_all().await {
             conversations[place].1.extend(turns);
         }
-        (count, clients.join_all().await.concat(), conversations)
+        let batches = batch_runs.join_all().await.concat();
+        let all = clients.join_all().await.concat();
+        (count, all, conversations, batches)
     };
-    let (count, all, conversations) = local.run_until(faults).await;
+    let (count, all, conversations, batches) = local.run_until(faults).await;
     eventually("every response in the store has ended", async || {
         let statuses = statuses(&fleet.redis);
         !statuses
             .iter()
             .any(|status| ["queued", "in_progress"].contains(&status.as_str()))
-    })
-    .await;
-    eventually("no engine and no router runs anything", async || {
-        let mut running = fleet.engine.stats().await.running + second.stats().await.running;
-        for place in 0..3 {
-            running += fleet.metric(place, "warmroute_background_running").await as u64;
-        }
-        running == 0
     })
     .await;
     let routers: Vec<&Router> = fleet.routers.iter().collect();
@@ -269,6 +274,15 @@ async fn run(seed: u64, length: Duration) {
             is_up &= client::get(router.api, &unknown).await.status != 503;
         }
         is_up
+    })
+    .await;
+    let lines = batch_clients::check(&routers, &batches).await;
+    eventually("no engine and no router runs anything", async || {
+        let mut running = fleet.engine.stats().await.running + second.stats().await.running;
+        for place in 0..3 {
+            running += fleet.metric(place, "warmroute_background_running").await as u64;
+        }
+        running == 0
     })
     .await;
     for received in &all {
@@ -284,11 +298,14 @@ async fn run(seed: u64, length: Duration) {
     };
     let ends = ["incomplete", "failed", "cancelled"].map(|status| (status, of(status)));
     eprintln!(
-        "seed {seed}: {count} faults, {} responses received: {ends:?}; turns in conversations, of those said: {turns:?}",
-        all.len()
+        "seed {seed}: {count} faults, {} responses received: {ends:?}; turns in conversations, of those said: {turns:?}; \
+         {} batches, their lines: {lines:?}",
+        all.len(),
+        batches.len()
     );
     assert!(all.len() > CLIENTS, "{}", all.len());
     assert!(turns.iter().all(|(kept, _)| *kept > 0), "{turns:?}");
+    assert!(lines.contains_key("200"), "{lines:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

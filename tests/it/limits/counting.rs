@@ -15,14 +15,14 @@ use warmroute::store::redis::Redis;
 
 use super::*;
 
-struct Replica {
+pub(super) struct Replica {
     limiter: Arc<Limiter>,
     limits: Arc<TenantLimits>,
     tasks: Tasks,
 }
 
 impl Replica {
-    fn new(redis: &redis::Settings, limits: &str) -> Self {
+    pub(super) fn new(redis: &redis::Settings, limits: &str) -> Self {
         let registry = Registry::default();
         let keep = RetentionSettings::default();
         let redis = Redis::open(redis, &keep, 0, &registry).unwrap();
@@ -41,7 +41,7 @@ impl Replica {
         }
     }
 
-    async fn charge(&self, id: ChargeId, prompt_tokens: u64) -> Result<Charge, Refusal> {
+    pub(super) async fn charge(&self, id: ChargeId, prompt_tokens: u64) -> Result<Charge, Refusal> {
         charge(&self.limits, id, prompt_tokens).await
     }
 
@@ -67,11 +67,11 @@ async fn charge(
     limits.admit(request).await.0
 }
 
-fn new_id() -> ChargeId {
+pub(super) fn new_id() -> ChargeId {
     ChargeId::Request(RequestId::new(fastrand::u128(..)))
 }
 
-fn at(server: &Server) -> redis::Settings {
+pub(super) fn at(server: &Server) -> redis::Settings {
     redis::Settings {
         urls: vec![server.url()],
         ..redis::Settings::default()

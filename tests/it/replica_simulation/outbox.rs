@@ -7,7 +7,8 @@ use std::time::Duration;
 use prometheus::IntCounter;
 use warmroute::store::memory::Memory;
 use warmroute::store::outbox::{
-    AddCounters, Bounds, Claim, ClaimedEvent, Endpoint, Outbox, Subscriber, Subscriptions,
+    AddCounters, Bounds, Claim, ClaimedEvent, Endpoint, EventKey, EventType, Outbox, Subscriber,
+    Subscriptions,
 };
 use warmroute::store::{ResponseKey, Status};
 
@@ -23,7 +24,7 @@ pub(super) fn subscribe(memory: &Memory) {
             fingerprint: "f".into(),
         },
         tenant: None,
-        statuses: Status::ALL.to_vec(),
+        events: EventType::ALL.to_vec(),
         added: Arc::default(),
         counters: AddCounters {
             added: counter(),
@@ -45,6 +46,9 @@ pub(super) fn events(memory: &Memory) -> BTreeMap<ResponseKey, Status> {
         fingerprint: "f".to_owned(),
     };
     let claimed = done(memory.claim(NAME, claim)).unwrap();
-    let of = |claimed: ClaimedEvent| (claimed.event.key, claimed.event.status);
-    claimed.events.into_iter().map(of).collect()
+    let of = |claimed: ClaimedEvent| match claimed.event.key {
+        EventKey::Response(key) => Some((key, Status::parse(claimed.event.event_type.status())?)),
+        EventKey::Batch(_) => None,
+    };
+    claimed.events.into_iter().filter_map(of).collect()
 }

@@ -6,7 +6,8 @@ use std::time::Duration;
 use prometheus::IntCounter;
 use warmroute::store::memory::Memory;
 use warmroute::store::outbox::{
-    AddCounters, Bounds, Claim, Claimed, Endpoint, Outbox, Settlement, Subscriber, Subscriptions,
+    AddCounters, BatchKey, Bounds, Claim, Claimed, ClaimedEvent, EndEvent, Endpoint, EventKey,
+    EventType, Outbox, Settlement, Subscriber, Subscriptions,
 };
 use warmroute::store::redis::{Mode, Settings};
 use warmroute::store::{CancelOutcome, WriteOutcome};
@@ -34,14 +35,14 @@ fn counters() -> AddCounters {
     }
 }
 
-fn subscriber(name: &str, of: Option<Tenant>, statuses: &[Status]) -> Subscriber {
+fn subscriber(name: &str, of: Option<Tenant>, events: &[EventType]) -> Subscriber {
     Subscriber {
         endpoint: Endpoint {
             name: name.into(),
             fingerprint: "f".into(),
         },
         tenant: of,
-        statuses: statuses.to_vec(),
+        events: events.to_vec(),
         added: Arc::default(),
         counters: counters(),
     }
@@ -52,14 +53,14 @@ impl Replica {
         let counters = counters();
         let hook = Subscriber {
             counters: counters.clone(),
-            ..subscriber(HOOK, Some(tenant()), &Status::ALL[2..])
+            ..subscriber(HOOK, Some(tenant()), &EventType::ALL)
         };
         outbox.subscribe(Arc::new(Subscriptions {
             subscribers: vec![
                 hook,
-                subscriber("failures", Some(tenant()), &[Status::Failed]),
-                subscriber("all", None, &[Status::Completed]),
-                subscriber("stranger", Some(Tenant::tagged(7)), &Status::ALL[2..]),
+                subscriber("failures", Some(tenant()), &[EventType::ResponseFailed]),
+                subscriber("all", None, &[EventType::ResponseCompleted]),
+                subscriber("stranger", Some(Tenant::tagged(7)), &EventType::ALL),
             ],
             bounds,
         }));
@@ -101,14 +102,19 @@ impl Replica {
     /// Claims all that is due.
     async fn due(&self, endpoint: &str) -> Vec<(ResponseKey, Status, u32)> {
         let claimed = self.claim(endpoint, 1_000, CLAIM_LEASE).await.events;
-        let one = claimed.iter();
-        one.map(|claimed| (claimed.event.key, claimed.event.status, claimed.attempt))
-            .collect()
+        let of = |claimed: ClaimedEvent| match claimed.event.key {
+            EventKey::Response(key) => {
+                let status = Status::parse(claimed.event.event_type.status())?;
+                Some((key, status, claimed.attempt))
+            }
+            EventKey::Batch(_) => None,
+        };
+        claimed.into_iter().filter_map(of).collect()
     }
 
     async fn settle(&self, key: ResponseKey, attempt: u32, retry_in: Option<Duration>) -> bool {
         let settlement = Settlement {
-            key,
+            key: EventKey::Response(key),
             attempt,
             retry_in,
         };
@@ -159,6 +165,35 @@ async fn one_end_is_one_event_for_each_endpoint_that_is_to_learn_it() {
         assert!(b.due("hook").await.is_empty());
         // Two events of three endpoints; the one for all tenants was not asked again.
         assert_eq!(a.counters.added.get() + b.counters.added.get(), 2);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_batch_is_an_event_like_others() {
+    on_each(Bounds::default(), async |a, b| {
+        let key = EventKey::Batch(BatchKey {
+            tenant: tenant(),
+            number: fastrand::u128(..),
+        });
+        let event = EndEvent::of(key, "expired", 7).unwrap();
+        a.outbox.add(event).await.unwrap();
+        // The reply may have been lost.
+        b.outbox.add(event).await.unwrap();
+        let claimed = b.claim(HOOK, 5, CLAIM_LEASE).await.events;
+        assert_eq!(claimed.len(), 1);
+        assert_eq!((claimed[0].event, claimed[0].attempt), (event, 1));
+        for other in ["failures", "all", "stranger"] {
+            let claimed = a.claim(other, 5, CLAIM_LEASE).await;
+            assert_eq!(claimed.events, [], "{other}");
+        }
+        let settlement = Settlement {
+            key,
+            attempt: 1,
+            retry_in: None,
+        };
+        assert_eq!(b.outbox.settle(HOOK, settlement).await, Ok(true));
+        assert_eq!(a.claim(HOOK, 5, CLAIM_LEASE).await.waiting, 0);
     })
     .await;
 }
@@ -227,7 +262,7 @@ async fn replicas_that_claim_at_once_share_the_events() {
     on_each(Bounds::default(), async |a, b| {
         let mut ends = Vec::new();
         for _ in 0..30 {
-            ends.push(a.end(Status::Incomplete).await.0);
+            ends.push(EventKey::Response(a.end(Status::Incomplete).await.0));
         }
         let mut claimed = Vec::new();
         while claimed.len() < ends.len() {

@@ -20,7 +20,7 @@ use tokio_rustls::TlsAcceptor;
 
 /// What a request gets.
 #[derive(Clone, Debug)]
-pub(super) enum Reply {
+pub(crate) enum Reply {
     Status(u16),
     RedirectTo(String),
     /// Nothing, and the connection stays open.
@@ -34,31 +34,32 @@ pub(super) enum Reply {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Received {
-    pub(super) line: String,
-    pub(super) headers: BTreeMap<String, String>,
-    pub(super) body: String,
+pub(crate) struct Received {
+    pub(crate) line: String,
+    pub(crate) headers: BTreeMap<String, String>,
+    pub(crate) body: String,
 }
 
 impl Received {
-    pub(super) fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap()
     }
 
-    pub(super) fn id(&self) -> &str {
+    pub(crate) fn id(&self) -> &str {
         &self.headers["webhook-id"]
     }
 
-    pub(super) fn kind(&self) -> String {
+    pub(crate) fn kind(&self) -> String {
         self.json()["type"].as_str().unwrap().to_owned()
     }
 
-    pub(super) fn response(&self) -> String {
+    /// The id of what has ended.
+    pub(crate) fn ended(&self) -> String {
         self.json()["data"]["id"].as_str().unwrap().to_owned()
     }
 
     /// Whether one of its signatures is by this key.
-    pub(super) fn is_signed_by(&self, key: &[u8]) -> bool {
+    pub(crate) fn is_signed_by(&self, key: &[u8]) -> bool {
         let mut mac = Hmac::<Sha256>::new_from_slice(key).unwrap();
         let timestamp = &self.headers["webhook-timestamp"];
         mac.update(format!("{}.{timestamp}.{}", self.id(), self.body).as_bytes());
@@ -69,8 +70,8 @@ impl Received {
 }
 
 #[derive(Debug)]
-pub(super) struct Receiver {
-    pub(super) address: SocketAddr,
+pub(crate) struct Receiver {
+    pub(crate) address: SocketAddr,
     shared: Arc<Shared>,
     task: JoinHandle<()>,
 }
@@ -87,15 +88,15 @@ struct Shared {
 }
 
 impl Receiver {
-    pub(super) async fn start(reply: Reply) -> Self {
+    pub(crate) async fn start(reply: Reply) -> Self {
         Self::at("127.0.0.1:0", reply, None).await
     }
 
-    pub(super) async fn with_tls(tls: TlsAcceptor) -> Self {
+    pub(crate) async fn with_tls(tls: TlsAcceptor) -> Self {
         Self::at("127.0.0.1:0", Reply::Status(200), Some(tls)).await
     }
 
-    pub(super) async fn at(address: &str, reply: Reply, tls: Option<TlsAcceptor>) -> Self {
+    pub(crate) async fn at(address: &str, reply: Reply, tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind(address).await.unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared {
@@ -114,32 +115,32 @@ impl Receiver {
         }
     }
 
-    pub(super) fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}/hook?a=b", self.address)
     }
 
-    pub(super) fn reply(&self, reply: Reply) {
+    pub(crate) fn reply(&self, reply: Reply) {
         *self.shared.reply.lock() = reply;
     }
 
-    pub(super) fn received(&self) -> Vec<Received> {
+    pub(crate) fn received(&self) -> Vec<Received> {
         self.shared.received.lock().clone()
     }
 
-    pub(super) fn connections(&self) -> u64 {
+    pub(crate) fn connections(&self) -> u64 {
         self.shared.connections.load(Relaxed)
     }
 
-    pub(super) fn most_open(&self) -> u64 {
+    pub(crate) fn most_open(&self) -> u64 {
         self.shared.most_open.load(Relaxed)
     }
 
-    pub(super) fn sent(&self) -> u64 {
+    pub(crate) fn sent(&self) -> u64 {
         self.shared.sent.load(Relaxed)
     }
 
     /// Its port is free then.
-    pub(super) async fn kill(&self) {
+    pub(crate) async fn kill(&self) {
         self.task.abort();
         while !self.task.is_finished() {
             tokio::time::sleep(Duration::from_millis(5)).await;

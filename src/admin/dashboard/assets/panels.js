@@ -100,6 +100,7 @@ export class Panels {
         box("responses", "Responses"),
         box("store", "Response store"),
         box("webhooks", "Webhooks"),
+        box("batches", "Batches"),
         box("websockets", "WebSockets"),
         box("continuations", "Streams whose worker was lost"),
         box("gateways", "Gateways (endpoint picker)"),

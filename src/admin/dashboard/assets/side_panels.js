@@ -1,4 +1,4 @@
-// What happens beside requests to workers: streams that went on elsewhere, gateways, webhooks, WebSockets, traces.
+// What happens beside requests to workers: streams that went on elsewhere, gateways, webhooks, batches, WebSockets, traces.
 
 import { h, metric } from "./dom.js";
 import { amount, bytes, count, seconds, whole, words } from "./format.js";
@@ -53,6 +53,29 @@ export function webhooks({ endpoints, all }) {
   });
   if (all > endpoints.length) rows.push(h("p", { class: "note" }, `${whole(endpoints.length)} of ${whole(all)} endpoints, those that fail first.`));
   return rows;
+}
+
+/** Batches that run on this replica, and their lines. */
+export function batches({ running, lines, in_flight, waiting }) {
+  const numberOf = (value) => `${whole(value)}\u00a0${value === 1 ? "batch" : "batches"}`;
+  const rows = running.tenants.map((it) =>
+    h(
+      "li",
+      { title: "request_counts of /v1/batches" },
+      h("span", {}, it.tenant, " ", h("span", { class: "quiet" }, numberOf(it.batches))),
+      h("b", { class: "value" }, `${whole(it.completed)} done, ${it.failed > 0 ? `${whole(it.failed)} failed, ` : ""}${whole(it.left)} left`),
+    ),
+  );
+  return [
+    facts(
+      line("Run here", numberOf(running.batches), "warmroute_batch_shards_running"),
+      line("Lines in flight", amount(in_flight, "line", whole), "warmroute_batch_lines_in_flight"),
+      line("Lines that wait for room", amount(waiting, "line", whole), "warmroute_batch_lines_waiting"),
+    ),
+    rows.length > 0 ? [h("h4", {}, "Lines of these batches, on all replicas"), h("ul", { class: "tally" }, rows)] : [],
+    h("h4", {}, "Lines that ended here"),
+    ...byLabel(lines, "warmroute_batch_lines_total", "line"),
+  ].flat();
 }
 
 export function websockets({ open, closed, refused, memory }) {

@@ -1,0 +1,113 @@
+use super::*;
+
+fn record() -> BatchRecord {
+    let new = NewBatch {
+        id: new_batch_id(Flavor::OpenAi, 0xab),
+        tenant_name: "team".to_owned(),
+        input_file_id: "file-1".to_owned(),
+        completion_window: "24h".to_owned(),
+        window: Duration::from_secs(86_400),
+        retention: Duration::from_secs(30 * 86_400),
+        metadata: Some(BTreeMap::from([("k".to_owned(), "v".to_owned())])),
+        ..NewBatch::default()
+    };
+    BatchRecord::new(new, 1_000)
+}
+
+#[test]
+fn an_id_shows_the_api() {
+    let id = new_batch_id(Flavor::OpenAi, 0xab);
+    assert_eq!(id, "batch_000000000000000000000000000000ab");
+    let id = new_batch_id(Flavor::Messages, u128::MAX);
+    assert_eq!(id, "msgbatch_ffffffffffffffffffffffffffffffff");
+}
+
+#[test]
+fn a_new_batch_has_its_times() {
+    let new = record();
+    assert_eq!(new.expires_ms, 86_401_000);
+    assert_eq!(new.delete_ms, 30 * 86_400_000 + 1_000);
+    assert!(!new.webhooks_sent);
+    // It is not deleted before it can have ended.
+    let short = NewBatch {
+        window: Duration::from_secs(60),
+        retention: Duration::from_secs(1),
+        flavor: Flavor::Messages,
+        ..NewBatch::default()
+    };
+    let short = BatchRecord::new(short, 0);
+    assert_eq!((short.expires_ms, short.delete_ms), (60_000, 86_460_000));
+    assert!(short.webhooks_sent);
+}
+
+#[test]
+fn a_record_is_read_back() {
+    let mut record = record();
+    record.status = BatchStatus::InProgress;
+    record.claims = vec![
+        Claim {
+            work: Work::Shard(3),
+            owner: u64::MAX,
+            until_ms: 7,
+        },
+        Claim {
+            work: Work::Validate,
+            owner: 1,
+            until_ms: 8,
+        },
+    ];
+    record.returned = vec![1];
+    record.errors = vec![LineError::new("c", "m", Some("p")).at_line(4)];
+    assert_eq!(BatchRecord::from_json(&record.to_json()).unwrap(), record);
+}
+
+/// Changing these texts would lose the batches of running replicas.
+#[test]
+fn the_texts_of_a_record_stay_as_they_are() {
+    let text = |work: Work| serde_json::to_string(&work).unwrap();
+    assert_eq!(text(Work::Shard(3)), r#"{"shard":3}"#);
+    assert_eq!(text(Work::Finalize), r#""finalize""#);
+    let record = BatchRecord {
+        id: "batch_1".to_owned(),
+        status: BatchStatus::InProgress,
+        flavor: Flavor::Messages,
+        endpoint: LineEndpoint::ChatCompletions,
+        ending: Ending::Cancelled,
+        ..BatchRecord::default()
+    };
+    let json: serde_json::Value = serde_json::from_slice(&record.to_json()).unwrap();
+    assert_eq!(json["status"], "in_progress");
+    assert_eq!(json["flavor"], "messages");
+    assert_eq!(json["endpoint"], "chat_completions");
+    assert_eq!(json["ending"], "cancelled");
+}
+
+#[test]
+fn records_of_other_releases_are_read() {
+    let older = br#"{"id":"batch_1","claims":[{"work":"validate","owner":1,"until_ms":2}]}"#;
+    let record = BatchRecord::from_json(older).unwrap();
+    assert_eq!(record.claims.len(), 1);
+    assert_eq!(record.status, BatchStatus::Validating);
+    let newer =
+        br#"{"id":"batch_1","new":{"x":[1]},"counts":{"total":3,"paused":2},"usage":{"audio":1}}"#;
+    assert_eq!(BatchRecord::from_json(newer).unwrap().counts.total, 3);
+    for wrong in [
+        &b"{}"[..],
+        b"[]",
+        b"",
+        br#"{"id":"batch_1","status":"new"}"#,
+    ] {
+        assert!(BatchRecord::from_json(wrong).is_err());
+    }
+}
+
+#[test]
+fn who_has_cancelled_never_sees_it_finalizing() {
+    let mut record = record();
+    record.status = BatchStatus::Finalizing;
+    assert_eq!(record.shown_status(), BatchStatus::Finalizing);
+    record.ending = Ending::Cancelled;
+    assert_eq!(record.shown_status(), BatchStatus::Cancelling);
+    record.status = BatchStatus::Cancelled;
+    assert_eq!(record.shown_status(), BatchStatus::Cancelled);
+}

@@ -1,0 +1,220 @@
+//! OpenAI's endpoints of batches, and what Anthropic's share with them.
+
+use bytes::Bytes;
+use hyper::Response;
+use tracing::info;
+
+use super::batch::{BatchRecord, NewBatch};
+use super::create_batch::CreateBatch;
+use super::file::FilePurpose;
+use super::http_answer::json;
+use super::line::Flavor;
+use super::list_page::{MIN_FETCHED, list_page};
+use super::list_query::{ListOf, ListQuery};
+use super::object;
+use super::paths;
+use super::records::{Changed, record_of};
+use super::service::{BatchCaller, Batches, key_of, random_id};
+use super::works::StopWork;
+use crate::ids::Tenant;
+use crate::openai::error::ApiError;
+use crate::store::conversation::Order;
+use crate::store::documents::{Collection, Document, DocumentKey, DocumentPage};
+use crate::{http, observe};
+
+impl Batches {
+    /// `POST /v1/batches`.
+    pub(super) async fn create(
+        &self,
+        caller: BatchCaller<'_>,
+        body: &Bytes,
+    ) -> Result<Response<http::Body>, ApiError> {
+        // The input is kept for as long as the batch, and was uploaded before it.
+        let create = CreateBatch::read(body, self.settings.retention / 2)?;
+        let id = &create.input_file_id;
+        let file = self.file(caller.tenant, id).await?;
+        let file = file.ok_or_else(|| ApiError::unknown_input_file(id))?;
+        if file.purpose != FilePurpose::Batch {
+            let purpose = file.purpose.as_str();
+            let why = format!("its file has the purpose '{purpose}', and needs 'batch'");
+            return Err(ApiError::wrong_value("input_file_id", why));
+        }
+        let new = NewBatch {
+            id: random_id(Flavor::OpenAi)?,
+            tenant_name: caller.name.to_owned(),
+            flavor: Flavor::OpenAi,
+            endpoint: create.endpoint,
+            input_file_id: create.input_file_id,
+            completion_window: create.completion_window,
+            window: create.window,
+            retention: self.settings.retention,
+            metadata: create.metadata,
+            output_expires_after: create.output_expires_after,
+            total: 0,
+        };
+        let record = BatchRecord::new(new, observe::unix_ms());
+        if file.due_ms().is_some_and(|at| at < record.expires_ms) {
+            let why = "its file expires before the batch would: upload it again, to be kept for longer, or choose a \
+                       shorter 'completion_window'";
+            return Err(ApiError::wrong_value("input_file_id", why));
+        }
+        let key = key_of(caller.tenant, record.flavor, &record.id);
+        let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
+        self.insert(&key, &record, 0).await?;
+        self.begin(key, &record);
+        Ok(json(record.object()))
+    }
+
+    /// `DELETE /v1/files/{id}`. A file that a batch has yet to read stays.
+    pub(super) async fn delete_file(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let file = self.file(tenant, id).await?;
+        if file.is_some_and(|file| file.purpose == FilePurpose::Batch) {
+            let reads =
+                |record: &BatchRecord| !record.status.is_terminal() && record.input_file_id == id;
+            if let Some(key) = self.find(tenant, Order::NewestFirst, reads).await? {
+                return Err(ApiError::file_in_use(id, &key.id));
+            }
+        }
+        self.files.delete(tenant, id).await
+    }
+
+    /// `GET /v1/batches`.
+    pub(super) async fn list(
+        &self,
+        tenant: Tenant,
+        query: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let query = ListQuery::read(ListOf::Batches, query)?;
+        let (records, has_more) = self.page(tenant, Flavor::OpenAi, &query).await?;
+        Ok(json(object::list_object(&records, has_more)))
+    }
+
+    /// `GET /v1/batches/{id}`.
+    pub(super) async fn get(
+        &self,
+        tenant: Tenant,
+        flavor: Flavor,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let (record, _) = self.existing(tenant, flavor, id).await?;
+        Ok(json(record.object()))
+    }
+
+    /// `POST /v1/batches/{id}/cancel`.
+    pub(super) async fn cancel(
+        &self,
+        tenant: Tenant,
+        flavor: Flavor,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let key = key_of(tenant, flavor, id).ok_or_else(|| ApiError::unknown_batch(id))?;
+        let changed = self
+            .records
+            .change(&key, |record, now_ms| record.cancel(now_ms).then_some(()));
+        match changed.await.map_err(|error| ApiError::of_store(&error))? {
+            Changed::Done((), record) => {
+                // What runs here stops at once, and elsewhere within half a second.
+                let now_ms = observe::unix_ms();
+                let is_stopping = record.is_stopping(now_ms);
+                self.works.stop(&key, |work| {
+                    StopWork::of_stopping_batch(work).filter(|_| is_stopping)
+                });
+                info!(
+                    batch = record.id,
+                    tenant = record.tenant_name,
+                    "batch is being cancelled"
+                );
+                self.look_at(key);
+                Ok(json(record.object()))
+            }
+            Changed::Unchanged(record) => {
+                Err(ApiError::not_cancellable(record.shown_status().as_str()))
+            }
+            Changed::Gone => Err(ApiError::unknown_batch(id)),
+        }
+    }
+
+    /// Counts a batch that was created, and has it begun.
+    pub(super) fn begin(&self, key: DocumentKey, record: &BatchRecord) {
+        let api = match record.flavor {
+            Flavor::OpenAi => "openai",
+            Flavor::Messages => "messages",
+        };
+        self.metrics.created.with_label_values(&[api]).inc();
+        info!(
+            batch = record.id,
+            tenant = record.tenant_name,
+            "batch created"
+        );
+        self.look_at(key);
+    }
+
+    /// One page of a tenant's batches that were made with one API, the newest first, and whether there are more.
+    pub(super) async fn page(
+        &self,
+        tenant: Tenant,
+        flavor: Flavor,
+        query: &ListQuery,
+    ) -> Result<(Vec<BatchRecord>, bool), ApiError> {
+        let from = query.from.as_deref();
+        if from.is_some_and(|id| !paths::is_batch_id(flavor, id)) {
+            return Err(query.unknown());
+        }
+        let shown = |document: &Document| {
+            // Batches of the other API are in another list. One of a newer release hides no others.
+            let is_own = paths::is_batch_id(flavor, &document.key.id);
+            is_own.then(|| self.readable(document)).flatten()
+        };
+        let page = list_page(&*self.store, Collection::Batches, tenant, query, shown);
+        let (mut found, has_more) = page.await?;
+        if query.order == Order::OldestFirst {
+            found.reverse();
+        }
+        Ok((found, has_more))
+    }
+
+    /// The first of a tenant's batches that is like this. One that is created meanwhile may be missed.
+    pub(super) async fn find(
+        &self,
+        tenant: Tenant,
+        order: Order,
+        is_wanted: impl Fn(&BatchRecord) -> bool,
+    ) -> Result<Option<DocumentKey>, ApiError> {
+        let mut after = None;
+        loop {
+            let page = DocumentPage {
+                after,
+                limit: MIN_FETCHED,
+                order,
+            };
+            let listed = self
+                .store
+                .documents(Collection::Batches, tenant, page)
+                .await;
+            let listed = listed.map_err(|error| ApiError::of_store(&error))?;
+            after = listed.documents.last().map(|last| last.key.id.clone());
+            for document in listed.documents {
+                if self
+                    .readable(&document)
+                    .is_some_and(|record| is_wanted(&record))
+                {
+                    return Ok(Some(document.key));
+                }
+            }
+            if !listed.has_more || after.is_none() {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// `None`: the record is damaged, or a newer release has written it.
+    fn readable(&self, document: &Document) -> Option<BatchRecord> {
+        let read = record_of(document);
+        read.inspect_err(|error| self.failed("a batch is not listed", error))
+            .ok()
+    }
+}

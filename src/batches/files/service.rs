@@ -1,0 +1,226 @@
+//! The files of all tenants: records in the store, bytes in the storage. Each endpoint adds its own methods.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::Response;
+use parking_lot::Mutex;
+use tokio::time::sleep;
+use tracing::{debug, warn};
+
+use super::metrics::Metrics;
+use super::slots::UploadSlots;
+use crate::batches::file::{self, FileRecord};
+use crate::batches::http_answer::json;
+use crate::batches::settings::Settings;
+use crate::batches::storage::{Storage, StorageError};
+use crate::http::drain::Tasks;
+use crate::ids::Tenant;
+use crate::observe::log_once::LogOnce;
+use crate::observe::metrics::Registry;
+use crate::openai::error::ApiError;
+use crate::store::documents::{
+    Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+};
+use crate::store::{self, ResponseStore};
+use crate::{http, observe};
+
+/// Pauses before a write whose outcome is unknown is repeated: 2 s in all, about as long as a failover of the store.
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(100),
+    Duration::from_millis(500),
+    Duration::from_millis(1_400),
+];
+
+/// More than any sum, and exact as a number of Lua.
+const UNBOUNDED: u64 = (1 << 53) - 1;
+
+/// Files, with the settings of one configuration. A clone is the same service.
+#[derive(Clone, Debug)]
+pub struct Files {
+    pub(super) settings: Arc<Settings>,
+    pub(super) store: Arc<dyn ResponseStore>,
+    pub(super) storage: Storage,
+    pub(super) tasks: Tasks,
+    pub(super) metrics: Metrics,
+    pub(super) slots: Arc<UploadSlots>,
+    failures: Arc<Mutex<LogOnce>>,
+}
+
+impl Files {
+    pub fn new(
+        settings: Settings,
+        store: Arc<dyn ResponseStore>,
+        storage: Storage,
+        tasks: Tasks,
+        registry: &Registry,
+    ) -> Self {
+        Self {
+            settings: Arc::new(settings),
+            store,
+            storage,
+            tasks,
+            metrics: Metrics::new(registry),
+            slots: Arc::default(),
+            failures: Arc::default(),
+        }
+    }
+
+    /// For the reference of metrics.
+    pub fn register_metrics(registry: &Registry) {
+        Metrics::new(registry);
+    }
+
+    /// `GET /v1/files/{id}`.
+    pub async fn get(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
+        let record = self.existing(tenant, id).await?;
+        Ok(json(record.object()))
+    }
+
+    /// `DELETE /v1/files/{id}`.
+    pub async fn delete(&self, tenant: Tenant, id: &str) -> Result<Response<http::Body>, ApiError> {
+        self.existing(tenant, id).await?;
+        self.remove(tenant, id).await?;
+        self.metrics.on_deleted("client");
+        Ok(json(file::deleted_object(id)))
+    }
+
+    /// The record of a file. `None`: there is no such file, or it has expired.
+    pub async fn record(&self, tenant: Tenant, id: &str) -> Result<Option<FileRecord>, ApiError> {
+        let Some(key) = file::document_key(tenant, id) else {
+            return Ok(None);
+        };
+        let found = self.store.document(key).await;
+        let Some(document) = found.map_err(|error| ApiError::of_store(&error))? else {
+            return Ok(None);
+        };
+        let record = read_record(&document.value)?;
+        let now = observe::unix_s();
+        Ok(Some(record).filter(|record| !record.is_expired(now)))
+    }
+
+    /// Registers a file whose bytes are in the storage already, at [`file::storage_path`]: results of a batch. It may
+    /// be repeated. The tenant's bounds do not refuse it, since the batch has run; it counts for later uploads.
+    pub async fn register(&self, tenant: Tenant, record: FileRecord) -> Result<(), ApiError> {
+        let key = file::document_key(tenant, &record.id);
+        let key = key.ok_or_else(|| ApiError::unknown_file(&record.id))?;
+        let bounds = DocumentBounds {
+            documents: UNBOUNDED,
+            weight: UNBOUNDED,
+        };
+        // `Exists`: another replica has registered the same results.
+        let inserted = self
+            .insert(&key, &record, record.created_ms(), bounds)
+            .await;
+        inserted
+            .map(drop)
+            .map_err(|error| ApiError::of_store(&error))
+    }
+
+    /// Deletes the bytes and the record of a file, which may be gone already: results of a batch that is deleted.
+    pub async fn remove(&self, tenant: Tenant, id: &str) -> Result<(), ApiError> {
+        let path = file::storage_path(tenant, id);
+        let key = file::document_key(tenant, id);
+        let (Some(path), Some(key)) = (path, key) else {
+            return Ok(());
+        };
+        // The bytes first: as long as there is a record, a client can repeat what failed.
+        let deleted = self.storage.delete(&path).await;
+        deleted.map_err(|error| self.storage_failed(&error))?;
+        let removed = self.store.remove_document(key, None).await;
+        removed
+            .map(drop)
+            .map_err(|error| ApiError::of_store(&error))
+    }
+
+    /// Deletes files that have expired, `max` at most, and returns how many. Any replica may call it at any time.
+    pub async fn delete_expired(&self, now_ms: u64, max: usize) -> Result<usize, store::Error> {
+        let due = self.store.due_documents(Collection::Files, now_ms, max);
+        let mut deleted = 0;
+        for document in due.await? {
+            let path = file::storage_path(document.key.tenant, &document.key.id);
+            if let Some(path) = path
+                && let Err(error) = self.storage.delete(&path).await
+            {
+                let _ = self.storage_failed(&error);
+                continue;
+            }
+            self.metrics.on_deleted("expired");
+            deleted += 1;
+            let removed = self
+                .store
+                .remove_document(document.key, Some(document.version));
+            removed.await.map(drop)?;
+        }
+        Ok(deleted)
+    }
+
+    pub(super) async fn existing(&self, tenant: Tenant, id: &str) -> Result<FileRecord, ApiError> {
+        let found = self.record(tenant, id).await?;
+        found.ok_or_else(|| ApiError::unknown_file(id))
+    }
+
+    /// Counts a failure of the storage, logs it if it is a new one, and returns what the client gets.
+    pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
+        self.metrics.on_storage_error();
+        self.log_failure("file storage failed", &error.to_string());
+        ApiError::storage_failed()
+    }
+
+    /// Logs what failed, once for each reason.
+    fn log_failure(&self, what: &'static str, reason: &str) {
+        let is_new = self.failures.lock().should_log(observe::now(), reason);
+        if is_new {
+            warn!(reason, "{what}");
+        } else {
+            debug!(reason, "{what}");
+        }
+    }
+
+    /// `None`: the record is damaged, or a newer release has written it.
+    pub(super) fn readable(&self, document: &Document) -> Option<FileRecord> {
+        match read_record(&document.value) {
+            Ok(record) => Some(record),
+            Err(error) => {
+                self.log_failure("a file is not listed", &error.message);
+                None
+            }
+        }
+    }
+
+    /// Writes a new record. A write of which nobody knows whether it was done is repeated, which does no harm.
+    /// `created_ms`: by which lists are sorted, more exact than the record's seconds.
+    pub(super) async fn insert(
+        &self,
+        key: &DocumentKey,
+        record: &FileRecord,
+        created_ms: u64,
+        bounds: DocumentBounds,
+    ) -> Result<InsertOutcome, store::Error> {
+        let new = NewDocument {
+            value: record.to_json(),
+            created_ms,
+            weight: record.bytes,
+            due_ms: record.due_ms(),
+        };
+        let mut pauses = PAUSES.into_iter();
+        loop {
+            let inserted = self
+                .store
+                .insert_document(key.clone(), new.clone(), bounds)
+                .await;
+            match (inserted, pauses.next()) {
+                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
+                (inserted, _) => return inserted,
+            }
+        }
+    }
+}
+
+/// A record that cannot be read is a fault of the router's, and not a file that is missing.
+fn read_record(value: &[u8]) -> Result<FileRecord, ApiError> {
+    FileRecord::from_json(value).map_err(|error| {
+        let reason = format!("a file's record: {error}");
+        ApiError::of_store(&store::Error::Unreadable(reason.into()))
+    })
+}

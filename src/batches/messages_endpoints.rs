@@ -1,0 +1,133 @@
+//! Anthropic's endpoints of Message Batches.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::Response;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use tokio::sync::oneshot;
+
+use super::batch::{BatchRecord, NewBatch};
+use super::files::{FileUpload, ReceivedRequests};
+use super::http_answer::json;
+use super::line::{Flavor, LineEndpoint};
+use super::list_query::{ListOf, ListQuery};
+use super::messages_batch;
+use super::paths;
+use super::service::{BatchCaller, Batches, key_of, random_id};
+use crate::ids::Tenant;
+use crate::openai::error::ApiError;
+use crate::store::documents::DocumentKey;
+use crate::{http, observe};
+
+/// Anthropic's window, which no client chooses.
+const WINDOW: Duration = Duration::from_secs(24 * 3_600);
+
+impl Batches {
+    /// `POST /v1/messages/batches`.
+    pub(super) async fn create_of_messages(
+        self: &Arc<Self>,
+        caller: BatchCaller<'_>,
+        upload: FileUpload<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let id = random_id(Flavor::Messages)?;
+        let path = paths::own_input(&id);
+        let received = self.files.receive_requests(caller.tenant, upload, &path);
+        let received = received.await?;
+        let window = WINDOW.min(self.settings.retention);
+        let new = NewBatch {
+            id,
+            tenant_name: caller.name.to_owned(),
+            flavor: Flavor::Messages,
+            endpoint: LineEndpoint::Messages,
+            input_file_id: paths::OWN_INPUT.to_owned(),
+            completion_window: "24h".to_owned(),
+            window,
+            retention: self.settings.retention,
+            metadata: None,
+            output_expires_after: None,
+            total: received.count,
+        };
+        let record = BatchRecord::new(new, observe::unix_ms());
+        let key = key_of(caller.tenant, record.flavor, &record.id);
+        let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
+        // The requests are complete. From here on a client that leaves changes nothing.
+        let (sender, receiver) = oneshot::channel();
+        let batches = self.clone();
+        self.tasks.spawn(async move {
+            let stored = batches.store_requests(key, record, received).await;
+            let _ = sender.send(stored);
+        });
+        let stored = receiver.await;
+        let record = stored.unwrap_or_else(|_| Err(ApiError::stopping()))?;
+        Ok(json(record.object()))
+    }
+
+    /// First the record, then the object: whatever stops in between, no object is left that no record names. A replica
+    /// that finds the record before waits for the object.
+    async fn store_requests(
+        &self,
+        key: DocumentKey,
+        record: BatchRecord,
+        received: ReceivedRequests,
+    ) -> Result<BatchRecord, ApiError> {
+        if let Err(error) = self.insert(&key, &record, received.bytes()).await {
+            received.abort().await;
+            return Err(error);
+        }
+        if let Err(error) = received.finish().await {
+            let _ = self.store.remove_document(key, None).await;
+            return Err(self.storage_failed(&error));
+        }
+        self.begin(key, &record);
+        Ok(record)
+    }
+
+    /// `GET /v1/messages/batches`.
+    pub(super) async fn list_of_messages(
+        &self,
+        tenant: Tenant,
+        query: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let query = ListQuery::read(ListOf::MessageBatches, query)?;
+        let (records, has_more) = self.page(tenant, Flavor::Messages, &query).await?;
+        Ok(json(messages_batch::list_object(&records, has_more)))
+    }
+
+    /// `DELETE /v1/messages/batches/{id}`.
+    pub(super) async fn delete_of_messages(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
+        if !record.status.is_terminal() {
+            let what = "it cannot be deleted: cancel it first";
+            return Err(ApiError::batch_not_ended(what));
+        }
+        let key = key_of(tenant, Flavor::Messages, id);
+        let key = key.ok_or_else(|| ApiError::unknown_batch(id))?;
+        self.remove(key).await?;
+        Ok(json(messages_batch::deleted_object(id)))
+    }
+
+    /// `GET /v1/messages/batches/{id}/results`.
+    pub(super) async fn results(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
+        if !record.status.is_terminal() {
+            return Err(ApiError::batch_not_ended("it has no results"));
+        }
+        if record.output_file_id.is_none() {
+            return Err(ApiError::no_batch_results(id));
+        }
+        let gone = ApiError::unknown_batch(id);
+        let mut answer = self.files.stored(&paths::own_results(id), gone).await?;
+        let kind = HeaderValue::from_static("application/x-jsonl");
+        answer.headers_mut().insert(CONTENT_TYPE, kind);
+        Ok(answer)
+    }
+}

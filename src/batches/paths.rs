@@ -1,0 +1,97 @@
+//! Where the parts of batches lie in the storage. Pure.
+
+use super::batch::BatchRecord;
+use super::file;
+use super::line::Flavor;
+use crate::ids::Tenant;
+
+/// What the record of a batch of Messages has in place of a file's id: such a batch has no files, and its input and
+/// results lie among what goes with it.
+pub(super) const OWN_INPUT: &str = "input.jsonl";
+pub(super) const OWN_RESULTS: &str = "results.jsonl";
+
+/// All that goes with a batch.
+pub(super) fn folder(batch: &str) -> String {
+    format!("batches/{batch}/")
+}
+
+/// The list of its shards.
+pub(super) fn shards(batch: &str) -> String {
+    format!("batches/{batch}/shards.json")
+}
+
+/// The results of lines, until they are put together.
+pub(super) fn parts(batch: &str) -> String {
+    format!("batches/{batch}/parts/")
+}
+
+/// The parts of one shard: who runs it lists no others.
+pub(super) fn shard_parts(batch: &str, shard: u32) -> String {
+    format!("batches/{batch}/parts/{shard:06}/")
+}
+
+/// The `number`th part that a writer writes of a shard.
+pub(super) fn part(batch: &str, shard: u32, writer: u64, number: u32) -> String {
+    format!("batches/{batch}/parts/{shard:06}/{writer:016x}-{number:06}.jsonl")
+}
+
+/// The input of a batch of Messages.
+pub(super) fn own_input(batch: &str) -> String {
+    format!("batches/{batch}/{OWN_INPUT}")
+}
+
+/// The results of a batch of Messages.
+pub(super) fn own_results(batch: &str) -> String {
+    format!("batches/{batch}/{OWN_RESULTS}")
+}
+
+/// The input of a batch. `None` if its record names no file.
+pub(super) fn input(tenant: Tenant, record: &BatchRecord) -> Option<String> {
+    match record.flavor {
+        Flavor::OpenAi => file::storage_path(tenant, &record.input_file_id),
+        Flavor::Messages => Some(own_input(&record.id)),
+    }
+}
+
+/// Whether a text is an id that a batch of this router could have. Any other text is no part of a path or a key.
+pub(super) fn is_batch_id(flavor: Flavor, text: &str) -> bool {
+    let prefix = match flavor {
+        Flavor::OpenAi => "batch_",
+        Flavor::Messages => "msgbatch_",
+    };
+    let digits = text.strip_prefix(prefix).unwrap_or_default();
+    let is_digit = |digit: u8| matches!(digit, b'0'..=b'9' | b'a'..=b'f');
+    digits.len() == 32 && digits.bytes().all(is_digit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batches::batch::new_batch_id;
+
+    #[test]
+    fn only_ids_of_batches_are_part_of_paths() {
+        for flavor in [Flavor::OpenAi, Flavor::Messages] {
+            let id = new_batch_id(flavor, 7 << 90);
+            assert!(is_batch_id(flavor, &id));
+            assert!(!is_batch_id(flavor, &id.to_uppercase()));
+            assert!(!is_batch_id(flavor, &format!("{id}0")));
+        }
+        for text in ["", "batch_", "batch_../../x", "file-0"] {
+            assert!(!is_batch_id(Flavor::OpenAi, text), "{text}");
+        }
+        assert!(!is_batch_id(
+            Flavor::Messages,
+            &new_batch_id(Flavor::OpenAi, 1)
+        ));
+    }
+
+    #[test]
+    fn each_shard_has_a_folder_for_its_parts() {
+        let of = |shard, number| part("b", shard, 0xab, number);
+        assert!(of(10, 0) < of(10, 1));
+        assert!(of(10, 1).starts_with(&shard_parts("b", 10)));
+        assert!(!of(1, 10).starts_with(&shard_parts("b", 10)));
+        assert!(shard_parts("b", 10).starts_with(&parts("b")));
+    }
+}

@@ -1,0 +1,72 @@
+//! The tokens of a tenant's batches that have not ended: OpenAI's enqueued tokens.
+
+use super::line::LineError;
+use super::records::record_of;
+use super::service::Batches;
+use crate::store;
+use crate::store::conversation::Order;
+use crate::store::documents::{Collection, DocumentKey, DocumentPage};
+
+/// Records that are fetched at once. A tenant has a bounded number of batches.
+const FETCHED: usize = 100;
+
+/// Why a batch that needs so many tokens fails beside others that have `used`.
+pub(super) fn refusal(max: u64, used: u64, needed: u64) -> Option<LineError> {
+    (used.saturating_add(needed) > max).then(|| {
+        let message = format!(
+            "Enqueued token limit reached: Limit {max}, Used {used}, Needed {needed} enqueued tokens. \
+             Please try again once some batches have ended."
+        );
+        LineError::new("token_limit_exceeded", message, None)
+    })
+}
+
+impl Batches {
+    /// The tokens of the other batches of the same tenant. Batches that are validated at the same time do not see each
+    /// other, and older ones are missed if the last of a page is deleted before the next is read.
+    pub(super) async fn queued_tokens(&self, of: &DocumentKey) -> Result<u64, store::Error> {
+        let mut sum = 0_u64;
+        let mut after = None;
+        loop {
+            let page = DocumentPage {
+                after,
+                limit: FETCHED,
+                order: Order::NewestFirst,
+            };
+            let listed = self
+                .store
+                .documents(Collection::Batches, of.tenant, page)
+                .await?;
+            for document in listed.documents.iter().filter(|other| other.key != *of) {
+                let record = record_of(document)?;
+                if !record.status.is_terminal() {
+                    sum = sum.saturating_add(record.tokens);
+                }
+            }
+            after = listed.documents.last().map(|last| last.key.id.clone());
+            if !listed.has_more || after.is_none() {
+                return Ok(sum);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_batch_fits_up_to_the_limit() {
+        for (used, needed, fits) in [(0, 100, true), (60, 40, true), (60, 41, false)] {
+            let refused = refusal(100, used, needed);
+            assert_eq!(refused.is_none(), fits, "{used} {needed}");
+        }
+        let error = refusal(100, u64::MAX, 1).unwrap();
+        assert_eq!((&*error.code, error.line), ("token_limit_exceeded", None));
+        assert!(
+            error
+                .message
+                .contains("Limit 100, Used 18446744073709551615, Needed 1 ")
+        );
+    }
+}

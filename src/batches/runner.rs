@@ -1,0 +1,305 @@
+//! The works of batches on this replica: finds what is to be done, claims it, and does it on the I/O threads.
+//!
+//! ```text
+//! look ─▶ documents that are due ─▶ claim (compare-and-set) ─▶ validating | shard_run | assembling | deleting
+//! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
+//! sweep ─▶ files that have expired
+//! trial ─▶ whether the storage can be used
+//! ```
+
+mod assembling;
+mod deleting;
+mod input_lines;
+mod line_run;
+mod lines_of_pieces;
+mod object_lines;
+mod part_buffer;
+mod retry;
+mod shard_run;
+mod validating;
+mod work_context;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::time::sleep;
+
+use self::work_context::WorkContext;
+use super::batch::{BatchRecord, Work};
+use super::records::record_of;
+use super::room_gate::RoomGate;
+use super::send::SendLine;
+use super::service::Batches;
+use super::works::{StopWork, WorkGuard};
+use crate::observe;
+use crate::store;
+use crate::store::documents::{Collection, Document, DocumentKey, ReplaceOutcome};
+
+/// Time between two looks for work while there is some, and else. What was created here is looked at at once.
+const BUSY_INTERVAL: Duration = Duration::from_millis(500);
+const IDLE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Time between two looks at the records of what runs here, within which a cancel on another replica is seen.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Renewals within a lease: one may be late.
+const RENEWALS: u32 = 3;
+
+/// Documents of one look. Those that were due the longest come first, and each that is claimed goes to the end.
+const MAX_DUE: usize = 128;
+
+/// Time between two looks for files that have expired, and how many of them are deleted at a time.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
+const MAX_SWEPT: usize = 100;
+
+/// Time between two trials of the storage, each of which is three requests to S3.
+const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// How often a claim is made anew because others have written.
+const MAX_CLAIM_ROUNDS: u32 = 5;
+
+impl Batches {
+    /// Starts the works on the I/O threads. They end when the drain begins.
+    pub fn start(self: &Arc<Self>, sender: Arc<dyn SendLine>) {
+        let runner = Runner {
+            batches: self.clone(),
+            gate: Arc::new(RoomGate::new(self.metrics.lines_waiting.clone())),
+            sender,
+        };
+        let running = self.tasks.track_until_stopped(runner.run());
+        self.io_threads.spawn(running);
+    }
+}
+
+/// Finds works and starts them.
+struct Runner {
+    batches: Arc<Batches>,
+    sender: Arc<dyn SendLine>,
+    gate: Arc<RoomGate>,
+}
+
+impl Runner {
+    async fn run(self) {
+        tokio::join!(
+            self.gate.run(&*self.sender),
+            self.look_for_work(),
+            self.watch_works(),
+            self.sweep(),
+            self.try_storage(),
+        );
+    }
+
+    async fn look_for_work(&self) {
+        let works = &self.batches.works;
+        loop {
+            if let Err(error) = self.look().await {
+                self.batches
+                    .failed("batches could not be looked for", &error);
+            }
+            let is_idle = works.batches().is_empty();
+            let interval = if is_idle {
+                IDLE_INTERVAL
+            } else {
+                BUSY_INTERVAL
+            };
+            tokio::select! {
+                () = sleep(interval) => {}
+                () = works.wake.notified() => {}
+            }
+        }
+    }
+
+    /// Starts what there is room for.
+    async fn look(&self) -> Result<(), store::Error> {
+        for key in self.batches.take_urgent() {
+            if let Some(document) = self.batches.store.document(key).await? {
+                self.take(document).await?;
+            }
+        }
+        // Each batch gets one work after the other, so that none has all.
+        while self.batches.works.has_any_room() {
+            let now_ms = observe::unix_ms();
+            let due = self
+                .batches
+                .store
+                .due_documents(Collection::Batches, now_ms, MAX_DUE);
+            let mut has_started = false;
+            for document in due.await? {
+                has_started |= self.take(document).await?;
+            }
+            if !has_started {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what a batch needs next, if this replica can. True if a work was started.
+    async fn take(&self, mut document: Document) -> Result<bool, store::Error> {
+        let Batches { store, works, .. } = &*self.batches;
+        let owner = self.batches.owner;
+        for _ in 0..MAX_CLAIM_ROUNDS {
+            let record = match record_of(&document) {
+                Ok(record) => record,
+                Err(error) => {
+                    // A newer release knows what to do with it.
+                    self.batches
+                        .failed("a batch is left to other replicas", &error);
+                    return Ok(false);
+                }
+            };
+            let key = document.key.clone();
+            let now_ms = observe::unix_ms();
+            if record.is_webhook_due(now_ms) {
+                self.batches.report_end(&key, &record).await;
+                return Ok(false);
+            }
+            // A claim whose write was not confirmed.
+            if let Some(work) = self.unknown_claim(&key, &record) {
+                return Ok(works.has_room(work) && self.begin(&key, work));
+            }
+            let mut claimed = record.clone();
+            let work = claimed.claim(now_ms, owner, self.lease_ms());
+            match work {
+                Some(work) if !works.has_room(work) => return Ok(false),
+                Some(_) => {}
+                // It is due for nothing: by when it was written, something else would have happened by now.
+                None if record.due_ms(now_ms).is_some_and(|at| at <= now_ms) => return Ok(false),
+                None => {}
+            }
+            let records = &self.batches.records;
+            let written = records.write(&key, document.version, &claimed, now_ms);
+            match written.await? {
+                ReplaceOutcome::Done(_) => {
+                    return Ok(work.is_some_and(|work| self.begin(&key, work)));
+                }
+                ReplaceOutcome::Gone => return Ok(false),
+                ReplaceOutcome::Changed => match store.document(key).await? {
+                    Some(changed) => document = changed,
+                    None => return Ok(false),
+                },
+            }
+        }
+        Ok(false)
+    }
+
+    /// A work that the record says is this replica's, and that nothing here does.
+    fn unknown_claim(&self, key: &DocumentKey, record: &BatchRecord) -> Option<Work> {
+        let owner = self.batches.owner;
+        let claims = record.claims.iter().filter(|claim| claim.owner == owner);
+        let mut works = claims.map(|claim| claim.work);
+        works.find(|work| !self.batches.works.runs(key, *work))
+    }
+
+    /// Starts a work that was claimed. False if it runs already.
+    fn begin(&self, key: &DocumentKey, work: Work) -> bool {
+        let Some(guard) = self.batches.works.begin(key, work) else {
+            return false;
+        };
+        let context = self.context(guard);
+        let running = self.batches.tasks.track(run_work(context));
+        self.batches.io_threads.spawn(running);
+        true
+    }
+
+    fn lease_ms(&self) -> u64 {
+        u64::try_from(self.batches.lease.as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn context(&self, guard: WorkGuard) -> WorkContext {
+        WorkContext {
+            batches: self.batches.clone(),
+            sender: self.sender.clone(),
+            gate: self.gate.clone(),
+            guard,
+        }
+    }
+
+    /// Stops works that are to stop, and renews the claims of the others.
+    async fn watch_works(&self) {
+        let mut renewed: BTreeMap<DocumentKey, Instant> = BTreeMap::new();
+        let renewal_interval = self.batches.lease / RENEWALS;
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            let running = self.batches.works.batches();
+            renewed.retain(|key, _| running.contains(key));
+            self.batches.running.lock().keep(&running);
+            for key in running {
+                let now = observe::now();
+                let at = *renewed.entry(key.clone()).or_insert(now);
+                let is_due = now.saturating_duration_since(at) >= renewal_interval;
+                match self.watch(&key, is_due).await {
+                    Ok(()) if is_due => {
+                        renewed.insert(key, now);
+                    }
+                    Ok(()) => {}
+                    // What runs goes on: its results are right whoever has the claim.
+                    Err(error) => self.batches.failed("record of a batch not read", &error),
+                }
+            }
+        }
+    }
+
+    async fn watch(&self, key: &DocumentKey, renews: bool) -> Result<(), store::Error> {
+        let Batches { records, works, .. } = &*self.batches;
+        let owner = self.batches.owner;
+        let begun = works.of_batch(key);
+        let Some((record, _)) = records.read(key).await? else {
+            works.stop(key, |_| Some(StopWork::Lost));
+            return Ok(());
+        };
+        self.batches.running.lock().set(key, &record);
+        let is_stopping = record.is_stopping(observe::unix_ms());
+        works.stop(key, |work| {
+            if !record.owns(owner, work) {
+                // A record that was read before a work was claimed says nothing of it.
+                return begun.contains(&work).then_some(StopWork::Lost);
+            }
+            StopWork::of_stopping_batch(work).filter(|_| is_stopping)
+        });
+        if renews {
+            let lease_ms = self.lease_ms();
+            let renewed = records.change(key, |record, now_ms| {
+                record.renew(now_ms, owner, lease_ms).then_some(())
+            });
+            renewed.await.map(drop)?;
+        }
+        Ok(())
+    }
+
+    /// Deletes files that have expired.
+    async fn sweep(&self) {
+        loop {
+            let now_ms = observe::unix_ms();
+            let deleted = self.batches.files.delete_expired(now_ms, MAX_SWEPT).await;
+            match deleted {
+                // There may be more.
+                Ok(MAX_SWEPT) => continue,
+                Ok(_) => {}
+                Err(error) => self.batches.failed("expired files not deleted", &error),
+            }
+            sleep(SWEEP_INTERVAL).await;
+        }
+    }
+
+    async fn try_storage(&self) {
+        loop {
+            self.batches.try_storage().await;
+            sleep(TRIAL_INTERVAL).await;
+        }
+    }
+}
+
+async fn run_work(context: WorkContext) {
+    let outcome = match context.work() {
+        Work::Validate => validating::run(&context).await,
+        Work::Shard(number) => shard_run::run(&context, number).await,
+        Work::Finalize => assembling::run(&context).await,
+        Work::Delete => deleting::run(&context).await,
+    };
+    context.batches.metrics.on_work(context.work(), outcome);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,286 @@
+//! Puts the results of a batch together: reads its part objects, and writes the files that clients get.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::task::yield_now;
+use tracing::info;
+use xxhash_rust::xxh3::xxh3_128;
+
+use super::input_lines::custom_id;
+use super::object_lines::ObjectLines;
+use super::work_context::{Halt, WorkContext};
+use crate::batches::batch::{Assembled, BatchRecord};
+use crate::batches::file::{self, FilePurpose, FileRecord};
+use crate::batches::line::Flavor;
+use crate::batches::metrics::WorkOutcome;
+use crate::batches::output::{Assembler, ResultOf};
+use crate::batches::paths;
+use crate::batches::shards;
+use crate::batches::storage::{Storage, StorageError, StorageWriter};
+use crate::batches::works::StopWork;
+use crate::observe;
+
+/// Lines after which requests on this thread have their turn.
+const LINES_AT_A_TIME: u32 = 64;
+
+pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
+    let Some(record) = work.own_record().await else {
+        return WorkOutcome::Lost;
+    };
+    let assembled = match work.unless_stopped(assemble(work, &record)).await {
+        Ok(assembled) => assembled,
+        Err(halt) => return work.on_halt(halt).await,
+    };
+    let owner = work.batches.owner;
+    let written =
+        work.write_end(|record, now_ms| record.end_assembly(owner, assembled.clone(), now_ms));
+    let Some(record) = written.await else {
+        return WorkOutcome::Lost;
+    };
+    info!(
+        batch = record.id,
+        tenant = record.tenant_name,
+        status = record.status.as_str(),
+        lines = record.counts.total,
+        completed = record.counts.completed,
+        failed = record.counts.failed,
+        not_run = record.counts.not_run,
+        "batch ended"
+    );
+    work.batches.on_ended(&record);
+    work.batches.report_end(work.key(), &record).await;
+    // They are in the files now. What stays goes with the batch.
+    let parts = paths::parts(&record.id);
+    if let Err(error) = work.batches.storage.delete_all(&parts).await {
+        work.batches.failed("parts of a batch not deleted", &error);
+    }
+    WorkOutcome::Done
+}
+
+/// A file of results that is written.
+struct ResultFile {
+    /// Of a batch with files; else the name of the object.
+    id: String,
+    path: String,
+    filename: String,
+    /// None until it has a line.
+    writer: Option<StorageWriter>,
+}
+
+impl ResultFile {
+    async fn write(&mut self, storage: &Storage, line: Bytes) -> Result<(), StorageError> {
+        let writer = match &mut self.writer {
+            Some(writer) => writer,
+            none => none.insert(storage.writer(&self.path).await?),
+        };
+        writer.write(line).await?;
+        writer.write(Bytes::from_static(b"\n")).await
+    }
+
+    /// The id and the size of the file, if it has a line.
+    async fn finish(&mut self) -> Result<Option<(String, u64)>, StorageError> {
+        let Some(writer) = self.writer.take() else {
+            return Ok(None);
+        };
+        let bytes = writer.finish().await?;
+        Ok(Some((self.id.clone(), bytes)))
+    }
+}
+
+/// The files of a batch.
+struct ResultFiles<'a> {
+    work: &'a WorkContext,
+    record: &'a BatchRecord,
+    output: ResultFile,
+    /// `None`: a batch of Messages has all results in one.
+    error: Option<ResultFile>,
+    lines: u32,
+}
+
+impl<'a> ResultFiles<'a> {
+    fn new(work: &'a WorkContext, record: &'a BatchRecord) -> Result<Self, StorageError> {
+        let (output, error) = match record.flavor {
+            Flavor::OpenAi => (
+                openai_file(work, record, "output")?,
+                Some(openai_file(work, record, "error")?),
+            ),
+            Flavor::Messages => {
+                let own = ResultFile {
+                    id: paths::OWN_RESULTS.to_owned(),
+                    path: paths::own_results(&record.id),
+                    filename: String::new(),
+                    writer: None,
+                };
+                (own, None)
+            }
+        };
+        Ok(Self {
+            work,
+            record,
+            output,
+            error,
+            lines: 0,
+        })
+    }
+
+    async fn write(&mut self, is_ok: bool, line: Bytes) -> Result<(), StorageError> {
+        let storage = &self.work.batches.storage;
+        let file = match &mut self.error {
+            Some(error) if !is_ok => error,
+            _ => &mut self.output,
+        };
+        file.write(storage, line).await?;
+        self.lines = self.lines.wrapping_add(1);
+        if self.lines.is_multiple_of(LINES_AT_A_TIME) {
+            yield_now().await;
+        }
+        Ok(())
+    }
+
+    /// Completes the files, and registers those that clients find among theirs.
+    async fn finish(self, assembler: &Assembler) -> Result<Assembled, Halt> {
+        let Self {
+            work,
+            record,
+            mut output,
+            mut error,
+            ..
+        } = self;
+        let of_output = output.finish().await?;
+        let of_error = match &mut error {
+            Some(error) => error.finish().await?,
+            None => None,
+        };
+        if let Some(error) = error {
+            register(work, record, output.filename, of_output.as_ref()).await?;
+            register(work, record, error.filename, of_error.as_ref()).await?;
+        }
+        Ok(Assembled {
+            output: of_output,
+            error: of_error,
+            counts: assembler.counts(),
+            usage: assembler.usage(),
+        })
+    }
+}
+
+/// Has clients find a file, by the id and the size that were written, if it has a line.
+async fn register(
+    work: &WorkContext,
+    record: &BatchRecord,
+    filename: String,
+    written: Option<&(String, u64)>,
+) -> Result<(), Halt> {
+    let Some((id, bytes)) = written else {
+        return Ok(());
+    };
+    let retention = work.batches.settings.retention;
+    let lasts = record.output_expires_after_s.map(Duration::from_secs);
+    let lasts = lasts.unwrap_or(retention).min(retention);
+    let created_at = observe::unix_s();
+    let record = FileRecord {
+        id: id.clone(),
+        bytes: *bytes,
+        created_at,
+        expires_at: Some(created_at.saturating_add_unsigned(lasts.as_secs())),
+        filename,
+        purpose: FilePurpose::BatchOutput,
+    };
+    let registered = work.batches.files.register(work.key().tenant, record).await;
+    registered.map_err(|error| {
+        let message = format!("a file of results was not registered: {}", error.message);
+        Halt::Storage(StorageError::Failed(message))
+    })
+}
+
+/// The same file, whichever replica puts the results together, and however often. Only who knows the batch's id could
+/// guess it.
+fn openai_file(
+    work: &WorkContext,
+    record: &BatchRecord,
+    kind: &str,
+) -> Result<ResultFile, StorageError> {
+    let id = file::new_file_id(xxh3_128(format!("{} {kind}", record.id).as_bytes()));
+    let path = file::storage_path(work.key().tenant, &id).ok_or(StorageError::NotFound)?;
+    Ok(ResultFile {
+        path,
+        filename: format!("{}_{kind}.jsonl", record.id),
+        id,
+        writer: None,
+    })
+}
+
+/// Nothing stays of files that are not finished: their writers are dropped.
+async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled, Halt> {
+    let _room = work.batches.memory.whole_file().await;
+    let storage = &work.batches.storage;
+    let mut files = ResultFiles::new(work, record)?;
+    let mut assembler = Assembler::new(record.counts.total);
+    for shard in 0..record.shard_count {
+        let parts = paths::shard_parts(&record.id, shard);
+        for path in storage.list(&parts).await? {
+            let mut lines = ObjectLines::open(storage, &path).await?;
+            while let Some(line) = lines.next().await? {
+                if let Some((is_ok, text)) = assembler.push(&line) {
+                    files.write(is_ok, line.slice_ref(text)).await?;
+                }
+            }
+        }
+    }
+    write_missing(work, record, &assembler, &mut files).await?;
+    // Another replica may have put them together meanwhile, and deleted the parts.
+    if work.own_record().await.is_none() {
+        return Err(Halt::Stopped(StopWork::Lost));
+    }
+    files.finish(&assembler).await
+}
+
+/// Lines without a result get one that says why.
+async fn write_missing(
+    work: &WorkContext,
+    record: &BatchRecord,
+    assembler: &Assembler,
+    files: &mut ResultFiles<'_>,
+) -> Result<(), Halt> {
+    if assembler.missing().next().is_none() {
+        return Ok(());
+    }
+    for shard in work.shards().await? {
+        let numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
+        let missing: Vec<u32> = numbers.filter(|line| !assembler.has(*line)).collect();
+        if missing.is_empty() {
+            continue;
+        }
+        let bytes = match work.shard_bytes(record, &shard).await {
+            Ok(bytes) => bytes,
+            // The client has deleted the input, or it has expired.
+            Err(StorageError::NotFound) => {
+                for number in missing {
+                    let text = result_of(record, number, "").input_gone();
+                    files.write(false, text.into()).await?;
+                }
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for (number, line) in shards::lines(&bytes, shard.first_line) {
+            if assembler.has(number) {
+                continue;
+            }
+            let custom_id = custom_id(line);
+            let text = result_of(record, number, &custom_id).not_run(record.ending);
+            files.write(false, text.into()).await?;
+        }
+    }
+    Ok(())
+}
+
+fn result_of<'a>(record: &'a BatchRecord, line: u32, custom_id: &'a str) -> ResultOf<'a> {
+    ResultOf {
+        flavor: record.flavor,
+        batch: &record.id,
+        line,
+        custom_id,
+    }
+}

@@ -1,0 +1,25 @@
+//! Deletes all that is kept of a batch. Its files have a retention of their own.
+
+use super::work_context::{Halt, WorkContext};
+use crate::batches::metrics::WorkOutcome;
+use crate::batches::paths;
+
+pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
+    if work.own_record().await.is_none() {
+        return WorkOutcome::Lost;
+    }
+    let folder = paths::folder(&work.key().id);
+    let deleted = work.batches.storage.delete_all(&folder).await;
+    if let Err(error) = deleted {
+        return work.on_halt(Halt::Storage(error)).await;
+    }
+    let removed = work.batches.store.remove_document(work.key().clone(), None);
+    match removed.await {
+        Ok(_) => WorkOutcome::Done,
+        Err(error) => {
+            // The claim runs out, and somebody tries again.
+            work.batches.failed("record of a batch not deleted", &error);
+            WorkOutcome::Returned
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! One line of a batch: through the gate, to an engine, and again if that fails.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use prometheus::IntGauge;
+use serde_json::value::RawValue;
+use tokio::time::sleep;
+
+use super::input_lines::InputLine;
+use super::retry::Tries;
+use crate::batches::batch::Usage;
+use crate::batches::line::{BYTES_PER_TOKEN, Flavor, LineEndpoint, LineError};
+use crate::batches::memory_bounds::{HeldAnswer, MemoryBounds};
+use crate::batches::metrics::Metrics;
+use crate::batches::output::{self, PartLine, ResultOf};
+use crate::batches::room_gate::RoomGate;
+use crate::batches::send::{LineAnswer, LineRequest, SendLine};
+use crate::relay::EnteringLine;
+
+/// Of an answer that is no JSON, a result has so many bytes.
+const MAX_TEXT_BYTES: usize = 64 << 10;
+
+/// What the lines of a shard share.
+#[derive(Debug)]
+pub(super) struct LineContext {
+    pub(super) sender: Arc<dyn SendLine>,
+    pub(super) gate: Arc<RoomGate>,
+    pub(super) memory: Arc<MemoryBounds>,
+    pub(super) metrics: Metrics,
+    pub(super) flavor: Flavor,
+    pub(super) endpoint: LineEndpoint,
+    pub(super) tenant: Arc<str>,
+    pub(super) batch: Arc<str>,
+}
+
+/// A line with its result.
+#[derive(Debug)]
+pub(super) struct FinishedLine {
+    pub(super) line: PartLine,
+    /// The result line.
+    pub(super) text: String,
+    /// Of the answer; `None` if there was none.
+    pub(super) held: Option<Arc<HeldAnswer>>,
+}
+
+/// Counts a line as in flight until it is dropped.
+struct LineInFlight<'a>(&'a IntGauge);
+
+impl<'a> LineInFlight<'a> {
+    fn begin(gauge: &'a IntGauge) -> Self {
+        gauge.inc();
+        Self(gauge)
+    }
+}
+
+impl Drop for LineInFlight<'_> {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Runs a line until it has a result. Dropped, it is given up.
+pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedLine {
+    if let Some(refused) = context.refused(&line) {
+        return refused;
+    }
+    let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
+    let mut tries = Tries::default();
+    loop {
+        let Some(entering) = context.gate.enter(&line.model, tokens).await else {
+            // The router ends, and with it this task.
+            std::future::pending::<()>().await;
+            continue;
+        };
+        let held = HeldAnswer::new(&context.memory);
+        let request = context.request(&line, entering, held.clone());
+        let answer = context.send(request).await;
+        let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
+            return context.finish(&line, &answer, held);
+        };
+        let status = answer.status.to_string();
+        drop((answer, held));
+        context.metrics.retries.with_label_values(&[&status]).inc();
+        sleep(pause).await;
+    }
+}
+
+impl LineContext {
+    fn request(
+        &self,
+        line: &InputLine,
+        entering: EnteringLine,
+        held: Arc<HeldAnswer>,
+    ) -> LineRequest {
+        LineRequest {
+            tenant: self.tenant.clone(),
+            endpoint: self.endpoint,
+            body: line.body.clone(),
+            batch: self.batch.clone(),
+            entering,
+            held,
+        }
+    }
+
+    async fn send(&self, request: LineRequest) -> LineAnswer {
+        let _in_flight = LineInFlight::begin(&self.metrics.lines_in_flight);
+        self.sender.send(request).await
+    }
+
+    /// The result of a line that cannot be sent. The lines of a file were checked for that before; those of a batch of
+    /// Messages are checked one by one.
+    fn refused(&self, line: &InputLine) -> Option<FinishedLine> {
+        if self.flavor == Flavor::OpenAi {
+            return None;
+        }
+        let (tenant, endpoint) = (&self.tenant, self.endpoint);
+        let (code, message) = self.sender.refusal(tenant, &line.model, endpoint)?;
+        self.metrics.lines.with_label_values(&["invalid"]).inc();
+        let error = LineError::new(&code, message, Some("model"));
+        let of = self.result_of(line.number, &line.custom_id);
+        Some(FinishedLine {
+            text: of.invalid(&error),
+            line: PartLine {
+                line: line.number,
+                is_ok: false,
+                usage: Usage::default(),
+            },
+            held: None,
+        })
+    }
+
+    /// The result of a line that was answered.
+    fn finish(&self, line: &InputLine, answer: &LineAnswer, held: Arc<HeldAnswer>) -> FinishedLine {
+        let body = bounded(&answer.body);
+        let is_ok = output::is_ok(answer.status) && self.is_whole(&body);
+        let outcome = if is_ok { "completed" } else { "failed" };
+        self.metrics.lines.with_label_values(&[outcome]).inc();
+        let of = self.result_of(line.number, &line.custom_id);
+        let usage = if is_ok {
+            output::usage_of(&body)
+        } else {
+            Usage::default()
+        };
+        FinishedLine {
+            text: of.answer(answer.status, &answer.request_id, &body),
+            line: PartLine {
+                line: line.number,
+                is_ok,
+                usage,
+            },
+            held: Some(held),
+        }
+    }
+
+    pub(super) fn result_of<'a>(&'a self, line: u32, custom_id: &'a str) -> ResultOf<'a> {
+        ResultOf {
+            flavor: self.flavor,
+            batch: &self.batch,
+            line,
+            custom_id,
+        }
+    }
+
+    /// A message that is no JSON object is an error among the results of Messages.
+    fn is_whole(&self, body: &[u8]) -> bool {
+        let json = || serde_json::from_slice::<&RawValue>(body).ok();
+        self.flavor == Flavor::OpenAi || json().is_some_and(|json| json.get().starts_with('{'))
+    }
+}
+
+/// An answer that is no JSON becomes a string, several times as long as it was.
+fn bounded(body: &Bytes) -> Bytes {
+    if body.len() <= MAX_TEXT_BYTES || serde_json::from_slice::<&RawValue>(body).is_ok() {
+        return body.clone();
+    }
+    body.slice(..MAX_TEXT_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::batches::send::SendFuture;
+    use crate::observe::metrics::Registry;
+    use crate::relay::SpareRoom;
+
+    /// A fleet that gives everybody the same answer.
+    #[derive(Debug)]
+    struct Answers(LineAnswer);
+
+    impl SendLine for Answers {
+        fn send(&self, line: LineRequest) -> SendFuture<'_> {
+            assert_eq!(&*line.tenant, "default");
+            Box::pin(std::future::ready(self.0.clone()))
+        }
+
+        fn room(&self, _: &str) -> SpareRoom {
+            SpareRoom {
+                requests: 10,
+                prompt_tokens: 1_000,
+                workers: 1,
+            }
+        }
+
+        fn refusal(&self, _: &str, _: &str, _: LineEndpoint) -> Option<(String, String)> {
+            None
+        }
+    }
+
+    /// The result of a line that is answered once.
+    async fn result(flavor: Flavor, status: u16, body: &str) -> (PartLine, Value) {
+        let metrics = Metrics::new(&Registry::default());
+        let sender = Arc::new(Answers(LineAnswer {
+            status,
+            request_id: "wr-1".to_owned(),
+            retry_after: None,
+            may_retry: false,
+            body: Bytes::copy_from_slice(body.as_bytes()),
+        }));
+        let gate = Arc::new(RoomGate::new(metrics.lines_waiting.clone()));
+        let context = Arc::new(LineContext {
+            sender: sender.clone(),
+            gate: gate.clone(),
+            memory: Arc::default(),
+            metrics: metrics.clone(),
+            flavor,
+            endpoint: LineEndpoint::ChatCompletions,
+            tenant: "default".into(),
+            batch: "batch_1".into(),
+        });
+        let line = InputLine {
+            number: 3,
+            custom_id: "a".to_owned(),
+            model: "m".into(),
+            body: Bytes::from_static(b"{}"),
+        };
+        let finished = tokio::select! {
+            finished = run(context, line) => finished,
+            () = gate.run(&*sender) => panic!("the gate has ended"),
+        };
+        assert_eq!(metrics.lines_in_flight.get(), 0);
+        assert_eq!(finished.line.line, 3);
+        (finished.line, serde_json::from_str(&finished.text).unwrap())
+    }
+
+    #[tokio::test]
+    async fn an_answer_is_the_result_with_what_it_used() {
+        let usage = json!({"usage": {"prompt_tokens": 9, "completion_tokens": 2}}).to_string();
+        let (line, text) = result(Flavor::OpenAi, 200, &usage).await;
+        assert!(line.is_ok && line.usage.input_tokens == 9);
+        assert_eq!(text["response"]["status_code"], 200);
+        assert_eq!(text["response"]["request_id"], "wr-1");
+        let (line, text) = result(Flavor::OpenAi, 500, &usage).await;
+        assert!(!line.is_ok && line.usage == Usage::default());
+        assert_eq!(text["response"]["status_code"], 500);
+    }
+
+    #[tokio::test]
+    async fn of_an_answer_that_is_no_json_the_beginning_is_kept() {
+        let long = "x".repeat(2 * MAX_TEXT_BYTES);
+        let (line, text) = result(Flavor::OpenAi, 502, &long).await;
+        assert!(!line.is_ok);
+        let body = text["response"]["body"].as_str().unwrap();
+        assert_eq!(body.len(), MAX_TEXT_BYTES);
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_no_object_is_an_error() {
+        let (line, text) = result(Flavor::Messages, 200, "ok").await;
+        assert!(!line.is_ok);
+        assert_eq!(text["result"]["type"], "errored");
+        let message = json!({"type": "message"}).to_string();
+        let (line, text) = result(Flavor::Messages, 200, &message).await;
+        assert!(line.is_ok);
+        assert_eq!(text["result"]["type"], "succeeded");
+    }
+}

@@ -1,0 +1,46 @@
+//! Reads an object of the storage line by line.
+
+use bytes::Bytes;
+
+use super::lines_of_pieces::LinesOfPieces;
+use crate::batches::storage::{Storage, StorageError, StorageReader};
+
+/// A result line has an answer, of 16 MiB at most, and some more where line breaks were taken out of it.
+const MAX_LINE: usize = 32 << 20;
+
+/// The lines of one object. One piece and one line are in memory.
+#[derive(Debug)]
+pub(super) struct ObjectLines {
+    reader: StorageReader,
+    lines: LinesOfPieces,
+    is_over: bool,
+}
+
+impl ObjectLines {
+    pub(super) async fn open(storage: &Storage, path: &str) -> Result<Self, StorageError> {
+        Ok(Self {
+            reader: storage.read(path, None).await?,
+            lines: LinesOfPieces::new(MAX_LINE),
+            is_over: false,
+        })
+    }
+
+    /// The next line without its line break.
+    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+        loop {
+            if let Some(line) = self.lines.next_line() {
+                return Ok(Some(line));
+            }
+            if self.is_over {
+                return Ok(None);
+            }
+            match self.reader.next().await? {
+                Some(piece) => self.lines.push(&piece),
+                None => {
+                    self.is_over = true;
+                    return Ok(self.lines.rest());
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! Runs the lines of a shard that have no result yet, and writes the results of those that have into part objects.
+
+use std::pin::pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
+
+use super::input_lines::{InputLines, InvalidLine};
+use super::line_run::{self, FinishedLine, LineContext};
+use super::object_lines::ObjectLines;
+use super::part_buffer::PartBuffer;
+use super::work_context::{Halt, WorkContext};
+use crate::batches::batch::{BatchRecord, Usage};
+use crate::batches::metrics::WorkOutcome;
+use crate::batches::output::{Assembler, PartLine};
+use crate::batches::paths;
+use crate::batches::shards::Shard;
+use crate::batches::storage::StorageError;
+use crate::batches::works::StopWork;
+
+/// A shard that runs.
+struct ShardRun<'a> {
+    work: &'a WorkContext,
+    number: u32,
+    lines: Arc<LineContext>,
+    part: PartBuffer,
+    /// Random: no other run of the shard, here or elsewhere, writes to its part objects.
+    writer: u64,
+    /// The number of the next part object.
+    next_part: u32,
+}
+
+pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
+    let Some(record) = work.own_record().await else {
+        return WorkOutcome::Lost;
+    };
+    // The room for the input is given back when the shard ends.
+    let (rest, _room) = match work.unless_stopped(load(work, &record, number)).await {
+        Ok(loaded) => loaded,
+        Err(halt) => return work.on_halt(halt).await,
+    };
+    let mut run = ShardRun {
+        work,
+        number,
+        lines: Arc::new(LineContext {
+            sender: work.sender.clone(),
+            gate: work.gate.clone(),
+            memory: work.batches.memory.clone(),
+            metrics: work.batches.metrics.clone(),
+            flavor: record.flavor,
+            endpoint: record.endpoint,
+            tenant: record.tenant_name.as_str().into(),
+            batch: record.id.as_str().into(),
+        }),
+        part: PartBuffer::default(),
+        writer: fastrand::u64(..),
+        next_part: 0,
+    };
+    let stopped = run.run(rest).await;
+    run.end(stopped).await
+}
+
+/// Reads those of the shard's lines that have no result, once there is room for them.
+async fn load(
+    work: &WorkContext,
+    record: &BatchRecord,
+    number: u32,
+) -> Result<(InputLines, Option<OwnedSemaphorePermit>), Halt> {
+    let shards = work.shards().await?;
+    let shard = shards
+        .get(number as usize)
+        .copied()
+        .ok_or_else(|| StorageError::Failed(format!("{} has no shard {number}", record.id)))?;
+    let done = finished_lines(work, &shard, number).await?;
+    let room = work.batches.memory.input(shard.bytes).await;
+    let rest = match work.shard_bytes(record, &shard).await {
+        Ok(bytes) => InputLines::of(&bytes, &shard, record, |line| done.has(line)),
+        // The client has deleted the input: nothing of it can be run any more.
+        Err(StorageError::NotFound) => InputLines::default(),
+        Err(error) => return Err(error.into()),
+    };
+    Ok((rest, room))
+}
+
+/// The lines of a shard with a result.
+async fn finished_lines(
+    work: &WorkContext,
+    shard: &Shard,
+    number: u32,
+) -> Result<Assembler, StorageError> {
+    let storage = &work.batches.storage;
+    let mut done = Assembler::new(shard.first_line.saturating_add(shard.lines));
+    let folder = paths::shard_parts(&work.key().id, number);
+    let parts = storage.list(&folder).await?;
+    if parts.is_empty() {
+        return Ok(done);
+    }
+    // A result line may be as long as an answer.
+    let _room = work.batches.memory.whole_file().await;
+    for path in parts {
+        let mut lines = ObjectLines::open(storage, &path).await?;
+        while let Some(line) = lines.next().await? {
+            let _ = done.push(&line);
+        }
+    }
+    Ok(done)
+}
+
+impl ShardRun<'_> {
+    /// Runs until all lines have results that are written, or until the work is stopped.
+    async fn run(&mut self, rest: InputLines) -> Option<StopWork> {
+        for line in &rest.invalid {
+            self.on_invalid(line);
+        }
+        // Dropped, it gives up what runs.
+        let mut running = JoinSet::new();
+        for line in rest.lines {
+            running.spawn(line_run::run(self.lines.clone(), line));
+        }
+        let work = self.work;
+        let mut stopped = pin!(work.stopped());
+        let reason = loop {
+            if running.is_empty() && self.part.is_empty() {
+                return None;
+            }
+            let due = self.part.due(Instant::now(), running.is_empty());
+            tokio::select! {
+                biased;
+                reason = &mut stopped => break reason,
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {
+                    // Also while the storage or the store does not answer, a cancel stops the lines at once.
+                    tokio::select! {
+                        biased;
+                        reason = &mut stopped => break reason,
+                        () = self.write_out() => {}
+                    }
+                }
+                Some(finished) = running.join_next(), if self.part.has_room() => match finished {
+                    Ok(finished) => self.on_finished(finished),
+                    Err(error) => self.work.batches.failed("a line of a batch has no result", &error),
+                },
+            }
+        };
+        while let Some(finished) = running.try_join_next() {
+            if let Ok(finished) = finished {
+                self.on_finished(finished);
+            }
+        }
+        // What is not answered yet is closed before anybody else may send it.
+        running.shutdown().await;
+        Some(reason)
+    }
+
+    fn on_finished(&mut self, finished: FinishedLine) {
+        let FinishedLine { line, text, held } = finished;
+        self.part.push(Instant::now(), line, &text, held);
+    }
+
+    fn on_invalid(&mut self, invalid: &InvalidLine) {
+        let metrics = &self.work.batches.metrics;
+        metrics.lines.with_label_values(&["invalid"]).inc();
+        let of = self.lines.result_of(invalid.number, &invalid.custom_id);
+        let text = of.invalid(&invalid.error);
+        let line = PartLine {
+            line: invalid.number,
+            is_ok: false,
+            usage: Usage::default(),
+        };
+        self.part.push(Instant::now(), line, &text, None);
+    }
+
+    async fn write_out(&mut self) {
+        self.write_part().await;
+        self.write_progress().await;
+    }
+
+    /// Writes what has come into a part object. What fails, or is given up half-way, is written again later.
+    async fn write_part(&mut self) {
+        if self.part.is_empty() {
+            return;
+        }
+        let batches = &self.work.batches;
+        let batch = &self.work.key().id;
+        let path = paths::part(batch, self.number, self.writer, self.next_part);
+        // Each write has an object of its own: one that is given up may be done after the next, which has more lines.
+        self.next_part = self.next_part.saturating_add(1);
+        let bytes = Bytes::copy_from_slice(self.part.bytes());
+        match batches.storage.put(&path, bytes).await {
+            Ok(()) => self.part.on_written(),
+            Err(error) => {
+                batches.failed("results of a batch not written", &error);
+                self.part.on_failed(Instant::now());
+            }
+        }
+    }
+
+    /// Counts what was written. What fails is counted with the next part; at the end of the batch all is counted anew.
+    async fn write_progress(&mut self) {
+        if !self.part.is_empty() {
+            return;
+        }
+        let (owner, work) = (self.work.batches.owner, self.work.work());
+        let (counts, usage) = self.part.progress();
+        let written = self
+            .work
+            .batches
+            .records
+            .change(self.work.key(), |record, _| {
+                record.progress(owner, work, counts, usage).then_some(())
+            });
+        match written.await {
+            Ok(_) => self.part.on_progress(),
+            Err(error) => self
+                .work
+                .batches
+                .failed("progress of a batch not written", &error),
+        }
+    }
+
+    async fn end(mut self, stopped: Option<StopWork>) -> WorkOutcome {
+        if stopped == Some(StopWork::Lost) {
+            return WorkOutcome::Lost;
+        }
+        loop {
+            self.write_part().await;
+            // Without the storage the batch cannot end either, so that what is done need not be lost.
+            match self.part.due(Instant::now(), true) {
+                Some(due) if !self.work.is_given_up() => sleep_until(due).await,
+                _ => break,
+            }
+        }
+        let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
+        let (counts, usage) = self.part.progress();
+        let is_draining = stopped == Some(StopWork::Draining);
+        let written = self.work.write_end(|record, now_ms| {
+            record.progress(owner, work, counts, usage);
+            if is_draining {
+                record.give_back(owner, work)
+            } else {
+                record.end_shard(owner, number, now_ms)
+            }
+        });
+        if written.await.is_none() {
+            return WorkOutcome::Lost;
+        }
+        stopped.map_or(WorkOutcome::Done, WorkOutcome::from)
+    }
+}

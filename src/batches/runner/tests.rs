@@ -1,0 +1,247 @@
+mod world;
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use serde_json::{Value, json};
+
+use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use crate::batches::file;
+use crate::batches::routes::BatchEndpoint;
+use crate::batches::settings::Settings;
+use crate::ids::Tenant;
+use crate::observe;
+use crate::store::documents::{
+    Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+};
+
+#[tokio::test]
+async fn each_line_of_a_batch_has_one_result() {
+    let shared = Shared::new();
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    assert_eq!(replica.engines.answered.load(Relaxed), LINES as u32);
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    // The parts have gone, the files are there.
+    let left = shared.storage.list("batches/").await.unwrap();
+    assert_eq!(left, [format!("batches/{id}/shards.json")]);
+    assert_eq!(shared.storage.list("files/").await.unwrap().len(), 3);
+    let page = replica.registry.text();
+    assert!(page.contains("warmroute_batch_lines_total{outcome=\"completed\"} 599"));
+    assert!(page.contains("warmroute_batches_ended_total{status=\"completed\"} 1"));
+    assert!(page.contains("warmroute_batch_lines_waiting 0"));
+    assert!(page.contains("warmroute_batch_shards_running 0"));
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_be_used_fails_the_batch() {
+    let shared = Shared::new();
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("n")).await;
+    let created = replica.create(&file).await;
+    let batch = replica
+        .until(created["id"].as_str().unwrap(), has_ended)
+        .await;
+    assert_eq!(batch["status"], "failed");
+    assert_eq!(batch["errors"]["data"][0]["code"], "model_not_found");
+    assert_eq!(replica.engines.answered.load(Relaxed), 0);
+}
+
+#[tokio::test]
+async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first
+        .until(id, |batch| batch["request_counts"]["completed"] != 0)
+        .await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let second = shared.replica();
+    let batch = second.until(id, has_ended).await;
+    second.assert_whole(&batch).await;
+    let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
+    assert!(answered(&first) + answered(&second) >= LINES);
+}
+
+#[tokio::test]
+async fn a_line_whose_input_is_gone_has_an_error() {
+    let shared = Shared::new();
+    let full = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&full, &lines("m")).await;
+    let created = full.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    full.until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    let path = file::storage_path(Tenant::default(), &file).unwrap();
+    shared.storage.delete(&path).await.unwrap();
+    full.tasks.drain(Duration::from_secs(10)).await;
+    let replica = shared.replica();
+    let batch = replica.until(id, has_ended).await;
+    assert_eq!(batch["status"], "completed", "{batch}");
+    let counts = json!({"total": LINES, "completed": 0, "failed": LINES});
+    assert_eq!(batch["request_counts"], counts);
+    let errors = replica.results(&batch["error_file_id"]).await;
+    assert_eq!(errors.len(), LINES);
+    for (number, line) in errors.iter().enumerate() {
+        assert_eq!(line["error"]["code"], "input_file_gone", "{line}");
+        let message = line["error"]["message"].as_str().unwrap();
+        let expected = format!("It was line {} of the file", number + 1);
+        assert!(message.contains(&expected), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn a_batch_whose_input_expires_before_its_end_is_refused() {
+    let shared = Shared::new();
+    let replica = shared.replica();
+    let until = |hours: i64| Some(observe::unix_s() + hours * 3_600);
+    let file = shared.file_until(&replica, &lines("m"), until(23)).await;
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(refused.status, 400);
+    assert_eq!(refused.param_or_empty(), "input_file_id");
+    let advice = "a shorter 'completion_window'";
+    assert!(refused.message.contains(advice), "{}", refused.message);
+    let file = shared.file_until(&replica, &lines("m"), until(25)).await;
+    let created = replica.create(&file).await;
+    assert_eq!(created["status"], "validating");
+}
+
+#[tokio::test]
+async fn the_input_of_a_batch_stays_until_the_batch_has_ended() {
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    let other = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    let delete = |file: &str| {
+        let endpoint = BatchEndpoint::DeleteFile(file.to_owned());
+        let replica = &replica;
+        async move { replica.try_answer(&endpoint, String::new()).await }
+    };
+    let refused = delete(&file).await.unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.code),
+        (400, "file_in_use")
+    );
+    assert!(refused.message.contains(id), "{}", refused.message);
+    delete(&other).await.unwrap();
+    let cancel = BatchEndpoint::Cancel(id.to_owned());
+    replica.answer(&cancel, String::new()).await;
+    replica.until(id, has_ended).await;
+    delete(&file).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_oldest_batch_that_has_ended_makes_room() {
+    let mut shared = Shared::new();
+    shared.settings = Settings {
+        max_batches_per_tenant: 2,
+        ..Settings::default()
+    };
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let mut ended = Vec::new();
+    for _ in 0..3 {
+        let created = replica.create(&file).await;
+        let id = created["id"].as_str().unwrap();
+        ended.push(replica.until(id, has_ended).await);
+    }
+    let listed = listed(&replica).await;
+    assert_eq!(listed, [ended[2]["id"].clone(), ended[1]["id"].clone()]);
+    // The results of the first are there still.
+    let output = replica.ids(&ended[0]["output_file_id"]).await;
+    assert_eq!(output.len(), LINES - 1);
+}
+
+#[tokio::test]
+async fn batches_that_have_not_ended_make_no_room() {
+    let mut shared = Shared::new();
+    shared.settings = Settings {
+        max_batches_per_tenant: 2,
+        ..Settings::default()
+    };
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")).await;
+    for _ in 0..2 {
+        replica.create(&file).await;
+    }
+    let refused = replica.try_create(&file).await.unwrap_err();
+    assert_eq!(
+        (refused.status.as_u16(), refused.code),
+        (400, "too_many_batches")
+    );
+}
+
+#[tokio::test]
+async fn a_record_of_a_newer_release_hides_no_others() {
+    let shared = Shared::new();
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    for (collection, id, newer) in [
+        (
+            Collection::Batches,
+            format!("batch_{:032x}", 7),
+            json!({"status": "dreaming"}),
+        ),
+        (
+            Collection::Files,
+            file::new_file_id(7),
+            json!({"purpose": "dreams"}),
+        ),
+    ] {
+        let key = DocumentKey {
+            collection,
+            tenant: Tenant::default(),
+            id,
+        };
+        let new = NewDocument {
+            value: Bytes::from(newer.to_string()),
+            created_ms: observe::unix_ms() + 1_000,
+            weight: 0,
+            due_ms: None,
+        };
+        let bounds = DocumentBounds {
+            documents: 100,
+            weight: 100 << 20,
+        };
+        let inserted = shared
+            .store
+            .responses
+            .insert_document(key, new, bounds)
+            .await;
+        assert_eq!(inserted, Ok(InsertOutcome::Done));
+    }
+    assert_eq!(listed(&replica).await, [created["id"].clone()]);
+    let files = replica
+        .answer(&BatchEndpoint::ListFiles, String::new())
+        .await;
+    let files: Value = serde_json::from_slice(&files).unwrap();
+    let files = files["data"].as_array().unwrap();
+    assert!(files.iter().any(|found| found["id"] == file));
+}
+
+/// The ids of all batches, newest first.
+async fn listed(replica: &Replica) -> Vec<Value> {
+    let list = replica.answer(&BatchEndpoint::List, String::new()).await;
+    let list: Value = serde_json::from_slice(&list).unwrap();
+    let batches = list["data"].as_array().unwrap().iter();
+    batches.map(|batch| batch["id"].clone()).collect()
+}

@@ -1,0 +1,279 @@
+//! Replicas with engines, over one store and one storage.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::batches::file::{self, FilePurpose, FileRecord};
+use crate::batches::files::Files;
+use crate::batches::line::LineEndpoint;
+use crate::batches::routes::BatchEndpoint;
+use crate::batches::send::{LineAnswer, LineRequest, SendFuture, SendLine};
+use crate::batches::service::{BatchCaller, Batches};
+use crate::batches::settings::Settings;
+use crate::batches::storage::Storage;
+use crate::http::drain::Tasks;
+use crate::http::io_threads::IoThreads;
+use crate::ids::Tenant;
+use crate::observe;
+use crate::observe::metrics::Registry;
+use crate::openai::error::ApiError;
+use crate::relay::SpareRoom;
+use crate::store::memory::Memory;
+use crate::store::{OpenStore, RetentionSettings};
+
+pub(super) const LINES: usize = 600;
+const CALLER: &str = "default";
+
+/// Engines that answer each line at once, and refuse those that ask for it.
+#[derive(Debug, Default)]
+pub(super) struct Engines {
+    pub(super) answered: AtomicU32,
+    /// They have no room for any line.
+    pub(super) is_full: bool,
+}
+
+impl SendLine for Engines {
+    fn send(&self, line: LineRequest) -> SendFuture<'_> {
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            self.answered.fetch_add(1, Relaxed);
+            let body: Value = serde_json::from_slice(&line.body).unwrap();
+            let status = if body["prompt"] == "7" { 400 } else { 200 };
+            let usage = json!({"prompt_tokens": 2, "completion_tokens": 1});
+            LineAnswer {
+                status,
+                request_id: "wr-1".to_owned(),
+                retry_after: None,
+                may_retry: true,
+                body: Bytes::from(json!({"usage": usage}).to_string()),
+            }
+        })
+    }
+
+    fn room(&self, _: &str) -> SpareRoom {
+        SpareRoom {
+            requests: if self.is_full { 0 } else { 50 },
+            prompt_tokens: 100_000,
+            workers: 1,
+        }
+    }
+
+    fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
+        (model != "m").then(|| ("model_not_found".to_owned(), "no".to_owned()))
+    }
+}
+
+/// What replicas share.
+pub(super) struct Shared {
+    pub(super) store: OpenStore,
+    pub(super) storage: Storage,
+    pub(super) settings: Settings,
+}
+
+/// One replica.
+pub(super) struct Replica {
+    pub(super) batches: Arc<Batches>,
+    pub(super) engines: Arc<Engines>,
+    pub(super) tasks: Tasks,
+    pub(super) registry: Registry,
+}
+
+impl Shared {
+    pub(super) fn new() -> Self {
+        let keep = RetentionSettings::default();
+        let memory = Memory::new(&Default::default(), &keep, &Registry::default());
+        let memory = Arc::new(memory);
+        Self {
+            store: OpenStore {
+                responses: memory.clone(),
+                outbox: memory,
+                redis: None,
+            },
+            storage: Storage::memory(),
+            settings: Settings::default(),
+        }
+    }
+
+    pub(super) fn replica(&self) -> Replica {
+        self.replica_with(Engines::default())
+    }
+
+    pub(super) fn replica_with(&self, engines: Engines) -> Replica {
+        let (tasks, registry) = (Tasks::default(), Registry::default());
+        let settings = self.settings.clone();
+        let (store, storage) = (self.store.clone(), self.storage.clone());
+        let files = Files::new(
+            settings.clone(),
+            store.responses.clone(),
+            storage.clone(),
+            tasks.clone(),
+            &registry,
+        );
+        let io_threads = IoThreads::start(1).unwrap();
+        let batches = Batches::new(
+            settings,
+            store,
+            storage,
+            files,
+            tasks.clone(),
+            io_threads,
+            &registry,
+        );
+        let batches = Arc::new(batches);
+        let engines = Arc::new(engines);
+        batches.start(engines.clone());
+        Replica {
+            batches,
+            engines,
+            tasks,
+            registry,
+        }
+    }
+
+    /// A file with these lines; returns its id.
+    pub(super) async fn file(&self, replica: &Replica, lines: &[String]) -> String {
+        self.file_until(replica, lines, None).await
+    }
+
+    pub(super) async fn file_until(
+        &self,
+        replica: &Replica,
+        lines: &[String],
+        expires_at: Option<i64>,
+    ) -> String {
+        let tenant = Tenant::default();
+        let id = file::new_file_id(fastrand::u128(..));
+        let text = Bytes::from(lines.join("\n"));
+        let path = file::storage_path(tenant, &id).unwrap();
+        self.storage.put(&path, text.clone()).await.unwrap();
+        let record = FileRecord {
+            id: id.clone(),
+            bytes: text.len() as u64,
+            created_at: observe::unix_s(),
+            expires_at,
+            filename: "in.jsonl".to_owned(),
+            purpose: FilePurpose::Batch,
+        };
+        replica
+            .batches
+            .files
+            .register(tenant, record)
+            .await
+            .unwrap();
+        id
+    }
+}
+
+impl Replica {
+    pub(super) async fn answer(&self, endpoint: &BatchEndpoint, body: String) -> Bytes {
+        self.try_answer(endpoint, body).await.unwrap()
+    }
+
+    pub(super) async fn try_answer(
+        &self,
+        endpoint: &BatchEndpoint,
+        body: String,
+    ) -> Result<Bytes, ApiError> {
+        let caller = BatchCaller {
+            tenant: Tenant::default(),
+            name: CALLER,
+        };
+        let body = Bytes::from(body);
+        let answer = self.batches.answer(endpoint, caller, "", &body).await?;
+        Ok(answer.into_body().collect().await.unwrap().to_bytes())
+    }
+
+    pub(super) async fn create(&self, file: &str) -> Value {
+        self.try_create(file).await.unwrap()
+    }
+
+    pub(super) async fn try_create(&self, file: &str) -> Result<Value, ApiError> {
+        let body = json!({
+            "input_file_id": file,
+            "endpoint": "/v1/completions",
+            "completion_window": "24h",
+        });
+        let created = self.try_answer(&BatchEndpoint::Create, body.to_string());
+        Ok(serde_json::from_slice(&created.await?).unwrap())
+    }
+
+    pub(super) async fn batch(&self, id: &str) -> Value {
+        let endpoint = BatchEndpoint::Batch(id.to_owned());
+        serde_json::from_slice(&self.answer(&endpoint, String::new()).await).unwrap()
+    }
+
+    /// The batch once this holds.
+    pub(super) async fn until(&self, id: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let waits = async {
+            loop {
+                let batch = self.batch(id).await;
+                if holds(&batch) {
+                    return batch;
+                }
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, waits).await.expect("it holds")
+    }
+
+    /// The lines of a file of results.
+    pub(super) async fn results(&self, file: &Value) -> Vec<Value> {
+        let endpoint = BatchEndpoint::FileContent(file.as_str().unwrap().to_owned());
+        let content = self.answer(&endpoint, String::new()).await;
+        let lines = content.split(|byte| *byte == b'\n');
+        let lines = lines.filter(|line| !line.is_empty());
+        lines
+            .map(|line| serde_json::from_slice(line).unwrap())
+            .collect()
+    }
+
+    /// The ids in a file of results, each of which must be there once.
+    pub(super) async fn ids(&self, file: &Value) -> BTreeSet<String> {
+        let mut ids = BTreeSet::new();
+        for line in self.results(file).await {
+            let id = line["custom_id"].as_str().unwrap().to_owned();
+            assert!(ids.insert(id), "{line}");
+        }
+        ids
+    }
+
+    pub(super) async fn assert_whole(&self, batch: &Value) {
+        let counts = json!({"total": LINES, "completed": LINES - 1, "failed": 1});
+        assert_eq!(batch["status"], "completed", "{batch}");
+        assert_eq!(batch["request_counts"], counts);
+        assert_eq!(batch["usage"]["input_tokens"], 2 * (LINES - 1));
+        let output = self.ids(&batch["output_file_id"]).await;
+        let errors = self.ids(&batch["error_file_id"]).await;
+        assert_eq!(output.len(), LINES - 1);
+        assert_eq!(errors, BTreeSet::from(["id-7".to_owned()]));
+        assert!(output.is_disjoint(&errors));
+    }
+}
+
+pub(super) fn lines(model: &str) -> Vec<String> {
+    let line = |number: usize| {
+        let body = json!({"model": model, "prompt": number.to_string()});
+        json!({
+            "custom_id": format!("id-{number}"),
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": body,
+        })
+        .to_string()
+    };
+    (0..LINES).map(line).collect()
+}
+
+pub(super) fn has_ended(batch: &Value) -> bool {
+    let status = batch["status"].as_str().unwrap();
+    ["completed", "failed", "expired", "cancelled"].contains(&status)
+}

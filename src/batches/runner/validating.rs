@@ -1,0 +1,117 @@
+//! Checks the input of a batch, and cuts it into shards.
+
+use std::time::Duration;
+
+use tokio::task::yield_now;
+use tracing::info;
+
+use super::work_context::{Halt, WorkContext};
+use crate::batches::batch::{BatchRecord, Validated};
+use crate::batches::line::{Flavor, LineError};
+use crate::batches::metrics::WorkOutcome;
+use crate::batches::paths;
+use crate::batches::queued_tokens;
+use crate::batches::shards;
+use crate::batches::storage::StorageError;
+use crate::batches::validation::{Plan, Validator};
+use crate::observe;
+
+/// Bytes that are checked at a time: less than a millisecond, after which requests on this thread have their turn.
+const PIECE_BYTES: usize = 128 << 10;
+
+/// The record of a batch of Messages is there before its input is, for as long as the storage takes to complete it.
+const INPUT_WAIT: Duration = Duration::from_secs(60);
+
+/// What was found, or what is wrong.
+type Found = Result<Validated, Vec<LineError>>;
+
+pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
+    let Some(record) = work.own_record().await else {
+        return WorkOutcome::Lost;
+    };
+    let found = match work.unless_stopped(check(work, &record)).await {
+        Ok(found) => found,
+        Err(halt) => return work.on_halt(halt).await,
+    };
+    let owner = work.batches.owner;
+    let written =
+        work.write_end(|record, now_ms| record.end_validation(owner, found.clone(), now_ms));
+    let Some(record) = written.await else {
+        return WorkOutcome::Lost;
+    };
+    info!(
+        batch = record.id,
+        tenant = record.tenant_name,
+        status = record.status.as_str(),
+        lines = record.counts.total,
+        shards = record.shard_count,
+        errors = record.errors.len(),
+        "batch validated"
+    );
+    if record.status.is_terminal() {
+        work.batches.on_ended(&record);
+        work.batches.report_end(work.key(), &record).await;
+    }
+    WorkOutcome::Done
+}
+
+async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> {
+    let _room = work.batches.memory.whole_file().await;
+    let validated = match paths::input(work.key().tenant, record) {
+        Some(path) => validate(work, record, &path).await,
+        None => Err(StorageError::NotFound),
+    };
+    let plan = match validated {
+        Ok(Ok(plan)) => plan,
+        Ok(Err(errors)) => return Ok(Err(errors)),
+        Err(StorageError::NotFound) if !may_come(record) => {
+            let message = "The input file of this batch does not exist any more.";
+            return Ok(Err(vec![LineError::new("file_not_found", message, None)]));
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Some(max) = work.sender.tokens_queued_max(&record.tenant_name) {
+        let used = work.batches.queued_tokens(work.key()).await;
+        let used = used.map_err(|error| StorageError::Failed(error.to_string()))?;
+        if let Some(error) = queued_tokens::refusal(max, used, plan.tokens) {
+            return Ok(Err(vec![error]));
+        }
+    }
+    let list = shards::to_json(&plan.shards);
+    let storage = &work.batches.storage;
+    storage.put(&paths::shards(&record.id), list).await?;
+    Ok(Ok(Validated {
+        total: plan.total,
+        shard_count: u32::try_from(plan.shards.len()).unwrap_or(u32::MAX),
+        model: plan.model,
+        tokens: plan.tokens,
+    }))
+}
+
+/// Whether the input is still being written.
+fn may_come(record: &BatchRecord) -> bool {
+    let age_ms = observe::unix_ms().saturating_sub(record.created_ms);
+    record.flavor == Flavor::Messages && Duration::from_millis(age_ms) < INPUT_WAIT
+}
+
+async fn validate(
+    work: &WorkContext,
+    record: &BatchRecord,
+    path: &str,
+) -> Result<Result<Plan, Vec<LineError>>, StorageError> {
+    let mut reader = work.batches.storage.read(path, None).await?;
+    let max_lines = work.batches.settings.max_lines;
+    let (endpoint, tenant) = (record.endpoint, record.tenant_name.as_str());
+    let refusal = |model: &str| work.sender.refusal(tenant, model, endpoint);
+    let mut validator = Validator::new(endpoint, record.flavor, max_lines, refusal);
+    while let Some(piece) = reader.next().await? {
+        for chunk in piece.chunks(PIECE_BYTES) {
+            validator.push(chunk);
+            yield_now().await;
+        }
+        if validator.is_decided() {
+            break;
+        }
+    }
+    Ok(validator.finish())
+}

@@ -1,0 +1,64 @@
+//! How lines of batches reach the fleet. The API implements it: a line is a request like any other there.
+
+use std::fmt::Debug;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::line::LineEndpoint;
+use super::memory_bounds::HeldAnswer;
+use crate::relay::{EnteringLine, SpareRoom};
+
+/// A line that is being answered. Dropped, it is given up, and its connection to an engine closed.
+pub type SendFuture<'a> = Pin<Box<dyn Future<Output = LineAnswer> + Send + 'a>>;
+
+/// Sends lines, with the settings of the latest configuration.
+pub trait SendLine: Send + Sync + Debug {
+    /// Has an engine answer a line. What the router itself refuses is an answer, too.
+    fn send(&self, line: LineRequest) -> SendFuture<'_>;
+
+    /// What the fleet would take now for a model without making interactive requests wait.
+    fn room(&self, model: &str) -> SpareRoom;
+
+    /// Why a tenant cannot use a model on an endpoint: a code and a message.
+    fn refusal(
+        &self,
+        tenant: &str,
+        model: &str,
+        endpoint: LineEndpoint,
+    ) -> Option<(String, String)>;
+    /// The tokens that all lines of a tenant's batches may have that have not ended. `None`: any number.
+    fn tokens_queued_max(&self, _tenant: &str) -> Option<u64> {
+        None
+    }
+}
+
+/// One try of a line.
+#[derive(Debug)]
+pub struct LineRequest {
+    /// The name of the tenant whose batch it is.
+    pub tenant: Arc<str>,
+    pub endpoint: LineEndpoint,
+    pub body: Bytes,
+    /// The id of the batch.
+    pub batch: Arc<str>,
+    /// Ends once the line counts at a worker.
+    pub entering: EnteringLine,
+    /// Grows with the answer's body before each part of it is kept.
+    pub held: Arc<HeldAnswer>,
+}
+
+/// What a line was answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LineAnswer {
+    pub status: u16,
+    /// The router's id of the request.
+    pub request_id: String,
+    /// When to try again, if the answer says so.
+    pub retry_after: Option<Duration>,
+    /// False if another try would end in the same way.
+    pub may_retry: bool,
+    pub body: Bytes,
+}

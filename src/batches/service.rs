@@ -1,0 +1,282 @@
+//! What the endpoints of batches and their works share: store, storage, files, metrics. Each adds its own methods.
+
+use std::collections::VecDeque;
+use std::fmt::Display;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::Response;
+use parking_lot::Mutex;
+use tracing::{debug, warn};
+
+use super::batch::{BatchRecord, BatchStatus, new_batch_id};
+use super::file::FileRecord;
+use super::files::{FileUpload, Files};
+use super::line::Flavor;
+use super::memory_bounds::MemoryBounds;
+use super::metrics::Metrics;
+use super::paths;
+use super::records::Records;
+use super::routes::BatchEndpoint;
+use super::running::{Running, RunningBatches};
+use super::settings::Settings;
+use super::storage::{Storage, StorageError, StorageOperation};
+use super::works::Works;
+use crate::http::drain::Tasks;
+use crate::http::io_threads::IoThreads;
+use crate::ids::Tenant;
+use crate::observe::log_once::LogOnce;
+use crate::observe::metrics::Registry;
+use crate::openai::error::ApiError;
+use crate::store::documents::{Collection, DocumentKey};
+use crate::store::outbox::{BatchKey, EndEvent, EventKey, Outbox};
+use crate::store::{OpenStore, ResponseStore};
+use crate::{http, observe};
+
+/// Leases run by the clocks of the replicas, which may be seconds apart.
+const LEASE: Duration = Duration::from_secs(30);
+
+/// Batches that were created or cancelled here and that the runner looks at before all others. More are found where all
+/// others are.
+const MAX_URGENT: usize = 1_000;
+
+/// Files and batches of all tenants, with the settings of the start: they need a restart to change.
+#[derive(Debug)]
+pub struct Batches {
+    pub(super) settings: Settings,
+    pub(super) store: Arc<dyn ResponseStore>,
+    pub(super) records: Records,
+    pub(super) storage: Storage,
+    pub(super) files: Files,
+    pub(super) tasks: Tasks,
+    pub(super) io_threads: IoThreads,
+    pub(super) metrics: Metrics,
+    /// Who claims works for this replica.
+    pub(super) owner: u64,
+    /// How long a replica that dies holds its works up.
+    pub(super) lease: Duration,
+    pub(super) works: Arc<Works>,
+    pub(super) memory: Arc<MemoryBounds>,
+    pub(super) running: Mutex<Running>,
+    urgent: Mutex<VecDeque<DocumentKey>>,
+    outbox: Arc<dyn Outbox>,
+    failures: Mutex<LogOnce>,
+}
+
+/// Whose request it is.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchCaller<'a> {
+    pub tenant: Tenant,
+    /// The name by which the tenant is found when no request of it is there.
+    pub name: &'a str,
+}
+
+impl Batches {
+    pub fn new(
+        settings: Settings,
+        store: OpenStore,
+        storage: Storage,
+        files: Files,
+        tasks: Tasks,
+        io_threads: IoThreads,
+        registry: &Registry,
+    ) -> Self {
+        let metrics = Metrics::new(registry);
+        Self {
+            settings,
+            records: Records::new(store.responses.clone()),
+            store: store.responses,
+            outbox: store.outbox,
+            storage,
+            files,
+            tasks,
+            io_threads,
+            works: Works::new(metrics.shards_running.clone()),
+            memory: Arc::default(),
+            metrics,
+            owner: fastrand::u64(..),
+            lease: LEASE,
+            running: Mutex::default(),
+            urgent: Mutex::default(),
+            failures: Mutex::default(),
+        }
+    }
+
+    /// With another lease.
+    #[must_use]
+    pub fn with_lease(self, lease: Duration) -> Self {
+        Self { lease, ..self }
+    }
+
+    /// What runs on this replica.
+    pub fn running(&self) -> RunningBatches {
+        self.running.lock().report()
+    }
+
+    /// Answers a request whose body is read.
+    pub async fn answer(
+        &self,
+        endpoint: &BatchEndpoint,
+        caller: BatchCaller<'_>,
+        query: &str,
+        body: &Bytes,
+    ) -> Result<Response<http::Body>, ApiError> {
+        let (tenant, openai, messages) = (caller.tenant, Flavor::OpenAi, Flavor::Messages);
+        match endpoint {
+            BatchEndpoint::ListFiles => self.files.list(tenant, query).await,
+            BatchEndpoint::File(id) => self.files.get(tenant, id).await,
+            BatchEndpoint::DeleteFile(id) => self.delete_file(tenant, id).await,
+            BatchEndpoint::FileContent(id) => self.files.content(tenant, id).await,
+            BatchEndpoint::Create => self.create(caller, body).await,
+            BatchEndpoint::List => self.list(tenant, query).await,
+            BatchEndpoint::Batch(id) => self.get(tenant, openai, id).await,
+            BatchEndpoint::Cancel(id) => self.cancel(tenant, openai, id).await,
+            BatchEndpoint::ListOfMessages => self.list_of_messages(tenant, query).await,
+            BatchEndpoint::BatchOfMessages(id) => self.get(tenant, messages, id).await,
+            BatchEndpoint::CancelOfMessages(id) => self.cancel(tenant, messages, id).await,
+            BatchEndpoint::DeleteOfMessages(id) => self.delete_of_messages(tenant, id).await,
+            BatchEndpoint::ResultsOfMessages(id) => self.results(tenant, id).await,
+            // Their bodies are not read before.
+            BatchEndpoint::CreateFile | BatchEndpoint::CreateOfMessages => {
+                Err(ApiError::bad_json(&"it is an upload"))
+            }
+        }
+    }
+
+    /// Answers a request whose body is streamed into the storage.
+    pub async fn upload(
+        self: &Arc<Self>,
+        endpoint: &BatchEndpoint,
+        caller: BatchCaller<'_>,
+        upload: FileUpload<'_>,
+    ) -> Result<Response<http::Body>, ApiError> {
+        if *endpoint == BatchEndpoint::CreateOfMessages {
+            return self.create_of_messages(caller, upload).await;
+        }
+        self.files.create(caller.tenant, upload).await
+    }
+
+    /// A batch of a tenant that exists.
+    pub(super) async fn existing(
+        &self,
+        tenant: Tenant,
+        flavor: Flavor,
+        id: &str,
+    ) -> Result<(BatchRecord, u64), ApiError> {
+        let unknown = || ApiError::unknown_batch(id);
+        let key = key_of(tenant, flavor, id).ok_or_else(unknown)?;
+        let found = self.records.read(&key).await;
+        found
+            .map_err(|error| ApiError::of_store(&error))?
+            .ok_or_else(unknown)
+    }
+
+    /// Has the runner look at a batch at once.
+    pub(super) fn look_at(&self, key: DocumentKey) {
+        let mut urgent = self.urgent.lock();
+        if urgent.len() < MAX_URGENT && !urgent.contains(&key) {
+            urgent.push_back(key);
+        }
+        drop(urgent);
+        self.works.wake.notify_one();
+    }
+
+    /// The batches that are to be looked at, which are forgotten.
+    pub(super) fn take_urgent(&self) -> VecDeque<DocumentKey> {
+        std::mem::take(&mut *self.urgent.lock())
+    }
+
+    /// Has the end of a batch reported, and takes note of that. What fails is tried again later, by any replica.
+    pub(super) async fn report_end(&self, key: &DocumentKey, record: &BatchRecord) {
+        let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
+            return;
+        };
+        let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
+        let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
+        let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
+        if let Some(event) = event
+            && let Err(error) = self.outbox.add(event).await
+        {
+            self.failed("end of a batch not reported", &error);
+            return;
+        }
+        let noted = self.records.change(key, |record, _| {
+            (!std::mem::replace(&mut record.webhooks_sent, true)).then_some(())
+        });
+        if let Err(error) = noted.await {
+            self.failed("report of a batch's end not noted", &error);
+        }
+    }
+
+    /// Counts the end of a batch that was written here.
+    pub(super) fn on_ended(&self, record: &BatchRecord) {
+        let status = record.status.as_str();
+        self.metrics.ended.with_label_values(&[status]).inc();
+        if record.status != BatchStatus::Failed {
+            return;
+        }
+        for bound in ["too_many_tasks", "token_limit_exceeded"] {
+            if record.errors.iter().any(|error| error.code == bound) {
+                let bounds = &self.metrics.bounds_reached;
+                bounds.with_label_values(&[bound]).inc();
+            }
+        }
+    }
+
+    /// Tries whether the storage can be used, for operators.
+    pub(super) async fn try_storage(&self) {
+        for operation in StorageOperation::ALL {
+            let tried = self.storage.try_out(operation).await;
+            let name = [operation.as_str()];
+            let usable = self.metrics.storage_usable.with_label_values(&name);
+            usable.set(i64::from(tried.is_ok()));
+            if let Err(error) = tried {
+                self.failed("storage of batches cannot be used", &error);
+                return;
+            }
+        }
+    }
+
+    /// Logs what failed, once for each reason.
+    pub(super) fn failed(&self, what: &'static str, error: &dyn Display) {
+        let reason = format!("{what}: {error}");
+        let is_new = self.failures.lock().should_log(observe::now(), &reason);
+        if is_new {
+            warn!(%error, "{what}");
+        } else {
+            debug!(%error, "{what}");
+        }
+    }
+
+    /// What a client gets when the storage failed.
+    pub(super) fn storage_failed(&self, error: &StorageError) -> ApiError {
+        self.failed("storage of batches failed", error);
+        ApiError::storage_failed()
+    }
+
+    /// The file of a tenant.
+    pub(super) async fn file(
+        &self,
+        tenant: Tenant,
+        id: &str,
+    ) -> Result<Option<FileRecord>, ApiError> {
+        self.files.record(tenant, id).await
+    }
+}
+
+/// The key of a batch. `None` if `id` is no id of one.
+pub(super) fn key_of(tenant: Tenant, flavor: Flavor, id: &str) -> Option<DocumentKey> {
+    paths::is_batch_id(flavor, id).then(|| DocumentKey {
+        collection: Collection::Batches,
+        tenant,
+        id: id.to_owned(),
+    })
+}
+
+/// The id of a new batch, which nobody can guess.
+pub(super) fn random_id(flavor: Flavor) -> Result<String, ApiError> {
+    let mut random = [0; 16];
+    getrandom::fill(&mut random).map_err(|error| ApiError::no_randomness(&error))?;
+    Ok(new_batch_id(flavor, u128::from_ne_bytes(random)))
+}

@@ -1,0 +1,248 @@
+//! The works of batches that run on this replica: how many there may be, and how each is stopped.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use prometheus::IntGauge;
+use tokio::sync::{Notify, watch};
+
+use super::batch::Work;
+use crate::store::documents::DocumentKey;
+
+/// Shards at a time. Each has its part of the input in memory (4 MiB), and up to 1 MiB of results.
+const MAX_SHARDS: usize = 4;
+
+/// Other works at a time: each reads or writes whole files, and delays nobody who waits for a shard.
+const MAX_OTHERS: usize = 2;
+
+/// Why a work stops before its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopWork {
+    /// Its batch was cancelled or has expired.
+    Stopping,
+    /// It is another replica's now, or the batch is gone.
+    Lost,
+    /// This replica drains.
+    Draining,
+}
+
+impl StopWork {
+    /// What becomes of a work whose batch was cancelled or has expired: lines run no more; a check and an assembly go
+    /// on.
+    pub fn of_stopping_batch(work: Work) -> Option<Self> {
+        is_shard(work).then_some(Self::Stopping)
+    }
+}
+
+type Running = BTreeMap<DocumentKey, Vec<(Work, watch::Sender<Option<StopWork>>)>>;
+
+/// The works that run here, by batch.
+#[derive(Debug)]
+pub struct Works {
+    running: Mutex<Running>,
+    /// Notified when one has ended, and when there may be something new to do.
+    pub wake: Notify,
+    shards: IntGauge,
+}
+
+/// Keeps a work registered until it is dropped.
+#[must_use = "dropping the guard ends the work"]
+#[derive(Debug)]
+pub struct WorkGuard {
+    works: Arc<Works>,
+    key: DocumentKey,
+    work: Work,
+    stop: watch::Receiver<Option<StopWork>>,
+}
+
+impl Works {
+    /// `shards`: shows how many shards run.
+    pub fn new(shards: IntGauge) -> Arc<Self> {
+        Arc::new(Self {
+            running: Mutex::default(),
+            wake: Notify::new(),
+            shards,
+        })
+    }
+
+    /// Whether another work of this kind may begin.
+    pub fn has_room(&self, work: Work) -> bool {
+        let (shards, others) = self.counts();
+        if is_shard(work) {
+            shards < MAX_SHARDS
+        } else {
+            others < MAX_OTHERS
+        }
+    }
+
+    /// Whether any work may begin.
+    pub fn has_any_room(&self) -> bool {
+        let (shards, others) = self.counts();
+        shards < MAX_SHARDS || others < MAX_OTHERS
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        let running = self.running.lock();
+        let all: usize = running.values().map(Vec::len).sum();
+        let works = running.values().flatten();
+        let shards = works.filter(|(work, _)| is_shard(*work)).count();
+        (shards, all - shards)
+    }
+
+    /// Registers a work. `None` if it runs already.
+    pub fn begin(self: &Arc<Self>, key: &DocumentKey, work: Work) -> Option<WorkGuard> {
+        let mut running = self.running.lock();
+        let works = running.entry(key.clone()).or_default();
+        if works.iter().any(|(other, _)| *other == work) {
+            return None;
+        }
+        let (sender, stop) = watch::channel(None);
+        works.push((work, sender));
+        if is_shard(work) {
+            self.shards.inc();
+        }
+        Some(WorkGuard {
+            works: self.clone(),
+            key: key.clone(),
+            work,
+            stop,
+        })
+    }
+
+    pub fn runs(&self, key: &DocumentKey, work: Work) -> bool {
+        self.of_batch(key).contains(&work)
+    }
+
+    /// What runs of a batch.
+    pub fn of_batch(&self, key: &DocumentKey) -> Vec<Work> {
+        let running = self.running.lock();
+        let works = running.get(key).into_iter().flatten();
+        works.map(|(work, _)| *work).collect()
+    }
+
+    /// The batches that something runs of.
+    pub fn batches(&self) -> Vec<DocumentKey> {
+        self.running.lock().keys().cloned().collect()
+    }
+
+    /// Stops works of a batch, each with what `reason` says of it. The first reason counts, but a work that is lost
+    /// writes no end, whatever else happens.
+    pub fn stop(&self, key: &DocumentKey, reason: impl Fn(Work) -> Option<StopWork>) {
+        let running = self.running.lock();
+        for (work, sender) in running.get(key).into_iter().flatten() {
+            let Some(reason) = reason(*work) else {
+                continue;
+            };
+            sender.send_if_modified(|current| {
+                let may_replace = current.is_none() || reason == StopWork::Lost;
+                let is_new = may_replace && *current != Some(reason);
+                if is_new {
+                    *current = Some(reason);
+                }
+                is_new
+            });
+        }
+    }
+}
+
+fn is_shard(work: Work) -> bool {
+    matches!(work, Work::Shard(_))
+}
+
+impl WorkGuard {
+    /// Why the work is to stop; resolves once it is.
+    pub async fn stopped(&self) -> StopWork {
+        let mut stop = self.stop.clone();
+        // The sender lives as long as this guard.
+        match stop.wait_for(Option::is_some).await {
+            Ok(reason) => (*reason).unwrap_or(StopWork::Lost),
+            Err(_) => StopWork::Lost,
+        }
+    }
+
+    /// Whether another replica has the work now.
+    pub fn is_lost(&self) -> bool {
+        *self.stop.borrow() == Some(StopWork::Lost)
+    }
+
+    pub fn work(&self) -> Work {
+        self.work
+    }
+
+    pub fn key(&self) -> &DocumentKey {
+        &self.key
+    }
+}
+
+impl Drop for WorkGuard {
+    fn drop(&mut self) {
+        let mut running = self.works.running.lock();
+        if let Some(works) = running.get_mut(&self.key) {
+            works.retain(|(work, _)| *work != self.work);
+            if works.is_empty() {
+                running.remove(&self.key);
+            }
+        }
+        drop(running);
+        if is_shard(self.work) {
+            self.works.shards.dec();
+        }
+        self.works.wake.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::Tenant;
+    use crate::store::documents::Collection;
+
+    fn key(id: &str) -> DocumentKey {
+        DocumentKey {
+            collection: Collection::Batches,
+            tenant: Tenant::default(),
+            id: id.to_owned(),
+        }
+    }
+
+    fn works() -> (Arc<Works>, IntGauge) {
+        let shards = IntGauge::new("shards", "shards").unwrap();
+        (Works::new(shards.clone()), shards)
+    }
+
+    #[test]
+    fn a_work_runs_once_and_its_room_comes_back() {
+        let (works, gauge) = works();
+        let a = key("a");
+        let mut guards: Vec<WorkGuard> = (0..MAX_SHARDS as u32)
+            .map(|shard| works.begin(&a, Work::Shard(shard)).unwrap())
+            .collect();
+        assert!(works.begin(&a, Work::Shard(0)).is_none());
+        assert!(works.runs(&a, Work::Shard(0)) && !works.runs(&key("b"), Work::Shard(0)));
+        assert!(!works.has_room(Work::Shard(9)) && works.has_room(Work::Finalize));
+        assert_eq!(gauge.get(), MAX_SHARDS as i64);
+        guards.pop();
+        assert!(works.has_room(Work::Shard(9)));
+        assert_eq!(works.batches(), [a]);
+        guards.clear();
+        assert!(works.batches().is_empty());
+        assert_eq!(gauge.get(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_lost_stays_lost() {
+        let (works, _) = works();
+        let a = key("a");
+        let shard = works.begin(&a, Work::Shard(0)).unwrap();
+        let check = works.begin(&a, Work::Validate).unwrap();
+        let shards = |work| is_shard(work).then_some(StopWork::Stopping);
+        works.stop(&a, shards);
+        assert_eq!(shard.stopped().await, StopWork::Stopping);
+        assert!(!shard.is_lost() && !check.is_lost());
+        works.stop(&a, |_| Some(StopWork::Lost));
+        works.stop(&a, shards);
+        assert_eq!(shard.stopped().await, StopWork::Lost);
+        assert!(check.is_lost());
+    }
+}

@@ -1,0 +1,312 @@
+//! A router's API: where it is, and one exchange with it at a time.
+
+use std::error::Error as StdError;
+use std::fmt::{self, Display};
+use std::io;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::Args;
+use http_body_util::{BodyExt, Limited};
+use hyper::body::Incoming;
+use hyper::client::conn::http1;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, StatusCode, Uri};
+use hyper_util::rt::TokioIo;
+use indicatif::ProgressBar;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::sent_body::SentBody;
+use crate::cli::admin_client::{ListenerTls, bearer, given_secret};
+use crate::http::tls::{self, Protocol, Socket};
+
+/// Where a router's API is by default.
+const LOCAL: &str = "http://127.0.0.1:8080";
+/// A batch has a few kilobytes, a page of a hundred less than a megabyte.
+const MAX_PAGE_BYTES: usize = 8 << 20;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// An exchange in which nothing moves for so long is over. A router's storage may take a while for the last part.
+const STALL_TIMEOUT: Duration = Duration::from_secs(120);
+/// Of an error's body, of a server that is no router: enough to see what it is.
+const SHOWN_BYTES: usize = 200;
+
+/// How a router's API is reached.
+#[derive(Args)]
+pub(super) struct ApiAccess {
+    /// The router's API, with or without `/v1` at its end.
+    #[arg(long, value_name = "URL", env = "OPENAI_BASE_URL", default_value = LOCAL)]
+    url: String,
+    /// The API key, if the router has tenants; `file:/path` is read.
+    #[arg(
+        long,
+        value_name = "KEY",
+        env = "OPENAI_API_KEY",
+        hide_env_values = true
+    )]
+    api_key: Option<String>,
+    #[command(flatten)]
+    tls: ListenerTls,
+}
+
+impl ApiAccess {
+    pub(super) fn client(&self) -> Result<ApiClient, String> {
+        let base = base_of(&self.url);
+        let wrong = || {
+            format!(
+                "--url {}: write http://HOST:PORT or https://HOST:PORT of the router's API",
+                self.url
+            )
+        };
+        let uri: Uri = base.parse().map_err(|_| wrong())?;
+        let (port, tls) = match uri.scheme_str() {
+            Some("http") => (80, None),
+            Some("https") => (443, Some(self.tls.client())),
+            _ => return Err(wrong()),
+        };
+        let host = uri.host().filter(|_| uri.query().is_none());
+        let host = host.ok_or_else(wrong)?.to_owned();
+        let key = given_secret("--api-key", self.api_key.as_deref())?;
+        let key = key.filter(|key| !key.is_empty());
+        let authorization = key.as_ref().map(bearer).transpose();
+        Ok(ApiClient {
+            base: base.to_owned(),
+            path: uri.path().trim_end_matches('/').to_owned(),
+            port: uri.port_u16().unwrap_or(port),
+            host,
+            authorization: authorization.map_err(|error| format!("--api-key: the key {error}"))?,
+            tls,
+        })
+    }
+}
+
+/// What stands before `/v1`: the same for every way to write an URL.
+fn base_of(url: &str) -> &str {
+    let base = url.trim_end_matches('/');
+    base.strip_suffix("/v1")
+        .unwrap_or(base)
+        .trim_end_matches('/')
+}
+
+/// Why a router has not done what it was asked.
+#[derive(Debug)]
+pub(super) struct AskError {
+    text: String,
+    /// Whether the same request may succeed a little later.
+    pub(super) may_pass: bool,
+}
+
+impl AskError {
+    pub(super) fn passing(why: impl Display) -> Self {
+        Self {
+            text: why.to_string(),
+            may_pass: true,
+        }
+    }
+
+    /// Of this machine.
+    pub(super) fn local(why: impl Display) -> Self {
+        Self {
+            text: why.to_string(),
+            may_pass: false,
+        }
+    }
+
+    /// Of a connection, with what has caused it.
+    pub(super) fn broken(error: &(dyn StdError + 'static)) -> Self {
+        let causes = std::iter::successors(Some(error), |error| (**error).source());
+        let texts: Vec<String> = causes.map(ToString::to_string).collect();
+        Self::passing(texts.join(": "))
+    }
+
+    fn refused(status: StatusCode, body: &[u8]) -> Self {
+        let waits = [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT];
+        Self {
+            text: format!("answered {status}: {}", reason(body)),
+            may_pass: status.is_server_error() || waits.contains(&status),
+        }
+    }
+}
+
+impl Display for AskError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+impl From<AskError> for String {
+    fn from(error: AskError) -> Self {
+        error.text
+    }
+}
+
+/// The message of an error's body.
+fn reason(body: &[u8]) -> String {
+    let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+    match answer["error"]["message"].as_str() {
+        Some(message) => message.to_owned(),
+        None => {
+            let shown = &body[..body.len().min(SHOWN_BYTES)];
+            String::from_utf8_lossy(shown).trim().to_owned()
+        }
+    }
+}
+
+/// A router's API.
+pub(super) struct ApiClient {
+    /// The API's URL without `/v1`, for messages and for `--url`.
+    pub(super) base: String,
+    host: String,
+    port: u16,
+    /// What stands before `/v1`.
+    path: String,
+    authorization: Option<HeaderValue>,
+    tls: Option<Arc<tls::Client>>,
+}
+
+impl ApiClient {
+    /// An exchange whose answer is a small JSON object.
+    pub(super) async fn ask<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: SentBody,
+        bar: &ProgressBar,
+    ) -> Result<T, AskError> {
+        let read = async |answer: Incoming| {
+            let page = Limited::new(answer, MAX_PAGE_BYTES).collect().await;
+            let page = page.map_err(|error| AskError::broken(&*error))?;
+            serde_json::from_slice::<T>(&page.to_bytes()).map_err(|error| {
+                AskError::passing(format!("the answer is none of a router's: {error}"))
+            })
+        };
+        self.exchange(method, path, body, bar, read).await
+    }
+
+    /// Sends a request over a connection of its own, and reads the answer if it is no error. The bar shows whether
+    /// anything moves.
+    pub(super) async fn exchange<T>(
+        &self,
+        method: Method,
+        path: &str,
+        body: SentBody,
+        bar: &ProgressBar,
+        read: impl AsyncFnOnce(Incoming) -> Result<T, AskError>,
+    ) -> Result<T, AskError> {
+        let name = format!("{method} {}{path}", self.base);
+        let mut request = Request::builder()
+            .method(method)
+            .uri(format!("{}{path}", self.path))
+            .header(HOST, format!("{}:{}", self.host, self.port))
+            .header(CONTENT_TYPE, body.content_type());
+        if let Some(value) = &self.authorization {
+            request = request.header(AUTHORIZATION, value);
+        }
+        let request = request.body(body);
+        let exchange = async {
+            let request = request.map_err(AskError::local)?;
+            let socket = timeout(CONNECT_TIMEOUT, self.connect()).await;
+            let socket = socket.map_err(|_| AskError::passing("no connection within 10 s"))?;
+            let socket =
+                socket.map_err(|error| AskError::passing(format!("cannot connect: {error}")))?;
+            let connected = http1::handshake(TokioIo::new(socket)).await;
+            let (mut sender, connection) = connected.map_err(|error| AskError::broken(&error))?;
+            let mut answered = pin!(async {
+                let answer = sender.send_request(request).await;
+                let answer = answer.map_err(|error| AskError::broken(&error))?;
+                let status = answer.status();
+                if status.is_success() {
+                    return read(answer.into_body()).await;
+                }
+                let body = Limited::new(answer.into_body(), MAX_PAGE_BYTES).collect();
+                let body = body.await.map(|body| body.to_bytes()).unwrap_or_default();
+                Err(AskError::refused(status, &body))
+            });
+            tokio::select! {
+                answered = &mut answered => answered,
+                // What has come before the connection ended can still be read.
+                _ = connection => answered.await,
+            }
+        };
+        let ended = while_it_moves(bar, exchange).await;
+        ended.map_err(|error| AskError {
+            text: format!("{name}: {error}"),
+            ..error
+        })
+    }
+
+    async fn connect(&self) -> io::Result<Socket> {
+        let stream = TcpStream::connect(format!("{}:{}", self.host, self.port)).await?;
+        let _ = stream.set_nodelay(true);
+        match &self.tls {
+            None => Ok(Socket::Clear(stream)),
+            Some(tls) => tls.connect(&self.host, stream, Protocol::Http1).await,
+        }
+    }
+}
+
+/// Ends an exchange in which nothing has moved for a while.
+async fn while_it_moves<T>(
+    bar: &ProgressBar,
+    exchange: impl Future<Output = Result<T, AskError>>,
+) -> Result<T, AskError> {
+    let mut exchange = pin!(exchange);
+    let mut moved = bar.position();
+    loop {
+        match timeout(STALL_TIMEOUT, &mut exchange).await {
+            Ok(ended) => return ended,
+            Err(_) if bar.position() == moved => {
+                return Err(AskError::passing("nothing moved for 120 s"));
+            }
+            Err(_) => moved = bar.position(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_to_write_an_url_leads_to_the_same_api() {
+        let of_url = |url: &str| {
+            let access = ApiAccess {
+                url: url.to_owned(),
+                api_key: None,
+                tls: ListenerTls::default(),
+            };
+            access.client().ok()
+        };
+        for (url, base, host, port, path) in [
+            ("http://router", "http://router", "router", 80, ""),
+            ("http://router/v1/", "http://router", "router", 80, ""),
+            ("https://r/llm/v1", "https://r/llm", "r", 443, "/llm"),
+            ("http://[::1]:8080", "http://[::1]:8080", "[::1]", 8080, ""),
+        ] {
+            let client = of_url(url).unwrap();
+            let found = (&*client.base, &*client.host, client.port, &*client.path);
+            assert_eq!(found, (base, host, port, path), "{url}");
+        }
+        for wrong in ["router:8080", "router", "ftp://x", "http://x?y=1", ""] {
+            assert!(of_url(wrong).is_none(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_error_is_shown_by_its_message_or_by_how_it_begins() {
+        assert_eq!(reason(br#"{"error":{"message":"no","code":null}}"#), "no");
+        assert_eq!(reason(b"<html>busy</html>\n"), "<html>busy</html>");
+        assert_eq!(reason(&[b'x'; 1_000]).len(), SHOWN_BYTES);
+    }
+
+    #[test]
+    fn only_what_the_router_decided_is_final() {
+        for (status, expected) in [(404, false), (401, false), (429, true), (503, true)] {
+            let status = StatusCode::from_u16(status).unwrap();
+            assert_eq!(AskError::refused(status, b"").may_pass, expected);
+        }
+    }
+}

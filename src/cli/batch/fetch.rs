@@ -1,0 +1,47 @@
+//! Brings a file of the router to its place, which has the whole file or what it had before.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+
+use http_body::Body;
+use http_body_util::BodyExt;
+use hyper::Method;
+use hyper::body::Incoming;
+use indicatif::ProgressBar;
+
+use super::api::{ApiClient, AskError};
+use super::sent_body::SentBody;
+
+/// Streams a file of the router to its place. Without a file the place gets an empty one.
+pub(super) async fn fetch(
+    client: &ApiClient,
+    file_id: Option<&str>,
+    place: &Path,
+    bar: &ProgressBar,
+) -> Result<(), AskError> {
+    let local = |error: io::Error| AskError::local(format!("{}: {error}", place.display()));
+    let mut temporary = OsString::from(place);
+    temporary.push(".part");
+    let mut file = File::create(&temporary).map_err(local)?;
+    if let Some(file_id) = file_id {
+        let path = format!("/v1/files/{file_id}/content");
+        let read = async |mut answer: Incoming| {
+            bar.set_position(0);
+            bar.set_length(answer.size_hint().exact().unwrap_or(0));
+            while let Some(frame) = answer.frame().await {
+                let frame = frame.map_err(|error| AskError::broken(&error))?;
+                if let Ok(data) = frame.into_data() {
+                    file.write_all(&data).map_err(local)?;
+                    bar.inc(data.len() as u64);
+                }
+            }
+            Ok::<(), AskError>(())
+        };
+        let body = SentBody::empty();
+        client.exchange(Method::GET, &path, body, bar, read).await?;
+    }
+    file.sync_all().map_err(local)?;
+    std::fs::rename(&temporary, place).map_err(local)
+}

@@ -1,0 +1,261 @@
+//! `warmroute batch run`: upload, create, wait, fetch, over as many tries as it takes. What each step has done is
+//! written down before the next begins.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use hyper::Method;
+use indicatif::{HumanBytes, HumanCount, ProgressBar};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::api::{ApiAccess, ApiClient, AskError};
+use super::batch_answer::{BatchAnswer, BatchPage};
+use super::begun_run::{BegunRun, EndedRun};
+use super::fetch::fetch;
+use super::input::{self, CheckedInput};
+use super::progress::{BYTES, LINES, bar, say, write_line};
+use super::sent_body::SentBody;
+use crate::http::drain::StopSignals;
+use crate::observe;
+
+/// Some lines did not succeed.
+const SOME_FAILED: u8 = 2;
+/// Between two looks at a batch: small batches end soon, and large ones run for hours.
+const INTERVALS: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(5)];
+/// Between two lines of progress where no bar shows it.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+/// Before a router that has not answered is asked again, and for how long it is.
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
+const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
+
+/// Run a file of requests as a batch, and write the results to a file. The same command again goes on where it was
+/// stopped: OUT.JSONL.batch says where that is. Exit code 0: all requests succeeded; 2: some did not, they are in
+/// OUT.errors.jsonl; 1: anything else.
+#[derive(Args)]
+pub(crate) struct RunBatch {
+    /// The requests, a JSON object a line: `custom_id`, `url` (such as /v1/chat/completions, in all the same) and
+    /// `body`.
+    #[arg(value_name = "IN.JSONL")]
+    input: PathBuf,
+    /// The results, a line for each request that succeeded. The lines are in any order.
+    #[arg(short, long, value_name = "OUT.JSONL")]
+    output: PathBuf,
+    /// The time after which what has not run is given up.
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    completion_window: String,
+    #[command(flatten)]
+    access: ApiAccess,
+}
+
+impl RunBatch {
+    pub(super) async fn run(self) -> ExitCode {
+        match self.finish().await {
+            Ok(ended) => {
+                // The reader of the output may want no more of it.
+                let _ = writeln!(io::stdout(), "{}", self.result(&ended));
+                if ended.succeeded < ended.lines {
+                    ExitCode::from(SOME_FAILED)
+                } else {
+                    ExitCode::SUCCESS
+                }
+            }
+            Err(problem) => {
+                write_line(&problem);
+                ExitCode::FAILURE
+            }
+        }
+    }
+
+    /// Where requests go that did not succeed.
+    fn errors(&self) -> PathBuf {
+        self.output.with_extension("errors.jsonl")
+    }
+
+    fn result(&self, ended: &EndedRun) -> String {
+        let (succeeded, lines) = (HumanCount(ended.succeeded), HumanCount(ended.lines));
+        let (status, output) = (&ended.status, self.output.display());
+        let mut text = format!("{status}: {succeeded} of {lines} lines succeeded: {output}");
+        if ended.succeeded < ended.lines {
+            let failed = HumanCount(ended.lines - ended.succeeded);
+            text += &format!("; {failed} did not: {}", self.errors().display());
+        }
+        text
+    }
+
+    async fn finish(&self) -> Result<EndedRun, String> {
+        let client = self.access.client()?;
+        let checked = input::check(&self.input)?;
+        let mut begun = BegunRun::of(&self.output, &client.base, &checked.identity)?;
+        let places = [self.output.clone(), self.errors()];
+        let there = places.iter().find(|place| place.exists());
+        if begun.file_id.is_none()
+            && let Some(place) = there
+        {
+            let place = place.display();
+            return Err(format!(
+                "{place} exists already; delete it, or name another output"
+            ));
+        }
+        if let Some(ended) = begun.ended.take_if(|_| self.output.exists()) {
+            let anew = begun.how_to_begin_anew();
+            write_line(&format!(
+                "this run has ended before; {anew}, and the results"
+            ));
+            return Ok(ended);
+        }
+        let mut signals = StopSignals::listen().map_err(|error| error.to_string())?;
+        let ended = tokio::select! {
+            ended = self.go_on(&client, &mut begun, &checked) => ended,
+            _ = signals.next() => Err("interrupted".to_owned()),
+        };
+        ended.map_err(|error| begun.stopped(&error))
+    }
+
+    async fn go_on(
+        &self,
+        client: &ApiClient,
+        begun: &mut BegunRun,
+        checked: &CheckedInput,
+    ) -> Result<EndedRun, String> {
+        let file_id = match &begun.file_id {
+            Some(file_id) => file_id.clone(),
+            None => {
+                // Shows before the upload that the place can be written.
+                begun.write()?;
+                let file_id = self.upload(client, checked.identity.bytes).await?;
+                begun.file_id = Some(file_id.clone());
+                begun.write()?;
+                file_id
+            }
+        };
+        let batch_id = match &begun.batch_id {
+            Some(batch_id) => batch_id.clone(),
+            None => {
+                let created = self.batch_of(client, &file_id, checked.endpoint).await;
+                let batch_id = created?.id;
+                begun.batch_id = Some(batch_id.clone());
+                begun.write()?;
+                batch_id
+            }
+        };
+        write_line(&format!("batch: {batch_id} at {}", client.base));
+        let batch = wait(client, &batch_id).await?;
+        if let Some(refusal) = batch.refusal() {
+            begun.forget();
+            return Err(refusal);
+        }
+        if let Some(file_id) = &batch.error_file_id {
+            bring(client, Some(file_id), &self.errors()).await?;
+        }
+        // Last, so that where this file is, the other is as well.
+        bring(client, batch.output_file_id.as_deref(), &self.output).await?;
+        let ended = EndedRun {
+            status: batch.status,
+            lines: checked.lines,
+            succeeded: batch.request_counts.completed,
+        };
+        begun.ended = Some(ended.clone());
+        begun.write()?;
+        Ok(ended)
+    }
+
+    /// The id of the input at the router.
+    async fn upload(&self, client: &ApiClient, bytes: u64) -> Result<String, String> {
+        #[derive(Deserialize)]
+        struct UploadedFile {
+            id: String,
+        }
+        let name = self.input.file_name().unwrap_or_default().to_string_lossy();
+        let file = File::open(&self.input);
+        let file = file.map_err(|error| format!("{}: {error}", self.input.display()))?;
+        let bar = bar("upload", BYTES, bytes);
+        let form = SentBody::form(file, bytes, &name, fastrand::u128(..), &bar);
+        let uploaded = client.ask::<UploadedFile>(Method::POST, "/v1/files", form, &bar);
+        let id = uploaded.await?.id;
+        say(&bar, &format!("upload: {}, {id}", HumanBytes(bytes)));
+        Ok(id)
+    }
+
+    /// The batch of an input: the one that an earlier process has created without hearing of it, or else a new one.
+    async fn batch_of(
+        &self,
+        client: &ApiClient,
+        file_id: &str,
+        endpoint: &str,
+    ) -> Result<BatchAnswer, AskError> {
+        let bar = ProgressBar::hidden();
+        // Few batches are created between two tries of a run.
+        let newest = "/v1/batches?limit=100";
+        let page = client.ask::<BatchPage>(Method::GET, newest, SentBody::empty(), &bar);
+        let mut batches = page.await?.data.into_iter();
+        if let Some(batch) = batches.find(|batch| batch.input_file_id == file_id) {
+            return Ok(batch);
+        }
+        let body = SentBody::json(&json!({
+            "input_file_id": file_id,
+            "endpoint": endpoint,
+            "completion_window": self.completion_window,
+        }));
+        client.ask(Method::POST, "/v1/batches", body, &bar).await
+    }
+}
+
+/// The batch once it is over.
+async fn wait(client: &ApiClient, batch_id: &str) -> Result<BatchAnswer, AskError> {
+    let path = format!("/v1/batches/{batch_id}");
+    let bar = bar("batch", LINES, 0);
+    let hidden = ProgressBar::hidden();
+    let [mut interval, longest] = INTERVALS;
+    let (mut said, mut status) = (observe::now(), String::new());
+    loop {
+        let look = async || {
+            let looked = client.ask::<BatchAnswer>(Method::GET, &path, SentBody::empty(), &hidden);
+            looked.await
+        };
+        let batch = patiently(&bar, look).await?;
+        let (now, text) = (observe::now(), batch.progress());
+        bar.set_length(batch.request_counts.total);
+        bar.set_position(batch.request_counts.finished());
+        bar.set_message(text.clone());
+        let is_due = now.saturating_duration_since(said) >= LINE_INTERVAL;
+        if batch.status != status || (bar.is_hidden() && is_due) {
+            say(&bar, &format!("batch: {text}"));
+            (said, status) = (now, batch.status.clone());
+        }
+        if batch.is_over() {
+            return Ok(batch);
+        }
+        tokio::time::sleep(interval).await;
+        interval = interval.saturating_mul(2).min(longest);
+    }
+}
+
+/// Fetches a file, from its beginning after each failure.
+async fn bring(client: &ApiClient, file_id: Option<&str>, place: &Path) -> Result<(), AskError> {
+    let bar = bar("fetch", BYTES, 0);
+    patiently(&bar, async || fetch(client, file_id, place, &bar).await).await
+}
+
+/// Asks a router that may answer a little later until it does.
+async fn patiently<T>(
+    bar: &ProgressBar,
+    ask: impl AsyncFn() -> Result<T, AskError>,
+) -> Result<T, AskError> {
+    let begin = observe::now();
+    loop {
+        let asked = ask().await;
+        let waited = observe::now().saturating_duration_since(begin);
+        match asked {
+            Err(error) if error.may_pass && waited < GIVE_UP_AFTER => {
+                say(bar, &format!("asking again: {error}"));
+                tokio::time::sleep(RETRY_INTERVAL).await;
+            }
+            asked => return asked,
+        }
+    }
+}

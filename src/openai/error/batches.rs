@@ -1,0 +1,82 @@
+//! Errors of the Batches APIs. Messages are OpenAI's own where OpenAI has such an error.
+
+use hyper::StatusCode;
+
+use super::ApiError;
+use crate::observe::shortened;
+
+impl ApiError {
+    pub fn unknown_batch(id: &str) -> Self {
+        let message = format!("No batch found with id '{}'.", shortened(id));
+        Self::new(StatusCode::NOT_FOUND, "", message)
+    }
+
+    /// A client asks for files or batches of a router without storage for them.
+    pub fn no_batches() -> Self {
+        let message = "files and batches are not configured on this router: set `batches` in its configuration, with \
+                       `folder: DIR` for one router or `s3: {bucket: NAME}` for several";
+        Self::new(StatusCode::NOT_FOUND, "batches_not_configured", message)
+    }
+
+    /// Not 409: SDKs would try again.
+    pub fn not_cancellable(status: &str) -> Self {
+        let message = format!("Cannot cancel a batch with status '{status}'.");
+        Self::new(StatusCode::BAD_REQUEST, "batch_not_cancellable", message)
+    }
+
+    /// What is asked for is possible only once the batch has ended.
+    pub fn batch_not_ended(what: &str) -> Self {
+        let message = format!("The batch has not ended yet, so that {what}.");
+        Self::new(StatusCode::BAD_REQUEST, "batch_not_ended", message)
+    }
+
+    /// The batch has ended without any result.
+    pub fn no_batch_results(id: &str) -> Self {
+        let message = format!("The batch '{}' has no results.", shortened(id));
+        Self::new(StatusCode::NOT_FOUND, "", message)
+    }
+
+    /// Not 409: SDKs would try again.
+    pub fn file_in_use(id: &str, batch: &str) -> Self {
+        let id = shortened(id);
+        let message = format!(
+            "The file '{id}' is the input of the batch '{batch}', which has not ended. Cancel the batch first, or wait \
+             for its end."
+        );
+        Self::new(StatusCode::BAD_REQUEST, "file_in_use", message).param("id")
+    }
+
+    pub fn unknown_input_file(id: &str) -> Self {
+        let message = format!("No such File object: {}", shortened(id));
+        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("input_file_id")
+    }
+
+    /// Not 429: SDKs would try again.
+    pub fn too_many_batches(max: u64) -> Self {
+        let message = format!(
+            "You have {max} batches, the maximum of this router. Wait until one has ended; Message Batches that have \
+             ended can be deleted."
+        );
+        Self::new(StatusCode::BAD_REQUEST, "too_many_batches", message)
+    }
+
+    /// The body that creates a batch of Messages.
+    pub fn invalid_batch_requests(message: &str) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("requests")
+    }
+
+    /// The tenant of a batch is not configured any more.
+    pub fn no_tenant_of_batch() -> Self {
+        let message = "the tenant of this batch is not configured any more";
+        Self::new(StatusCode::FORBIDDEN, "unknown_tenant", message)
+    }
+
+    /// The answer to a line of a batch is too long to be kept.
+    pub fn too_long_line_answer(max: u64) -> Self {
+        let message = format!("the answer is longer than {max} bytes, which a batch can keep");
+        let mut error = Self::new(StatusCode::BAD_GATEWAY, "answer_too_long", message);
+        error.should_retry = Some(false);
+        error.is_counted = true;
+        error
+    }
+}

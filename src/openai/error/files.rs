@@ -1,0 +1,109 @@
+//! Errors of the Files API. Messages are OpenAI's own where OpenAI has such an error.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use hyper::StatusCode;
+
+use super::ApiError;
+use crate::observe::shortened;
+
+impl ApiError {
+    pub fn unknown_file(id: &str) -> Self {
+        let message = format!("No such File object: {}", shortened(id));
+        Self::new(StatusCode::NOT_FOUND, "", message).param("id")
+    }
+
+    /// The body is no form, or its parts cannot be told apart.
+    pub fn bad_form(error: &dyn Display) -> Self {
+        let message = format!(
+            "the request body is not a form (multipart/form-data) that can be read: {error}"
+        );
+        Self::new(StatusCode::BAD_REQUEST, "invalid_form", message)
+    }
+
+    pub fn unknown_parameter(param: &str) -> Self {
+        let param = shortened(param);
+        let message = format!("Unknown parameter: '{param}'.");
+        Self::new(StatusCode::BAD_REQUEST, "unknown_parameter", message).param(param)
+    }
+
+    pub fn repeated_parameter(param: &str) -> Self {
+        let message = format!("Duplicate parameter: '{param}'. Send it once.");
+        Self::new(StatusCode::BAD_REQUEST, "duplicate_parameter", message).param(param)
+    }
+
+    pub fn unsupported_purpose(purpose: &str) -> Self {
+        let message = format!(
+            "Invalid value: '{}'. Supported values are: 'batch'.",
+            shortened(purpose)
+        );
+        Self::new(StatusCode::BAD_REQUEST, "invalid_value", message).param("purpose")
+    }
+
+    pub fn empty_file() -> Self {
+        let message = "Invalid 'file': the file is empty.";
+        Self::new(StatusCode::BAD_REQUEST, "empty_file", message).param("file")
+    }
+
+    pub fn file_too_large(max: u64) -> Self {
+        let message = format!("The file is larger than {max} bytes, the maximum of this router.");
+        Self::new(StatusCode::PAYLOAD_TOO_LARGE, "file_too_large", message).param("file")
+    }
+
+    /// Not 429: SDKs would send the file again.
+    pub fn too_many_files(max: u64) -> Self {
+        let message = format!("You have {max} files, the maximum. Please delete old files.");
+        Self::new(StatusCode::BAD_REQUEST, "too_many_files", message)
+    }
+
+    pub fn file_quota_exceeded(max: u64) -> Self {
+        let message = format!(
+            "You have exceeded your file storage quota of {max} bytes. Please delete old files or attempt with a \
+             smaller file size."
+        );
+        Self::new(
+            StatusCode::BAD_REQUEST,
+            "file_storage_quota_exceeded",
+            message,
+        )
+    }
+
+    /// The tenant's uploads that run.
+    pub fn too_many_uploads(max: usize) -> Self {
+        let message = format!("Too many uploads are running for this tenant (limit {max}).");
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..Self::new(
+                StatusCode::TOO_MANY_REQUESTS,
+                "rate_limit_exceeded",
+                message,
+            )
+        }
+    }
+
+    /// The uploads of all tenants that run on this replica.
+    pub fn uploads_full() -> Self {
+        let message = "the router receives as many files as its memory allows; try again later";
+        Self {
+            retry_after: Some(Duration::from_secs(1)),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "router_overloaded",
+                message,
+            )
+        }
+    }
+
+    /// Says nothing about which files there are.
+    pub fn storage_failed() -> Self {
+        Self {
+            retry_after: Some(Duration::from_secs(2)),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "storage_unavailable",
+                "file storage failed; try again later",
+            )
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Batches over replicas with one Redis and one folder: what several run, and what is left of one that is killed.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use warmroute::config::Config;
+use warmroute::secret::Secret;
+use warmroute::sim::worker::Settings;
+use warmroute::store::redis;
+
+use super::clients::{Client, chat_line, custom_ids};
+use crate::client;
+use crate::cluster::{self, Engine, Router, eventually, fast};
+use crate::redis_server::Server;
+use crate::reload::Folder;
+
+/// An engine and a Redis, for routers that share a folder.
+struct Site {
+    engine: Engine,
+    _redis: Server,
+    _folder: Folder,
+    config: Config,
+}
+
+impl Site {
+    /// Leases are short, so that what a router leaves is soon found.
+    async fn new(engine: Settings) -> Self {
+        let redis = Server::start().await;
+        let folder = Folder::new();
+        let engine = Engine::here("w0", engine).await;
+        let mut config = cluster::config();
+        config.workers = vec![engine.listed()];
+        config.batches.folder = folder.path("files").to_str().unwrap().to_owned();
+        let store = &mut config.responses.store;
+        store.redis = Some(redis::Settings {
+            urls: vec![redis.url()],
+            ..redis::Settings::default()
+        });
+        store.lease.duration = Duration::from_millis(1_000);
+        store.lease.heartbeat_interval = Duration::from_millis(300);
+        store.lease.scan_interval = Duration::from_millis(200);
+        let key = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
+        config.responses.state_token.keys = vec![Secret::new(key)];
+        Self {
+            engine,
+            _redis: redis,
+            _folder: folder,
+            config,
+        }
+    }
+
+    async fn router(&self) -> Router {
+        let router = Router::here(&self.config).await;
+        is_up(&router).await;
+        router
+    }
+
+    async fn child(&self) -> Router {
+        let router = Router::child(&self.config).await;
+        is_up(&router).await;
+        router
+    }
+}
+
+async fn is_up(router: &Router) {
+    eventually("the worker is up", async || {
+        let fleet = client::get(router.admin, "/fleet").await.json();
+        fleet["workers"][0]["health"] == "up"
+    })
+    .await;
+}
+
+fn lines(count: usize, max_tokens: u32) -> Vec<String> {
+    let line = |number| chat_line(&format!("q-{number:05}"), "Tell me something", max_tokens);
+    (0..count).map(line).collect()
+}
+
+/// Every line has one result, and it is a good one.
+async fn assert_whole(client: &Client, batch: &Value, count: usize) {
+    assert_eq!(batch["status"], "completed", "{batch}");
+    let counts = json!({"total": count, "completed": count, "failed": 0});
+    assert_eq!(batch["request_counts"], counts);
+    let results = client.results(batch, "output_file_id").await;
+    let expected: Vec<String> = (0..count).map(|number| format!("q-{number:05}")).collect();
+    assert_eq!(custom_ids(&results), expected);
+}
+
+/// Lines that a router has brought to a result.
+async fn finished_by(router: &Router) -> f64 {
+    let page = client::get(router.admin, "/metrics").await;
+    let completed = "warmroute_batch_lines_total{outcome=\"completed\"} ";
+    let mut lines = page.text().lines();
+    let found = lines.find_map(|line| line.strip_prefix(completed));
+    found.map_or(0.0, |value| value.parse().unwrap())
+}
+
+#[tokio::test]
+async fn two_replicas_share_a_batch() {
+    const COUNT: usize = 1_600;
+    let engine = Settings {
+        decode_ms: 10,
+        ..fast()
+    };
+    let site = Site::new(engine).await;
+    let (a, b) = (site.router().await, site.router().await);
+    let client = Client::of(&a);
+    let file = client.upload(&lines(COUNT, 10)).await;
+    let created = client.create(&file, json!({})).await;
+    // Its progress and its end are the same everywhere.
+    let batch = Client::of(&b).ended(&created).await;
+    assert_eq!(client.batch(&created).await, batch);
+    assert_whole(&client, &batch, COUNT).await;
+    let (by_a, by_b) = (finished_by(&a).await, finished_by(&b).await);
+    assert!(by_a > 0.0 && by_b > 0.0, "{by_a} and {by_b}");
+    assert_eq!(by_a + by_b, COUNT as f64);
+}
+
+#[tokio::test]
+async fn a_router_that_is_killed_and_started_again_gives_each_line_one_result() {
+    const COUNT: usize = 400;
+    let engine = Settings {
+        decode_ms: 10,
+        ..fast()
+    };
+    let site = Site::new(engine).await;
+    let first = site.child().await;
+    let client = Client::of(&first);
+    let file = client.upload(&lines(COUNT, 20)).await;
+    let created = client.create(&file, json!({})).await;
+    eventually("some results are written, and others are not", async || {
+        let batch = client.batch(&created).await;
+        batch["request_counts"]["completed"].as_u64().unwrap_or(0) > 0
+    })
+    .await;
+    first.child.as_ref().unwrap().signal("KILL");
+    let second = site.child().await;
+    let client = Client::of(&second);
+    let batch = client.ended(&created).await;
+    assert_whole(&client, &batch, COUNT).await;
+    // What had a result was not run again.
+    assert!(finished_by(&second).await < COUNT as f64);
+    assert!(site.engine.generated().await >= COUNT as u64);
+}
+
+#[tokio::test]
+async fn a_cancel_on_one_replica_stops_what_runs_on_another() {
+    let engine = Settings {
+        decode_ms: 20,
+        ..fast()
+    };
+    let site = Site::new(engine).await;
+    let (a, b) = (site.router().await, site.router().await);
+    let client = Client::of(&a);
+    let file = client.upload(&lines(4, 30_000)).await;
+    let created = client.create(&file, json!({})).await;
+    eventually("lines run", async || site.engine.stats().await.running > 0).await;
+    let cancelled = Client::of(&b).cancel(&created).await;
+    assert_eq!(cancelled.status, 200, "{}", cancelled.text());
+    eventually("nothing runs", async || {
+        site.engine.stats().await.running == 0
+    })
+    .await;
+    assert_eq!(client.ended(&created).await["status"], "cancelled");
+}
+
+#[tokio::test]
+async fn a_router_that_drains_leaves_its_lines_to_others() {
+    const COUNT: usize = 300;
+    let engine = Settings {
+        decode_ms: 10,
+        ..fast()
+    };
+    let site = Site::new(engine).await;
+    let (leaving, staying) = (site.child().await, site.router().await);
+    let client = Client::of(&staying);
+    let file = client.upload(&lines(COUNT, 20)).await;
+    let created = Client::of(&leaving).create(&file, json!({})).await;
+    eventually("lines run", async || site.engine.stats().await.running > 0).await;
+    leaving.child.as_ref().unwrap().signal("TERM");
+    let batch = client.ended(&created).await;
+    assert_whole(&client, &batch, COUNT).await;
+}
