@@ -86,7 +86,7 @@ impl SendLine for BatchSender {
             return refused(error.code, error.message);
         };
         // A model that the tenant may not use does not exist for it.
-        let exists = server.relay.may_use(admitted.tenant, model) && server.relay.knows(model);
+        let exists = server.relay.may_use(admitted.tenant, model) && server.relay.may_know(model);
         if exists {
             return None;
         }

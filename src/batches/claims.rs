@@ -218,8 +218,11 @@ impl BatchRecord {
     /// When a replica must look at the batch again, if nobody changes it before. Now if there is work for another
     /// owner than those of its claims.
     pub fn due_ms(&self, now_ms: u64) -> Option<u64> {
-        if self.next_work(now_ms, None).is_some() {
-            return Some(now_ms);
+        match self.next_work(now_ms, None) {
+            Some(Work::Shard(_)) => return Some(now_ms),
+            // Before all batches that wait for a shard's turn, of which there may be more than one look finds.
+            Some(Work::Validate | Work::Finalize | Work::Delete) => return Some(0),
+            None => {}
         }
         let ends = self.claims.iter().map(|claim| claim.until_ms);
         let next_end = ends.filter(|until_ms| now_ms < *until_ms).min();

@@ -60,7 +60,7 @@ impl From<StopWork> for WorkOutcome {
         match stop {
             StopWork::Stopping => Self::Stopped,
             StopWork::Lost => Self::Lost,
-            StopWork::Draining => Self::Returned,
+            StopWork::Draining | StopWork::Stalled => Self::Returned,
         }
     }
 }

@@ -97,7 +97,7 @@ impl RoomGate {
 
     /// Lets in what there is room for now.
     fn look(&self, sender: &dyn SendLine) {
-        let names: Vec<Arc<str>> = {
+        let mut names: Vec<Arc<str>> = {
             let mut models = self.models.lock();
             for gate in models.values_mut() {
                 gate.waiting.retain(|line| !line.wake.is_closed());
@@ -107,19 +107,30 @@ impl RoomGate {
             let waiting = models.iter().filter(|(_, gate)| !gate.waiting.is_empty());
             waiting.map(|(name, _)| name.clone()).collect()
         };
+        if !names.is_empty() {
+            let first = fastrand::usize(..names.len());
+            names.rotate_left(first);
+        }
         for name in names {
             // Not under the lock: it looks at all workers of the model.
             let room = sender.room(&name);
-            if let Some(gate) = self.models.lock().get_mut(&name) {
-                gate.let_in(room);
+            let mut models = self.models.lock();
+            // Models may share workers: adapters, aliases. So what enters for one is no room for another.
+            let (mut lines, mut tokens) = (0_u32, 0_u64);
+            for gate in models.values() {
+                lines = lines.saturating_add(gate.entering.lines());
+                tokens = tokens.saturating_add(gate.entering.tokens());
+            }
+            if let Some(gate) = models.get_mut(&name) {
+                gate.let_in(room, lines, tokens);
             }
         }
     }
 }
 
 impl ModelGate {
-    fn let_in(&mut self, room: SpareRoom) {
-        let (lines, tokens) = (self.entering.lines(), self.entering.tokens());
+    /// `lines` with so many `tokens` were let in, of all models, and do not count at a worker yet.
+    fn let_in(&mut self, room: SpareRoom, lines: u32, tokens: u64) {
         let mut allowance = Allowance::new(room, lines, tokens);
         while let Some(line) = self.waiting.front() {
             let Some(cost) = allowance.take(line.tokens) else {
@@ -237,12 +248,10 @@ mod tests {
         let mut first = pin!(gate.enter("m", 10));
         let mut second = Box::pin(gate.enter("m", 10));
         let mut third = pin!(gate.enter("m", 10));
-        let mut other = pin!(gate.enter("n", 10));
         assert!(first.as_mut().poll(&mut context).is_pending());
         assert!(second.as_mut().poll(&mut context).is_pending());
         assert!(third.as_mut().poll(&mut context).is_pending());
-        assert!(other.as_mut().poll(&mut context).is_pending());
-        assert_eq!(waiting.get(), 4);
+        assert_eq!(waiting.get(), 3);
         // Nobody waits for the second one any more.
         drop(second);
         gate.look(&Fleet(SpareRoom::default()));
@@ -253,7 +262,6 @@ mod tests {
             panic!("the first line was not let in");
         };
         assert!(third.as_mut().poll(&mut context).is_pending());
-        assert!(other.as_mut().poll(&mut context).is_ready());
         // The first one counts until it is at a worker.
         gate.look(&one);
         assert!(third.as_mut().poll(&mut context).is_pending());
@@ -261,5 +269,19 @@ mod tests {
         gate.look(&one);
         assert!(third.as_mut().poll(&mut context).is_ready());
         assert_eq!(waiting.get(), 0);
+    }
+
+    #[test]
+    fn what_enters_for_one_model_is_no_room_for_another_which_may_have_the_same_workers() {
+        let gate = RoomGate::new(IntGauge::new("waiting", "waiting").unwrap());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut one = pin!(gate.enter("m", 10));
+        let mut other = pin!(gate.enter("n", 10));
+        assert!(one.as_mut().poll(&mut context).is_pending());
+        assert!(other.as_mut().poll(&mut context).is_pending());
+        gate.look(&Fleet(room(1, 1_000, 1)));
+        let one = one.as_mut().poll(&mut context);
+        let other = other.as_mut().poll(&mut context);
+        assert_ne!(one.is_ready(), other.is_ready());
     }
 }

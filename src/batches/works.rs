@@ -25,6 +25,8 @@ pub enum StopWork {
     Lost,
     /// This replica drains.
     Draining,
+    /// Its lines wait for what does not come: it makes room for other batches.
+    Stalled,
 }
 
 impl StopWork {

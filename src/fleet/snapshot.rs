@@ -38,6 +38,15 @@ impl Snapshot {
             .any(|status| status.health == Health::Unknown)
     }
 
+    /// Whether workers may yet serve models that are not known: none is listed, or one has never said what it serves.
+    pub fn may_serve_others(&self) -> bool {
+        self.workers.is_empty()
+            || self
+                .workers
+                .iter()
+                .any(|status| status.facts.models.is_empty())
+    }
+
     /// The model of a request that names none: the only one, if there is only one.
     pub fn only_model(&self) -> Option<&Arc<Group>> {
         let mut groups = self.models.values();

@@ -26,6 +26,11 @@ impl Relay {
             || snapshot.has_unprobed_workers()
     }
 
+    /// As [`Self::knows`], for who can wait: also while a worker that is listed, or none is, has yet to say what it serves.
+    pub fn may_know(&self, name: &str) -> bool {
+        self.knows(name) || self.fleet().snapshot().may_serve_others()
+    }
+
     pub(super) fn check_right(&self, tenant: Tenant, name: Option<&str>) -> Result<(), Error> {
         let Some(name) = name.filter(|name| !self.may_use(tenant, name)) else {
             return Ok(());

@@ -246,7 +246,19 @@ async fn write_missing(
     if assembler.missing().next().is_none() {
         return Ok(());
     }
-    for shard in work.shards().await? {
+    let shards = match work.shards().await {
+        Ok(shards) => shards,
+        // Where the lines are is not known any more.
+        Err(StorageError::NotFound) => {
+            for number in (0..record.counts.total).filter(|line| !assembler.has(*line)) {
+                let text = result_of(record, number, "").input_gone();
+                files.write(false, text.into()).await?;
+            }
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
+    for shard in shards {
         let numbers = shard.first_line..shard.first_line.saturating_add(shard.lines);
         let missing: Vec<u32> = numbers.filter(|line| !assembler.has(*line)).collect();
         if missing.is_empty() {

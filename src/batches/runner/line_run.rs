@@ -1,6 +1,8 @@
 //! One line of a batch: through the gate, to an engine, and again if that fails.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use prometheus::IntGauge;
@@ -32,6 +34,8 @@ pub(super) struct LineContext {
     pub(super) endpoint: LineEndpoint,
     pub(super) tenant: Arc<str>,
     pub(super) batch: Arc<str>,
+    /// Lines that are at an engine.
+    pub(super) sending: AtomicU32,
 }
 
 /// A line with its result.
@@ -45,18 +49,26 @@ pub(super) struct FinishedLine {
 }
 
 /// Counts a line as in flight until it is dropped.
-struct LineInFlight<'a>(&'a IntGauge);
+struct LineInFlight<'a> {
+    everywhere: &'a IntGauge,
+    of_shard: &'a AtomicU32,
+}
 
 impl<'a> LineInFlight<'a> {
-    fn begin(gauge: &'a IntGauge) -> Self {
-        gauge.inc();
-        Self(gauge)
+    fn begin(context: &'a LineContext) -> Self {
+        context.metrics.lines_in_flight.inc();
+        context.sending.fetch_add(1, Relaxed);
+        Self {
+            everywhere: &context.metrics.lines_in_flight,
+            of_shard: &context.sending,
+        }
     }
 }
 
 impl Drop for LineInFlight<'_> {
     fn drop(&mut self) {
-        self.0.dec();
+        self.everywhere.dec();
+        self.of_shard.fetch_sub(1, Relaxed);
     }
 }
 
@@ -104,7 +116,7 @@ impl LineContext {
     }
 
     async fn send(&self, request: LineRequest) -> LineAnswer {
-        let _in_flight = LineInFlight::begin(&self.metrics.lines_in_flight);
+        let _in_flight = LineInFlight::begin(self);
         self.sender.send(request).await
     }
 
@@ -229,6 +241,7 @@ mod tests {
             endpoint: LineEndpoint::ChatCompletions,
             tenant: "default".into(),
             batch: "batch_1".into(),
+            sending: AtomicU32::new(0),
         });
         let line = InputLine {
             number: 3,

@@ -2,6 +2,9 @@
 
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::OwnedSemaphorePermit;
@@ -20,6 +23,10 @@ use crate::batches::paths;
 use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
 use crate::batches::works::StopWork;
+
+/// A shard of which no line has ended for so long, and none is at an engine, is given back: behind the shards of other batches,
+/// whose models may have workers, and whose tenants may have tokens left.
+const STALL: Duration = Duration::from_secs(60);
 
 /// A shard that runs.
 struct ShardRun<'a> {
@@ -54,6 +61,7 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             endpoint: record.endpoint,
             tenant: record.tenant_name.as_str().into(),
             batch: record.id.as_str().into(),
+            sending: AtomicU32::new(0),
         }),
         part: PartBuffer::default(),
         writer: fastrand::u64(..),
@@ -69,7 +77,12 @@ async fn load(
     record: &BatchRecord,
     number: u32,
 ) -> Result<(InputLines, Option<OwnedSemaphorePermit>), Halt> {
-    let shards = work.shards().await?;
+    let shards = match work.shards().await {
+        Ok(shards) => shards,
+        // Somebody has deleted what says where the lines are.
+        Err(StorageError::NotFound) => return Ok((InputLines::default(), None)),
+        Err(error) => return Err(error.into()),
+    };
     let shard = shards
         .get(number as usize)
         .copied()
@@ -122,6 +135,7 @@ impl ShardRun<'_> {
         }
         let work = self.work;
         let mut stopped = pin!(work.stopped());
+        let mut moved = Instant::now();
         let reason = loop {
             if running.is_empty() && self.part.is_empty() {
                 return None;
@@ -139,9 +153,18 @@ impl ShardRun<'_> {
                     }
                 }
                 Some(finished) = running.join_next(), if self.part.has_room() => match finished {
-                    Ok(finished) => self.on_finished(finished),
+                    Ok(finished) => {
+                        moved = Instant::now();
+                        self.on_finished(finished);
+                    }
                     Err(error) => self.work.batches.failed("a line of a batch has no result", &error),
                 },
+                () = sleep_until(moved + STALL), if !running.is_empty() => {
+                    if self.lines.sending.load(Relaxed) == 0 {
+                        break StopWork::Stalled;
+                    }
+                    moved = Instant::now();
+                }
             }
         };
         while let Some(finished) = running.try_join_next() {
@@ -234,10 +257,10 @@ impl ShardRun<'_> {
         }
         let (owner, work, number) = (self.work.batches.owner, self.work.work(), self.number);
         let (counts, usage) = self.part.progress();
-        let is_draining = stopped == Some(StopWork::Draining);
+        let is_returned = matches!(stopped, Some(StopWork::Draining | StopWork::Stalled));
         let written = self.work.write_end(|record, now_ms| {
             record.progress(owner, work, counts, usage);
-            if is_draining {
+            if is_returned {
                 record.give_back(owner, work)
             } else {
                 record.end_shard(owner, number, now_ms)

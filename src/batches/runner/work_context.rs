@@ -138,7 +138,7 @@ impl WorkContext {
                 self.give_back().await;
                 WorkOutcome::Stopped
             }
-            Halt::Stopped(StopWork::Draining) => self.give_back().await,
+            Halt::Stopped(StopWork::Draining | StopWork::Stalled) => self.give_back().await,
             Halt::Storage(error) => {
                 self.batches.failed("work of a batch failed", &error);
                 // It would fail again at once.

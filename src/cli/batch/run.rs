@@ -38,8 +38,8 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
 /// OUT.errors.jsonl; 1: anything else.
 #[derive(Args)]
 pub(crate) struct RunBatch {
-    /// The requests, a JSON object a line: `custom_id`, `url` (such as /v1/chat/completions, in all the same) and
-    /// `body`.
+    /// The requests, a JSON object a line: `custom_id`, `method` (POST), `url` (such as
+    /// /v1/chat/completions, in all the same) and `body`.
     #[arg(value_name = "IN.JSONL")]
     input: PathBuf,
     /// The results, a line for each request that succeeded. The lines are in any order.
