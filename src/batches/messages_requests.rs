@@ -218,7 +218,7 @@ impl RequestReader {
                 self.request.extend_from_slice(bytes);
             }
             At::Members => {
-                // One byte more than the name has, so that a longer one is told from it.
+                // One byte more than the name has, so that a longer one differs from it.
                 let room = (REQUESTS.len() + 1).saturating_sub(self.name.len());
                 let kept = bytes.get(..room).unwrap_or(bytes);
                 self.name.extend_from_slice(kept);

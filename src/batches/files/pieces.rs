@@ -243,7 +243,7 @@ mod tests {
             let long = Bytes::from(vec![b'x'; MAX_HEAD_BYTES as usize + 1]);
             sender.try_send(long).unwrap();
             let mut cx = Context::from_waker(Waker::noop());
-            // The second poll tells the reader to look at the piece first.
+            // With the second poll the reader looks at the piece first.
             let polled = Pin::new(&mut pieces).poll_next(&mut cx);
             let _ = Pin::new(&mut pieces).poll_next(&mut cx);
             polled

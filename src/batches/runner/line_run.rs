@@ -36,6 +36,8 @@ pub(super) struct LineContext {
     pub(super) batch: Arc<str>,
     /// Lines that are at an engine.
     pub(super) sending: AtomicU32,
+    /// How often one was to be tried again for another reason than a limit: it comes nearer to its end.
+    pub(super) retries: AtomicU32,
 }
 
 /// A line with its result.
@@ -94,6 +96,9 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         let status = answer.status.to_string();
         drop((answer, held));
         context.metrics.retries.with_label_values(&[&status]).inc();
+        if status != "429" {
+            context.retries.fetch_add(1, Relaxed);
+        }
         sleep(pause).await;
     }
 }
@@ -242,6 +247,7 @@ mod tests {
             tenant: "default".into(),
             batch: "batch_1".into(),
             sending: AtomicU32::new(0),
+            retries: AtomicU32::new(0),
         });
         let line = InputLine {
             number: 3,

@@ -92,7 +92,7 @@ impl PartBuffer {
         self.retry_at = Some(now + RETRY_PAUSE);
     }
 
-    /// What progress has yet to be told of.
+    /// What progress does not have yet.
     pub(super) fn progress(&self) -> (LineCounts, Usage) {
         (self.counts, self.usage)
     }

@@ -24,7 +24,7 @@ use crate::batches::shards::Shard;
 use crate::batches::storage::StorageError;
 use crate::batches::works::StopWork;
 
-/// A shard of which no line has ended for so long, and none is at an engine, is given back: behind the shards of other batches,
+/// A shard of which no line has ended or failed for so long, and none is at an engine, is given back: behind the shards of other batches,
 /// whose models may have workers, and whose tenants may have tokens left.
 const STALL: Duration = Duration::from_secs(60);
 
@@ -62,6 +62,7 @@ pub(super) async fn run(work: &WorkContext, number: u32) -> WorkOutcome {
             tenant: record.tenant_name.as_str().into(),
             batch: record.id.as_str().into(),
             sending: AtomicU32::new(0),
+            retries: AtomicU32::new(0),
         }),
         part: PartBuffer::default(),
         writer: fastrand::u64(..),
@@ -160,7 +161,8 @@ impl ShardRun<'_> {
                     Err(error) => self.work.batches.failed("a line of a batch has no result", &error),
                 },
                 () = sleep_until(moved + STALL), if !running.is_empty() => {
-                    if self.lines.sending.load(Relaxed) == 0 {
+                    let retried = self.lines.retries.swap(0, Relaxed) > 0;
+                    if !retried && self.lines.sending.load(Relaxed) == 0 {
                         break StopWork::Stalled;
                     }
                     moved = Instant::now();

@@ -14,7 +14,7 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "", message).param("id")
     }
 
-    /// The body is no form, or its parts cannot be told apart.
+    /// The body is no form, or it does not say where its parts end.
     pub fn bad_form(error: &dyn Display) -> Self {
         let message = format!(
             "the request body is not a form (multipart/form-data) that can be read: {error}"

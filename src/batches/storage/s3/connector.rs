@@ -121,7 +121,7 @@ impl StorageClient {
     }
 }
 
-/// Only what may be tried again is told apart.
+/// Only errors after which another try may help have kinds of their own.
 fn kind_of(error: &client::Error) -> HttpErrorKind {
     match error {
         client::Error::Connect(_) => HttpErrorKind::Connect,
