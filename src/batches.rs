@@ -13,7 +13,7 @@
 
 pub mod batch;
 pub mod claims;
-mod create_batch;
+pub mod create_batch;
 pub mod custom_ids;
 mod endpoints;
 pub mod file;

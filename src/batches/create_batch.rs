@@ -14,6 +14,9 @@ use crate::units::{format_duration, parse_duration};
 const MIN_EXPIRES_AFTER_S: u64 = 3_600;
 const MAX_EXPIRES_AFTER_S: u64 = 2_592_000;
 
+/// What a `completion_window` is.
+pub const WINDOW_SHAPE: &str = "a duration such as '24h', '30m' or '7d'";
+
 /// What a client wants to be run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CreateBatch {
@@ -97,12 +100,17 @@ fn text<'a>(raw: Option<&'a str>, param: &str) -> Result<Cow<'a, str>, ApiError>
         .ok_or_else(|| ApiError::wrong_type(param, "a string"))
 }
 
-fn window(text: &str, max_window: Duration) -> Result<Duration, ApiError> {
+/// A `completion_window`, however long.
+pub fn read_window(text: &str) -> Option<Duration> {
     let window = parse_duration(text).ok();
-    let is_possible = |window: &Duration| !window.is_zero() && *window <= max_window;
-    window.filter(is_possible).ok_or_else(|| {
+    window.filter(|window| !window.is_zero())
+}
+
+fn window(text: &str, max_window: Duration) -> Result<Duration, ApiError> {
+    let window = read_window(text).filter(|window| *window <= max_window);
+    window.ok_or_else(|| {
         let most = format_duration(max_window);
-        let why = format!("it must be a duration such as '24h', '30m' or '7d', up to '{most}'");
+        let why = format!("it must be {WINDOW_SHAPE}, up to '{most}'");
         ApiError::wrong_value("completion_window", why)
     })
 }

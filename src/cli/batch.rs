@@ -5,6 +5,7 @@ mod batch_answer;
 mod begun_run;
 mod fetch;
 mod input;
+mod places;
 mod progress;
 mod run;
 mod sent_body;
@@ -18,6 +19,7 @@ use indicatif::ProgressBar;
 use serde_json::Value;
 
 use self::api::ApiAccess;
+use self::progress::write_line;
 use self::run::RunBatch;
 use self::sent_body::SentBody;
 
@@ -64,7 +66,7 @@ impl BatchCommand {
                 ExitCode::SUCCESS
             }
             Err(problem) => {
-                eprintln!("{problem}");
+                write_line(&problem);
                 ExitCode::FAILURE
             }
         }
@@ -77,6 +79,6 @@ impl NamedBatch {
         let client = self.access.client()?;
         let bar = ProgressBar::hidden();
         let asked = client.ask(method, &path, SentBody::empty(), &bar).await;
-        asked.map_err(String::from)
+        asked.map_err(|error| error.to_string())
     }
 }

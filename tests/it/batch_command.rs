@@ -35,8 +35,8 @@ struct FakeState {
     creates: Vec<Value>,
     /// What the batch looks like, one look after the other; the last one stays.
     looks: VecDeque<Value>,
-    /// Statuses that the next looks get instead.
-    failures: VecDeque<u16>,
+    /// By method and path: statuses and errors that the next such requests get instead.
+    failures: BTreeMap<String, VecDeque<(u16, Value)>>,
     /// Files by their ids.
     contents: BTreeMap<String, String>,
     /// The batches that the list has.
@@ -93,6 +93,13 @@ impl FakeRouter {
             .insert(file_id.to_owned(), content.to_owned());
     }
 
+    /// The next such request gets this status and this error.
+    fn fail(&self, request: &str, status: u16, error: Value) {
+        let mut state = self.state.lock();
+        let failures = state.failures.entry(request.to_owned()).or_default();
+        failures.push_back((status, error));
+    }
+
     /// How often there was a request whose method and path begin like this.
     fn count(&self, begin: &str) -> usize {
         let state = self.state.lock();
@@ -111,6 +118,10 @@ impl FakeRouter {
         state.requests.push(format!("{method} {path}"));
         if let Some(value) = head.headers.get("authorization") {
             state.authorization = value.to_str().unwrap().to_owned();
+        }
+        let failures = state.failures.get_mut(&format!("{method} {path}"));
+        if let Some((status, error)) = failures.and_then(VecDeque::pop_front) {
+            return page(status, json!({"error": error}).to_string());
         }
         let batch = format!("/v1/batches/{BATCH}");
         match (&method, path.as_str()) {
@@ -131,9 +142,6 @@ impl FakeRouter {
                 page(200, look("cancelling", [2, 1, 0]).to_string())
             }
             (&Method::GET, path) if path == batch => {
-                if let Some(status) = state.failures.pop_front() {
-                    return error(status, "not now");
-                }
                 let shown = state.looks.front().cloned().unwrap();
                 if state.looks.len() > 1 {
                     state.looks.pop_front();
@@ -146,10 +154,10 @@ impl FakeRouter {
                     .and_then(|rest| rest.strip_suffix("/content"));
                 match id.and_then(|id| state.contents.get(id)) {
                     Some(content) => page(200, content.clone()),
-                    None => error(404, "there is no such thing"),
+                    None => gone(),
                 }
             }
-            _ => error(404, "there is no such thing"),
+            _ => gone(),
         }
     }
 }
@@ -159,9 +167,9 @@ fn page(status: u16, body: String) -> Response<Full<Bytes>> {
     response.body(Full::new(body.into())).unwrap()
 }
 
-fn error(status: u16, message: &str) -> Response<Full<Bytes>> {
-    let error = json!({"message": message, "type": "server_error", "param": null, "code": null});
-    page(status, json!({"error": error}).to_string())
+fn gone() -> Response<Full<Bytes>> {
+    let error = json!({"message": "there is no such thing", "param": null, "code": null});
+    page(404, json!({"error": error}).to_string())
 }
 
 /// A batch with so many lines in all, completed and failed.
@@ -257,6 +265,17 @@ impl Desk {
         let mut command = self.command(arguments);
         let run = tokio::task::spawn_blocking(move || command.output().unwrap());
         run.await.unwrap()
+    }
+
+    /// A run with these arguments that fails, before anything is uploaded, and says this.
+    async fn refused(&self, arguments: &[&str], code: i32, expected: &str) {
+        let output = self.batch(arguments).await;
+        let problem = err(&output);
+        assert_eq!(output.status.code(), Some(code), "{problem}");
+        assert!(problem.contains(expected), "{problem}");
+        assert_eq!(self.router.count("POST"), 0);
+        assert_eq!(self.files(), ["in.jsonl"]);
+        assert!(self.read("in.jsonl").unwrap().starts_with(FIRST));
     }
 
     /// A run that ends with this code. Returns what it wrote to standard output and to standard error.
@@ -357,6 +376,92 @@ async fn a_bad_line_is_named_before_anything_is_sent() {
 }
 
 #[tokio::test]
+async fn a_wrong_argument_is_refused_with_what_to_do() {
+    let desk = Desk::start().await;
+    for (input, output, expected) in [
+        (
+            "/dev/stdin",
+            "out.jsonl",
+            "/dev/stdin: the input must be a file",
+        ),
+        (".", "out.jsonl", ".: the input must be a file"),
+        (
+            "in.jsonl",
+            "in.jsonl",
+            "in.jsonl is the input; name another output",
+        ),
+        (
+            "in.jsonl",
+            "./in.jsonl",
+            "is the input; name another output",
+        ),
+        (
+            "in.jsonl",
+            "none/out.jsonl",
+            "the output needs a folder that can be written to",
+        ),
+        ("in.jsonl", ".", ". is no file; name another output"),
+    ] {
+        desk.refused(&["run", input, "-o", output], 1, expected)
+            .await;
+    }
+    for window in ["soon", "24", "0s"] {
+        let more = ["--completion-window", window];
+        let expected = "a duration such as '24h', '30m' or '7d'";
+        desk.refused(&[&RUN[..], &more[..]].concat(), 64, expected)
+            .await;
+    }
+    assert_eq!(desk.router.count(""), 0);
+}
+
+#[tokio::test]
+async fn a_key_or_an_url_that_is_wrong_is_found_before_the_upload() {
+    let desk = Desk::start().await;
+    let list = "GET /v1/batches";
+    for (status, code, expected) in [
+        (
+            401,
+            "invalid_api_key",
+            "check the key (--api-key, or OPENAI_API_KEY)",
+        ),
+        (403, "unknown_tenant", "take a key that may do this"),
+        (404, "unknown_url", "is this the router's API? (--url)"),
+        (429, "rate_limit_exceeded", "run the same command again"),
+        (503, "store_unavailable", "run the same command again"),
+    ] {
+        desk.router
+            .fail(list, status, json!({"message": "no.", "code": code}));
+        desk.refused(&RUN, 1, expected).await;
+    }
+}
+
+#[tokio::test]
+async fn an_output_has_one_command_at_a_time() {
+    let desk = Desk::start().await;
+    desk.router.looks(&[look("in_progress", [2, 1, 0])]);
+    let mut command = desk.command(&RUN);
+    let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+    let look_at_batch = format!("GET /v1/batches/{BATCH}");
+    eventually("the command waits", async || {
+        desk.router.count(&look_at_batch) > 0
+    })
+    .await;
+    let (_, problem) = desk.run(1).await;
+    let expected = "another command with this output is running";
+    assert!(problem.contains(expected), "{problem}");
+    assert_eq!(desk.router.count("POST"), 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+
+    // A process that was killed holds nothing.
+    let done = with(look("completed", [2, 2, 0]), "output_file_id", "file-out");
+    desk.router.looks(&[done]);
+    desk.router.content("file-out", "{\"1\":1}\n{\"2\":2}\n");
+    desk.run(0).await;
+    assert_eq!(desk.router.count("POST"), 2);
+}
+
+#[tokio::test]
 async fn after_ctrl_c_the_batch_runs_on_and_the_same_command_waits_for_it() {
     let desk = Desk::start().await;
     desk.router.looks(&[look("in_progress", [2, 1, 0])]);
@@ -432,7 +537,14 @@ async fn another_input_or_another_router_is_refused_with_what_to_do() {
 
 #[tokio::test]
 async fn nothing_is_overwritten() {
-    for name in ["out.jsonl", "out.errors.jsonl"] {
+    // The errors of `out` would be where those of `out.jsonl` are.
+    let names = [
+        "out.jsonl",
+        "out.errors.jsonl",
+        "out.jsonl.part",
+        "out.batch",
+    ];
+    for name in names {
         let desk = Desk::with_results().await;
         desk.write(name, "precious");
         let (_, problem) = desk.run(1).await;
@@ -465,11 +577,25 @@ async fn an_input_that_the_router_refuses_can_be_mended_and_run_again() {
 #[tokio::test]
 async fn a_router_that_is_away_for_a_moment_is_asked_again() {
     let desk = Desk::with_results().await;
-    desk.router.state.lock().failures = [503, 429].into();
+    let batch = format!("GET /v1/batches/{BATCH}");
+    for (request, status) in [
+        ("POST /v1/files", 503),
+        ("POST /v1/batches", 503),
+        (&*batch, 503),
+        (&*batch, 503),
+        (&*batch, 429),
+    ] {
+        desk.router
+            .fail(request, status, json!({"message": "not now"}));
+    }
     let (_, progress) = desk.run(0).await;
+    assert!(progress.contains("asking again: POST "), "{progress}");
     assert!(progress.contains("asking again: GET "), "{progress}");
-    assert!(progress.contains("answered 503"), "{progress}");
-    assert!(desk.router.state.lock().failures.is_empty());
+    // What has been said is not said again.
+    assert_eq!(progress.matches("answered 503").count(), 3, "{progress}");
+    let mut left = desk.router.state.lock().failures.clone().into_values();
+    assert!(left.all(|failures| failures.is_empty()));
+    assert_eq!(desk.router.count("POST /v1/files"), 2);
 }
 
 #[tokio::test]
@@ -482,7 +608,41 @@ async fn a_batch_or_a_router_that_is_not_there_is_named_with_what_to_do() {
     .await;
     let (_, problem) = desk.run(1).await;
     assert!(problem.contains("answered 404"), "{problem}");
-    assert!(problem.contains("delete out.jsonl.batch"), "{problem}");
+    assert!(problem.contains("deleted or forgotten"), "{problem}");
+    assert!(
+        problem.contains("delete out.jsonl.batch, and run"),
+        "{problem}"
+    );
+    assert!(!problem.contains("goes on"), "{problem}");
+
+    // The router has forgotten the input, and then the results.
+    let unknown = json!({"message": "No such File object", "param": "input_file_id"});
+    let desk = Desk::with_results().await;
+    desk.router.state.lock().contents.clear();
+    desk.router.fail("POST /v1/batches", 400, unknown);
+    for expected in ["No such File object", "there is no such thing"] {
+        let (_, problem) = desk.run(1).await;
+        assert!(problem.contains(expected), "{problem}");
+        assert!(
+            problem.contains("delete out.jsonl.batch, and run"),
+            "{problem}"
+        );
+        assert_eq!(desk.files(), ["in.jsonl", "out.jsonl.batch"]);
+    }
+
+    // With the batch it goes on, once the key is right.
+    let desk = Desk::with_results().await;
+    let batch = format!("GET /v1/batches/{BATCH}");
+    desk.router
+        .fail(&batch, 401, json!({"message": "no such key"}));
+    let (_, problem) = desk.run(1).await;
+    assert!(problem.contains("check the key"), "{problem}");
+    assert!(
+        problem.contains(&format!("goes on with the batch {BATCH}")),
+        "{problem}"
+    );
+    desk.run(0).await;
+    assert_eq!(desk.router.count("POST"), 2);
 
     let mut desk = Desk::start().await;
     let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -57,7 +57,7 @@ impl ApiAccess {
         let base = base_of(&self.url);
         let wrong = || {
             format!(
-                "--url {}: write http://HOST:PORT or https://HOST:PORT of the router's API",
+                "--url {} (or OPENAI_BASE_URL): write http://HOST:PORT or https://HOST:PORT of the router's API",
                 self.url
             )
         };
@@ -67,7 +67,8 @@ impl ApiAccess {
             Some("https") => (443, Some(self.tls.client())),
             _ => return Err(wrong()),
         };
-        let host = uri.host().filter(|_| uri.query().is_none());
+        // A password has no place here: `--api-key` has one.
+        let host = uri.host().filter(|_| !base.contains(['?', '#', '@']));
         let host = host.ok_or_else(wrong)?.to_owned();
         let key = given_secret("--api-key", self.api_key.as_deref())?;
         let key = key.filter(|key| !key.is_empty());
@@ -94,52 +95,84 @@ fn base_of(url: &str) -> &str {
 /// Why a router has not done what it was asked.
 #[derive(Debug)]
 pub(super) struct AskError {
+    /// With what to do, if that is the same for every request.
     text: String,
-    /// Whether the same request may succeed a little later.
-    pub(super) may_pass: bool,
+    pub(super) kind: AskErrorKind,
+}
+
+/// What helps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AskErrorKind {
+    /// The same request may succeed a little later.
+    Passing,
+    /// The router does not have what the request names.
+    Gone,
+    /// Something must be changed first.
+    Final,
 }
 
 impl AskError {
+    fn new(kind: AskErrorKind, why: impl Display) -> Self {
+        let text = why.to_string();
+        Self { text, kind }
+    }
+
     pub(super) fn passing(why: impl Display) -> Self {
-        Self {
-            text: why.to_string(),
-            may_pass: true,
-        }
+        Self::new(AskErrorKind::Passing, why)
     }
 
     /// Of this machine.
     pub(super) fn local(why: impl Display) -> Self {
-        Self {
-            text: why.to_string(),
-            may_pass: false,
-        }
+        Self::new(AskErrorKind::Final, why)
     }
 
-    /// Of a connection, with what has caused it.
+    /// Of a connection, with what has caused it; or of the file that was sent over it.
     pub(super) fn broken(error: &(dyn StdError + 'static)) -> Self {
         let causes = std::iter::successors(Some(error), |error| (**error).source());
         let texts: Vec<String> = causes.map(ToString::to_string).collect();
-        Self::passing(texts.join(": "))
+        let of_hyper = error.downcast_ref::<hyper::Error>();
+        let is_ours = of_hyper.is_some_and(hyper::Error::is_user);
+        // hyper names its own end as ours too, without one of these.
+        let is_of_file = is_ours && error.source().is_some_and(|cause| cause.is::<io::Error>());
+        let kind = if is_of_file {
+            AskErrorKind::Final
+        } else {
+            AskErrorKind::Passing
+        };
+        Self::new(kind, texts.join(": "))
     }
 
     fn refused(status: StatusCode, body: &[u8]) -> Self {
-        let waits = [StatusCode::TOO_MANY_REQUESTS, StatusCode::REQUEST_TIMEOUT];
-        Self {
-            text: format!("answered {status}: {}", reason(body)),
-            may_pass: status.is_server_error() || waits.contains(&status),
-        }
+        use AskErrorKind::{Final, Gone, Passing};
+        let answer: Value = serde_json::from_slice(body).unwrap_or_default();
+        let error = &answer["error"];
+        let (kind, advice) = match status.as_u16() {
+            400 if error["param"] == "input_file_id" => (Gone, ""),
+            400 => (Final, ""),
+            // A path that no router has gets a code, or no such object.
+            404 if error.is_object() && error["code"].is_null() => (
+                Gone,
+                "; it was deleted or forgotten, or belongs to another key (--api-key) or router (--url)",
+            ),
+            401 => (Final, "; check the key (--api-key, or OPENAI_API_KEY)"),
+            403 => (
+                Final,
+                "; take a key that may do this (--api-key, or OPENAI_API_KEY)",
+            ),
+            413 => (Final, "; split the input into smaller ones"),
+            408 | 429 | 500..=599 => (Passing, ""),
+            // Redirects too.
+            _ => (Final, "; is this the router's API? (--url)"),
+        };
+        let reason = reason(body);
+        let reason = reason.trim_end_matches('.');
+        Self::new(kind, format!("answered {status}: {reason}{advice}"))
     }
 }
 
 impl Display for AskError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.text)
-    }
-}
-
-impl From<AskError> for String {
-    fn from(error: AskError) -> Self {
-        error.text
     }
 }
 
@@ -209,9 +242,12 @@ impl ApiClient {
         let exchange = async {
             let request = request.map_err(AskError::local)?;
             let socket = timeout(CONNECT_TIMEOUT, self.connect()).await;
-            let socket = socket.map_err(|_| AskError::passing("no connection within 10 s"))?;
-            let socket =
-                socket.map_err(|error| AskError::passing(format!("cannot connect: {error}")))?;
+            let socket = socket.unwrap_or_else(|_| Err(io::Error::other("no answer within 10 s")));
+            let socket = socket.map_err(|error| {
+                AskError::passing(format!(
+                    "cannot connect: {error}; is this the router's API? (--url)"
+                ))
+            })?;
             let connected = http1::handshake(TokioIo::new(socket)).await;
             let (mut sender, connection) = connected.map_err(|error| AskError::broken(&error))?;
             let mut answered = pin!(async {
@@ -290,7 +326,11 @@ mod tests {
             let found = (&*client.base, &*client.host, client.port, &*client.path);
             assert_eq!(found, (base, host, port, path), "{url}");
         }
-        for wrong in ["router:8080", "router", "ftp://x", "http://x?y=1", ""] {
+        let with_more = ["http://x?y=1", "http://x#y", "http://me:secret@x"];
+        for wrong in ["router:8080", "router", "ftp://x", ""]
+            .iter()
+            .chain(&with_more)
+        {
             assert!(of_url(wrong).is_none(), "{wrong}");
         }
     }
@@ -303,10 +343,33 @@ mod tests {
     }
 
     #[test]
-    fn only_what_the_router_decided_is_final() {
-        for (status, expected) in [(404, false), (401, false), (429, true), (503, true)] {
-            let status = StatusCode::from_u16(status).unwrap();
-            assert_eq!(AskError::refused(status, b"").may_pass, expected);
+    fn an_answer_says_whether_waiting_helps_and_what_does() {
+        use AskErrorKind::{Final, Gone, Passing};
+        let unknown = r#"{"error":{"message":"No batch.","code":null}}"#;
+        let no_path = r#"{"error":{"message":"No path.","code":"unknown_url"}}"#;
+        let no_input = r#"{"error":{"message":"No file.","param":"input_file_id"}}"#;
+        for (status, body, kind, advice) in [
+            (404, unknown, Gone, ": No batch; it was deleted"),
+            (
+                404,
+                no_path,
+                Final,
+                ": No path; is this the router's API? (--url)",
+            ),
+            (404, "<html>", Final, "(--url)"),
+            (308, "", Final, "(--url)"),
+            (400, no_input, Gone, ": No file"),
+            (400, no_path, Final, ": No path"),
+            (401, "", Final, "(--api-key, or OPENAI_API_KEY)"),
+            (403, "", Final, "(--api-key, or OPENAI_API_KEY)"),
+            (413, "", Final, "split the input"),
+            (429, "", Passing, "answered 429"),
+            (503, "busy", Passing, ": busy"),
+        ] {
+            let code = StatusCode::from_u16(status).unwrap();
+            let error = AskError::refused(code, body.as_bytes());
+            assert_eq!(error.kind, kind, "{error}");
+            assert!(error.to_string().contains(advice), "{error}");
         }
     }
 }

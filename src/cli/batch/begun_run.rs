@@ -1,17 +1,27 @@
 //! How far a run has come: a small file beside its output, by which the same command goes on.
 
-use std::ffi::OsString;
-use std::io;
+use std::fs::{self, File, TryLockError};
+use std::io::Read;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use super::api::{AskError, AskErrorKind};
+
+/// The run with an output. No other process goes on with it meanwhile. Dropped before anything of the run is at a
+/// router, it removes its file.
+#[derive(Debug)]
+pub(super) struct BegunRun {
+    place: PathBuf,
+    /// Locked. It is never replaced: the lock would stay with the old one.
+    file: File,
+    pub(super) steps: RunSteps,
+}
+
 /// The file's content. It is written anew after each step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct BegunRun {
-    /// Where the file is.
-    #[serde(skip)]
-    place: PathBuf,
+pub(super) struct RunSteps {
     /// The router's API.
     pub(super) url: String,
     pub(super) input: InputIdentity,
@@ -38,119 +48,189 @@ pub(super) struct EndedRun {
 }
 
 impl BegunRun {
-    /// The run with this output: the one that was begun, or a new one. One of another input or router is an error.
-    pub(super) fn of(output: &Path, url: &str, input: &InputIdentity) -> Result<Self, String> {
-        let mut place = OsString::from(output);
-        place.push(".batch");
-        let place = PathBuf::from(place);
-        let name = place.display().to_string();
-        let new = Self {
-            place,
+    /// The run that was begun in this place, or a new one. One of another input or router is an error.
+    pub(super) fn of(place: &Path, url: &str, input: &InputIdentity) -> Result<Self, String> {
+        let name = place.display();
+        let mut options = File::options();
+        let options = options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(place).map_err(|error| {
+            format!(
+                "{name}: {error}; the output needs a folder that can be written to: make it, or name another output"
+            )
+        })?;
+        // Where nothing can be locked, nothing is.
+        if let Err(TryLockError::WouldBlock) = file.try_lock() {
+            return Err(format!(
+                "{name}: another command with this output is running: wait for its end, or name another output"
+            ));
+        }
+        let mut text = Vec::new();
+        let read = file.read_to_end(&mut text);
+        read.map_err(|error| format!("{name}: {error}"))?;
+        let new = RunSteps {
             url: url.to_owned(),
             input: input.clone(),
             file_id: None,
             batch_id: None,
             ended: None,
         };
-        let text = match std::fs::read(&new.place) {
-            Ok(text) => text,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(new),
-            Err(error) => return Err(format!("{name}: {error}")),
+        let anew = format!("name another output, or, {}", how_to_begin_anew(place));
+        // It is empty if it is new, or if a process was killed early.
+        let begun = (!text.is_empty()).then(|| serde_json::from_slice::<RunSteps>(&text));
+        let begun = begun
+            .transpose()
+            .map_err(|error| format!("{name}: was not written by `batch run` ({error}): {anew}"))?;
+        let steps = match begun.filter(|begun| begun.file_id.is_some()) {
+            Some(begun) => {
+                let id = begun.batch_id.as_deref().or(begun.file_id.as_deref());
+                let run = format!("{} at {}", id.unwrap_or_default(), begun.url);
+                if begun.input != new.input {
+                    return Err(format!(
+                        "{name} is of a run with another input ({run}): {anew}"
+                    ));
+                }
+                if begun.url != new.url {
+                    let there = &begun.url;
+                    return Err(format!(
+                        "{name} is of a run elsewhere ({run}): go on there by --url {there}, {anew}"
+                    ));
+                }
+                begun
+            }
+            None => new,
         };
-        let anew = new.how_to_begin_anew();
-        let begun: Self = serde_json::from_slice(&text)
-            .map_err(|error| format!("{name}: was not written by `batch run` ({error}); {anew}"))?;
-        let Some(file_id) = &begun.file_id else {
-            // Nothing of it is at the router.
-            return Ok(new);
-        };
-        let at_router = format!(
-            "{} at {}",
-            begun.batch_id.as_ref().unwrap_or(file_id),
-            begun.url
-        );
-        if begun.input != new.input {
-            return Err(format!(
-                "{name} is of a run with another input ({at_router}): name another output, or, {anew}"
-            ));
-        }
-        if begun.url != new.url {
-            return Err(format!(
-                "{name} is of a run elsewhere ({at_router}): go on there by --url {}, or, {anew}",
-                begun.url
-            ));
-        }
-        Ok(Self {
-            place: new.place,
-            ..begun
-        })
+        let place = place.to_owned();
+        Ok(Self { place, file, steps })
     }
 
-    /// Replaces the file as a whole.
-    pub(super) fn write(&self) -> Result<(), String> {
-        let mut temporary = OsString::from(&self.place);
-        temporary.push(".new");
+    /// Writes a step down. One that cannot be written down is not remembered here either.
+    pub(super) fn record(&mut self, step: impl FnOnce(&mut RunSteps)) -> Result<(), AskError> {
+        let mut steps = self.steps.clone();
+        step(&mut steps);
         // Texts and numbers always serialize.
-        let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
-        let written = std::fs::write(&temporary, text);
-        let written = written.and_then(|()| std::fs::rename(&temporary, &self.place));
-        written.map_err(|error| format!("{}: {error}", self.place.display()))
+        let text = serde_json::to_string_pretty(&steps).unwrap_or_default() + "\n";
+        let written = self.file.write_all_at(text.as_bytes(), 0);
+        let written = written.and_then(|()| self.file.set_len(text.len() as u64));
+        let place = self.place.display();
+        written.map_err(|error| AskError::local(format!("{place}: {error}")))?;
+        self.steps = steps;
+        Ok(())
     }
 
     /// Nothing is to be had of the run any more, and its input has to change.
     pub(super) fn forget(&mut self) {
-        (self.file_id, self.batch_id) = (None, None);
-        let _ = std::fs::remove_file(&self.place);
+        (self.steps.file_id, self.steps.batch_id) = (None, None);
     }
 
     pub(super) fn how_to_begin_anew(&self) -> String {
-        format!("to begin anew, delete {}", self.place.display())
+        how_to_begin_anew(&self.place)
     }
 
     /// An end of this process that is not one of the run, with what to do.
-    pub(super) fn stopped(&self, why: &str) -> String {
-        let (url, anew) = (&self.url, self.how_to_begin_anew());
-        match (&self.batch_id, &self.file_id) {
+    pub(super) fn stopped(&self, error: &AskError) -> String {
+        let (url, anew) = (&self.steps.url, self.how_to_begin_anew());
+        let next = match (&self.steps.batch_id, &self.steps.file_id) {
+            (None, None) if error.kind == AskErrorKind::Passing => {
+                "nothing is at the router: run the same command again".to_owned()
+            }
+            (None, None) => return error.to_string(),
+            _ if error.kind == AskErrorKind::Gone => {
+                format!("{anew}, and run the same command again")
+            }
             (Some(batch_id), _) => format!(
-                "{why}; the batch {batch_id} goes on at {url}: the same command again waits for it, \
-                 `warmroute batch cancel {batch_id} --url {url}` ends it, and, {anew}"
+                "the same command again goes on with the batch {batch_id} at {url}; \
+                 `warmroute batch cancel {batch_id} --url {url}` ends the batch if it runs; {anew}"
             ),
-            (None, Some(_)) => format!(
-                "{why}; the input is uploaded: the same command again creates its batch, or, {anew}"
-            ),
-            (None, None) => why.to_owned(),
+            (None, Some(_)) => {
+                format!("the input is uploaded: the same command again goes on from there; {anew}")
+            }
+        };
+        format!("{error}\n{next}")
+    }
+}
+
+impl Drop for BegunRun {
+    fn drop(&mut self) {
+        if self.steps.file_id.is_none() {
+            let _ = fs::remove_file(&self.place);
         }
     }
+}
+
+fn how_to_begin_anew(place: &Path) -> String {
+    format!("to begin anew, delete {}", place.display())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn only_the_same_input_at_the_same_router_is_gone_on_with() {
-        let name = format!("warmroute-begun-{}.jsonl", fastrand::u64(..));
-        let output = std::env::temp_dir().join(name);
-        let input = |bytes| InputIdentity {
+    fn input(bytes: u64) -> InputIdentity {
+        InputIdentity {
             bytes,
             sha256: "ab".to_owned(),
-        };
-        let of = |url: &str, bytes| BegunRun::of(&output, url, &input(bytes));
+        }
+    }
+
+    /// A place that no other test has.
+    fn place() -> PathBuf {
+        let name = format!("warmroute-begun-{}.batch", fastrand::u64(..));
+        std::env::temp_dir().join(name)
+    }
+
+    #[test]
+    fn only_the_same_input_at_the_same_router_is_gone_on_with() {
+        let place = place();
+        let of = |url: &str, bytes| BegunRun::of(&place, url, &input(bytes));
         let mut run = of("http://router", 12).unwrap();
-        run.write().unwrap();
-        // Of this run nothing is at a router.
-        assert_eq!(of("http://other", 13).unwrap().file_id, None);
-        run.file_id = Some("file-1".to_owned());
-        run.write().unwrap();
-        assert_eq!(of("http://router", 12), Ok(run.clone()));
+        run.record(|_| {}).unwrap();
+        drop(run);
+        // Of that run nothing is at a router.
+        assert!(!place.exists());
+        drop(of("http://other", 13).unwrap());
+        let mut run = of("http://router", 12).unwrap();
+        run.record(|steps| steps.file_id = Some("file-1".to_owned()))
+            .unwrap();
+        let steps = run.steps.clone();
+        drop(run);
+        assert_eq!(of("http://router", 12).unwrap().steps, steps);
         let problem = of("http://router", 13).unwrap_err();
         assert!(problem.contains("another input"), "{problem}");
         let problem = of("http://other", 12).unwrap_err();
         assert!(problem.contains("--url http://router"), "{problem}");
-        std::fs::write(&run.place, "{}").unwrap();
+        fs::write(&place, "{}").unwrap();
         let problem = of("http://router", 12).unwrap_err();
         assert!(problem.contains("to begin anew, delete "), "{problem}");
+        // As of a process that was killed at once.
+        fs::write(&place, "").unwrap();
+        of("http://other", 12).unwrap();
+        assert!(!place.exists());
+    }
+
+    #[test]
+    fn a_run_has_one_process_at_a_time() {
+        let place = place();
+        let run = BegunRun::of(&place, "http://router", &input(12)).unwrap();
+        let problem = BegunRun::of(&place, "http://router", &input(12)).unwrap_err();
+        assert!(problem.contains("is running"), "{problem}");
+        drop(run);
+        BegunRun::of(&place, "http://router", &input(12)).unwrap();
+    }
+
+    #[test]
+    fn whoever_is_stopped_learns_what_to_do() {
+        let mut run = BegunRun::of(&place(), "http://router", &input(12)).unwrap();
+        let check = |run: &BegunRun, error: AskError, expected: &str| {
+            let text = run.stopped(&error);
+            assert!(text.contains(expected), "{text}");
+        };
+        check(&run, AskError::passing("x"), "x\nnothing is at the router");
+        assert_eq!(run.stopped(&AskError::local("x")), "x");
+        run.steps.file_id = Some("file-1".to_owned());
+        check(&run, AskError::passing("x"), "x\nthe input is uploaded");
+        run.steps.batch_id = Some("batch_1".to_owned());
+        let cancel = "`warmroute batch cancel batch_1 --url http://router`";
+        check(&run, AskError::local("x"), cancel);
         run.forget();
-        assert_eq!(of("http://other", 12).unwrap().file_id, None);
     }
 }

@@ -1,9 +1,8 @@
 //! Brings a file of the router to its place, which has the whole file or what it had before.
 
-use std::ffi::OsString;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use http_body::Body;
 use http_body_util::BodyExt;
@@ -12,7 +11,18 @@ use hyper::body::Incoming;
 use indicatif::ProgressBar;
 
 use super::api::{ApiClient, AskError};
+use super::places::part_of;
 use super::sent_body::SentBody;
+
+/// What has come of a file. It goes if no more comes.
+struct PartialFile(PathBuf);
+
+impl Drop for PartialFile {
+    fn drop(&mut self) {
+        // Nothing is there once the file is in its place.
+        let _ = fs::remove_file(&self.0);
+    }
+}
 
 /// Streams a file of the router to its place. Without a file the place gets an empty one.
 pub(super) async fn fetch(
@@ -22,9 +32,8 @@ pub(super) async fn fetch(
     bar: &ProgressBar,
 ) -> Result<(), AskError> {
     let local = |error: io::Error| AskError::local(format!("{}: {error}", place.display()));
-    let mut temporary = OsString::from(place);
-    temporary.push(".part");
-    let mut file = File::create(&temporary).map_err(local)?;
+    let part = PartialFile(part_of(place));
+    let mut file = File::create(&part.0).map_err(local)?;
     if let Some(file_id) = file_id {
         let path = format!("/v1/files/{file_id}/content");
         let read = async |mut answer: Incoming| {
@@ -43,5 +52,5 @@ pub(super) async fn fetch(
         client.exchange(Method::GET, &path, body, bar, read).await?;
     }
     file.sync_all().map_err(local)?;
-    std::fs::rename(&temporary, place).map_err(local)
+    fs::rename(&part.0, place).map_err(local)
 }

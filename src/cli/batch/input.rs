@@ -36,6 +36,12 @@ pub(super) struct CheckedInput {
 pub(super) fn check(path: &Path) -> Result<CheckedInput, String> {
     let name = path.display().to_string();
     let failed = |error: std::io::Error| format!("{name}: {error}");
+    // Not opened before: a named pipe would wait for its writer.
+    if name == "-" || !std::fs::metadata(path).map_err(failed)?.is_file() {
+        return Err(format!(
+            "{name}: the input must be a file, since it is read twice, to be checked and to be sent: write it to one"
+        ));
+    }
     let mut file = File::open(path).map_err(failed)?;
     let length = file.metadata().map_err(failed)?.len();
     let endpoint = endpoint_of(BufReader::new(&file)).map_err(|why| format!("{name}: {why}"))?;
@@ -121,6 +127,14 @@ mod tests {
             let digest = Sha256::digest(text.as_bytes());
             let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(input.identity.sha256, hex);
+        }
+    }
+
+    #[test]
+    fn what_can_be_read_only_once_is_no_input() {
+        for path in ["-", "/dev/null", "/"] {
+            let problem = check(Path::new(path)).unwrap_err();
+            assert!(problem.contains("must be a file"), "{problem}");
         }
     }
 

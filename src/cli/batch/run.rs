@@ -13,13 +13,15 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::api::{ApiAccess, ApiClient, AskError};
+use super::api::{ApiAccess, ApiClient, AskError, AskErrorKind};
 use super::batch_answer::{BatchAnswer, BatchPage};
 use super::begun_run::{BegunRun, EndedRun};
 use super::fetch::fetch;
 use super::input::{self, CheckedInput};
+use super::places::RunPlaces;
 use super::progress::{BYTES, LINES, bar, say, write_line};
 use super::sent_body::SentBody;
+use crate::batches::create_batch::{WINDOW_SHAPE, read_window};
 use crate::http::drain::StopSignals;
 use crate::observe;
 
@@ -35,7 +37,7 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
 
 /// Run a file of requests as a batch, and write the results to a file. The same command again goes on where it was
 /// stopped: OUT.JSONL.batch says where that is. Exit code 0: all requests succeeded; 2: some did not, they are in
-/// OUT.errors.jsonl; 1: anything else.
+/// OUT.errors.jsonl; 64: an argument is wrong; 1: anything else.
 #[derive(Args)]
 pub(crate) struct RunBatch {
     /// The requests, a JSON object a line: `custom_id`, `method` (POST), `url` (such as
@@ -46,18 +48,25 @@ pub(crate) struct RunBatch {
     #[arg(short, long, value_name = "OUT.JSONL")]
     output: PathBuf,
     /// The time after which what has not run is given up.
-    #[arg(long, value_name = "TIME", default_value = "24h")]
+    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = window)]
     completion_window: String,
     #[command(flatten)]
     access: ApiAccess,
 }
 
+/// A window, as it was written.
+fn window(text: &str) -> Result<String, String> {
+    let wrong = || format!("expected {WINDOW_SHAPE}");
+    read_window(text).map(|_| text.to_owned()).ok_or_else(wrong)
+}
+
 impl RunBatch {
     pub(super) async fn run(self) -> ExitCode {
-        match self.finish().await {
+        let places = RunPlaces::of(&self.output);
+        match self.finish(&places).await {
             Ok(ended) => {
                 // The reader of the output may want no more of it.
-                let _ = writeln!(io::stdout(), "{}", self.result(&ended));
+                let _ = writeln!(io::stdout(), "{}", result(&ended, &places));
                 if ended.succeeded < ended.lines {
                     ExitCode::from(SOME_FAILED)
                 } else {
@@ -71,75 +80,72 @@ impl RunBatch {
         }
     }
 
-    /// Where requests go that did not succeed.
-    fn errors(&self) -> PathBuf {
-        self.output.with_extension("errors.jsonl")
-    }
-
-    fn result(&self, ended: &EndedRun) -> String {
-        let (succeeded, lines) = (HumanCount(ended.succeeded), HumanCount(ended.lines));
-        let (status, output) = (&ended.status, self.output.display());
-        let mut text = format!("{status}: {succeeded} of {lines} lines succeeded: {output}");
-        if ended.succeeded < ended.lines {
-            let failed = HumanCount(ended.lines - ended.succeeded);
-            text += &format!("; {failed} did not: {}", self.errors().display());
-        }
-        text
-    }
-
-    async fn finish(&self) -> Result<EndedRun, String> {
+    async fn finish(&self, places: &RunPlaces) -> Result<EndedRun, String> {
         let client = self.access.client()?;
         let checked = input::check(&self.input)?;
-        let mut begun = BegunRun::of(&self.output, &client.base, &checked.identity)?;
-        let places = [self.output.clone(), self.errors()];
-        let there = places.iter().find(|place| place.exists());
-        if begun.file_id.is_none()
-            && let Some(place) = there
-        {
-            let place = place.display();
-            return Err(format!(
-                "{place} exists already; delete it, or name another output"
-            ));
+        let mut begun = BegunRun::of(&places.state, &client.base, &checked.identity)?;
+        if begun.steps.file_id.is_none() {
+            self.check_free(places)?;
         }
-        if let Some(ended) = begun.ended.take_if(|_| self.output.exists()) {
+        if let Some(ended) = &begun.steps.ended
+            && places.output.exists()
+        {
             let anew = begun.how_to_begin_anew();
             write_line(&format!(
                 "this run has ended before; {anew}, and the results"
             ));
-            return Ok(ended);
+            return Ok(ended.clone());
         }
         let mut signals = StopSignals::listen().map_err(|error| error.to_string())?;
         let ended = tokio::select! {
-            ended = self.go_on(&client, &mut begun, &checked) => ended,
-            _ = signals.next() => Err("interrupted".to_owned()),
+            ended = self.go_on(&client, places, &mut begun, &checked) => ended,
+            _ = signals.next() => Err(AskError::passing("interrupted")),
         };
         ended.map_err(|error| begun.stopped(&error))
+    }
+
+    /// Refuses to begin where something is.
+    fn check_free(&self, places: &RunPlaces) -> Result<(), String> {
+        let mut places = places.of_new_run().into_iter();
+        let Some(place) = places.find(|place| place.exists()) else {
+            return Ok(());
+        };
+        let real = |place: &Path| std::fs::canonicalize(place).ok();
+        let why = if real(&place) == real(&self.input) {
+            "is the input; name another output"
+        } else if !place.is_file() {
+            "is no file; name another output"
+        } else {
+            "exists already; delete it, or name another output"
+        };
+        Err(format!("{} {why}", place.display()))
     }
 
     async fn go_on(
         &self,
         client: &ApiClient,
+        places: &RunPlaces,
         begun: &mut BegunRun,
         checked: &CheckedInput,
-    ) -> Result<EndedRun, String> {
-        let file_id = match &begun.file_id {
+    ) -> Result<EndedRun, AskError> {
+        let file_id = match &begun.steps.file_id {
             Some(file_id) => file_id.clone(),
             None => {
-                // Shows before the upload that the place can be written.
-                begun.write()?;
+                // Both show what is wrong before anything is uploaded: a place, an URL, a key.
+                begun.record(|_| {})?;
+                newest_batches(client).await?;
                 let file_id = self.upload(client, checked.identity.bytes).await?;
-                begun.file_id = Some(file_id.clone());
-                begun.write()?;
+                begun.record(|steps| steps.file_id = Some(file_id.clone()))?;
                 file_id
             }
         };
-        let batch_id = match &begun.batch_id {
+        let batch_id = match &begun.steps.batch_id {
             Some(batch_id) => batch_id.clone(),
             None => {
-                let created = self.batch_of(client, &file_id, checked.endpoint).await;
-                let batch_id = created?.id;
-                begun.batch_id = Some(batch_id.clone());
-                begun.write()?;
+                let hidden = ProgressBar::hidden();
+                let create = async || self.batch_of(client, &file_id, checked.endpoint).await;
+                let batch_id = patiently(&hidden, create).await?.id;
+                begun.record(|steps| steps.batch_id = Some(batch_id.clone()))?;
                 batch_id
             }
         };
@@ -147,36 +153,41 @@ impl RunBatch {
         let batch = wait(client, &batch_id).await?;
         if let Some(refusal) = batch.refusal() {
             begun.forget();
-            return Err(refusal);
+            return Err(AskError::local(refusal));
         }
         if let Some(file_id) = &batch.error_file_id {
-            bring(client, Some(file_id), &self.errors()).await?;
+            bring(client, Some(file_id), &places.errors).await?;
         }
         // Last, so that where this file is, the other is as well.
-        bring(client, batch.output_file_id.as_deref(), &self.output).await?;
+        bring(client, batch.output_file_id.as_deref(), &places.output).await?;
         let ended = EndedRun {
             status: batch.status,
             lines: checked.lines,
             succeeded: batch.request_counts.completed,
         };
-        begun.ended = Some(ended.clone());
-        begun.write()?;
+        begun.record(|steps| steps.ended = Some(ended.clone()))?;
         Ok(ended)
     }
 
     /// The id of the input at the router.
-    async fn upload(&self, client: &ApiClient, bytes: u64) -> Result<String, String> {
+    async fn upload(&self, client: &ApiClient, bytes: u64) -> Result<String, AskError> {
         #[derive(Deserialize)]
         struct UploadedFile {
             id: String,
         }
         let name = self.input.file_name().unwrap_or_default().to_string_lossy();
-        let file = File::open(&self.input);
-        let file = file.map_err(|error| format!("{}: {error}", self.input.display()))?;
         let bar = bar("upload", BYTES, bytes);
-        let form = SentBody::form(file, bytes, &name, fastrand::u128(..), &bar);
-        let uploaded = client.ask::<UploadedFile>(Method::POST, "/v1/files", form, &bar);
-        let id = uploaded.await?.id;
+        let upload = async || {
+            let file = File::open(&self.input);
+            let unread =
+                |error: io::Error| AskError::local(format!("{}: {error}", self.input.display()));
+            let file = file.map_err(unread)?;
+            bar.set_position(0);
+            let form = SentBody::form(file, bytes, &name, fastrand::u128(..), &bar);
+            let uploaded = client.ask::<UploadedFile>(Method::POST, "/v1/files", form, &bar);
+            uploaded.await
+        };
+        let id = patiently(&bar, upload).await?.id;
         say(&bar, &format!("upload: {}, {id}", HumanBytes(bytes)));
         Ok(id)
     }
@@ -190,9 +201,7 @@ impl RunBatch {
     ) -> Result<BatchAnswer, AskError> {
         let bar = ProgressBar::hidden();
         // Few batches are created between two tries of a run.
-        let newest = "/v1/batches?limit=100";
-        let page = client.ask::<BatchPage>(Method::GET, newest, SentBody::empty(), &bar);
-        let mut batches = page.await?.data.into_iter();
+        let mut batches = newest_batches(client).await?.into_iter();
         if let Some(batch) = batches.find(|batch| batch.input_file_id == file_id) {
             return Ok(batch);
         }
@@ -203,6 +212,25 @@ impl RunBatch {
         }));
         client.ask(Method::POST, "/v1/batches", body, &bar).await
     }
+}
+
+/// What became of a run, and where it is.
+fn result(ended: &EndedRun, places: &RunPlaces) -> String {
+    let (succeeded, lines) = (HumanCount(ended.succeeded), HumanCount(ended.lines));
+    let (status, output) = (&ended.status, places.output.display());
+    let mut text = format!("{status}: {succeeded} of {lines} lines succeeded: {output}");
+    if ended.succeeded < ended.lines {
+        let failed = HumanCount(ended.lines - ended.succeeded);
+        text += &format!("; {failed} did not: {}", places.errors.display());
+    }
+    text
+}
+
+/// The newest batches of this key.
+async fn newest_batches(client: &ApiClient) -> Result<Vec<BatchAnswer>, AskError> {
+    let (path, hidden) = ("/v1/batches?limit=100", ProgressBar::hidden());
+    let page = client.ask::<BatchPage>(Method::GET, path, SentBody::empty(), &hidden);
+    Ok(page.await?.data)
 }
 
 /// The batch once it is over.
@@ -246,13 +274,17 @@ async fn patiently<T>(
     bar: &ProgressBar,
     ask: impl AsyncFn() -> Result<T, AskError>,
 ) -> Result<T, AskError> {
-    let begin = observe::now();
+    let (begin, mut said) = (observe::now(), String::new());
     loop {
         let asked = ask().await;
         let waited = observe::now().saturating_duration_since(begin);
         match asked {
-            Err(error) if error.may_pass && waited < GIVE_UP_AFTER => {
-                say(bar, &format!("asking again: {error}"));
+            Err(error) if error.kind == AskErrorKind::Passing && waited < GIVE_UP_AFTER => {
+                let text = format!("asking again: {error}");
+                if text != said {
+                    say(bar, &text);
+                    said = text;
+                }
                 tokio::time::sleep(RETRY_INTERVAL).await;
             }
             asked => return asked,
