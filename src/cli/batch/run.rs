@@ -37,7 +37,7 @@ const GIVE_UP_AFTER: Duration = Duration::from_secs(600);
 
 /// Run a file of requests as a batch, and write the results to a file. The same command again goes on where it was
 /// stopped: OUT.JSONL.batch says where that is. Exit code 0: all requests succeeded; 2: some did not, they are in
-/// OUT.errors.jsonl; 64: an argument is wrong; 1: anything else.
+/// OUT.errors.jsonl; 64: the arguments cannot be read; 1: anything else.
 #[derive(Args)]
 pub(crate) struct RunBatch {
     /// The requests, a JSON object a line: `custom_id`, `method` (POST), `url` (such as
