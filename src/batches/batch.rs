@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 
+use super::file::UNCONFIRMED_LIMIT;
 use super::line::{Flavor, LineEndpoint, LineError};
 
 /// A batch that could not be ended so long after its expiry never will be: its files are lost. It is deleted then,
@@ -227,6 +228,8 @@ pub struct BatchRecord {
     pub usage: Usage,
     /// Whether its end was reported to the outbox, or need not be.
     pub webhooks_sent: bool,
+    /// Its creation is not complete, or was taken back: nobody finds it or runs it, and it is deleted at `delete_ms`.
+    pub is_unconfirmed: bool,
 }
 
 impl BatchRecord {
@@ -252,6 +255,16 @@ impl BatchRecord {
             // Anthropic's API has no webhooks.
             webhooks_sent: new.flavor == Flavor::Messages,
             ..Self::default()
+        }
+    }
+
+    /// As it is written first.
+    #[must_use]
+    pub fn unconfirmed(&self) -> Self {
+        Self {
+            is_unconfirmed: true,
+            delete_ms: self.created_ms.saturating_add(millis(UNCONFIRMED_LIMIT)),
+            ..self.clone()
         }
     }
 

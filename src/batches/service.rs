@@ -169,6 +169,7 @@ impl Batches {
         let found = self.records.read(&key).await;
         found
             .map_err(|error| ApiError::of_store(&error))?
+            .filter(|(record, _)| !record.is_unconfirmed)
             .ok_or_else(unknown)
     }
 
