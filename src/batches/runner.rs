@@ -4,7 +4,7 @@
 //! look ─▶ documents that are due ─▶ claim (compare-and-set) ─▶ validating | shard_run | assembling | deleting
 //! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
 //! sweep ─▶ files that have expired
-//! trial ─▶ whether the storage can be used
+//! trial ─▶ whether the storage can be used; while it cannot, claims run out, so that other replicas have the works
 //! ```
 
 mod assembling;
@@ -55,6 +55,9 @@ const MAX_SWEPT: usize = 100;
 
 /// Time between two trials of the storage, each of which is three requests to S3.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The same after a trial that has failed.
+const RETRIAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How often a claim is made anew because others have written.
 const MAX_CLAIM_ROUNDS: u32 = 5;
@@ -112,6 +115,9 @@ impl Runner {
 
     /// Starts what there is room for.
     async fn look(&self) -> Result<(), store::Error> {
+        if !self.batches.is_storage_usable() {
+            return Ok(());
+        }
         for key in self.batches.take_urgent() {
             if let Some(document) = self.batches.store.document(key).await? {
                 self.take(document).await?;
@@ -258,7 +264,7 @@ impl Runner {
             }
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });
-        if renews {
+        if renews && self.batches.is_storage_usable() {
             let lease_ms = self.lease_ms();
             let renewed = records.change(key, |record, now_ms| {
                 record.renew(now_ms, owner, lease_ms).then_some(())
@@ -285,8 +291,13 @@ impl Runner {
 
     async fn try_storage(&self) {
         loop {
-            self.batches.try_storage().await;
-            sleep(TRIAL_INTERVAL).await;
+            let is_usable = self.batches.try_storage().await;
+            let interval = if is_usable {
+                TRIAL_INTERVAL
+            } else {
+                RETRIAL_INTERVAL
+            };
+            sleep(interval).await;
         }
     }
 }

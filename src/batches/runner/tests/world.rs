@@ -76,6 +76,7 @@ pub(super) struct Shared {
     pub(super) store: OpenStore,
     pub(super) storage: Storage,
     pub(super) settings: Settings,
+    pub(super) lease: Duration,
 }
 
 /// One replica.
@@ -99,6 +100,7 @@ impl Shared {
             },
             storage: Storage::memory(),
             settings: Settings::default(),
+            lease: Duration::from_secs(30),
         }
     }
 
@@ -127,7 +129,7 @@ impl Shared {
             io_threads,
             &registry,
         );
-        let batches = Arc::new(batches);
+        let batches = Arc::new(batches.with_lease(self.lease));
         let engines = Arc::new(engines);
         batches.start(engines.clone());
         Replica {
