@@ -232,7 +232,7 @@ impl BatchRecord {
         }
     }
 
-    /// Whether the end of the batch should have been reported by now, and was not: whoever sees this reports it.
+    /// Whether the end of the batch should have been settled by now, and was not: whoever sees this settles it.
     pub fn is_webhook_due(&self, now_ms: u64) -> bool {
         let due_ms = self.webhook_due_ms();
         due_ms.is_some_and(|due_ms| due_ms <= now_ms)

@@ -158,7 +158,7 @@ impl Runner {
             let key = document.key.clone();
             let now_ms = observe::unix_ms();
             if record.is_webhook_due(now_ms) {
-                self.batches.report_end(&key, &record).await;
+                self.batches.settle_end(&key, &record).await;
                 return Ok(false);
             }
             // A claim whose write was not confirmed.

@@ -198,15 +198,22 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Has the end of a batch reported, and takes note of that. What fails is tried again later, by any replica.
-    pub(super) async fn report_end(&self, key: &DocumentKey, record: &BatchRecord) {
+    /// Deletes the parts of a batch that has ended, has its end reported, and takes note of that. What fails, or was left
+    /// by a replica that was killed or did not learn that it had ended the batch, is done later, by any replica.
+    pub(super) async fn settle_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
         };
+        // The results are in the files now. Parts that cannot be deleted go with the batch.
+        let parts = paths::parts(&record.id);
+        if let Err(error) = self.storage.delete_all(&parts).await {
+            self.failed("parts of a batch not deleted", &error);
+        }
         let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
         let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
         let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
-        if let Some(event) = event
+        // Anthropic's API has no webhooks.
+        if let Some(event) = event.filter(|_| record.flavor == Flavor::OpenAi)
             && let Err(error) = self.outbox.add(event).await
         {
             self.failed("end of a batch not reported", &error);

@@ -49,12 +49,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
         "batch ended"
     );
     work.batches.on_ended(&record);
-    work.batches.report_end(work.key(), &record).await;
-    // They are in the files now. What stays goes with the batch.
-    let parts = paths::parts(&record.id);
-    if let Err(error) = work.batches.storage.delete_all(&parts).await {
-        work.batches.failed("parts of a batch not deleted", &error);
-    }
+    work.batches.settle_end(work.key(), &record).await;
     WorkOutcome::Done
 }
 

@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 use tokio::time::sleep;
 
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use crate::batches::batch::WEBHOOK_GRACE_MS;
 use crate::batches::file;
+use crate::batches::line::Flavor;
+use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
+use crate::batches::service::key_of;
 use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
 use crate::http::drain::Tasks;
@@ -40,6 +44,36 @@ async fn each_line_of_a_batch_has_one_result() {
     assert!(page.contains("warmroute_batches_ended_total{status=\"completed\"} 1"));
     assert!(page.contains("warmroute_batch_lines_waiting 0"));
     assert!(page.contains("warmroute_batch_shards_running 0"));
+}
+
+#[tokio::test]
+async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_that() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let part = paths::part(id, 0, 1, 1);
+    let left = Bytes::from_static(b"left");
+    shared.storage.put(&part, left).await.unwrap();
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let unsettled = first.batches.records.change(&key, |record, now_ms| {
+        record.webhooks_sent = false;
+        record.completed_ms = Some(now_ms - WEBHOOK_GRACE_MS);
+        Some(())
+    });
+    unsettled.await.unwrap();
+    let _second = shared.replica();
+    let parts = paths::parts(id);
+    let gone = async {
+        while !shared.storage.list(&parts).await.unwrap().is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let limit = Duration::from_secs(60);
+    tokio::time::timeout(limit, gone).await.expect("they go");
 }
 
 #[tokio::test]

@@ -44,7 +44,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     );
     if record.status.is_terminal() {
         work.batches.on_ended(&record);
-        work.batches.report_end(work.key(), &record).await;
+        work.batches.settle_end(work.key(), &record).await;
     }
     WorkOutcome::Done
 }
