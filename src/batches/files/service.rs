@@ -35,6 +35,9 @@ const PAUSES: [Duration; 3] = [
 /// Before a file is taken back anew.
 const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
+/// Files that have expired and are read at a time.
+const MAX_SWEPT: usize = 100;
+
 /// The version of a document that was inserted.
 const INSERTED: u64 = 1;
 
@@ -150,26 +153,35 @@ impl Files {
         });
     }
 
-    /// Deletes files that have expired, `max` at most, and returns how many. Any replica may call it at any time.
-    pub async fn delete_expired(&self, now_ms: u64, max: usize) -> Result<usize, store::Error> {
-        let due = self.store.due_documents(Collection::Files, now_ms, max);
+    /// Deletes the files that have expired, and returns how many. Any replica may call it at any time.
+    pub async fn delete_expired(&self, now_ms: u64) -> Result<usize, store::Error> {
         let mut deleted = 0;
-        for document in due.await? {
-            let path = file::storage_path(document.key.tenant, &document.key.id);
-            if let Some(path) = path
-                && let Err(error) = self.storage.delete(&path).await
-            {
-                let _ = self.storage_failed(&error);
-                continue;
+        // Those that cannot be deleted stand before the others.
+        let mut left = 0;
+        loop {
+            let places = left..left + MAX_SWEPT;
+            let due = self.store.due_documents(Collection::Files, now_ms, places);
+            let due = due.await?;
+            if due.is_empty() {
+                return Ok(deleted);
             }
-            self.metrics.on_deleted("expired");
-            deleted += 1;
-            let removed = self
-                .store
-                .remove_document(document.key, Some(document.version));
-            removed.await.map(drop)?;
+            for document in due {
+                let path = file::storage_path(document.key.tenant, &document.key.id);
+                if let Some(path) = path
+                    && let Err(error) = self.storage.delete(&path).await
+                {
+                    let _ = self.storage_failed(&error);
+                    left += 1;
+                    continue;
+                }
+                self.metrics.on_deleted("expired");
+                deleted += 1;
+                let removed = self
+                    .store
+                    .remove_document(document.key, Some(document.version));
+                removed.await.map(drop)?;
+            }
         }
-        Ok(deleted)
     }
 
     pub(super) async fn existing(&self, tenant: Tenant, id: &str) -> Result<FileRecord, ApiError> {

@@ -197,6 +197,29 @@ async fn a_batch_whose_input_expires_before_its_end_is_refused() {
 }
 
 #[tokio::test]
+async fn a_batch_expires_on_time_behind_many_that_wait_for_room() {
+    const WAITING: usize = 150;
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")[..1]).await;
+    for _ in 0..WAITING {
+        let created = replica.create(&file).await;
+        let id = created["id"].as_str().unwrap();
+        replica
+            .until(id, |batch| batch["status"] == "in_progress")
+            .await;
+    }
+    let created = replica.create_within(&file, "2s").await.unwrap();
+    let last = replica
+        .until(created["id"].as_str().unwrap(), has_ended)
+        .await;
+    assert_eq!(last["status"], "expired");
+}
+
+#[tokio::test]
 async fn the_input_of_a_batch_stays_until_the_batch_has_ended() {
     let shared = Shared::new();
     let replica = shared.replica_with(Engines {

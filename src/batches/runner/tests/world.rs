@@ -198,10 +198,14 @@ impl Replica {
     }
 
     pub(super) async fn try_create(&self, file: &str) -> Result<Value, ApiError> {
+        self.create_within(file, "24h").await
+    }
+
+    pub(super) async fn create_within(&self, file: &str, window: &str) -> Result<Value, ApiError> {
         let body = json!({
             "input_file_id": file,
             "endpoint": "/v1/completions",
-            "completion_window": "24h",
+            "completion_window": window,
         });
         let created = self.try_answer(&BatchEndpoint::Create, body.to_string());
         Ok(serde_json::from_slice(&created.await?).unwrap())
