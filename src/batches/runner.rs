@@ -13,6 +13,7 @@ mod input_lines;
 mod line_run;
 mod lines_of_pieces;
 mod object_lines;
+mod off_thread;
 mod part_buffer;
 mod retry;
 mod shard_run;

@@ -216,9 +216,9 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
         let parts = paths::shard_parts(&record.id, shard);
         for path in storage.list(&parts).await? {
             let mut lines = ObjectLines::open(storage, &path).await?;
-            while let Some(line) = lines.next().await? {
-                if let Some((is_ok, text)) = assembler.push(&line) {
-                    files.write(is_ok, line.slice_ref(text)).await?;
+            while let Some((result, text)) = lines.next_result().await? {
+                if assembler.push(result) {
+                    files.write(result.is_ok, text).await?;
                 }
             }
         }

@@ -116,8 +116,8 @@ async fn finished_lines(
     let _room = work.batches.memory.whole_file().await;
     for path in parts {
         let mut lines = ObjectLines::open(storage, &path).await?;
-        while let Some(line) = lines.next().await? {
-            let _ = done.push(&line);
+        while let Some((result, _)) = lines.next_result().await? {
+            done.push(result);
         }
     }
     Ok(done)
