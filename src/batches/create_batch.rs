@@ -98,11 +98,14 @@ fn text<'a>(raw: Option<&'a str>, param: &str) -> Result<Cow<'a, str>, ApiError>
 }
 
 fn window(text: &str, max_window: Duration) -> Result<Duration, ApiError> {
-    let window = parse_duration(text).ok();
+    let has_space = text.contains(char::is_whitespace);
+    let window = parse_duration(text).ok().filter(|_| !has_space);
     let is_possible = |window: &Duration| !window.is_zero() && *window <= max_window;
     window.filter(is_possible).ok_or_else(|| {
         let most = format_duration(max_window);
-        let why = format!("it must be a duration such as '24h', '30m' or '7d', up to '{most}'");
+        let why = format!(
+            "it must be a duration such as '24h', '30m' or '7d', without spaces, up to '{most}'"
+        );
         ApiError::wrong_value("completion_window", why)
     })
 }
@@ -186,7 +189,7 @@ mod tests {
         assert_eq!(of("1h").unwrap(), DAY / 24);
         assert_eq!(of("7d").unwrap(), 7 * DAY);
         assert_eq!(of("30d").unwrap(), 30 * DAY);
-        for wrong in ["31d", "0s", "24", "soon", ""] {
+        for wrong in ["31d", "0s", "24", "soon", "", "24h ", " 24h", "24 h"] {
             let error = of(wrong).unwrap_err();
             assert_eq!(error.param_or_empty(), "completion_window", "{wrong}");
             assert!(error.message.contains("up to '30d'"), "{}", error.message);

@@ -102,9 +102,8 @@ impl Batches {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
-        if !record.status.is_terminal() {
-            let what = "it cannot be deleted: cancel it first";
-            return Err(ApiError::batch_not_ended(what));
+        if let Some(why) = messages_batch::undeletable(&record) {
+            return Err(ApiError::batch_not_ended(why));
         }
         let key = key_of(tenant, Flavor::Messages, id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(id))?;

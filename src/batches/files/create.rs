@@ -295,7 +295,7 @@ impl Files {
 fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
     let kind = headers.get(CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let boundary = multer::parse_boundary(kind).map_err(|error| ApiError::bad_form(&error))?;
+    let boundary = multer::parse_boundary(kind).map_err(|_| ApiError::no_form(kind))?;
     if boundary.is_empty() || boundary.len() > MAX_BOUNDARY_BYTES {
         return Err(ApiError::bad_form(&"its boundary is empty or too long"));
     }

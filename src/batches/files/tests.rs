@@ -120,8 +120,18 @@ async fn what_is_missing_or_wrong_is_named_also_behind_the_file() {
     ] {
         let form = form(&[PURPOSE, file]);
         let upload = world.upload_as(Tenant::default(), wrong, &form, 64);
-        assert_eq!(upload.await.unwrap_err().status, 400, "{wrong}");
+        let error = upload.await.unwrap_err();
+        assert_eq!(error.status, 400, "{wrong}");
+        assert!(error.message.contains("boundary"), "{}", error.message);
     }
+    let form_of_json = form(&[PURPOSE, file]);
+    let upload = world.upload_as(Tenant::default(), "text/plain", &form_of_json, 64);
+    let message = upload.await.unwrap_err().message;
+    assert!(message.starts_with("Send the file as a form"), "{message}");
+    assert!(
+        message.ends_with("'content-type' 'text/plain'."),
+        "{message}"
+    );
     let mut endless = vec![b'x'; 1 << 20];
     endless.extend_from_slice(&form(&[PURPOSE, file]));
     let error = world.upload(&endless, 1_000).await.unwrap_err();
