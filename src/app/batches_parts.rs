@@ -31,6 +31,9 @@ pub(super) fn open(
     if !settings.is_on() {
         return Ok(None);
     }
+    if store.redis.is_none() {
+        Storage::remove_earlier(settings)?;
+    }
     let storage = Storage::open(settings, clients, tasks)?;
     let files = Files::new(
         settings.clone(),

@@ -11,13 +11,15 @@ use bytes::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Serialize};
 
+use super::file::UNCONFIRMED_LIMIT;
 use super::line::{Flavor, LineEndpoint, LineError};
 
 /// A batch that could not be ended so long after its expiry never will be: its files are lost. It is deleted then,
 /// however short its retention is.
 const END_LIMIT: Duration = Duration::from_secs(24 * 3_600);
 
-/// How long the replica that ended a batch has to send the webhook itself, before others look after it.
+/// How long the replica that ended a batch has to delete its parts and send the webhook itself, before others look after
+/// them.
 pub const WEBHOOK_GRACE_MS: u64 = 10_000;
 
 /// OpenAI's states of a batch.
@@ -225,8 +227,10 @@ pub struct BatchRecord {
     pub claims: Vec<Claim>,
     pub counts: RequestCounts,
     pub usage: Usage,
-    /// Whether its end was reported to the outbox, or need not be.
+    /// Whether its end was reported to the outbox, if it is to be, and its parts were deleted before.
     pub webhooks_sent: bool,
+    /// Its creation is not complete, or was taken back: nobody finds it or runs it, and it is deleted at `delete_ms`.
+    pub is_unconfirmed: bool,
 }
 
 impl BatchRecord {
@@ -249,9 +253,17 @@ impl BatchRecord {
                 total: new.total,
                 ..RequestCounts::default()
             },
-            // Anthropic's API has no webhooks.
-            webhooks_sent: new.flavor == Flavor::Messages,
             ..Self::default()
+        }
+    }
+
+    /// As it is written first.
+    #[must_use]
+    pub fn unconfirmed(&self) -> Self {
+        Self {
+            is_unconfirmed: true,
+            delete_ms: self.created_ms.saturating_add(millis(UNCONFIRMED_LIMIT)),
+            ..self.clone()
         }
     }
 

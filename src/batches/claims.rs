@@ -4,6 +4,8 @@
 //! it reads again. So the methods see one order of events, and any replica may call any of them at any time: what is
 //! said by a replica that no longer has the work is ignored, and returns false.
 //!
+//! A batch is inserted as one that nobody runs, and confirmed: so what a client was told does not exist never runs.
+//!
 //! ```text
 //! validating ──▶ in_progress ──▶ finalizing ──▶ completed | expired | cancelled
 //!  │      └──▶ cancelling ◀──┘     ▲
@@ -177,6 +179,27 @@ impl BatchRecord {
         true
     }
 
+    /// Makes a batch that was inserted unconfirmed the one that it is to be. False if it is that, or is being deleted.
+    pub fn confirm(&mut self, new: &Self) -> bool {
+        let may_run = self.is_unconfirmed && self.claims.is_empty();
+        if may_run {
+            *self = new.clone();
+        }
+        may_run
+    }
+
+    /// Takes a creation back whose client was told that there is no such batch. What runs of it is lost. False if that
+    /// was done before.
+    pub fn take_back(&mut self, now_ms: u64) -> bool {
+        if self.is_unconfirmed && self.delete_ms <= now_ms {
+            return false;
+        }
+        self.is_unconfirmed = true;
+        self.delete_ms = now_ms;
+        self.claims.clear();
+        true
+    }
+
     /// Begins to cancel the batch. True also if that was done before; false if it is too late, because all its lines
     /// have ended.
     pub fn cancel(&mut self, now_ms: u64) -> bool {
@@ -209,7 +232,7 @@ impl BatchRecord {
         }
     }
 
-    /// Whether the end of the batch should have been reported by now, and was not: whoever sees this reports it.
+    /// Whether the end of the batch should have been settled by now, and was not: whoever sees this settles it.
     pub fn is_webhook_due(&self, now_ms: u64) -> bool {
         let due_ms = self.webhook_due_ms();
         due_ms.is_some_and(|due_ms| due_ms <= now_ms)
@@ -244,6 +267,9 @@ impl BatchRecord {
         let are_all_free = !self.claims.iter().any(holds);
         if self.delete_ms <= now_ms {
             return are_all_free.then_some(Work::Delete);
+        }
+        if self.is_unconfirmed {
+            return None;
         }
         match self.status {
             BatchStatus::Validating => is_free(Work::Validate).then_some(Work::Validate),

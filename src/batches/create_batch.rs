@@ -102,7 +102,8 @@ fn text<'a>(raw: Option<&'a str>, param: &str) -> Result<Cow<'a, str>, ApiError>
 
 /// A `completion_window`, however long.
 pub fn read_window(text: &str) -> Option<Duration> {
-    let window = parse_duration(text).ok();
+    let has_space = text.contains(char::is_whitespace);
+    let window = parse_duration(text).ok().filter(|_| !has_space);
     window.filter(|window| !window.is_zero())
 }
 
@@ -194,7 +195,7 @@ mod tests {
         assert_eq!(of("1h").unwrap(), DAY / 24);
         assert_eq!(of("7d").unwrap(), 7 * DAY);
         assert_eq!(of("30d").unwrap(), 30 * DAY);
-        for wrong in ["31d", "0s", "24", "soon", ""] {
+        for wrong in ["31d", "0s", "24", "soon", "", "24h ", " 24h", "24 h"] {
             let error = of(wrong).unwrap_err();
             assert_eq!(error.param_or_empty(), "completion_window", "{wrong}");
             assert!(error.message.contains("up to '30d'"), "{}", error.message);

@@ -61,6 +61,7 @@ impl Batches {
         let key = key_of(caller.tenant, record.flavor, &record.id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(&record.id))?;
         self.insert(&key, &record, 0).await?;
+        self.confirm(&key, &record).await?;
         self.begin(key, &record);
         Ok(json(record.object()))
     }
@@ -211,10 +212,11 @@ impl Batches {
         }
     }
 
-    /// `None`: the record is damaged, or a newer release has written it.
+    /// `None`: the record is damaged, a newer release has written it, or the batch is not confirmed.
     fn readable(&self, document: &Document) -> Option<BatchRecord> {
         let read = record_of(document);
         read.inspect_err(|error| self.failed("a batch is not listed", error))
             .ok()
+            .filter(|record| !record.is_unconfirmed)
     }
 }

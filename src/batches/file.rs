@@ -3,6 +3,8 @@
 //! A file's name is what a client called it, and no path is ever made of it: bytes lie under the id, which the router
 //! makes.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use hyper::header::HeaderValue;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -17,6 +19,10 @@ const ID_DIGITS: usize = 24;
 const NAME_BYTES_MAX: usize = 255;
 /// For a file that a client gave no name.
 const NO_NAME: &str = "file";
+
+/// A file or batch whose creation was begun and is not confirmed so long after is deleted. The storage completes a large
+/// object in minutes.
+pub const UNCONFIRMED_LIMIT: Duration = Duration::from_secs(3_600);
 
 /// What a file is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -99,6 +105,15 @@ impl FileRecord {
             status: "processed",
             status_details: None,
             record: self,
+        }
+    }
+
+    /// As it is written before its bytes are there. Nobody finds it: it has expired.
+    #[must_use]
+    pub fn unconfirmed(&self) -> Self {
+        Self {
+            expires_at: Some(0),
+            ..self.clone()
         }
     }
 

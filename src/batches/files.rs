@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! POST ─▶ pieces (time-outs) ─▶ form (fields) ─▶ storage (parts) ─▶ record in the store ─▶ the object appears
+//!                                                                   ─▶ the record is confirmed
 //! ```
 //!
 //! The record is written before the object appears. So whatever stops in between, no object is left that no record
-//! names; a record without its object goes when it expires.
+//! names. A record that is not confirmed has expired for clients, and goes within an hour or so.
 
 mod content;
 mod create;

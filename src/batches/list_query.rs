@@ -79,7 +79,8 @@ impl ListQuery {
 }
 
 fn limit_of(text: &str, max: usize) -> Result<usize, ApiError> {
-    let limit = text.parse::<usize>().ok();
+    let is_number = text.bytes().all(|digit| digit.is_ascii_digit());
+    let limit = is_number.then(|| text.parse::<usize>().ok()).flatten();
     let limit = limit.filter(|limit| (1..=max).contains(limit));
     limit.ok_or_else(|| ApiError::wrong_value("limit", format!("it must be from 1 to {max}")))
 }
@@ -150,6 +151,7 @@ mod tests {
             (ListOf::Files, "order=up", "order"),
             (ListOf::Batches, "limit=101", "limit"),
             (ListOf::Batches, "limit=x", "limit"),
+            (ListOf::Batches, "limit=%2B5", "limit"),
             (ListOf::Batches, "limit=", "limit"),
             (
                 ListOf::MessageBatches,

@@ -52,6 +52,15 @@ pub fn deleted_object(id: &str) -> Bytes {
     Bytes::from(json!({"id": id, "type": "message_batch_deleted"}).to_string())
 }
 
+/// Why a batch cannot be deleted yet.
+pub fn undeletable(record: &BatchRecord) -> Option<&'static str> {
+    match processing_status(record) {
+        "ended" => None,
+        "canceling" => Some("it cannot be deleted: it is being canceled, wait until it has ended"),
+        _ => Some("it cannot be deleted: cancel it first"),
+    }
+}
+
 fn processing_status(record: &BatchRecord) -> &'static str {
     match record.shown_status() {
         BatchStatus::Validating | BatchStatus::InProgress | BatchStatus::Finalizing => {
@@ -170,6 +179,14 @@ mod tests {
         cancelled.cancelling_ms = Some(1_767_225_601_000);
         let object = object(&cancelled);
         assert_eq!(object["processing_status"], "canceling");
+        assert!(
+            undeletable(&cancelled)
+                .unwrap()
+                .contains("wait until it has ended")
+        );
+        let running = record(BatchStatus::InProgress);
+        assert!(undeletable(&running).unwrap().contains("cancel it first"));
+        assert_eq!(undeletable(&record(BatchStatus::Cancelled)), None);
         assert_eq!(object["cancel_initiated_at"], "2026-01-01T00:00:01.000Z");
     }
 

@@ -63,8 +63,8 @@ impl Batches {
         Ok(json(record.object()))
     }
 
-    /// First the record, then the object: whatever stops in between, no object is left that no record names. A replica
-    /// that finds the record before waits for the object.
+    /// First the record, then the object: whatever stops in between, no object is left that no record names. The batch
+    /// runs once the record is confirmed.
     async fn store_requests(
         &self,
         key: DocumentKey,
@@ -79,6 +79,7 @@ impl Batches {
             let _ = self.store.remove_document(key, None).await;
             return Err(self.storage_failed(&error));
         }
+        self.confirm(&key, &record).await?;
         self.begin(key, &record);
         Ok(record)
     }
@@ -101,9 +102,8 @@ impl Batches {
         id: &str,
     ) -> Result<Response<http::Body>, ApiError> {
         let (record, _) = self.existing(tenant, Flavor::Messages, id).await?;
-        if !record.status.is_terminal() {
-            let what = "it cannot be deleted: cancel it first";
-            return Err(ApiError::batch_not_ended(what));
+        if let Some(why) = messages_batch::undeletable(&record) {
+            return Err(ApiError::batch_not_ended(why));
         }
         let key = key_of(tenant, Flavor::Messages, id);
         let key = key.ok_or_else(|| ApiError::unknown_batch(id))?;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use tokio::time::sleep;
-use tracing::info;
+use tracing::{debug, info};
 
 use super::batch::BatchRecord;
 use super::line::Flavor;
 use super::paths;
+use super::records::{Changed, Records};
 use super::service::Batches;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
@@ -22,14 +23,19 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(1_400),
 ];
 
+/// Before a batch is taken back anew.
+const TAKE_BACK_PAUSE: Duration = Duration::from_millis(250);
+
 impl Batches {
-    /// Writes the record of a new batch. `weight`: the bytes of the tenant's quota that are the batch's own.
+    /// Writes the record of a new batch, which nobody runs before it is confirmed. `weight`: the bytes of the tenant's
+    /// quota that are the batch's own.
     pub(super) async fn insert(
         &self,
         key: &DocumentKey,
         record: &BatchRecord,
         weight: u64,
     ) -> Result<(), ApiError> {
+        let record = &record.unconfirmed();
         let bound = |name: &str| self.metrics.bounds_reached.with_label_values(&[name]).inc();
         // Each round after the first has removed a batch.
         loop {
@@ -67,7 +73,7 @@ impl Batches {
                 value: record.to_json(),
                 created_ms: record.created_ms,
                 weight,
-                due_ms: Some(record.created_ms),
+                due_ms: record.due_ms(record.created_ms),
             };
             let bounds = DocumentBounds {
                 documents: self.settings.max_batches_per_tenant,
@@ -80,6 +86,34 @@ impl Batches {
                 (inserted, _) => return inserted,
             }
         }
+    }
+
+    /// Has a batch run that was inserted. If nobody knows whether that was done, it is taken back as soon as the store
+    /// answers: its client is told that there is none.
+    pub(super) async fn confirm(
+        &self,
+        key: &DocumentKey,
+        new: &BatchRecord,
+    ) -> Result<(), ApiError> {
+        let confirmed = self
+            .records
+            .change(key, |record, _| record.confirm(new).then_some(()));
+        let error = match confirmed.await {
+            Ok(Changed::Done(..)) => return Ok(()),
+            // By a write before, whose outcome was unknown.
+            Ok(Changed::Unchanged(record)) if !record.is_unconfirmed => return Ok(()),
+            Ok(Changed::Unchanged(_) | Changed::Gone) => store::Error::Unavailable {
+                retry_after: Duration::from_secs(1),
+                reason: "the creation of a batch took too long, and was undone".into(),
+            },
+            Err(error) => {
+                // Few need it: those whose confirmation the store did not answer.
+                let taken_back = take_back(self.records.clone(), key.clone());
+                self.tasks.spawn(taken_back);
+                error
+            }
+        };
+        Err(ApiError::of_store(&error))
     }
 
     /// Removes the oldest of a tenant's batches that has ended, which no client of OpenAI's API can. Its files of
@@ -109,5 +143,21 @@ impl Batches {
         removed
             .map(drop)
             .map_err(|error| ApiError::of_store(&error))
+    }
+}
+
+/// Runs until the store has answered, or the router ends.
+async fn take_back(records: Records, key: DocumentKey) {
+    loop {
+        let taken_back = records.change(&key, |record, now_ms| {
+            record.take_back(now_ms).then_some(())
+        });
+        match taken_back.await {
+            // Whoever looks at it next deletes it.
+            Ok(_) => return,
+            Err(error) if error.retry_after().is_none() => return,
+            Err(error) => debug!(batch = key.id, %error, "a batch is not taken back yet"),
+        }
+        sleep(TAKE_BACK_PAUSE).await;
     }
 }

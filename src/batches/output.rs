@@ -29,6 +29,12 @@ pub fn is_ok(status: u16) -> bool {
     (200..300).contains(&status)
 }
 
+/// Whether a body is a JSON object, as each answer of success is.
+pub fn is_object(body: &[u8]) -> bool {
+    let json = serde_json::from_slice::<&RawValue>(body);
+    json.is_ok_and(|json| json.get().starts_with('{'))
+}
+
 impl ResultOf<'_> {
     /// The result of a line that was answered, by an engine or by the router.
     pub fn answer(&self, status: u16, request_id: &str, body: &[u8]) -> String {
@@ -283,21 +289,21 @@ impl Assembler {
         }
     }
 
-    /// Takes a line of a part object. Returns whether the result is a good one, and the result line, if it is the
-    /// first of its number.
-    pub fn push<'l>(&mut self, part_line: &'l [u8]) -> Option<(bool, &'l [u8])> {
-        let (found, text) = PartLine::read(part_line)?;
+    /// Takes what a line of a part object says. Whether it is the first of its number.
+    pub fn push(&mut self, found: PartLine) -> bool {
         if self.total <= found.line || self.has(found.line) {
-            return None;
+            return false;
         }
         let (word, bit) = place(found.line);
-        *self.has_result.get_mut(word)? |= bit;
+        if let Some(word) = self.has_result.get_mut(word) {
+            *word |= bit;
+        }
         self.counts += LineCounts {
             completed: u32::from(found.is_ok),
             failed: u32::from(!found.is_ok),
         };
         self.usage += found.usage;
-        Some((found.is_ok, text))
+        true
     }
 
     /// Whether the line of this number has a result.

@@ -10,6 +10,9 @@ use crate::ids::Tenant;
 pub(super) const OWN_INPUT: &str = "input.jsonl";
 pub(super) const OWN_RESULTS: &str = "results.jsonl";
 
+const SHARDS: &str = "shards.json";
+const PARTS: &str = "parts";
+
 /// All that goes with a batch.
 pub(super) fn folder(batch: &str) -> String {
     format!("batches/{batch}/")
@@ -17,22 +20,22 @@ pub(super) fn folder(batch: &str) -> String {
 
 /// The list of its shards.
 pub(super) fn shards(batch: &str) -> String {
-    format!("batches/{batch}/shards.json")
+    format!("batches/{batch}/{SHARDS}")
 }
 
 /// The results of lines, until they are put together.
 pub(super) fn parts(batch: &str) -> String {
-    format!("batches/{batch}/parts/")
+    format!("batches/{batch}/{PARTS}/")
 }
 
 /// The parts of one shard: who runs it lists no others.
 pub(super) fn shard_parts(batch: &str, shard: u32) -> String {
-    format!("batches/{batch}/parts/{shard:06}/")
+    format!("batches/{batch}/{PARTS}/{shard:06}/")
 }
 
 /// The `number`th part that a writer writes of a shard.
 pub(super) fn part(batch: &str, shard: u32, writer: u64, number: u32) -> String {
-    format!("batches/{batch}/parts/{shard:06}/{writer:016x}-{number:06}.jsonl")
+    format!("batches/{batch}/{PARTS}/{shard:06}/{writer:016x}-{number:06}.jsonl")
 }
 
 /// The input of a batch of Messages.
@@ -50,6 +53,24 @@ pub(super) fn input(tenant: Tenant, record: &BatchRecord) -> Option<String> {
     match record.flavor {
         Flavor::OpenAi => file::storage_path(tenant, &record.input_file_id),
         Flavor::Messages => Some(own_input(&record.id)),
+    }
+}
+
+/// Whether a path is one that an object of this router could have.
+pub(super) fn is_object(path: &str) -> bool {
+    let mut parts = path.split('/');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some("files"), Some(tenant), Some(id)) => {
+            let is_digit = |digit: u8| digit.is_ascii_hexdigit();
+            let is_tenant = tenant.len() == 16 && tenant.bytes().all(is_digit);
+            is_tenant && file::is_file_id(id) && parts.next().is_none()
+        }
+        (Some("batches"), Some(id), Some(name)) => {
+            let is_batch = |flavor| is_batch_id(flavor, id);
+            let is_own = [SHARDS, PARTS, OWN_INPUT, OWN_RESULTS].contains(&name);
+            is_own && (is_batch(Flavor::OpenAi) || is_batch(Flavor::Messages))
+        }
+        _ => false,
     }
 }
 
@@ -84,6 +105,32 @@ mod tests {
             Flavor::Messages,
             &new_batch_id(Flavor::OpenAi, 1)
         ));
+    }
+
+    #[test]
+    fn objects_are_known_by_their_paths() {
+        let id = new_batch_id(Flavor::Messages, 7 << 90);
+        let file = file::storage_path(Tenant::default(), &file::new_file_id(7)).unwrap();
+        let paths = [
+            file,
+            shards(&id),
+            part(&id, 1, 2, 3),
+            own_input(&id),
+            own_results(&id),
+        ];
+        for path in paths {
+            assert!(is_object(&path), "{path}");
+        }
+        for path in [
+            "",
+            "trial",
+            "files/a",
+            "batches/b/shards.json",
+            "batches",
+            &folder(&id),
+        ] {
+            assert!(!is_object(path), "{path}");
+        }
     }
 
     #[test]

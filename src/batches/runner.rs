@@ -4,7 +4,7 @@
 //! look ─▶ documents that are due ─▶ claim (compare-and-set) ─▶ validating | shard_run | assembling | deleting
 //! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
 //! sweep ─▶ files that have expired
-//! trial ─▶ whether the storage can be used
+//! trial ─▶ whether the storage can be used; while it cannot, claims run out, so that other replicas have the works
 //! ```
 
 mod assembling;
@@ -13,6 +13,7 @@ mod input_lines;
 mod line_run;
 mod lines_of_pieces;
 mod object_lines;
+mod off_thread;
 mod part_buffer;
 mod retry;
 mod shard_run;
@@ -20,6 +21,7 @@ mod validating;
 mod work_context;
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,12 +51,14 @@ const RENEWALS: u32 = 3;
 /// Documents of one look. Those that were due the longest come first, and each that is claimed goes to the end.
 const MAX_DUE: usize = 128;
 
-/// Time between two looks for files that have expired, and how many of them are deleted at a time.
+/// Time between two looks for files that have expired.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(60);
-const MAX_SWEPT: usize = 100;
 
 /// Time between two trials of the storage, each of which is three requests to S3.
 const TRIAL_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The same after a trial that has failed.
+const RETRIAL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How often a claim is made anew because others have written.
 const MAX_CLAIM_ROUNDS: u32 = 5;
@@ -92,8 +96,9 @@ impl Runner {
 
     async fn look_for_work(&self) {
         let works = &self.batches.works;
+        let mut behind = 0;
         loop {
-            if let Err(error) = self.look().await {
+            if let Err(error) = self.look(&mut behind).await {
                 self.batches
                     .failed("batches could not be looked for", &error);
             }
@@ -110,8 +115,12 @@ impl Runner {
         }
     }
 
-    /// Starts what there is room for.
-    async fn look(&self) -> Result<(), store::Error> {
+    /// Starts what there is room for. `behind`: the place from which the next look goes on, of batches that are not among
+    /// the first.
+    async fn look(&self, behind: &mut usize) -> Result<(), store::Error> {
+        if !self.batches.is_storage_usable() {
+            return Ok(());
+        }
         for key in self.batches.take_urgent() {
             if let Some(document) = self.batches.store.document(key).await? {
                 self.take(document).await?;
@@ -119,20 +128,35 @@ impl Runner {
         }
         // Each batch gets one work after the other, so that none has all.
         while self.batches.works.has_any_room() {
-            let now_ms = observe::unix_ms();
-            let due = self
-                .batches
-                .store
-                .due_documents(Collection::Batches, now_ms, MAX_DUE);
-            let mut has_started = false;
-            for document in due.await? {
-                has_started |= self.take(document).await?;
+            let (first, has_started) = self.take_due(0..MAX_DUE).await?;
+            if has_started {
+                continue;
             }
-            if !has_started {
-                break;
-            }
+            // The first may all wait for a shard's turn. Behind them are batches that have expired meanwhile, or whose
+            // replica is gone: each look sees some of them.
+            let from = first.max(*behind);
+            let (found, _) = self.take_due(from..from + MAX_DUE).await?;
+            *behind = if found == 0 { 0 } else { from + found };
+            break;
         }
         Ok(())
+    }
+
+    /// Takes the batches at these places of those that are due. Returns how many there were, and whether a work was
+    /// started.
+    async fn take_due(&self, places: Range<usize>) -> Result<(usize, bool), store::Error> {
+        let now_ms = observe::unix_ms();
+        let due = self
+            .batches
+            .store
+            .due_documents(Collection::Batches, now_ms, places);
+        let due = due.await?;
+        let count = due.len();
+        let mut has_started = false;
+        for document in due {
+            has_started |= self.take(document).await?;
+        }
+        Ok((count, has_started))
     }
 
     /// Does what a batch needs next, if this replica can. True if a work was started.
@@ -152,7 +176,7 @@ impl Runner {
             let key = document.key.clone();
             let now_ms = observe::unix_ms();
             if record.is_webhook_due(now_ms) {
-                self.batches.report_end(&key, &record).await;
+                self.batches.settle_end(&key, &record).await;
                 return Ok(false);
             }
             // A claim whose write was not confirmed.
@@ -258,7 +282,7 @@ impl Runner {
             }
             StopWork::of_stopping_batch(work).filter(|_| is_stopping)
         });
-        if renews {
+        if renews && self.batches.is_storage_usable() {
             let lease_ms = self.lease_ms();
             let renewed = records.change(key, |record, now_ms| {
                 record.renew(now_ms, owner, lease_ms).then_some(())
@@ -272,12 +296,8 @@ impl Runner {
     async fn sweep(&self) {
         loop {
             let now_ms = observe::unix_ms();
-            let deleted = self.batches.files.delete_expired(now_ms, MAX_SWEPT).await;
-            match deleted {
-                // There may be more.
-                Ok(MAX_SWEPT) => continue,
-                Ok(_) => {}
-                Err(error) => self.batches.failed("expired files not deleted", &error),
+            if let Err(error) = self.batches.files.delete_expired(now_ms).await {
+                self.batches.failed("expired files not deleted", &error);
             }
             sleep(SWEEP_INTERVAL).await;
         }
@@ -285,8 +305,13 @@ impl Runner {
 
     async fn try_storage(&self) {
         loop {
-            self.batches.try_storage().await;
-            sleep(TRIAL_INTERVAL).await;
+            let is_usable = self.batches.try_storage().await;
+            let interval = if is_usable {
+                TRIAL_INTERVAL
+            } else {
+                RETRIAL_INTERVAL
+            };
+            sleep(interval).await;
         }
     }
 }

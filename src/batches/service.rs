@@ -2,12 +2,16 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Response;
 use parking_lot::Mutex;
+use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
@@ -41,6 +45,9 @@ const LEASE: Duration = Duration::from_secs(30);
 /// others are.
 const MAX_URGENT: usize = 1_000;
 
+/// Storage that has not answered a trial for so long cannot be used.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// Files and batches of all tenants, with the settings of the start: they need a restart to change.
 #[derive(Debug)]
 pub struct Batches {
@@ -59,6 +66,8 @@ pub struct Batches {
     pub(super) works: Arc<Works>,
     pub(super) memory: Arc<MemoryBounds>,
     pub(super) running: Mutex<Running>,
+    /// Whether objects could be written and read at the last trial.
+    is_storage_usable: AtomicBool,
     urgent: Mutex<VecDeque<DocumentKey>>,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
@@ -98,6 +107,7 @@ impl Batches {
             owner: fastrand::u64(..),
             lease: LEASE,
             running: Mutex::default(),
+            is_storage_usable: AtomicBool::new(true),
             urgent: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -169,6 +179,7 @@ impl Batches {
         let found = self.records.read(&key).await;
         found
             .map_err(|error| ApiError::of_store(&error))?
+            .filter(|(record, _)| !record.is_unconfirmed)
             .ok_or_else(unknown)
     }
 
@@ -187,15 +198,22 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Has the end of a batch reported, and takes note of that. What fails is tried again later, by any replica.
-    pub(super) async fn report_end(&self, key: &DocumentKey, record: &BatchRecord) {
+    /// Deletes the parts of a batch that has ended, has its end reported, and takes note of that. What fails, or was left
+    /// by a replica that was killed or did not learn that it had ended the batch, is done later, by any replica.
+    pub(super) async fn settle_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
         };
+        // The results are in the files now. Parts that cannot be deleted go with the batch.
+        let parts = paths::parts(&record.id);
+        if let Err(error) = self.storage.delete_all(&parts).await {
+            self.failed("parts of a batch not deleted", &error);
+        }
         let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
         let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
         let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
-        if let Some(event) = event
+        // Anthropic's API has no webhooks.
+        if let Some(event) = event.filter(|_| record.flavor == Flavor::OpenAi)
             && let Err(error) = self.outbox.add(event).await
         {
             self.failed("end of a batch not reported", &error);
@@ -224,18 +242,48 @@ impl Batches {
         }
     }
 
-    /// Tries whether the storage can be used, for operators.
-    pub(super) async fn try_storage(&self) {
+    /// Tries whether the storage can be used, for operators and for the works. False if not.
+    pub(super) async fn try_storage(&self) -> bool {
         for operation in StorageOperation::ALL {
-            let tried = self.storage.try_out(operation).await;
-            let name = [operation.as_str()];
-            let usable = self.metrics.storage_usable.with_label_values(&name);
-            usable.set(i64::from(tried.is_ok()));
-            if let Err(error) = tried {
-                self.failed("storage of batches cannot be used", &error);
-                return;
+            let mut trial = pin!(self.storage.try_out(operation));
+            let tried = match timeout(TRIAL_TIMEOUT, trial.as_mut()).await {
+                Ok(tried) => tried,
+                Err(_) => {
+                    let seconds = TRIAL_TIMEOUT.as_secs();
+                    let message = format!("no answer within {seconds} s");
+                    self.on_trial(operation, &Err(StorageError::Failed(message)));
+                    // A mount that hangs keeps a thread with each trial: there is no other one before it answers.
+                    trial.await
+                }
+            };
+            self.on_trial(operation, &tried);
+            if tried.is_err() {
+                return false;
             }
         }
+        true
+    }
+
+    fn on_trial(&self, operation: StorageOperation, tried: &Result<(), StorageError>) {
+        let name = [operation.as_str()];
+        let usable = self.metrics.storage_usable.with_label_values(&name);
+        usable.set(i64::from(tried.is_ok()));
+        match (operation, tried) {
+            // Where nothing can be deleted, batches can run all the same.
+            (StorageOperation::Read, Ok(())) => self.is_storage_usable.store(true, Relaxed),
+            (StorageOperation::Write | StorageOperation::Read, Err(_)) => {
+                self.is_storage_usable.store(false, Relaxed);
+            }
+            (StorageOperation::Write | StorageOperation::Delete, _) => {}
+        }
+        if let Err(error) = tried {
+            self.failed("storage of batches cannot be used", error);
+        }
+    }
+
+    /// Whether works can be done here. Those of a replica whose storage cannot be used are left to others.
+    pub(super) fn is_storage_usable(&self) -> bool {
+        self.is_storage_usable.load(Relaxed)
     }
 
     /// Logs what failed, once for each reason.

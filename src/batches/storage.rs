@@ -30,6 +30,7 @@ use tracing::info;
 pub use self::reader::StorageReader;
 pub use self::trial::StorageOperation;
 pub use self::writer::StorageWriter;
+use super::paths;
 use super::settings::Settings;
 pub use super::storage_error::StorageError;
 use crate::http::drain::Tasks;
@@ -69,6 +70,25 @@ impl Storage {
             store,
             tasks: tasks.clone(),
         })
+    }
+
+    /// Deletes from the folder what belongs to nobody where the records of files and batches end with the process: objects
+    /// of earlier ones.
+    pub fn remove_earlier(settings: &Settings) -> io::Result<()> {
+        let folder = &settings.folder;
+        let now = observe::wall_clock();
+        let removed = match leftovers::remove(folder.as_ref(), now, paths::is_object) {
+            // There is nothing yet, or the storage is S3.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
+            removed => removed.map_err(|error| folder_failed(folder, &error))?,
+        };
+        if removed > 0 {
+            info!(
+                folder,
+                removed, "removed files of earlier processes, whose records ended with these"
+            );
+        }
+        Ok(())
     }
 
     /// In the memory of the process, for tests.
@@ -176,14 +196,13 @@ impl Storage {
 }
 
 fn open_folder(folder: &str) -> io::Result<Arc<dyn ObjectStore>> {
-    let failed = |error: io::Error| {
-        let message = format!("batches.folder `{folder}`: {error}");
-        io::Error::new(error.kind(), message)
-    };
+    let failed = |error: io::Error| folder_failed(folder, &error);
     let mut builder = DirBuilder::new();
     builder.recursive(true).mode(FOLDER_MODE);
     builder.create(folder).map_err(failed)?;
-    let removed = leftovers::remove(folder.as_ref(), observe::wall_clock()).map_err(failed)?;
+    let now = observe::wall_clock();
+    let removed = leftovers::remove(folder.as_ref(), now, leftovers::is_unfinished);
+    let removed = removed.map_err(failed)?;
     if removed > 0 {
         info!(folder, removed, "removed what unfinished uploads had left");
     }
@@ -193,6 +212,11 @@ fn open_folder(folder: &str) -> io::Result<Arc<dyn ObjectStore>> {
     Ok(Arc::new(
         store.with_fsync(true).with_automatic_cleanup(true),
     ))
+}
+
+fn folder_failed(folder: &str, error: &io::Error) -> io::Error {
+    let message = format!("batches.folder `{folder}`: {error}");
+    io::Error::new(error.kind(), message)
 }
 
 /// A path of this router. What could lead out of the storage is refused.

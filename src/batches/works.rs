@@ -163,6 +163,14 @@ impl WorkGuard {
         }
     }
 
+    /// Resolves once another replica has the work.
+    pub async fn lost(&self) {
+        let mut stop = self.stop.clone();
+        let is_lost = |reason: &Option<StopWork>| *reason == Some(StopWork::Lost);
+        // The sender lives as long as this guard.
+        let _ = stop.wait_for(is_lost).await;
+    }
+
     /// Whether another replica has the work now.
     pub fn is_lost(&self) -> bool {
         *self.stop.borrow() == Some(StopWork::Lost)

@@ -19,6 +19,8 @@
 //! 7. **An unreachable store is an [`Error`]**, never `Gone`, `None` or an empty list. After [`Error::Unknown`] an
 //!    insertion is safely repeated; a caller whose replacement or removal is unknown reads the document again.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -182,13 +184,13 @@ pub trait Documents {
     ) -> StoreFuture<'_, DocumentList>;
 
     /// Returns documents of all tenants whose due time has come, earliest first: what replicas have something to do
-    /// with. They are `max` at most, or fewer if they are large; what is left is due still. One that cannot be read
-    /// is left out, so that it does not keep replicas from the others.
+    /// with. They are those at `places`, counted from 0, or fewer if they are large; what is left is due still. One
+    /// that cannot be read is left out, so that it does not keep replicas from the others.
     fn due_documents(
         &self,
         collection: Collection,
         now_ms: u64,
-        max: usize,
+        places: Range<usize>,
     ) -> StoreFuture<'_, Vec<Document>>;
 }
 

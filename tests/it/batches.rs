@@ -6,7 +6,9 @@ mod messages;
 mod replicas;
 mod webhooks;
 
-use std::time::{Duration, Instant};
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use warmroute::config::Config;
@@ -88,6 +90,28 @@ async fn a_batch_completes_with_a_file_of_results_and_one_of_errors() {
         cluster.metric("warmroute_batches_ended_total", &[]).await,
         1.0
     );
+}
+
+#[tokio::test]
+async fn without_redis_old_files_of_earlier_processes_go_at_the_start() {
+    let mut places = Vec::new();
+    let (_cluster, _folder) = start(fast(), |config| {
+        let tenant = Path::new(&config.batches.folder).join("files/0123456789abcdef");
+        fs::create_dir_all(&tenant).unwrap();
+        let write = |name: &str, days: u64| -> PathBuf {
+            let path = tenant.join(name);
+            let age = Duration::from_secs(days * 24 * 3_600);
+            let file = File::create(&path).unwrap();
+            file.set_modified(SystemTime::now() - age).unwrap();
+            path
+        };
+        places.push(write("file-000000000000000000000001", 2));
+        places.push(write("file-000000000000000000000002", 0));
+        places.push(write("other", 2));
+    })
+    .await;
+    let are_there: Vec<bool> = places.iter().map(|path| path.exists()).collect();
+    assert_eq!(are_there, [false, true, true]);
 }
 
 #[tokio::test]

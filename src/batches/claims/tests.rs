@@ -210,6 +210,32 @@ fn a_batch_is_deleted_in_the_end_even_if_it_never_ended() {
     assert_eq!(record.due_ms(now_ms), Some(now_ms + LEASE_MS));
 }
 
+#[test]
+fn a_batch_that_is_not_confirmed_never_runs_and_goes() {
+    let new = new_record();
+    let mut record = new.unconfirmed();
+    let limit_ms = record.delete_ms;
+    assert_eq!(record.due_ms(0), Some(limit_ms));
+    assert_eq!(record.claim(limit_ms - 1, A, LEASE_MS), None);
+    let mut confirmed = record.clone();
+    assert!(confirmed.confirm(&new));
+    assert_eq!(confirmed, new);
+    assert!(!confirmed.confirm(&new));
+    assert_eq!(record.claim(limit_ms, A, LEASE_MS), Some(Work::Delete));
+    assert!(!record.confirm(&new), "it is being deleted");
+}
+
+#[test]
+fn a_batch_that_is_taken_back_is_deleted_whatever_runs_of_it() {
+    let mut record = running(2);
+    assert_eq!(record.claim(2, A, LEASE_MS), Some(Work::Shard(0)));
+    assert!(record.take_back(3));
+    assert!(!record.owns(A, Work::Shard(0)));
+    assert_eq!(record.due_ms(3), Some(0));
+    assert_eq!(record.claim(3, B, LEASE_MS), Some(Work::Delete));
+    assert!(!record.take_back(4));
+}
+
 /// A replica with what it believes to have: a work, and until when.
 struct Replica {
     owner: u64,

@@ -12,7 +12,7 @@ use super::form::{FILE, FileRequest, FormFields, MAX_FIELD_BYTES};
 use super::pieces::{HeadBytes, MAX_HEAD_BYTES, PieceError, UploadLimits, UploadPieces};
 use super::service::Files;
 use super::slots::{MAX_UPLOADS_PER_TENANT, NoSlot, UploadSlot};
-use crate::batches::file::{self, FileRecord};
+use crate::batches::file::{self, FileRecord, UNCONFIRMED_LIMIT};
 use crate::batches::http_answer::json;
 use crate::batches::storage::StorageWriter;
 use crate::http::server::RequestBody;
@@ -190,8 +190,10 @@ impl Files {
         }
     }
 
-    /// First the record, then the object: whatever stops in between, no object is left that no record names. The store
-    /// checks the tenant's bounds, so that what exceeds them is no more than the uploads under way.
+    /// First the record, then the object: whatever stops in between, no object is left that no record names. Clients
+    /// find the file once the record is confirmed; until then it is one that goes soon, also if the router is killed or
+    /// the store does not answer. The store checks the tenant's bounds, so that what exceeds them is no more than the
+    /// uploads under way.
     async fn store_file(
         &self,
         tenant: Tenant,
@@ -220,7 +222,10 @@ impl Files {
             documents: self.settings.max_files_per_tenant,
             weight: self.settings.max_size_per_tenant,
         };
-        let checked = match self.insert(&key, &record, created_ms, bounds).await {
+        let unconfirmed = record.unconfirmed();
+        let due_ms = created_ms.saturating_add(UNCONFIRMED_LIMIT.as_millis() as u64);
+        let inserted = self.insert(&key, &unconfirmed, created_ms, Some(due_ms), bounds);
+        let checked = match inserted.await {
             Ok(inserted) => self.check_room(inserted),
             Err(error) => Err(ApiError::of_store(&error)),
         };
@@ -232,13 +237,15 @@ impl Files {
                 return Err(error);
             }
         };
-        match finished {
-            Ok(_) => Ok(record),
-            Err(error) => {
-                let _ = self.remove(tenant, &record.id).await;
-                Err(self.storage_failed(&error))
-            }
+        if let Err(error) = finished {
+            let _ = self.remove(tenant, &record.id).await;
+            return Err(self.storage_failed(&error));
         }
+        if let Err(error) = self.confirm(&key, &record).await {
+            self.take_back(tenant, record.id);
+            return Err(ApiError::of_store(&error));
+        }
+        Ok(record)
     }
 
     /// What a client gets whose file exceeds the tenant's bounds.
@@ -288,7 +295,7 @@ impl Files {
 fn boundary(headers: &HeaderMap) -> Result<String, ApiError> {
     let kind = headers.get(CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let boundary = multer::parse_boundary(kind).map_err(|error| ApiError::bad_form(&error))?;
+    let boundary = multer::parse_boundary(kind).map_err(|_| ApiError::no_form(kind))?;
     if boundary.is_empty() || boundary.len() > MAX_BOUNDARY_BYTES {
         return Err(ApiError::bad_form(&"its boundary is empty or too long"));
     }

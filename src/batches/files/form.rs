@@ -62,7 +62,8 @@ impl FormFields {
             }
             // The only other name: `SECONDS`.
             _ => {
-                let seconds = value.parse().ok();
+                let is_number = value.bytes().all(|digit| digit.is_ascii_digit());
+                let seconds = is_number.then(|| value.parse::<u64>().ok()).flatten();
                 let seconds =
                     seconds.filter(|seconds| (MIN_SECONDS..=MAX_SECONDS).contains(seconds));
                 let seconds = seconds.ok_or_else(|| {
@@ -161,7 +162,7 @@ mod tests {
             "purpose",
         );
         check(&[(ANCHOR, "now")], Some(1), "invalid_value", ANCHOR);
-        for seconds in ["3599", "2592001", "", "1e4", "-1"] {
+        for seconds in ["3599", "2592001", "", "1e4", "-1", "+3600", " 3600"] {
             check(&[(SECONDS, seconds)], Some(1), "invalid_value", SECONDS);
         }
         check(&[("model", "m")], Some(1), "unknown_parameter", "model");

@@ -20,7 +20,7 @@ use crate::observe::log_once::LogOnce;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
 use crate::store::documents::{
-    Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+    Collection, Document, DocumentBounds, DocumentKey, InsertOutcome, NewDocument, ReplaceOutcome,
 };
 use crate::store::{self, ResponseStore};
 use crate::{http, observe};
@@ -31,6 +31,15 @@ const PAUSES: [Duration; 3] = [
     Duration::from_millis(500),
     Duration::from_millis(1_400),
 ];
+
+/// Before a file is taken back anew.
+const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
+
+/// Files that have expired and are read at a time.
+const MAX_SWEPT: usize = 100;
+
+/// The version of a document that was inserted.
+const INSERTED: u64 = 1;
 
 /// More than any sum, and exact as a number of Lua.
 const UNBOUNDED: u64 = (1 << 53) - 1;
@@ -109,9 +118,8 @@ impl Files {
             weight: UNBOUNDED,
         };
         // `Exists`: another replica has registered the same results.
-        let inserted = self
-            .insert(&key, &record, record.created_ms(), bounds)
-            .await;
+        let (created_ms, due_ms) = (record.created_ms(), record.due_ms());
+        let inserted = self.insert(&key, &record, created_ms, due_ms, bounds).await;
         inserted
             .map(drop)
             .map_err(|error| ApiError::of_store(&error))
@@ -133,26 +141,47 @@ impl Files {
             .map_err(|error| ApiError::of_store(&error))
     }
 
-    /// Deletes files that have expired, `max` at most, and returns how many. Any replica may call it at any time.
-    pub async fn delete_expired(&self, now_ms: u64, max: usize) -> Result<usize, store::Error> {
-        let due = self.store.due_documents(Collection::Files, now_ms, max);
-        let mut deleted = 0;
-        for document in due.await? {
-            let path = file::storage_path(document.key.tenant, &document.key.id);
-            if let Some(path) = path
-                && let Err(error) = self.storage.delete(&path).await
-            {
-                let _ = self.storage_failed(&error);
-                continue;
+    /// Deletes a file of which a client was told that there is none, again and again until the store and the storage
+    /// have answered, or the router ends. Few need it: those whose confirmation the store did not answer.
+    pub(super) fn take_back(&self, tenant: Tenant, id: String) {
+        let files = self.clone();
+        self.tasks.spawn(async move {
+            while let Err(error) = files.remove(tenant, &id).await {
+                debug!(id, reason = error.message, "a file is not taken back yet");
+                sleep(TAKE_BACK_PAUSE).await;
             }
-            self.metrics.on_deleted("expired");
-            deleted += 1;
-            let removed = self
-                .store
-                .remove_document(document.key, Some(document.version));
-            removed.await.map(drop)?;
+        });
+    }
+
+    /// Deletes the files that have expired, and returns how many. Any replica may call it at any time.
+    pub async fn delete_expired(&self, now_ms: u64) -> Result<usize, store::Error> {
+        let mut deleted = 0;
+        // Those that cannot be deleted stand before the others.
+        let mut left = 0;
+        loop {
+            let places = left..left + MAX_SWEPT;
+            let due = self.store.due_documents(Collection::Files, now_ms, places);
+            let due = due.await?;
+            if due.is_empty() {
+                return Ok(deleted);
+            }
+            for document in due {
+                let path = file::storage_path(document.key.tenant, &document.key.id);
+                if let Some(path) = path
+                    && let Err(error) = self.storage.delete(&path).await
+                {
+                    let _ = self.storage_failed(&error);
+                    left += 1;
+                    continue;
+                }
+                self.metrics.on_deleted("expired");
+                deleted += 1;
+                let removed = self
+                    .store
+                    .remove_document(document.key, Some(document.version));
+                removed.await.map(drop)?;
+            }
         }
-        Ok(deleted)
     }
 
     pub(super) async fn existing(&self, tenant: Tenant, id: &str) -> Result<FileRecord, ApiError> {
@@ -189,19 +218,20 @@ impl Files {
     }
 
     /// Writes a new record. A write of which nobody knows whether it was done is repeated, which does no harm.
-    /// `created_ms`: by which lists are sorted, more exact than the record's seconds.
+    /// `created_ms`: by which lists are sorted, more exact than the record's seconds. `due_ms`: when it is deleted.
     pub(super) async fn insert(
         &self,
         key: &DocumentKey,
         record: &FileRecord,
         created_ms: u64,
+        due_ms: Option<u64>,
         bounds: DocumentBounds,
     ) -> Result<InsertOutcome, store::Error> {
         let new = NewDocument {
             value: record.to_json(),
             created_ms,
             weight: record.bytes,
-            due_ms: record.due_ms(),
+            due_ms,
         };
         let mut pauses = PAUSES.into_iter();
         loop {
@@ -212,6 +242,34 @@ impl Files {
             match (inserted, pauses.next()) {
                 (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
                 (inserted, _) => return inserted,
+            }
+        }
+    }
+
+    /// Has clients find a file that was inserted as unconfirmed. After an error nobody knows whether it was done.
+    pub(super) async fn confirm(
+        &self,
+        key: &DocumentKey,
+        record: &FileRecord,
+    ) -> Result<(), store::Error> {
+        let mut pauses = PAUSES.into_iter();
+        loop {
+            let (value, due_ms) = (record.to_json(), record.due_ms());
+            let replaced = self
+                .store
+                .replace_document(key.clone(), INSERTED, value, due_ms)
+                .await;
+            match (replaced, pauses.next()) {
+                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
+                (Err(error), _) => return Err(error),
+                // `Changed`: by a write before, whose outcome was unknown. Nobody else changes a file.
+                (Ok(ReplaceOutcome::Done(_) | ReplaceOutcome::Changed), _) => return Ok(()),
+                (Ok(ReplaceOutcome::Gone), _) => {
+                    return Err(store::Error::Unavailable {
+                        retry_after: Duration::from_secs(1),
+                        reason: "the upload took too long and was deleted".into(),
+                    });
+                }
             }
         }
     }

@@ -120,8 +120,18 @@ async fn what_is_missing_or_wrong_is_named_also_behind_the_file() {
     ] {
         let form = form(&[PURPOSE, file]);
         let upload = world.upload_as(Tenant::default(), wrong, &form, 64);
-        assert_eq!(upload.await.unwrap_err().status, 400, "{wrong}");
+        let error = upload.await.unwrap_err();
+        assert_eq!(error.status, 400, "{wrong}");
+        assert!(error.message.contains("boundary"), "{}", error.message);
     }
+    let form_of_json = form(&[PURPOSE, file]);
+    let upload = world.upload_as(Tenant::default(), "text/plain", &form_of_json, 64);
+    let message = upload.await.unwrap_err().message;
+    assert!(message.starts_with("Send the file as a form"), "{message}");
+    assert!(
+        message.ends_with("'content-type' 'text/plain'."),
+        "{message}"
+    );
     let mut endless = vec![b'x'; 1 << 20];
     endless.extend_from_slice(&form(&[PURPOSE, file]));
     let error = world.upload(&endless, 1_000).await.unwrap_err();
@@ -278,13 +288,42 @@ async fn a_file_that_has_expired_is_not_found_and_goes() {
     assert_eq!(world.files.record(tenant, &record.id).await.unwrap(), None);
     assert_eq!(world.list("").await["data"], json!([]));
     let delete = async |now_s: i64| {
-        let deleted = world.files.delete_expired(now_s as u64 * 1_000, 10).await;
+        let deleted = world.files.delete_expired(now_s as u64 * 1_000).await;
         deleted.unwrap()
     };
     assert_eq!(delete(now - 2).await, 0);
     assert_eq!(delete(now).await, 1);
     assert_eq!(delete(now).await, 0);
     world.assert_empty("expired").await;
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_deleted_keep_none_behind_them() {
+    const STUCK: u64 = 150;
+    let folder = std::env::temp_dir().join(format!("warmroute-files-{}", fastrand::u64(..)));
+    let world = World::new(Settings {
+        folder: folder.to_str().unwrap().to_owned(),
+        ..Settings::default()
+    });
+    let tenant = Tenant::default();
+    for number in 0..=STUCK {
+        let record = FileRecord {
+            id: new_file_id(u128::from(number) << 64),
+            bytes: 1,
+            created_at: 1,
+            expires_at: Some(number as i64 + 10),
+            filename: "a".to_owned(),
+            purpose: FilePurpose::BatchOutput,
+        };
+        if number < STUCK {
+            // A folder in the place of its object.
+            let path = storage_path(tenant, &record.id).unwrap();
+            std::fs::create_dir_all(folder.join(path).join("x")).unwrap();
+        }
+        world.files.register(tenant, record).await.unwrap();
+    }
+    assert_eq!(world.files.delete_expired(1_000_000).await, Ok(1));
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[tokio::test]

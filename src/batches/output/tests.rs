@@ -193,8 +193,9 @@ proptest! {
             let mut part = Vec::new();
             part_line.write(&text, &mut part);
             let is_first = *line < total && !model.contains_key(line);
-            let expected = is_first.then_some((*is_ok, text.as_bytes()));
-            prop_assert_eq!(assembler.push(&part), expected);
+            let (found, found_text) = PartLine::read(&part).unwrap();
+            prop_assert_eq!((found, found_text), (part_line, text.as_bytes()));
+            prop_assert_eq!(assembler.push(found), is_first);
             if is_first {
                 model.insert(*line, (*is_ok, *tokens));
             }

@@ -49,12 +49,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
         "batch ended"
     );
     work.batches.on_ended(&record);
-    work.batches.report_end(work.key(), &record).await;
-    // They are in the files now. What stays goes with the batch.
-    let parts = paths::parts(&record.id);
-    if let Err(error) = work.batches.storage.delete_all(&parts).await {
-        work.batches.failed("parts of a batch not deleted", &error);
-    }
+    work.batches.settle_end(work.key(), &record).await;
     WorkOutcome::Done
 }
 
@@ -221,9 +216,9 @@ async fn assemble(work: &WorkContext, record: &BatchRecord) -> Result<Assembled,
         let parts = paths::shard_parts(&record.id, shard);
         for path in storage.list(&parts).await? {
             let mut lines = ObjectLines::open(storage, &path).await?;
-            while let Some(line) = lines.next().await? {
-                if let Some((is_ok, text)) = assembler.push(&line) {
-                    files.write(is_ok, line.slice_ref(text)).await?;
+            while let Some((result, text)) = lines.next_result().await? {
+                if assembler.push(result) {
+                    files.write(result.is_ok, text).await?;
                 }
             }
         }

@@ -8,10 +8,13 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     if work.own_record().await.is_none() {
         return WorkOutcome::Lost;
     }
-    let folder = paths::folder(&work.key().id);
-    let deleted = work.batches.storage.delete_all(&folder).await;
-    if let Err(error) = deleted {
-        return work.on_halt(Halt::Storage(error)).await;
+    let deleting = async {
+        let folder = paths::folder(&work.key().id);
+        let deleted = work.batches.storage.delete_all(&folder).await;
+        deleted.map_err(Halt::from)
+    };
+    if let Err(halt) = work.unless_stopped(deleting).await {
+        return work.on_halt(halt).await;
     }
     let removed = work.batches.store.remove_document(work.key().clone(), None);
     match removed.await {

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use tokio::time::sleep;
 
 use super::input_lines::InputLine;
+use super::off_thread::off_thread;
 use super::retry::Tries;
 use crate::batches::batch::Usage;
 use crate::batches::line::{BYTES_PER_TOKEN, Flavor, LineEndpoint, LineError};
@@ -18,6 +19,7 @@ use crate::batches::metrics::Metrics;
 use crate::batches::output::{self, PartLine, ResultOf};
 use crate::batches::room_gate::RoomGate;
 use crate::batches::send::{LineAnswer, LineRequest, SendLine};
+use crate::openai::error::ApiError;
 use crate::relay::EnteringLine;
 
 /// Of an answer that is no JSON, a result has so many bytes.
@@ -89,9 +91,10 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
         };
         let held = HeldAnswer::new(&context.memory);
         let request = context.request(&line, entering, held.clone());
-        let answer = context.send(request).await;
+        let answer = checked(context.send(request).await).await;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
-            return context.finish(&line, &answer, held);
+            let bytes = answer.body.len();
+            return off_thread(bytes, move || context.finish(&line, &answer, held)).await;
         };
         let status = answer.status.to_string();
         drop((answer, held));
@@ -100,6 +103,27 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
             context.retries.fetch_add(1, Relaxed);
         }
         sleep(pause).await;
+    }
+}
+
+/// An answer of success that is no JSON object, such as the page of a proxy, becomes a failure of the engine.
+async fn checked(answer: LineAnswer) -> LineAnswer {
+    if !output::is_ok(answer.status) {
+        return answer;
+    }
+    let body = answer.body.clone();
+    if off_thread(body.len(), move || output::is_object(&body)).await {
+        return answer;
+    }
+    let message = format!(
+        "the engine answered {} with a body that is no JSON object",
+        answer.status
+    );
+    let error = ApiError::invalid_engine_response(message);
+    LineAnswer {
+        status: error.status.as_u16(),
+        body: error.into_text().into_body().into(),
+        ..answer
     }
 }
 
@@ -147,10 +171,14 @@ impl LineContext {
         })
     }
 
-    /// The result of a line that was answered.
+    /// The result of a line that was answered. It goes through the body several times.
     fn finish(&self, line: &InputLine, answer: &LineAnswer, held: Arc<HeldAnswer>) -> FinishedLine {
-        let body = bounded(&answer.body);
-        let is_ok = output::is_ok(answer.status) && self.is_whole(&body);
+        let is_ok = output::is_ok(answer.status);
+        let body = if is_ok {
+            answer.body.clone()
+        } else {
+            bounded(&answer.body)
+        };
         let outcome = if is_ok { "completed" } else { "failed" };
         self.metrics.lines.with_label_values(&[outcome]).inc();
         let of = self.result_of(line.number, &line.custom_id);
@@ -178,12 +206,6 @@ impl LineContext {
             custom_id,
         }
     }
-
-    /// A message that is no JSON object is an error among the results of Messages.
-    fn is_whole(&self, body: &[u8]) -> bool {
-        let json = || serde_json::from_slice::<&RawValue>(body).ok();
-        self.flavor == Flavor::OpenAi || json().is_some_and(|json| json.get().starts_with('{'))
-    }
 }
 
 /// An answer that is no JSON becomes a string, several times as long as it was.
@@ -196,6 +218,7 @@ fn bounded(body: &Bytes) -> Bytes {
 
 #[cfg(test)]
 mod tests {
+    use parking_lot::Mutex;
     use serde_json::{Value, json};
 
     use super::*;
@@ -203,14 +226,19 @@ mod tests {
     use crate::observe::metrics::Registry;
     use crate::relay::SpareRoom;
 
-    /// A fleet that gives everybody the same answer.
+    /// A fleet that gives everybody the same answer, but for the first.
     #[derive(Debug)]
-    struct Answers(LineAnswer);
+    struct Answers {
+        first: Mutex<Option<LineAnswer>>,
+        others: LineAnswer,
+    }
 
     impl SendLine for Answers {
         fn send(&self, line: LineRequest) -> SendFuture<'_> {
             assert_eq!(&*line.tenant, "default");
-            Box::pin(std::future::ready(self.0.clone()))
+            let first = self.first.lock().take();
+            let answer = first.unwrap_or_else(|| self.others.clone());
+            Box::pin(std::future::ready(answer))
         }
 
         fn room(&self, _: &str) -> SpareRoom {
@@ -226,16 +254,29 @@ mod tests {
         }
     }
 
-    /// The result of a line that is answered once.
-    async fn result(flavor: Flavor, status: u16, body: &str) -> (PartLine, Value) {
-        let metrics = Metrics::new(&Registry::default());
-        let sender = Arc::new(Answers(LineAnswer {
+    fn answer(status: u16, body: &str, may_retry: bool) -> LineAnswer {
+        LineAnswer {
             status,
             request_id: "wr-1".to_owned(),
             retry_after: None,
-            may_retry: false,
+            may_retry,
             body: Bytes::copy_from_slice(body.as_bytes()),
-        }));
+        }
+    }
+
+    /// The result of a line that is answered once.
+    async fn result(flavor: Flavor, status: u16, body: &str) -> (PartLine, Value) {
+        result_after(None, flavor, answer(status, body, false)).await
+    }
+
+    async fn result_after(
+        first: Option<LineAnswer>,
+        flavor: Flavor,
+        others: LineAnswer,
+    ) -> (PartLine, Value) {
+        let metrics = Metrics::new(&Registry::default());
+        let first = Mutex::new(first);
+        let sender = Arc::new(Answers { first, others });
         let gate = Arc::new(RoomGate::new(metrics.lines_waiting.clone()));
         let context = Arc::new(LineContext {
             sender: sender.clone(),
@@ -286,13 +327,42 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_message_that_is_no_object_is_an_error() {
+    async fn a_success_that_is_no_object_is_a_failure() {
+        for body in ["<html>busy</html>", "", "7"] {
+            let (line, text) = result(Flavor::OpenAi, 200, body).await;
+            assert!(!line.is_ok && line.usage == Usage::default());
+            let response = &text["response"];
+            assert_eq!(response["status_code"], 502, "{text}");
+            let error = &response["body"]["error"];
+            assert_eq!(error["code"], "invalid_engine_response", "{text}");
+        }
         let (line, text) = result(Flavor::Messages, 200, "ok").await;
         assert!(!line.is_ok);
         assert_eq!(text["result"]["type"], "errored");
+        let error = &text["result"]["error"]["error"];
+        let message = error["message"].as_str().unwrap();
+        assert!(message.contains("no JSON object"), "{message}");
         let message = json!({"type": "message"}).to_string();
         let (line, text) = result(Flavor::Messages, 200, &message).await;
         assert!(line.is_ok);
         assert_eq!(text["result"]["type"], "succeeded");
+    }
+
+    #[tokio::test]
+    async fn a_success_that_is_no_object_is_tried_again() {
+        let page = answer(200, "<html>busy</html>", true);
+        let good = answer(200, "{}", true);
+        let (line, text) = result_after(Some(page), Flavor::OpenAi, good).await;
+        assert!(line.is_ok);
+        assert_eq!(text["response"]["body"], json!({}));
+    }
+
+    #[tokio::test]
+    async fn a_long_answer_is_a_result_as_a_short_one_is() {
+        let embedding = json!({"data": vec![0.25; 200_000]}).to_string();
+        let (line, text) = result(Flavor::OpenAi, 200, &embedding).await;
+        assert!(line.is_ok);
+        let data = text["response"]["body"]["data"].as_array().unwrap();
+        assert_eq!(data.len(), 200_000);
     }
 }

@@ -3,6 +3,8 @@
 use bytes::Bytes;
 
 use super::lines_of_pieces::LinesOfPieces;
+use super::off_thread::off_thread;
+use crate::batches::output::PartLine;
 use crate::batches::storage::{Storage, StorageError, StorageReader};
 
 /// A result line has an answer, of 16 MiB at most, and some more where line breaks were taken out of it.
@@ -25,8 +27,23 @@ impl ObjectLines {
         })
     }
 
+    /// The next result that was written whole, and its result line.
+    pub(super) async fn next_result(&mut self) -> Result<Option<(PartLine, Bytes)>, StorageError> {
+        while let Some(line) = self.next().await? {
+            let bytes = line.len();
+            let read = move || {
+                let (result, text) = PartLine::read(&line)?;
+                Some((result, line.slice_ref(text)))
+            };
+            if let Some(found) = off_thread(bytes, read).await {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
     /// The next line without its line break.
-    pub(super) async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
+    async fn next(&mut self) -> Result<Option<Bytes>, StorageError> {
         loop {
             if let Some(line) = self.lines.next_line() {
                 return Ok(Some(line));

@@ -116,8 +116,8 @@ async fn finished_lines(
     let _room = work.batches.memory.whole_file().await;
     for path in parts {
         let mut lines = ObjectLines::open(storage, &path).await?;
-        while let Some(line) = lines.next().await? {
-            let _ = done.push(&line);
+        while let Some((result, _)) = lines.next_result().await? {
+            done.push(result);
         }
     }
     Ok(done)
@@ -249,8 +249,14 @@ impl ShardRun<'_> {
         if stopped == Some(StopWork::Lost) {
             return WorkOutcome::Lost;
         }
+        let work = self.work;
         loop {
-            self.write_part().await;
+            tokio::select! {
+                biased;
+                // A storage that hangs does not keep the place of another shard.
+                () = work.guard.lost() => return WorkOutcome::Lost,
+                () = self.write_part() => {}
+            }
             // Without the storage the batch cannot end either, so that what is done need not be lost.
             match self.part.due(Instant::now(), true) {
                 Some(due) if !self.work.is_given_up() => sleep_until(due).await,

@@ -5,11 +5,19 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use crate::batches::batch::WEBHOOK_GRACE_MS;
 use crate::batches::file;
+use crate::batches::line::Flavor;
+use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
+use crate::batches::service::key_of;
 use crate::batches::settings::Settings;
+use crate::batches::storage::Storage;
+use crate::http::drain::Tasks;
+use crate::http::tls;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store::documents::{
@@ -36,6 +44,36 @@ async fn each_line_of_a_batch_has_one_result() {
     assert!(page.contains("warmroute_batches_ended_total{status=\"completed\"} 1"));
     assert!(page.contains("warmroute_batch_lines_waiting 0"));
     assert!(page.contains("warmroute_batch_shards_running 0"));
+}
+
+#[tokio::test]
+async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_that() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let part = paths::part(id, 0, 1, 1);
+    let left = Bytes::from_static(b"left");
+    shared.storage.put(&part, left).await.unwrap();
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let unsettled = first.batches.records.change(&key, |record, now_ms| {
+        record.webhooks_sent = false;
+        record.completed_ms = Some(now_ms - WEBHOOK_GRACE_MS);
+        Some(())
+    });
+    unsettled.await.unwrap();
+    let _second = shared.replica();
+    let parts = paths::parts(id);
+    let gone = async {
+        while !shared.storage.list(&parts).await.unwrap().is_empty() {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let limit = Duration::from_secs(60);
+    tokio::time::timeout(limit, gone).await.expect("they go");
 }
 
 #[tokio::test]
@@ -68,6 +106,48 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     second.assert_whole(&batch).await;
     let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
     assert!(answered(&first) + answered(&second) >= LINES);
+}
+
+#[tokio::test]
+async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
+    let folder = std::env::temp_dir().join(format!("warmroute-runner-{}", fastrand::u64(..)));
+    let settings = Settings {
+        folder: folder.to_str().unwrap().to_owned(),
+        ..Settings::default()
+    };
+    let mut shared = Shared::new();
+    shared.lease = Duration::from_secs(3);
+    shared.storage = Storage::open(&settings, &tls::Clients::default(), &Tasks::default()).unwrap();
+    let failing = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&failing, &lines("m")).await;
+    let created = failing.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    failing
+        .until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    let runs_none = "warmroute_batch_shards_running 0";
+    while failing.registry.text().contains(runs_none) {
+        sleep(Duration::from_millis(5)).await;
+    }
+    // The same files, where only the other replica has them.
+    let whole = Storage::memory();
+    for below in ["files/", "batches/"] {
+        for path in shared.storage.list(below).await.unwrap() {
+            let bytes = shared.storage.read_whole(&path, 1 << 30).await.unwrap();
+            whole.put(&path, bytes).await.unwrap();
+        }
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    std::fs::write(&folder, "no folder").unwrap();
+    assert!(!failing.batches.try_storage().await);
+    shared.storage = whole;
+    let other = shared.replica();
+    let batch = other.until(id, has_ended).await;
+    other.assert_whole(&batch).await;
+    std::fs::remove_file(&folder).unwrap();
 }
 
 #[tokio::test]
@@ -114,6 +194,29 @@ async fn a_batch_whose_input_expires_before_its_end_is_refused() {
     let file = shared.file_until(&replica, &lines("m"), until(25)).await;
     let created = replica.create(&file).await;
     assert_eq!(created["status"], "validating");
+}
+
+#[tokio::test]
+async fn a_batch_expires_on_time_behind_many_that_wait_for_room() {
+    const WAITING: usize = 150;
+    let shared = Shared::new();
+    let replica = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&replica, &lines("m")[..1]).await;
+    for _ in 0..WAITING {
+        let created = replica.create(&file).await;
+        let id = created["id"].as_str().unwrap();
+        replica
+            .until(id, |batch| batch["status"] == "in_progress")
+            .await;
+    }
+    let created = replica.create_within(&file, "2s").await.unwrap();
+    let last = replica
+        .until(created["id"].as_str().unwrap(), has_ended)
+        .await;
+    assert_eq!(last["status"], "expired");
 }
 
 #[tokio::test]

@@ -1,26 +1,20 @@
 //! Checks the input of a batch, and cuts it into shards.
 
-use std::time::Duration;
-
 use tokio::task::yield_now;
 use tracing::info;
 
 use super::work_context::{Halt, WorkContext};
 use crate::batches::batch::{BatchRecord, Validated};
-use crate::batches::line::{Flavor, LineError};
+use crate::batches::line::LineError;
 use crate::batches::metrics::WorkOutcome;
 use crate::batches::paths;
 use crate::batches::queued_tokens;
 use crate::batches::shards;
 use crate::batches::storage::StorageError;
 use crate::batches::validation::{Plan, Validator};
-use crate::observe;
 
 /// Bytes that are checked at a time: less than a millisecond, after which requests on this thread have their turn.
 const PIECE_BYTES: usize = 128 << 10;
-
-/// The record of a batch of Messages is there before its input is, for as long as the storage takes to complete it.
-const INPUT_WAIT: Duration = Duration::from_secs(60);
 
 /// What was found, or what is wrong.
 type Found = Result<Validated, Vec<LineError>>;
@@ -50,7 +44,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     );
     if record.status.is_terminal() {
         work.batches.on_ended(&record);
-        work.batches.report_end(work.key(), &record).await;
+        work.batches.settle_end(work.key(), &record).await;
     }
     WorkOutcome::Done
 }
@@ -64,7 +58,7 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     let plan = match validated {
         Ok(Ok(plan)) => plan,
         Ok(Err(errors)) => return Ok(Err(errors)),
-        Err(StorageError::NotFound) if !may_come(record) => {
+        Err(StorageError::NotFound) => {
             let message = "The input file of this batch does not exist any more.";
             return Ok(Err(vec![LineError::new("file_not_found", message, None)]));
         }
@@ -86,12 +80,6 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
         model: plan.model,
         tokens: plan.tokens,
     }))
-}
-
-/// Whether the input is still being written.
-fn may_come(record: &BatchRecord) -> bool {
-    let age_ms = observe::unix_ms().saturating_sub(record.created_ms);
-    record.flavor == Flavor::Messages && Duration::from_millis(age_ms) < INPUT_WAIT
 }
 
 async fn validate(

@@ -1,4 +1,5 @@
-//! Removes from a folder what a router that was killed while it wrote an object has left.
+//! Removes from a folder what routers before this one have left: unfinished objects of one that was killed while it wrote
+//! them, and all objects where the records ended with the process.
 //!
 //! An object is written beside its place, under its name with `#` and a number, which no listing shows.
 
@@ -13,35 +14,69 @@ const OLD: Duration = Duration::from_secs(24 * 3_600);
 /// How many folders deep objects lie.
 const MAX_DEPTH: usize = 8;
 
-/// Removes those that nobody has written to for a day, and returns how many there were.
-pub(super) fn remove(folder: &Path, now: SystemTime) -> io::Result<usize> {
+/// What is removed.
+#[derive(Debug)]
+struct Removal<'a> {
+    folder: &'a Path,
+    now: SystemTime,
+    /// Whether a file may go, by its path in the folder.
+    may_go: fn(&str) -> bool,
+}
+
+/// Removes those files that `may_go`, by their paths in the folder, and that nobody has written to for a day. Returns how
+/// many there were.
+pub(super) fn remove(
+    folder: &Path,
+    now: SystemTime,
+    may_go: fn(&str) -> bool,
+) -> io::Result<usize> {
+    let removal = Removal {
+        folder,
+        now,
+        may_go,
+    };
     let mut removed = 0;
     for entry in fs::read_dir(folder)? {
-        removed += or_gone(remove_entry(&entry?, now, MAX_DEPTH))?;
+        removed += or_gone(removal.remove(&entry?, MAX_DEPTH))?;
     }
     Ok(removed)
 }
 
-fn remove_entry(entry: &DirEntry, now: SystemTime, depth: usize) -> io::Result<usize> {
-    let path = entry.path();
-    if entry.file_type()?.is_dir() {
-        let mut removed = 0;
-        if depth > 0 {
-            for entry in fs::read_dir(&path)? {
-                removed += or_gone(remove_entry(&entry?, now, depth - 1))?;
+/// Whether a path is that of an object that was not finished.
+pub(super) fn is_unfinished(path: &str) -> bool {
+    let number = path.rsplit_once('#').map(|(_, number)| number);
+    number.is_some_and(|number| {
+        !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
+    })
+}
+
+impl Removal<'_> {
+    fn remove(&self, entry: &DirEntry, depth: usize) -> io::Result<usize> {
+        let path = entry.path();
+        if entry.file_type()?.is_dir() {
+            let mut removed = 0;
+            if depth > 0 {
+                for entry in fs::read_dir(&path)? {
+                    removed += or_gone(self.remove(&entry?, depth - 1))?;
+                }
             }
+            if removed > 0 {
+                // One with something in it stays.
+                let _ = fs::remove_dir(&path);
+            }
+            return Ok(removed);
         }
-        return Ok(removed);
+        let inside = path.strip_prefix(self.folder).ok().and_then(Path::to_str);
+        if !inside.is_some_and(self.may_go) {
+            return Ok(0);
+        }
+        let age = self.now.duration_since(entry.metadata()?.modified()?);
+        if !age.is_ok_and(|age| age >= OLD) {
+            return Ok(0);
+        }
+        fs::remove_file(&path)?;
+        Ok(1)
     }
-    if !entry.file_name().to_str().is_some_and(is_unfinished) {
-        return Ok(0);
-    }
-    let age = now.duration_since(entry.metadata()?.modified()?);
-    if !age.is_ok_and(|age| age >= OLD) {
-        return Ok(0);
-    }
-    fs::remove_file(&path)?;
-    Ok(1)
 }
 
 /// Another router that mounts the folder finishes and deletes objects meanwhile.
@@ -52,36 +87,55 @@ fn or_gone(removed: io::Result<usize>) -> io::Result<usize> {
     }
 }
 
-fn is_unfinished(name: &str) -> bool {
-    let number = name.rsplit_once('#').map(|(_, number)| number);
-    number.is_some_and(|number| {
-        !number.is_empty() && number.bytes().all(|digit| digit.is_ascii_digit())
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batches::paths;
+
+    /// Removes after a day, and returns what is left in a folder of it.
+    fn left(names: &[&str], may_go: fn(&str) -> bool, removed: usize) -> Vec<String> {
+        let folder =
+            std::env::temp_dir().join(format!("warmroute-leftovers-{}", fastrand::u64(..)));
+        for name in names {
+            let path = folder.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "x").unwrap();
+        }
+        let written = SystemTime::now();
+        assert_eq!(remove(&folder, written, may_go).unwrap(), 0);
+        let later = written + OLD + Duration::from_secs(60);
+        assert_eq!(remove(&folder, later, may_go).unwrap(), removed);
+        let is_left = |name: &&&str| folder.join(name).exists();
+        let left = names.iter().filter(is_left).map(|name| (*name).to_owned());
+        let left = left.collect();
+        fs::remove_dir_all(folder).unwrap();
+        left
+    }
 
     #[test]
     fn only_old_unfinished_files_are_removed() {
-        let folder =
-            std::env::temp_dir().join(format!("warmroute-leftovers-{}", fastrand::u64(..)));
-        let files = folder.join("files/0123");
-        fs::create_dir_all(&files).unwrap();
-        for name in ["file-a", "file-a#1", "file-b#12", "file#b", "file#"] {
-            fs::write(files.join(name), "x").unwrap();
-        }
-        let written = SystemTime::now();
-        assert_eq!(remove(&folder, written).unwrap(), 0);
-        let later = written + OLD + Duration::from_secs(60);
-        assert_eq!(remove(&folder, later).unwrap(), 2);
-        let mut left: Vec<_> = fs::read_dir(&files)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name())
-            .collect();
-        left.sort();
-        assert_eq!(left, ["file#", "file#b", "file-a"]);
-        fs::remove_dir_all(folder).unwrap();
+        let names = ["file-a", "file-a#1", "file-b#12", "file#b", "file#"];
+        let names = names.map(|name| format!("files/0123/{name}"));
+        let names = names.each_ref().map(String::as_str);
+        let expected = ["files/0123/file-a", "files/0123/file#b", "files/0123/file#"];
+        assert_eq!(left(&names, is_unfinished, 2), expected);
+    }
+
+    #[test]
+    fn only_old_objects_with_names_of_this_router_are_removed() {
+        let file = "files/0123456789abcdef/file-0123456789abcdef01234567";
+        let batch = "batches/batch_0123456789abcdef0123456789abcdef";
+        let shards = format!("{batch}/shards.json");
+        let part = format!("{batch}/parts/000001/0123456789abcdef-000001.jsonl");
+        let other = format!("{batch}/notes.txt");
+        let names = [
+            file,
+            &shards,
+            &part,
+            &other,
+            "files/me/file-0123456789abcdef01234567",
+            "thesis.tex",
+        ];
+        assert_eq!(left(&names, paths::is_object, 3), &names[3..]);
     }
 }

@@ -1,9 +1,6 @@
 //! Whether the storage can do what batches need of it.
 
-use std::time::Duration;
-
 use bytes::Bytes;
-use tokio::time::timeout;
 
 use super::{Storage, StorageError};
 
@@ -19,9 +16,6 @@ pub enum StorageOperation {
 const PATH: &str = "trial";
 const CONTENT: &[u8] = b"warmroute";
 
-/// A mounted folder may hang for ever.
-const TIMEOUT: Duration = Duration::from_secs(10);
-
 impl StorageOperation {
     pub const ALL: [Self; 3] = [Self::Write, Self::Read, Self::Delete];
 
@@ -35,27 +29,20 @@ impl StorageOperation {
 }
 
 impl Storage {
-    /// Tries an operation with an object that is there for this alone.
+    /// Tries an operation with an object that is there for this alone. On a mounted folder it may hang for ever.
     pub async fn try_out(&self, operation: StorageOperation) -> Result<(), StorageError> {
-        let tried = async {
-            match operation {
-                StorageOperation::Write => self.put(PATH, Bytes::from_static(CONTENT)).await,
-                StorageOperation::Read => match self.read_whole(PATH, CONTENT.len() as u64).await {
-                    Ok(read) if read == CONTENT => Ok(()),
-                    Ok(_) => Err(StorageError::Failed(
-                        "other bytes were read than written".to_owned(),
-                    )),
-                    // Another replica has just ended its trial.
-                    Err(StorageError::NotFound) => Ok(()),
-                    Err(error) => Err(error),
-                },
-                StorageOperation::Delete => self.delete(PATH).await,
-            }
-        };
-        timeout(TIMEOUT, tried).await.unwrap_or_else(|_| {
-            let seconds = TIMEOUT.as_secs();
-            let message = format!("no answer within {seconds} s");
-            Err(StorageError::Failed(message))
-        })
+        match operation {
+            StorageOperation::Write => self.put(PATH, Bytes::from_static(CONTENT)).await,
+            StorageOperation::Read => match self.read_whole(PATH, CONTENT.len() as u64).await {
+                Ok(read) if read == CONTENT => Ok(()),
+                Ok(_) => Err(StorageError::Failed(
+                    "other bytes were read than written".to_owned(),
+                )),
+                // Another replica has just ended its trial.
+                Err(StorageError::NotFound) => Ok(()),
+                Err(error) => Err(error),
+            },
+            StorageOperation::Delete => self.delete(PATH).await,
+        }
     }
 }

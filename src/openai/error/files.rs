@@ -14,6 +14,18 @@ impl ApiError {
         Self::new(StatusCode::NOT_FOUND, "", message).param("id")
     }
 
+    /// The `content-type` is none of a form.
+    pub fn no_form(content_type: &str) -> Self {
+        let given = match content_type {
+            "" => "no 'content-type'".to_owned(),
+            given => format!("the 'content-type' '{}'", shortened(given)),
+        };
+        let message = format!(
+            "Send the file as a form, with the 'content-type' 'multipart/form-data' and its boundary, as SDKs and `curl -F              purpose=batch -F file=@batch.jsonl` do. This request has {given}."
+        );
+        Self::new(StatusCode::BAD_REQUEST, "invalid_form", message)
+    }
+
     /// The body is no form, or it does not say where its parts end.
     pub fn bad_form(error: &dyn Display) -> Self {
         let message = format!(

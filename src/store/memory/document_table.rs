@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
+use std::ops::Range;
 
 use bytes::Bytes;
 
@@ -189,13 +190,19 @@ impl DocumentTable {
         }
     }
 
-    pub(super) fn due(&self, collection: Collection, now_ms: u64, max: usize) -> Vec<Document> {
+    pub(super) fn due(
+        &self,
+        collection: Collection,
+        now_ms: u64,
+        places: Range<usize>,
+    ) -> Vec<Document> {
         // Nothing is sorted before it.
         let first = (collection, 0, Tenant::tagged(0), String::new());
         self.due
             .range(first..)
             .take_while(|(of, due_ms, ..)| *of == collection && *due_ms <= now_ms)
-            .take(max)
+            .skip(places.start)
+            .take(places.len())
             .filter_map(|(_, _, tenant, id)| {
                 self.find(DocumentKey {
                     collection,

@@ -1,5 +1,7 @@
 //! The operations on documents in memory.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 
 use super::store::Memory;
@@ -68,10 +70,10 @@ impl Documents for Memory {
         &self,
         collection: Collection,
         now_ms: u64,
-        max: usize,
+        places: Range<usize>,
     ) -> StoreFuture<'_, Vec<Document>> {
         self.operation(Op::DueDocuments, move |_| {
-            Ok(self.documents.lock().due(collection, now_ms, max))
+            Ok(self.documents.lock().due(collection, now_ms, places))
         })
     }
 }

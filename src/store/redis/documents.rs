@@ -1,5 +1,7 @@
 //! The operations on documents in Redis. `document.lua` has their form.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use tracing::warn;
 
@@ -128,14 +130,15 @@ impl Documents for Redis {
         &self,
         collection: Collection,
         now_ms: u64,
-        max: usize,
+        places: Range<usize>,
     ) -> StoreFuture<'_, Vec<Document>> {
         self.meters.meter(Op::DueDocuments, move || async move {
             let call = Call::new(Name::DOCUMENTS_DUE)
                 .keys(self.keys.due_documents(collection))
                 .number(now_ms)
-                .number(max.min(DOCUMENTS_AT_A_TIME) as u64)
+                .number(places.len().min(DOCUMENTS_AT_A_TIME) as u64)
                 .number(BATCH_BYTES as u64)
+                .number(places.start as u64)
                 .expecting(BATCH_BYTES as u64);
             let mut reply = self.call(Kind::Read, call).await?;
             let mut due = Vec::new();

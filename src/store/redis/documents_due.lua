@@ -1,8 +1,9 @@
 -- Reads the documents of all tenants that are due, earliest first.
--- KEYS documents of a collection, due ones of the collection; ARGV now in ms; maximum; bytes after which the reply ends
+-- KEYS documents of a collection, due ones of the collection; ARGV now in ms; maximum; bytes after which the reply ends;
+-- how many come before the first that is read
 -- Returns `tenant:id` and entry of each
 local found, bytes = {}, 0
-for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[1], 'LIMIT', 0, ARGV[2])) do
+for _, member in ipairs(redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[1], 'LIMIT', ARGV[4], ARGV[2])) do
   if bytes >= tonumber(ARGV[3]) then
     break
   end

@@ -8,7 +8,7 @@ use warmroute::secret::Secret;
 use warmroute::sim::worker::Settings;
 use warmroute::store::redis;
 
-use super::clients::{Client, chat_line, custom_ids};
+use super::clients::{Client, FORM, chat_line, custom_ids, form};
 use crate::client;
 use crate::cluster::{self, Engine, Router, eventually, fast};
 use crate::redis_server::Server;
@@ -17,7 +17,7 @@ use crate::reload::Folder;
 /// An engine and a Redis, for routers that share a folder.
 struct Site {
     engine: Engine,
-    _redis: Server,
+    redis: Server,
     _folder: Folder,
     config: Config,
 }
@@ -43,7 +43,7 @@ impl Site {
         config.responses.state_token.keys = vec![Secret::new(key)];
         Self {
             engine,
-            _redis: redis,
+            redis,
             _folder: folder,
             config,
         }
@@ -179,4 +179,37 @@ async fn a_router_that_drains_leaves_its_lines_to_others() {
     leaving.child.as_ref().unwrap().signal("TERM");
     let batch = client.ended(&created).await;
     assert_whole(&client, &batch, COUNT).await;
+}
+
+#[tokio::test]
+async fn what_is_answered_503_while_redis_stands_still_is_not_there_afterwards() {
+    let site = Site::new(fast()).await;
+    let router = site.router().await;
+    let client = Client::of(&router);
+    let first = client.upload(&lines(1, 2)).await;
+    site.redis.pause();
+    let uploaded = client::send(router.api, "POST", "/v1/files", &[FORM], form(&lines(2, 2))).await;
+    assert_eq!(uploaded.status, 503, "{}", uploaded.text());
+    let params = json!({
+        "model": "sim", "max_tokens": 2, "messages": [{"role": "user", "content": "Hello"}],
+    });
+    let requests = json!({"requests": [{"custom_id": "a", "params": params}]}).to_string();
+    let messages = "/v1/messages/batches";
+    let created = client.send("POST", messages, requests).await;
+    assert_eq!(created.status, 503, "{}", created.text());
+    // Redis does now what it was sent before.
+    site.redis.wake();
+    eventually("the store answers", async || {
+        client.get("/v1/files").await.status == 200
+    })
+    .await;
+    let created = client.create(&first, json!({})).await;
+    assert_eq!(client.ended(&created).await["status"], "completed");
+    let inputs = client.get("/v1/files?purpose=batch").await.json();
+    let ids: Vec<&Value> = inputs["data"].as_array().unwrap().iter().collect();
+    assert_eq!(ids.len(), 1, "{inputs}");
+    assert_eq!(ids[0]["id"], first);
+    let batches = client.get(messages).await.json();
+    assert_eq!(batches["data"], json!([]));
+    assert_eq!(finished_by(&router).await, 1.0);
 }

@@ -1,5 +1,7 @@
 //! Documents of the Batch API: inserted once, replaced if unchanged, listed, due, bounded, removed.
 
+use std::ops::Range;
+
 use bytes::Bytes;
 use warmroute::store::Error;
 use warmroute::store::conversation::Order;
@@ -70,8 +72,12 @@ async fn list(store: &Store, after: Option<&str>, limit: usize, order: Order) ->
 }
 
 async fn due(store: &Store, now_ms: u64, max: usize) -> Vec<String> {
-    let due = store.due_documents(Collection::Batches, now_ms, max).await;
-    let due = due.unwrap();
+    due_at(store, now_ms, 0..max).await
+}
+
+async fn due_at(store: &Store, now_ms: u64, places: Range<usize>) -> Vec<String> {
+    let due = store.due_documents(Collection::Batches, now_ms, places);
+    let due = due.await.unwrap();
     ids(&due).into_iter().map(str::to_owned).collect()
 }
 
@@ -318,7 +324,11 @@ async fn what_is_due_comes_earliest_first_and_what_has_no_due_time_never_does() 
         assert_eq!(due(b, 1 << 50, 2).await, ["early", "other"]);
         assert!(due(b, 1 << 50, 0).await.is_empty());
         assert_eq!(due(b, u64::MAX, usize::MAX).await.len(), 3);
-        let found = b.due_documents(Collection::Batches, 20, 9).await.unwrap();
+        assert_eq!(due_at(b, 1 << 50, 1..2).await, ["other"]);
+        assert_eq!(due_at(b, 1 << 50, 2..9).await, ["late"]);
+        assert!(due_at(b, 1 << 50, 3..9).await.is_empty());
+        let found = b.due_documents(Collection::Batches, 20, 0..9);
+        let found = found.await.unwrap();
         assert_eq!(found[1].key, other);
         assert_eq!((found[1].version, &*found[1].value), (1, &b"x"[..]));
         // Each replacement says anew when.
@@ -443,7 +453,7 @@ async fn documents_of_a_cluster_lie_in_one_slot() {
         insert(&store, &key, new).await;
         assert_eq!(read(&store, &key).await, version_of(1, "x"));
     }
-    let found = store.due_documents(Collection::Batches, 9, 9).await;
+    let found = store.due_documents(Collection::Batches, 9, 0..9).await;
     let found = found.unwrap();
     let tags = found.iter().map(|document| document.key.tenant);
     assert!(tags.eq((0..8).map(Tenant::tagged)));

@@ -76,6 +76,7 @@ pub(super) struct Shared {
     pub(super) store: OpenStore,
     pub(super) storage: Storage,
     pub(super) settings: Settings,
+    pub(super) lease: Duration,
 }
 
 /// One replica.
@@ -99,6 +100,7 @@ impl Shared {
             },
             storage: Storage::memory(),
             settings: Settings::default(),
+            lease: Duration::from_secs(30),
         }
     }
 
@@ -127,7 +129,7 @@ impl Shared {
             io_threads,
             &registry,
         );
-        let batches = Arc::new(batches);
+        let batches = Arc::new(batches.with_lease(self.lease));
         let engines = Arc::new(engines);
         batches.start(engines.clone());
         Replica {
@@ -196,10 +198,14 @@ impl Replica {
     }
 
     pub(super) async fn try_create(&self, file: &str) -> Result<Value, ApiError> {
+        self.create_within(file, "24h").await
+    }
+
+    pub(super) async fn create_within(&self, file: &str, window: &str) -> Result<Value, ApiError> {
         let body = json!({
             "input_file_id": file,
             "endpoint": "/v1/completions",
-            "completion_window": "24h",
+            "completion_window": window,
         });
         let created = self.try_answer(&BatchEndpoint::Create, body.to_string());
         Ok(serde_json::from_slice(&created.await?).unwrap())
