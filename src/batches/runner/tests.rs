@@ -128,8 +128,9 @@ async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
     failing
         .until(id, |batch| batch["status"] == "in_progress")
         .await;
-    let runs_none = "warmroute_batch_shards_running 0";
-    while failing.registry.text().contains(runs_none) {
+    // It has read its shards: an input that it does not find while its storage goes would be gone.
+    let all_wait = format!("warmroute_batch_lines_waiting {LINES}\n");
+    while !failing.registry.text().contains(&all_wait) {
         sleep(Duration::from_millis(5)).await;
     }
     // The same files, where only the other replica has them.
