@@ -229,7 +229,8 @@ pub struct BatchRecord {
     pub usage: Usage,
     /// Whether its end was reported to the outbox, if it is to be, and its parts were deleted before.
     pub webhooks_sent: bool,
-    /// Its creation is not complete, or was taken back: nobody finds it or runs it, and it is deleted at `delete_ms`.
+    /// Its creation is not complete, or was taken back: no client finds it, no replica runs it, and it is deleted at
+    /// `delete_ms`.
     pub is_unconfirmed: bool,
 }
 

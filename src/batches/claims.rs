@@ -4,7 +4,8 @@
 //! it reads again. So the methods see one order of events, and any replica may call any of them at any time: what is
 //! said by a replica that no longer has the work is ignored, and returns false.
 //!
-//! A batch is inserted as one that nobody runs, and confirmed: so what a client was told does not exist never runs.
+//! A batch is inserted unconfirmed, so that no replica runs it, and confirmed last: a batch whose client got an error
+//! never runs.
 //!
 //! ```text
 //! validating ──▶ in_progress ──▶ finalizing ──▶ completed | expired | cancelled
@@ -188,8 +189,7 @@ impl BatchRecord {
         may_run
     }
 
-    /// Takes a creation back whose client was told that there is no such batch. What runs of it is lost. False if that
-    /// was done before.
+    /// Takes a creation back whose client got an error. What runs of it is lost. False if that was done before.
     pub fn take_back(&mut self, now_ms: u64) -> bool {
         if self.is_unconfirmed && self.delete_ms <= now_ms {
             return false;

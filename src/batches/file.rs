@@ -20,7 +20,7 @@ const NAME_BYTES_MAX: usize = 255;
 /// For a file that a client gave no name.
 const NO_NAME: &str = "file";
 
-/// A file or batch whose creation was begun and is not confirmed so long after is deleted. The storage completes a large
+/// A file or batch whose creation is not confirmed so long after its start is deleted. The storage completes a large
 /// object in minutes.
 pub const UNCONFIRMED_LIMIT: Duration = Duration::from_secs(3_600);
 
@@ -108,7 +108,7 @@ impl FileRecord {
         }
     }
 
-    /// As it is written before its bytes are there. Nobody finds it: it has expired.
+    /// As it is written before its bytes are there. No client finds it: it has expired.
     #[must_use]
     pub fn unconfirmed(&self) -> Self {
         Self {

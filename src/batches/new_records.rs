@@ -27,8 +27,8 @@ const PAUSES: [Duration; 3] = [
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(250);
 
 impl Batches {
-    /// Writes the record of a new batch, which nobody runs before it is confirmed. `weight`: the bytes of the tenant's
-    /// quota that are the batch's own.
+    /// Writes the record of a new batch, which no replica runs before it is confirmed. `weight`: the bytes of the
+    /// tenant's quota that are the batch's own.
     pub(super) async fn insert(
         &self,
         key: &DocumentKey,
@@ -88,8 +88,8 @@ impl Batches {
         }
     }
 
-    /// Has a batch run that was inserted. If nobody knows whether that was done, it is taken back as soon as the store
-    /// answers: its client is told that there is none.
+    /// Confirms a batch that was inserted: from now on replicas run it. If the outcome is unknown, the batch is taken
+    /// back as soon as the store answers, because its client gets an error.
     pub(super) async fn confirm(
         &self,
         key: &DocumentKey,

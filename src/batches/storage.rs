@@ -72,7 +72,7 @@ impl Storage {
         })
     }
 
-    /// Deletes from the folder what belongs to nobody where the records of files and batches end with the process: objects
+    /// Deletes from the folder what has no owner where the records of files and batches end with the process: objects
     /// of earlier ones.
     pub fn remove_earlier(settings: &Settings) -> io::Result<()> {
         let folder = &settings.folder;

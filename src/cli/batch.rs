@@ -2,12 +2,12 @@
 
 mod api;
 mod batch_answer;
-mod begun_run;
 mod fetch;
 mod input;
 mod places;
 mod progress;
 mod run;
+mod saved_run;
 mod sent_body;
 
 use std::io::{self, Write};

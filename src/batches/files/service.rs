@@ -141,8 +141,8 @@ impl Files {
             .map_err(|error| ApiError::of_store(&error))
     }
 
-    /// Deletes a file of which a client was told that there is none, again and again until the store and the storage
-    /// have answered, or the router ends. Few need it: those whose confirmation the store did not answer.
+    /// Deletes a file whose client got an error, again and again until the store and the storage have answered, or the
+    /// router ends. Few need it: those whose confirmation the store did not answer.
     pub(super) fn take_back(&self, tenant: Tenant, id: String) {
         let files = self.clone();
         self.tasks.spawn(async move {
@@ -217,7 +217,7 @@ impl Files {
         }
     }
 
-    /// Writes a new record. A write of which nobody knows whether it was done is repeated, which does no harm.
+    /// Writes a new record. A write whose outcome is unknown is repeated, which does no harm.
     /// `created_ms`: by which lists are sorted, more exact than the record's seconds. `due_ms`: when it is deleted.
     pub(super) async fn insert(
         &self,
@@ -246,7 +246,7 @@ impl Files {
         }
     }
 
-    /// Has clients find a file that was inserted as unconfirmed. After an error nobody knows whether it was done.
+    /// Has clients find a file that was inserted as unconfirmed. After an error it is unknown whether that was done.
     pub(super) async fn confirm(
         &self,
         key: &DocumentKey,
@@ -262,7 +262,7 @@ impl Files {
             match (replaced, pauses.next()) {
                 (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
                 (Err(error), _) => return Err(error),
-                // `Changed`: by a write before, whose outcome was unknown. Nobody else changes a file.
+                // `Changed`: by a write before, whose outcome was unknown. Only its own upload changes a file.
                 (Ok(ReplaceOutcome::Done(_) | ReplaceOutcome::Changed), _) => return Ok(()),
                 (Ok(ReplaceOutcome::Gone), _) => {
                     return Err(store::Error::Unavailable {

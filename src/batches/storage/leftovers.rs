@@ -23,7 +23,7 @@ struct Removal<'a> {
     may_go: fn(&str) -> bool,
 }
 
-/// Removes those files that `may_go`, by their paths in the folder, and that nobody has written to for a day. Returns how
+/// Removes those files that `may_go`, by their paths in the folder, and that were not written to for a day. Returns how
 /// many there were.
 pub(super) fn remove(
     folder: &Path,

@@ -10,8 +10,8 @@ use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use super::batch_answer::problems;
-use super::begun_run::InputIdentity;
 use super::progress::{BYTES, bar, write_line};
+use super::saved_run::InputIdentity;
 use crate::batches::line::{Flavor, LineEndpoint, MAX_LINE_BYTES};
 use crate::batches::validation::Validator;
 

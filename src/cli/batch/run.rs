@@ -15,11 +15,11 @@ use serde_json::json;
 
 use super::api::{ApiAccess, ApiClient, AskError, AskErrorKind};
 use super::batch_answer::{BatchAnswer, BatchPage};
-use super::begun_run::{BegunRun, EndedRun};
 use super::fetch::fetch;
 use super::input::{self, CheckedInput};
 use super::places::RunPlaces;
 use super::progress::{BYTES, LINES, bar, say, write_line};
+use super::saved_run::{EndedRun, SavedRun};
 use super::sent_body::SentBody;
 use crate::batches::create_batch::{WINDOW_SHAPE, read_window};
 use crate::http::drain::StopSignals;
@@ -83,14 +83,14 @@ impl RunBatch {
     async fn finish(&self, places: &RunPlaces) -> Result<EndedRun, String> {
         let client = self.access.client()?;
         let checked = input::check(&self.input)?;
-        let mut begun = BegunRun::of(&places.state, &client.base, &checked.identity)?;
-        if begun.steps.file_id.is_none() {
+        let mut saved = SavedRun::of(&places.state, &client.base, &checked.identity)?;
+        if saved.steps.file_id.is_none() {
             self.check_free(places)?;
         }
-        if let Some(ended) = &begun.steps.ended
+        if let Some(ended) = &saved.steps.ended
             && places.output.exists()
         {
-            let anew = begun.how_to_begin_anew();
+            let anew = saved.how_to_begin_anew();
             write_line(&format!(
                 "this run has ended before; {anew}, and the results"
             ));
@@ -98,10 +98,10 @@ impl RunBatch {
         }
         let mut signals = StopSignals::listen().map_err(|error| error.to_string())?;
         let ended = tokio::select! {
-            ended = self.go_on(&client, places, &mut begun, &checked) => ended,
+            ended = self.go_on(&client, places, &mut saved, &checked) => ended,
             _ = signals.next() => Err(AskError::passing("interrupted")),
         };
-        ended.map_err(|error| begun.stopped(&error))
+        ended.map_err(|error| saved.stopped(&error))
     }
 
     /// Refuses to begin where something is.
@@ -125,34 +125,34 @@ impl RunBatch {
         &self,
         client: &ApiClient,
         places: &RunPlaces,
-        begun: &mut BegunRun,
+        saved: &mut SavedRun,
         checked: &CheckedInput,
     ) -> Result<EndedRun, AskError> {
-        let file_id = match &begun.steps.file_id {
+        let file_id = match &saved.steps.file_id {
             Some(file_id) => file_id.clone(),
             None => {
                 // Both show what is wrong before anything is uploaded: a place, an URL, a key.
-                begun.record(|_| {})?;
+                saved.record(|_| {})?;
                 newest_batches(client).await?;
                 let file_id = self.upload(client, checked.identity.bytes).await?;
-                begun.record(|steps| steps.file_id = Some(file_id.clone()))?;
+                saved.record(|steps| steps.file_id = Some(file_id.clone()))?;
                 file_id
             }
         };
-        let batch_id = match &begun.steps.batch_id {
+        let batch_id = match &saved.steps.batch_id {
             Some(batch_id) => batch_id.clone(),
             None => {
                 let hidden = ProgressBar::hidden();
                 let create = async || self.batch_of(client, &file_id, checked.endpoint).await;
                 let batch_id = patiently(&hidden, create).await?.id;
-                begun.record(|steps| steps.batch_id = Some(batch_id.clone()))?;
+                saved.record(|steps| steps.batch_id = Some(batch_id.clone()))?;
                 batch_id
             }
         };
         write_line(&format!("batch: {batch_id} at {}", client.base));
         let batch = wait(client, &batch_id).await?;
         if let Some(refusal) = batch.refusal() {
-            begun.forget();
+            saved.forget();
             return Err(AskError::local(refusal));
         }
         if let Some(file_id) = &batch.error_file_id {
@@ -165,7 +165,7 @@ impl RunBatch {
             lines: checked.lines,
             succeeded: batch.request_counts.completed,
         };
-        begun.record(|steps| steps.ended = Some(ended.clone()))?;
+        saved.record(|steps| steps.ended = Some(ended.clone()))?;
         Ok(ended)
     }
 

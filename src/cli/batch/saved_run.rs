@@ -12,7 +12,7 @@ use super::api::{AskError, AskErrorKind};
 /// The run with an output. No other process goes on with it meanwhile. Dropped before anything of the run is at a
 /// router, it removes its file.
 #[derive(Debug)]
-pub(super) struct BegunRun {
+pub(super) struct SavedRun {
     place: PathBuf,
     /// Locked. It is never replaced: the lock would stay with the old one.
     file: File,
@@ -47,8 +47,8 @@ pub(super) struct EndedRun {
     pub(super) succeeded: u64,
 }
 
-impl BegunRun {
-    /// The run that was begun in this place, or a new one. One of another input or router is an error.
+impl SavedRun {
+    /// The run that was saved in this place, or a new one. One of another input or router is an error.
     pub(super) fn of(place: &Path, url: &str, input: &InputIdentity) -> Result<Self, String> {
         let name = place.display();
         let mut options = File::options();
@@ -76,26 +76,26 @@ impl BegunRun {
         };
         let anew = format!("name another output, or, {}", how_to_begin_anew(place));
         // It is empty if it is new, or if a process was killed early.
-        let begun = (!text.is_empty()).then(|| serde_json::from_slice::<RunSteps>(&text));
-        let begun = begun
+        let parsed = (!text.is_empty()).then(|| serde_json::from_slice::<RunSteps>(&text));
+        let saved = parsed
             .transpose()
             .map_err(|error| format!("{name}: was not written by `batch run` ({error}): {anew}"))?;
-        let steps = match begun.filter(|begun| begun.file_id.is_some()) {
-            Some(begun) => {
-                let id = begun.batch_id.as_deref().or(begun.file_id.as_deref());
-                let run = format!("{} at {}", id.unwrap_or_default(), begun.url);
-                if begun.input != new.input {
+        let steps = match saved.filter(|saved| saved.file_id.is_some()) {
+            Some(saved) => {
+                let id = saved.batch_id.as_deref().or(saved.file_id.as_deref());
+                let run = format!("{} at {}", id.unwrap_or_default(), saved.url);
+                if saved.input != new.input {
                     return Err(format!(
                         "{name} is of a run with another input ({run}): {anew}"
                     ));
                 }
-                if begun.url != new.url {
-                    let there = &begun.url;
+                if saved.url != new.url {
+                    let there = &saved.url;
                     return Err(format!(
                         "{name} is of a run elsewhere ({run}): go on there by --url {there}, {anew}"
                     ));
                 }
-                begun
+                saved
             }
             None => new,
         };
@@ -149,7 +149,7 @@ impl BegunRun {
     }
 }
 
-impl Drop for BegunRun {
+impl Drop for SavedRun {
     fn drop(&mut self) {
         if self.steps.file_id.is_none() {
             let _ = fs::remove_file(&self.place);
@@ -174,14 +174,14 @@ mod tests {
 
     /// A place that no other test has.
     fn place() -> PathBuf {
-        let name = format!("warmroute-begun-{}.batch", fastrand::u64(..));
+        let name = format!("warmroute-saved-{}.batch", fastrand::u64(..));
         std::env::temp_dir().join(name)
     }
 
     #[test]
     fn only_the_same_input_at_the_same_router_is_gone_on_with() {
         let place = place();
-        let of = |url: &str, bytes| BegunRun::of(&place, url, &input(bytes));
+        let of = |url: &str, bytes| SavedRun::of(&place, url, &input(bytes));
         let mut run = of("http://router", 12).unwrap();
         run.record(|_| {}).unwrap();
         drop(run);
@@ -210,17 +210,17 @@ mod tests {
     #[test]
     fn a_run_has_one_process_at_a_time() {
         let place = place();
-        let run = BegunRun::of(&place, "http://router", &input(12)).unwrap();
-        let problem = BegunRun::of(&place, "http://router", &input(12)).unwrap_err();
+        let run = SavedRun::of(&place, "http://router", &input(12)).unwrap();
+        let problem = SavedRun::of(&place, "http://router", &input(12)).unwrap_err();
         assert!(problem.contains("is running"), "{problem}");
         drop(run);
-        BegunRun::of(&place, "http://router", &input(12)).unwrap();
+        SavedRun::of(&place, "http://router", &input(12)).unwrap();
     }
 
     #[test]
     fn whoever_is_stopped_learns_what_to_do() {
-        let mut run = BegunRun::of(&place(), "http://router", &input(12)).unwrap();
-        let check = |run: &BegunRun, error: AskError, expected: &str| {
+        let mut run = SavedRun::of(&place(), "http://router", &input(12)).unwrap();
+        let check = |run: &SavedRun, error: AskError, expected: &str| {
             let text = run.stopped(&error);
             assert!(text.contains(expected), "{text}");
         };
