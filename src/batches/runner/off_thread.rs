@@ -5,8 +5,7 @@ use std::panic::resume_unwind;
 
 use tokio::task::{JoinError, spawn_blocking};
 
-/// Work on more bytes than this takes longer than handing it over, and requests would wait for it: JSON of 5 MiB is
-/// walked through in several milliseconds.
+/// Requests of the same thread would wait for work on more bytes. Most answers are far smaller, and need no other thread.
 const MAX_BYTES_INLINE: usize = 256 << 10;
 
 /// Does work on so many bytes, elsewhere if they are many.
