@@ -154,11 +154,7 @@ impl Relay {
 
     /// Workers that others want more of than lines leave them, and how many lines of this router are to give way
     /// there. `entering`: lines that were let in and do not count at a worker yet; some of them may wait in the queue.
-    pub fn lines_to_give_way(
-        &self,
-        lines: &LinesByWorker,
-        entering: u32,
-    ) -> Vec<(WorkerId, u32)> {
+    pub fn lines_to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)> {
         let snapshot = self.fleet().snapshot();
         let waiting = self.fleet().waiting();
         let (own, peers) = (waiting.own(), waiting.peers());
@@ -270,7 +266,7 @@ impl Relay {
 }
 
 /// Requests that wait for a worker.
-fn waiting_of(by_owner: Option<&Arc<WaitingByOwner>>, worker: WorkerId) -> u32 {
+fn waiting_of(by_owner: Option<&WaitingByOwner>, worker: WorkerId) -> u32 {
     let waiting = by_owner.and_then(|waiting| waiting.get(&worker));
     waiting.map_or(0, |waiting| waiting.requests)
 }
@@ -358,16 +354,8 @@ mod tests {
     fn lines_give_way_until_one_slot_is_free() {
         let table: [(&str, Change, u32); 9] = [
             ("idle", |_| {}, 0),
-            (
-                "two are free",
-                |of| (of.requests, of.lines) = (98, 40),
-                0,
-            ),
-            (
-                "none is free",
-                |of| (of.requests, of.lines) = (100, 40),
-                1,
-            ),
+            ("two are free", |of| (of.requests, of.lines) = (98, 40), 0),
+            ("none is free", |of| (of.requests, of.lines) = (100, 40), 1),
             (
                 "some wait for it",
                 |of| (of.requests, of.lines, of.waiting_outside) = (100, 40, 6),
