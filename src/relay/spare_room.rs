@@ -63,8 +63,10 @@ impl SpareRoom {
 /// What is known of one worker.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct WorkerNumbers {
-    /// Requests in flight.
+    /// Requests in flight, of all clients.
     requests: u32,
+    /// Those of them that the engine's last report has beyond those of this router and its replicas.
+    foreign: u32,
     /// Those of them that are lines of this router's batches.
     lines: u32,
     /// Answers that it generates at a time, if that is set or was seen.
@@ -119,13 +121,18 @@ impl WorkerNumbers {
     }
 
     /// Lines that are to give way. One slot stays free, if lines leave any: giving way takes a step of the engine.
+    /// Foreign requests do not count: a line that has just ended is one until the engine's next report.
     fn wanted(&self) -> u32 {
         let Some(slots) = self.slots.or_else(|| self.tried.shown()) else {
             return 0;
         };
-        let left = slots.saturating_sub(self.others());
-        let spare = left.saturating_sub(self.most_lines(slots)).min(1);
-        let wanted = self.requests.saturating_add(self.waiting_outside);
+        let own = Self {
+            requests: self.requests.saturating_sub(self.foreign),
+            ..*self
+        };
+        let left = slots.saturating_sub(own.others());
+        let spare = left.saturating_sub(own.most_lines(slots)).min(1);
+        let wanted = own.requests.saturating_add(self.waiting_outside);
         let wanted = wanted.saturating_add(spare).saturating_sub(slots);
         wanted.min(self.lines)
     }
@@ -249,6 +256,7 @@ impl Relay {
         let load = &worker.load;
         WorkerNumbers {
             requests: load.requests(),
+            foreign: load.foreign_requests(),
             lines,
             slots: worker.known_slots(),
             tried: load.tried(),
@@ -278,6 +286,7 @@ mod tests {
     /// Of 10,000 tokens a second: 200 may be queued.
     const IDLE: WorkerNumbers = WorkerNumbers {
         requests: 0,
+        foreign: 0,
         lines: 0,
         slots: Some(100),
         tried: TriedRequests::FIRST,
@@ -352,8 +361,13 @@ mod tests {
 
     #[test]
     fn lines_give_way_until_one_slot_is_free() {
-        let table: [(&str, Change, u32); 9] = [
+        let table: [(&str, Change, u32); 10] = [
             ("idle", |_| {}, 0),
+            (
+                "lines that ended are in the engine's last report",
+                |of| (of.requests, of.foreign, of.lines) = (110, 20, 40),
+                0,
+            ),
             ("two are free", |of| (of.requests, of.lines) = (98, 40), 0),
             ("none is free", |of| (of.requests, of.lines) = (100, 40), 1),
             (

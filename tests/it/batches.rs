@@ -1,6 +1,7 @@
 //! Files and batches: from an upload to its results, over replicas, kills and tenants.
 
 pub(crate) mod clients;
+mod giving_way;
 mod limits;
 mod messages;
 mod replicas;
