@@ -198,17 +198,13 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Deletes the parts of a batch that has ended, has its end reported, and takes note of that. What fails, or was left
-    /// by a replica that was killed or did not learn that it had ended the batch, is done later, by any replica.
+    /// Has the end of a batch reported, takes note of that, and deletes the batch's parts, of which the results are in the
+    /// files now. A report that fails, or that a replica left undone which was killed or did not learn that it had ended
+    /// the batch, is made later, by any replica. Parts that are left go with the batch (`deleting`).
     pub(super) async fn settle_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
         };
-        // The results are in the files now. Parts that cannot be deleted go with the batch.
-        let parts = paths::parts(&record.id);
-        if let Err(error) = self.storage.delete_all(&parts).await {
-            self.failed("parts of a batch not deleted", &error);
-        }
         let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
         let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
         let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
@@ -224,6 +220,11 @@ impl Batches {
         });
         if let Err(error) = noted.await {
             self.failed("report of a batch's end not noted", &error);
+        }
+        // Last: a large batch has thousands, and what is not noted in time is reported once more.
+        let parts = paths::parts(&record.id);
+        if let Err(error) = self.storage.delete_all(&parts).await {
+            self.failed("parts of a batch not deleted", &error);
         }
     }
 

@@ -1,12 +1,16 @@
+mod outbox;
 mod world;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use self::outbox::WatchfulOutbox;
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
 use crate::batches::batch::WEBHOOK_GRACE_MS;
 use crate::batches::file;
@@ -66,14 +70,51 @@ async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_
     });
     unsettled.await.unwrap();
     let _second = shared.replica();
-    let parts = paths::parts(id);
-    let gone = async {
-        while !shared.storage.list(&parts).await.unwrap().is_empty() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let limit = Duration::from_secs(60);
-    tokio::time::timeout(limit, gone).await.expect("they go");
+    shared.until_empty(&paths::parts(id)).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_batch_is_reported_before_its_parts_are_deleted() {
+    let mut shared = Shared::new();
+    let outbox = Arc::new(WatchfulOutbox {
+        storage: shared.storage.clone(),
+        parts: Mutex::default(),
+    });
+    shared.store.outbox = outbox.clone();
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    replica.until(id, has_ended).await;
+    shared.until_empty(&paths::parts(id)).await;
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let parts = outbox.parts.lock().clone();
+    assert!(parts.len() == 1 && parts[0] > 0, "{parts:?}");
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
+    assert!(record.webhooks_sent);
+}
+
+#[tokio::test]
+async fn parts_that_a_killed_replica_has_left_go_with_their_batch() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let left = Bytes::from_static(b"left");
+    let part = paths::part(id, 0, 1, 1);
+    shared.storage.put(&part, left).await.unwrap();
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let retained = first.batches.records.change(&key, |record, now_ms| {
+        record.delete_ms = now_ms;
+        Some(())
+    });
+    retained.await.unwrap();
+    let _second = shared.replica();
+    shared.until_empty(&paths::folder(id)).await;
 }
 
 #[tokio::test]

@@ -172,6 +172,17 @@ impl Shared {
             .unwrap();
         id
     }
+
+    /// Waits until nothing lies in a folder of the storage.
+    pub(super) async fn until_empty(&self, folder: &str) {
+        let gone = async {
+            while !self.storage.list(folder).await.unwrap().is_empty() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, gone).await.expect("it goes");
+    }
 }
 
 impl Replica {
