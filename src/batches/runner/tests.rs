@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
-use crate::batches::batch::WEBHOOK_GRACE_MS;
+use crate::batches::batch::{BatchRecord, BatchStatus, WEBHOOK_GRACE_MS, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
 use crate::batches::paths;
@@ -335,52 +335,72 @@ async fn batches_that_have_not_ended_make_no_room() {
 }
 
 #[tokio::test]
-async fn a_record_of_a_newer_release_hides_no_others() {
+async fn records_of_a_newer_release_hide_no_others() {
+    // More than are fetched at once.
+    const NEWER: u128 = 1_100;
     let shared = Shared::new();
-    let replica = shared.replica();
+    let replica = shared.replica_with(Engines {
+        tokens_max: Some(1 << 20),
+        ..Engines::default()
+    });
     let file = shared.file(&replica, &lines("m")).await;
     let created = replica.create(&file).await;
-    for (collection, id, newer) in [
-        (
-            Collection::Batches,
-            format!("batch_{:032x}", 7),
-            json!({"status": "dreaming"}),
-        ),
-        (
-            Collection::Files,
-            file::new_file_id(7),
-            json!({"purpose": "dreams"}),
-        ),
-    ] {
+    let of_messages = BatchRecord {
+        id: new_batch_id(Flavor::Messages, NEWER),
+        flavor: Flavor::Messages,
+        status: BatchStatus::Cancelled,
+        ..BatchRecord::default()
+    };
+    let insert = async |collection, id: String, value: Bytes, created_ms| {
         let key = DocumentKey {
             collection,
             tenant: Tenant::default(),
             id,
         };
         let new = NewDocument {
-            value: Bytes::from(newer.to_string()),
-            created_ms: observe::unix_ms() + 1_000,
+            value,
+            created_ms,
             weight: 0,
             due_ms: None,
         };
         let bounds = DocumentBounds {
-            documents: 100,
+            documents: 10_000,
             weight: 100 << 20,
         };
-        let inserted = shared
-            .store
-            .responses
-            .insert_document(key, new, bounds)
-            .await;
+        let store = &shared.store.responses;
+        let inserted = store.insert_document(key, new, bounds).await;
         assert_eq!(inserted, Ok(InsertOutcome::Done));
+    };
+    let (id, value) = (of_messages.id.clone(), of_messages.to_json());
+    insert(Collection::Batches, id, value, 1).await;
+    let later_ms = observe::unix_ms() + 1_000;
+    for number in 0..NEWER {
+        let batch = Bytes::from(json!({"status": "dreaming"}).to_string());
+        for flavor in [Flavor::OpenAi, Flavor::Messages] {
+            let id = new_batch_id(flavor, number);
+            insert(Collection::Batches, id, batch.clone(), later_ms).await;
+        }
+        let id = file::new_file_id(number << 64);
+        let purpose = Bytes::from(json!({"purpose": "dreams"}).to_string());
+        insert(Collection::Files, id, purpose, later_ms).await;
+    }
+    for (list, expected) in [
+        (BatchEndpoint::List, &created["id"]),
+        (BatchEndpoint::ListOfMessages, &json!(of_messages.id)),
+        (BatchEndpoint::ListFiles, &json!(file)),
+    ] {
+        let answer = replica.answer(&list, String::new()).await;
+        let page: Value = serde_json::from_slice(&answer).unwrap();
+        let found = page["data"].as_array().unwrap();
+        assert!(found.iter().any(|item| item["id"] == *expected), "{page}");
+        assert_eq!(page["has_more"], false, "{list:?}");
     }
     assert_eq!(listed(&replica).await, [created["id"].clone()]);
-    let files = replica
-        .answer(&BatchEndpoint::ListFiles, String::new())
-        .await;
-    let files: Value = serde_json::from_slice(&files).unwrap();
-    let files = files["data"].as_array().unwrap();
-    assert!(files.iter().any(|found| found["id"] == file));
+    // Nor do they keep a batch from being validated whose tenant has a limit of tokens.
+    let last = replica.create(&file).await;
+    let id = last["id"].as_str().unwrap();
+    let ended = replica.until(id, has_ended).await;
+    assert_eq!(ended["status"], "completed");
 }
 
 /// The ids of all batches, newest first.

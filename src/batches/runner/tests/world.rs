@@ -38,6 +38,8 @@ pub(super) struct Engines {
     pub(super) answered: AtomicU32,
     /// They have no room for any line.
     pub(super) is_full: bool,
+    /// As [`SendLine::tokens_queued_max`] has it.
+    pub(super) tokens_max: Option<u64>,
 }
 
 impl SendLine for Engines {
@@ -68,6 +70,10 @@ impl SendLine for Engines {
 
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
         (model != "m").then(|| ("model_not_found".to_owned(), "no".to_owned()))
+    }
+
+    fn tokens_queued_max(&self, _: &str) -> Option<u64> {
+        self.tokens_max
     }
 }
 
