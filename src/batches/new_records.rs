@@ -43,8 +43,7 @@ impl Batches {
                 }
                 InsertOutcome::TooMany => {
                     bound("tenant_batches");
-                    let max = self.settings.max_batches_per_tenant;
-                    return Err(ApiError::too_many_batches(max));
+                    return Err(ApiError::too_many_batches(self.max_batches));
                 }
                 InsertOutcome::TooHeavy => {
                     bound("tenant_size");
@@ -68,7 +67,7 @@ impl Batches {
             due_ms: record.due_ms(record.created_ms),
         };
         let bounds = DocumentBounds {
-            documents: self.settings.max_batches_per_tenant,
+            documents: self.max_batches,
             weight: self.settings.max_size_per_tenant,
         };
         let documents = &self.store;

@@ -41,6 +41,10 @@ use crate::{http, observe};
 /// Leases run by the clocks of the replicas, which may be seconds apart.
 const LEASE: Duration = Duration::from_secs(30);
 
+/// Batches of one tenant, those that have ended too: 2 KB each in the store, more while they run. Beyond them the oldest
+/// that has ended is removed, and its files of results stay; while none has ended, a new one is refused.
+const MAX_TENANT_BATCHES: u64 = 1_000;
+
 /// Batches that were created or cancelled here and that the runner looks at before all others. More are found where all
 /// others are.
 const MAX_URGENT: usize = 1_000;
@@ -63,6 +67,8 @@ pub struct Batches {
     pub(super) owner: u64,
     /// How long a replica that dies holds its works up.
     pub(super) lease: Duration,
+    /// Of one tenant.
+    pub(super) max_batches: u64,
     pub(super) works: Arc<Works>,
     pub(super) memory: Arc<MemoryBounds>,
     pub(super) running: Mutex<Running>,
@@ -106,6 +112,7 @@ impl Batches {
             metrics,
             owner: fastrand::u64(..),
             lease: LEASE,
+            max_batches: MAX_TENANT_BATCHES,
             running: Mutex::default(),
             is_storage_usable: AtomicBool::new(true),
             urgent: Mutex::default(),

@@ -26,6 +26,10 @@ use crate::store::documents::{
 use crate::store::{self, ResponseStore};
 use crate::{http, observe};
 
+/// Files of one tenant, those with results too: 500 bytes each in the store, and as many as one page of a list has. An
+/// upload beyond them is refused until one is deleted or expires.
+const MAX_TENANT_FILES: u64 = 10_000;
+
 /// Before a file is taken back anew.
 const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -47,6 +51,8 @@ pub struct Files {
     pub(super) tasks: Tasks,
     pub(super) metrics: Metrics,
     pub(super) slots: Arc<UploadSlots>,
+    /// Of one tenant.
+    pub(super) max_files: u64,
     failures: Arc<Mutex<LogOnce>>,
 }
 
@@ -65,6 +71,7 @@ impl Files {
             tasks,
             metrics: Metrics::new(registry),
             slots: Arc::default(),
+            max_files: MAX_TENANT_FILES,
             failures: Arc::default(),
         }
     }

@@ -293,10 +293,7 @@ async fn the_input_of_a_batch_stays_until_the_batch_has_ended() {
 #[tokio::test]
 async fn the_oldest_batch_that_has_ended_makes_room() {
     let mut shared = Shared::new();
-    shared.settings = Settings {
-        max_batches_per_tenant: 2,
-        ..Settings::default()
-    };
+    shared.max_batches = Some(2);
     let replica = shared.replica();
     let file = shared.file(&replica, &lines("m")).await;
     let mut ended = Vec::new();
@@ -315,10 +312,7 @@ async fn the_oldest_batch_that_has_ended_makes_room() {
 #[tokio::test]
 async fn batches_that_have_not_ended_make_no_room() {
     let mut shared = Shared::new();
-    shared.settings = Settings {
-        max_batches_per_tenant: 2,
-        ..Settings::default()
-    };
+    shared.max_batches = Some(2);
     let replica = shared.replica_with(Engines {
         is_full: true,
         ..Engines::default()

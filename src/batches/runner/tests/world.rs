@@ -83,6 +83,8 @@ pub(super) struct Shared {
     pub(super) storage: Storage,
     pub(super) settings: Settings,
     pub(super) lease: Duration,
+    /// Of one tenant, if they are other than usual.
+    pub(super) max_batches: Option<u64>,
 }
 
 /// One replica.
@@ -107,6 +109,7 @@ impl Shared {
             storage: Storage::memory(),
             settings: Settings::default(),
             lease: Duration::from_secs(30),
+            max_batches: None,
         }
     }
 
@@ -135,7 +138,11 @@ impl Shared {
             io_threads,
             &registry,
         );
-        let batches = Arc::new(batches.with_lease(self.lease));
+        let mut batches = batches.with_lease(self.lease);
+        if let Some(max_batches) = self.max_batches {
+            batches.max_batches = max_batches;
+        }
+        let batches = Arc::new(batches);
         let engines = Arc::new(engines);
         batches.start(engines.clone());
         Replica {
