@@ -205,9 +205,9 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Has the end of a batch reported, takes note of that, and deletes the batch's parts, of which the results are in the
-    /// files now. A report that fails, or that a replica left undone which was killed or did not learn that it had ended
-    /// the batch, is made later, by any replica. Parts that are left go with the batch (`deleting`).
+    /// Has the end of a batch reported, takes note of that, and deletes the batch's parts: the results are in the files
+    /// now. A report that failed is made later, by any replica; so is that of a replica that was killed, or that did not
+    /// learn that it had ended the batch. Parts that are left go with the batch (`deleting`).
     pub(super) async fn settle_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
