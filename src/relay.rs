@@ -56,7 +56,9 @@ pub use self::job::{
 };
 pub use self::model::{ModelSettings, PerModel};
 pub use self::prompt::cached_prefix::{Caches, PrefixSource};
-pub use self::request::batch_line::{BatchLine, EnteringLine, EnteringLines};
+pub use self::request::batch_line::{
+    AnswerRoom, BatchLine, EnteringLine, EnteringLines, GrowFuture,
+};
 pub use self::request::context::{RequestContext, RequestKind};
 pub use self::request::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};
 pub use self::request::session_key::KeySource;

@@ -1,6 +1,8 @@
 //! Lines of batches on their way to a worker. From when a line was let in until it counts at a worker, no load report
 //! shows it; so whoever lets lines in counts them here. Pure but for atomics.
 
+use std::fmt::Debug;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -58,17 +60,36 @@ impl Drop for EnteringLine {
     }
 }
 
+/// Ends once there is room.
+pub type GrowFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Room in memory for the answer of one line, which no client takes piece by piece.
+pub trait AnswerRoom: Send + Sync + Debug {
+    /// Waits until the answer may have so many bytes in all.
+    fn grow_to(&self, bytes: usize) -> GrowFuture<'_>;
+}
+
 /// A line of a batch.
 #[derive(Debug)]
 pub struct BatchLine {
     /// The id of the batch.
     pub batch: Arc<str>,
     entering: EnteringLine,
+    room: Arc<dyn AnswerRoom>,
 }
 
 impl BatchLine {
-    pub fn new(batch: Arc<str>, entering: EnteringLine) -> Self {
-        Self { batch, entering }
+    pub fn new(batch: Arc<str>, entering: EnteringLine, room: Arc<dyn AnswerRoom>) -> Self {
+        Self {
+            batch,
+            entering,
+            room,
+        }
+    }
+
+    /// Whoever keeps what has come of the line's answer waits here as it grows.
+    pub async fn grow_to(&self, bytes: usize) {
+        self.room.grow_to(bytes).await;
     }
 
     /// The line counts at its worker from now on.
@@ -79,13 +100,25 @@ impl BatchLine {
 
 #[cfg(test)]
 mod tests {
+    use std::future::ready;
+
     use super::*;
+
+    #[derive(Debug)]
+    struct Unbounded;
+
+    impl AnswerRoom for Unbounded {
+        fn grow_to(&self, _: usize) -> GrowFuture<'_> {
+            Box::pin(ready(()))
+        }
+    }
 
     #[test]
     fn a_line_is_entering_until_it_counts_at_a_worker_or_is_dropped() {
         let all = Arc::<EnteringLines>::default();
-        let first = BatchLine::new("batch_1".into(), all.enter(7));
-        let second = BatchLine::new("batch_1".into(), all.enter(5));
+        let [first, second] = [7, 5].map(|tokens| {
+            BatchLine::new("batch_1".into(), all.enter(tokens), Arc::new(Unbounded))
+        });
         assert_eq!((all.lines(), all.tokens()), (2, 12));
         first.on_counted();
         first.on_counted();
