@@ -12,6 +12,7 @@ use tokio::time::sleep;
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use super::assembling::file_ids;
 use crate::batches::batch::{BatchRecord, BatchStatus, WEBHOOK_GRACE_MS, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
@@ -115,6 +116,38 @@ async fn parts_that_a_killed_replica_has_left_go_with_their_batch() {
     retained.await.unwrap();
     let _second = shared.replica();
     shared.until_empty(&paths::folder(id)).await;
+}
+
+#[tokio::test]
+async fn files_of_a_batch_that_never_ended_go_with_it() {
+    let shared = Shared::new();
+    let full = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&full, &lines("m")).await;
+    let created = full.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    full.until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    full.tasks.drain(Duration::from_secs(10)).await;
+    // As of a replica that was killed when the file had appeared and was not registered.
+    let tenant = Tenant::default();
+    for output in file_ids(id) {
+        let path = file::storage_path(tenant, &output).unwrap();
+        let left = Bytes::from_static(b"left");
+        shared.storage.put(&path, left).await.unwrap();
+    }
+    let key = key_of(tenant, Flavor::OpenAi, id).unwrap();
+    let retained = full.batches.records.change(&key, |record, now_ms| {
+        record.delete_ms = now_ms;
+        Some(())
+    });
+    retained.await.unwrap();
+    let _other = shared.replica();
+    shared.until_empty(&paths::folder(id)).await;
+    let input = file::storage_path(tenant, &file).unwrap();
+    assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
 }
 
 #[tokio::test]
