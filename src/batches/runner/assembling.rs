@@ -214,7 +214,7 @@ pub(super) fn file_ids(batch: &str) -> [String; 2] {
     [OUTPUT, ERROR].map(|kind| file_id(batch, kind))
 }
 
-/// Only who knows the batch's id could guess it.
+/// Only a client that has the batch's id could guess it.
 fn file_id(batch: &str, kind: &str) -> String {
     file::new_file_id(xxh3_128(format!("{batch} {kind}").as_bytes()))
 }

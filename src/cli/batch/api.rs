@@ -136,7 +136,7 @@ pub(super) enum AskErrorKind {
     Passing,
     /// The router does not have what the request names.
     Gone,
-    /// The run that exists was begun with other arguments.
+    /// The run that exists was started with other arguments.
     OtherRun,
     /// Something must be changed first.
     Final,
