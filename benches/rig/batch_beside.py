@@ -162,10 +162,17 @@ class Rig:
         self.call("POST", f"/v1/batches/{identity}/cancel")
         return self.wait(identity, ("cancelled",))
 
+    def counted(self, name):
+        """The sum of a counter of the router."""
+        page = get(self.admin, "/metrics")[1]
+        return sum(float(count) for count in re.findall(rf"^{name}(?:\{{[^}}]*\}})? (\S+)$", page, re.M))
+
     def finished_lines(self):
         """Lines with a result, as the router counts them."""
-        page = get(self.admin, "/metrics")[1]
-        return sum(float(count) for count in re.findall(r"^warmroute_batch_lines_total\{[^}]*\} (\S+)$", page, re.M))
+        return self.counted("warmroute_batch_lines_total")
+
+    def lines_that_gave_way(self):
+        return self.counted("warmroute_batch_lines_gave_way_total")
 
     def body(self, text, tokens, **more):
         messages = [{"role": "user", "content": text}]
@@ -243,13 +250,17 @@ async def closed_loop(rig, clients, seconds, warmup):
     return sum(began + warmup <= end < began + warmup + seconds for end in ends) / seconds
 
 
-async def line_rate(rig, began, seconds):
-    """Lines that end in a second, from `began` on."""
+async def line_rates(rig, began, seconds):
+    """Lines that end and lines that give way in a second, from `began` on."""
+
+    def counts():
+        return rig.finished_lines(), rig.lines_that_gave_way(), time.monotonic()
+
     await until(began)
-    before, at = await asyncio.to_thread(rig.finished_lines), time.monotonic()
+    ended, gave_way, at = await asyncio.to_thread(counts)
     await until(began + seconds)
-    after, end = await asyncio.to_thread(rig.finished_lines), time.monotonic()
-    return (after - before) / (end - at)
+    ended_after, gave_way_after, end = await asyncio.to_thread(counts)
+    return (ended_after - ended) / (end - at), (gave_way_after - gave_way) / (end - at)
 
 
 async def open_loop(rig, rate, seed, warmup, goes_on):
@@ -282,14 +293,14 @@ async def running_batch(rig, name, count):
 
 
 async def measure(rig, rate, seed, name, line_count):
-    """One run; with a batch if it has lines. Returns times to the first text and the rate of lines."""
+    """One run; with a batch if it has lines. Returns times to the first text and the rates of lines."""
     options = rig.options
     identity = await running_batch(rig, name, line_count) if line_count else None
     began = time.monotonic() + options.warmup
     length = options.warmup + options.seconds
     firsts, lines = await asyncio.gather(
         open_loop(rig, rate, seed, options.warmup, lambda at: at < length),
-        line_rate(rig, began, options.seconds) if identity else asyncio.sleep(0, 0.0),
+        line_rates(rig, began, options.seconds) if identity else asyncio.sleep(0, (0.0, 0.0)),
     )
     if identity:
         if (await asyncio.to_thread(rig.batch, identity))["status"] in ENDS:
@@ -336,7 +347,7 @@ async def beside(options):
         # Enough lines for the whole run, were the engines to do nothing else.
         count = int(1.5 * capacity * (options.warmup + options.seconds + 10)) + SHARD_LINES
         identity = await running_batch(rig, "alone", count)
-        alone = await line_rate(rig, time.monotonic() + options.warmup, options.seconds)
+        alone, _ = await line_rates(rig, time.monotonic() + options.warmup, options.seconds)
         await asyncio.to_thread(rig.cancel, identity)
         print(f"batch alone: {alone:.2f} lines/s", file=sys.stderr)
         runs = {load: [] for load in options.loads}
@@ -355,7 +366,7 @@ async def beside(options):
                     pair[has_batch] = good, lines
                     print(
                         f"round {number + 1}, load {load:.0%}, {'with' if has_batch else 'without'}: {len(good)} requests, "
-                        f"TTFT p50 {quantile(good, 0.5):.3f} s, p99 {quantile(good, 0.99):.3f} s, {lines:.2f} lines/s",
+                        f"TTFT p50 {quantile(good, 0.5):.3f} s, p99 {quantile(good, 0.99):.3f} s, {lines[0]:.2f} lines/s, {lines[1]:.2f} gave way",
                         file=sys.stderr,
                     )
                 runs[load].append(pair)
@@ -366,7 +377,7 @@ async def beside(options):
             f"the rounds with the least and the greatest, then of all rounds together. {failed} interactive requests failed.\n"
         )
         head = ["load", "requests", "TTFT p50 without, with", "ratio", "TTFT p99 without, with", "ratio"]
-        rows = [head + ["lines/s", "of what is left over", "answers by capacity"]]
+        rows = [head + ["lines/s", "gave way/s", "of what is left over", "answers by capacity"]]
         for load, pairs in runs.items():
             row = [f"{load:.0%}", str(sum(len(pair[True][0]) for pair in pairs))]
             for part in (0.5, 0.99):
@@ -374,9 +385,9 @@ async def beside(options):
                 ratios = [quantile(pair[True][0], part) / quantile(pair[False][0], part) for pair in pairs]
                 together = quantile(beside_it, part) / quantile(without, part)
                 row += [f"{quantile(without, part):.3f} s, {quantile(beside_it, part):.3f} s", f"{spread(ratios)}, {together:.2f}"]
-            lines = [pair[True][1] for pair in pairs]
+            lines, gave_way = zip(*(pair[True][1] for pair in pairs))
             left = [rate / ((1 - load) * alone) for rate in lines]
-            row += [spread(lines), spread(left), f"{load + statistics.median(lines) / capacity:.2f}"]
+            row += [spread(lines), spread(gave_way), spread(left), f"{load + statistics.median(lines) / capacity:.2f}"]
             rows.append(row)
         table(rows)
         if options.lines:

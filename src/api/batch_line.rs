@@ -17,12 +17,12 @@ use super::access_log::{self, AccessLine, LoggedBody};
 use super::{ApiServer, Caller, request_id};
 use crate::batches::line::LineEndpoint;
 use crate::batches::{HeldAnswer, LineAnswer, LineRequest, SendFuture, SendLine};
-use crate::ids::{ClientKey, RequestId};
+use crate::ids::{ClientKey, RequestId, WorkerId};
 use crate::limits::ChargeId;
 use crate::openai::error::{ApiError, ErrorShape, SHOULD_RETRY};
 use crate::openai::tenant::Admitted;
 use crate::prompt::{self, Api};
-use crate::relay::{AnswerRoom, BatchLine, RequestContext, RequestKind, SpareRoom};
+use crate::relay::{AnswerRoom, BatchLine, LinesByWorker, RequestContext, RequestKind, SpareRoom};
 use crate::responses::{ClientRequest, Endpoint, Mode};
 use crate::{http, observe};
 
@@ -68,9 +68,18 @@ impl SendLine for BatchSender {
         })
     }
 
-    fn room(&self, model: &str) -> SpareRoom {
+    fn room(&self, model: &str, lines: &LinesByWorker) -> SpareRoom {
         let server = self.server();
-        server.map_or_else(SpareRoom::default, |server| server.relay.spare_room(model))
+        server.map_or_else(SpareRoom::default, |server| {
+            server.relay.spare_room(model, lines)
+        })
+    }
+
+    fn to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)> {
+        let server = self.server();
+        server.map_or_else(Vec::new, |server| {
+            server.relay.lines_to_give_way(lines, entering)
+        })
     }
 
     fn refusal(
@@ -194,7 +203,7 @@ impl ApiServer {
             %id, tenant = %admitted.tenant, batch = &*line.batch, endpoint = line.endpoint.path(),
             bytes = line.body.len(), "line of a batch"
         );
-        let batch_line = BatchLine::new(line.batch, line.entering, line.held);
+        let batch_line = BatchLine::new(line.batch, line.entering).with_room(line.held);
         let client = ClientKey::of_tenant(admitted.tenant);
         let context = RequestContext {
             charge: ChargeId::Line(id),

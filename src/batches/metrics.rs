@@ -20,6 +20,8 @@ metric_table! {
              or invalid (not sent).",
         pub(super) retries: counters "warmroute_batch_line_retries_total" ["status"]
             "Tries of lines after the first, by the status of the answer before.",
+        pub(super) gave_way: counter "warmroute_batch_lines_gave_way_total"
+            "Lines of batches that were given up, to be sent again, because interactive requests wanted their places.",
         pub(super) lines_in_flight: gauge "warmroute_batch_lines_in_flight"
             "Lines of batches that are being answered.",
         pub(super) lines_waiting: gauge "warmroute_batch_lines_waiting"

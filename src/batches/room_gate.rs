@@ -1,5 +1,6 @@
 //! Where lines of batches wait until the fleet has room that no interactive request wants. They are let in in the order
-//! in which they came, as many at each look as there is room for their model.
+//! in which they came, as many at each look as there is room for their model. Lines that run give way where interactive
+//! requests want their places: they are given up, and wait here again before the others.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -10,15 +11,17 @@ use prometheus::IntGauge;
 use tokio::sync::{Notify, oneshot};
 
 use super::send::SendLine;
-use crate::relay::{EnteringLine, EnteringLines, SpareRoom};
+use crate::relay::{EnteringLine, EnteringLines, LinesByWorker, RunningLines, SpareRoom};
 
-/// Time between two looks. A worker that becomes idle is idle for half of it on average, which is a step or two.
-const LOOK_INTERVAL: Duration = Duration::from_millis(20);
+/// Time between two looks, about a step of an engine. A worker that becomes idle is idle for half of it on average, and
+/// as long an interactive request waits for a line to give way.
+const LOOK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Lines that wait. Each shard that runs here has a bounded number of them.
 #[derive(Debug)]
 pub struct RoomGate {
     models: Mutex<BTreeMap<Arc<str>, ModelGate>>,
+    running: Arc<RunningLines>,
     arrived: Notify,
     waiting: IntGauge,
 }
@@ -53,50 +56,72 @@ impl RoomGate {
     pub fn new(waiting: IntGauge) -> Self {
         Self {
             models: Mutex::default(),
+            running: Arc::default(),
             arrived: Notify::new(),
             waiting,
         }
     }
 
-    /// Waits until a line for the model may be sent. `None`: the gate has gone, because the router ends.
-    pub async fn enter(&self, model: &str, tokens: u64) -> Option<EnteringLine> {
+    /// Waits until a line for the model may be sent: before all others of the model if it `gave_way`, for what it has of
+    /// its prompt may still be cached. `None`: the gate has gone, because the router ends.
+    pub async fn enter(&self, model: &str, tokens: u64, gave_way: bool) -> Option<EnteringLine> {
         let (wake, woken) = oneshot::channel();
         self.waiting.inc();
         let _count = WaitingCount(&self.waiting);
-        self.push(model, WaitingLine { tokens, wake });
+        self.push(model, WaitingLine { tokens, wake }, gave_way);
         self.arrived.notify_one();
         woken.await.ok()
     }
 
-    /// Lets lines in for as long as this is polled.
+    /// Lets lines in, and asks them to give way, for as long as this is polled.
     pub async fn run(&self, sender: &dyn SendLine) {
         loop {
-            if self.is_empty() {
+            let lines = self.running.counts();
+            if lines.is_empty() && self.is_empty() {
                 self.arrived.notified().await;
             }
-            self.look(sender);
+            if !lines.is_empty() {
+                self.make_way(sender, &lines);
+            }
+            self.look(sender, &lines);
             tokio::time::sleep(LOOK_INTERVAL).await;
         }
     }
 
-    fn push(&self, model: &str, line: WaitingLine) {
+    fn push(&self, model: &str, line: WaitingLine, is_first: bool) {
         let mut models = self.models.lock();
-        if let Some(gate) = models.get_mut(model) {
+        let gate = match models.get_mut(model) {
+            Some(gate) => gate,
+            None => models.entry(model.into()).or_default(),
+        };
+        if is_first {
+            gate.waiting.push_front(line);
+        } else {
             gate.waiting.push_back(line);
-            return;
         }
-        let mut gate = ModelGate::default();
-        gate.waiting.push_back(line);
-        models.insert(model.into(), gate);
     }
 
+    /// Whether no line waits or is on its way to a worker.
     fn is_empty(&self) -> bool {
         let models = self.models.lock();
-        models.values().all(|gate| gate.waiting.is_empty())
+        let mut gates = models.values();
+        gates.all(|gate| gate.waiting.is_empty() && gate.entering.lines() == 0)
+    }
+
+    /// Asks lines to give way where their places are wanted.
+    fn make_way(&self, sender: &dyn SendLine, lines: &LinesByWorker) {
+        let entering = {
+            let models = self.models.lock();
+            let entering = models.values().map(|gate| gate.entering.lines());
+            entering.fold(0, u32::saturating_add)
+        };
+        for (worker, count) in sender.to_give_way(lines, entering) {
+            self.running.ask(worker, count);
+        }
     }
 
     /// Lets in what there is room for now.
-    fn look(&self, sender: &dyn SendLine) {
+    fn look(&self, sender: &dyn SendLine, lines: &LinesByWorker) {
         let mut names: Vec<Arc<str>> = {
             let mut models = self.models.lock();
             for gate in models.values_mut() {
@@ -113,24 +138,25 @@ impl RoomGate {
         }
         for name in names {
             // Not under the lock: it looks at all workers of the model.
-            let room = sender.room(&name);
+            let room = sender.room(&name, lines);
             let mut models = self.models.lock();
             // Models may share workers: adapters, aliases. So what enters for one is no room for another.
-            let (mut lines, mut tokens) = (0_u32, 0_u64);
+            let (mut entering, mut tokens) = (0_u32, 0_u64);
             for gate in models.values() {
-                lines = lines.saturating_add(gate.entering.lines());
+                entering = entering.saturating_add(gate.entering.lines());
                 tokens = tokens.saturating_add(gate.entering.tokens());
             }
             if let Some(gate) = models.get_mut(&name) {
-                gate.let_in(room, lines, tokens);
+                gate.let_in(room, (entering, tokens), &self.running);
             }
         }
     }
 }
 
 impl ModelGate {
-    /// `lines` with so many `tokens` were let in, of all models, and do not count at a worker yet.
-    fn let_in(&mut self, room: SpareRoom, lines: u32, tokens: u64) {
+    /// `entering`: lines of all models that were let in and do not count at a worker yet, and their tokens.
+    fn let_in(&mut self, room: SpareRoom, entering: (u32, u64), running: &Arc<RunningLines>) {
+        let (lines, tokens) = entering;
         let mut allowance = Allowance::new(room, lines, tokens);
         while let Some(line) = self.waiting.front() {
             let Some(cost) = allowance.take(line.tokens) else {
@@ -138,7 +164,7 @@ impl ModelGate {
             };
             if let Some(line) = self.waiting.pop_front() {
                 // One that nobody waits for is dropped, and then not counted any more.
-                let _ = line.wake.send(self.entering.enter(cost));
+                let _ = line.wake.send(self.entering.enter(cost, running.clone()));
             }
         }
     }
@@ -185,6 +211,8 @@ mod tests {
     use super::*;
     use crate::batches::line::LineEndpoint;
     use crate::batches::send::{LineRequest, SendFuture};
+    use crate::ids::WorkerId;
+    use crate::relay::BatchLine;
 
     fn room(requests: u32, prompt_tokens: u64, workers: u32) -> SpareRoom {
         SpareRoom {
@@ -222,17 +250,27 @@ mod tests {
         }
     }
 
-    /// A fleet with this room for each model.
+    /// A fleet with this room for each model, where so many lines are to give way.
     #[derive(Debug)]
-    struct Fleet(SpareRoom);
+    struct Fleet(SpareRoom, Vec<(WorkerId, u32)>);
+
+    impl Fleet {
+        fn look(&self, gate: &RoomGate) {
+            gate.look(self, &gate.running.counts());
+        }
+    }
 
     impl SendLine for Fleet {
         fn send(&self, _: LineRequest) -> SendFuture<'_> {
             Box::pin(std::future::pending())
         }
 
-        fn room(&self, _: &str) -> SpareRoom {
+        fn room(&self, _: &str, _: &LinesByWorker) -> SpareRoom {
             self.0
+        }
+
+        fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
+            self.1.clone()
         }
 
         fn refusal(&self, _: &str, _: &str, _: LineEndpoint) -> Option<(String, String)> {
@@ -245,28 +283,28 @@ mod tests {
         let waiting = IntGauge::new("waiting", "waiting").unwrap();
         let gate = RoomGate::new(waiting.clone());
         let mut context = Context::from_waker(Waker::noop());
-        let mut first = pin!(gate.enter("m", 10));
-        let mut second = Box::pin(gate.enter("m", 10));
-        let mut third = pin!(gate.enter("m", 10));
+        let mut first = pin!(gate.enter("m", 10, false));
+        let mut second = Box::pin(gate.enter("m", 10, false));
+        let mut third = pin!(gate.enter("m", 10, false));
         assert!(first.as_mut().poll(&mut context).is_pending());
         assert!(second.as_mut().poll(&mut context).is_pending());
         assert!(third.as_mut().poll(&mut context).is_pending());
         assert_eq!(waiting.get(), 3);
         // Nobody waits for the second one any more.
         drop(second);
-        gate.look(&Fleet(SpareRoom::default()));
+        Fleet(SpareRoom::default(), Vec::new()).look(&gate);
         assert!(first.as_mut().poll(&mut context).is_pending());
-        let one = Fleet(room(1, 1_000, 1));
-        gate.look(&one);
+        let one = Fleet(room(1, 1_000, 1), Vec::new());
+        one.look(&gate);
         let Poll::Ready(Some(entered)) = first.as_mut().poll(&mut context) else {
             panic!("the first line was not let in");
         };
         assert!(third.as_mut().poll(&mut context).is_pending());
         // The first one counts until it is at a worker.
-        gate.look(&one);
+        one.look(&gate);
         assert!(third.as_mut().poll(&mut context).is_pending());
         drop(entered);
-        gate.look(&one);
+        one.look(&gate);
         assert!(third.as_mut().poll(&mut context).is_ready());
         assert_eq!(waiting.get(), 0);
     }
@@ -275,13 +313,44 @@ mod tests {
     fn what_enters_for_one_model_is_no_room_for_another_which_may_have_the_same_workers() {
         let gate = RoomGate::new(IntGauge::new("waiting", "waiting").unwrap());
         let mut context = Context::from_waker(Waker::noop());
-        let mut one = pin!(gate.enter("m", 10));
-        let mut other = pin!(gate.enter("n", 10));
+        let mut one = pin!(gate.enter("m", 10, false));
+        let mut other = pin!(gate.enter("n", 10, false));
         assert!(one.as_mut().poll(&mut context).is_pending());
         assert!(other.as_mut().poll(&mut context).is_pending());
-        gate.look(&Fleet(room(1, 1_000, 1)));
+        Fleet(room(1, 1_000, 1), Vec::new()).look(&gate);
         let one = one.as_mut().poll(&mut context);
         let other = other.as_mut().poll(&mut context);
         assert_ne!(one.is_ready(), other.is_ready());
+    }
+
+    #[test]
+    fn a_line_that_gave_way_is_let_in_before_the_others() {
+        let gate = RoomGate::new(IntGauge::new("waiting", "waiting").unwrap());
+        let mut context = Context::from_waker(Waker::noop());
+        let mut other = pin!(gate.enter("m", 10, false));
+        let mut first = pin!(gate.enter("m", 10, true));
+        assert!(other.as_mut().poll(&mut context).is_pending());
+        assert!(first.as_mut().poll(&mut context).is_pending());
+        Fleet(room(1, 1_000, 1), Vec::new()).look(&gate);
+        assert!(other.as_mut().poll(&mut context).is_pending());
+        assert!(first.as_mut().poll(&mut context).is_ready());
+    }
+
+    #[test]
+    fn lines_give_way_where_their_places_are_wanted() {
+        let (here, there) = (WorkerId(1), WorkerId(2));
+        let gate = RoomGate::new(IntGauge::new("waiting", "waiting").unwrap());
+        let entering = Arc::<EnteringLines>::default();
+        let lines = [here, here, there].map(|worker| {
+            let entering = entering.enter(10, gate.running.clone());
+            let gives_way = entering.gives_way();
+            let line = BatchLine::new("batch_1".into(), entering);
+            line.count_at(worker);
+            (line, gives_way)
+        });
+        let full = Fleet(SpareRoom::default(), vec![(here, 1)]);
+        gate.make_way(&full, &gate.running.counts());
+        let gives_way = lines.iter().map(|(_, gives_way)| gives_way.is_cancelled());
+        assert!(gives_way.eq([false, true, false]));
     }
 }

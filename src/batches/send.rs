@@ -9,7 +9,8 @@ use bytes::Bytes;
 
 use super::line::LineEndpoint;
 use super::memory_bounds::HeldAnswer;
-use crate::relay::{EnteringLine, SpareRoom};
+use crate::ids::WorkerId;
+use crate::relay::{EnteringLine, LinesByWorker, SpareRoom};
 
 /// A line that is being answered. Dropped, it is given up, and its connection to an engine closed.
 pub type SendFuture<'a> = Pin<Box<dyn Future<Output = LineAnswer> + Send + 'a>>;
@@ -20,7 +21,12 @@ pub trait SendLine: Send + Sync + Debug {
     fn send(&self, line: LineRequest) -> SendFuture<'_>;
 
     /// What the fleet would take now for a model without making interactive requests wait.
-    fn room(&self, model: &str) -> SpareRoom;
+    /// `lines`: those of this router that run.
+    fn room(&self, model: &str, lines: &LinesByWorker) -> SpareRoom;
+
+    /// Workers where interactive requests want the places of lines, and how many lines are to give way there.
+    /// `entering`: lines that were let in and do not count at a worker yet.
+    fn to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)>;
 
     /// Why a tenant cannot use a model on an endpoint: a code and a message.
     fn refusal(
@@ -29,6 +35,7 @@ pub trait SendLine: Send + Sync + Debug {
         model: &str,
         endpoint: LineEndpoint,
     ) -> Option<(String, String)>;
+
     /// The tokens that all lines of a tenant's batches may have that have not ended. `None`: any number.
     fn tokens_queued_max(&self, _tenant: &str) -> Option<u64> {
         None

@@ -3,6 +3,7 @@
 pub mod pinned;
 pub mod ranks;
 mod share;
+mod tried_requests;
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU32, AtomicU64};
@@ -12,6 +13,7 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 pub use self::share::LoadShare;
+pub use self::tried_requests::TriedRequests;
 use super::speed::{LoadNow, SharedF32, SharedSpeed};
 
 /// Slots of an engine of which nothing is known: vLLM's `--max-num-seqs` on most GPUs.
@@ -78,6 +80,7 @@ struct Reported {
     report: Mutex<Option<LoadReport>>,
     /// What the engine ran at the last reports of requests that wait inside it.
     full: Mutex<SmallVec<[u32; FULL_REPORTS]>>,
+    tried: Mutex<TriedRequests>,
     /// Requests that the report has beyond this router's own.
     beyond_own: AtomicU32,
 }
@@ -190,6 +193,7 @@ impl Load {
     pub(super) fn forget_slots(&self) {
         self.slots.store(0, Relaxed);
         self.reported.full.lock().clear();
+        *self.reported.tried.lock() = TriedRequests::default();
     }
 
     /// Requests that wait inside the engine for a slot or for memory, of all its clients, as of its last report.
@@ -292,6 +296,10 @@ impl Load {
             waiting = 0;
         }
         self.waiting.store(short(waiting), Relaxed);
+        let requests = self.requests();
+        let mut tried = self.reported.tried.lock();
+        tried.on_report(reported.at, reported.running, reported.waiting, requests);
+        drop(tried);
         // An engine whose memory was full ran fewer than it does now.
         if slots.is_some_and(|slots| reported.running > slots) {
             self.see_slots(reported.running, REPORTS);
@@ -307,6 +315,11 @@ impl Load {
         }
         full.push(running);
         full.clone()
+    }
+
+    /// What the engine was tried with.
+    pub fn tried(&self) -> TriedRequests {
+        *self.reported.tried.lock()
     }
 
     /// Discards the report if it is older than `then`.

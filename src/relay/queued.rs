@@ -18,7 +18,7 @@ use super::request::context::RequestKind;
 use super::request_count::RequestCount;
 use super::wait::{Grant, Placed, Placing, Standing, Waiting};
 use crate::fleet::Worker;
-use crate::ids::{Model, Tenant};
+use crate::ids::{Model, Tenant, WorkerId};
 use crate::observe;
 use crate::prompt::PeekedBody;
 use crate::queue::{Refusal, RefusalReason, Settings};
@@ -61,17 +61,17 @@ impl Waits {
 
 /// Gives a grant back once the attempt counts at its worker, which it does before it first waits for anything. If it were
 /// given back earlier, another request would be released for the same room.
-/// The same is true of a batch's `line`, which does not count as entering any more.
+/// The same is true of a batch's `line`, which does not count as entering any more, but at the worker.
 pub(super) fn with_grant<A: Future + Unpin>(
     mut grant: Option<Box<Grant>>,
-    line: Option<&BatchLine>,
+    mut line: Option<(&BatchLine, WorkerId)>,
     mut attempt: A,
 ) -> impl Future<Output = A::Output> {
     poll_fn(move |context| {
         let polled = Pin::new(&mut attempt).poll(context);
         drop(grant.take());
-        if let Some(line) = line {
-            line.on_counted();
+        if let Some((line, worker)) = line.take() {
+            line.count_at(worker);
         }
         polled
     })

@@ -220,6 +220,7 @@ impl Relay {
             }
         });
         let line = job.context.kind.batch_line();
+        let line = line.map(|line| (line, choice.worker.id));
         let attempt = pin!(with_grant(grant, line, attempt));
         self.or_released(attempt, job, plan, choice, course).await
     }

@@ -1,33 +1,24 @@
-//! How many requests of the lowest class a model's workers would take now without making others wait: what batches may
-//! send. What a worker leaves over is a function of numbers; the rest reads these.
+//! What batches may have of a fleet: how many requests of the lowest class a model's workers would take now without
+//! making others wait, and where lines that run are to give way. Both are functions of numbers; the rest reads these.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use super::core::Relay;
+use super::request::batch_line::LinesByWorker;
 use super::request::target::Name;
+use crate::fleet::load::TriedRequests;
 use crate::fleet::waiting::WaitingByOwner;
 use crate::fleet::{Snapshot, Worker};
-use crate::ids::Model;
+use crate::ids::{Model, WorkerId};
 use crate::observe;
 
-/// The part of a worker's slots that batches may fill. The rest is for requests that come meanwhile: a line that runs
-/// is not cut off for one.
-const SLOTS_SHARE: f64 = 0.8;
+/// Of the slots that others leave free, batches leave one in so many, for requests that come meanwhile.
+const FREE_SHARE: u32 = 8;
 
 /// Seconds of prompts that may be queued at a worker to which another line is sent. A request that comes then waits as
-/// long for its first token.
-const QUEUED_SECONDS: f64 = 0.1;
-
-/// Slots of a worker that has shown none, while it has little to do. Any engine runs as many at a time.
-const FIRST_SLOTS: u32 = 32;
-
-/// A worker that has shown no slots gets this many times the requests that it usually has: more and more, until it
-/// lets some wait and so shows its slots, or has as many as most engines run.
-const GROWTH: f64 = 2.0;
-
-/// vLLM's `--max-num-seqs` on most GPUs.
-const MAX_UNKNOWN_SLOTS: u32 = 256;
+/// long for its first token, and for the prompt of that line.
+const QUEUED_SECONDS: f64 = 0.02;
 
 /// What workers leave over.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -74,12 +65,16 @@ impl SpareRoom {
 struct WorkerNumbers {
     /// Requests in flight.
     requests: u32,
-    /// On average over the last seconds.
-    usual_requests: f64,
+    /// Those of them that are lines of this router's batches.
+    lines: u32,
     /// Answers that it generates at a time, if that is set or was seen.
     slots: Option<u32>,
-    /// Requests that wait for it: inside its engine, and in routers.
-    waiting: u32,
+    /// What it was tried with; counts while its slots are not known.
+    tried: TriedRequests,
+    /// Requests that wait inside its engine, as of its last report.
+    waiting_inside: u32,
+    /// Requests that wait for it in routers.
+    waiting_outside: u32,
     /// Prompt tokens that it has accepted and not computed yet.
     queued_tokens: u64,
     /// Prompt tokens that it computes in a second.
@@ -96,15 +91,12 @@ impl WorkerNumbers {
             .max_queued_tokens
             .map_or(max_queued, |max| max_queued.min(max / 2))
             .max(1);
-        if self.waiting > 0 || self.queued_tokens >= max_queued {
+        let has_waiting = self.waiting_inside > 0 || self.waiting_outside > 0;
+        if has_waiting || self.queued_tokens >= max_queued {
             return SpareRoom::default();
         }
-        let slots = self.slots.unwrap_or_else(|| {
-            let grown = (self.usual_requests * GROWTH) as u32;
-            grown.clamp(FIRST_SLOTS, MAX_UNKNOWN_SLOTS)
-        });
-        let most = (f64::from(slots) * SLOTS_SHARE) as u32;
-        match most.max(1).saturating_sub(self.requests) {
+        let slots = self.slots.unwrap_or_else(|| self.tried.most());
+        match self.most_lines(slots).saturating_sub(self.lines) {
             0 => SpareRoom::default(),
             requests => SpareRoom {
                 requests,
@@ -112,6 +104,30 @@ impl WorkerNumbers {
                 workers: 1,
             },
         }
+    }
+
+    /// Requests that are no lines.
+    fn others(&self) -> u32 {
+        self.requests.saturating_sub(self.lines)
+    }
+
+    /// Lines that others leave room for.
+    fn most_lines(&self, slots: u32) -> u32 {
+        let free = slots.saturating_sub(self.others());
+        // The last one is left to nobody.
+        (free - free.div_ceil(FREE_SHARE)).max(free.min(1))
+    }
+
+    /// Lines that are to give way. One slot stays free, if lines leave any: giving way takes a step of the engine.
+    fn wanted(&self) -> u32 {
+        let Some(slots) = self.slots.or_else(|| self.tried.shown()) else {
+            return 0;
+        };
+        let left = slots.saturating_sub(self.others());
+        let spare = left.saturating_sub(self.most_lines(slots)).min(1);
+        let wanted = self.requests.saturating_add(self.waiting_outside);
+        let wanted = wanted.saturating_add(spare).saturating_sub(slots);
+        wanted.min(self.lines)
     }
 }
 
@@ -125,26 +141,65 @@ enum WorkerPart {
 
 impl Relay {
     /// How many requests of the lowest class the workers of a model, or of what a name stands for, would take now
-    /// without making others wait. Lines that were let in and do not count at a worker yet are not taken off.
-    pub fn spare_room(&self, model: &str) -> SpareRoom {
+    /// without making others wait. `lines`: those of this router that run. Lines that were let in and do not count at a
+    /// worker yet are not taken off.
+    pub fn spare_room(&self, model: &str, lines: &LinesByWorker) -> SpareRoom {
         let snapshot = self.fleet().snapshot();
         let now = observe::now();
         let Some(name) = self.names().get(model) else {
-            return self.room_of_model(&snapshot, model, now);
+            return self.room_of_model(&snapshot, model, lines, now);
         };
-        self.room_of_name(&snapshot, name, now)
+        self.room_of_name(&snapshot, name, lines, now)
+    }
+
+    /// Workers that others want more of than lines leave them, and how many lines of this router are to give way
+    /// there. `entering`: lines that were let in and do not count at a worker yet; some of them may wait in the queue.
+    pub fn lines_to_give_way(&self, lines: &LinesByWorker, entering: u32) -> Vec<(WorkerId, u32)> {
+        let snapshot = self.fleet().snapshot();
+        let waiting = self.fleet().waiting();
+        let (own, peers) = (waiting.own(), waiting.peers());
+        let replicas = self.replicas();
+        let wanted = lines.iter().filter_map(|(id, at_worker)| {
+            let mut groups = snapshot.models.values();
+            let worker = groups.find_map(|group| {
+                let index = group.index_of(*id)?;
+                Some(group.worker(index))
+            })?;
+            let numbers = WorkerNumbers {
+                waiting_outside: waiting_of(own.as_deref(), *id)
+                    .saturating_sub(entering)
+                    .saturating_add(waiting_of(peers.as_deref(), *id)),
+                ..self.numbers_of(worker, WorkerPart::Whole, *at_worker)
+            };
+            // The other replicas' lines there give way as well.
+            let wanted = numbers.wanted().div_ceil(replicas);
+            (wanted > 0).then_some((*id, wanted))
+        });
+        wanted.collect()
     }
 
     /// A request may go to any of the targets, so each must have room.
-    fn room_of_name(&self, snapshot: &Snapshot, name: &Name, now: Instant) -> SpareRoom {
+    fn room_of_name(
+        &self,
+        snapshot: &Snapshot,
+        name: &Name,
+        lines: &LinesByWorker,
+        now: Instant,
+    ) -> SpareRoom {
         let targets = name.targets().filter(|(_, weight)| *weight > 0.0);
-        let rooms = targets.map(|(model, _)| self.room_of_model(snapshot, model, now));
+        let rooms = targets.map(|(model, _)| self.room_of_model(snapshot, model, lines, now));
         rooms
             .min_by_key(|room| (room.requests, room.prompt_tokens))
             .unwrap_or_default()
     }
 
-    fn room_of_model(&self, snapshot: &Snapshot, model: &str, now: Instant) -> SpareRoom {
+    fn room_of_model(
+        &self,
+        snapshot: &Snapshot,
+        model: &str,
+        lines: &LinesByWorker,
+        now: Instant,
+    ) -> SpareRoom {
         let Some(group) = snapshot.models.get(model) else {
             return SpareRoom::default();
         };
@@ -152,14 +207,20 @@ impl Relay {
             return SpareRoom::default();
         }
         let waiting = self.fleet().waiting().peers();
-        let peers = waiting.as_deref();
         let sum = |workers: &[Arc<Worker>], part: WorkerPart| {
             let usable = workers.iter().filter(|worker| {
                 let sends_blocks = part == WorkerPart::Prefill;
                 worker.breaker.may_admit(now)
                     && (!sends_blocks || worker.kv_transfer_breaker.may_admit(now))
             });
-            let rooms = usable.map(|worker| self.numbers_of(worker, part, peers).room());
+            let rooms = usable.map(|worker| {
+                let at_worker = lines.get(&worker.id).copied().unwrap_or_default();
+                let numbers = WorkerNumbers {
+                    waiting_outside: waiting_of(waiting.as_deref(), worker.id),
+                    ..self.numbers_of(worker, part, at_worker)
+                };
+                numbers.room()
+            });
             rooms.fold(SpareRoom::default(), SpareRoom::plus)
         };
         let prefill = group.prefill_workers();
@@ -169,7 +230,12 @@ impl Relay {
         } else {
             sum(group.decode_workers(), WorkerPart::Whole)
         };
-        room.shared_by(self.peers().connected().saturating_add(1))
+        room.shared_by(self.replicas())
+    }
+
+    /// Replicas of this router, with it.
+    fn replicas(&self) -> u32 {
+        self.peers().connected().saturating_add(1)
     }
 
     /// Whether requests wait in the queue of a model.
@@ -178,20 +244,16 @@ impl Relay {
         queue.is_some_and(|queue| queue.waiting() > 0)
     }
 
-    fn numbers_of(
-        &self,
-        worker: &Worker,
-        part: WorkerPart,
-        peers: Option<&WaitingByOwner>,
-    ) -> WorkerNumbers {
+    /// Without what waits for it in routers.
+    fn numbers_of(&self, worker: &Worker, part: WorkerPart, lines: u32) -> WorkerNumbers {
         let load = &worker.load;
-        let at_peers = peers.and_then(|peers| peers.get(&worker.id));
-        let at_peers = at_peers.map_or(0, |waiting| waiting.requests);
         WorkerNumbers {
             requests: load.requests(),
-            usual_requests: load.usual_requests(),
+            lines,
             slots: worker.known_slots(),
-            waiting: load.waiting().saturating_add(at_peers),
+            tried: load.tried(),
+            waiting_inside: load.reported().map_or(0, |reported| reported.waiting),
+            waiting_outside: 0,
             // Its prompts are computed by another worker.
             queued_tokens: match part {
                 WorkerPart::Decode => 0,
@@ -203,18 +265,26 @@ impl Relay {
     }
 }
 
+/// Requests that wait for a worker.
+fn waiting_of(by_owner: Option<&WaitingByOwner>, worker: WorkerId) -> u32 {
+    let waiting = by_owner.and_then(|waiting| waiting.get(&worker));
+    waiting.map_or(0, |waiting| waiting.requests)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// Of 12,000 tokens a second: 1,200 may be queued.
+    /// Of 10,000 tokens a second: 200 may be queued.
     const IDLE: WorkerNumbers = WorkerNumbers {
         requests: 0,
-        usual_requests: 0.0,
+        lines: 0,
         slots: Some(100),
-        waiting: 0,
+        tried: TriedRequests::FIRST,
+        waiting_inside: 0,
+        waiting_outside: 0,
         queued_tokens: 0,
-        rate: 12_000.0,
+        rate: 10_000.0,
         max_queued_tokens: None,
     };
 
@@ -229,52 +299,117 @@ mod tests {
     type Change = fn(&mut WorkerNumbers);
 
     #[test]
-    fn a_worker_leaves_over_a_part_of_its_slots_while_nobody_waits_for_it() {
+    fn lines_get_seven_of_eight_slots_that_others_leave_free_while_none_waits() {
         let none = SpareRoom::default();
-        let table: [(&str, Change, SpareRoom); 14] = [
-            ("idle", |_| {}, room(80, 1_200, 1)),
-            ("some run", |of| of.requests = 30, room(50, 1_200, 1)),
-            ("its share is used", |of| of.requests = 80, none),
+        let table: [(&str, Change, SpareRoom); 16] = [
+            ("idle", |_| {}, room(87, 200, 1)),
+            ("some run", |of| of.requests = 60, room(35, 200, 1)),
+            (
+                "lines run beside them",
+                |of| (of.requests, of.lines) = (70, 10),
+                room(25, 200, 1),
+            ),
+            (
+                "lines have their share",
+                |of| (of.requests, of.lines) = (95, 35),
+                none,
+            ),
+            ("one slot is free", |of| of.requests = 99, room(1, 200, 1)),
             ("all slots are used", |of| of.requests = 120, none),
-            ("some wait for it", |of| of.waiting = 1, none),
+            ("some wait inside", |of| of.waiting_inside = 1, none),
+            ("some wait for it", |of| of.waiting_outside = 1, none),
             (
                 "a short prompt is queued",
-                |of| of.queued_tokens = 200,
-                room(80, 1_000, 1),
+                |of| of.queued_tokens = 50,
+                room(87, 150, 1),
             ),
-            ("a long one is", |of| of.queued_tokens = 1_200, none),
-            ("it is fast", |of| of.rate = 47_000.0, room(80, 4_700, 1)),
-            ("it is very slow", |of| of.rate = 1.0, room(80, 1, 1)),
+            ("a long one is", |of| of.queued_tokens = 200, none),
+            ("it is fast", |of| of.rate = 47_000.0, room(87, 940, 1)),
+            ("it is very slow", |of| of.rate = 1.0, room(87, 1, 1)),
             (
                 "the queue has less",
-                |of| of.max_queued_tokens = Some(500),
-                room(80, 250, 1),
+                |of| of.max_queued_tokens = Some(100),
+                room(87, 50, 1),
             ),
-            ("one slot", |of| of.slots = Some(1), room(1, 1_200, 1)),
+            ("one slot", |of| of.slots = Some(1), room(1, 200, 1)),
             (
                 "it has shown no slots",
                 |of| of.slots = None,
-                room(25, 1_200, 1),
+                room(7, 200, 1),
             ),
             (
-                "and usually has more",
-                |of| {
-                    (of.slots, of.usual_requests, of.requests) = (None, 25.0, 25);
-                },
-                room(15, 1_200, 1),
-            ),
-            (
-                "and has as many as most",
-                |of| {
-                    (of.slots, of.usual_requests, of.requests) = (None, 204.0, 200);
-                },
-                room(4, 1_200, 1),
+                "and others have more than it was tried with",
+                |of| (of.slots, of.requests) = (None, 9),
+                none,
             ),
         ];
         for (what, change, expected) in table {
             let mut numbers = IDLE;
             change(&mut numbers);
             assert_eq!(numbers.room(), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn lines_give_way_until_one_slot_is_free() {
+        let table: [(&str, Change, u32); 9] = [
+            ("idle", |_| {}, 0),
+            ("two are free", |of| (of.requests, of.lines) = (98, 40), 0),
+            ("none is free", |of| (of.requests, of.lines) = (100, 40), 1),
+            (
+                "some wait for it",
+                |of| (of.requests, of.lines, of.waiting_outside) = (100, 40, 6),
+                7,
+            ),
+            (
+                "the engine got more than it runs",
+                |of| (of.requests, of.lines) = (105, 40),
+                6,
+            ),
+            (
+                "there are only so many",
+                |of| (of.requests, of.lines) = (150, 3),
+                3,
+            ),
+            (
+                "lines leave no slot free where one is left",
+                |of| (of.requests, of.lines) = (100, 1),
+                0,
+            ),
+            (
+                "its only slot is wanted",
+                |of| (of.slots, of.requests, of.lines, of.waiting_outside) = (Some(1), 1, 1, 1),
+                1,
+            ),
+            (
+                "it has shown no slots",
+                |of| (of.slots, of.requests, of.lines) = (None, 50, 40),
+                0,
+            ),
+        ];
+        for (what, change, expected) in table {
+            let mut numbers = IDLE;
+            change(&mut numbers);
+            assert_eq!(numbers.wanted(), expected, "{what}");
+        }
+    }
+
+    /// Else lines would be let in and give way again at once.
+    #[test]
+    fn what_was_let_in_does_not_give_way() {
+        for slots in 1..300 {
+            for others in 0..slots + 3 {
+                let mut numbers = WorkerNumbers {
+                    requests: others,
+                    slots: Some(slots),
+                    ..IDLE
+                };
+                let entered = numbers.room().requests;
+                numbers.requests += entered;
+                numbers.lines += entered;
+                assert_eq!(numbers.wanted(), 0, "{slots} slots, {others} others");
+                assert_eq!(numbers.room(), SpareRoom::default());
+            }
         }
     }
 

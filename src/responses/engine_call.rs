@@ -225,8 +225,8 @@ mod tests {
     #[tokio::test]
     async fn the_answer_of_a_line_grows_within_its_room() {
         let room = Arc::new(AskedRoom::default());
-        let entering = Arc::<EnteringLines>::default().enter(1);
-        let line = BatchLine::new("batch_1".into(), entering, room.clone());
+        let entering = Arc::<EnteringLines>::default().enter(1, Arc::default());
+        let line = BatchLine::new("batch_1".into(), entering).with_room(room.clone());
         let answer = http::full(vec![b'x'; 1_000]);
         let whole = collect(answer, 2_000, Some(&line)).await.unwrap();
         assert_eq!((whole.len(), room.0.load(Relaxed)), (1_000, 1_000));

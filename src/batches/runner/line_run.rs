@@ -83,15 +83,24 @@ pub(super) async fn run(context: Arc<LineContext>, line: InputLine) -> FinishedL
     }
     let tokens = line.body.len() as u64 / BYTES_PER_TOKEN;
     let mut tries = Tries::default();
+    let mut gave_way = false;
     loop {
-        let Some(entering) = context.gate.enter(&line.model, tokens).await else {
+        let Some(entering) = context.gate.enter(&line.model, tokens, gave_way).await else {
             // The router ends, and with it this task.
             std::future::pending::<()>().await;
             continue;
         };
         let held = HeldAnswer::new(&context.memory);
+        let gives_way = entering.gives_way();
         let request = context.request(&line, entering, held.clone());
-        let answer = checked(context.send(request).await).await;
+        let answer = gives_way.run_until_cancelled_owned(context.send(request));
+        let Some(answer) = answer.await else {
+            context.metrics.gave_way.inc();
+            gave_way = true;
+            continue;
+        };
+        gave_way = false;
+        let answer = checked(answer).await;
         let Some(pause) = tries.on_answer(&answer, fastrand::f64()) else {
             let bytes = answer.body.len();
             return off_thread(bytes, move || context.finish(&line, &answer, held)).await;
@@ -223,25 +232,43 @@ mod tests {
 
     use super::*;
     use crate::batches::send::SendFuture;
+    use crate::ids::WorkerId;
     use crate::observe::metrics::Registry;
-    use crate::relay::SpareRoom;
+    use crate::relay::{LinesByWorker, SpareRoom};
 
     /// A fleet that gives everybody the same answer, but for the first.
     #[derive(Debug)]
     struct Answers {
-        first: Mutex<Option<LineAnswer>>,
+        first: Mutex<Option<First>>,
         others: LineAnswer,
+    }
+
+    /// What becomes of the first line.
+    #[derive(Debug)]
+    enum First {
+        Answered(LineAnswer),
+        /// It is asked to give way while it is generated.
+        GivesWay,
     }
 
     impl SendLine for Answers {
         fn send(&self, line: LineRequest) -> SendFuture<'_> {
             assert_eq!(&*line.tenant, "default");
-            let first = self.first.lock().take();
-            let answer = first.unwrap_or_else(|| self.others.clone());
-            Box::pin(std::future::ready(answer))
+            match self.first.lock().take() {
+                None => Box::pin(std::future::ready(self.others.clone())),
+                Some(First::Answered(answer)) => Box::pin(std::future::ready(answer)),
+                Some(First::GivesWay) => Box::pin(async move {
+                    line.entering.gives_way().cancel();
+                    std::future::pending().await
+                }),
+            }
         }
 
-        fn room(&self, _: &str) -> SpareRoom {
+        fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
+            Vec::new()
+        }
+
+        fn room(&self, _: &str, _: &LinesByWorker) -> SpareRoom {
             SpareRoom {
                 requests: 10,
                 prompt_tokens: 1_000,
@@ -270,7 +297,7 @@ mod tests {
     }
 
     async fn result_after(
-        first: Option<LineAnswer>,
+        first: Option<First>,
         flavor: Flavor,
         others: LineAnswer,
     ) -> (PartLine, Value) {
@@ -350,9 +377,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_success_that_is_no_object_is_tried_again() {
-        let page = answer(200, "<html>busy</html>", true);
+        let page = First::Answered(answer(200, "<html>busy</html>", true));
         let good = answer(200, "{}", true);
         let (line, text) = result_after(Some(page), Flavor::OpenAi, good).await;
+        assert!(line.is_ok);
+        assert_eq!(text["response"]["body"], json!({}));
+    }
+
+    #[tokio::test]
+    async fn a_line_that_gives_way_is_sent_again() {
+        let good = answer(200, "{}", true);
+        let (line, text) = result_after(Some(First::GivesWay), Flavor::OpenAi, good).await;
         assert!(line.is_ok);
         assert_eq!(text["response"]["body"], json!({}));
     }

@@ -50,14 +50,9 @@ impl Around {
 }
 
 impl DeltaShape {
-    /// `lines` and `written`: an engine's event and what was written for it. `None` if its data was not one line.
-    fn new(
-        lines: &[u8],
-        event: &EngineEvent<'_>,
-        last: LastDelta,
-        written: &[u8],
-        begin: usize,
-    ) -> Option<Self> {
+    /// `lines` and `out`: an engine's event and what was written, which ends with what was written for it. `None` if its
+    /// data was not one line.
+    fn new(lines: &[u8], event: &EngineEvent<'_>, last: LastDelta, out: &[u8]) -> Option<Self> {
         let Cow::Borrowed(data) = event.data else {
             return None;
         };
@@ -66,6 +61,7 @@ impl DeltaShape {
             .places
             .in_data
             .map(|place| data_begin + place.start..data_begin + place.end);
+        let begin = last.begin;
         let in_written = last
             .places
             .in_out
@@ -74,7 +70,7 @@ impl DeltaShape {
             name: last.name,
             open: last.open,
             engine: Around::new(lines, &in_lines)?,
-            client: Around::new(written, &in_written)?,
+            client: Around::new(out.get(begin..)?, &in_written)?,
         })
     }
 
@@ -147,11 +143,10 @@ pub(super) fn on_block(
         return None;
     }
     let event = block.read()?;
-    let begin = out.len();
     stream.last_delta = None;
     let outcome = stream.on_event(&event, out);
     let last = stream.last_delta.take();
-    *shape = last.and_then(|last| DeltaShape::new(lines, &event, last, &out[begin..], begin));
+    *shape = last.and_then(|last| DeltaShape::new(lines, &event, last, out));
     outcome
 }
 

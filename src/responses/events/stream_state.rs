@@ -60,6 +60,8 @@ pub(super) struct LastDelta {
     pub(super) name: String,
     /// The place of its item among the open ones.
     pub(super) open: usize,
+    /// Where its event begins in what is written. Events that had to come before it may stand there, too.
+    pub(super) begin: usize,
     pub(super) places: Places,
 }
 
@@ -335,11 +337,13 @@ impl StreamState {
                 Replacement::Json(b"[]"),
             ),
         ];
+        let begin = out.len();
         let places = self.writer.rewrite(name, data, fields, edits, out);
         let places = places.filter(|_| name.ends_with(".delta"));
         self.last_delta = places.zip(place).map(|(places, open)| LastDelta {
             name: name.to_owned(),
             open,
+            begin,
             places,
         });
         self.open = open;

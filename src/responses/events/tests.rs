@@ -268,6 +268,31 @@ fn reasoning_and_calls_pass_unchanged() {
     assert_eq!(last["temperature"], 0.5);
 }
 
+/// The first delta is written after an event that waited for it: that one is no part of the next delta.
+#[test]
+fn deltas_after_the_end_of_another_item_do_not_end_it_again() {
+    let recorded = reasoning_and_a_call();
+    for order in [
+        [0, 1, 2, 9, 8, 11, 11, 13, 14].as_slice(),
+        // The engine does not say that the response has begun.
+        &[2, 11, 11],
+        &[11, 11, 14],
+    ] {
+        let events: Vec<Value> = order.iter().map(|at| recorded[*at].clone()).collect();
+        let (out, _) = run(&[&sse(&events)], ReasoningEvents::OpenAi);
+        let events = check_stream(&out);
+        let deltas = events.iter().filter(|(name, _)| name.ends_with(".delta"));
+        assert_eq!(deltas.count(), 2, "{order:?}");
+        let done = events
+            .iter()
+            .filter(|(name, event)| {
+                name == "response.output_item.done" && event["output_index"] == 0
+            })
+            .count();
+        assert_eq!(done, usize::from(order.contains(&2)), "{order:?}");
+    }
+}
+
 #[test]
 fn reasoning_events_can_have_open_responses_names() {
     let (out, _) = run(

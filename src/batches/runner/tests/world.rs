@@ -21,11 +21,11 @@ use crate::batches::settings::Settings;
 use crate::batches::storage::Storage;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
-use crate::ids::Tenant;
+use crate::ids::{Tenant, WorkerId};
 use crate::observe;
 use crate::observe::metrics::Registry;
 use crate::openai::error::ApiError;
-use crate::relay::SpareRoom;
+use crate::relay::{LinesByWorker, SpareRoom};
 use crate::store::memory::Memory;
 use crate::store::{OpenStore, RetentionSettings};
 
@@ -60,12 +60,16 @@ impl SendLine for Engines {
         })
     }
 
-    fn room(&self, _: &str) -> SpareRoom {
+    fn room(&self, _: &str, _: &LinesByWorker) -> SpareRoom {
         SpareRoom {
             requests: if self.is_full { 0 } else { 50 },
             prompt_tokens: 100_000,
             workers: 1,
         }
+    }
+
+    fn to_give_way(&self, _: &LinesByWorker, _: u32) -> Vec<(WorkerId, u32)> {
+        Vec::new()
     }
 
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {

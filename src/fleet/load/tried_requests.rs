@@ -1,0 +1,121 @@
+//! How many requests an engine may be given that has shown no slots: it is tried with more and more. Pure.
+
+use std::time::{Duration, Instant};
+
+/// The first try. Few engines run fewer at a time.
+const FIRST_MOST: u32 = 8;
+
+/// Further than this it is not tried: vLLM's `--max-num-seqs` on most GPUs.
+const MAX: u32 = super::DEFAULT_SLOTS;
+
+/// An engine that lets requests wait is tried with more again after so long: what filled it may have ended. Requests
+/// may wait in it until its next report then, so not more often.
+const RETRY_AFTER: Duration = Duration::from_secs(60);
+
+/// What one engine was tried with. Without a report of the engine it stays with [`FIRST_MOST`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TriedRequests {
+    most: u32,
+    /// When some waited inside it the last time.
+    waited_at: Option<Instant>,
+}
+
+impl Default for TriedRequests {
+    fn default() -> Self {
+        Self::FIRST
+    }
+}
+
+impl TriedRequests {
+    /// Of an engine that was tried with nothing yet.
+    pub const FIRST: Self = Self {
+        most: FIRST_MOST,
+        waited_at: None,
+    };
+
+    /// So many requests may be in flight at it.
+    pub fn most(&self) -> u32 {
+        self.most
+    }
+
+    /// As [`Self::most`], once some have waited inside it: what is above that waits, too.
+    pub fn shown(&self) -> Option<u32> {
+        self.waited_at.map(|_| self.most)
+    }
+
+    /// The engine reports what it runs and what waits inside it, while `requests` are in flight.
+    pub(super) fn on_report(&mut self, now: Instant, running: u32, waiting: u32, requests: u32) {
+        if waiting > 0 {
+            self.most = running.clamp(1, MAX);
+            self.waited_at = Some(now);
+            return;
+        }
+        // It says nothing about more than it was given.
+        let is_tried = u64::from(requests) * 4 >= u64::from(self.most) * 3;
+        if !is_tried || self.most >= MAX {
+            return;
+        }
+        let more = match self.waited_at {
+            None => self.most.div_ceil(2),
+            Some(at) if now.saturating_duration_since(at) >= RETRY_AFTER => self.most.div_ceil(8),
+            Some(_) => return,
+        };
+        self.most = self.most.saturating_add(more).min(MAX);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe;
+
+    /// An engine of so many slots that is always given all that it may have. Returns what it was given at each report,
+    /// one a second.
+    fn given(slots: u32, seconds: u64) -> Vec<u32> {
+        let start = observe::now();
+        let mut tried = TriedRequests::default();
+        let mut given = Vec::new();
+        for second in 0..seconds {
+            let most = tried.most();
+            given.push(most);
+            let now = start + Duration::from_secs(second);
+            tried.on_report(now, most.min(slots), most.saturating_sub(slots), most);
+        }
+        given
+    }
+
+    #[test]
+    fn an_engine_is_tried_with_more_at_each_report_until_some_wait() {
+        assert_eq!(given(100, 9), [8, 12, 18, 27, 41, 62, 93, 140, 100]);
+        assert_eq!(given(16, 6), [8, 12, 18, 16, 16, 16]);
+        assert_eq!(given(4, 3), [8, 4, 4]);
+        assert_eq!(given(1_000, 20).last(), Some(&MAX));
+    }
+
+    #[test]
+    fn an_engine_that_lets_requests_wait_is_tried_with_a_few_more_after_a_minute() {
+        let given = given(16, 70);
+        assert!(given[3..62].iter().all(|given| *given == 16), "{given:?}");
+        assert_eq!(given[62..66], [16, 18, 16, 16], "{given:?}");
+    }
+
+    #[test]
+    fn a_report_of_an_idle_engine_says_nothing_about_more() {
+        let mut tried = TriedRequests::default();
+        assert_eq!((tried.most(), tried.shown()), (FIRST_MOST, None));
+        tried.on_report(observe::now(), 5, 0, 5);
+        assert_eq!(tried.most(), FIRST_MOST);
+        tried.on_report(observe::now(), 6, 0, 6);
+        assert_eq!((tried.most(), tried.shown()), (12, None));
+    }
+
+    #[test]
+    fn an_engine_that_lets_requests_wait_shows_how_many_it_runs() {
+        let mut tried = TriedRequests::default();
+        tried.on_report(observe::now(), 5, 2, 7);
+        assert_eq!(tried.shown(), Some(5));
+        // Its memory is full of one long context.
+        tried.on_report(observe::now(), 0, 3, 3);
+        assert_eq!(tried.shown(), Some(1));
+    }
+}
