@@ -33,6 +33,7 @@ pub mod output;
 mod paths;
 mod queued_tokens;
 mod records;
+mod repeat;
 pub mod room_gate;
 pub mod routes;
 mod runner;

@@ -57,7 +57,7 @@ pub use self::job::{
 pub use self::model::{ModelSettings, PerModel};
 pub use self::prompt::cached_prefix::{Caches, PrefixSource};
 pub use self::request::batch_line::{
-    BatchLine, EnteringLine, EnteringLines, LinesByWorker, RunningLines,
+    AnswerRoom, BatchLine, EnteringLine, EnteringLines, GrowFuture, LinesByWorker, RunningLines,
 };
 pub use self::request::context::{RequestContext, RequestKind};
 pub use self::request::gateway::{CarriedAnswer, CarriedBy, Gateway, Handover};

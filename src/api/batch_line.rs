@@ -22,7 +22,7 @@ use crate::limits::ChargeId;
 use crate::openai::error::{ApiError, ErrorShape, SHOULD_RETRY};
 use crate::openai::tenant::Admitted;
 use crate::prompt::{self, Api};
-use crate::relay::{BatchLine, LinesByWorker, RequestContext, RequestKind, SpareRoom};
+use crate::relay::{AnswerRoom, BatchLine, LinesByWorker, RequestContext, RequestKind, SpareRoom};
 use crate::responses::{ClientRequest, Endpoint, Mode};
 use crate::{http, observe};
 
@@ -203,7 +203,7 @@ impl ApiServer {
             %id, tenant = %admitted.tenant, batch = &*line.batch, endpoint = line.endpoint.path(),
             bytes = line.body.len(), "line of a batch"
         );
-        let batch_line = BatchLine::new(line.batch, line.entering);
+        let batch_line = BatchLine::new(line.batch, line.entering).with_room(line.held);
         let client = ClientKey::of_tenant(admitted.tenant);
         let context = RequestContext {
             charge: ChargeId::Line(id),
@@ -279,10 +279,11 @@ async fn collect(mut body: LoggedBody, held: &HeldAnswer) -> Result<Bytes, NotCo
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| NotCollected::Broken)?;
         let data = frame.into_data().unwrap_or_default();
-        if first.len() + whole.len() + data.len() > MAX_ANSWER_BYTES {
+        let bytes = first.len() + whole.len() + data.len();
+        if bytes > MAX_ANSWER_BYTES {
             return Err(NotCollected::TooLong);
         }
-        held.grow(data.len()).await;
+        held.grow_to(bytes).await;
         // An answer in one piece, as most are, is not copied.
         if first.is_empty() && whole.is_empty() {
             first = data;

@@ -18,8 +18,7 @@ use super::line::{Flavor, LineEndpoint, LineError};
 /// however short its retention is.
 const END_LIMIT: Duration = Duration::from_secs(24 * 3_600);
 
-/// How long the replica that ended a batch has to delete its parts and send the webhook itself, before others look after
-/// them.
+/// How long the replica that ended a batch has to report the end itself, before others look after it.
 pub const WEBHOOK_GRACE_MS: u64 = 10_000;
 
 /// OpenAI's states of a batch.
@@ -227,7 +226,7 @@ pub struct BatchRecord {
     pub claims: Vec<Claim>,
     pub counts: RequestCounts,
     pub usage: Usage,
-    /// Whether its end was reported to the outbox, if it is to be, and its parts were deleted before.
+    /// Whether its end was reported to the outbox, if it is to be.
     pub webhooks_sent: bool,
     /// Its creation is not complete, or was taken back: no client finds it, no replica runs it, and it is deleted at
     /// `delete_ms`.

@@ -9,7 +9,7 @@ use super::create_batch::CreateBatch;
 use super::file::FilePurpose;
 use super::http_answer::json;
 use super::line::Flavor;
-use super::list_page::{MIN_FETCHED, list_page};
+use super::list_page::{MAX_FETCHES, MIN_FETCHED, list_page};
 use super::list_query::{ListOf, ListQuery};
 use super::object;
 use super::paths;
@@ -170,7 +170,14 @@ impl Batches {
             let is_own = paths::is_batch_id(flavor, &document.key.id);
             is_own.then(|| self.readable(document)).flatten()
         };
-        let page = list_page(&*self.store, Collection::Batches, tenant, query, shown);
+        let page = list_page(
+            &*self.store,
+            Collection::Batches,
+            tenant,
+            query,
+            MAX_FETCHES,
+            shown,
+        );
         let (mut found, has_more) = page.await?;
         if query.order == Order::OldestFirst {
             found.reverse();
@@ -213,9 +220,9 @@ impl Batches {
     }
 
     /// `None`: the record is damaged, a newer release has written it, or the batch is not confirmed.
-    fn readable(&self, document: &Document) -> Option<BatchRecord> {
+    pub(super) fn readable(&self, document: &Document) -> Option<BatchRecord> {
         let read = record_of(document);
-        read.inspect_err(|error| self.failed("a batch is not listed", error))
+        read.inspect_err(|error| self.failed("the record of a batch is passed over", error))
             .ok()
             .filter(|record| !record.is_unconfirmed)
     }

@@ -6,6 +6,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::relay::{AnswerRoom, GrowFuture};
+
 /// The input of the shards that run: four of 4 MiB, or two whose only line is as long as one may be.
 const INPUT_BYTES: u32 = 16 << 20;
 
@@ -76,12 +78,23 @@ impl HeldAnswer {
         })
     }
 
-    /// Waits until so many bytes more may be held.
-    pub async fn grow(&self, bytes: usize) {
-        if self.is_large() {
-            return;
+    /// Whether others wait for its end.
+    pub fn is_large(&self) -> bool {
+        self.permits.lock().large.is_some()
+    }
+
+    /// How many more of so many bytes it has to wait for.
+    fn missing(&self, bytes: usize) -> usize {
+        let permits = self.permits.lock();
+        if permits.large.is_some() {
+            return 0;
         }
-        let count = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let shared = permits.shared.as_ref();
+        bytes.saturating_sub(shared.map_or(0, OwnedSemaphorePermit::num_permits))
+    }
+
+    async fn wait_for(&self, missing: usize) {
+        let count = u32::try_from(missing).unwrap_or(u32::MAX);
         let (shared, large) = (self.bounds.shared.clone(), self.bounds.large.clone());
         // Neither is ever closed.
         tokio::select! {
@@ -97,10 +110,17 @@ impl HeldAnswer {
             else => {}
         }
     }
+}
 
-    /// Whether others wait for its end.
-    pub fn is_large(&self) -> bool {
-        self.permits.lock().large.is_some()
+impl AnswerRoom for HeldAnswer {
+    /// What it was let have before counts: whoever passes the answer on may ask for the same bytes again.
+    fn grow_to(&self, bytes: usize) -> GrowFuture<'_> {
+        Box::pin(async move {
+            let missing = self.missing(bytes);
+            if missing > 0 {
+                self.wait_for(missing).await;
+            }
+        })
     }
 }
 
@@ -121,15 +141,17 @@ mod tests {
     fn answers_share_the_room_and_one_may_be_larger() {
         let bounds = Arc::new(MemoryBounds::new(10));
         let [a, b, c, d] = [(); 4].map(|()| HeldAnswer::new(&bounds));
-        assert!(is_ready(pin!(a.grow(2))) && is_ready(pin!(a.grow(4))));
+        assert!(is_ready(pin!(a.grow_to(2))) && is_ready(pin!(a.grow_to(6))));
+        // Of these bytes it has all.
+        assert!(is_ready(pin!(a.grow_to(6))) && is_ready(pin!(a.grow_to(1))));
         assert!(!a.is_large());
-        assert!(is_ready(pin!(b.grow(5))) && b.is_large());
-        assert!(is_ready(pin!(b.grow(1_000))));
-        let mut waits = pin!(c.grow(5));
+        assert!(is_ready(pin!(b.grow_to(5))) && b.is_large());
+        assert!(is_ready(pin!(b.grow_to(1_000))));
+        let mut waits = pin!(c.grow_to(5));
         assert!(!is_ready(waits.as_mut()));
         drop(a);
         assert!(is_ready(waits.as_mut()) && !c.is_large());
-        let mut waits = pin!(d.grow(6));
+        let mut waits = pin!(d.grow_to(6));
         assert!(!is_ready(waits.as_mut()));
         drop(b);
         assert!(is_ready(waits.as_mut()) && d.is_large());
@@ -139,7 +161,7 @@ mod tests {
     fn a_work_on_a_whole_file_is_the_large_one() {
         let bounds = Arc::new(MemoryBounds::new(10));
         let held = HeldAnswer::new(&bounds);
-        assert!(is_ready(pin!(held.grow(11))) && held.is_large());
+        assert!(is_ready(pin!(held.grow_to(11))) && held.is_large());
         let mut waits = pin!(bounds.whole_file());
         assert!(!is_ready(waits.as_mut()));
         drop(held);

@@ -10,9 +10,9 @@ metric_table! {
         pub(super) created: counters "warmroute_batches_created_total" ["api"]
             "Batches that were created, by API: openai or messages.",
         pub(super) bounds_reached: counters "warmroute_batch_bounds_reached_total" ["bound"]
-            "Batches refused by a bound: tenant_batches (batches.max_batches_per_tenant), tenant_size \
-             (batches.max_size_per_tenant), too_many_tasks (batches.max_lines) or token_limit_exceeded (limits.batch_tokens_queued \
-             of a tenant); ended_batches: those that had ended and were removed to make room for others.",
+            "Batches refused by a bound: tenant_batches (1,000 of a tenant), tenant_size (batches.max_size_per_tenant), \
+             too_many_tasks (batches.max_lines) or token_limit_exceeded (limits.batch_tokens_queued of a tenant); \
+             ended_batches: those that had ended and were removed to make room for others.",
         pub(super) ended: counters "warmroute_batches_ended_total" ["status"]
             "Batches that this replica has ended, by status: completed, failed, expired, cancelled.",
         pub(super) lines: counters "warmroute_batch_lines_total" ["outcome"]

@@ -1,27 +1,21 @@
 //! Writes the records of new batches within the bounds of their tenant, and makes room for them.
 
+use std::iter;
 use std::time::Duration;
 
-use tokio::time::sleep;
 use tracing::{debug, info};
 
 use super::batch::BatchRecord;
 use super::line::Flavor;
 use super::paths;
 use super::records::{Changed, Records};
+use super::repeat::{repeat, until_known};
 use super::service::Batches;
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
 use crate::store;
 use crate::store::conversation::Order;
 use crate::store::documents::{DocumentBounds, DocumentKey, InsertOutcome, NewDocument};
-
-/// Pauses before a write whose outcome is unknown is repeated: 2 s in all, about as long as a failover of the store.
-const PAUSES: [Duration; 3] = [
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_millis(1_400),
-];
 
 /// Before a batch is taken back anew.
 const TAKE_BACK_PAUSE: Duration = Duration::from_millis(250);
@@ -49,8 +43,7 @@ impl Batches {
                 }
                 InsertOutcome::TooMany => {
                     bound("tenant_batches");
-                    let max = self.settings.max_batches_per_tenant;
-                    return Err(ApiError::too_many_batches(max));
+                    return Err(ApiError::too_many_batches(self.max_batches));
                 }
                 InsertOutcome::TooHeavy => {
                     bound("tenant_size");
@@ -67,25 +60,19 @@ impl Batches {
         record: &BatchRecord,
         weight: u64,
     ) -> Result<InsertOutcome, store::Error> {
-        let mut pauses = PAUSES.into_iter();
-        loop {
-            let new = NewDocument {
-                value: record.to_json(),
-                created_ms: record.created_ms,
-                weight,
-                due_ms: record.due_ms(record.created_ms),
-            };
-            let bounds = DocumentBounds {
-                documents: self.settings.max_batches_per_tenant,
-                weight: self.settings.max_size_per_tenant,
-            };
-            let inserted = self.store.insert_document(key.clone(), new, bounds).await;
-            match (inserted, pauses.next()) {
-                // The same id and the same value: it may be repeated.
-                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
-                (inserted, _) => return inserted,
-            }
-        }
+        let new = NewDocument {
+            value: record.to_json(),
+            created_ms: record.created_ms,
+            weight,
+            due_ms: record.due_ms(record.created_ms),
+        };
+        let bounds = DocumentBounds {
+            documents: self.max_batches,
+            weight: self.settings.max_size_per_tenant,
+        };
+        let documents = &self.store;
+        // The same id and the same value: it may be repeated.
+        until_known(|| documents.insert_document(key.clone(), new.clone(), bounds)).await
     }
 
     /// Confirms a batch that was inserted: from now on replicas run it. If the outcome is unknown, the batch is taken
@@ -148,16 +135,15 @@ impl Batches {
 
 /// Runs until the store has answered, or the router ends.
 async fn take_back(records: Records, key: DocumentKey) {
-    loop {
-        let taken_back = records.change(&key, |record, now_ms| {
+    let is_passing = |error: &store::Error| {
+        debug!(batch = key.id, %error, "a batch is not taken back yet");
+        error.retry_after().is_some()
+    };
+    let take_back = || {
+        records.change(&key, |record, now_ms| {
             record.take_back(now_ms).then_some(())
-        });
-        match taken_back.await {
-            // Whoever looks at it next deletes it.
-            Ok(_) => return,
-            Err(error) if error.retry_after().is_none() => return,
-            Err(error) => debug!(batch = key.id, %error, "a batch is not taken back yet"),
-        }
-        sleep(TAKE_BACK_PAUSE).await;
-    }
+        })
+    };
+    // Whoever looks at it next deletes it.
+    let _ = repeat(iter::repeat(TAKE_BACK_PAUSE), is_passing, take_back).await;
 }

@@ -1,7 +1,6 @@
 //! The tokens of a tenant's batches that have not ended: OpenAI's enqueued tokens.
 
 use super::line::LineError;
-use super::records::record_of;
 use super::service::Batches;
 use crate::store;
 use crate::store::conversation::Order;
@@ -23,7 +22,8 @@ pub(super) fn refusal(max: u64, used: u64, needed: u64) -> Option<LineError> {
 
 impl Batches {
     /// The tokens of the other batches of the same tenant. Batches that are validated at the same time do not see each
-    /// other, and older ones are missed if the last of a page is deleted before the next is read.
+    /// other, older ones are missed if the last of a page is deleted before the next is read, and a record that cannot
+    /// be read counts nothing: otherwise it would keep all others from being validated.
     pub(super) async fn queued_tokens(&self, of: &DocumentKey) -> Result<u64, store::Error> {
         let mut sum = 0_u64;
         let mut after = None;
@@ -38,8 +38,8 @@ impl Batches {
                 .documents(Collection::Batches, of.tenant, page)
                 .await?;
             for document in listed.documents.iter().filter(|other| other.key != *of) {
-                let record = record_of(document)?;
-                if !record.status.is_terminal() {
+                let record = self.readable(document);
+                if let Some(record) = record.filter(|record| !record.status.is_terminal()) {
                     sum = sum.saturating_add(record.tokens);
                 }
             }

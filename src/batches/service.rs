@@ -41,6 +41,10 @@ use crate::{http, observe};
 /// Leases run by the clocks of the replicas, which may be seconds apart.
 const LEASE: Duration = Duration::from_secs(30);
 
+/// Batches of one tenant, those that have ended too: 2 KB each in the store, more while they run. Beyond them the oldest
+/// that has ended is removed, and its files of results stay; while none has ended, a new one is refused.
+const MAX_TENANT_BATCHES: u64 = 1_000;
+
 /// Batches that were created or cancelled here and that the runner looks at before all others. More are found where all
 /// others are.
 const MAX_URGENT: usize = 1_000;
@@ -63,6 +67,8 @@ pub struct Batches {
     pub(super) owner: u64,
     /// How long a replica that dies holds its works up.
     pub(super) lease: Duration,
+    /// Of one tenant.
+    pub(super) max_batches: u64,
     pub(super) works: Arc<Works>,
     pub(super) memory: Arc<MemoryBounds>,
     pub(super) running: Mutex<Running>,
@@ -106,6 +112,7 @@ impl Batches {
             metrics,
             owner: fastrand::u64(..),
             lease: LEASE,
+            max_batches: MAX_TENANT_BATCHES,
             running: Mutex::default(),
             is_storage_usable: AtomicBool::new(true),
             urgent: Mutex::default(),
@@ -198,17 +205,13 @@ impl Batches {
         std::mem::take(&mut *self.urgent.lock())
     }
 
-    /// Deletes the parts of a batch that has ended, has its end reported, and takes note of that. What fails, or was left
-    /// by a replica that was killed or did not learn that it had ended the batch, is done later, by any replica.
+    /// Has the end of a batch reported, takes note of that, and deletes the batch's parts: the results are in the files
+    /// now. A report that failed is made later, by any replica; so is that of a replica that was killed, or that did not
+    /// learn that it had ended the batch. Parts that are left go with the batch (`deleting`).
     pub(super) async fn settle_end(&self, key: &DocumentKey, record: &BatchRecord) {
         let Some(ended_ms) = record.ended_ms().filter(|_| !record.webhooks_sent) else {
             return;
         };
-        // The results are in the files now. Parts that cannot be deleted go with the batch.
-        let parts = paths::parts(&record.id);
-        if let Err(error) = self.storage.delete_all(&parts).await {
-            self.failed("parts of a batch not deleted", &error);
-        }
         let ended_s = i64::try_from(ended_ms / 1_000).unwrap_or(i64::MAX);
         let batch = BatchKey::of(key.tenant, &key.id).map(EventKey::Batch);
         let event = batch.and_then(|key| EndEvent::of(key, record.status.as_str(), ended_s));
@@ -224,6 +227,11 @@ impl Batches {
         });
         if let Err(error) = noted.await {
             self.failed("report of a batch's end not noted", &error);
+        }
+        // Last: a large batch has thousands, and what is not noted in time is reported once more.
+        let parts = paths::parts(&record.id);
+        if let Err(error) = self.storage.delete_all(&parts).await {
+            self.failed("parts of a batch not deleted", &error);
         }
     }
 

@@ -30,17 +30,10 @@ pub struct Settings {
     /// A batch whose input has more lines fails its validation.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub max_lines: u32,
-    /// Files of one tenant, those with results too. An upload beyond them is refused until one is deleted or expires.
-    #[schemars(range(min = 1, max = 10_000_000))]
-    pub max_files_per_tenant: u64,
     /// Bytes of one tenant's files together, those with results too. An upload beyond them is refused.
     #[serde(with = "SizeText")]
     #[schemars(extend("min" = "1KiB"))]
     pub max_size_per_tenant: u64,
-    /// Batches of one tenant, those that have ended too: beyond them the oldest of these is removed, and its files of
-    /// results stay. While none has ended, a new one is refused.
-    #[schemars(range(min = 1, max = 1_000_000))]
-    pub max_batches_per_tenant: u64,
     /// Files and batches are deleted this long after they were created. A client may ask for less time for a file. A
     /// `completion_window` is at most half of it.
     #[serde(with = "DurationText")]
@@ -79,12 +72,8 @@ impl Default for Settings {
             max_file_size: 1 << 30,
             // Each has 30 bytes in memory while a batch is checked or put together.
             max_lines: 200_000,
-            // 500 bytes each in the store; as many as one page of a list has.
-            max_files_per_tenant: 10_000,
             // OpenAI's is 100 GB for an organization.
             max_size_per_tenant: 100 << 30,
-            // 2 KB each in the store, more while they run.
-            max_batches_per_tenant: 1_000,
             // As OpenAI keeps the files of batches.
             retention: Duration::from_secs(30 * 24 * 3_600),
         }

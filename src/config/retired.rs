@@ -8,6 +8,11 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
     ("api.tls", &["advanced"], CONSTANT),
     ("admin.tls", &["advanced"], CONSTANT),
     (
+        "batches",
+        &["max_batches_per_tenant", "max_files_per_tenant"],
+        CONSTANT,
+    ),
+    (
         "endpoint_picker.advanced",
         &["max_connections", "max_streams"],
         CONSTANT,

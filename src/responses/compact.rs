@@ -109,7 +109,9 @@ impl Responses {
         let id = id.to_string();
         let body = engine_body::summary_body(create, &input, &id, salt, settings.max_output_tokens);
         let answer = self.ask_response(&request.engine_call(), body).await?;
-        let whole = collect(answer.into_body(), self.event_options().bytes_max).await?;
+        let line = request.context.kind.batch_line();
+        let bytes_max = self.event_options().bytes_max;
+        let whole = collect(answer.into_body(), bytes_max, line).await?;
         let wrong = |why: &str| {
             warn!(id = %request.context.id, why, "conversation not compacted");
             ApiError::invalid_engine_response(format!("the conversation was not compacted: {why}"))

@@ -136,7 +136,8 @@ impl Responses {
             mark_degraded(&mut response, is_degraded);
             return Ok(response);
         }
-        let whole = collect(engine, self.event_options().bytes_max).await;
+        let line = call.context.kind.batch_line();
+        let whole = collect(engine, self.event_options().bytes_max, line).await;
         let read = whole.and_then(|whole| read_whole(&whole, template, signer.as_ref()));
         let (template, outcome, item_count) = match read {
             Ok(read) => read,

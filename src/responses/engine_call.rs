@@ -8,7 +8,7 @@ use hyper::header::{self, HeaderValue};
 use hyper::{HeaderMap, Response, Uri};
 use tracing::debug;
 
-use super::chat::{self, AnsweredTools, ChatBody, Written};
+use super::chat::{self, AnsweredTools, ChatBody};
 use super::client_request::EngineCall;
 use super::engine_error;
 use super::http_response::mark_tools_left_out;
@@ -16,7 +16,7 @@ use super::service::Responses;
 use crate::http;
 use crate::openai::error::ApiError;
 use crate::prompt::{self, Api};
-use crate::relay::{self, AnsweredAsChat, ChatForm, NotConvertible, ToolLoss};
+use crate::relay::{self, AnsweredAsChat, BatchLine, ChatForm, NotConvertible, ToolLoss};
 
 /// How much of an engine's error is read: enough for its message.
 const ERROR_BYTES_MAX: usize = 64 << 10;
@@ -62,8 +62,7 @@ impl Responses {
             if answer.extensions().get::<AnsweredAsChat>().is_none() {
                 return Ok(answer);
             }
-            let written = call.resumed.map(|resumed| &resumed.written);
-            match self.native_answer(answer, &body, written).await {
+            match self.native_answer(call, answer, &body).await {
                 // The client has nothing of it. The relay itself tries again only before an answer begins, and that of a
                 // chat completion begins before it is computed.
                 Err(error) if attempts < CHAT_ATTEMPTS && relay::is_engine_lost(&error.message) => {
@@ -78,9 +77,9 @@ impl Responses {
     /// so that everything above reads one kind of answer.
     async fn native_answer(
         &self,
+        call: &EngineCall<'_>,
         answer: Response<http::Body>,
         native: &[u8],
-        written: Option<&Written>,
     ) -> Result<Response<http::Body>, ApiError> {
         let (mut head, engine) = answer.into_parts();
         if !is_events(&head.headers) {
@@ -96,9 +95,11 @@ impl Responses {
         }
         let bytes_max = self.event_options().bytes_max;
         let body = if tools.is_streamed {
+            let written = call.resumed.map(|resumed| &resumed.written);
             chat::native_body(engine, tools, bytes_max, written).await?
         } else {
-            http::full(chat::native_whole(engine, tools, bytes_max).await?)
+            let line = call.context.kind.batch_line();
+            http::full(chat::native_whole(engine, tools, bytes_max, line).await?)
         };
         Ok(Response::from_parts(head, body))
     }
@@ -129,7 +130,7 @@ impl Responses {
         }
         let retry_after = engine_error::retry_after(answer.headers());
         let is_of_chat = answer.extensions().get::<AnsweredAsChat>().is_some();
-        let body = collect(answer.into_body(), ERROR_BYTES_MAX).await;
+        let body = collect(answer.into_body(), ERROR_BYTES_MAX, None).await;
         let body = body.unwrap_or_default();
         let mut error = if is_of_chat {
             engine_error::of_chat(status, &body)
@@ -159,8 +160,13 @@ fn engine_headers(headers: &HeaderMap) -> Cow<'_, HeaderMap> {
     Cow::Owned(headers)
 }
 
-/// Reads a whole answer of up to `bytes_max` bytes.
-pub(super) async fn collect(mut body: http::Body, bytes_max: usize) -> Result<Bytes, ApiError> {
+/// Reads a whole answer of up to `bytes_max` bytes. `line`: the line of a batch that is answered, within whose room the
+/// answer grows.
+pub(super) async fn collect(
+    mut body: http::Body,
+    bytes_max: usize,
+    line: Option<&BatchLine>,
+) -> Result<Bytes, ApiError> {
     let mut whole = Vec::new();
     let mut first = Bytes::new();
     while let Some(frame) = body.frame().await {
@@ -168,10 +174,14 @@ pub(super) async fn collect(mut body: http::Body, bytes_max: usize) -> Result<By
             ApiError::invalid_engine_response(format!("the engine's answer ended early: {error}"))
         })?;
         let data = frame.into_data().unwrap_or_default();
-        if first.len() + whole.len() + data.len() > bytes_max {
+        let bytes = first.len() + whole.len() + data.len();
+        if bytes > bytes_max {
             return Err(ApiError::invalid_engine_response(
                 "the engine's answer is longer than the router allows",
             ));
+        }
+        if let Some(line) = line {
+            line.grow_to(bytes).await;
         }
         // An answer in one piece, as most are, is not copied.
         if first.is_empty() && whole.is_empty() {
@@ -189,4 +199,43 @@ pub(super) async fn collect(mut body: http::Body, bytes_max: usize) -> Result<By
     } else {
         whole.into()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicUsize;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use super::*;
+    use crate::relay::{AnswerRoom, EnteringLines, GrowFuture};
+
+    /// The most bytes that it was asked for.
+    #[derive(Debug, Default)]
+    struct AskedRoom(AtomicUsize);
+
+    impl AnswerRoom for AskedRoom {
+        fn grow_to(&self, bytes: usize) -> GrowFuture<'_> {
+            self.0.fetch_max(bytes, Relaxed);
+            Box::pin(ready(()))
+        }
+    }
+
+    #[tokio::test]
+    async fn the_answer_of_a_line_grows_within_its_room() {
+        let room = Arc::new(AskedRoom::default());
+        let entering = Arc::<EnteringLines>::default().enter(1, Arc::default());
+        let line = BatchLine::new("batch_1".into(), entering).with_room(room.clone());
+        let answer = http::full(vec![b'x'; 1_000]);
+        let whole = collect(answer, 2_000, Some(&line)).await.unwrap();
+        assert_eq!((whole.len(), room.0.load(Relaxed)), (1_000, 1_000));
+        room.0.store(0, Relaxed);
+        let text = r#"{"choices":[{"delta":{"content":"0123456789"},"finish_reason":"stop"}]}"#;
+        let chunks = format!("data: {text}\n\ndata: [DONE]\n\n");
+        let tools = AnsweredTools::of(b"{}");
+        let native = chat::native_whole(http::full(chunks), tools, 2_000, Some(&line));
+        assert!(!native.await.unwrap().is_empty());
+        assert_eq!(room.0.load(Relaxed), 10);
+    }
 }

@@ -57,7 +57,7 @@ impl Responses {
 
     async fn send_ahead(&self, call: &EngineCall<'_>, body: Bytes) -> Result<(), ApiError> {
         let answer = self.ask_response(call, body).await?;
-        collect(answer.into_body(), ANSWER_BYTES_MAX).await?;
+        collect(answer.into_body(), ANSWER_BYTES_MAX, None).await?;
         Ok(())
     }
 }

@@ -250,11 +250,15 @@ impl Desk {
     }
 
     fn command(&self, arguments: &[&str]) -> Command {
+        self.command_at(&self.router.url(), arguments)
+    }
+
+    fn command_at(&self, url: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_warmroute"));
         command
             .arg("batch")
             .args(arguments)
-            .args(["--url", &self.router.url()])
+            .args(["--url", url])
             .current_dir(&self.folder)
             .env_remove("OPENAI_API_KEY")
             .env_remove("OPENAI_BASE_URL");
@@ -262,7 +266,11 @@ impl Desk {
     }
 
     async fn batch(&self, arguments: &[&str]) -> Output {
-        let mut command = self.command(arguments);
+        self.batch_at(&self.router.url(), arguments).await
+    }
+
+    async fn batch_at(&self, url: &str, arguments: &[&str]) -> Output {
+        let mut command = self.command_at(url, arguments);
         let run = tokio::task::spawn_blocking(move || command.output().unwrap());
         run.await.unwrap()
     }
@@ -415,6 +423,21 @@ async fn a_wrong_argument_is_refused_with_what_to_do() {
 }
 
 #[tokio::test]
+async fn an_url_that_is_none_is_a_mistake_in_the_arguments() {
+    let desk = Desk::start().await;
+    for url in ["router:8080", "ftp://router", "http://x:99999"] {
+        for arguments in [&RUN[..], &["status", BATCH][..]] {
+            let output = desk.batch_at(url, arguments).await;
+            let problem = err(&output);
+            assert_eq!(output.status.code(), Some(64), "{url}: {problem}");
+            let expected = "expected http://HOST:PORT or https://HOST:PORT";
+            assert!(problem.contains(expected), "{url}: {problem}");
+        }
+    }
+    assert_eq!(desk.files(), ["in.jsonl"]);
+}
+
+#[tokio::test]
 async fn a_key_or_an_url_that_is_wrong_is_found_before_the_upload() {
     let desk = Desk::start().await;
     let list = "GET /v1/batches";
@@ -533,6 +556,47 @@ async fn another_input_or_another_router_is_refused_with_what_to_do() {
     assert!(problem.contains("another input"), "{problem}");
     assert!(problem.contains("delete out.jsonl.batch"), "{problem}");
     assert_eq!(desk.router.count(""), asked);
+}
+
+#[tokio::test]
+async fn another_window_than_that_of_the_batch_is_refused_with_what_to_do() {
+    let with_window = |window: &'static str| {
+        let more = ["--completion-window", window];
+        [&RUN[..], &more[..]].concat()
+    };
+    let desk = Desk::with_results().await;
+    desk.batch(&with_window("2h")).await;
+    assert_eq!(desk.begun()["completion_window"], "2h");
+    let asked = desk.router.count("");
+    let output = desk.batch(&with_window("24h")).await;
+    let problem = err(&output);
+    assert_eq!(output.status.code(), Some(1), "{problem}");
+    let expected = format!("--completion-window 2h and not 24h ({BATCH} at ");
+    assert!(problem.contains(&expected), "{problem}");
+    assert!(problem.contains("delete out.jsonl.batch"), "{problem}");
+    assert_eq!(desk.router.count(""), asked);
+    for same in [with_window("120m"), RUN.to_vec()] {
+        let output = desk.batch(&same).await;
+        assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    }
+
+    // Of a batch that was created unheard the router says the window.
+    let desk = Desk::with_results().await;
+    desk.run_before(|begun| {
+        begun["batch_id"] = Value::Null;
+        begun["completion_window"] = Value::Null;
+        begun["ended"] = Value::Null;
+    })
+    .await;
+    desk.router.state.lock().listed = vec![look("in_progress", [2, 1, 0])];
+    let output = desk.batch(&with_window("2h")).await;
+    let problem = err(&output);
+    assert_eq!(output.status.code(), Some(1), "{problem}");
+    let expected = "--completion-window 24h and not 2h";
+    assert!(problem.contains(expected), "{problem}");
+    assert!(!problem.contains("same command again"), "{problem}");
+    desk.run(0).await;
+    assert_eq!(desk.router.count("POST /v1/batches"), 1);
 }
 
 #[tokio::test]

@@ -219,7 +219,7 @@ impl Files {
             purpose: request.purpose,
         };
         let bounds = DocumentBounds {
-            documents: self.settings.max_files_per_tenant,
+            documents: self.max_files,
             weight: self.settings.max_size_per_tenant,
         };
         let unconfirmed = record.unconfirmed();
@@ -254,8 +254,7 @@ impl Files {
             InsertOutcome::Done | InsertOutcome::Exists => Ok(()),
             InsertOutcome::TooMany => {
                 self.metrics.on_bound("tenant_files");
-                let max = self.settings.max_files_per_tenant;
-                Err(ApiError::too_many_files(max))
+                Err(ApiError::too_many_files(self.max_files))
             }
             InsertOutcome::TooHeavy => {
                 self.metrics.on_bound("tenant_size");

@@ -5,7 +5,7 @@ use hyper::Response;
 use super::service::Files;
 use crate::batches::file;
 use crate::batches::http_answer::json;
-use crate::batches::list_page::list_page;
+use crate::batches::list_page::{MAX_FETCHES, list_page};
 use crate::batches::list_query::{ListOf, ListQuery};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
@@ -33,7 +33,14 @@ impl Files {
             let is_shown = is_asked && !record.is_expired(now);
             is_shown.then_some(record)
         };
-        let page = list_page(&*self.store, Collection::Files, tenant, &query, shown);
+        let page = list_page(
+            &*self.store,
+            Collection::Files,
+            tenant,
+            &query,
+            MAX_FETCHES,
+            shown,
+        );
         let (records, has_more) = page.await?;
         Ok(json(file::list_object(&records, has_more)))
     }

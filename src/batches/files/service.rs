@@ -1,17 +1,18 @@
 //! The files of all tenants: records in the store, bytes in the storage. Each endpoint adds its own methods.
 
+use std::iter;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::Response;
 use parking_lot::Mutex;
-use tokio::time::sleep;
 use tracing::{debug, warn};
 
 use super::metrics::Metrics;
 use super::slots::UploadSlots;
 use crate::batches::file::{self, FileRecord};
 use crate::batches::http_answer::json;
+use crate::batches::repeat::{repeat, until_known};
 use crate::batches::settings::Settings;
 use crate::batches::storage::{Storage, StorageError};
 use crate::http::drain::Tasks;
@@ -25,12 +26,9 @@ use crate::store::documents::{
 use crate::store::{self, ResponseStore};
 use crate::{http, observe};
 
-/// Pauses before a write whose outcome is unknown is repeated: 2 s in all, about as long as a failover of the store.
-const PAUSES: [Duration; 3] = [
-    Duration::from_millis(100),
-    Duration::from_millis(500),
-    Duration::from_millis(1_400),
-];
+/// Files of one tenant, those with results too: 500 bytes each in the store, and as many as one page of a list has. An
+/// upload beyond them is refused until one is deleted or expires.
+const MAX_TENANT_FILES: u64 = 10_000;
 
 /// Before a file is taken back anew.
 const TAKE_BACK_PAUSE: Duration = Duration::from_secs(1);
@@ -53,6 +51,8 @@ pub struct Files {
     pub(super) tasks: Tasks,
     pub(super) metrics: Metrics,
     pub(super) slots: Arc<UploadSlots>,
+    /// Of one tenant.
+    pub(super) max_files: u64,
     failures: Arc<Mutex<LogOnce>>,
 }
 
@@ -71,6 +71,7 @@ impl Files {
             tasks,
             metrics: Metrics::new(registry),
             slots: Arc::default(),
+            max_files: MAX_TENANT_FILES,
             failures: Arc::default(),
         }
     }
@@ -146,10 +147,13 @@ impl Files {
     pub(super) fn take_back(&self, tenant: Tenant, id: String) {
         let files = self.clone();
         self.tasks.spawn(async move {
-            while let Err(error) = files.remove(tenant, &id).await {
+            let always = |error: &ApiError| {
                 debug!(id, reason = error.message, "a file is not taken back yet");
-                sleep(TAKE_BACK_PAUSE).await;
-            }
+                true
+            };
+            let pauses = iter::repeat(TAKE_BACK_PAUSE);
+            // There is no end of the pauses.
+            let _ = repeat(pauses, always, || files.remove(tenant, &id)).await;
         });
     }
 
@@ -233,17 +237,8 @@ impl Files {
             weight: record.bytes,
             due_ms,
         };
-        let mut pauses = PAUSES.into_iter();
-        loop {
-            let inserted = self
-                .store
-                .insert_document(key.clone(), new.clone(), bounds)
-                .await;
-            match (inserted, pauses.next()) {
-                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
-                (inserted, _) => return inserted,
-            }
-        }
+        let documents = &self.store;
+        until_known(|| documents.insert_document(key.clone(), new.clone(), bounds)).await
     }
 
     /// Has clients find a file that was inserted as unconfirmed. After an error it is unknown whether that was done.
@@ -252,25 +247,16 @@ impl Files {
         key: &DocumentKey,
         record: &FileRecord,
     ) -> Result<(), store::Error> {
-        let mut pauses = PAUSES.into_iter();
-        loop {
-            let (value, due_ms) = (record.to_json(), record.due_ms());
-            let replaced = self
-                .store
-                .replace_document(key.clone(), INSERTED, value, due_ms)
-                .await;
-            match (replaced, pauses.next()) {
-                (Err(store::Error::Unknown { .. }), Some(pause)) => sleep(pause).await,
-                (Err(error), _) => return Err(error),
-                // `Changed`: by a write before, whose outcome was unknown. Only its own upload changes a file.
-                (Ok(ReplaceOutcome::Done(_) | ReplaceOutcome::Changed), _) => return Ok(()),
-                (Ok(ReplaceOutcome::Gone), _) => {
-                    return Err(store::Error::Unavailable {
-                        retry_after: Duration::from_secs(1),
-                        reason: "the upload took too long and was deleted".into(),
-                    });
-                }
-            }
+        let (value, due_ms) = (record.to_json(), record.due_ms());
+        let documents = &self.store;
+        let confirm = || documents.replace_document(key.clone(), INSERTED, value.clone(), due_ms);
+        match until_known(confirm).await? {
+            // `Changed`: by a write before, whose outcome was unknown. Only its own upload changes a file.
+            ReplaceOutcome::Done(_) | ReplaceOutcome::Changed => Ok(()),
+            ReplaceOutcome::Gone => Err(store::Error::Unavailable {
+                retry_after: Duration::from_secs(1),
+                reason: "the upload took too long and was deleted".into(),
+            }),
         }
     }
 }

@@ -162,11 +162,11 @@ async fn a_file_that_is_too_large_is_refused_and_leaves_nothing() {
 
 #[tokio::test]
 async fn a_tenant_has_so_many_files_and_bytes() {
-    let world = World::new(Settings {
-        max_files_per_tenant: 2,
+    let mut world = World::new(Settings {
         max_size_per_tenant: 100,
         ..Settings::default()
     });
+    world.files.max_files = 2;
     let upload = async |bytes: usize| world.upload(&with_file(&vec![b'x'; bytes]), 64).await;
     let first = upload(60).await.unwrap();
     let heavy = upload(60).await.unwrap_err();

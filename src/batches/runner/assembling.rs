@@ -21,6 +21,10 @@ use crate::batches::storage::{Storage, StorageError, StorageWriter};
 use crate::batches::works::StopWork;
 use crate::observe;
 
+/// The kinds of files of results, as their ids and names have them.
+const OUTPUT: &str = "output";
+const ERROR: &str = "error";
+
 /// Lines after which requests on this thread have their turn.
 const LINES_AT_A_TIME: u32 = 64;
 
@@ -97,8 +101,8 @@ impl<'a> ResultFiles<'a> {
     fn new(work: &'a WorkContext, record: &'a BatchRecord) -> Result<Self, StorageError> {
         let (output, error) = match record.flavor {
             Flavor::OpenAi => (
-                openai_file(work, record, "output")?,
-                Some(openai_file(work, record, "error")?),
+                openai_file(work, record, OUTPUT)?,
+                Some(openai_file(work, record, ERROR)?),
             ),
             Flavor::Messages => {
                 let own = ResultFile {
@@ -189,14 +193,13 @@ async fn register(
     })
 }
 
-/// The same file, whichever replica puts the results together, and however often. Only who knows the batch's id could
-/// guess it.
+/// The same file, whichever replica puts the results together, and however often.
 fn openai_file(
     work: &WorkContext,
     record: &BatchRecord,
     kind: &str,
 ) -> Result<ResultFile, StorageError> {
-    let id = file::new_file_id(xxh3_128(format!("{} {kind}", record.id).as_bytes()));
+    let id = file_id(&record.id, kind);
     let path = file::storage_path(work.key().tenant, &id).ok_or(StorageError::NotFound)?;
     Ok(ResultFile {
         path,
@@ -204,6 +207,16 @@ fn openai_file(
         id,
         writer: None,
     })
+}
+
+/// The ids of the files of results that a batch may have.
+pub(super) fn file_ids(batch: &str) -> [String; 2] {
+    [OUTPUT, ERROR].map(|kind| file_id(batch, kind))
+}
+
+/// Only a client that has the batch's id could guess it.
+fn file_id(batch: &str, kind: &str) -> String {
+    file::new_file_id(xxh3_128(format!("{batch} {kind}").as_bytes()))
 }
 
 /// Nothing stays of files that are not finished: their writers are dropped.

@@ -1,27 +1,37 @@
-//! Deletes all that is kept of a batch. Its files have a retention of their own.
+//! Deletes all that is kept of a batch. Its files have a retention of their own, unless the batch has not ended: then no
+//! client learnt of them, and no record may name them.
 
+use super::assembling;
 use super::work_context::{Halt, WorkContext};
 use crate::batches::metrics::WorkOutcome;
 use crate::batches::paths;
+use crate::batches::storage::StorageError;
 
 pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
-    if work.own_record().await.is_none() {
+    let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
-    }
+    };
+    let (batches, key) = (&work.batches, work.key());
     let deleting = async {
-        let folder = paths::folder(&work.key().id);
-        let deleted = work.batches.storage.delete_all(&folder).await;
+        if !record.status.is_terminal() {
+            for file in assembling::file_ids(&key.id) {
+                let removed = batches.files.remove(key.tenant, &file).await;
+                removed.map_err(|error| StorageError::Failed(error.message))?;
+            }
+        }
+        let folder = paths::folder(&key.id);
+        let deleted = batches.storage.delete_all(&folder).await;
         deleted.map_err(Halt::from)
     };
     if let Err(halt) = work.unless_stopped(deleting).await {
         return work.on_halt(halt).await;
     }
-    let removed = work.batches.store.remove_document(work.key().clone(), None);
+    let removed = batches.store.remove_document(key.clone(), None);
     match removed.await {
         Ok(_) => WorkOutcome::Done,
         Err(error) => {
             // The claim runs out, and somebody tries again.
-            work.batches.failed("record of a batch not deleted", &error);
+            batches.failed("record of a batch not deleted", &error);
             WorkOutcome::Returned
         }
     }

@@ -1,14 +1,19 @@
+mod outbox;
 mod world;
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use self::outbox::WatchfulOutbox;
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
-use crate::batches::batch::WEBHOOK_GRACE_MS;
+use super::assembling::file_ids;
+use crate::batches::batch::{BatchRecord, BatchStatus, WEBHOOK_GRACE_MS, new_batch_id};
 use crate::batches::file;
 use crate::batches::line::Flavor;
 use crate::batches::paths;
@@ -66,14 +71,83 @@ async fn the_parts_of_a_batch_go_though_the_replica_that_ended_it_did_not_learn_
     });
     unsettled.await.unwrap();
     let _second = shared.replica();
-    let parts = paths::parts(id);
-    let gone = async {
-        while !shared.storage.list(&parts).await.unwrap().is_empty() {
-            sleep(Duration::from_millis(5)).await;
-        }
-    };
-    let limit = Duration::from_secs(60);
-    tokio::time::timeout(limit, gone).await.expect("they go");
+    shared.until_empty(&paths::parts(id)).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_batch_is_reported_before_its_parts_are_deleted() {
+    let mut shared = Shared::new();
+    let outbox = Arc::new(WatchfulOutbox {
+        storage: shared.storage.clone(),
+        parts: Mutex::default(),
+    });
+    shared.store.outbox = outbox.clone();
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    replica.until(id, has_ended).await;
+    shared.until_empty(&paths::parts(id)).await;
+    replica.tasks.drain(Duration::from_secs(10)).await;
+    let parts = outbox.parts.lock().clone();
+    assert!(parts.len() == 1 && parts[0] > 0, "{parts:?}");
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let (record, _) = replica.batches.records.read(&key).await.unwrap().unwrap();
+    assert!(record.webhooks_sent);
+}
+
+#[tokio::test]
+async fn parts_that_a_killed_replica_has_left_go_with_their_batch() {
+    let shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    first.until(id, has_ended).await;
+    first.tasks.drain(Duration::from_secs(10)).await;
+    let left = Bytes::from_static(b"left");
+    let part = paths::part(id, 0, 1, 1);
+    shared.storage.put(&part, left).await.unwrap();
+    let key = key_of(Tenant::default(), Flavor::OpenAi, id).unwrap();
+    let retained = first.batches.records.change(&key, |record, now_ms| {
+        record.delete_ms = now_ms;
+        Some(())
+    });
+    retained.await.unwrap();
+    let _second = shared.replica();
+    shared.until_empty(&paths::folder(id)).await;
+}
+
+#[tokio::test]
+async fn files_of_a_batch_that_never_ended_go_with_it() {
+    let shared = Shared::new();
+    let full = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&full, &lines("m")).await;
+    let created = full.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    full.until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    full.tasks.drain(Duration::from_secs(10)).await;
+    // As of a replica that was killed when the file had appeared and was not registered.
+    let tenant = Tenant::default();
+    for output in file_ids(id) {
+        let path = file::storage_path(tenant, &output).unwrap();
+        let left = Bytes::from_static(b"left");
+        shared.storage.put(&path, left).await.unwrap();
+    }
+    let key = key_of(tenant, Flavor::OpenAi, id).unwrap();
+    let retained = full.batches.records.change(&key, |record, now_ms| {
+        record.delete_ms = now_ms;
+        Some(())
+    });
+    retained.await.unwrap();
+    let _other = shared.replica();
+    shared.until_empty(&paths::folder(id)).await;
+    let input = file::storage_path(tenant, &file).unwrap();
+    assert_eq!(shared.storage.list("files/").await.unwrap(), [input]);
 }
 
 #[tokio::test]
@@ -252,10 +326,7 @@ async fn the_input_of_a_batch_stays_until_the_batch_has_ended() {
 #[tokio::test]
 async fn the_oldest_batch_that_has_ended_makes_room() {
     let mut shared = Shared::new();
-    shared.settings = Settings {
-        max_batches_per_tenant: 2,
-        ..Settings::default()
-    };
+    shared.max_batches = Some(2);
     let replica = shared.replica();
     let file = shared.file(&replica, &lines("m")).await;
     let mut ended = Vec::new();
@@ -274,10 +345,7 @@ async fn the_oldest_batch_that_has_ended_makes_room() {
 #[tokio::test]
 async fn batches_that_have_not_ended_make_no_room() {
     let mut shared = Shared::new();
-    shared.settings = Settings {
-        max_batches_per_tenant: 2,
-        ..Settings::default()
-    };
+    shared.max_batches = Some(2);
     let replica = shared.replica_with(Engines {
         is_full: true,
         ..Engines::default()
@@ -294,52 +362,72 @@ async fn batches_that_have_not_ended_make_no_room() {
 }
 
 #[tokio::test]
-async fn a_record_of_a_newer_release_hides_no_others() {
+async fn records_of_a_newer_release_hide_no_others() {
+    // More than are fetched at once.
+    const NEWER: u128 = 1_100;
     let shared = Shared::new();
-    let replica = shared.replica();
+    let replica = shared.replica_with(Engines {
+        tokens_max: Some(1 << 20),
+        ..Engines::default()
+    });
     let file = shared.file(&replica, &lines("m")).await;
     let created = replica.create(&file).await;
-    for (collection, id, newer) in [
-        (
-            Collection::Batches,
-            format!("batch_{:032x}", 7),
-            json!({"status": "dreaming"}),
-        ),
-        (
-            Collection::Files,
-            file::new_file_id(7),
-            json!({"purpose": "dreams"}),
-        ),
-    ] {
+    let of_messages = BatchRecord {
+        id: new_batch_id(Flavor::Messages, NEWER),
+        flavor: Flavor::Messages,
+        status: BatchStatus::Cancelled,
+        ..BatchRecord::default()
+    };
+    let insert = async |collection, id: String, value: Bytes, created_ms| {
         let key = DocumentKey {
             collection,
             tenant: Tenant::default(),
             id,
         };
         let new = NewDocument {
-            value: Bytes::from(newer.to_string()),
-            created_ms: observe::unix_ms() + 1_000,
+            value,
+            created_ms,
             weight: 0,
             due_ms: None,
         };
         let bounds = DocumentBounds {
-            documents: 100,
+            documents: 10_000,
             weight: 100 << 20,
         };
-        let inserted = shared
-            .store
-            .responses
-            .insert_document(key, new, bounds)
-            .await;
+        let store = &shared.store.responses;
+        let inserted = store.insert_document(key, new, bounds).await;
         assert_eq!(inserted, Ok(InsertOutcome::Done));
+    };
+    let (id, value) = (of_messages.id.clone(), of_messages.to_json());
+    insert(Collection::Batches, id, value, 1).await;
+    let later_ms = observe::unix_ms() + 1_000;
+    for number in 0..NEWER {
+        let batch = Bytes::from(json!({"status": "dreaming"}).to_string());
+        for flavor in [Flavor::OpenAi, Flavor::Messages] {
+            let id = new_batch_id(flavor, number);
+            insert(Collection::Batches, id, batch.clone(), later_ms).await;
+        }
+        let id = file::new_file_id(number << 64);
+        let purpose = Bytes::from(json!({"purpose": "dreams"}).to_string());
+        insert(Collection::Files, id, purpose, later_ms).await;
+    }
+    for (list, expected) in [
+        (BatchEndpoint::List, &created["id"]),
+        (BatchEndpoint::ListOfMessages, &json!(of_messages.id)),
+        (BatchEndpoint::ListFiles, &json!(file)),
+    ] {
+        let answer = replica.answer(&list, String::new()).await;
+        let page: Value = serde_json::from_slice(&answer).unwrap();
+        let found = page["data"].as_array().unwrap();
+        assert!(found.iter().any(|item| item["id"] == *expected), "{page}");
+        assert_eq!(page["has_more"], false, "{list:?}");
     }
     assert_eq!(listed(&replica).await, [created["id"].clone()]);
-    let files = replica
-        .answer(&BatchEndpoint::ListFiles, String::new())
-        .await;
-    let files: Value = serde_json::from_slice(&files).unwrap();
-    let files = files["data"].as_array().unwrap();
-    assert!(files.iter().any(|found| found["id"] == file));
+    // Nor do they keep a batch from being validated whose tenant has a limit of tokens.
+    let last = replica.create(&file).await;
+    let id = last["id"].as_str().unwrap();
+    let ended = replica.until(id, has_ended).await;
+    assert_eq!(ended["status"], "completed");
 }
 
 /// The ids of all batches, newest first.

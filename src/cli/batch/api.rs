@@ -38,8 +38,8 @@ const SHOWN_BYTES: usize = 200;
 #[derive(Args)]
 pub(super) struct ApiAccess {
     /// The router's API, with or without `/v1` at its end.
-    #[arg(long, value_name = "URL", env = "OPENAI_BASE_URL", default_value = LOCAL)]
-    url: String,
+    #[arg(long, value_name = "URL", env = "OPENAI_BASE_URL", default_value = LOCAL, value_parser = api_url)]
+    url: ApiUrl,
     /// The API key, if the router has tenants; `file:/path` is read.
     #[arg(
         long,
@@ -54,34 +54,63 @@ pub(super) struct ApiAccess {
 
 impl ApiAccess {
     pub(super) fn client(&self) -> Result<ApiClient, String> {
-        let base = base_of(&self.url);
-        let wrong = || {
-            format!(
-                "--url {} (or OPENAI_BASE_URL): write http://HOST:PORT or https://HOST:PORT of the router's API",
-                self.url
-            )
-        };
-        let uri: Uri = base.parse().map_err(|_| wrong())?;
-        let (port, tls) = match uri.scheme_str() {
-            Some("http") => (80, None),
-            Some("https") => (443, Some(self.tls.client())),
-            _ => return Err(wrong()),
-        };
-        // A password has no place here: `--api-key` has one.
-        let host = uri.host().filter(|_| !base.contains(['?', '#', '@']));
-        let host = host.ok_or_else(wrong)?.to_owned();
         let key = given_secret("--api-key", self.api_key.as_deref())?;
         let key = key.filter(|key| !key.is_empty());
         let authorization = key.as_ref().map(bearer).transpose();
+        let url = self.url.clone();
         Ok(ApiClient {
-            base: base.to_owned(),
-            path: uri.path().trim_end_matches('/').to_owned(),
-            port: uri.port_u16().unwrap_or(port),
-            host,
+            base: url.base,
+            host: url.host,
+            port: url.port,
+            path: url.path,
             authorization: authorization.map_err(|error| format!("--api-key: the key {error}"))?,
-            tls,
+            tls: url.is_tls.then(|| self.tls.client()),
         })
     }
+}
+
+/// A router's API, as `--url` names it.
+#[derive(Clone, Debug)]
+struct ApiUrl {
+    base: String,
+    host: String,
+    port: u16,
+    path: String,
+    is_tls: bool,
+}
+
+/// An URL of an API, as it is given.
+fn api_url(text: &str) -> Result<ApiUrl, String> {
+    let expected = "expected http://HOST:PORT or https://HOST:PORT, in --url or OPENAI_BASE_URL";
+    read_url(base_of(text)).ok_or_else(|| expected.to_owned())
+}
+
+fn read_url(base: &str) -> Option<ApiUrl> {
+    let uri: Uri = base.parse().ok()?;
+    let (usual_port, is_tls) = match uri.scheme_str()? {
+        "http" => (80, false),
+        "https" => (443, true),
+        _ => return None,
+    };
+    // A password has no place here: `--api-key` has one.
+    if base.contains(['?', '#', '@']) {
+        return None;
+    }
+    let authority = uri.authority()?;
+    let host = authority.host();
+    let port = match authority.port_u16() {
+        Some(port) => port,
+        None if authority.as_str() == host => usual_port,
+        // No number of a port.
+        None => return None,
+    };
+    (!host.is_empty()).then(|| ApiUrl {
+        base: base.to_owned(),
+        host: host.to_owned(),
+        port,
+        path: uri.path().trim_end_matches('/').to_owned(),
+        is_tls,
+    })
 }
 
 /// What stands before `/v1`: the same for every way to write an URL.
@@ -107,6 +136,8 @@ pub(super) enum AskErrorKind {
     Passing,
     /// The router does not have what the request names.
     Gone,
+    /// The run that exists was started with other arguments.
+    OtherRun,
     /// Something must be changed first.
     Final,
 }
@@ -119,6 +150,11 @@ impl AskError {
 
     pub(super) fn passing(why: impl Display) -> Self {
         Self::new(AskErrorKind::Passing, why)
+    }
+
+    /// Of arguments that are not those of the run.
+    pub(super) fn other_run(why: impl Display) -> Self {
+        Self::new(AskErrorKind::OtherRun, why)
     }
 
     /// Of this machine.
@@ -310,7 +346,7 @@ mod tests {
     fn every_way_to_write_an_url_leads_to_the_same_api() {
         let of_url = |url: &str| {
             let access = ApiAccess {
-                url: url.to_owned(),
+                url: api_url(url).ok()?,
                 api_key: None,
                 tls: ListenerTls::default(),
             };
@@ -327,9 +363,11 @@ mod tests {
             assert_eq!(found, (base, host, port, path), "{url}");
         }
         let with_more = ["http://x?y=1", "http://x#y", "http://me:secret@x"];
+        let no_host_or_port = ["http://", "http://:80", "http://x:99999", "http://x:y"];
         for wrong in ["router:8080", "router", "ftp://x", ""]
             .iter()
             .chain(&with_more)
+            .chain(&no_host_or_port)
         {
             assert!(of_url(wrong).is_none(), "{wrong}");
         }

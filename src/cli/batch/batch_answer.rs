@@ -14,6 +14,7 @@ pub(super) struct BatchAnswer {
     pub(super) id: String,
     pub(super) status: String,
     pub(super) input_file_id: String,
+    pub(super) completion_window: Option<String>,
     pub(super) output_file_id: Option<String>,
     pub(super) error_file_id: Option<String>,
     pub(super) request_counts: RequestCounts,

@@ -25,6 +25,8 @@ use crate::batches::create_batch::{WINDOW_SHAPE, read_window};
 use crate::http::drain::StopSignals;
 use crate::observe;
 
+/// OpenAI's.
+const DEFAULT_WINDOW: &str = "24h";
 /// Some lines did not succeed.
 const SOME_FAILED: u8 = 2;
 /// Between two looks at a batch: small batches end soon, and large ones run for hours.
@@ -47,9 +49,9 @@ pub(crate) struct RunBatch {
     /// The results, a line for each request that succeeded. The lines are in any order.
     #[arg(short, long, value_name = "OUT.JSONL")]
     output: PathBuf,
-    /// The time after which what has not run is given up.
-    #[arg(long, value_name = "TIME", default_value = "24h", value_parser = window)]
-    completion_window: String,
+    /// The time after which what has not run is given up; if it is left out, 24h, or that of the run that goes on.
+    #[arg(long, value_name = "TIME", value_parser = window)]
+    completion_window: Option<String>,
     #[command(flatten)]
     access: ApiAccess,
 }
@@ -87,6 +89,7 @@ impl RunBatch {
         if saved.steps.file_id.is_none() {
             self.check_free(places)?;
         }
+        saved.check_window(self.completion_window.as_deref())?;
         if let Some(ended) = &saved.steps.ended
             && places.output.exists()
         {
@@ -144,8 +147,13 @@ impl RunBatch {
             None => {
                 let hidden = ProgressBar::hidden();
                 let create = async || self.batch_of(client, &file_id, checked.endpoint).await;
-                let batch_id = patiently(&hidden, create).await?.id;
-                saved.record(|steps| steps.batch_id = Some(batch_id.clone()))?;
+                let (batch_id, window) = patiently(&hidden, create).await?;
+                saved.record(|steps| {
+                    steps.batch_id = Some(batch_id.clone());
+                    steps.completion_window = window;
+                })?;
+                let is_own = saved.check_window(self.completion_window.as_deref());
+                is_own.map_err(AskError::other_run)?;
                 batch_id
             }
         };
@@ -192,25 +200,28 @@ impl RunBatch {
         Ok(id)
     }
 
-    /// The batch of an input: the one that an earlier process has created without hearing of it, or else a new one.
+    /// The id and the window of an input's batch: of the one that an earlier process has created without hearing of it,
+    /// or else of a new one.
     async fn batch_of(
         &self,
         client: &ApiClient,
         file_id: &str,
         endpoint: &str,
-    ) -> Result<BatchAnswer, AskError> {
+    ) -> Result<(String, Option<String>), AskError> {
         let bar = ProgressBar::hidden();
         // Few batches are created between two tries of a run.
         let mut batches = newest_batches(client).await?.into_iter();
         if let Some(batch) = batches.find(|batch| batch.input_file_id == file_id) {
-            return Ok(batch);
+            return Ok((batch.id, batch.completion_window));
         }
+        let window = self.completion_window.as_deref().unwrap_or(DEFAULT_WINDOW);
         let body = SentBody::json(&json!({
             "input_file_id": file_id,
             "endpoint": endpoint,
-            "completion_window": self.completion_window,
+            "completion_window": window,
         }));
-        client.ask(Method::POST, "/v1/batches", body, &bar).await
+        let created = client.ask::<BatchAnswer>(Method::POST, "/v1/batches", body, &bar);
+        Ok((created.await?.id, Some(window.to_owned())))
     }
 }
 

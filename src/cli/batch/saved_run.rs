@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::api::{AskError, AskErrorKind};
+use crate::batches::create_batch::read_window;
 
 /// The run with an output. No other process goes on with it meanwhile. Dropped before anything of the run is at a
 /// router, it removes its file.
@@ -28,6 +29,8 @@ pub(super) struct RunSteps {
     /// The input at the router.
     pub(super) file_id: Option<String>,
     pub(super) batch_id: Option<String>,
+    /// The window that the batch was created with.
+    pub(super) completion_window: Option<String>,
     /// Once the results are in their places.
     pub(super) ended: Option<EndedRun>,
 }
@@ -72,6 +75,7 @@ impl SavedRun {
             input: input.clone(),
             file_id: None,
             batch_id: None,
+            completion_window: None,
             ended: None,
         };
         let anew = format!("name another output, or, {}", how_to_begin_anew(place));
@@ -103,6 +107,24 @@ impl SavedRun {
         Ok(Self { place, file, steps })
     }
 
+    /// Refuses another window than the one that the batch was created with. `None`: whichever that is.
+    pub(super) fn check_window(&self, window: Option<&str>) -> Result<(), String> {
+        let (Some(window), Some(own)) = (window, &self.steps.completion_window) else {
+            return Ok(());
+        };
+        // They may be written in several ways.
+        if read_window(window) == read_window(own) {
+            return Ok(());
+        }
+        let (place, url) = (self.place.display(), &self.steps.url);
+        let batch_id = self.steps.batch_id.as_deref().unwrap_or_default();
+        let anew = self.how_to_begin_anew();
+        Err(format!(
+            "{place} is of a run with --completion-window {own} and not {window} ({batch_id} at {url}): go on with \
+             --completion-window {own}, name another output, or, {anew}"
+        ))
+    }
+
     /// Writes a step down. One that cannot be written down is not remembered here either.
     pub(super) fn record(&mut self, step: impl FnOnce(&mut RunSteps)) -> Result<(), AskError> {
         let mut steps = self.steps.clone();
@@ -130,6 +152,7 @@ impl SavedRun {
     pub(super) fn stopped(&self, error: &AskError) -> String {
         let (url, anew) = (&self.steps.url, self.how_to_begin_anew());
         let next = match (&self.steps.batch_id, &self.steps.file_id) {
+            _ if error.kind == AskErrorKind::OtherRun => return error.to_string(),
             (None, None) if error.kind == AskErrorKind::Passing => {
                 "nothing is at the router: run the same command again".to_owned()
             }
@@ -205,6 +228,26 @@ mod tests {
         fs::write(&place, "").unwrap();
         of("http://other", 12).unwrap();
         assert!(!place.exists());
+    }
+
+    #[test]
+    fn a_run_keeps_the_window_of_its_batch() {
+        let mut run = SavedRun::of(&place(), "http://router", &input(12)).unwrap();
+        assert_eq!(run.check_window(Some("1h")), Ok(()));
+        run.steps.batch_id = Some("batch_1".to_owned());
+        run.steps.completion_window = Some("2h".to_owned());
+        for same in [None, Some("2h"), Some("120m")] {
+            assert_eq!(run.check_window(same), Ok(()), "{same:?}");
+        }
+        let problem = run.check_window(Some("24h")).unwrap_err();
+        for expected in [
+            "--completion-window 2h and not 24h (batch_1 at http://router)",
+            "go on with --completion-window 2h",
+            "to begin anew, delete ",
+        ] {
+            assert!(problem.contains(expected), "{problem}");
+        }
+        assert_eq!(run.stopped(&AskError::other_run(&problem)), problem);
     }
 
     #[test]

@@ -2,6 +2,8 @@
 //! load report shows it; so whoever lets lines in counts them here. Later it may be asked to give way.
 
 use std::collections::BTreeMap;
+use std::fmt::Debug;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -134,6 +136,15 @@ impl Drop for EnteringLine {
     }
 }
 
+/// Ends once there is room.
+pub type GrowFuture<'a> = Pin<Box<dyn Future<Output = ()> + Send + 'a>>;
+
+/// Room in memory for the answer of one line, which no client takes piece by piece.
+pub trait AnswerRoom: Send + Sync + Debug {
+    /// Waits until the answer may have so many bytes in all.
+    fn grow_to(&self, bytes: usize) -> GrowFuture<'_>;
+}
+
 /// A line of a batch.
 #[derive(Debug)]
 pub struct BatchLine {
@@ -142,6 +153,8 @@ pub struct BatchLine {
     entering: EnteringLine,
     /// The worker at which it counts, and its number there.
     place: Mutex<Option<(WorkerId, u64)>>,
+    /// `None`: its answer is not bounded.
+    room: Option<Arc<dyn AnswerRoom>>,
 }
 
 impl BatchLine {
@@ -150,6 +163,21 @@ impl BatchLine {
             batch,
             entering,
             place: Mutex::new(None),
+            room: None,
+        }
+    }
+
+    /// With this room for its answer.
+    #[must_use]
+    pub fn with_room(mut self, room: Arc<dyn AnswerRoom>) -> Self {
+        self.room = Some(room);
+        self
+    }
+
+    /// Waits until what is kept of the line's answer may have so many bytes in all.
+    pub async fn grow_to(&self, bytes: usize) {
+        if let Some(room) = &self.room {
+            room.grow_to(bytes).await;
         }
     }
 

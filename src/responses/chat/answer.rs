@@ -83,6 +83,11 @@ impl ChatAnswer {
         self.next > 0
     }
 
+    /// Bytes of its texts and arguments so far.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Why it failed, if it did.
     pub(super) fn error(&self) -> Option<&str> {
         self.error.as_deref()

@@ -13,7 +13,7 @@ use super::tools::AnsweredTools;
 use super::written::Written;
 use crate::http::{self, BodyError};
 use crate::openai::error::ApiError;
-use crate::relay;
+use crate::relay::{self, BatchLine};
 use crate::responses::engine_error;
 use crate::responses::engine_events::EngineEvents;
 
@@ -116,11 +116,12 @@ pub(in crate::responses) async fn native_body(
     Ok(body.boxed_unsync())
 }
 
-/// The whole answer as a Response object.
+/// The whole answer as a Response object. `line`: the line of a batch that is answered, within whose room it grows.
 pub(in crate::responses) async fn native_whole(
     mut engine: http::Body,
     tools: AnsweredTools,
     bytes_max: usize,
+    line: Option<&BatchLine>,
 ) -> Result<Bytes, ApiError> {
     let mut converter = Converter::new(tools, bytes_max, true);
     let mut events = Vec::new();
@@ -139,6 +140,9 @@ pub(in crate::responses) async fn native_whole(
         converter.push(&data, &mut events);
         if converter.answer.error().is_some() {
             break;
+        }
+        if let Some(line) = line {
+            line.grow_to(converter.answer.bytes()).await;
         }
     }
     if !converter.answer.is_over() {

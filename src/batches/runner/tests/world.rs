@@ -38,6 +38,8 @@ pub(super) struct Engines {
     pub(super) answered: AtomicU32,
     /// They have no room for any line.
     pub(super) is_full: bool,
+    /// As [`SendLine::tokens_queued_max`] has it.
+    pub(super) tokens_max: Option<u64>,
 }
 
 impl SendLine for Engines {
@@ -73,6 +75,10 @@ impl SendLine for Engines {
     fn refusal(&self, _: &str, model: &str, _: LineEndpoint) -> Option<(String, String)> {
         (model != "m").then(|| ("model_not_found".to_owned(), "no".to_owned()))
     }
+
+    fn tokens_queued_max(&self, _: &str) -> Option<u64> {
+        self.tokens_max
+    }
 }
 
 /// What replicas share.
@@ -81,6 +87,8 @@ pub(super) struct Shared {
     pub(super) storage: Storage,
     pub(super) settings: Settings,
     pub(super) lease: Duration,
+    /// Of one tenant, if they are other than usual.
+    pub(super) max_batches: Option<u64>,
 }
 
 /// One replica.
@@ -105,6 +113,7 @@ impl Shared {
             storage: Storage::memory(),
             settings: Settings::default(),
             lease: Duration::from_secs(30),
+            max_batches: None,
         }
     }
 
@@ -133,7 +142,11 @@ impl Shared {
             io_threads,
             &registry,
         );
-        let batches = Arc::new(batches.with_lease(self.lease));
+        let mut batches = batches.with_lease(self.lease);
+        if let Some(max_batches) = self.max_batches {
+            batches.max_batches = max_batches;
+        }
+        let batches = Arc::new(batches);
         let engines = Arc::new(engines);
         batches.start(engines.clone());
         Replica {
@@ -175,6 +188,17 @@ impl Shared {
             .await
             .unwrap();
         id
+    }
+
+    /// Waits until nothing lies in a folder of the storage.
+    pub(super) async fn until_empty(&self, folder: &str) {
+        let gone = async {
+            while !self.storage.list(folder).await.unwrap().is_empty() {
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        let limit = Duration::from_secs(60);
+        tokio::time::timeout(limit, gone).await.expect("it goes");
     }
 }
 
