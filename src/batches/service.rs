@@ -23,6 +23,7 @@ use super::routes::BatchEndpoint;
 use super::running::{Running, RunningBatches};
 use super::settings::Settings;
 use super::storage::{Storage, StorageError};
+use super::storage_identity::StorageIdentity;
 use super::works::Works;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
@@ -62,6 +63,8 @@ pub struct Batches {
     pub(super) running: Mutex<Running>,
     /// Whether objects could be written and read at the last trial.
     pub(super) is_storage_working: AtomicBool,
+    /// Whether it is the storage that all replicas share, as far as that is known.
+    pub(super) identity: Mutex<StorageIdentity>,
     urgent: Mutex<VecDeque<DocumentKey>>,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
@@ -102,6 +105,7 @@ impl Batches {
             lease: LEASE,
             running: Mutex::default(),
             is_storage_working: AtomicBool::new(true),
+            identity: Mutex::default(),
             urgent: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -127,6 +131,7 @@ impl Batches {
         body: &Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
         let (tenant, openai, messages) = (caller.tenant, Flavor::OpenAi, Flavor::Messages);
+        self.check_storage(endpoint).await?;
         match endpoint {
             BatchEndpoint::ListFiles => self.files.list(tenant, query).await,
             BatchEndpoint::File(id) => self.files.get(tenant, id).await,
@@ -155,6 +160,7 @@ impl Batches {
         caller: BatchCaller<'_>,
         upload: FileUpload<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
+        self.check_storage(endpoint).await?;
         if *endpoint == BatchEndpoint::CreateOfMessages {
             return self.create_of_messages(caller, upload).await;
         }

@@ -4,6 +4,7 @@
 //! that is written again is replaced.
 
 mod leftovers;
+mod marker;
 mod reader;
 #[cfg(feature = "s3")]
 mod s3;

@@ -135,7 +135,7 @@ async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
     }
     // The same files, where only the other replica has them.
     let whole = Storage::memory();
-    for below in ["files/", "batches/"] {
+    for below in ["files/", "batches/", "storage/"] {
         for path in shared.storage.list(below).await.unwrap() {
             let bytes = shared.storage.read_whole(&path, 1 << 30).await.unwrap();
             whole.put(&path, bytes).await.unwrap();
