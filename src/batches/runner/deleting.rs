@@ -8,12 +8,7 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     if work.own_record().await.is_none() {
         return WorkOutcome::Lost;
     }
-    let deleting = async {
-        let folder = paths::folder(&work.key().id);
-        let deleted = work.batches.storage.delete_all(&folder).await;
-        deleted.map_err(Halt::from)
-    };
-    if let Err(halt) = work.unless_stopped(deleting).await {
+    if let Err(halt) = work.unless_stopped(delete(work)).await {
         return work.on_halt(halt).await;
     }
     let removed = work.batches.store.remove_document(work.key().clone(), None);
@@ -25,4 +20,12 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
             WorkOutcome::Returned
         }
     }
+}
+
+async fn delete(work: &WorkContext) -> Result<(), Halt> {
+    // Without the record, what the other storage has of the batch would stay for ever.
+    work.check_storage().await?;
+    let folder = paths::folder(&work.key().id);
+    work.batches.storage.delete_all(&folder).await?;
+    Ok(())
 }
