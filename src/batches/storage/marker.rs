@@ -34,7 +34,8 @@ impl Storage {
     }
 
     pub(in crate::batches) async fn add_marker(&self, id: &StorageId) -> Result<(), StorageError> {
-        self.put(&id.marker(), Bytes::from_static(CONTENT)).await
+        let content = Bytes::from_static(CONTENT);
+        self.put(&id.marker(), content).await
     }
 
     pub(in crate::batches) async fn remove_marker(
