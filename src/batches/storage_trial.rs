@@ -15,7 +15,9 @@ use super::storage::{StorageError, StorageOperation};
 use super::storage_identity::{StorageId, StorageIdentity};
 use crate::ids::Tenant;
 use crate::openai::error::ApiError;
-use crate::store::documents::{Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument};
+use crate::store::documents::{
+    Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+};
 use crate::{observe, store};
 
 /// Storage that has not answered a trial for so long cannot be used.
