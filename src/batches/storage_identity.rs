@@ -63,6 +63,14 @@ impl StorageIdentity {
         }
     }
 
+    /// The id that the store names, once that is known.
+    pub(super) fn named(&self) -> Option<&StorageId> {
+        match self {
+            Self::Unknown => None,
+            Self::Same(id) | Self::Another(id) => Some(id),
+        }
+    }
+
     pub(super) fn is_same(&self) -> bool {
         matches!(self, Self::Same(_))
     }
@@ -98,6 +106,7 @@ mod tests {
             known.note(StorageIdentity::of(named.clone(), has_marker));
             assert_eq!(known, *after, "{before:?}, {named:?}, {has_marker:?}");
             assert_eq!(known.is_same(), matches!(after, Same(_)));
+            assert_eq!(known.named().is_none(), known == Unknown);
         }
     }
 

@@ -122,8 +122,12 @@ impl Batches {
 
     /// Asks the storage whether it is still the one that all replicas share. On a mounted folder it may hang for ever.
     pub(super) async fn ask_storage(&self) -> Result<(), IdentityError> {
-        let id = self.storage_id().await?;
-        self.compare(id).await.map(drop)
+        let named = self.identity.lock().named().cloned();
+        let asked = match named {
+            Some(id) => self.compare(id).await,
+            None => self.identify().await,
+        };
+        asked.map(drop)
     }
 
     /// Refuses a request that needs the storage, if it is not the one that all replicas share.
@@ -152,8 +156,8 @@ impl Batches {
                 self.failed("storage of batches cannot be used", &error);
                 ApiError::batch_storage_differs(&id.marker())
             }
-            IdentityError::Store(error) => ApiError::of_store(error),
-            IdentityError::Storage(error) => self.storage_failed(error),
+            IdentityError::Store(reason) => ApiError::of_store(reason),
+            IdentityError::Storage(reason) => self.storage_failed(reason),
         })
     }
 
@@ -180,9 +184,11 @@ impl Batches {
         let mut identity = self.identity.lock();
         let was_same = identity.is_same();
         identity.note(found);
-        let is_same = identity.is_same();
+        let (is_known, is_same) = (identity.named().is_some(), identity.is_same());
         drop(identity);
-        self.show_usable(IDENTITY, is_same);
+        if is_known {
+            self.show_usable(IDENTITY, is_same);
+        }
         if is_same && !was_same {
             // What has waited for the storage may start.
             self.works.wake.notify_one();
