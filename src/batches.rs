@@ -44,6 +44,8 @@ pub mod settings;
 pub mod shards;
 pub mod storage;
 mod storage_error;
+mod storage_identity;
+mod storage_trial;
 pub mod validation;
 pub mod works;
 

@@ -30,7 +30,8 @@ metric_table! {
             "Shards of batches that run on this replica.",
         pub(super) storage_usable: gauges "warmroute_batch_storage_usable" ["operation"]
             "1 if the storage of batches could be used at the last trial, which each replica makes every minute, by operation \
-             (write, read, delete); 0 if not. Nothing is tried after what has failed.",
+             (write, read, delete), and with the operation identity if it is the storage that all replicas share; 0 if not. \
+             Nothing is tried after what has failed.",
         pub(super) works: counters "warmroute_batch_works_total" ["work", "outcome"]
             "Works of batches on this replica, by work (validate, shard, finalize, delete) and outcome: done, stopped (cancelled \
              or expired), returned (the replica drains, or storage failed) or lost (to another replica).",

@@ -4,7 +4,8 @@
 //! look ─▶ documents that are due ─▶ claim (compare-and-set) ─▶ validating | shard_run | assembling | deleting
 //! watch ─▶ records of what runs here ─▶ renewed claims; works that are cancelled, expired or lost are stopped
 //! sweep ─▶ files that have expired
-//! trial ─▶ whether the storage can be used; while it cannot, claims run out, so that other replicas have the works
+//! trial ─▶ whether the storage can be used, and is the one that all replicas share; else claims run out, so that other
+//!           replicas have the works
 //! ```
 
 mod assembling;
@@ -295,11 +296,19 @@ impl Runner {
     /// Deletes files that have expired.
     async fn sweep(&self) {
         loop {
-            let now_ms = observe::unix_ms();
-            if let Err(error) = self.batches.files.delete_expired(now_ms).await {
-                self.batches.failed("expired files not deleted", &error);
-            }
+            self.delete_expired().await;
             sleep(SWEEP_INTERVAL).await;
+        }
+    }
+
+    async fn delete_expired(&self) {
+        // The records would go, and the bytes stay in the other storage. The trial says why it is another one.
+        if self.batches.ask_storage().await.is_err() {
+            return;
+        }
+        let now_ms = observe::unix_ms();
+        if let Err(error) = self.batches.files.delete_expired(now_ms).await {
+            self.batches.failed("expired files not deleted", &error);
         }
     }
 

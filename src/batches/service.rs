@@ -2,16 +2,13 @@
 
 use std::collections::VecDeque;
 use std::fmt::Display;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::Response;
 use parking_lot::Mutex;
-use tokio::time::timeout;
 use tracing::{debug, warn};
 
 use super::batch::{BatchRecord, BatchStatus, new_batch_id};
@@ -25,7 +22,8 @@ use super::records::Records;
 use super::routes::BatchEndpoint;
 use super::running::{Running, RunningBatches};
 use super::settings::Settings;
-use super::storage::{Storage, StorageError, StorageOperation};
+use super::storage::{Storage, StorageError};
+use super::storage_identity::StorageIdentity;
 use super::works::Works;
 use crate::http::drain::Tasks;
 use crate::http::io_threads::IoThreads;
@@ -49,9 +47,6 @@ const MAX_TENANT_BATCHES: u64 = 1_000;
 /// others are.
 const MAX_URGENT: usize = 1_000;
 
-/// Storage that has not answered a trial for so long cannot be used.
-const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
-
 /// Files and batches of all tenants, with the settings of the start: they need a restart to change.
 #[derive(Debug)]
 pub struct Batches {
@@ -73,7 +68,9 @@ pub struct Batches {
     pub(super) memory: Arc<MemoryBounds>,
     pub(super) running: Mutex<Running>,
     /// Whether objects could be written and read at the last trial.
-    is_storage_usable: AtomicBool,
+    pub(super) is_storage_working: AtomicBool,
+    /// Whether it is the storage that all replicas share, as far as that is known.
+    pub(super) identity: Mutex<StorageIdentity>,
     urgent: Mutex<VecDeque<DocumentKey>>,
     outbox: Arc<dyn Outbox>,
     failures: Mutex<LogOnce>,
@@ -114,7 +111,8 @@ impl Batches {
             lease: LEASE,
             max_batches: MAX_TENANT_BATCHES,
             running: Mutex::default(),
-            is_storage_usable: AtomicBool::new(true),
+            is_storage_working: AtomicBool::new(true),
+            identity: Mutex::default(),
             urgent: Mutex::default(),
             failures: Mutex::default(),
         }
@@ -140,6 +138,7 @@ impl Batches {
         body: &Bytes,
     ) -> Result<Response<http::Body>, ApiError> {
         let (tenant, openai, messages) = (caller.tenant, Flavor::OpenAi, Flavor::Messages);
+        self.check_storage(endpoint).await?;
         match endpoint {
             BatchEndpoint::ListFiles => self.files.list(tenant, query).await,
             BatchEndpoint::File(id) => self.files.get(tenant, id).await,
@@ -168,6 +167,7 @@ impl Batches {
         caller: BatchCaller<'_>,
         upload: FileUpload<'_>,
     ) -> Result<Response<http::Body>, ApiError> {
+        self.check_storage(endpoint).await?;
         if *endpoint == BatchEndpoint::CreateOfMessages {
             return self.create_of_messages(caller, upload).await;
         }
@@ -248,50 +248,6 @@ impl Batches {
                 bounds.with_label_values(&[bound]).inc();
             }
         }
-    }
-
-    /// Tries whether the storage can be used, for operators and for the works. False if not.
-    pub(super) async fn try_storage(&self) -> bool {
-        for operation in StorageOperation::ALL {
-            let mut trial = pin!(self.storage.try_out(operation));
-            let tried = match timeout(TRIAL_TIMEOUT, trial.as_mut()).await {
-                Ok(tried) => tried,
-                Err(_) => {
-                    let seconds = TRIAL_TIMEOUT.as_secs();
-                    let message = format!("no answer within {seconds} s");
-                    self.on_trial(operation, &Err(StorageError::Failed(message)));
-                    // A mount that hangs keeps a thread with each trial: there is no other one before it answers.
-                    trial.await
-                }
-            };
-            self.on_trial(operation, &tried);
-            if tried.is_err() {
-                return false;
-            }
-        }
-        true
-    }
-
-    fn on_trial(&self, operation: StorageOperation, tried: &Result<(), StorageError>) {
-        let name = [operation.as_str()];
-        let usable = self.metrics.storage_usable.with_label_values(&name);
-        usable.set(i64::from(tried.is_ok()));
-        match (operation, tried) {
-            // Where nothing can be deleted, batches can run all the same.
-            (StorageOperation::Read, Ok(())) => self.is_storage_usable.store(true, Relaxed),
-            (StorageOperation::Write | StorageOperation::Read, Err(_)) => {
-                self.is_storage_usable.store(false, Relaxed);
-            }
-            (StorageOperation::Write | StorageOperation::Delete, _) => {}
-        }
-        if let Err(error) = tried {
-            self.failed("storage of batches cannot be used", error);
-        }
-    }
-
-    /// Whether works can be done here. Those of a replica whose storage cannot be used are left to others.
-    pub(super) fn is_storage_usable(&self) -> bool {
-        self.is_storage_usable.load(Relaxed)
     }
 
     /// Logs what failed, once for each reason.

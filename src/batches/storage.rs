@@ -4,6 +4,7 @@
 //! that is written again is replaced.
 
 mod leftovers;
+mod marker;
 mod reader;
 #[cfg(feature = "s3")]
 mod s3;
@@ -73,11 +74,13 @@ impl Storage {
     }
 
     /// Deletes from the folder what has no owner where the records of files and batches end with the process: objects
-    /// of earlier ones.
+    /// of earlier ones, once they are older than files are kept. A router that was started without its Redis by
+    /// mistake, in the folder of a fleet, deletes no file that the fleet keeps.
     pub fn remove_earlier(settings: &Settings) -> io::Result<()> {
         let folder = &settings.folder;
         let now = observe::wall_clock();
-        let removed = match leftovers::remove(folder.as_ref(), now, paths::is_object) {
+        let age = settings.retention;
+        let removed = match leftovers::remove(folder.as_ref(), now, age, paths::is_object) {
             // There is nothing yet, or the storage is S3.
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
             removed => removed.map_err(|error| folder_failed(folder, &error))?,
@@ -201,7 +204,12 @@ fn open_folder(folder: &str) -> io::Result<Arc<dyn ObjectStore>> {
     builder.recursive(true).mode(FOLDER_MODE);
     builder.create(folder).map_err(failed)?;
     let now = observe::wall_clock();
-    let removed = leftovers::remove(folder.as_ref(), now, leftovers::is_unfinished);
+    let removed = leftovers::remove(
+        folder.as_ref(),
+        now,
+        leftovers::UNFINISHED_AGE,
+        leftovers::is_unfinished,
+    );
     let removed = removed.map_err(failed)?;
     if removed > 0 {
         info!(folder, removed, "removed what unfinished uploads had left");

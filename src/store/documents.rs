@@ -40,15 +40,18 @@ pub const DOCUMENT_BYTES_MAX: usize = 512 << 10;
 pub enum Collection {
     Files,
     Batches,
+    /// Which storage the files and batches of all tenants lie in: one document, of no tenant.
+    Storage,
 }
 
 impl Collection {
-    pub const ALL: [Self; 2] = [Self::Files, Self::Batches];
+    pub const ALL: [Self; 3] = [Self::Files, Self::Batches, Self::Storage];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Files => "file",
             Self::Batches => "batch",
+            Self::Storage => "storage",
         }
     }
 }

@@ -94,7 +94,7 @@ async fn a_batch_completes_with_a_file_of_results_and_one_of_errors() {
 }
 
 #[tokio::test]
-async fn without_redis_old_files_of_earlier_processes_go_at_the_start() {
+async fn without_redis_files_of_earlier_processes_go_at_the_start_after_their_retention() {
     let mut places = Vec::new();
     let (_cluster, _folder) = start(fast(), |config| {
         let tenant = Path::new(&config.batches.folder).join("files/0123456789abcdef");
@@ -106,13 +106,14 @@ async fn without_redis_old_files_of_earlier_processes_go_at_the_start() {
             file.set_modified(SystemTime::now() - age).unwrap();
             path
         };
-        places.push(write("file-000000000000000000000001", 2));
-        places.push(write("file-000000000000000000000002", 0));
-        places.push(write("other", 2));
+        places.push(write("file-000000000000000000000001", 31));
+        places.push(write("file-000000000000000000000002", 29));
+        places.push(write("file-000000000000000000000003", 0));
+        places.push(write("other", 31));
     })
     .await;
     let are_there: Vec<bool> = places.iter().map(|path| path.exists()).collect();
-    assert_eq!(are_there, [false, true, true]);
+    assert_eq!(are_there, [false, true, true, true]);
 }
 
 #[tokio::test]

@@ -16,6 +16,7 @@ pub(super) fn examine(observed: &Observed) -> Vec<Finding> {
         store_down(observed),
         store_at_risk(observed),
         batch_storage_fails(observed),
+        batch_storage_differs(observed),
         configuration_refused(observed),
         replica_missing(observed),
         tokenizer_refuses(observed),
@@ -80,25 +81,32 @@ fn store_at_risk(observed: &Observed) -> Option<Finding> {
     })
 }
 
-fn batch_storage_fails(observed: &Observed) -> Option<Finding> {
-    let metric = "warmroute_batch_storage_usable";
-    let operations = StorageOperation::ALL.map(StorageOperation::as_str);
-    let mut failing = operations
-        .into_iter()
-        .filter(|operation| observed.value(metric, &[("operation", *operation)]) == Some(0.0));
-    let operation = failing.next()?;
+/// By operation, whether the replica may use its storage of batches.
+const STORAGE_USABLE: &str = "warmroute_batch_storage_usable";
+
+/// The bucket of batches, or else their folder, as configured.
+fn batch_storage(observed: &Observed) -> (Option<&str>, &str) {
     let text = |pointer: &str| {
         let value = observed.config.pointer(pointer).and_then(Value::as_str);
         value.filter(|text| !text.is_empty())
     };
-    let place = match (text("/batches/s3/bucket"), text("/batches/folder")) {
+    let folder = text("/batches/folder").unwrap_or("batches.folder");
+    (text("/batches/s3/bucket"), folder)
+}
+
+fn batch_storage_fails(observed: &Observed) -> Option<Finding> {
+    let operations = StorageOperation::ALL.map(StorageOperation::as_str);
+    let fails = |operation: &str| {
+        observed.value(STORAGE_USABLE, &[("operation", operation)]) == Some(0.0)
+    };
+    let operation = operations.into_iter().find(|operation| fails(operation))?;
+    let place = match batch_storage(observed) {
         (Some(bucket), _) => format!(
             "give the router's credentials s3:PutObject, s3:GetObject, s3:DeleteObject and s3:ListBucket for the bucket \
              `{bucket}`, and let the router reach it"
         ),
         (None, folder) => format!(
-            "make `{}` a folder that the router's user owns (`chown`, mode 0700), on a disk with room",
-            folder.unwrap_or("batches.folder")
+            "make `{folder}` a folder that the router's user owns (`chown`, mode 0700), on a disk with room"
         ),
     };
     Some(Finding {
@@ -108,6 +116,28 @@ fn batch_storage_fails(observed: &Observed) -> Option<Finding> {
         problem: format!("the storage of batches cannot do this: {operation}"),
         effect: "uploads and results are answered with 503, and batches wait",
         change: format!("{place}; the router's log says why it failed"),
+    })
+}
+
+fn batch_storage_differs(observed: &Observed) -> Option<Finding> {
+    let is_same = observed.value(STORAGE_USABLE, &[("operation", "identity")])?;
+    if is_same != 0.0 {
+        return None;
+    }
+    let place = match batch_storage(observed) {
+        (Some(bucket), _) => format!(
+            "set `batches.s3` as the other replicas have it: `{bucket}`, with the `prefix` and `endpoint` beside it, is not \
+             theirs"
+        ),
+        (None, folder) => format!("mount the folder of the other replicas at `{folder}`"),
+    };
+    Some(Finding {
+        rule: "batch_storage_differs",
+        is_broken: true,
+        cost: 0.7,
+        problem: "the storage of batches is not the one of the other replicas".to_owned(),
+        effect: "uploads, new batches and results are answered with 503 here, and other replicas run the batches",
+        change: format!("{place}; the router's log names the object that it lacks"),
     })
 }
 

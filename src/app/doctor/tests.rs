@@ -112,6 +112,20 @@ fn each_lack_is_found_with_the_line_to_change() {
         storage,
         "s3:DeleteObject and s3:ListBucket for the bucket `b`",
     );
+    let another = "warmroute_batch_storage_usable{operation=\"write\"} 1\n\
+                   warmroute_batch_storage_usable{operation=\"identity\"} 0\n";
+    check(
+        "batch_storage_differs",
+        |_, _, config| config["batches"] = json!({"folder": "/data"}),
+        another,
+        "is not the one of the other replicas mount the folder of the other replicas at `/data`",
+    );
+    check(
+        "batch_storage_differs",
+        |_, _, config| config["batches"] = json!({"folder": "", "s3": {"bucket": "b"}}),
+        another,
+        "set `batches.s3` as the other replicas have it: `b`",
+    );
     check(
         "configuration_refused",
         |_, _, _| {},

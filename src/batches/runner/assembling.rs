@@ -151,6 +151,8 @@ impl<'a> ResultFiles<'a> {
             Some(error) => error.finish().await?,
             None => None,
         };
+        // Once the batch has ended, its parts are deleted.
+        work.check_storage().await?;
         if let Some(error) = error {
             register(work, record, output.filename, of_output.as_ref()).await?;
             register(work, record, error.filename, of_error.as_ref()).await?;
@@ -254,6 +256,7 @@ async fn write_missing(
     if assembler.missing().next().is_none() {
         return Ok(());
     }
+    work.check_storage().await?;
     let shards = match work.shards().await {
         Ok(shards) => shards,
         // Where the lines are is not known any more.

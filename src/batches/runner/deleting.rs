@@ -3,6 +3,7 @@
 
 use super::assembling;
 use super::work_context::{Halt, WorkContext};
+use crate::batches::batch::BatchRecord;
 use crate::batches::metrics::WorkOutcome;
 use crate::batches::paths;
 use crate::batches::storage::StorageError;
@@ -11,28 +12,30 @@ pub(super) async fn run(work: &WorkContext) -> WorkOutcome {
     let Some(record) = work.own_record().await else {
         return WorkOutcome::Lost;
     };
-    let (batches, key) = (&work.batches, work.key());
-    let deleting = async {
-        if !record.status.is_terminal() {
-            for file in assembling::file_ids(&key.id) {
-                let removed = batches.files.remove(key.tenant, &file).await;
-                removed.map_err(|error| StorageError::Failed(error.message))?;
-            }
-        }
-        let folder = paths::folder(&key.id);
-        let deleted = batches.storage.delete_all(&folder).await;
-        deleted.map_err(Halt::from)
-    };
-    if let Err(halt) = work.unless_stopped(deleting).await {
+    if let Err(halt) = work.unless_stopped(delete(work, &record)).await {
         return work.on_halt(halt).await;
     }
-    let removed = batches.store.remove_document(key.clone(), None);
+    let removed = work.batches.store.remove_document(work.key().clone(), None);
     match removed.await {
         Ok(_) => WorkOutcome::Done,
         Err(error) => {
             // The claim runs out, and somebody tries again.
-            batches.failed("record of a batch not deleted", &error);
+            work.batches.failed("record of a batch not deleted", &error);
             WorkOutcome::Returned
         }
     }
+}
+
+async fn delete(work: &WorkContext, record: &BatchRecord) -> Result<(), Halt> {
+    // Without the record, what the other storage has of the batch would stay for ever.
+    work.check_storage().await?;
+    let (batches, key) = (&work.batches, work.key());
+    if !record.status.is_terminal() {
+        for file in assembling::file_ids(&key.id) {
+            let removed = batches.files.remove(key.tenant, &file).await;
+            removed.map_err(|error| StorageError::Failed(error.message))?;
+        }
+    }
+    batches.storage.delete_all(&paths::folder(&key.id)).await?;
+    Ok(())
 }

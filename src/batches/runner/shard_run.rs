@@ -81,7 +81,10 @@ async fn load(
     let shards = match work.shards().await {
         Ok(shards) => shards,
         // Somebody has deleted what says where the lines are.
-        Err(StorageError::NotFound) => return Ok((InputLines::default(), None)),
+        Err(StorageError::NotFound) => {
+            work.check_storage().await?;
+            return Ok((InputLines::default(), None));
+        }
         Err(error) => return Err(error.into()),
     };
     let shard = shards
@@ -93,7 +96,10 @@ async fn load(
     let rest = match work.shard_bytes(record, &shard).await {
         Ok(bytes) => InputLines::of(&bytes, &shard, record, |line| done.has(line)),
         // The client has deleted the input: nothing of it can be run any more.
-        Err(StorageError::NotFound) => InputLines::default(),
+        Err(StorageError::NotFound) => {
+            work.check_storage().await?;
+            InputLines::default()
+        }
         Err(error) => return Err(error.into()),
     };
     Ok((rest, room))
@@ -213,7 +219,11 @@ impl ShardRun<'_> {
         // Each write has an object of its own: one that is given up may be done after the next, which has more lines.
         self.next_part = self.next_part.saturating_add(1);
         let bytes = Bytes::copy_from_slice(self.part.bytes());
-        match batches.storage.put(&path, bytes).await {
+        let written = match batches.storage.put(&path, bytes).await {
+            Ok(()) => self.work.check_storage().await,
+            failed => failed,
+        };
+        match written {
             Ok(()) => self.part.on_written(),
             Err(error) => {
                 batches.failed("results of a batch not written", &error);

@@ -1,4 +1,5 @@
 mod outbox;
+mod storage;
 mod world;
 
 use std::sync::Arc;
@@ -20,9 +21,6 @@ use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
 use crate::batches::settings::Settings;
-use crate::batches::storage::Storage;
-use crate::http::drain::Tasks;
-use crate::http::tls;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store::documents::{
@@ -180,49 +178,6 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
     second.assert_whole(&batch).await;
     let answered = |replica: &Replica| replica.engines.answered.load(Relaxed) as usize;
     assert!(answered(&first) + answered(&second) >= LINES);
-}
-
-#[tokio::test]
-async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
-    let folder = std::env::temp_dir().join(format!("warmroute-runner-{}", fastrand::u64(..)));
-    let settings = Settings {
-        folder: folder.to_str().unwrap().to_owned(),
-        ..Settings::default()
-    };
-    let mut shared = Shared::new();
-    shared.lease = Duration::from_secs(3);
-    shared.storage = Storage::open(&settings, &tls::Clients::default(), &Tasks::default()).unwrap();
-    let failing = shared.replica_with(Engines {
-        is_full: true,
-        ..Engines::default()
-    });
-    let file = shared.file(&failing, &lines("m")).await;
-    let created = failing.create(&file).await;
-    let id = created["id"].as_str().unwrap();
-    failing
-        .until(id, |batch| batch["status"] == "in_progress")
-        .await;
-    // It has read its shards: an input that it does not find while its storage goes would be gone.
-    let all_wait = format!("warmroute_batch_lines_waiting {LINES}\n");
-    while !failing.registry.text().contains(&all_wait) {
-        sleep(Duration::from_millis(5)).await;
-    }
-    // The same files, where only the other replica has them.
-    let whole = Storage::memory();
-    for below in ["files/", "batches/"] {
-        for path in shared.storage.list(below).await.unwrap() {
-            let bytes = shared.storage.read_whole(&path, 1 << 30).await.unwrap();
-            whole.put(&path, bytes).await.unwrap();
-        }
-    }
-    std::fs::remove_dir_all(&folder).unwrap();
-    std::fs::write(&folder, "no folder").unwrap();
-    assert!(!failing.batches.try_storage().await);
-    shared.storage = whole;
-    let other = shared.replica();
-    let batch = other.until(id, has_ended).await;
-    other.assert_whole(&batch).await;
-    std::fs::remove_file(&folder).unwrap();
 }
 
 #[tokio::test]

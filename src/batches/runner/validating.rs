@@ -59,6 +59,7 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
         Ok(Ok(plan)) => plan,
         Ok(Err(errors)) => return Ok(Err(errors)),
         Err(StorageError::NotFound) => {
+            work.check_storage().await?;
             let message = "The input file of this batch does not exist any more.";
             return Ok(Err(vec![LineError::new("file_not_found", message, None)]));
         }
@@ -74,6 +75,7 @@ async fn check(work: &WorkContext, record: &BatchRecord) -> Result<Found, Halt> 
     let list = shards::to_json(&plan.shards);
     let storage = &work.batches.storage;
     storage.put(&paths::shards(&record.id), list).await?;
+    work.check_storage().await?;
     Ok(Ok(Validated {
         total: plan.total,
         shard_count: u32::try_from(plan.shards.len()).unwrap_or(u32::MAX),

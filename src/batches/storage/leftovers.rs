@@ -8,8 +8,8 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-/// A file that was written to since may belong to another router that mounts the folder.
-const OLD: Duration = Duration::from_secs(24 * 3_600);
+/// The age of what is unfinished: a file that was written to since may belong to another router that mounts the folder.
+pub(super) const UNFINISHED_AGE: Duration = Duration::from_secs(24 * 3_600);
 
 /// How many folders deep objects lie.
 const MAX_DEPTH: usize = 8;
@@ -19,20 +19,23 @@ const MAX_DEPTH: usize = 8;
 struct Removal<'a> {
     folder: &'a Path,
     now: SystemTime,
+    age: Duration,
     /// Whether a file may go, by its path in the folder.
     may_go: fn(&str) -> bool,
 }
 
-/// Removes those files that `may_go`, by their paths in the folder, and that were not written to for a day. Returns how
+/// Removes those files that `may_go`, by their paths in the folder, and that were not written to for `age`. Returns how
 /// many there were.
 pub(super) fn remove(
     folder: &Path,
     now: SystemTime,
+    age: Duration,
     may_go: fn(&str) -> bool,
 ) -> io::Result<usize> {
     let removal = Removal {
         folder,
         now,
+        age,
         may_go,
     };
     let mut removed = 0;
@@ -71,7 +74,7 @@ impl Removal<'_> {
             return Ok(0);
         }
         let age = self.now.duration_since(entry.metadata()?.modified()?);
-        if !age.is_ok_and(|age| age >= OLD) {
+        if !age.is_ok_and(|age| age >= self.age) {
             return Ok(0);
         }
         fs::remove_file(&path)?;
@@ -92,7 +95,9 @@ mod tests {
     use super::*;
     use crate::batches::paths;
 
-    /// Removes after a day, and returns what is left in a folder of it.
+    const AGE: Duration = Duration::from_secs(48 * 3_600);
+
+    /// Removes what is so old, and returns what is left in a folder of it.
     fn left(names: &[&str], may_go: fn(&str) -> bool, removed: usize) -> Vec<String> {
         let folder =
             std::env::temp_dir().join(format!("warmroute-leftovers-{}", fastrand::u64(..)));
@@ -102,9 +107,11 @@ mod tests {
             fs::write(path, "x").unwrap();
         }
         let written = SystemTime::now();
-        assert_eq!(remove(&folder, written, may_go).unwrap(), 0);
-        let later = written + OLD + Duration::from_secs(60);
-        assert_eq!(remove(&folder, later, may_go).unwrap(), removed);
+        let minute = Duration::from_secs(60);
+        let too_early = written + AGE - minute;
+        assert_eq!(remove(&folder, too_early, AGE, may_go).unwrap(), 0);
+        let later = written + AGE + minute;
+        assert_eq!(remove(&folder, later, AGE, may_go).unwrap(), removed);
         let is_left = |name: &&&str| folder.join(name).exists();
         let left = names.iter().filter(is_left).map(|name| (*name).to_owned());
         let left = left.collect();

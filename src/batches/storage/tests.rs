@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::writer::PART_BYTES;
 use super::*;
+use crate::batches::storage_identity::StorageId;
 
 /// A folder of its own, which goes with the test.
 struct TestFolder(PathBuf);
@@ -255,6 +256,25 @@ async fn a_trial_leaves_nothing_behind() {
 }
 
 #[tokio::test]
+async fn a_storage_has_the_markers_that_it_was_given() {
+    in_both(async |storage| {
+        let (a, b) = (StorageId::new(1), StorageId::new(2));
+        assert_eq!(storage.markers().await, Ok(Vec::new()));
+        assert_eq!(storage.has_marker(&a).await, Ok(false));
+        storage.add_marker(&b).await.unwrap();
+        storage.add_marker(&a).await.unwrap();
+        let other = "storage/notes.txt";
+        storage.put(other, Bytes::new()).await.unwrap();
+        assert_eq!(storage.has_marker(&a).await, Ok(true));
+        assert_eq!(storage.markers().await, Ok(vec![a.clone(), b.clone()]));
+        storage.remove_marker(&a).await.unwrap();
+        assert_eq!(storage.has_marker(&a).await, Ok(false));
+        assert_eq!(storage.markers().await, Ok(vec![b]));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_folder_that_is_a_file_cannot_be_written() {
     let folder = TestFolder::new();
     let storage = folder.open(&Tasks::default());
@@ -262,5 +282,8 @@ async fn a_folder_that_is_a_file_cannot_be_written() {
     fs::write(&folder.0, "no folder").unwrap();
     let tried = storage.try_out(StorageOperation::Write).await;
     assert!(matches!(tried, Err(StorageError::Failed(_))), "{tried:?}");
+    // It says nothing about the marker.
+    let asked = storage.has_marker(&StorageId::new(1)).await;
+    assert!(matches!(asked, Err(StorageError::Failed(_))), "{asked:?}");
     fs::remove_file(&folder.0).unwrap();
 }

@@ -1,5 +1,7 @@
 //! Errors of the Batches APIs. Messages are OpenAI's own where OpenAI has such an error.
 
+use std::time::Duration;
+
 use hyper::StatusCode;
 
 use super::ApiError;
@@ -16,6 +18,23 @@ impl ApiError {
         let message = "files and batches are not configured on this router: set `batches` in its configuration, with \
                        `folder: DIR` for one router or `s3: {bucket: NAME}` for several";
         Self::new(StatusCode::NOT_FOUND, "batches_not_configured", message)
+    }
+
+    /// The storage of this replica is not the one that all replicas share. `marker`: the path of the object that it
+    /// lacks. Another replica can answer.
+    pub fn batch_storage_differs(marker: &str) -> Self {
+        let message = format!(
+            "this replica's storage of files and batches is not the one of the other replicas: it has no object \
+             '{marker}'. Mount the folder of the others at 'batches.folder', or set 'batches.s3' as the others have it."
+        );
+        Self {
+            retry_after: Some(Duration::from_secs(2)),
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "batch_storage_differs",
+                message,
+            )
+        }
     }
 
     /// Not 409: SDKs would try again.

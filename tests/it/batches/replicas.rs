@@ -182,6 +182,43 @@ async fn a_router_that_drains_leaves_its_lines_to_others() {
 }
 
 #[tokio::test]
+async fn a_replica_with_a_folder_of_its_own_does_no_harm() {
+    const COUNT: usize = 600;
+    let engine = Settings {
+        decode_ms: 10,
+        ..fast()
+    };
+    let site = Site::new(engine).await;
+    let router = site.router().await;
+    let client = Client::of(&router);
+    let file = client.upload(&lines(COUNT, 10)).await;
+    let own = Folder::new();
+    let mut config = site.config.clone();
+    config.batches.folder = own.path("files").to_str().unwrap().to_owned();
+    let other = Router::here(&config).await;
+    is_up(&other).await;
+    let elsewhere = Client::of(&other);
+    let created = client.create(&file, json!({})).await;
+    let uploaded = client::send(other.api, "POST", "/v1/files", &[FORM], form(&lines(1, 2))).await;
+    let content = format!("/v1/files/{file}/content");
+    for refused in [
+        uploaded,
+        elsewhere.try_create(&file, json!({})).await,
+        elsewhere.get(&content).await,
+    ] {
+        assert_eq!(
+            (refused.status, &*refused.code()),
+            (503, "batch_storage_differs")
+        );
+    }
+    // States are the same everywhere.
+    let batch = elsewhere.ended(&created).await;
+    assert_whole(&client, &batch, COUNT).await;
+    assert_eq!(finished_by(&router).await, COUNT as f64);
+    assert_eq!(finished_by(&other).await, 0.0);
+}
+
+#[tokio::test]
 async fn what_is_answered_503_while_redis_stands_still_is_not_there_afterwards() {
     let site = Site::new(fast()).await;
     let router = site.router().await;

@@ -1,0 +1,204 @@
+//! Replicas whose storage fails, is lost, or is not the one of the others.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+use std::{fs, mem};
+
+use tokio::time::{sleep, timeout};
+
+use super::world::{Engines, LINES, Replica, Shared, has_ended, lines};
+use crate::batches::routes::BatchEndpoint;
+use crate::batches::settings::Settings;
+use crate::batches::storage::Storage;
+use crate::batches::storage_identity::StorageId;
+use crate::http::drain::Tasks;
+use crate::http::tls;
+
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A folder for storage, and its name.
+fn storage_in_a_folder() -> (Storage, PathBuf) {
+    let folder = std::env::temp_dir().join(format!("warmroute-runner-{}", fastrand::u64(..)));
+    let settings = Settings {
+        folder: folder.to_str().unwrap().to_owned(),
+        ..Settings::default()
+    };
+    let storage = Storage::open(&settings, &tls::Clients::default(), &Tasks::default());
+    (storage.unwrap(), folder)
+}
+
+async fn copy(from: &Storage, to: &Storage) {
+    for below in ["files/", "batches/", "storage/"] {
+        for path in from.list(below).await.unwrap() {
+            let bytes = from.read_whole(&path, 1 << 30).await.unwrap();
+            to.put(&path, bytes).await.unwrap();
+        }
+    }
+}
+
+/// Waits until a replica shows a line among its metrics.
+async fn until_shown(replica: &Replica, line: &str) {
+    let line = format!("{line}\n");
+    let shown = async {
+        while !replica.registry.text().contains(&line) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, shown).await.expect("it is shown");
+}
+
+/// Waits until a replica shows whether an operation of its storage can be used: 1 or 0.
+async fn until_usable(replica: &Replica, operation: &str, value: u32) {
+    let metric = "warmroute_batch_storage_usable";
+    let line = format!("{metric}{{operation=\"{operation}\"}} {value}");
+    until_shown(replica, &line).await;
+}
+
+/// What needs the storage is refused.
+async fn assert_refused(replica: &Replica, file: &str) {
+    let refused = replica.try_create(file).await.unwrap_err();
+    assert_eq!(refused.code, "batch_storage_differs");
+    for endpoint in [
+        BatchEndpoint::FileContent(file.to_owned()),
+        BatchEndpoint::DeleteFile(file.to_owned()),
+    ] {
+        let answer = replica.try_answer(&endpoint, String::new()).await;
+        let refused = answer.unwrap_err();
+        let found = (refused.status.as_u16(), refused.code);
+        assert_eq!(found, (503, "batch_storage_differs"), "{endpoint:?}");
+        let named = refused.message.contains("no object 'storage/");
+        assert!(named, "{}", refused.message);
+    }
+}
+
+/// A replica that runs shards loses its folder, and `lose` says what is there instead.
+async fn assert_left_to_others(lose: impl FnOnce(&Path)) {
+    let mut shared = Shared::new();
+    shared.lease = Duration::from_secs(3);
+    let (storage, folder) = storage_in_a_folder();
+    shared.storage = storage;
+    let failing = shared.replica_with(Engines {
+        is_full: true,
+        ..Engines::default()
+    });
+    let file = shared.file(&failing, &lines("m")).await;
+    let created = failing.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    failing
+        .until(id, |batch| batch["status"] == "in_progress")
+        .await;
+    // It has read its shards, and its first trial is over.
+    let all_wait = format!("warmroute_batch_lines_waiting {LINES}");
+    until_shown(&failing, &all_wait).await;
+    until_usable(&failing, "delete", 1).await;
+    // The same files, where only the other replica has them.
+    let whole = Storage::memory();
+    copy(&shared.storage, &whole).await;
+    fs::remove_dir_all(&folder).unwrap();
+    lose(&folder);
+    assert!(!failing.batches.try_storage().await);
+    shared.storage = whole;
+    let other = shared.replica();
+    let batch = other.until(id, has_ended).await;
+    other.assert_whole(&batch).await;
+    let _ = fs::remove_file(&folder);
+    let _ = fs::remove_dir_all(&folder);
+}
+
+#[tokio::test]
+async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
+    assert_left_to_others(|folder| fs::write(folder, "no folder").unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_replica_whose_mount_is_lost_leaves_its_shards_to_others() {
+    assert_left_to_others(|folder| fs::create_dir(folder).unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_replica_with_storage_of_its_own_leaves_all_to_the_others() {
+    let mut shared = Shared::new();
+    let first = shared.replica();
+    let file = shared.file(&first, &lines("m")).await;
+    until_usable(&first, "identity", 1).await;
+    let whole = mem::replace(&mut shared.storage, Storage::memory());
+    let second = shared.replica();
+    let created = first.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    assert_refused(&second, &file).await;
+    // States lie in the store.
+    let batch = second.until(id, has_ended).await;
+    first.assert_whole(&batch).await;
+    assert_eq!(second.engines.answered.load(Relaxed), 0);
+    until_usable(&second, "identity", 0).await;
+    until_usable(&second, "delete", 1).await;
+    assert_eq!(shared.storage.list("").await, Ok(Vec::new()));
+    // It is given the storage of the first, whose parts have gone.
+    first.tasks.drain(Duration::from_secs(10)).await;
+    copy(&whole, &shared.storage).await;
+    assert!(second.batches.try_storage().await);
+    second.assert_whole(&batch).await;
+}
+
+#[tokio::test]
+async fn what_the_mount_point_of_a_lost_mount_lacks_is_not_gone() {
+    let mut shared = Shared::new();
+    let (storage, folder) = storage_in_a_folder();
+    shared.storage = storage;
+    let replica = shared.replica();
+    let file = shared.file(&replica, &lines("m")).await;
+    // Its first trial is over.
+    until_usable(&replica, "delete", 1).await;
+    let away = folder.with_extension("away");
+    fs::rename(&folder, &away).unwrap();
+    fs::create_dir(&folder).unwrap();
+    // No trial has noticed it yet, so that the replica takes the batch, and does not find its input.
+    let created = replica.create(&file).await;
+    let id = created["id"].as_str().unwrap();
+    until_usable(&replica, "identity", 0).await;
+    assert_refused(&replica, &file).await;
+    assert!(!replica.batches.try_storage().await);
+    assert_eq!(replica.batch(id).await["status"], "validating");
+    fs::remove_dir_all(&folder).unwrap();
+    fs::rename(&away, &folder).unwrap();
+    assert!(replica.batches.try_storage().await);
+    let batch = replica.until(id, has_ended).await;
+    replica.assert_whole(&batch).await;
+    let _ = fs::remove_dir_all(&folder);
+}
+
+#[tokio::test]
+async fn a_store_that_names_no_storage_is_given_a_marker_that_is_there() {
+    let shared = Shared::new();
+    let (first, last) = (StorageId::new(1), StorageId::new(2));
+    for id in [&last, &first] {
+        shared.storage.add_marker(id).await.unwrap();
+    }
+    for _ in 0..2 {
+        let replica = shared.replica();
+        let named = replica.batches.storage_id().await.unwrap();
+        assert_eq!(named, last);
+    }
+    let markers = shared.storage.markers().await;
+    assert_eq!(markers, Ok(vec![first, last]));
+}
+
+#[tokio::test]
+async fn replicas_that_start_together_agree_on_one_marker() {
+    let shared = Shared::new();
+    let replicas: Vec<Replica> = (0..4).map(|_| shared.replica()).collect();
+    let named = replicas[0].batches.storage_id().await.unwrap();
+    for replica in &replicas {
+        let id = replica.batches.storage_id().await;
+        assert_eq!(id.unwrap(), named);
+    }
+    // A replica that was not the first deletes the one that it has made.
+    let expected = Ok(vec![named]);
+    let is_alone = async {
+        while shared.storage.markers().await != expected {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, is_alone).await.expect("one is left");
+}

@@ -1,0 +1,266 @@
+//! Whether this replica may use its storage, for operators and for the works of batches: it can be written and read,
+//! and it is the one that all replicas share.
+
+use std::pin::pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::timeout;
+use tracing::{info, warn};
+
+use super::routes::BatchEndpoint;
+use super::service::Batches;
+use super::storage::{StorageError, StorageOperation};
+use super::storage_identity::{StorageId, StorageIdentity};
+use crate::ids::Tenant;
+use crate::openai::error::ApiError;
+use crate::store::documents::{
+    Collection, DocumentBounds, DocumentKey, InsertOutcome, NewDocument,
+};
+use crate::{observe, store};
+
+/// Storage that has not answered a trial for so long cannot be used.
+const TRIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The label of the metric, beside the operations that are tried.
+const IDENTITY: &str = "identity";
+
+/// The store names one storage.
+const BOUNDS: DocumentBounds = DocumentBounds {
+    documents: 1,
+    weight: 0,
+};
+
+/// Why it is not certain that this is the storage that all replicas share.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum IdentityError {
+    #[error("it is not the storage of the other replicas: it has no object `{}`", .0.marker())]
+    Another(StorageId),
+    #[error(transparent)]
+    Store(#[from] store::Error),
+    #[error(transparent)]
+    Storage(#[from] StorageError),
+}
+
+impl Batches {
+    /// Tries the storage, for operators and for the works. False if this replica may not use it.
+    pub(super) async fn try_storage(&self) -> bool {
+        for operation in [StorageOperation::Write, StorageOperation::Read] {
+            if !self.try_operation(operation).await {
+                return false;
+            }
+        }
+        let is_usable = self.try_identity().await;
+        self.try_operation(StorageOperation::Delete).await && is_usable
+    }
+
+    async fn try_operation(&self, operation: StorageOperation) -> bool {
+        let trial = self.storage.try_out(operation);
+        let tried = self.in_time(operation, trial).await;
+        self.on_trial(operation, &tried);
+        tried.is_ok()
+    }
+
+    async fn try_identity(&self) -> bool {
+        let asked = self.in_time(StorageOperation::Read, self.identify()).await;
+        if let Err(error) = asked {
+            self.failed("storage of batches cannot be used", &error);
+        }
+        self.is_storage_usable()
+    }
+
+    /// Waits for a trial. One that takes too long has failed meanwhile.
+    async fn in_time<T>(&self, operation: StorageOperation, trial: impl Future<Output = T>) -> T {
+        let mut trial = pin!(trial);
+        if let Ok(tried) = timeout(TRIAL_TIMEOUT, trial.as_mut()).await {
+            return tried;
+        }
+        let seconds = TRIAL_TIMEOUT.as_secs();
+        let message = format!("no answer within {seconds} s");
+        self.on_trial(operation, &Err(StorageError::Failed(message)));
+        // A mount that hangs keeps a thread with each trial: there is no other one before it answers.
+        trial.await
+    }
+
+    fn on_trial(&self, operation: StorageOperation, tried: &Result<(), StorageError>) {
+        self.show_usable(operation.as_str(), tried.is_ok());
+        match (operation, tried) {
+            // Where nothing can be deleted, batches can run all the same.
+            (StorageOperation::Read, Ok(())) => self.is_storage_working.store(true, Relaxed),
+            (StorageOperation::Write | StorageOperation::Read, Err(_)) => {
+                self.is_storage_working.store(false, Relaxed);
+            }
+            (StorageOperation::Write | StorageOperation::Delete, _) => {}
+        }
+        if let Err(error) = tried {
+            self.failed("storage of batches cannot be used", error);
+        }
+    }
+
+    fn show_usable(&self, operation: &str, is_usable: bool) {
+        let usable = &self.metrics.storage_usable;
+        let usable = usable.with_label_values(&[operation]);
+        usable.set(i64::from(is_usable));
+    }
+
+    /// Whether works can be done here. Those of a replica whose storage cannot be used, or is not the one that all
+    /// replicas share, are left to others.
+    pub(super) fn is_storage_usable(&self) -> bool {
+        self.is_storage_working.load(Relaxed) && self.identity.lock().is_same()
+    }
+
+    /// The id of the storage. An error: when it was asked last, it was not the one that all replicas share.
+    pub(super) async fn storage_id(&self) -> Result<StorageId, IdentityError> {
+        let known = self.identity.lock().clone();
+        match known {
+            StorageIdentity::Unknown => self.identify().await,
+            StorageIdentity::Same(id) => Ok(id),
+            StorageIdentity::Another(id) => Err(IdentityError::Another(id)),
+        }
+    }
+
+    /// Asks the storage whether it is still the one that all replicas share. On a mounted folder it may hang for ever.
+    pub(super) async fn ask_storage(&self) -> Result<(), IdentityError> {
+        let named = self.identity.lock().named().cloned();
+        let asked = match named {
+            Some(id) => self.compare(id).await,
+            None => self.identify().await,
+        };
+        asked.map(drop)
+    }
+
+    /// Refuses a request that needs the storage, if it is not the one that all replicas share.
+    pub(super) async fn check_storage(&self, endpoint: &BatchEndpoint) -> Result<(), ApiError> {
+        let asked = match endpoint {
+            // Only the works of the batch need the storage, and a mount that hangs does not keep the client waiting.
+            BatchEndpoint::Create => self.storage_id().await.map(drop),
+            BatchEndpoint::CreateFile
+            | BatchEndpoint::DeleteFile(_)
+            | BatchEndpoint::FileContent(_)
+            | BatchEndpoint::CreateOfMessages
+            | BatchEndpoint::DeleteOfMessages(_)
+            | BatchEndpoint::ResultsOfMessages(_) => self.ask_storage().await,
+            // They need the store alone.
+            BatchEndpoint::ListFiles
+            | BatchEndpoint::File(_)
+            | BatchEndpoint::List
+            | BatchEndpoint::Batch(_)
+            | BatchEndpoint::Cancel(_)
+            | BatchEndpoint::ListOfMessages
+            | BatchEndpoint::BatchOfMessages(_)
+            | BatchEndpoint::CancelOfMessages(_) => Ok(()),
+        };
+        asked.map_err(|error| match &error {
+            IdentityError::Another(id) => {
+                self.failed("storage of batches cannot be used", &error);
+                ApiError::batch_storage_differs(&id.marker())
+            }
+            IdentityError::Store(reason) => ApiError::of_store(reason),
+            IdentityError::Storage(reason) => self.storage_failed(reason),
+        })
+    }
+
+    /// Finds out whether this is the storage that the store names. Where the store or the storage does not answer, what
+    /// was known stays.
+    async fn identify(&self) -> Result<StorageId, IdentityError> {
+        let named = self.named_storage().await?;
+        self.compare(named).await
+    }
+
+    /// Returns the id that the store names, if the storage has the marker of it.
+    async fn compare(&self, named: StorageId) -> Result<StorageId, IdentityError> {
+        let has_marker = self.storage.has_marker(&named).await;
+        let found = StorageIdentity::of(named.clone(), has_marker.as_ref().ok().copied());
+        self.note_identity(found);
+        if has_marker? {
+            Ok(named)
+        } else {
+            Err(IdentityError::Another(named))
+        }
+    }
+
+    fn note_identity(&self, found: StorageIdentity) {
+        let mut identity = self.identity.lock();
+        let was_same = identity.is_same();
+        identity.note(found);
+        let (is_known, is_same) = (identity.named().is_some(), identity.is_same());
+        drop(identity);
+        if is_known {
+            self.show_usable(IDENTITY, is_same);
+        }
+        if is_same && !was_same {
+            // What has waited for the storage may start.
+            self.works.wake.notify_one();
+        }
+    }
+
+    /// The id that the store names. If it names none, it is given that of this replica's storage, which gets a marker
+    /// if it has none.
+    async fn named_storage(&self) -> Result<StorageId, IdentityError> {
+        if let Some(named) = self.read_storage_id().await? {
+            return Ok(named);
+        }
+        let mut markers = self.storage.markers().await?;
+        let last = markers.pop();
+        let has_marker = last.is_some();
+        let own = last.unwrap_or_else(|| StorageId::new(fastrand::u128(..)));
+        if !markers.is_empty() {
+            warn!(
+                storage = own.as_str(),
+                others = markers.len(),
+                "the storage of batches has several markers, of which the store names none: the last by name counts"
+            );
+        }
+        if !has_marker {
+            self.storage.add_marker(&own).await?;
+        }
+        let new = NewDocument {
+            value: Bytes::copy_from_slice(own.as_str().as_bytes()),
+            created_ms: observe::unix_ms(),
+            weight: 0,
+            due_ms: None,
+        };
+        let inserted = self.store.insert_document(identity_key(), new, BOUNDS);
+        if inserted.await? == InsertOutcome::Done {
+            info!(
+                storage = own.as_str(),
+                "the store names this storage of batches from now on"
+            );
+            return Ok(own);
+        }
+        // Another replica was faster. Nothing names the marker that was made here.
+        if !has_marker {
+            self.storage.remove_marker(&own).await?;
+        }
+        let named = self.read_storage_id().await?;
+        named.ok_or_else(|| {
+            let error = store::Error::Unavailable {
+                retry_after: Duration::from_secs(1),
+                reason: "it has forgotten the storage of batches".into(),
+            };
+            IdentityError::Store(error)
+        })
+    }
+
+    async fn read_storage_id(&self) -> Result<Option<StorageId>, IdentityError> {
+        let Some(document) = self.store.document(identity_key()).await? else {
+            return Ok(None);
+        };
+        let text = str::from_utf8(&document.value).unwrap_or_default();
+        let id = StorageId::parse(text).ok_or_else(|| {
+            let reason = "the id of the storage of batches";
+            store::Error::Unreadable(reason.into())
+        })?;
+        Ok(Some(id))
+    }
+}
+
+/// The document with the id of the storage. It stays for as long as the store has its data.
+fn identity_key() -> DocumentKey {
+    DocumentKey {
+        collection: Collection::Storage,
+        tenant: Tenant::tagged(0),
+        id: "identity".to_owned(),
+    }
+}
