@@ -110,7 +110,8 @@ async fn what_a_replica_gives_back_when_it_drains_another_one_runs() {
 
 #[tokio::test]
 async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
-    let folder = std::env::temp_dir().join(format!("warmroute-runner-{}", fastrand::u64(..)));
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("storage");
     let settings = Settings {
         folder: folder.to_str().unwrap().to_owned(),
         ..Settings::default()
@@ -148,7 +149,6 @@ async fn a_replica_whose_storage_fails_leaves_its_shards_to_others() {
     let other = shared.replica();
     let batch = other.until(id, has_ended).await;
     other.assert_whole(&batch).await;
-    std::fs::remove_file(&folder).unwrap();
 }
 
 #[tokio::test]

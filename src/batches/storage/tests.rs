@@ -3,22 +3,27 @@ use std::path::{Path as FolderPath, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tempfile::TempDir;
 
 use super::writer::PART_BYTES;
 use super::*;
 
 /// A folder of its own, which goes with the test.
-struct TestFolder(PathBuf);
+struct TestFolder(TempDir);
 
 impl TestFolder {
     fn new() -> Self {
-        let name = format!("warmroute-storage-{}", fastrand::u64(..));
-        Self(std::env::temp_dir().join(name))
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    /// The storage makes it.
+    fn path(&self) -> PathBuf {
+        self.0.path().join("storage")
     }
 
     fn open(&self, tasks: &Tasks) -> Storage {
         let settings = Settings {
-            folder: self.0.to_str().unwrap().to_owned(),
+            folder: self.path().to_str().unwrap().to_owned(),
             ..Settings::default()
         };
         Storage::open(&settings, &tls::Clients::default(), tasks).unwrap()
@@ -27,14 +32,8 @@ impl TestFolder {
     /// All files in it, unfinished ones too.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        add_files(&self.0, &mut files);
+        add_files(&self.path(), &mut files);
         files
-    }
-}
-
-impl Drop for TestFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -258,9 +257,8 @@ async fn a_trial_leaves_nothing_behind() {
 async fn a_folder_that_is_a_file_cannot_be_written() {
     let folder = TestFolder::new();
     let storage = folder.open(&Tasks::default());
-    fs::remove_dir(&folder.0).unwrap();
-    fs::write(&folder.0, "no folder").unwrap();
+    fs::remove_dir(folder.path()).unwrap();
+    fs::write(folder.path(), "no folder").unwrap();
     let tried = storage.try_out(StorageOperation::Write).await;
     assert!(matches!(tried, Err(StorageError::Failed(_))), "{tried:?}");
-    fs::remove_file(&folder.0).unwrap();
 }
