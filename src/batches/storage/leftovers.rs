@@ -95,16 +95,16 @@ mod tests {
     /// Removes after a day, and returns what is left in a folder of it.
     fn left(names: &[&str], may_go: fn(&str) -> bool, removed: usize) -> Vec<String> {
         let temporary = tempfile::tempdir().unwrap();
-        let folder = temporary.path();
+        let folder = temporary.path().to_owned();
         for name in names {
             let path = folder.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, "x").unwrap();
         }
         let written = SystemTime::now();
-        assert_eq!(remove(folder, written, may_go).unwrap(), 0);
+        assert_eq!(remove(&folder, written, may_go).unwrap(), 0);
         let later = written + OLD + Duration::from_secs(60);
-        assert_eq!(remove(folder, later, may_go).unwrap(), removed);
+        assert_eq!(remove(&folder, later, may_go).unwrap(), removed);
         let is_left = |name: &&&str| folder.join(name).exists();
         let left = names.iter().filter(is_left).map(|name| (*name).to_owned());
         left.collect()

@@ -1,3 +1,8 @@
+#[cfg(feature = "s3")]
+mod fake_s3;
+#[cfg(feature = "s3")]
+mod s3_faults;
+
 use std::fs;
 use std::path::{Path as FolderPath, PathBuf};
 use std::time::Duration;
@@ -5,6 +10,8 @@ use std::time::Duration;
 use proptest::prelude::*;
 use tempfile::TempDir;
 
+#[cfg(feature = "s3")]
+use self::fake_s3::FakeS3;
 use super::writer::PART_BYTES;
 use super::*;
 
@@ -48,10 +55,12 @@ fn add_files(folder: &FolderPath, files: &mut Vec<PathBuf>) {
     }
 }
 
-async fn in_both(check: impl AsyncFn(Storage)) {
+async fn in_each(check: impl AsyncFn(Storage)) {
     check(Storage::memory()).await;
     let folder = TestFolder::new();
     check(folder.open(&Tasks::default())).await;
+    #[cfg(feature = "s3")]
+    check(FakeS3::start().await.open(&Tasks::default())).await;
 }
 
 fn bytes(length: usize) -> Bytes {
@@ -80,7 +89,7 @@ async fn read(storage: &Storage, path: &str, range: Option<Range<u64>>) -> Vec<u
 
 #[tokio::test]
 async fn what_is_written_in_pieces_is_read_whole_and_in_ranges() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         for length in [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 17] {
             let content = bytes(length);
             write(&storage, "files/t/a", &content, (1 << 20) + 1).await;
@@ -102,7 +111,7 @@ async fn what_is_written_in_pieces_is_read_whole_and_in_ranges() {
 
 #[tokio::test]
 async fn an_object_is_replaced_and_deleted() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         storage
             .put("a/b", Bytes::from_static(b"one"))
             .await
@@ -122,7 +131,7 @@ async fn an_object_is_replaced_and_deleted() {
 
 #[tokio::test]
 async fn paths_are_listed_by_folder() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         let paths = [
             "batches/b1/parts/000001/a.jsonl",
             "batches/b1/parts/000001/b.jsonl",
@@ -179,7 +188,7 @@ async fn nothing_stays_of_a_writer_that_does_not_finish() {
 
 #[tokio::test]
 async fn a_path_that_leads_elsewhere_is_refused() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         for path in ["../a", "a/../../b", "a//b", "a/./b"] {
             let put = storage.put(path, Bytes::new()).await;
             assert!(matches!(put, Err(StorageError::Failed(_))), "{path}");
@@ -240,7 +249,7 @@ proptest! {
 
 #[tokio::test]
 async fn a_trial_leaves_nothing_behind() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         // Another replica may do the same at the same time.
         let try_out = async || {
             for operation in StorageOperation::ALL {
