@@ -260,8 +260,8 @@ fn main() {
 }
 
 async fn run() {
-    let folder = std::env::temp_dir().join(format!("warmroute-bench-tls-{}", fastrand::u64(..)));
-    std::fs::create_dir_all(&folder).unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     let ca = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
@@ -290,8 +290,8 @@ async fn run() {
     let engine = engine.await.unwrap();
     let address = engine.addr();
     tokio::spawn(engine.run(std::future::pending()));
-    let clear = Router::start(address, &folder, None);
-    let tls = Arc::new(Router::start(address, &folder, Some(connector)));
+    let clear = Router::start(address, folder, None);
+    let tls = Arc::new(Router::start(address, folder, Some(connector)));
     clear.wait().await;
     tls.wait().await;
 
@@ -340,5 +340,4 @@ async fn run() {
         shown(&mut rates),
         shown(&mut beside)
     );
-    let _ = std::fs::remove_dir_all(&folder);
 }

@@ -87,34 +87,27 @@ fn content(path: &Path) -> Option<FileHash> {
 mod tests {
     use std::fs;
 
+    use tempfile::TempDir;
+
     use super::*;
 
-    struct Folder(PathBuf);
+    struct Folder(TempDir);
 
     impl Folder {
         fn new() -> Self {
-            let path =
-                std::env::temp_dir().join(format!("warmroute-watched-{}", fastrand::u64(..)));
-            fs::create_dir(&path).unwrap();
-            Self(path)
+            Self(tempfile::tempdir().unwrap())
         }
 
         fn watched(&self, content: &str) -> WatchedFiles {
-            let path = self.0.join("config.yaml");
+            let path = self.0.path().join("config.yaml");
             WatchedFiles::new([(path, FileHash::of(content.as_bytes()))])
-        }
-    }
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
     #[test]
     fn a_file_has_changed_once_its_content_has() {
         let folder = Folder::new();
-        let path = folder.0.join("config.yaml");
+        let path = folder.0.path().join("config.yaml");
         fs::write(&path, "a").unwrap();
         let mut files = folder.watched("a");
         assert!(!files.have_changed());
@@ -135,7 +128,7 @@ mod tests {
     #[test]
     fn what_changed_between_the_start_and_the_first_look_is_seen() {
         let folder = Folder::new();
-        fs::write(folder.0.join("config.yaml"), "b").unwrap();
+        fs::write(folder.0.path().join("config.yaml"), "b").unwrap();
         assert!(folder.watched("a").have_changed());
     }
 
@@ -143,7 +136,7 @@ mod tests {
     #[test]
     fn the_swap_of_a_symlink_in_the_path_is_seen() {
         let folder = Folder::new();
-        let at = |name: &str| folder.0.join(name);
+        let at = |name: &str| folder.0.path().join(name);
         for (name, text) in [("..1", "a"), ("..2", "b")] {
             fs::create_dir(at(name)).unwrap();
             fs::write(at(name).join("config.yaml"), text).unwrap();

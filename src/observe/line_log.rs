@@ -230,8 +230,8 @@ mod tests {
 
     #[test]
     fn a_file_that_is_full_gets_another_name() {
-        let name = format!("warmroute-access-log-{:016x}", fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("access-log");
         let log = access_writer(path.to_str().unwrap(), 10).unwrap();
         for line in [
             "one\n",
@@ -245,21 +245,16 @@ mod tests {
             log.flush(Duration::from_secs(10));
         }
         let old = path.with_extension("1");
-        assert_eq!(fs::read_to_string(&old).unwrap(), "longer than the file\n");
+        assert_eq!(fs::read_to_string(old).unwrap(), "longer than the file\n");
         assert_eq!(fs::read_to_string(&path).unwrap(), "six\n");
         log.close();
-        for file in [path, old] {
-            fs::remove_file(file).unwrap();
-        }
     }
 
     #[test]
     fn lines_after_a_rotation_go_into_a_new_file() {
-        let name = format!("warmroute-line-log-{:016x}", fastrand::u64(..));
-        let (path, old) = {
-            let path = std::env::temp_dir().join(name);
-            (path.clone(), path.with_extension("1"))
-        };
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("line-log");
+        let old = path.with_extension("1");
         let log = LineLog::open(path.to_str().unwrap(), 1 << 10).unwrap();
         let limit = Duration::from_secs(10);
         log.push(b"one\n");
@@ -276,9 +271,6 @@ mod tests {
         assert_eq!(log.dropped(), 0);
         log.push(&[b'x'; 2 << 10]);
         assert_eq!(log.dropped(), 1);
-        for file in [path, old] {
-            fs::remove_file(file).unwrap();
-        }
         assert!(LineLog::open("/nowhere/at/all", 1).is_err());
     }
 }

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 
@@ -16,6 +15,7 @@ use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use tokio::net::TcpListener;
 
 use crate::cluster::eventually;
@@ -189,23 +189,14 @@ fn with(mut look: Value, name: &str, value: impl Into<Value>) -> Value {
 
 /// A folder with an input of two lines, and a router.
 struct Desk {
-    folder: PathBuf,
+    folder: TempDir,
     router: FakeRouter,
-}
-
-impl Drop for Desk {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.folder);
-    }
 }
 
 impl Desk {
     async fn start() -> Self {
-        let name = format!("warmroute-batch-{:016x}", fastrand::u64(..));
-        let folder = std::env::temp_dir().join(name);
-        std::fs::create_dir(&folder).unwrap();
         let desk = Self {
-            folder,
+            folder: tempfile::tempdir().unwrap(),
             router: FakeRouter::start().await,
         };
         desk.write("in.jsonl", &format!("{FIRST}\n{SECOND}\n"));
@@ -222,11 +213,11 @@ impl Desk {
     }
 
     fn write(&self, name: &str, text: &str) {
-        std::fs::write(self.folder.join(name), text).unwrap();
+        std::fs::write(self.folder.path().join(name), text).unwrap();
     }
 
     fn read(&self, name: &str) -> Option<String> {
-        std::fs::read_to_string(self.folder.join(name)).ok()
+        std::fs::read_to_string(self.folder.path().join(name)).ok()
     }
 
     fn begun(&self) -> Value {
@@ -242,7 +233,7 @@ impl Desk {
     }
 
     fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.folder).unwrap();
+        let entries = std::fs::read_dir(self.folder.path()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
         let mut names: Vec<String> = names.collect();
         names.sort();

@@ -408,9 +408,9 @@ fn a_service_manager_hears_when_the_router_listens_and_when_it_stops() {
     let file = Removed::new(
         "api: {listen: '127.0.0.1:0'}\nadmin: {listen: '127.0.0.1:0'}\nworkers: ['http://127.0.0.1:1']\n",
     );
-    let socket = Removed::new("");
-    std::fs::remove_file(&socket.0).unwrap();
-    let manager = UnixDatagram::bind(&socket.0).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let manager = UnixDatagram::bind(&socket).unwrap();
     manager.set_read_timeout(Some(too_long())).unwrap();
     let heard = || {
         let mut message = [0; 256];
@@ -421,7 +421,7 @@ fn a_service_manager_hears_when_the_router_listens_and_when_it_stops() {
     };
     let mut router = Command::new(env!("CARGO_BIN_EXE_warmroute"))
         .args(["serve", file.0.to_str().unwrap()])
-        .env("NOTIFY_SOCKET", &socket.0)
+        .env("NOTIFY_SOCKET", &socket)
         .stderr(Stdio::null())
         .spawn()
         .unwrap();

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde_json::Value;
+use tempfile::{NamedTempFile, TempPath};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use warmroute::app::App;
@@ -461,20 +461,13 @@ pub(crate) struct Router {
 
 /// A file that does not outlive the test.
 #[derive(Debug)]
-pub(crate) struct Removed(pub(crate) PathBuf);
+pub(crate) struct Removed(pub(crate) TempPath);
 
 impl Removed {
     pub(crate) fn new(text: &str) -> Self {
-        let name = format!("warmroute-it-{:016x}.yaml", fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::write(&path, text).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Removed {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
+        let file = NamedTempFile::with_suffix(".yaml").unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Self(file.into_temp_path())
     }
 }
 

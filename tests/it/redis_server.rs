@@ -4,6 +4,8 @@ use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
+use tempfile::TempDir;
+
 use crate::cluster::eventually;
 use crate::own_ports;
 
@@ -12,7 +14,7 @@ use crate::own_ports;
 pub(crate) struct Server {
     child: Option<Child>,
     pub(crate) port: u16,
-    directory: PathBuf,
+    directory: TempDir,
     arguments: Vec<String>,
     /// How `redis-cli` gets in.
     entry: Vec<String>,
@@ -63,7 +65,7 @@ impl Server {
              sentinel failover-timeout main 2000\n",
             master.port
         );
-        let file = server.directory.join("sentinel.conf");
+        let file = server.directory.path().join("sentinel.conf");
         std::fs::write(&file, text).unwrap();
         server.arguments = vec![file.display().to_string(), "--sentinel".to_owned()];
         server.run().await;
@@ -71,14 +73,6 @@ impl Server {
     }
 
     fn prepared(arguments: &[&str], entry: &[&str]) -> Self {
-        // A test may have seeded the generator as another process has.
-        let name = format!(
-            "warmroute-redis-{}-{:016x}",
-            std::process::id(),
-            fastrand::u64(..)
-        );
-        let directory = std::env::temp_dir().join(name);
-        std::fs::create_dir(&directory).unwrap();
         let (port, bus) = (own_ports::port(), own_ports::port());
         let filled = |text: &&str| match *text {
             "PORT" => port.to_string(),
@@ -88,7 +82,7 @@ impl Server {
         Self {
             child: None,
             port,
-            directory,
+            directory: tempfile::tempdir().unwrap(),
             arguments: arguments.iter().map(filled).collect(),
             entry: entry.iter().map(filled).collect(),
         }
@@ -106,7 +100,8 @@ impl Server {
     fn cut_off_unfinished(&self) {
         // Redis before version 7 has one file.
         let names = ["appendonlydir/appendonly.aof.manifest", "appendonly.aof"];
-        let mut files = names.iter().map(|name| self.directory.join(name));
+        let directory = self.directory.path();
+        let mut files = names.iter().map(|name| directory.join(name));
         let Some(file) = files.find(|file| file.exists()) else {
             return;
         };
@@ -132,12 +127,12 @@ impl Server {
 
     /// False if it ended at once.
     async fn has_started(&mut self) -> bool {
-        let log = File::create(self.directory.join("log")).unwrap();
+        let log = File::create(self.directory.path().join("log")).unwrap();
         let mut command = Command::new("redis-server");
         command
             .args(&self.arguments)
             .arg("--dir")
-            .arg(&self.directory);
+            .arg(self.directory.path());
         if !self.arguments.iter().any(|argument| argument == "--port") {
             command.arg("--port").arg(self.port.to_string());
         }
@@ -149,9 +144,14 @@ impl Server {
             .spawn()
             .expect("redis-server is installed (`make test` does)");
         let mut is_over = false;
+        // Another process may listen on that port, and be a Redis too.
+        let is_child = format!("process_id:{}", child.id());
         eventually("redis-server answers", async || {
             is_over = child.try_wait().unwrap().is_some();
-            is_over || self.cli(&["ping"]).contains("PONG")
+            let info = || self.cli(&["info", "server"]);
+            is_over
+                || (self.cli(&["ping"]).contains("PONG")
+                    && info().lines().any(|line| line == is_child))
         })
         .await;
         self.child = Some(child);
@@ -176,7 +176,7 @@ impl Server {
 
     /// What clients send from now on until the returned is asked; what scripts do is not part of it.
     pub(crate) async fn listen(&self) -> Listening<'_> {
-        let file = self.directory.join("monitor");
+        let file = self.directory.path().join("monitor");
         let child = Command::new("redis-cli")
             .args(["-h", "127.0.0.1", "-p", &self.port.to_string(), "monitor"])
             .stdin(Stdio::null())
@@ -256,7 +256,6 @@ impl Drop for Listening<'_> {
 impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
-        let _ = std::fs::remove_dir_all(&self.directory);
     }
 }
 

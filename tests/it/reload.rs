@@ -12,6 +12,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use warmroute::config::Config;
 
@@ -19,18 +20,15 @@ use crate::client::{self, Answer};
 use crate::cluster::{Cluster, Engine, Router, chat, eventually, fast, unhurried};
 
 /// A folder with a configuration that a test changes.
-pub(crate) struct Folder(PathBuf);
+pub(crate) struct Folder(TempDir);
 
 impl Folder {
     pub(crate) fn new() -> Self {
-        let name = format!("warmroute-it-{:016x}", fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+        Self(tempfile::tempdir().unwrap())
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.0.path().join(name)
     }
 
     pub(crate) fn file(&self) -> PathBuf {
@@ -56,12 +54,6 @@ impl Folder {
         self.write(text);
         let router = Router::child_of(&self.file(), "$(ulimit -Hn)", &[]).await;
         Cluster { engines, router }
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -7,9 +7,10 @@ mod over_chat;
 
 use std::time::Duration;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Value, json};
+use tempfile::TempDir;
 use warmroute::config::{Config, From, ModelOverride, Tokenizer};
 use warmroute::fleet::discovery::WorkerSpec;
 use warmroute::fleet::events;
@@ -23,41 +24,33 @@ use crate::cluster::{Cluster, Engine, Router, chat, config, eventually, telling}
 
 /// A temporary model folder, removed after the test.
 #[derive(Debug)]
-struct Folder(PathBuf);
+struct Folder(TempDir);
 
 impl Folder {
     fn new() -> Self {
-        let name = format!("warmroute-tokens-{:016x}", fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
+        let folder = tempfile::tempdir().unwrap();
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
         for (from, to) in [
             ("tokenizers/qwen2.json", "tokenizer.json"),
             ("templates/chatml.jinja", "chat_template.jinja"),
         ] {
-            std::fs::copy(fixtures.join(from), path.join(to)).unwrap();
+            std::fs::copy(fixtures.join(from), folder.path().join(to)).unwrap();
         }
-        Self(path)
+        Self(folder)
     }
 
     fn engine(&self) -> Settings {
         Settings {
-            tokenizer: Some(self.0.clone()),
+            tokenizer: Some(self.0.path().to_owned()),
             ..telling()
         }
     }
 
     fn model(&self) -> ModelOverride {
         model(Tokenizer {
-            path: self.0.display().to_string(),
+            path: self.0.path().display().to_string(),
             ..Tokenizer::default()
         })
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -583,7 +576,7 @@ async fn what_a_template_refuses_is_said_of_the_request_counted_and_logged_once(
     let folder = Folder::new();
     let template = "{% if tools %}{{ raise_exception('No tools, please.') }}{% endif %}\
                     {% for m in messages %}{{ m.content }}{% endfor %}";
-    std::fs::write(folder.0.join("chat_template.jinja"), template).unwrap();
+    std::fs::write(folder.0.path().join("chat_template.jinja"), template).unwrap();
     let cluster = Cluster::with_router_child(vec![telling()], |config| {
         config.models = vec![folder.model()];
     })

@@ -40,13 +40,11 @@ fn proto() -> PathBuf {
 
 /// The generated files by name.
 fn generated() -> BTreeMap<String, String> {
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("wire_code");
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let config = || {
         let mut config = prost_build::Config::new();
         config
-            .out_dir(&folder)
+            .out_dir(folder.path())
             .service_generator(Box::new(CallPaths));
         config
     };
@@ -61,7 +59,7 @@ fn generated() -> BTreeMap<String, String> {
         .bytes(["."])
         .compile_fds(schemas(&["ext_proc.proto"]))
         .unwrap();
-    let mut code = files(&folder);
+    let mut code = files(folder.path());
     // It includes the others from beside it, not from a build script's folder.
     let includes = code.get_mut("kv_events.rs").unwrap();
     *includes = includes

@@ -91,26 +91,35 @@ class Redis:
 
     def __init__(self, directory):
         self.directory = directory
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
-        self.start()
+        for _ in range(5):
+            with socket.socket() as probe:
+                probe.bind(("127.0.0.1", 0))
+                self.port = probe.getsockname()[1]
+            # Another process may take the port before the server does.
+            if self.starts():
+                return
+        raise AssertionError("redis-server does not start")
 
     def start(self):
+        if not self.starts():
+            raise AssertionError(f"redis-server: exit {self.process.returncode}")
+
+    def starts(self):
+        """Whether it answers, and has not ended."""
         options = {"port": self.port, "bind": "127.0.0.1", "dir": self.directory, "save": "", "appendonly": "no"}
         arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
         self.process = subprocess.Popen(
             ["redis-server", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL
         )
-        eventually("redis-server answers", self.answers)
+        eventually("redis-server answers", lambda: self.process.poll() is not None or self.answers())
+        return self.process.poll() is None
 
     def answers(self):
-        if self.process.poll() is not None:
-            raise AssertionError(f"redis-server: exit {self.process.returncode}")
+        """Whether it is this server that answers, and no other on its port."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), LIMIT_S) as connection:
-                connection.sendall(b"PING\r\n")
-                return connection.recv(7) == b"+PONG\r\n"
+                connection.sendall(b"INFO server\r\n")
+                return f"\r\nprocess_id:{self.process.pid}\r\n".encode() in connection.recv(1 << 16)
         except OSError:
             return False
 

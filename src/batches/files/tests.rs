@@ -300,7 +300,8 @@ async fn a_file_that_has_expired_is_not_found_and_goes() {
 #[tokio::test]
 async fn files_that_cannot_be_deleted_keep_none_behind_them() {
     const STUCK: u64 = 150;
-    let folder = std::env::temp_dir().join(format!("warmroute-files-{}", fastrand::u64(..)));
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
     let world = World::new(Settings {
         folder: folder.to_str().unwrap().to_owned(),
         ..Settings::default()
@@ -323,12 +324,12 @@ async fn files_that_cannot_be_deleted_keep_none_behind_them() {
         world.files.register(tenant, record).await.unwrap();
     }
     assert_eq!(world.files.delete_expired(1_000_000).await, Ok(1));
-    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[tokio::test]
 async fn nothing_stays_in_the_folder_of_an_upload_that_is_broken_off() {
-    let folder = std::env::temp_dir().join(format!("warmroute-files-{}", fastrand::u64(..)));
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path();
     let world = World::new(Settings {
         folder: folder.to_str().unwrap().to_owned(),
         ..Settings::default()
@@ -337,7 +338,7 @@ async fn nothing_stays_in_the_folder_of_an_upload_that_is_broken_off() {
     let cut = &form[..form.len() - 100];
     let error = world.upload(cut, 64 << 10).await.unwrap_err();
     assert_eq!(error.status, 400);
-    assert!(files_below(&folder).is_empty());
+    assert!(files_below(folder).is_empty());
 
     // The client leaves.
     let (sender, piped) = pipe(1);
@@ -356,14 +357,13 @@ async fn nothing_stays_in_the_folder_of_an_upload_that_is_broken_off() {
         } => {}
     }
     assert_eq!(world.tasks.drain(Duration::from_secs(10)).await, 0);
-    assert!(files_below(&folder).is_empty());
+    assert!(files_below(folder).is_empty());
     assert_eq!(world.documents().await, [""; 0]);
     assert!(world.has_metric("warmroute_batch_uploads_total{outcome=\"abandoned\"} 1"));
 
     let whole = world.upload(&form, 64 << 10).await.unwrap();
     assert_eq!(whole["bytes"], 9 << 20);
-    assert_eq!(files_below(&folder).len(), 1);
-    std::fs::remove_dir_all(folder).unwrap();
+    assert_eq!(files_below(folder).len(), 1);
 }
 
 proptest! {

@@ -99,8 +99,8 @@ mod tests {
 
     /// Removes what is so old, and returns what is left in a folder of it.
     fn left(names: &[&str], may_go: fn(&str) -> bool, removed: usize) -> Vec<String> {
-        let folder =
-            std::env::temp_dir().join(format!("warmroute-leftovers-{}", fastrand::u64(..)));
+        let temporary = tempfile::tempdir().unwrap();
+        let folder = temporary.path().to_owned();
         for name in names {
             let path = folder.join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -114,9 +114,7 @@ mod tests {
         assert_eq!(remove(&folder, later, AGE, may_go).unwrap(), removed);
         let is_left = |name: &&&str| folder.join(name).exists();
         let left = names.iter().filter(is_left).map(|name| (*name).to_owned());
-        let left = left.collect();
-        fs::remove_dir_all(folder).unwrap();
-        left
+        left.collect()
     }
 
     #[test]

@@ -20,8 +20,17 @@ const MAX_RETRIES: usize = 5;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
-/// Connects at the first operation.
+/// Connects at the first operation. What the settings do not say is that of the environment, which has the credentials.
 pub(super) fn open(
+    settings: &S3Settings,
+    clients: &tls::Clients,
+) -> io::Result<Arc<dyn ObjectStore>> {
+    open_with(AmazonS3Builder::from_env(), settings, clients)
+}
+
+/// As [`open`], with `defaults` in the place of the environment.
+pub(super) fn open_with(
+    defaults: AmazonS3Builder,
     settings: &S3Settings,
     clients: &tls::Clients,
 ) -> io::Result<Arc<dyn ObjectStore>> {
@@ -34,8 +43,7 @@ pub(super) fn open(
         max_retries: MAX_RETRIES,
         retry_timeout: RETRY_TIMEOUT,
     };
-    // What the settings say wins over the environment, which has the credentials.
-    let mut builder = AmazonS3Builder::from_env()
+    let mut builder = defaults
         .with_bucket_name(&settings.bucket)
         .with_retry(retry)
         .with_http_connector(S3Connector::new(tls));

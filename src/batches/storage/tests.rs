@@ -1,25 +1,37 @@
+#[cfg(feature = "s3")]
+mod fake_s3;
+#[cfg(feature = "s3")]
+mod s3_faults;
+
 use std::fs;
 use std::path::{Path as FolderPath, PathBuf};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use tempfile::TempDir;
 
+#[cfg(feature = "s3")]
+use self::fake_s3::FakeS3;
 use super::writer::PART_BYTES;
 use super::*;
 use crate::batches::storage_identity::StorageId;
 
 /// A folder of its own, which goes with the test.
-struct TestFolder(PathBuf);
+struct TestFolder(TempDir);
 
 impl TestFolder {
     fn new() -> Self {
-        let name = format!("warmroute-storage-{}", fastrand::u64(..));
-        Self(std::env::temp_dir().join(name))
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    /// The storage makes it.
+    fn path(&self) -> PathBuf {
+        self.0.path().join("storage")
     }
 
     fn open(&self, tasks: &Tasks) -> Storage {
         let settings = Settings {
-            folder: self.0.to_str().unwrap().to_owned(),
+            folder: self.path().to_str().unwrap().to_owned(),
             ..Settings::default()
         };
         Storage::open(&settings, &tls::Clients::default(), tasks).unwrap()
@@ -28,14 +40,8 @@ impl TestFolder {
     /// All files in it, unfinished ones too.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
-        add_files(&self.0, &mut files);
+        add_files(&self.path(), &mut files);
         files
-    }
-}
-
-impl Drop for TestFolder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
@@ -50,10 +56,12 @@ fn add_files(folder: &FolderPath, files: &mut Vec<PathBuf>) {
     }
 }
 
-async fn in_both(check: impl AsyncFn(Storage)) {
+async fn in_each(check: impl AsyncFn(Storage)) {
     check(Storage::memory()).await;
     let folder = TestFolder::new();
     check(folder.open(&Tasks::default())).await;
+    #[cfg(feature = "s3")]
+    check(FakeS3::start().await.open(&Tasks::default())).await;
 }
 
 fn bytes(length: usize) -> Bytes {
@@ -82,7 +90,7 @@ async fn read(storage: &Storage, path: &str, range: Option<Range<u64>>) -> Vec<u
 
 #[tokio::test]
 async fn what_is_written_in_pieces_is_read_whole_and_in_ranges() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         for length in [0, 1, PART_BYTES - 1, PART_BYTES, 2 * PART_BYTES + 17] {
             let content = bytes(length);
             write(&storage, "files/t/a", &content, (1 << 20) + 1).await;
@@ -104,7 +112,7 @@ async fn what_is_written_in_pieces_is_read_whole_and_in_ranges() {
 
 #[tokio::test]
 async fn an_object_is_replaced_and_deleted() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         storage
             .put("a/b", Bytes::from_static(b"one"))
             .await
@@ -124,7 +132,7 @@ async fn an_object_is_replaced_and_deleted() {
 
 #[tokio::test]
 async fn paths_are_listed_by_folder() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         let paths = [
             "batches/b1/parts/000001/a.jsonl",
             "batches/b1/parts/000001/b.jsonl",
@@ -181,7 +189,7 @@ async fn nothing_stays_of_a_writer_that_does_not_finish() {
 
 #[tokio::test]
 async fn a_path_that_leads_elsewhere_is_refused() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         for path in ["../a", "a/../../b", "a//b", "a/./b"] {
             let put = storage.put(path, Bytes::new()).await;
             assert!(matches!(put, Err(StorageError::Failed(_))), "{path}");
@@ -242,7 +250,7 @@ proptest! {
 
 #[tokio::test]
 async fn a_trial_leaves_nothing_behind() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         // Another replica may do the same at the same time.
         let try_out = async || {
             for operation in StorageOperation::ALL {
@@ -257,7 +265,7 @@ async fn a_trial_leaves_nothing_behind() {
 
 #[tokio::test]
 async fn a_storage_has_the_markers_that_it_was_given() {
-    in_both(async |storage| {
+    in_each(async |storage| {
         let (a, b) = (StorageId::new(1), StorageId::new(2));
         assert_eq!(storage.markers().await, Ok(Vec::new()));
         assert_eq!(storage.has_marker(&a).await, Ok(false));
@@ -278,12 +286,11 @@ async fn a_storage_has_the_markers_that_it_was_given() {
 async fn a_folder_that_is_a_file_cannot_be_written() {
     let folder = TestFolder::new();
     let storage = folder.open(&Tasks::default());
-    fs::remove_dir(&folder.0).unwrap();
-    fs::write(&folder.0, "no folder").unwrap();
+    fs::remove_dir(folder.path()).unwrap();
+    fs::write(folder.path(), "no folder").unwrap();
     let tried = storage.try_out(StorageOperation::Write).await;
     assert!(matches!(tried, Err(StorageError::Failed(_))), "{tried:?}");
     // It says nothing about the marker.
     let asked = storage.has_marker(&StorageId::new(1)).await;
     assert!(matches!(asked, Err(StorageError::Failed(_))), "{asked:?}");
-    fs::remove_file(&folder.0).unwrap();
 }

@@ -109,11 +109,9 @@ mod tests {
         r#"{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"model":"m"}}"#;
 
     fn checked(input: &str) -> Result<CheckedInput, String> {
-        let path = std::env::temp_dir().join(format!("warmroute-check-{}", fastrand::u64(..)));
-        std::fs::write(&path, input).unwrap();
-        let checked = check(&path);
-        std::fs::remove_file(path).unwrap();
-        checked
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), input).unwrap();
+        check(file.path())
     }
 
     #[test]

@@ -186,6 +186,8 @@ fn how_to_begin_anew(place: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tempfile::TempDir;
+
     use super::*;
 
     fn input(bytes: u64) -> InputIdentity {
@@ -195,15 +197,16 @@ mod tests {
         }
     }
 
-    /// A place that no other test has.
-    fn place() -> PathBuf {
-        let name = format!("warmroute-saved-{}.batch", fastrand::u64(..));
-        std::env::temp_dir().join(name)
+    /// A place in a folder that no other test has, and that goes with the first value.
+    fn place() -> (TempDir, PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("out.jsonl.batch");
+        (folder, place)
     }
 
     #[test]
     fn only_the_same_input_at_the_same_router_is_gone_on_with() {
-        let place = place();
+        let (_folder, place) = place();
         let of = |url: &str, bytes| SavedRun::of(&place, url, &input(bytes));
         let mut run = of("http://router", 12).unwrap();
         run.record(|_| {}).unwrap();
@@ -252,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_run_has_one_process_at_a_time() {
-        let place = place();
+        let (_folder, place) = place();
         let run = SavedRun::of(&place, "http://router", &input(12)).unwrap();
         let problem = SavedRun::of(&place, "http://router", &input(12)).unwrap_err();
         assert!(problem.contains("is running"), "{problem}");
@@ -262,7 +265,8 @@ mod tests {
 
     #[test]
     fn whoever_is_stopped_learns_what_to_do() {
-        let mut run = SavedRun::of(&place(), "http://router", &input(12)).unwrap();
+        let (_folder, place) = place();
+        let mut run = SavedRun::of(&place, "http://router", &input(12)).unwrap();
         let check = |run: &SavedRun, error: AskError, expected: &str| {
             let text = run.stopped(&error);
             assert!(text.contains(expected), "{text}");

@@ -116,11 +116,7 @@ mod tests {
 
     /// A form for a file with this content, of which so many bytes were announced.
     fn form(content: &[u8], length: u64, name: &str) -> SentBody {
-        let path = std::env::temp_dir().join(format!("warmroute-form-{}", fastrand::u64(..)));
-        let mut options = File::options();
-        let options = options.create_new(true).read(true).write(true);
-        let mut file = options.open(&path).unwrap();
-        std::fs::remove_file(path).unwrap();
+        let mut file = tempfile::tempfile().unwrap();
         file.write_all(content).unwrap();
         file.rewind().unwrap();
         SentBody::form(file, length, name, 7, &ProgressBar::hidden())

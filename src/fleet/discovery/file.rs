@@ -70,7 +70,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_changed_file_gives_a_new_list_and_an_invalid_one_an_error() {
-        let path = std::env::temp_dir().join(format!("warmroute-file-{}", fastrand::u64(..)));
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("workers");
         let parse: Parse = Box::new(|text| match text {
             "bad" => Err("bad list".to_owned()),
             names => Ok(names.split_whitespace().map(member).collect()),
@@ -83,6 +84,5 @@ mod tests {
         assert_eq!(file.next().await.unwrap_err(), "bad list");
         std::fs::write(&path, "b").unwrap();
         assert_eq!(file.next().await.unwrap(), [member("b")]);
-        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -237,8 +237,8 @@ async fn http2_carries_many_requests_over_one_connection() {
 )]
 #[tokio::test]
 async fn a_unix_socket_is_a_server_like_any_other() {
-    let name = format!("warmroute-{:016x}.sock", fastrand::u64(..));
-    let path = std::env::temp_dir().join(name);
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
     let listener = tokio::net::UnixListener::bind(&path).unwrap();
     let served = tokio::spawn(async move {
         let (stream, _) = listener.accept().await.unwrap();

@@ -147,9 +147,8 @@ mod tests {
 
     #[test]
     fn a_change_is_seen_once_and_a_touched_file_is_none() {
-        let directory = std::env::temp_dir().join(format!("warmroute-tls-{}", fastrand::u64(..)));
-        fs::create_dir_all(&directory).unwrap();
-        let file = directory.join("tls.crt");
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("tls.crt");
         let path = file.to_str().unwrap();
         let files = [("certificate", path), ("key", "")];
         let (mut seen, contents) = Seen::first(&files);
@@ -165,12 +164,12 @@ mod tests {
         assert!(seen.changed(&files).is_none());
         fs::write(&file, "b").unwrap();
         assert!(seen.changed(&files).is_some());
-        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]
     fn the_swap_of_a_link_in_the_path_is_seen() {
-        let directory = std::env::temp_dir().join(format!("warmroute-tls-{}", fastrand::u64(..)));
+        let folder = tempfile::tempdir().unwrap();
+        let directory = folder.path();
         for (version, text) in [("..1", "a"), ("..2", "b")] {
             fs::create_dir_all(directory.join(version)).unwrap();
             fs::write(directory.join(version).join("tls.crt"), text).unwrap();
@@ -184,6 +183,5 @@ mod tests {
         fs::rename(directory.join("..new"), directory.join("..data")).unwrap();
         let contents = seen.changed(&files).unwrap();
         assert_eq!(contents.file("certificate").unwrap().unwrap().1, b"b");
-        fs::remove_dir_all(&directory).unwrap();
     }
 }

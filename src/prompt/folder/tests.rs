@@ -1,25 +1,24 @@
 use serde_json::json;
+use tempfile::TempDir;
 
 use super::*;
 use crate::prompt::Api;
 use crate::prompt::render::{RenderedPrompt, TokenizeError};
 
 /// A temporary folder, removed after the test.
-struct Model(PathBuf);
+struct Model(TempDir);
 
 impl Model {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("warmroute-{name}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&path);
-        fs::create_dir_all(&path).unwrap();
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
         let fixture =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers/qwen2.json");
-        fs::copy(fixture, path.join("tokenizer.json")).unwrap();
-        Self(path)
+        fs::copy(fixture, folder.path().join("tokenizer.json")).unwrap();
+        Self(folder)
     }
 
     fn write(&self, name: &str, text: &str) {
-        let path = self.0.join(name);
+        let path = self.0.path().join(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, text).unwrap();
     }
@@ -29,7 +28,7 @@ impl Model {
     }
 
     fn read(&self) -> Result<ModelFolder, Vec<Error>> {
-        ModelFolder::read(&self.0, None, Options::default())
+        ModelFolder::read(self.0.path(), None, Options::default())
     }
 
     #[track_caller]
@@ -47,15 +46,9 @@ impl Model {
     }
 }
 
-impl Drop for Model {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
 #[test]
 fn the_template_file_has_precedence_over_the_configuration() {
-    let model = Model::new("template-file");
+    let model = Model::new();
     model.config(json!({"chat_template": "config", "eos_token": {"content": "<|im_end|>"}}));
     model.check(false, "config");
     model.write("chat_template.jinja", "file {{ eos_token }}");
@@ -70,7 +63,7 @@ fn the_template_file_has_precedence_over_the_configuration() {
 
 #[test]
 fn a_configuration_can_have_several_templates() {
-    let model = Model::new("templates");
+    let model = Model::new();
     model.config(json!({"chat_template": [
         {"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]}));
     model.check(false, "plain");
@@ -79,7 +72,7 @@ fn a_configuration_can_have_several_templates() {
 
 #[test]
 fn special_tokens_map_is_used_without_added_tokens_in_the_configuration() {
-    let model = Model::new("special");
+    let model = Model::new();
     model.write(
         "chat_template.jinja",
         "{{ bos_token }}|{{ eos_token }}|{{ own_token }}",
@@ -96,7 +89,7 @@ fn special_tokens_map_is_used_without_added_tokens_in_the_configuration() {
 
 #[test]
 fn tokens_that_only_the_configuration_lists_are_added() {
-    let model = Model::new("added");
+    let model = Model::new();
     model.config(
         json!({"added_tokens_decoder": {"2000": {"content": "<|image_pad|>", "special": true,
         "normalized": false, "lstrip": false, "rstrip": false, "single_word": false}}}),
@@ -114,7 +107,7 @@ fn tokens_that_only_the_configuration_lists_are_added() {
 
 #[test]
 fn chats_of_models_rendered_in_code_are_not_tokenized() {
-    let model = Model::new("code");
+    let model = Model::new();
     model.write("chat_template.jinja", "x");
     model.write("config.json", r#"{"model_type": "gpt_oss"}"#);
     let renderer = model.read().unwrap().renderer;
@@ -129,9 +122,9 @@ fn chats_of_models_rendered_in_code_are_not_tokenized() {
 
 #[test]
 fn errors_name_the_file() {
-    let model = Model::new("wrong");
+    let model = Model::new();
     let errors = |template: Option<&Path>| {
-        let errors = ModelFolder::read(&model.0, template, Options::default()).unwrap_err();
+        let errors = ModelFolder::read(model.0.path(), template, Options::default()).unwrap_err();
         let texts: Vec<String> = errors.iter().map(Error::to_string).collect();
         texts
     };
@@ -153,7 +146,7 @@ fn errors_name_the_file() {
         None,
         &["tokenizer_config.json: not JSON", "the chat template"],
     );
-    let given = model.0.join("given.jinja");
+    let given = model.0.path().join("given.jinja");
     check(
         Some(&given),
         &[
@@ -173,8 +166,8 @@ fn errors_name_the_file() {
     model.write("tekken.json", "");
     model.write("consolidated.safetensors", "");
     check(Some(&given), &["mistral_common"]);
-    fs::remove_file(model.0.join("tekken.json")).unwrap();
-    fs::remove_file(model.0.join("tokenizer.json")).unwrap();
+    fs::remove_file(model.0.path().join("tekken.json")).unwrap();
+    fs::remove_file(model.0.path().join("tokenizer.json")).unwrap();
     check(
         Some(&given),
         &["no tokenizer.json; the engine builds its tokenizer"],
@@ -190,7 +183,7 @@ fn errors_name_the_file() {
 #[test]
 fn a_folder_in_mistrals_format_is_recognised_without_its_weights() {
     let is_mistral = |files: &[(&str, &str)]| {
-        let model = Model::new("mistral");
+        let model = Model::new();
         model.config(json!({}));
         for (name, text) in files {
             model.write(name, text);
@@ -221,7 +214,7 @@ fn a_folder_in_mistrals_format_is_recognised_without_its_weights() {
 
 #[test]
 fn architectures_that_the_engine_handles_in_code_are_known_by_their_names() {
-    let model = Model::new("architectures");
+    let model = Model::new();
     model.config(json!({"chat_template": "x"}));
     let with = |config: Value| {
         model.write("config.json", &config.to_string());
@@ -243,10 +236,10 @@ fn a_tokenizer_of_llamas_class_is_built_as_the_engine_builds_it() {
     let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/tokenizers");
     let expected = fs::read(fixtures.join("llama_class.json")).unwrap();
     let expected: Value = serde_json::from_slice(&expected).unwrap();
-    let model = Model::new("llama-class");
+    let model = Model::new();
     fs::copy(
         fixtures.join("sentencepiece.json"),
-        model.0.join("tokenizer.json"),
+        model.0.path().join("tokenizer.json"),
     )
     .unwrap();
     let ids = |vocabulary: &Vocabulary, text: &str| {

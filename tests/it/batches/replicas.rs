@@ -1,18 +1,26 @@
 //! Batches over replicas with one Redis and one folder: what several run, and what is left of one that is killed.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use warmroute::config::Config;
 use warmroute::secret::Secret;
+use warmroute::sim::fault::Faults;
 use warmroute::sim::worker::Settings;
 use warmroute::store::redis;
 
 use super::clients::{Client, FORM, chat_line, custom_ids, form};
-use crate::client;
+use crate::client::{self, Answer};
 use crate::cluster::{self, Engine, Router, eventually, fast};
+use crate::failures::hang;
+use crate::patience::too_long;
 use crate::redis_server::Server;
 use crate::reload::Folder;
+
+/// Answers that the engine generates at a time, where that is configured.
+const SLOTS: u32 = 32;
 
 /// An engine and a Redis, for routers that share a folder.
 struct Site {
@@ -85,13 +93,37 @@ async fn assert_whole(client: &Client, batch: &Value, count: usize) {
     assert_eq!(custom_ids(&results), expected);
 }
 
+/// A sample of a router's metrics; 0 if it is not there.
+async fn metric(router: &Router, sample: &str) -> f64 {
+    let page = client::get(router.admin, "/metrics").await;
+    let mut lines = page.text().lines();
+    let found = lines.find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    found.map_or(0.0, |value| value.parse().unwrap())
+}
+
 /// Lines that a router has brought to a result.
 async fn finished_by(router: &Router) -> f64 {
-    let page = client::get(router.admin, "/metrics").await;
-    let completed = "warmroute_batch_lines_total{outcome=\"completed\"} ";
-    let mut lines = page.text().lines();
-    let found = lines.find_map(|line| line.strip_prefix(completed));
-    found.map_or(0.0, |value| value.parse().unwrap())
+    const COMPLETED: &str = "warmroute_batch_lines_total{outcome=\"completed\"}";
+    metric(router, COMPLETED).await
+}
+
+/// Requests that the engine does not answer: more than it has slots for, so that no line is sent to it. They end when the
+/// returned set is dropped.
+async fn blockers(site: &Site, routers: [&Router; 2]) -> JoinSet<Answer> {
+    site.engine.fault(hang()).await;
+    let mut blockers = JoinSet::new();
+    for router in routers {
+        for _ in 0..SLOTS + 8 {
+            let body = cluster::chat("hello", 1, false);
+            blockers.spawn(client::post(router.api, "/v1/chat/completions", body));
+        }
+        eventually("some wait in the router", async || {
+            let queue = client::get(router.admin, "/queue").await.json();
+            queue["models"][0]["waiting"].as_u64() > Some(0)
+        })
+        .await;
+    }
+    blockers
 }
 
 #[tokio::test]
@@ -101,11 +133,28 @@ async fn two_replicas_share_a_batch() {
         decode_ms: 10,
         ..fast()
     };
-    let site = Site::new(engine).await;
+    let mut site = Site::new(engine).await;
+    site.config.workers[0].slots = NonZeroU32::new(SLOTS);
+    let store = &mut site.config.responses.store;
+    // However slow the machine is, no claim runs out: lines that two replicas run are counted by both.
+    store.lease.duration = Duration::from_secs(600);
+    let redis = store.redis.as_mut().unwrap();
+    redis.advanced.read_timeout = too_long();
+    redis.advanced.write_timeout = too_long();
     let (a, b) = (site.router().await, site.router().await);
     let client = Client::of(&a);
-    let file = client.upload(&lines(COUNT, 10)).await;
+    let file = client.upload(&lines(COUNT, 4)).await;
+    // No line runs before both have some: one replica could run all of them before the other looks for work.
+    let blockers = blockers(&site, [&a, &b]).await;
     let created = client.create(&file, json!({})).await;
+    for router in [&a, &b] {
+        eventually("it has a shard", async || {
+            metric(router, "warmroute_batch_shards_running").await > 0.0
+        })
+        .await;
+    }
+    site.engine.fault(Faults::default()).await;
+    drop(blockers);
     // Its progress and its end are the same everywhere.
     let batch = Client::of(&b).ended(&created).await;
     assert_eq!(client.batch(&created).await, batch);

@@ -15,7 +15,7 @@ async fn a_service_accounts_token_may_change() {
     put_pods(&api, &["a"]);
     api.set(|faults| faults.tokens = vec!["first".to_owned()]);
     let token = Removed::new("first");
-    let file = kubeconfig(&api, &json!({"tokenFile": token.0}));
+    let file = kubeconfig(&api, &json!({"tokenFile": token.0.to_str()}));
     let router = Routed::with_kubeconfig(file, vllm(), |_| {}).await;
     router.serves(&["a"]).await;
     // As kubelet does: the old one is good for a while.
@@ -52,7 +52,7 @@ async fn the_api_is_asked_over_tls_with_its_own_ca_and_no_other() {
     let server = format!("https://{}", api.address);
     let with_ca = |ca: &str| {
         let ca = Removed::new(ca);
-        let cluster = json!({"server": server, "certificate-authority": ca.0});
+        let cluster = json!({"server": server, "certificate-authority": ca.0.to_str()});
         (ca, kubeconfig_of(&cluster, &json!({"token": "t"})))
     };
     let (_ca, file) = with_ca(&ca);

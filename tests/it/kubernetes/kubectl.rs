@@ -12,7 +12,7 @@ fn kubectl(file: &Removed, arguments: &[&str]) -> Command {
     let mut command = Command::new(path);
     command.arg("--kubeconfig").arg(&file.0).args(arguments);
     // Its cache of what the server has.
-    command.env("HOME", std::env::temp_dir());
+    command.env("HOME", file.0.with_extension("home"));
     command
 }
 

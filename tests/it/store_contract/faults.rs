@@ -1,10 +1,10 @@
 //! Redis that is slow, stopped, killed, empty, full, or another than before.
 
-use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
+use tempfile::{NamedTempFile, TempPath};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -1420,24 +1420,17 @@ async fn a_command_with_another_name_is_named_too() {
 }
 
 /// A file with a password, removed after the test.
-struct PasswordFile(PathBuf);
+struct PasswordFile(TempPath);
 
 impl PasswordFile {
     fn new(password: &str) -> Self {
-        let name = format!("warmroute-password-{:016x}", fastrand::u64(..));
-        let file = Self(std::env::temp_dir().join(name));
+        let file = Self(NamedTempFile::new().unwrap().into_temp_path());
         file.write(password);
         file
     }
 
     fn write(&self, password: &str) {
         std::fs::write(&self.0, format!("{password}\n")).unwrap();
-    }
-}
-
-impl Drop for PasswordFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
     }
 }
 

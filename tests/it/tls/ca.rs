@@ -1,12 +1,13 @@
 //! Certificate authorities, and the files of their certificates.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair, SanType};
 use rustls::RootCertStore;
 use rustls::pki_types::PrivateKeyDer;
 use rustls::pki_types::pem::PemObject;
+use tempfile::TempDir;
 use warmroute::http::tls::{ClientSettings, ServerSettings};
 
 /// A certificate authority.
@@ -75,23 +76,20 @@ impl Pair {
 }
 
 /// A folder that does not outlive the test.
-pub(super) struct Folder(PathBuf);
+pub(super) struct Folder(TempDir);
 
 impl Folder {
     pub(super) fn new() -> Self {
-        let name = format!("warmroute-it-tls-{:016x}", fastrand::u64(..));
-        let path = std::env::temp_dir().join(name);
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
+        Self(tempfile::tempdir().unwrap())
     }
 
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        self.0.path()
     }
 
     /// Writes a file, and gives its path.
     pub(super) fn write(&self, name: &str, text: &str) -> String {
-        let path = self.0.join(name);
+        let path = self.path().join(name);
         std::fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     }
@@ -116,11 +114,5 @@ impl Folder {
             settings.key = self.write("client.key", &pair.key);
         }
         settings
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }

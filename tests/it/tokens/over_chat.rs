@@ -114,6 +114,6 @@ async fn a_template_that_fails_on_a_later_system_message_is_sent_none() {
     };
     let folder = Folder::new();
     assert_eq!(roles(&folder).await, "user system user");
-    std::fs::write(folder.0.join("chat_template.jinja"), STRICT).unwrap();
+    std::fs::write(folder.0.path().join("chat_template.jinja"), STRICT).unwrap();
     assert_eq!(roles(&folder).await, "system user user");
 }

@@ -1,7 +1,6 @@
 //! The way to the collector: the environment, a collector that is away or silent, TLS, the end of a drain.
 
 use std::fs;
-use std::path::Path;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
@@ -161,13 +160,13 @@ async fn headers_and_compression_are_as_configured() {
 async fn a_collector_with_tls_gets_compressed_spans() {
     let (ca, acceptor) = tls(&["h2", "http/1.1"]);
     let (other_ca, _) = tls(&[]);
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, pem: &str| {
-        let path = folder.join(format!("{name}-{}.crt", std::process::id()));
+        let path = folder.path().join(name);
         fs::write(&path, pem).unwrap();
         path.display().to_string()
     };
-    let (good, bad) = (file("collector", &ca), file("other", &other_ca));
+    let (good, bad) = (file("collector.crt", &ca), file("other.crt", &other_ca));
     let collector = Collector::start_with(Some(acceptor)).await;
     for (protocol, header) in [
         (Protocol::Grpc, "grpc-encoding"),
@@ -194,7 +193,6 @@ async fn a_collector_with_tls_gets_compressed_spans() {
         }
         assert_eq!(collector.headers()[header], "gzip", "{protocol:?}");
     }
-    let _ = (fs::remove_file(good), fs::remove_file(bad));
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 use std::{fs, mem};
 
+use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 
 use super::world::{Engines, LINES, Replica, Shared, has_ended, lines};
@@ -17,15 +18,16 @@ use crate::http::tls;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A folder for storage, and its name.
-fn storage_in_a_folder() -> (Storage, PathBuf) {
-    let folder = std::env::temp_dir().join(format!("warmroute-runner-{}", fastrand::u64(..)));
+/// A storage, its folder, and what removes that.
+fn storage_in_a_folder() -> (Storage, PathBuf, TempDir) {
+    let temporary = tempfile::tempdir().unwrap();
+    let folder = temporary.path().join("storage");
     let settings = Settings {
         folder: folder.to_str().unwrap().to_owned(),
         ..Settings::default()
     };
     let storage = Storage::open(&settings, &tls::Clients::default(), &Tasks::default());
-    (storage.unwrap(), folder)
+    (storage.unwrap(), folder, temporary)
 }
 
 async fn copy(from: &Storage, to: &Storage) {
@@ -76,7 +78,7 @@ async fn assert_refused(replica: &Replica, file: &str) {
 async fn assert_left_to_others(lose: impl FnOnce(&Path)) {
     let mut shared = Shared::new();
     shared.lease = Duration::from_secs(3);
-    let (storage, folder) = storage_in_a_folder();
+    let (storage, folder, _temporary) = storage_in_a_folder();
     shared.storage = storage;
     let failing = shared.replica_with(Engines {
         is_full: true,
@@ -102,8 +104,6 @@ async fn assert_left_to_others(lose: impl FnOnce(&Path)) {
     let other = shared.replica();
     let batch = other.until(id, has_ended).await;
     other.assert_whole(&batch).await;
-    let _ = fs::remove_file(&folder);
-    let _ = fs::remove_dir_all(&folder);
 }
 
 #[tokio::test]
@@ -144,7 +144,7 @@ async fn a_replica_with_storage_of_its_own_leaves_all_to_the_others() {
 #[tokio::test]
 async fn what_the_mount_point_of_a_lost_mount_lacks_is_not_gone() {
     let mut shared = Shared::new();
-    let (storage, folder) = storage_in_a_folder();
+    let (storage, folder, _temporary) = storage_in_a_folder();
     shared.storage = storage;
     let replica = shared.replica();
     let file = shared.file(&replica, &lines("m")).await;
@@ -165,7 +165,6 @@ async fn what_the_mount_point_of_a_lost_mount_lacks_is_not_gone() {
     assert!(replica.batches.try_storage().await);
     let batch = replica.until(id, has_ended).await;
     replica.assert_whole(&batch).await;
-    let _ = fs::remove_dir_all(&folder);
 }
 
 #[tokio::test]
