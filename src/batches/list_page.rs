@@ -117,9 +117,8 @@ mod tests {
     ) -> Result<(Vec<String>, bool), ApiError> {
         let (batches, tenant) = (Collection::Batches, Tenant::default());
         let query = ListQuery::read(ListOf::Batches, query)?;
-        let shown = |document: &Document| {
-            (document.value == "shown").then(|| document.key.id.clone())
-        };
+        let shown =
+            |document: &Document| (document.value == "shown").then(|| document.key.id.clone());
         list_page(store, batches, tenant, &query, max_fetches, shown).await
     }
 

@@ -96,9 +96,8 @@ fn batch_storage(observed: &Observed) -> (Option<&str>, &str) {
 
 fn batch_storage_fails(observed: &Observed) -> Option<Finding> {
     let operations = StorageOperation::ALL.map(StorageOperation::as_str);
-    let fails = |operation: &str| {
-        observed.value(STORAGE_USABLE, &[("operation", operation)]) == Some(0.0)
-    };
+    let fails =
+        |operation: &str| observed.value(STORAGE_USABLE, &[("operation", operation)]) == Some(0.0);
     let operation = operations.into_iter().find(|operation| fails(operation))?;
     let place = match batch_storage(observed) {
         (Some(bucket), _) => format!(

@@ -9,7 +9,6 @@ use std::time::Duration;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
-use tokio::time::sleep;
 
 use self::outbox::WatchfulOutbox;
 use self::world::{Engines, LINES, Replica, Shared, has_ended, lines};
@@ -20,7 +19,6 @@ use crate::batches::line::Flavor;
 use crate::batches::paths;
 use crate::batches::routes::BatchEndpoint;
 use crate::batches::service::key_of;
-use crate::batches::settings::Settings;
 use crate::ids::Tenant;
 use crate::observe;
 use crate::store::documents::{
