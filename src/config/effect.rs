@@ -57,13 +57,11 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("fleet.health.*", Effect::Reload),
     ("fleet.circuit_breaker.*", Effect::Reload),
     ("fleet.model_lookup.*", Effect::Reload),
-    ("fleet.advanced.max_workers", Effect::Reload),
-    // Every worker's pool of connections has them.
+    // Every worker's pool of connections has it.
     ("fleet.advanced.connect_timeout", Effect::Restart),
-    ("fleet.advanced.idle_connection_timeout", Effect::Restart),
     ("routing.*", Effect::Reload),
     ("models.*", Effect::Reload),
-    // Subscribers, trees and their index.
+    // The index of trees.
     ("kv_events.*", Effect::Restart),
     ("predicted.bytes_per_token", Effect::Reload),
     // Of an index that is full of blocks.
