@@ -55,7 +55,12 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
     ("queue", &["advanced"], CONSTANT),
     (
         "requests.advanced",
-        &["backoff", "max_backoff", "max_quarantined_requests"],
+        &[
+            "backoff",
+            "max_backoff",
+            "max_quarantined_requests",
+            "quarantine_duration",
+        ],
         CONSTANT,
     ),
     ("responses.advanced", &["max_history_turns"], CONSTANT),
@@ -63,6 +68,11 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         "responses.background",
         &["flush_interval", "poll_interval", "unread_flush_interval"],
         CONSTANT,
+    ),
+    (
+        "responses.store.lease",
+        &["heartbeat_interval", "scan_interval"],
+        "it follows from `duration`",
     ),
     ("responses.store.redis.advanced", REDIS, CONSTANT),
     (

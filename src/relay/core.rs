@@ -90,7 +90,7 @@ impl Relay {
             .map(|disaggregation| disaggregation.families.clone());
         Self {
             budget: Arc::new(RetryBudget::new(&settings)),
-            quarantine: Arc::new(SharedQuarantine::new(&settings.advanced, registry)),
+            quarantine: Arc::new(SharedQuarantine::new(registry)),
             settings,
             caches,
             names: Names::new(&models.names),
@@ -149,7 +149,6 @@ impl Relay {
     ) -> Self {
         let queue = queue.map(Arc::new);
         self.queues.set(queue.as_ref(), models.models());
-        self.quarantine.set_duration(&settings.advanced);
         let budget = if RetryBudget::is_same(&self.settings, &settings) {
             self.budget.clone()
         } else {
