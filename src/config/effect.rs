@@ -103,9 +103,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("responses.chat.*", Effect::Reload),
     ("responses.advanced.ready_without_store", Effect::Restart),
     ("responses.advanced.reasoning_events", Effect::Reload),
-    ("responses.advanced.unsupported_items", Effect::Reload),
-    ("responses.advanced.max_history_size", Effect::Reload),
-    ("responses.advanced.max_response_size", Effect::Reload),
     ("responses.advanced.conversation_lease", Effect::Reload),
     // The storage, and what runs on it.
     ("batches.*", Effect::Restart),
@@ -128,7 +125,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("traces.headers", Effect::Restart),
     ("traces.compression", Effect::Restart),
     ("traces.tls.*", Effect::Restart),
-    ("traces.timeout", Effect::Restart),
     ("reload.*", Effect::Reload),
     ("runtime.*", Effect::Restart),
 ];

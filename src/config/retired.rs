@@ -6,6 +6,7 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
     ("api.advanced", &["max_http2_streams"], CONSTANT),
     ("api.cors", &["max_age"], CONSTANT),
     ("api.tls", &["advanced"], CONSTANT),
+    ("admin.dashboard", &["max_decisions_per_second"], CONSTANT),
     ("admin.tls", &["advanced"], CONSTANT),
     ("discovery.dns", &["interval"], CONSTANT),
     ("discovery.kubernetes", &["advanced"], CONSTANT),
@@ -38,6 +39,7 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
     ("kv_events", &["advanced"], CONSTANT),
     ("limits", &["advanced"], CONSTANT),
     ("limits.store.advanced", REDIS, CONSTANT),
+    ("limits.store.wait", &["timeout"], CONSTANT),
     ("models", &["decode_weight", "prefill_weight"], COST),
     (
         "models",
@@ -63,7 +65,16 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         ],
         CONSTANT,
     ),
-    ("responses.advanced", &["max_history_turns"], CONSTANT),
+    (
+        "responses.advanced",
+        &[
+            "max_history_size",
+            "max_history_turns",
+            "max_response_size",
+            "unsupported_items",
+        ],
+        CONSTANT,
+    ),
     (
         "responses.background",
         &["flush_interval", "poll_interval", "unread_flush_interval"],
@@ -75,6 +86,7 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         "it follows from `duration`",
     ),
     ("responses.store.redis.advanced", REDIS, CONSTANT),
+    ("responses.store.redis.wait", &["timeout"], CONSTANT),
     (
         "responses.websocket",
         &[
@@ -122,7 +134,17 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         &["advanced"],
         "the environment variables `OTEL_BSP_...` set it (docs/traces.md)",
     ),
+    (
+        "traces",
+        &["timeout"],
+        "the environment variable `OTEL_EXPORTER_OTLP_TIMEOUT` sets it (docs/traces.md)",
+    ),
     ("webhooks", &["advanced"], CONSTANT),
+    (
+        "webhooks",
+        &["attempt_timeout", "max_concurrent_per_endpoint"],
+        CONSTANT,
+    ),
 ];
 
 const REDIS: &[&str] = &[
