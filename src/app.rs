@@ -116,7 +116,7 @@ impl App {
         let admin_tasks = Tasks::default();
         let io_threads = IoThreads::start(config.runtime.threads)?;
         let tls = tls::Listeners::new(config, ADMIN_CONNECTIONS, &metrics)?;
-        let connections = config.fleet.advanced.connections.clone();
+        let connections = config.fleet.advanced.clone();
         let fleet = registry::Registry::new(connections, config.registry_settings());
         let predicted = Arc::new(PredictedIndex::new(
             config.predicted.clone(),

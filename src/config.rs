@@ -31,9 +31,7 @@ pub use self::flags::Flags;
 pub use self::load::{Refused, unreadable};
 pub use self::model::ModelOverride;
 use self::reader::Problems;
-pub use self::settings::{
-    Api, Config, Fleet, FleetAdvanced, KvEvents, KvEventsAdvanced, Reload, Runtime,
-};
+pub use self::settings::{Api, Config, Fleet, KvEvents, KvEventsAdvanced, Reload, Runtime};
 pub use self::source::Source;
 pub use self::token_sources::Unreadable;
 pub use self::tokenizer::{From, Loaded, Tokenizer};

@@ -5,11 +5,17 @@
 use std::borrow::Cow;
 
 use memchr::memchr2;
+use serde::Deserialize;
 use smallvec::SmallVec;
 
 /// Strings up to about this length are searched eight bytes at a time; the rest of a longer one by a search that takes longer
 /// to begin.
 const SHORT_BYTES: usize = 32;
+
+/// A JSON string that `serde_json` reads, borrowed from the text where it has no escapes.
+#[derive(Debug, Deserialize)]
+#[serde(transparent)]
+pub struct JsonString<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
 /// A text and a position in it. `CHECKS`: the text may be anything; otherwise it was parsed before, and what is in its strings
 /// is only searched for their ends.

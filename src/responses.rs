@@ -66,7 +66,6 @@ pub use self::chat::{
 };
 pub(crate) use self::client_request::ClientRequest;
 pub use self::compact_settings::Settings as CompactSettings;
-pub use self::engine_input::UnsupportedItems;
 pub use self::events::ReasoningEvents;
 pub(crate) use self::routes::{Endpoint, RouteMatch, route};
 pub use self::service::{Counts, Responses};

@@ -16,8 +16,6 @@ mod viewers;
 
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
@@ -52,6 +50,9 @@ const STORE_TIMEOUT: Duration = Duration::from_millis(500);
 /// In fleets with more rows than this, what takes long to read is read with each sample of the history only.
 const MAX_ROWS_EACH_SECOND: usize = 200;
 
+/// Decisions recorded each second while a page is open: as many as a person can follow.
+const SEEN_DECISIONS: u32 = 5;
+
 /// Decisions recorded each second while no page is open, so that one that is opened has some.
 const UNSEEN_DECISIONS: u32 = 1;
 
@@ -72,24 +73,19 @@ pub(super) struct Sources {
 pub(super) struct Dashboard {
     sources: Arc<Sources>,
     viewers: Arc<Viewers>,
-    decisions_per_second: Arc<AtomicU32>,
 }
 
 impl Dashboard {
     pub(super) fn new(settings: &Settings, sources: Arc<Sources>) -> Self {
         let viewers = Viewers::new(settings.max_viewers, &sources.registry);
-        let decisions = AtomicU32::new(settings.max_decisions_per_second);
         Self {
             sources,
             viewers: Arc::new(viewers),
-            decisions_per_second: Arc::new(decisions),
         }
     }
 
     pub(super) fn set(&self, settings: &Settings) {
         self.viewers.set_max(settings.max_viewers);
-        let decisions = settings.max_decisions_per_second;
-        self.decisions_per_second.store(decisions, Relaxed);
     }
 
     pub(super) fn is_on(&self) -> bool {
@@ -160,7 +156,6 @@ impl Dashboard {
         let mut watch = Watch {
             sources: self.sources.clone(),
             viewers: self.viewers.clone(),
-            decisions_per_second: self.decisions_per_second.clone(),
             monotone: Monotone::default(),
             history: History::default(),
             changes: Changes::default(),
@@ -200,7 +195,6 @@ impl Drop for CloseOnDrop {
 struct Watch {
     sources: Arc<Sources>,
     viewers: Arc<Viewers>,
-    decisions_per_second: Arc<AtomicU32>,
     monotone: Monotone,
     history: History,
     changes: Changes,
@@ -217,11 +211,10 @@ impl Watch {
         let relay = sources.relay.load_full();
         let is_watched = self.viewers.are_there();
         if is_tick {
-            let most = self.decisions_per_second.load(Relaxed);
             let allowed = if is_watched {
-                most
+                SEEN_DECISIONS
             } else {
-                most.min(UNSEEN_DECISIONS)
+                UNSEEN_DECISIONS
             };
             relay.decisions().allow(allowed);
         }

@@ -31,6 +31,10 @@ use crate::http::server::RequestBody;
 use crate::http::{self, server};
 use crate::observe::metrics::Registry;
 
+/// Connections of gateways; more wait in the kernel's backlog. A gateway has one for each of its threads.
+const MAX_CONNECTIONS: u32 = 1_024;
+/// Requests at a time on one connection. Each request of a client is one, for as long as its answer lasts.
+const MAX_STREAMS: u32 = 16_384;
 /// Gateways send pieces of up to 1 MiB by default.
 const MAX_MESSAGE_BYTES: usize = 4 << 20;
 /// A question about health is a service's name.
@@ -68,10 +72,10 @@ impl EndpointPicker {
     }
 
     /// The settings of the listener's connections.
-    pub fn connections(settings: &Settings) -> server::Settings {
+    pub fn connections() -> server::Settings {
         server::Settings {
-            max_connections: settings.advanced.max_connections,
-            max_http2_streams: settings.advanced.max_streams,
+            max_connections: MAX_CONNECTIONS,
+            max_http2_streams: MAX_STREAMS,
             ..server::Settings::default()
         }
     }

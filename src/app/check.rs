@@ -35,7 +35,7 @@ const MAX_PAIRS: usize = 16;
 /// Prints results and progress to `out`. Returns true if no problem was found.
 pub async fn run(config: &Config, checks_transfer: bool, out: &mut impl Write) -> io::Result<bool> {
     let settings = &config.prefill_decode;
-    let connections = config.fleet.advanced.connections.clone();
+    let connections = config.fleet.advanced.clone();
     let fleet = Registry::new(connections, config.registry_settings());
     let mut is_good = list(config, &fleet, out).await?;
     let wrong = ask_all(config, &fleet).await;

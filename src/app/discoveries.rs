@@ -56,7 +56,7 @@ impl Discoveries {
 
 fn dns(listed: &DnsWorkers) -> Dns {
     let workers = listed.defaults.clone();
-    Dns::new(&listed.name, listed.port, listed.interval, workers)
+    Dns::new(&listed.name, listed.port, workers)
 }
 
 fn file(listed: &WorkersFile, has_roles: bool) -> File {

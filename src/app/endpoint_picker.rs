@@ -24,7 +24,7 @@ impl App {
         });
         tasks.spawn(server::serve(
             listener,
-            EndpointPicker::connections(settings),
+            EndpointPicker::connections(),
             // The connection metrics are about the API's clients.
             server::Metrics::new(&Registry::default()),
             handlers.tls(self.tls.endpoint_picker.clone()),

@@ -66,9 +66,6 @@ pub struct DnsWorkers {
     #[serde(default = "DnsWorkers::port")]
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// Time between two look-ups of the name.
-    #[serde(default = "DnsWorkers::interval", with = "DurationText")]
-    pub interval: Duration,
     #[serde(flatten)]
     pub defaults: WorkerDefaults,
 }
@@ -76,10 +73,6 @@ pub struct DnsWorkers {
 impl DnsWorkers {
     fn port() -> u16 {
         8_000
-    }
-
-    fn interval() -> Duration {
-        Duration::from_secs(5)
     }
 }
 

@@ -57,13 +57,11 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("fleet.health.*", Effect::Reload),
     ("fleet.circuit_breaker.*", Effect::Reload),
     ("fleet.model_lookup.*", Effect::Reload),
-    ("fleet.advanced.max_workers", Effect::Reload),
-    // Every worker's pool of connections has them.
+    // Every worker's pool of connections has it.
     ("fleet.advanced.connect_timeout", Effect::Restart),
-    ("fleet.advanced.idle_connection_timeout", Effect::Restart),
     ("routing.*", Effect::Reload),
     ("models.*", Effect::Reload),
-    // Subscribers, trees and their index.
+    // The index of trees.
     ("kv_events.*", Effect::Restart),
     ("predicted.bytes_per_token", Effect::Reload),
     // Of an index that is full of blocks.
@@ -105,9 +103,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("responses.chat.*", Effect::Reload),
     ("responses.advanced.ready_without_store", Effect::Restart),
     ("responses.advanced.reasoning_events", Effect::Reload),
-    ("responses.advanced.unsupported_items", Effect::Reload),
-    ("responses.advanced.max_history_size", Effect::Reload),
-    ("responses.advanced.max_response_size", Effect::Reload),
     ("responses.advanced.conversation_lease", Effect::Reload),
     // The storage, and what runs on it.
     ("batches.*", Effect::Restart),
@@ -130,7 +125,6 @@ pub(super) const EFFECTS: &[(&str, Effect)] = &[
     ("traces.headers", Effect::Restart),
     ("traces.compression", Effect::Restart),
     ("traces.tls.*", Effect::Restart),
-    ("traces.timeout", Effect::Restart),
     ("reload.*", Effect::Reload),
     ("runtime.*", Effect::Restart),
 ];

@@ -6,7 +6,10 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
     ("api.advanced", &["max_http2_streams"], CONSTANT),
     ("api.cors", &["max_age"], CONSTANT),
     ("api.tls", &["advanced"], CONSTANT),
+    ("admin.dashboard", &["max_decisions_per_second"], CONSTANT),
     ("admin.tls", &["advanced"], CONSTANT),
+    ("discovery.dns", &["interval"], CONSTANT),
+    ("discovery.kubernetes", &["advanced"], CONSTANT),
     (
         "batches",
         &["max_batches_per_tenant", "max_files_per_tenant"],
@@ -23,33 +26,25 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         &["learn_prefill_rates"],
         "speeds are always learnt; a worker's `prefill_rate` counts before what is learnt",
     ),
-    ("fleet.advanced", &["max_idle_connections"], CONSTANT),
+    (
+        "fleet.advanced",
+        &[
+            "idle_connection_timeout",
+            "max_idle_connections",
+            "max_workers",
+        ],
+        CONSTANT,
+    ),
     (
         "fleet.model_lookup",
         &["interval", "max_waiting", "workers_per_round"],
         CONSTANT,
     ),
     ("jwt", &["advanced"], CONSTANT),
-    (
-        "kv_events.advanced",
-        &["joins", "stream", "tokenizer_check", "unconfirmed", "zmq"],
-        CONSTANT,
-    ),
-    (
-        "kv_events.advanced.grpc",
-        &[
-            "backoff",
-            "connect_timeout",
-            "keepalive_interval",
-            "max_backoff",
-            "max_message",
-            "ping_interval",
-            "refused_backoff",
-        ],
-        CONSTANT,
-    ),
+    ("kv_events", &["advanced"], CONSTANT),
     ("limits", &["advanced"], CONSTANT),
     ("limits.store.advanced", REDIS, CONSTANT),
+    ("limits.store.wait", &["timeout"], CONSTANT),
     ("models", &["decode_weight", "prefill_weight"], COST),
     (
         "models",
@@ -57,6 +52,7 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         "what `routing.advanced` says is for all models",
     ),
     ("peers", &["advanced"], CONSTANT),
+    ("peers.discovery.dns", &["interval"], CONSTANT),
     ("peers.tls", &["advanced"], CONSTANT),
     (
         "predicted",
@@ -66,16 +62,36 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
     ("queue", &["advanced"], CONSTANT),
     (
         "requests.advanced",
-        &["backoff", "max_backoff", "max_quarantined_requests"],
+        &[
+            "backoff",
+            "max_backoff",
+            "max_quarantined_requests",
+            "quarantine_duration",
+        ],
         CONSTANT,
     ),
-    ("responses.advanced", &["max_history_turns"], CONSTANT),
+    (
+        "responses.advanced",
+        &[
+            "max_history_size",
+            "max_history_turns",
+            "max_response_size",
+            "unsupported_items",
+        ],
+        CONSTANT,
+    ),
     (
         "responses.background",
         &["flush_interval", "poll_interval", "unread_flush_interval"],
         CONSTANT,
     ),
+    (
+        "responses.store.lease",
+        &["heartbeat_interval", "scan_interval"],
+        "it follows from `duration`",
+    ),
     ("responses.store.redis.advanced", REDIS, CONSTANT),
+    ("responses.store.redis.wait", &["timeout"], CONSTANT),
     (
         "responses.websocket",
         &[
@@ -123,7 +139,17 @@ const RETIRED: &[(&str, &[&str], &str)] = &[
         &["advanced"],
         "the environment variables `OTEL_BSP_...` set it (docs/traces.md)",
     ),
+    (
+        "traces",
+        &["timeout"],
+        "the environment variable `OTEL_EXPORTER_OTLP_TIMEOUT` sets it (docs/traces.md)",
+    ),
     ("webhooks", &["advanced"], CONSTANT),
+    (
+        "webhooks",
+        &["attempt_timeout", "max_concurrent_per_endpoint"],
+        CONSTANT,
+    ),
 ];
 
 const REDIS: &[&str] = &[
@@ -181,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_became_a_constant_is_read_with_all_below_it_and_what_stands_beside_it_counts() {
-        let text = "workers: ['http://a:1']\nkv_events: {advanced: {stream: {verify_interval: never}, grpc: {service: vllm}}}\n\
+        let text = "workers: ['http://a:1']\nkv_events: {max_index_memory: 1GiB, advanced: {stream: {verify_interval: never}}}\n\
                     api: {tls: {self_signed: true, advanced: {handshake_timeout: 1s}}}\n";
         let config = Config::parse("c.yaml", text).unwrap();
         let [first, second] = config.source.warnings() else {
@@ -189,16 +215,13 @@ mod tests {
         };
         assert_eq!(
             first,
-            "c.yaml:2:24: kv_events.advanced.stream: is not used any more: it is a constant, with the value that was the default"
+            "c.yaml:2:37: kv_events.advanced: is not used any more: it is a constant, with the value that was the default"
         );
         assert!(
             second.starts_with("c.yaml:3:32: api.tls.advanced: is not used"),
             "{second}"
         );
-        assert_eq!(
-            config.kv_events.advanced.grpc.service,
-            crate::kv::grpc::Servicer::Vllm
-        );
+        assert_eq!(config.kv_events.index.max_index_memory, 1 << 30);
         assert_eq!(
             config.kv_events.advanced.stream,
             crate::kv::stream::Settings::default()

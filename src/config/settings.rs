@@ -148,27 +148,7 @@ pub struct Fleet {
     /// workers asked again, and waits for their answers.
     pub model_lookup: model_lookup::Settings,
     /// Settings for experts.
-    pub advanced: FleetAdvanced,
-}
-
-/// Settings of the fleet for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct FleetAdvanced {
-    /// Workers beyond this number are left out, with a warning. It stops a runaway discovery.
-    #[schemars(range(min = 1))]
-    pub max_workers: u32,
-    #[serde(flatten)]
-    pub connections: client::Settings,
-}
-
-impl Default for FleetAdvanced {
-    fn default() -> Self {
-        Self {
-            max_workers: 4_096,
-            connections: client::Settings::default(),
-        }
-    }
+    pub advanced: client::Settings,
 }
 
 /// KV events: what engines report of their prefix caches.
@@ -177,30 +157,25 @@ impl Default for FleetAdvanced {
 pub struct KvEvents {
     #[serde(flatten)]
     pub index: indexes::Settings,
-    /// Settings for experts.
+    /// How KV events are received. No keys.
+    #[serde(skip)]
     pub advanced: KvEventsAdvanced,
 }
 
-/// How KV events are received. A file sets none of the fields that serde skips: no fleet needed other values.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// How KV events are received, the same in all fleets.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct KvEventsAdvanced {
     /// Compares the router's tokens with the engine's: after a request, the blocks of its prompt must be among
     /// those that the engine reports. On a tokenizer mismatch the KV events of the model or worker are not used.
-    #[serde(skip)]
     pub tokenizer_check: tokenizer_check::Settings,
     /// Blocks of prompts that were sent to a worker and are not confirmed by its KV events yet. They count as
     /// cached there, so that requests with the same prefix follow at once.
-    #[serde(skip)]
     pub unconfirmed: unconfirmed::Settings,
     /// How lost KV events are noticed and requested again.
-    #[serde(skip)]
     pub stream: stream::Settings,
     /// What ranks that join at the same time may take.
-    #[serde(skip)]
     pub joins: joins::Settings,
     /// KV events over ZeroMQ.
-    #[serde(skip)]
     pub zmq: zmq::Settings,
     /// KV events over gRPC.
     pub grpc: grpc::Settings,
@@ -260,9 +235,9 @@ impl Config {
         registry::Settings {
             health: self.fleet.health.clone(),
             circuit_breaker: self.fleet.circuit_breaker.clone(),
-            max_workers: self.fleet.advanced.max_workers as usize,
             topology: self.prefill_decode.topology.as_str().into(),
             model_lookup: self.fleet.model_lookup.clone(),
+            ..registry::Settings::default()
         }
     }
 

@@ -11,6 +11,10 @@ use tokio::sync::{Notify, watch};
 
 use crate::units::DurationText;
 
+/// Requests that wait at the same time. For further ones their model does not exist. Far more than clients that wait for one
+/// adapter, and little memory if they only have a name wrong.
+const MAX_WAITING: u32 = 1_024;
+
 /// What a request does that names a model of which no worker is known, or an adapter that not all workers of its base model
 /// are known to serve.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -25,9 +29,6 @@ pub struct Settings {
     #[serde(with = "DurationText")]
     #[schemars(extend("min" = "0s"))]
     pub timeout: Duration,
-    /// Requests that wait at the same time. For further ones their model does not exist.
-    #[serde(skip)]
-    pub max_waiting: u32,
     /// Workers that are asked in a round for which no request waits: an adapter is requested that some workers of its base
     /// model serve, and others may serve by now. The next round asks the next workers.
     #[serde(skip)]
@@ -41,8 +42,6 @@ impl Default for Settings {
             interval: Duration::from_secs(1),
             // The rest of the second, and a second for engines under load.
             timeout: Duration::from_secs(2),
-            // Far more than clients that wait for one adapter, and little memory if they only have a name wrong.
-            max_waiting: 1_024,
             // Under 1 % of a core of the router while adapters are requested that some workers do not serve.
             workers_per_round: 64,
         }
@@ -132,7 +131,7 @@ impl ModelLookup {
         if settings.timeout.is_zero() {
             return Lookup::Off;
         }
-        let Some(_waiting) = self.enter(settings.max_waiting) else {
+        let Some(_waiting) = self.enter(MAX_WAITING) else {
             return Lookup::Full;
         };
         let round = self.want();

@@ -79,7 +79,7 @@ impl Default for Settings {
         Self {
             health: health::Settings::default(),
             circuit_breaker: circuit_breaker::Settings::default(),
-            // A thousand workers are a large fleet; the configuration's default has room for four of them.
+            // A thousand workers are a large fleet. The bound stops a runaway discovery.
             max_workers: 4_096,
             topology: "".into(),
             model_lookup: model_lookup::Settings::default(),

@@ -14,7 +14,6 @@ use super::refusal::Refusal;
 use super::settings::OnStoreFailure;
 use super::standing::Standing;
 use super::tenant_limits::{Request, TenantLimits};
-use crate::observe;
 use crate::store::charges::ChargeId;
 
 /// How soon a client retries while the store cannot be asked.
@@ -76,14 +75,42 @@ impl TenantLimits {
             let charge = Charge::new(self, names, request.id, decision.charged, reserved);
             return (Ok(charge), standing);
         }
-        let model = observe::shortened(request.model);
-        let refusal = refusal(model, &costs, &decision, &reserved);
-        let refusal = refusal.unwrap_or_else(|| Refusal::Concurrent {
-            model: model.to_owned(),
+        let exhausted = self.exhausted(request.model, &costs, &decision, &reserved);
+        let refusal = exhausted.unwrap_or_else(|| Refusal::Concurrent {
+            of: self.subject(request.model, None),
             limit: self.limits.max_concurrent,
             used: decision.running,
         });
         (Err(refusal), standing)
+    }
+
+    /// The limit that refuses, if it is not the number of running requests: the one with the longest wait.
+    fn exhausted(
+        &self,
+        model: &str,
+        costs: &Costs<'_>,
+        decision: &Decision,
+        reserved: &Amount,
+    ) -> Option<Refusal> {
+        let share = match decision.charged {
+            Charged::Shared => 1,
+            Charged::Alone(replicas) => u64::from(replicas),
+        };
+        let waits = costs.iter().zip(&decision.used);
+        let waits = waits.filter_map(|((limit, cost), used)| {
+            let burst = limit.rate.burst_micros;
+            let wait = gcra::wait(*used, cost.saturating_mul(share).min(burst), burst)?;
+            Some((wait, *limit, *used))
+        });
+        let (wait, limit, used) = waits.max_by_key(|(wait, ..)| *wait)?;
+        Some(Refusal::Rate {
+            of: self.subject(model, Some(limit)),
+            kind: limit.kind,
+            limit: limit.rate.capacity(),
+            used: limit.rate.units(used),
+            requested: limit.kind.of(reserved),
+            retry_after: Duration::from_micros(wait),
+        })
     }
 
     /// How many requests may run beside this one; 0: any number. Lines of batches wait for room at the workers instead.
@@ -126,32 +153,4 @@ impl TenantLimits {
             charged: Charged::Alone(replicas),
         })
     }
-}
-
-/// The limit that refuses, if it is not the number of running requests: the one with the longest wait.
-fn refusal(
-    model: &str,
-    costs: &Costs<'_>,
-    decision: &Decision,
-    reserved: &Amount,
-) -> Option<Refusal> {
-    let share = match decision.charged {
-        Charged::Shared => 1,
-        Charged::Alone(replicas) => u64::from(replicas),
-    };
-    let waits = costs.iter().zip(&decision.used);
-    let waits = waits.filter_map(|((limit, cost), used)| {
-        let burst = limit.rate.burst_micros;
-        let wait = gcra::wait(*used, cost.saturating_mul(share).min(burst), burst)?;
-        Some((wait, *limit, *used))
-    });
-    let (wait, limit, used) = waits.max_by_key(|(wait, ..)| *wait)?;
-    Some(Refusal::Rate {
-        model: model.to_owned(),
-        kind: limit.kind,
-        limit: limit.rate.capacity(),
-        used: limit.rate.units(used),
-        requested: limit.kind.of(reserved),
-        retry_after: Duration::from_micros(wait),
-    })
 }

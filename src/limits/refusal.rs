@@ -10,7 +10,8 @@ use super::compiled::Kind;
 pub enum Refusal {
     /// A limit has no room for the request now.
     Rate {
-        model: String,
+        /// What the limit is of.
+        of: String,
         kind: Kind,
         limit: u64,
         used: u64,
@@ -19,17 +20,13 @@ pub enum Refusal {
     },
     /// The request alone is more than a limit ever has room for.
     TooLarge {
-        model: String,
+        of: String,
         kind: Kind,
         limit: u64,
         requested: u64,
     },
     /// As many requests run as the tenant may have.
-    Concurrent {
-        model: String,
-        limit: u32,
-        used: u64,
-    },
+    Concurrent { of: String, limit: u32, used: u64 },
     /// The tenant may not use the model.
     Model { model: String },
     /// The client asks for more output tokens than the tenant may have.
@@ -94,7 +91,7 @@ impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rate {
-                model,
+                of,
                 kind,
                 limit,
                 used,
@@ -102,25 +99,25 @@ impl fmt::Display for Refusal {
                 retry_after,
             } => write!(
                 f,
-                "Rate limit reached for {model} on {}: Limit {limit}, Used {used}, Requested {requested}. \
+                "Rate limit reached for {of} on {}: Limit {limit}, Used {used}, Requested {requested}. \
                  Please try again in {}.",
                 unit(*kind),
                 go_duration(*retry_after),
             ),
             Self::TooLarge {
-                model,
+                of,
                 kind,
                 limit,
                 requested,
             } => write!(
                 f,
-                "Request too large for {model} on {}: Limit {limit}, Requested {requested}. The input or output \
+                "Request too large for {of} on {}: Limit {limit}, Requested {requested}. The input or output \
                  tokens must be reduced in order to run successfully.",
                 unit(*kind),
             ),
-            Self::Concurrent { model, limit, used } => write!(
+            Self::Concurrent { of, limit, used } => write!(
                 f,
-                "Rate limit reached for {model} on concurrent requests: Limit {limit}, Used {used}, Requested 1. \
+                "Rate limit reached for {of} on concurrent requests: Limit {limit}, Used {used}, Requested 1. \
                  Please try again in {}.",
                 go_duration(CONCURRENT_RETRY),
             ),
@@ -224,7 +221,7 @@ mod tests {
     #[test]
     fn a_refusal_reads_as_at_openai() {
         let refusal = Refusal::Rate {
-            model: "m".to_owned(),
+            of: "m".to_owned(),
             kind: Kind::Tokens,
             limit: 30_000,
             used: 29_500,

@@ -24,6 +24,8 @@ pub struct TenantLimits {
     pub(super) limits: Limits,
     pub(super) tenant: Tenant,
     pub(super) name: Arc<str>,
+    /// Without tenants all clients share them.
+    is_of_everybody: bool,
     pub(super) usage: SharedUse,
     pub(super) store: Option<ChargeStore>,
     /// In the store, and by this replica alone.
@@ -53,6 +55,8 @@ impl TenantLimits {
             limits: Limits::new(spec, settings),
             tenant,
             name: name.into(),
+            // The check allows it only where no tenants are listed.
+            is_of_everybody: settings.everybody.is_some(),
             usage: limiter.usage_of(tenant),
             store: limiter.store_of(tenant),
             admitted: [admitted("shared"), admitted("local")],
@@ -111,16 +115,28 @@ impl TenantLimits {
         refusal
     }
 
+    /// What a limit is of, for the message of a refusal: the model that the client asks for, as at OpenAI, or all clients.
+    /// `None`: the limit of requests that run.
+    pub(super) fn subject(&self, model: &str, limit: Option<&Limit>) -> String {
+        if !self.is_of_everybody {
+            return observe::shortened(model).to_owned();
+        }
+        match limit.and_then(|limit| limit.model.as_deref()) {
+            Some(pattern) => format!("{pattern} (all clients together)"),
+            None => "all clients together".to_owned(),
+        }
+    }
+
     /// What needs no count: the model, its `max_tokens`, and the size of the request.
     pub(super) fn check(
         &self,
         request: &Request<'_>,
         reserved: &Amount,
     ) -> Result<Applied<'_>, Refusal> {
-        let model = || observe::shortened(request.model).to_owned();
         let names = [request.model, request.target];
         let Some(mut applied) = self.limits.of(&names) else {
-            return Err(Refusal::Model { model: model() });
+            let model = observe::shortened(request.model).to_owned();
+            return Err(Refusal::Model { model });
         };
         if let Some(day) = self
             .limits
@@ -142,7 +158,7 @@ impl TenantLimits {
             let requested = limit.kind.of(reserved);
             if limit.rate.cost(requested) > limit.rate.burst_micros {
                 return Err(Refusal::TooLarge {
-                    model: model(),
+                    of: self.subject(request.model, Some(*limit)),
                     kind: limit.kind,
                     limit: limit.rate.capacity(),
                     requested,

@@ -27,6 +27,8 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(50);
 /// An address that is this replica's own, or whose replica refuses this one, is tried again this often: another process
 /// may have it by then.
 const REFUSED_BACKOFF: Duration = Duration::from_secs(5);
+/// Time between two lookups of a name. An answer of CoreDNS for a Service of Kubernetes is valid for 5 s by default.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Follows all entries for ever.
 pub(super) async fn follow(state: Arc<State>, entries: Vec<PeerDiscovery>, tasks: Tasks) {
@@ -95,7 +97,7 @@ async fn resolve(
                 }
             }
         }
-        tokio::time::sleep(dns.interval).await;
+        tokio::time::sleep(LOOKUP_INTERVAL).await;
     }
 }
 

@@ -108,18 +108,11 @@ pub struct DnsPeers {
     #[serde(default = "DnsPeers::port")]
     #[schemars(range(min = 1))]
     pub port: u16,
-    /// Time between two look-ups of the name.
-    #[serde(default = "DnsPeers::interval", with = "DurationText")]
-    pub interval: Duration,
 }
 
 impl DnsPeers {
     fn port() -> u16 {
         9_701
-    }
-
-    fn interval() -> Duration {
-        Duration::from_secs(5)
     }
 }
 

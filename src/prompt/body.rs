@@ -13,9 +13,9 @@ use serde_json::value::RawValue;
 use self::field::{Flag, Key, OptionalInteger, OptionalString};
 pub use self::vllm_xargs::check_xargs;
 use super::blocks::BlockHasher;
-use super::canonical::{Canonical, Name};
+use super::canonical::Canonical;
 use super::types::{Api, Error, HashedPrompt, Section};
-use crate::json_scan::Scan;
+use crate::json_scan::{JsonString, Scan};
 
 /// The fields of a request body that routing needs.
 #[derive(Debug, Default)]
@@ -139,7 +139,7 @@ impl<'de> Visitor<'de> for &mut BodyReader<'de> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        while let Some(Name(name)) = map.next_key()? {
+        while let Some(JsonString(name)) = map.next_key()? {
             let key = Key::new(&name, self.api);
             map.next_value_seed(Member { reader: self, key })?;
         }

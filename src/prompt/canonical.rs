@@ -3,17 +3,15 @@
 //! Strings contribute their characters; containers and keys contribute delimiters. Different values can give the same
 //! bytes, as with a hash collision. A request may then go to a worker without the prefix; nothing else goes wrong.
 
-use std::borrow::Cow;
 use std::fmt;
 
-use serde::Deserialize;
 use serde::de::{self, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use memchr::{memchr, memmem};
 
 use super::blocks::BlockHasher;
 use super::types::Section;
-use crate::json_scan::Scan;
+use crate::json_scan::{JsonString, Scan};
 
 /// Follows every string. UTF-8 never contains this byte.
 const STRING_END: u8 = 0xff;
@@ -29,11 +27,6 @@ pub(super) struct Canonical<'c> {
     hasher: &'c mut BlockHasher,
     role: StringRole,
 }
-
-/// The name of a member, borrowed where it has no escapes.
-#[derive(Deserialize)]
-#[serde(transparent)]
-pub(super) struct Name<'a>(#[serde(borrow)] pub(super) Cow<'a, str>);
 
 /// How a string at the current position of a value is treated. Inherited downwards through objects and lists.
 #[derive(Clone, Copy)]
@@ -274,7 +267,7 @@ impl<'de> Visitor<'de> for Canonical<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
         self.hasher.feed(b"{");
-        while let Some(Name(name)) = map.next_key()? {
+        while let Some(JsonString(name)) = map.next_key()? {
             let role = self.role.of_member(&name);
             if let StringRole::Ignored = role {
                 map.next_value::<IgnoredAny>()?;

@@ -41,12 +41,6 @@ pub struct Settings {
     /// Tokenization requests to engines at a time, of all models.
     #[serde(skip)]
     pub max_requests: u32,
-    /// Memory for token ids that engines returned, of all models: 2,000 prompts of 4,000 tokens. 0 keeps none.
-    #[serde(skip)]
-    pub max_cache_memory: u64,
-    /// Cached token ids are used for this long. Templates may contain the date.
-    #[serde(skip)]
-    pub cache_ttl: Duration,
 }
 
 impl Default for Settings {
@@ -55,8 +49,6 @@ impl Default for Settings {
             timeout: Duration::from_millis(20),
             // Engines render on one thread; more at once would wait there.
             max_requests: 32,
-            max_cache_memory: 32 << 20,
-            cache_ttl: Duration::from_secs(600),
         }
     }
 }
@@ -85,6 +77,10 @@ pub struct EngineTokenizer {
     seed: u64,
 }
 
+/// Memory for token ids that engines returned, of all models: 2,000 prompts of 4,000 tokens.
+const CACHE_BYTES: u64 = 32 << 20;
+/// Cached token ids are used for this long. Templates may contain the date.
+const CACHE_TTL: Duration = Duration::from_secs(600);
 /// After this time the render endpoints are tried again, because the engine may have been restarted.
 const RENDER_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 /// More workers than a fleet has. When the map is full it is cleared.
@@ -104,9 +100,8 @@ impl EngineTokenizer {
 
     /// The cached token ids of a request. `model` is its served name.
     pub fn cached(&self, now: Instant, model: &str, api: Api, body: &[u8]) -> Option<Arc<[u32]>> {
-        let ttl = self.settings.cache_ttl;
         let key = cache::key(self.seed, model, api, body);
-        self.cache.lock().get(key, now, ttl)
+        self.cache.lock().get(key, now, CACHE_TTL)
     }
 
     /// Permission to send one request; fails if too many are running, or if engines cannot tokenize this body.
@@ -136,8 +131,7 @@ impl EngineTokenizer {
             .map_err(|_| Error::Timeout)??;
         let ids: Arc<[u32]> = ids.into();
         let key = cache::key(self.seed, model, api, body);
-        let max_bytes = self.settings.max_cache_memory;
-        self.cache.lock().put(key, now, ids.clone(), max_bytes);
+        self.cache.lock().put(key, now, ids.clone(), CACHE_BYTES);
         Ok(ids)
     }
 

@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use prometheus::{IntCounter, IntCounterVec};
-
 use super::abort::Aborts;
 use super::account::decision_log::DecisionLog;
 use super::account::hindsight::Hindsight;
@@ -21,20 +19,30 @@ use super::settings::Settings;
 use super::wait::Queues;
 use crate::fleet::registry::Registry;
 use crate::kv::predicted::PredictedIndex;
-use crate::observe::metrics;
+use crate::observe::metrics::{self, metric_table};
 use crate::peers::Peers;
 use crate::queue;
 use crate::routing::Policy;
 use crate::traces::Tracer;
 
-/// Metrics that are not a model's.
-#[derive(Clone, Debug)]
-pub(super) struct Metrics {
-    pub(super) retries_refused: IntCounter,
-    pub(super) reports: IntCounterVec,
-    pub(super) model_targets: IntCounterVec,
-    pub(super) continuations: IntCounterVec,
-    pub(super) model_lookups: IntCounterVec,
+metric_table! {
+    /// Metrics that are not a model's.
+    #[derive(Clone, Debug)]
+    pub(super) struct Metrics {
+        pub(super) retries_refused: counter "warmroute_retry_budget_exhausted_total"
+            "Retries that the retry budget did not allow.",
+        pub(super) reports: counters "warmroute_kv_report_requests_total" ["model", "outcome"]
+            "Requests that asked their engine to report again which blocks of their prompt it has cached.",
+        pub(super) model_targets: counters "warmroute_model_targets_total" ["requested", "target", "reason"]
+            "Requests for a name with aliases, targets or fallbacks, by the model that its workers were asked for: `name` (the \
+             model's own name), `alias`, `weight`, `session` (by weight, the same for a session), `fallback`.",
+        pub(super) continuations: counters "warmroute_stream_continuations_total" ["model", "outcome", "reason"]
+            "Streams that broke off, of models with `stream_continuation`: another worker goes on (`continued`), none \
+             could (`failed`), or the request or its answer did not allow it (`refused`, with the reason).",
+        pub(super) model_lookups: counters "warmroute_model_lookups_total" ["outcome"]
+            "Requests for a model that no worker was known to serve, by what asking the workers again came to: `found`, \
+             `not_found`, `timeout` (not all workers answered), `full` (too many requests waited).",
+    }
 }
 
 /// The relay with the settings of one configuration, shared by the requests that started with it. What outlives a
@@ -90,7 +98,7 @@ impl Relay {
             .map(|disaggregation| disaggregation.families.clone());
         Self {
             budget: Arc::new(RetryBudget::new(&settings)),
-            quarantine: Arc::new(SharedQuarantine::new(&settings.advanced, registry)),
+            quarantine: Arc::new(SharedQuarantine::new(registry)),
             settings,
             caches,
             names: Names::new(&models.names),
@@ -106,33 +114,7 @@ impl Relay {
             aborts: Aborts::new(registry),
             tracer: Tracer::default(),
             decisions: Arc::default(),
-            metrics: Metrics {
-                retries_refused: registry.counter(
-                    "warmroute_retry_budget_exhausted_total",
-                    "Retries that the retry budget did not allow.",
-                ),
-                reports: registry.counters(
-                    "warmroute_kv_report_requests_total",
-                    "Requests that asked their engine to report again which blocks of their prompt it has cached.",
-                    &["model", "outcome"],
-                ),
-                continuations: registry.counters(
-                    "warmroute_stream_continuations_total",
-                    "Streams that broke off, of models with `stream_continuation`: another worker goes on (`continued`), none \
-                     could (`failed`), or the request or its answer did not allow it (`refused`, with the reason).",
-                    &["model", "outcome", "reason"],
-                ),
-                model_lookups: registry.counters(
-                    "warmroute_model_lookups_total",
-                    "Requests for a model that no worker was known to serve, by what asking the workers again came to: `found`, `not_found`, `timeout` (not all workers answered), `full` (too many requests waited).",
-                    &["outcome"],
-                ),
-                model_targets: registry.counters(
-                    "warmroute_model_targets_total",
-                    "Requests for a name with aliases, targets or fallbacks, by the model that its workers were asked for: `name` (the model's own name), `alias`, `weight`, `session` (by weight, the same for a session), `fallback`.",
-                    &["requested", "target", "reason"],
-                ),
-            },
+            metrics: Metrics::new(registry),
         }
     }
 
@@ -149,7 +131,6 @@ impl Relay {
     ) -> Self {
         let queue = queue.map(Arc::new);
         self.queues.set(queue.as_ref(), models.models());
-        self.quarantine.set_duration(&settings.advanced);
         let budget = if RetryBudget::is_same(&self.settings, &settings) {
             self.budget.clone()
         } else {

@@ -120,15 +120,19 @@ impl Relay {
         plan: &mut Arc<Plan>,
         course: &mut Course,
         first: &mut Option<First<'_>>,
-        (now, retry, chosen): (Instant, Option<Retry>, Option<Chosen>),
+        (now, retry, mut chosen): (Instant, Option<Retry>, Option<Chosen>),
     ) -> Result<Next<'a>, Step> {
         let may_repeat = course.may_repeat_worker();
-        if let Some(retry) = retry
-            && !self.may_retry(plan, course, &retry, now)
-        {
-            return Err(course.on_no_worker(false));
-        }
         let (chooser, failed) = (self.chooser(), &course.failed);
+        if let Some(retry) = retry {
+            if chosen.is_none() {
+                chosen = chooser.find_first(plan, now, failed, may_repeat);
+            }
+            // A retry that no worker can take must not use up the budget of others.
+            if chosen.is_none() || !self.may_retry(plan, &retry) {
+                return Err(course.on_no_worker(false));
+            }
+        }
         let Some(choice) = chooser.choose(plan, now, failed, may_repeat, chosen) else {
             let waits = first.as_mut().and_then(|first| first.waits.as_deref_mut());
             let waits_again = waits.is_some_and(|waits| waits.goes_on(course.count()));
@@ -149,7 +153,7 @@ impl Relay {
         if converted.is_err() && plan.tool_loss() == ToolLoss::Refused {
             let mut others = failed.clone();
             others.exclude_chat(&plan.group);
-            if chooser.has_choice(plan, now, &others, false) {
+            if chooser.find_first(plan, now, &others, false).is_some() {
                 course.failed = others;
                 return Err(course.next(observe::now()));
             }
@@ -164,12 +168,7 @@ impl Relay {
     }
 
     /// Counts a retry, if the budget allows it.
-    fn may_retry(&self, plan: &Plan, course: &Course, retry: &Retry, now: Instant) -> bool {
-        let (failed, may_repeat) = (&course.failed, course.may_repeat_worker());
-        // A retry that no worker can take must not use up the budget of others.
-        if !self.chooser().has_choice(plan, now, failed, may_repeat) {
-            return false;
-        }
+    fn may_retry(&self, plan: &Plan, retry: &Retry) -> bool {
         if !retry.is_off_budget && !self.budget().may_retry() {
             self.metrics().retries_refused.inc();
             return false;

@@ -96,15 +96,6 @@ pub struct Retries {
     /// Retries that are allowed each second in any case.
     #[schemars(range(max = 1000000))]
     pub min_retries_per_second: u32,
-    /// A request whose body made two engines cut the connection, or the only one twice, and nothing else in the same moment,
-    /// is refused for this long, so that a client's retries do not end one engine after the other. `0s`: never.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "0s"))]
-    pub quarantine_duration: Duration,
-    /// Bodies that are remembered because engines cut the connection, by their hash (100 bytes each). With more the
-    /// oldest is forgotten.
-    #[serde(skip)]
-    pub max_quarantined_requests: u32,
 }
 
 impl Default for Retries {
@@ -116,10 +107,6 @@ impl Default for Retries {
             max_backoff: Duration::from_secs(1),
             retry_budget_percent: 20,
             min_retries_per_second: 10,
-            // An engine needs minutes to start again; SDKs retry within seconds.
-            quarantine_duration: Duration::from_secs(300),
-            // More bodies that end engines than a day brings.
-            max_quarantined_requests: 1_000,
         }
     }
 }

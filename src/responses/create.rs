@@ -31,6 +31,9 @@ use crate::prompt::Api;
 use crate::relay::{self, ServedBy};
 use crate::store::ResponseKey;
 
+/// Of one response of an engine, and of one event of it. Four million tokens.
+const MAX_RESPONSE_BYTES: usize = 16 << 20;
+
 impl Responses {
     pub(super) async fn create(
         self: &Arc<Self>,
@@ -103,7 +106,7 @@ impl Responses {
         let mut is_asked = true;
         if let Some(compacted) = compacted {
             is_asked = compacted.goes_on;
-            input = self.compacted_input(&compacted.window)?;
+            input = compacted.engine_input()?;
             prepared.continue_from(compacted.window);
             template.compaction = Some(compacted.item);
         }
@@ -277,8 +280,7 @@ impl Responses {
 
     pub(super) fn event_options(&self) -> EventOptions {
         EventOptions {
-            bytes_max: usize::try_from(self.settings.advanced.max_response_size)
-                .unwrap_or(usize::MAX),
+            bytes_max: MAX_RESPONSE_BYTES,
             reasoning: self.settings.advanced.reasoning_events,
         }
     }

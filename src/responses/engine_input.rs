@@ -6,9 +6,6 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use super::input::NewInput;
 use super::item::{Item, Kind, call_id, joined_text};
 use super::known_json;
@@ -16,22 +13,11 @@ use super::members::{self, Members, put, put_string, put_text};
 use crate::json_scan::without_lone_surrogates;
 use crate::openai::error::ApiError;
 
-/// How items are handled that engines do not support, such as calls of hosted tools.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum UnsupportedItems {
-    /// Converted to a function call and its output if they contain text; otherwise left out.
-    #[default]
-    Convert,
-    /// The request is refused with 400.
-    Reject,
-}
-
-/// Writes the list item by item.
+/// Writes the list item by item. Items that engines do not know, such as calls of hosted tools, become a function call
+/// and its output if they contain text; otherwise they are left out.
 #[derive(Debug)]
 pub(super) struct EngineInput {
     json: Vec<u8>,
-    unsupported: UnsupportedItems,
     calls: Vec<Call>,
     /// Indexes in `calls` of the calls with each id, whose outputs come in the same order.
     by_id: HashMap<String, Calls>,
@@ -58,12 +44,11 @@ struct Call {
 }
 
 impl EngineInput {
-    pub(super) fn new(unsupported: UnsupportedItems, capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         let mut json = Vec::with_capacity(capacity + 2);
         json.push(b'[');
         Self {
             json,
-            unsupported,
             calls: Vec::new(),
             by_id: HashMap::new(),
             next: 0,
@@ -97,21 +82,6 @@ impl EngineInput {
     fn add_item(&mut self, item: &Item<'_>) -> Result<(), ApiError> {
         let index = self.next;
         self.next += 1;
-        if self.unsupported == UnsupportedItems::Reject
-            && matches!(
-                item.kind,
-                Kind::McpCall
-                    | Kind::CodeInterpreterCall
-                    | Kind::FileSearchCall
-                    | Kind::ClientCall
-                    | Kind::ClientCallOutput
-                    | Kind::ComputerCallOutput
-                    | Kind::Hidden
-            )
-        {
-            let why = format!("items of type '{}' are not supported", item.name);
-            return Err(ApiError::wrong_value("input", why));
-        }
         match item.kind {
             Kind::Message => {
                 self.add_message(item);

@@ -22,6 +22,8 @@ use crate::store::{
 };
 use crate::{observe, state_token};
 
+/// Size of all items of a chain or of a conversation, as JSON: eight million tokens.
+pub(super) const MAX_HISTORY_BYTES: u64 = 32 << 20;
 /// Concurrent reads of other responses for `item_reference`s.
 const READS_AT_ONCE: usize = 16;
 
@@ -141,9 +143,8 @@ impl Responses {
             }
         }
         let turns = response.chain.as_ref().map_or(0, |chain| chain.ids.len());
-        let advanced = &self.settings.advanced;
-        if turns as u64 > advanced.max_history_turns || response.bytes() > advanced.max_history_size
-        {
+        let turns_max = self.settings.advanced.max_history_turns;
+        if turns as u64 > turns_max || response.bytes() > MAX_HISTORY_BYTES {
             return Err(self.too_long(turns, response.bytes()));
         }
         let has_no_record = will_store && response.chain.is_none();
@@ -235,7 +236,7 @@ impl Responses {
                 }
                 Access::Compaction => usize::MAX,
             },
-            bytes: self.settings.advanced.max_history_size,
+            bytes: MAX_HISTORY_BYTES,
         };
         let history = self.store.history(ResponseKey { tenant, id }, max).await;
         match history.map_err(|error| ApiError::of_store(&error))? {
@@ -264,7 +265,7 @@ impl Responses {
             ApiError::too_many_turns(turns_max)
         } else {
             debug_assert!(bytes > 0);
-            ApiError::too_long_history("bytes", self.settings.advanced.max_history_size)
+            ApiError::too_long_history("bytes", MAX_HISTORY_BYTES)
         }
     }
 
@@ -298,8 +299,7 @@ impl Responses {
                 }
             }
         };
-        let bytes_max = self.settings.advanced.max_history_size;
-        let items = self.store.all_items(key, bytes_max).await;
+        let items = self.store.all_items(key, MAX_HISTORY_BYTES).await;
         let error = match items.map_err(of_store) {
             Ok(ItemsOutcome::Found { items, .. }) => {
                 let length = items.iter().map(|item| item.json.len() + 1).sum::<usize>();

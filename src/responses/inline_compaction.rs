@@ -27,6 +27,15 @@ pub(super) struct Compacted {
     pub(super) goes_on: bool,
 }
 
+impl Compacted {
+    /// The list of items for the engine.
+    pub(super) fn engine_input(&self) -> Result<Vec<u8>, ApiError> {
+        let mut input = EngineInput::new(self.window.len() * 9 / 8 + 128);
+        input.add_list(&self.window)?;
+        input.finish()
+    }
+}
+
 /// The input, divided into what is summarised and the message that the answer is for.
 struct Divided<'a> {
     /// A JSON array of items as engines get them.
@@ -90,14 +99,6 @@ impl Responses {
             window: kept.into(),
             goes_on: at != CompactAt::Now,
         }))
-    }
-
-    /// The list for the engine.
-    pub(super) fn compacted_input(&self, window: &[u8]) -> Result<Vec<u8>, ApiError> {
-        let unsupported = self.settings.advanced.unsupported_items;
-        let mut input = EngineInput::new(unsupported, window.len() * 9 / 8 + 128);
-        input.add_list(window)?;
-        input.finish()
     }
 }
 

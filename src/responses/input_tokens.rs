@@ -95,8 +95,7 @@ impl Responses {
             }
             _ => error,
         })?;
-        let max = usize::try_from(self.settings.advanced.max_response_size).unwrap_or(usize::MAX);
-        let rendered = collect(answer.into_body(), max, None).await?;
+        let rendered = collect(answer.into_body(), self.event_options().bytes_max, None).await?;
         std::str::from_utf8(&rendered)
             .ok()
             .and_then(|text| Members::parse(text).ok())

@@ -3,11 +3,10 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::Deserialize;
 use serde::de::{Deserializer as _, Error as _, IgnoredAny, MapAccess, Visitor};
 use smallvec::SmallVec;
 
-use crate::json_scan::{Scan, is_plain};
+use crate::json_scan::{JsonString, Scan, is_plain};
 
 /// An object's members in order. If a name occurs twice the last one counts, as in engines; the others are
 /// dropped.
@@ -17,11 +16,6 @@ pub(super) struct Members<'a> {
     /// A bit for each name, by its length and its ends: most names need not be looked for.
     names: u64,
 }
-
-/// A string that borrows from the text where it has no escapes.
-#[derive(Deserialize)]
-#[serde(transparent)]
-struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
 impl<'a> Members<'a> {
     /// Fails if `text` is not one JSON object.
@@ -159,7 +153,7 @@ pub(super) fn text(raw: &str) -> Option<Cow<'_, str>> {
     {
         return Some(Cow::Borrowed(short));
     }
-    let Text(text) = serde_json::from_str(raw).ok()?;
+    let JsonString(text) = serde_json::from_str(raw).ok()?;
     Some(text)
 }
 

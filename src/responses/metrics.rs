@@ -24,11 +24,11 @@ metric_table! {
             "Responses being generated, by mode: stored, unstored or background.",
         finished: counters "warmroute_responses_finished_total" ["status"]
             "Responses that reached a final status, by status.",
-        history_items: histograms "warmroute_responses_history_items" [] in ITEMS
+        history_items: histogram "warmroute_responses_history_items" in ITEMS
             "Items of the history that a request continues.",
-        history_bytes: histograms "warmroute_responses_history_bytes" [] in BYTES
+        history_bytes: histogram "warmroute_responses_history_bytes" in BYTES
             "Bytes of the history that a request continues, as stored.",
-        history_seconds: histograms "warmroute_responses_history_read_seconds" [] in SECONDS
+        history_seconds: histogram "warmroute_responses_history_read_seconds" in SECONDS
             "Time to read the history that a request continues.",
         not_stored: counters "warmroute_responses_not_stored_total" ["outcome"]
             "Responses that should have been stored and were not, by outcome: served or withheld from the client (503) because \
@@ -57,20 +57,12 @@ metric_table! {
 
 impl Metrics {
     pub(super) fn on_history(&self, items: usize, bytes: usize) {
-        let none: &[&str] = &[];
-        self.history_items
-            .with_label_values(none)
-            .observe(items as f64);
-        self.history_bytes
-            .with_label_values(none)
-            .observe(bytes as f64);
+        self.history_items.observe(items as f64);
+        self.history_bytes.observe(bytes as f64);
     }
 
     pub(super) fn on_history_read(&self, seconds: f64) {
-        let none: &[&str] = &[];
-        self.history_seconds
-            .with_label_values(none)
-            .observe(seconds);
+        self.history_seconds.observe(seconds);
     }
 
     /// Said once; from then on the header of each answer says it.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::client_state::{ClientState, StateReader, StateSigner};
 use super::engine_input::EngineInput;
-use super::history::History;
+use super::history::{History, MAX_HISTORY_BYTES};
 use super::input::{self, InputContext, NewInput};
 use super::item::Ids;
 use super::request::{self, CreateRequest, Parent};
@@ -141,7 +141,7 @@ impl Responses {
         let context = InputContext {
             ids,
             referenced: &referenced,
-            referenced_bytes_max: self.settings.advanced.max_history_size,
+            referenced_bytes_max: MAX_HISTORY_BYTES,
             reader,
             keeps_ids: history.conversation.is_none(),
             param: "input",
@@ -153,10 +153,7 @@ impl Responses {
         }
         let history_bytes = history.bytes();
         let bytes = history_bytes + create.input.map_or(0, str::len);
-        let mut input = EngineInput::new(
-            self.settings.advanced.unsupported_items,
-            bytes + bytes / 8 + 128,
-        );
+        let mut input = EngineInput::new(bytes + bytes / 8 + 128);
         for list in &history.lists {
             input.add_list(list)?;
         }
@@ -173,24 +170,6 @@ impl Responses {
             new_input,
             input,
         })
-    }
-
-    /// The list of items for the engine: a history, and the new items of a turn as a conversation gets them.
-    pub(super) fn input_after(
-        &self,
-        history: &History,
-        new_items: &[Item],
-    ) -> Result<Vec<u8>, ApiError> {
-        let bytes = history.bytes() + new_items.iter().map(|item| item.json.len()).sum::<usize>();
-        let unsupported = self.settings.advanced.unsupported_items;
-        let mut input = EngineInput::new(unsupported, bytes + bytes / 8 + 128);
-        for list in &history.lists {
-            input.add_list(list)?;
-        }
-        for item in new_items {
-            input.add(std::str::from_utf8(&item.json).unwrap_or_default())?;
-        }
-        input.finish()
     }
 
     /// Checks that the input fits into the record or conversation, before an engine is asked. The output
@@ -272,4 +251,17 @@ impl Responses {
             self.relay.names().canonical(model),
         )
     }
+}
+
+/// The list of items for the engine: a history, and the new items of a turn as a conversation gets them.
+pub(super) fn input_after(history: &History, new_items: &[Item]) -> Result<Vec<u8>, ApiError> {
+    let bytes = history.bytes() + new_items.iter().map(|item| item.json.len()).sum::<usize>();
+    let mut input = EngineInput::new(bytes + bytes / 8 + 128);
+    for list in &history.lists {
+        input.add_list(list)?;
+    }
+    for item in new_items {
+        input.add(std::str::from_utf8(&item.json).unwrap_or_default())?;
+    }
+    input.finish()
 }

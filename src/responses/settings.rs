@@ -8,10 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::background;
 use super::chat::ChatSettings;
 use super::compact_settings;
-use super::engine_input::UnsupportedItems;
 use super::events::ReasoningEvents;
 use super::websocket;
-use crate::units::{DurationText, SizeText};
+use crate::units::DurationText;
 use crate::{state_token, store};
 
 /// The Responses API.
@@ -54,19 +53,9 @@ pub struct Advanced {
     pub ready_without_store: bool,
     /// Names of the events that stream a model's reasoning.
     pub reasoning_events: ReasoningEvents,
-    /// What happens to input items that engines do not know, such as calls of hosted tools.
-    pub unsupported_items: UnsupportedItems,
     /// Responses in a chain (`previous_response_id`) that a request may continue.
     #[serde(skip)]
     pub max_history_turns: u64,
-    /// Size of all items of such a chain, or of a conversation, as JSON. 32 MiB are eight million tokens.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "1KiB"))]
-    pub max_history_size: u64,
-    /// Size of one response of an engine, and of one event of it.
-    #[serde(with = "SizeText")]
-    #[schemars(extend("min" = "64KiB"))]
-    pub max_response_size: u64,
     /// A conversation is locked while a response runs; if its replica dies, it is unlocked after this time.
     #[schemars(extend("min" = "1s"))]
     #[serde(with = "DurationText")]
@@ -117,11 +106,8 @@ impl Default for Advanced {
         Self {
             ready_without_store: true,
             reasoning_events: ReasoningEvents::default(),
-            unsupported_items: UnsupportedItems::default(),
             // Each is a read of the store; agents have a few hundred.
             max_history_turns: 1_000,
-            max_history_size: 32 << 20,
-            max_response_size: 16 << 20,
             conversation_lease: Duration::from_secs(30),
         }
     }

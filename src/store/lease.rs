@@ -18,17 +18,12 @@ use crate::units::DurationText;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// A lease that is not renewed ends after this time. Until then a dead owner's responses wait, and for about
-    /// two scans and a heartbeat interval more: a store that comes back after an outage has no leases at first,
-    /// and living owners must have the time to renew theirs.
+    /// A lease that is not renewed ends after this time. Until then a dead owner's responses wait, and for up to seven
+    /// tenths of it more (at most 7 s): a store that comes back after an outage has no leases at first, and living
+    /// owners must have the time to renew theirs. A heartbeat comes every three tenths of it (at most 3 s).
     #[serde(with = "DurationText")]
+    #[schemars(extend("min" = "1s"))]
     pub duration: Duration,
-    /// Time between two heartbeats of an owner. At most half of `duration`, so that one may be lost.
-    #[serde(with = "DurationText")]
-    pub heartbeat_interval: Duration,
-    /// Time between two scans for responses whose owner is dead.
-    #[serde(with = "DurationText")]
-    pub scan_interval: Duration,
 }
 
 impl Default for Settings {
@@ -36,9 +31,23 @@ impl Default for Settings {
         // A dead owner's responses are taken over within duration + heartbeat interval + 2 scan intervals, below 20 s.
         Self {
             duration: Duration::from_secs(10),
-            heartbeat_interval: Duration::from_secs(3),
-            scan_interval: Duration::from_secs(2),
         }
+    }
+}
+
+/// Those of the default lease. Longer leases have them too: a heartbeat or a scan is one small operation.
+const MAX_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(3);
+const MAX_SCAN_INTERVAL: Duration = Duration::from_secs(2);
+
+impl Settings {
+    /// Time between two heartbeats of an owner: less than half of the lease, so that one may be lost.
+    pub fn heartbeat_interval(&self) -> Duration {
+        (self.duration * 3 / 10).min(MAX_HEARTBEAT_INTERVAL)
+    }
+
+    /// Time between two scans for responses whose owner is dead.
+    pub fn scan_interval(&self) -> Duration {
+        (self.duration / 5).min(MAX_SCAN_INTERVAL)
     }
 }
 
@@ -83,7 +92,7 @@ impl Lease {
         Self {
             state: State::Lost,
             lease: settings.duration * 19 / 20,
-            heartbeat_interval: settings.heartbeat_interval,
+            heartbeat_interval: settings.heartbeat_interval(),
             due: now,
             sent: None,
             not_before: now,

@@ -8,7 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::lease;
 use super::memory::Settings as MemorySettings;
 use super::redis::{Settings as RedisSettings, UrlOrMap, url_or_map};
-use crate::units::{self, DurationText, SizeText};
+use crate::units::{DurationText, SizeText};
 
 /// Where responses and conversations are kept, and for how long.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -31,15 +31,6 @@ impl Settings {
     /// What is wrong beyond types and bounds: paths below `store`, each with a message.
     pub fn check(&self) -> Vec<(String, String)> {
         let mut problems = Vec::new();
-        if self.lease.heartbeat_interval * 2 > self.lease.duration {
-            let duration = units::format_duration(self.lease.duration);
-            problems.push((
-                "lease.heartbeat_interval".to_owned(),
-                format!(
-                    "must be at most half of lease.duration ({duration}), or one lost heartbeat loses the lease"
-                ),
-            ));
-        }
         if let Some(redis) = &self.redis {
             let below = |(key, message)| (format!("redis.{key}"), message);
             problems.extend(redis.check().into_iter().map(below));

@@ -151,8 +151,8 @@ fn export(settings: &Settings, environment: &mut Environment<'_>) -> Export {
         None => None,
         Some((name, _)) => environment.milliseconds(&name),
     };
-    let timeout = timeout.unwrap_or(settings.timeout);
     let advanced = &settings.advanced;
+    let timeout = timeout.unwrap_or(advanced.timeout);
     let max_queue = environment.count("OTEL_BSP_MAX_QUEUE_SIZE");
     let max_batch = environment.count("OTEL_BSP_MAX_EXPORT_BATCH_SIZE");
     let interval = environment.milliseconds("OTEL_BSP_SCHEDULE_DELAY");

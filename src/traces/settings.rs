@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::http::tls::ClientSettings;
 use crate::secret::Secret;
-use crate::units::DurationText;
 
 /// OpenTelemetry traces, exported over OTLP. The usual environment variables, such as `OTEL_EXPORTER_OTLP_ENDPOINT`,
 /// turn them on as well, and win over what stands here.
@@ -34,9 +33,6 @@ pub struct Settings {
     pub compression: Compression,
     /// TLS of the connection, for an `https` endpoint. Left out: the CAs of the operating system.
     pub tls: Option<ClientSettings>,
-    /// An export that takes longer, its retries included, has failed.
-    #[serde(with = "DurationText")]
-    pub timeout: Duration,
     /// No keys: set by OpenTelemetry's environment variables alone.
     #[serde(skip)]
     pub advanced: Advanced,
@@ -63,9 +59,11 @@ pub enum Compression {
     Gzip,
 }
 
-/// What `OTEL_BSP_...` set.
+/// What `OTEL_BSP_...` and `OTEL_EXPORTER_OTLP_TIMEOUT` set.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
+    /// An export that takes longer, its retries included, has failed.
+    pub timeout: Duration,
     /// Spans that wait for their export; more are dropped and counted.
     pub max_queue: u32,
     /// Spans in one export.
@@ -86,8 +84,6 @@ impl Default for Settings {
             headers: BTreeMap::new(),
             compression: Compression::default(),
             tls: None,
-            // As OpenTelemetry's.
-            timeout: Duration::from_secs(10),
             advanced: Advanced::default(),
         }
     }
@@ -96,6 +92,8 @@ impl Default for Settings {
 impl Default for Advanced {
     fn default() -> Self {
         Self {
+            // As OpenTelemetry's.
+            timeout: Duration::from_secs(10),
             // About 2 KB each. OpenTelemetry's default is 2,048, which 200 requests a second fill in 5 s.
             max_queue: 8_192,
             // As OpenTelemetry's.

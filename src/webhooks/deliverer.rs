@@ -142,7 +142,7 @@ impl Webhooks {
         let scan = table.settings.advanced.scan_interval;
         let scan = scan.mul_f64(0.8 + 0.4 * fastrand::f64());
         let in_flight = endpoint.state.in_flight.load(Relaxed);
-        let max = table.settings.max_concurrent_per_endpoint;
+        let max = table.settings.advanced.max_concurrent_per_endpoint;
         let mut room = max.saturating_sub(in_flight) as usize;
         let breaker = {
             let breaker = endpoint.state.breaker.lock();
@@ -168,7 +168,7 @@ impl Webhooks {
         }
         let claim = Claim {
             max: permits.len(),
-            lease: table.settings.attempt_timeout + LEASE_SPARE,
+            lease: table.settings.advanced.attempt_timeout + LEASE_SPARE,
             fingerprint: endpoint.fingerprint.to_string(),
         };
         let claimed = match self.outbox.claim(&endpoint.name, claim).await {

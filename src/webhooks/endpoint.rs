@@ -111,7 +111,7 @@ impl Table {
 
     pub(super) fn attempt_limits(&self) -> attempt::Limits {
         attempt::Limits {
-            attempt: self.settings.attempt_timeout,
+            attempt: self.settings.advanced.attempt_timeout,
             connect: self.settings.advanced.connect_timeout,
             answer_bytes: self.settings.advanced.max_answer,
         }

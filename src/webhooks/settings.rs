@@ -20,10 +20,6 @@ use crate::units::DurationText;
 pub struct Settings {
     /// The endpoints. None: there are no webhooks.
     pub endpoints: Vec<EndpointSettings>,
-    /// An attempt that has no answer after this time has failed.
-    #[serde(with = "DurationText")]
-    #[schemars(extend("min" = "100ms", "max" = "2m"))]
-    pub attempt_timeout: Duration,
     /// An event is dropped after this many failed attempts.
     #[schemars(range(min = 1, max = 1_000))]
     pub max_attempts: u32,
@@ -34,10 +30,7 @@ pub struct Settings {
     /// Events that wait for one endpoint. If there are more, the oldest are dropped.
     #[schemars(range(min = 1, max = 10_000_000))]
     pub max_waiting_events: u64,
-    /// Attempts at one endpoint at the same time, by each replica.
-    #[schemars(range(min = 1, max = 1_000))]
-    pub max_concurrent_per_endpoint: u32,
-    /// No keys: what an attempt may take is `attempt_timeout`.
+    /// What an attempt may take. No keys.
     #[serde(skip)]
     pub advanced: Advanced,
 }
@@ -74,8 +67,12 @@ pub struct EndpointSettings {
 /// Intervals and bounds, the same for all endpoints.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
+    /// An attempt that has no answer after this time has failed.
+    pub attempt_timeout: Duration,
     /// An endpoint that accepts no connection within this time has failed the attempt.
     pub connect_timeout: Duration,
+    /// Attempts at one endpoint at the same time, by each replica.
+    pub max_concurrent_per_endpoint: u32,
     /// Attempts at all endpoints at the same time, by each replica.
     pub max_concurrent: u32,
     /// Of an answer's body no more is read than this. It is not looked at.
@@ -93,15 +90,12 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             endpoints: Vec::new(),
-            // OpenAI's receivers are asked to answer within seconds; a function that starts cold takes ten.
-            attempt_timeout: Duration::from_secs(15),
             // All that fit into 72 hours, with room for jitter.
             max_attempts: 40,
             // As at OpenAI: a receiver that fails on a Friday evening has its events on Monday.
             max_age: Duration::from_secs(72 * 3_600),
             // 200 bytes each in the store.
             max_waiting_events: 10_000,
-            max_concurrent_per_endpoint: 4,
             advanced: Advanced::default(),
         }
     }
@@ -125,8 +119,11 @@ impl Default for EndpointSettings {
 impl Default for Advanced {
     fn default() -> Self {
         Self {
+            // OpenAI's receivers are asked to answer within seconds; a function that starts cold takes ten.
+            attempt_timeout: Duration::from_secs(15),
             // Another continent, with a lost packet.
             connect_timeout: Duration::from_secs(5),
+            max_concurrent_per_endpoint: 4,
             // One connection and 20 KB each.
             max_concurrent: 64,
             max_answer: 4 << 10,

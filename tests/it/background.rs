@@ -566,10 +566,7 @@ async fn without_a_store_no_background_response_starts() {
 }
 
 fn short_lease(config: &mut Config) {
-    let lease = &mut config.responses.store.lease;
-    lease.duration = Duration::from_millis(1_500);
-    lease.heartbeat_interval = Duration::from_millis(300);
-    lease.scan_interval = Duration::from_millis(200);
+    config.responses.store.lease.duration = Duration::from_millis(1_500);
 }
 
 #[tokio::test]

@@ -492,13 +492,13 @@ fn each_mistake_has_its_message_with_path_and_line() {
     );
     check(
         &minimal(
-            "responses:\n  store:\n    lease: {heartbeat_interval: 9s}\n    redis:\n      \
+            "responses:\n  store:\n    lease: {duration: 9ms}\n    redis:\n      \
              mode: cluster\n      urls: ['redis://a:1', 'rediss://b', 'redis://u:secret@c:1', d]\n      master: m\n      \
              database: 2\n      username: u\n      prefix: '{x}'\n      tls: {key_file: k}",
         ),
         &[
             "responses.state_token.keys: with `responses.store.redis` a key is needed",
-            "responses.store.lease.heartbeat_interval: must be at most half",
+            "responses.store.lease.duration: must be at least 1s",
             "responses.store.redis.urls: must be all redis:// or all rediss://",
             "responses.store.redis.urls[2]: must have no user or password in it",
             "responses.store.redis.urls[3]: must look like redis://host:6379",

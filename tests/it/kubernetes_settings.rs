@@ -32,10 +32,6 @@ fn one_source_is_needed_and_problems_have_their_place() {
         "{inference_pool: {name: vllm}, context: prod, kubeconfig: /etc/kubeconfig}",
         "",
     );
-    check(
-        "{pods: {selector: app=vllm}, advanced: {relist_interval: 1m}}",
-        "",
-    );
     check("{}", "test.yaml:3");
     check("{}", "needs one of `pods: {selector: app=vllm}`");
     check(

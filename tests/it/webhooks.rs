@@ -280,9 +280,9 @@ async fn a_slow_receiver_holds_up_no_other_and_gets_few_events_at_a_time() {
     let well = Receiver::start(Reply::Status(200)).await;
     let endpoints = vec![endpoint("slow", &slow.url()), endpoint("well", &well.url())];
     let cluster = cluster(endpoints, |config| {
-        config.webhooks.attempt_timeout = Duration::from_millis(800);
+        config.webhooks.advanced.attempt_timeout = Duration::from_millis(800);
         config.webhooks.advanced.connect_timeout = Duration::from_millis(800);
-        config.webhooks.max_concurrent_per_endpoint = 2;
+        config.webhooks.advanced.max_concurrent_per_endpoint = 2;
         config.webhooks.advanced.failure_threshold = 4;
     })
     .await;
@@ -401,7 +401,6 @@ async fn what_a_killed_replica_was_delivering_is_delivered_by_another() {
         "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff",
     )];
     quick(&mut config);
-    config.webhooks.attempt_timeout = Duration::from_secs(20);
     config.webhooks.endpoints = vec![endpoint("hook", &receiver.url())];
     let killed = Router::child(&config).await;
     eventually("it is ready", async || {

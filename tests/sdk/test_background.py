@@ -130,7 +130,7 @@ class Stream(WithThree):
 
     def test_after_its_router_is_killed_the_sent_output_remains(self):
         arguments = ("--decode-time", "20ms")
-        lease = {"duration": "2s", "heartbeat_interval": "300ms", "scan_interval": "200ms"}
+        lease = {"duration": "2s"}
         with Cluster(replicas=3, engine_arguments=arguments, store={"lease": lease}) as cluster:
             sdk = Replicas(cluster)
             self.addCleanup(sdk.close)

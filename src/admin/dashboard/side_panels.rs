@@ -189,10 +189,10 @@ mod tests {
         let registry = Registry::default();
         registry.gauge("warmroute_endpoint_picker_exchanges", "G.");
         let name = "warmroute_endpoint_picker_decision_seconds";
-        let seconds = registry.histograms(name, "S.", &[1.0], &[]);
+        let seconds = registry.histogram(name, "S.", &[1.0]);
         let panel = |registry: &Registry| read(registry, &[], None)["gateways"].clone();
         assert_eq!(panel(&registry)["open"], 0);
-        seconds.with_label_values(&[] as &[&str]).observe(0.5);
+        seconds.observe(0.5);
         assert_eq!(panel(&registry)["decisions"], json!([1, 0.5]));
     }
 }

@@ -23,15 +23,9 @@ pub struct Settings {
 }
 
 /// Settings of the endpoint picker for experts.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Advanced {
-    /// Connections of gateways; more wait in the kernel's backlog.
-    #[serde(skip)]
-    pub max_connections: u32,
-    /// Requests at a time on one connection. Each request of a client is one, for as long as its answer lasts.
-    #[serde(skip)]
-    pub max_streams: u32,
     /// Obeys the header `test-epp-endpoint-selection` and reports who served a request, as the conformance tests of
     /// gateways need it. Clients could choose their worker with it.
     pub conformance_hooks: bool,
@@ -45,17 +39,6 @@ impl Default for Settings {
             // As many as the proxy itself tries by default.
             fallbacks: 2,
             advanced: Advanced::default(),
-        }
-    }
-}
-
-impl Default for Advanced {
-    fn default() -> Self {
-        Self {
-            // A gateway has one for each of its threads.
-            max_connections: 1_024,
-            max_streams: 16_384,
-            conformance_hooks: false,
         }
     }
 }

@@ -246,7 +246,7 @@ fn workers_never_chosen(observed: &Observed) -> Vec<Finding> {
             problem: format!(
                 "{} of {} workers of {model} never got one of its {total} requests, {share} % of which went to {}: {}",
                 never.len(),
-                all.len(),
+                workers::listed_with(observed, model),
                 busiest.name,
                 workers::names(&never)
             ),

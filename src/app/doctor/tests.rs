@@ -436,6 +436,25 @@ fn what_costs_most_comes_first() {
 }
 
 #[test]
+fn a_worker_that_is_down_counts_among_those_of_its_model() {
+    let change = |fleet: &mut Value, _: &mut Value, _: &mut Value| {
+        let mut down = fleet["workers"][0].clone();
+        down["name"] = "w2".into();
+        down["health"] = "down".into();
+        fleet["workers"].as_array_mut().unwrap().push(down);
+        fleet["workers"][0]["requests_total"] = 300.into();
+        fleet["workers"][1]["requests_total"] = 0.into();
+    };
+    let found = examine(&observed(change, ""));
+    let never = found
+        .iter()
+        .find(|finding| finding.rule == "workers_never_chosen")
+        .unwrap();
+    let begin = "1 of 3 workers of m never got one of its 300 requests";
+    assert!(never.problem.starts_with(begin), "{}", never.problem);
+}
+
+#[test]
 fn what_is_broken_comes_first_and_says_so() {
     let change = |fleet: &mut Value, _: &mut Value, _: &mut Value| {
         fleet["workers"][1]["prefix_caching"] = false.into();

@@ -44,6 +44,13 @@ pub(super) fn by_model(observed: &Observed) -> BTreeMap<&str, Vec<&WorkerRow>> {
     models
 }
 
+/// How many workers `/fleet` lists with a model, whether they are up or not.
+pub(super) fn listed_with(observed: &Observed, model: &str) -> usize {
+    let workers = observed.fleet.workers.iter();
+    let serving = workers.filter(|worker| worker.models.iter().any(|served| served == model));
+    serving.count()
+}
+
 /// The values of a model's workers, with the workers, if there is more than one value.
 pub(super) fn different<K: Ord>(
     workers: &[&WorkerRow],

@@ -235,7 +235,8 @@ mod tests {
 
     #[test]
     fn a_run_keeps_the_window_of_its_batch() {
-        let mut run = SavedRun::of(&place(), "http://router", &input(12)).unwrap();
+        let (_folder, place) = place();
+        let mut run = SavedRun::of(&place, "http://router", &input(12)).unwrap();
         assert_eq!(run.check_window(Some("1h")), Ok(()));
         run.steps.batch_id = Some("batch_1".to_owned());
         run.steps.completion_window = Some("2h".to_owned());

@@ -51,9 +51,9 @@ fn a_worker_that_is_taken_out_changes_none_of_the_others() {
 fn entries_of_discovery_are_compared_by_what_they_name() {
     check(
         "discovery: [{file: {path: x}}, {dns: {name: y}}]\n",
-        "discovery: [{dns: {name: y, interval: 1s}}, {static: {workers: ['http://a:1']}}]\n",
+        "discovery: [{dns: {name: y, responses: chat}}, {static: {workers: ['http://a:1']}}]\n",
         &[
-            "~ discovery[dns y].dns.interval: 5s -> 1s",
+            "~ discovery[dns y].dns.responses: auto -> chat",
             "- discovery[file x]",
             "+ discovery[static]",
         ],

@@ -13,6 +13,9 @@ use crate::fleet::Member;
 /// many lookups in a row are gone.
 const MISSING_LOOKUPS_MAX: u32 = 10;
 
+/// Time between two lookups. An answer of CoreDNS for a Service of Kubernetes is valid for 5 s by default.
+const LOOKUP_INTERVAL: Duration = Duration::from_secs(5);
+
 /// The addresses of one family. Pure.
 #[derive(Debug, Default)]
 struct OneFamily {
@@ -55,7 +58,7 @@ pub struct Dns {
 }
 
 impl Dns {
-    pub fn new(host: &str, port: u16, interval: Duration, mut workers: WorkerDefaults) -> Self {
+    pub fn new(host: &str, port: u16, mut workers: WorkerDefaults) -> Self {
         // Certificates name hosts, seldom addresses.
         if let Some(tls) = workers
             .tls
@@ -67,7 +70,7 @@ impl Dns {
         Self {
             name: format!("dns:{host}:{port}"),
             host_and_port: format!("{host}:{port}"),
-            interval,
+            interval: LOOKUP_INTERVAL,
             workers,
             is_first: true,
             family: OneFamily::default(),
@@ -105,12 +108,10 @@ mod tests {
     use super::*;
 
     fn dns(host: &str, port: u16) -> Dns {
-        Dns::new(
-            host,
-            port,
-            Duration::from_millis(1),
-            WorkerDefaults::default(),
-        )
+        Dns {
+            interval: Duration::from_millis(1),
+            ..Dns::new(host, port, WorkerDefaults::default())
+        }
     }
 
     #[tokio::test]

@@ -2,38 +2,27 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
-
 use crate::kv::protobuf::Service;
 
-/// KV events over gRPC.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// KV events over gRPC, the same for all workers.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
     /// Which engine's gRPC service is called. `auto` tries all; a `warmroute bridge` has all.
     pub service: Servicer,
     /// For one attempt to connect.
-    #[serde(skip)]
     pub connect_timeout: Duration,
     /// Wait before the second attempt to connect; doubles with each further one, less a random part.
-    #[serde(skip)]
     pub backoff: Duration,
     /// The longest wait between two attempts to connect.
-    #[serde(skip)]
     pub max_backoff: Duration,
     /// Wait after the other side said that it does not serve KV events.
-    #[serde(skip)]
     pub refused_backoff: Duration,
     /// Silence after which TCP checks whether the other host is alive.
-    #[serde(skip)]
     pub keepalive_interval: Duration,
     /// Silence after which an HTTP/2 ping checks whether the other process is alive. gRPC servers in C and Python
     /// close connections that ping more often than every five minutes.
-    #[serde(skip)]
     pub ping_interval: Duration,
     /// A larger message ends the connection. 100,000 blocks of 16 tokens are 10 MB.
-    #[serde(skip)]
     pub max_message: usize,
 }
 
@@ -56,8 +45,7 @@ impl Default for Settings {
 }
 
 /// Which of the services to ask; `auto` asks one after the other.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Servicer {
     /// All of them, one after the other, until the engine knows one.
     Auto,

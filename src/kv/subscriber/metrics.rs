@@ -58,7 +58,7 @@ metric_table! {
         dropped_batches: counters "warmroute_kv_dropped_batches_total" ["worker", "rank"]
             "Batches dropped because the buffer was full during a replay; they are requested again.",
         /// Without a rank label: the buckets of a whole fleet would dominate the exposition.
-        lag: histograms "warmroute_kv_lag_seconds" [] in LAG_SECONDS
+        lag: histogram "warmroute_kv_lag_seconds" in LAG_SECONDS
             "From a live batch's timestamp (the engine's clock) until it was applied (this host's clock).",
         ranks_without_series: gauge "warmroute_kv_ranks_without_series"
             "Ranks with KV events beyond the first 1,000, which have no series of their own.",
@@ -110,7 +110,7 @@ impl Metrics {
             events: families.events.with_label_values(labels),
             stored: families.stored.with_label_values(labels),
             removed: families.removed.with_label_values(labels),
-            lag: families.lag.with_label_values::<&str>(&[]),
+            lag: families.lag.clone(),
             ignored: FxHashMap::default(),
             counted: Counts::default(),
             families: families.clone(),

@@ -86,11 +86,10 @@ impl<'c> Chooser<'c> {
     ) -> Option<Choice> {
         let mut failed = failed.clone();
         loop {
-            let chosen = first.take().or_else(|| {
-                let prefixes = self.cached_prefixes(plan, PREFIX_CANDIDATES);
-                self.find(plan, &prefixes, now, &failed, may_repeat)
-            });
-            let (decision, split) = chosen?;
+            let (decision, split) = match first.take() {
+                Some(chosen) => chosen,
+                None => self.find_first(plan, now, &failed, may_repeat)?,
+            };
             let worker = plan.group.worker(decision.index);
             // Of several requests that see an open breaker become half-open, one is the trial request. A trial
             // request of one worker must not be one that the other worker's breaker then keeps from being sent.
@@ -155,17 +154,16 @@ impl<'c> Chooser<'c> {
         }
     }
 
-    /// True if [`Chooser::choose`] would find a worker for a retry. Changes nothing.
-    pub(in crate::relay) fn has_choice(
+    /// What [`Chooser::choose`] finds first, which it may be handed. Changes nothing.
+    pub(in crate::relay) fn find_first(
         &self,
         plan: &Plan,
         now: Instant,
         failed: &FailedWorkers,
         may_repeat: bool,
-    ) -> bool {
+    ) -> Option<Chosen> {
         let prefixes = self.cached_prefixes(plan, PREFIX_CANDIDATES);
         self.find(plan, &prefixes, now, failed, may_repeat)
-            .is_some()
     }
 
     /// True if a retry would find workers among those of `group` that may get the request. Changes nothing.

@@ -14,7 +14,12 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::cuts::Cuts;
 use crate::observe::metrics;
-use crate::relay::settings::Retries;
+
+/// A request whose body made two engines cut the connection, or the only one twice, and nothing else in the same moment, is
+/// refused for this long. An engine needs minutes to start again; SDKs retry within seconds.
+const QUARANTINE: Duration = Duration::from_secs(300);
+/// Bodies that are remembered, at 100 bytes each; with more the oldest is forgotten. A day brings fewer that end engines.
+const MAX_REQUESTS: usize = 1_000;
 
 /// A request's body, by length and hash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -61,9 +66,6 @@ impl Quarantine {
     /// `cuts`: those that the request knows of.
     fn on_cuts(&mut self, now: Instant, fingerprint: Fingerprint, cuts: &Cuts) {
         self.forget_old(now);
-        if self.max_requests == 0 || self.duration.is_zero() {
-            return;
-        }
         if let Some(known) = self.cuts.get_mut(&fingerprint) {
             known.merge(cuts);
             return;
@@ -106,14 +108,10 @@ pub(in crate::relay) struct SharedQuarantine {
 }
 
 impl SharedQuarantine {
-    pub(in crate::relay) fn new(settings: &Retries, registry: &metrics::Registry) -> Self {
-        let quarantine = Quarantine::new(
-            settings.quarantine_duration,
-            settings.max_quarantined_requests as usize,
-        );
+    pub(in crate::relay) fn new(registry: &metrics::Registry) -> Self {
         Self {
             filter: AtomicU64::new(0),
-            quarantine: Mutex::new(quarantine),
+            quarantine: Mutex::new(Quarantine::new(QUARANTINE, MAX_REQUESTS)),
             remembered: registry.gauge(
                 "warmroute_quarantined_requests",
                 "Request bodies that are remembered because engines cut the connection when they got them.",
@@ -124,11 +122,6 @@ impl SharedQuarantine {
                  else that they had; or five times with others, of which none was cut each time.",
             ),
         }
-    }
-
-    /// For requests that are remembered from now on.
-    pub(in crate::relay) fn set_duration(&self, settings: &Retries) {
-        self.quarantine.lock().duration = settings.quarantine_duration;
     }
 
     /// The connections that requests with this body have cost.
@@ -245,7 +238,7 @@ mod tests {
     #[test]
     fn what_requests_share_is_known_of_one_body_and_no_other_until_it_is_forgotten() {
         let registry = metrics::Registry::default();
-        let shared = SharedQuarantine::new(&Retries::default(), &registry);
+        let shared = SharedQuarantine::new(&registry);
         let now = observe::now();
         assert!(shared.cuts(now, b"x").is_empty());
         shared.on_cuts(now, b"x", &cuts(&[0]));
@@ -259,8 +252,7 @@ mod tests {
                 .text()
                 .contains("warmroute_quarantine_refusals_total 1")
         );
-        let later = now + Retries::default().quarantine_duration;
-        assert!(shared.cuts(later, b"x").is_empty());
+        assert!(shared.cuts(now + QUARANTINE, b"x").is_empty());
         assert_eq!(shared.filter.load(Relaxed), 0);
     }
 

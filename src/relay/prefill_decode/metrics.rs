@@ -1,9 +1,9 @@
 //! Metrics of disaggregated requests.
 
-use prometheus::{Histogram, HistogramVec, IntCounter, IntCounterVec};
+use prometheus::{Histogram, IntCounter};
 
 use crate::ids::Model;
-use crate::observe::metrics;
+use crate::observe::metrics::metric_table;
 
 /// From a step within the router to a long prompt in a long queue.
 const PHASE_SECONDS: &[f64] = &[
@@ -11,42 +11,21 @@ const PHASE_SECONDS: &[f64] = &[
     5.0, 10.0, 30.0, 60.0, 120.0,
 ];
 
-#[derive(Clone, Debug)]
-pub(in crate::relay) struct Families {
-    requests: IntCounterVec,
-    transfers: IntCounterVec,
-    phases: HistogramVec,
-    pub(in crate::relay) pinned_forgotten: IntCounter,
-}
-
-impl Families {
-    pub(in crate::relay) fn new(registry: &metrics::Registry) -> Self {
-        Self {
-            requests: registry.counters(
-                "warmroute_disaggregated_requests_total",
-                "Attempts by whether they had a prefill and a decode leg: yes, or why not.",
-                &["model", "disaggregated"],
-            ),
-            transfers: registry.counters(
-                "warmroute_kv_transfers_total",
-                "Prefill legs by the outcome of their KV transfer: completed; refused (the decode worker refused the \
-                 request); failed; abandoned (the blocks were never fetched and stay pinned until the engine's lease \
-                 ends); or why there was nothing to transfer.",
-                &["model", "outcome"],
-            ),
-            phases: registry.histograms(
-                "warmroute_disaggregated_phase_seconds",
-                "Phases of the time to first token of a disaggregated request: queue (until the prefill leg is sent), \
-                 prefill (until it is answered), dispatch (until the decode leg is sent), decode (until its first \
-                 token; until its answer if that is not streamed).",
-                PHASE_SECONDS,
-                &["model", "phase"],
-            ),
-            pinned_forgotten: registry.counter(
-                "warmroute_pinned_kv_transfers_forgotten_total",
-                "KV transfers no longer counted as pinned because their worker had too many.",
-            ),
-        }
+metric_table! {
+    #[derive(Clone, Debug)]
+    pub(in crate::relay) struct Families {
+        requests: counters "warmroute_disaggregated_requests_total" ["model", "disaggregated"]
+            "Attempts by whether they had a prefill and a decode leg: yes, or why not.",
+        transfers: counters "warmroute_kv_transfers_total" ["model", "outcome"]
+            "Prefill legs by the outcome of their KV transfer: completed; refused (the decode worker refused the \
+             request); failed; abandoned (the blocks were never fetched and stay pinned until the engine's lease \
+             ends); or why there was nothing to transfer.",
+        phases: histograms "warmroute_disaggregated_phase_seconds" ["model", "phase"] in PHASE_SECONDS
+            "Phases of the time to first token of a disaggregated request: queue (until the prefill leg is sent), \
+             prefill (until it is answered), dispatch (until the decode leg is sent), decode (until its first \
+             token; until its answer if that is not streamed).",
+        pub(in crate::relay) pinned_forgotten: counter "warmroute_pinned_kv_transfers_forgotten_total"
+            "KV transfers no longer counted as pinned because their worker had too many.",
     }
 }
 

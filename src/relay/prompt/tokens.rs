@@ -49,9 +49,6 @@ pub struct Settings {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Advanced {
-    /// Which texts are tokenised, and where.
-    #[serde(skip)]
-    pub limits: tokenizer::Settings,
     /// Threads for texts that are too long to be tokenised on an I/O thread.
     pub pool: pool::Settings,
     /// Tokenization by the engines, for models with `tokenizer: {from: engine}`.
@@ -217,7 +214,7 @@ impl Tokens {
                 folder.renderer,
                 folder.vocabulary,
                 shared.cache.clone(),
-                shared.settings.advanced.limits.clone(),
+                tokenizer::Settings::default(),
                 shared.tokenizer_metrics.clone(),
             )))),
             Source::Engine => match self.models.get(name) {

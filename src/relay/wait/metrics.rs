@@ -3,71 +3,41 @@
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, HistogramVec, IntCounterVec, IntGaugeVec};
 use rustc_hash::FxHashSet;
 
 use crate::ids::Model;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::metric_table;
 use crate::queue::RefusalReason;
 
 const WAIT_SECONDS: &[f64] = &[
     0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0,
 ];
 
-#[derive(Debug)]
-pub(super) struct Metrics {
-    pub(super) requests: IntGaugeVec,
-    pub(super) tokens: IntGaugeVec,
-    pub(super) bytes: IntGaugeVec,
-    pub(super) saturation: GaugeVec,
-    wait: HistogramVec,
-    refusals: IntCounterVec,
-    /// Models and classes with gauges.
-    exported: Mutex<FxHashSet<(Model, String)>>,
+metric_table! {
+    #[derive(Debug)]
+    pub(super) struct Metrics {
+        pub(super) requests: gauges "warmroute_queue_requests" ["model", "class"]
+            "Requests that wait in the router for a worker with room; 0 for known models where none waits.",
+        pub(super) tokens: gauges "warmroute_queue_tokens" ["model", "class"]
+            "Uncached prompt tokens of the requests that wait in the router.",
+        pub(super) bytes: gauges "warmroute_queue_bytes" ["model", "class"]
+            "Bytes of the bodies of the requests that wait in the router.",
+        pub(super) saturation: real_gauges "warmroute_saturation_ratio" ["model"]
+            "Uncached prompt tokens that wait in the router and at a model's workers, of all replicas there, by what \
+             the workers may have before requests wait (queue.max_worker_queued_tokens, or its default without a \
+             queue). More than 1: the workers are busy. Without a worker, as if there were one.",
+        wait: histograms "warmroute_queue_wait_seconds" ["model", "class"] in WAIT_SECONDS
+            "How long requests have waited in the router, released or refused.",
+        refusals: counters "warmroute_queue_refusals_total" ["model", "class", "reason"]
+            "Requests that were refused because no worker had room, by reason: queue_full, queue_timeout, \
+             ttft_target_unreachable, no_healthy_worker or router_draining.",
+    } and {
+        /// Models and classes with gauges.
+        exported: Mutex<FxHashSet<(Model, String)>>,
+    }
 }
 
 impl Metrics {
-    pub(super) fn new(registry: &Registry) -> Self {
-        let by_class = ["model", "class"];
-        Self {
-            requests: registry.gauges(
-                "warmroute_queue_requests",
-                "Requests that wait in the router for a worker with room; 0 for known models where none waits.",
-                &by_class,
-            ),
-            tokens: registry.gauges(
-                "warmroute_queue_tokens",
-                "Uncached prompt tokens of the requests that wait in the router.",
-                &by_class,
-            ),
-            bytes: registry.gauges(
-                "warmroute_queue_bytes",
-                "Bytes of the bodies of the requests that wait in the router.",
-                &by_class,
-            ),
-            saturation: registry.real_gauges(
-                "warmroute_saturation_ratio",
-                "Uncached prompt tokens that wait in the router and at a model's workers, of all replicas there, by what \
-                 the workers may have before requests wait (queue.max_worker_queued_tokens, or its default without a \
-                 queue). More than 1: the workers are busy. Without a worker, as if there were one.",
-                &["model"],
-            ),
-            wait: registry.histograms(
-                "warmroute_queue_wait_seconds",
-                "How long requests have waited in the router, released or refused.",
-                WAIT_SECONDS,
-                &by_class,
-            ),
-            refusals: registry.counters(
-                "warmroute_queue_refusals_total",
-                "Requests that were refused because no worker had room, by reason: queue_full, queue_timeout, \
-                 ttft_target_unreachable, no_healthy_worker or router_draining.",
-                &["model", "class", "reason"],
-            ),
-            exported: Mutex::default(),
-        }
-    }
-
     pub(super) fn on_waited(&self, model: &Model, class: &str, waited: Duration) {
         let labels = [model.as_ref(), class];
         let histogram = self.wait.with_label_values(&labels);

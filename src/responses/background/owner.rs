@@ -172,7 +172,7 @@ async fn scan_for_orphans(responses: &Arc<Responses>) {
     let mut rescan = false;
     while !background.tasks.is_stopping() {
         // Random, so that replicas that started together do not scan together.
-        let interval = background.lease.scan_interval;
+        let interval = background.lease.scan_interval();
         let pause = if std::mem::take(&mut rescan) {
             Duration::ZERO
         } else {

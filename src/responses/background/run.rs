@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 use tracing::{debug, warn};
 
 use self::encoder::{EndOfRun, EventEncoder};
-use self::engine_stream::{EngineStream, Pace};
+use self::engine_stream::{EngineStream, PACE};
 pub(super) use self::job::Job;
 use self::stopping::{lease_lost, stopped};
 use super::run_step::{Step, StopReason, Then};
@@ -219,7 +219,6 @@ impl Runner<'_> {
     ) {
         let (store, key, fence) = (&self.responses.store, self.guard.key, self.guard.run.fence);
         let state = &self.guard.run.state;
-        let pace = Pace::of(&self.responses.background.settings);
         let updates = &self.guard.run.updates;
         let attempts_max = self.responses.background.settings.max_attempts;
         let mut engine: Option<EngineStream> = None;
@@ -256,7 +255,7 @@ impl Runner<'_> {
                         }
                         continue;
                     };
-                    let is_over = stream.read(pace, || updates.receiver_count() > 0).await;
+                    let is_over = stream.read(PACE, || updates.receiver_count() > 0).await;
                     let (events, outcome) = self.encoder.push(&stream.take());
                     state.lock().on_engine_started();
                     let is_lost = outcome.as_ref().map_or(is_over, Outcome::is_engine_lost);

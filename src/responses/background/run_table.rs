@@ -257,7 +257,7 @@ impl<R> RunTable<R> {
         }
         let is_dead = orphan.owner.is_none_or(|owner| {
             let since = self.suspects.get(&owner);
-            since.is_some_and(|since| *since + self.leases.heartbeat_interval <= now)
+            since.is_some_and(|since| *since + self.leases.heartbeat_interval() <= now)
         });
         is_dead && self.lease.is_held(now) && self.is_full_for(orphan.key).is_none()
     }

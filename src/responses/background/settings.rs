@@ -31,15 +31,6 @@ pub struct Settings {
     /// started it.
     #[schemars(range(min = 1))]
     pub max_attempts: u32,
-    /// Events are collected for this long, then stored, then sent. It delays readers and saves writes to the
-    /// store.
-    #[serde(skip)]
-    pub flush_interval: Duration,
-    /// The same while no client reads the response from the replica that runs it. It delays readers on other replicas;
-    /// what a replica has not stored when it dies is generated again or lost, and a response that is cancelled may end
-    /// without it. The end of such a response, and a client that begins to read it, may be noticed up to 125 ms later.
-    #[serde(skip)]
-    pub unread_flush_interval: Duration,
     /// Time between two reads of a response that another replica runs.
     #[serde(skip)]
     pub poll_interval: Duration,
@@ -53,10 +44,6 @@ impl Default for Settings {
             queue_timeout: Duration::from_secs(600),
             run_timeout: Duration::from_secs(3_600),
             max_attempts: 3,
-            // Readers take tokens that come 20 times a second for a stream.
-            flush_interval: Duration::from_millis(50),
-            // At 50 tokens a second a write has 12 tokens instead of 2 or 3.
-            unread_flush_interval: Duration::from_millis(250),
             // Two flushes, a read of one key each.
             poll_interval: Duration::from_millis(100),
         }

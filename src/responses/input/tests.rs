@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::ids::Root;
-use crate::responses::engine_input::{EngineInput, UnsupportedItems};
+use crate::responses::engine_input::EngineInput;
 use crate::responses::truncation::shortened;
 
 fn ids() -> Ids {
@@ -42,7 +42,7 @@ fn own(input: &Value) -> Result<NewInput, ApiError> {
 
 /// The engine input for some stored lists.
 fn engine(lists: &[Value]) -> Result<Value, ApiError> {
-    let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+    let mut input = EngineInput::new(0);
     for list in lists {
         input.add_list(list.to_string().as_bytes())?;
     }
@@ -227,7 +227,7 @@ fn an_engine_gets_items_without_ids() {
 #[test]
 fn arguments_keep_their_bytes() {
     let raw = r#"[{"type":"function_call","call_id":"c","name":"f","arguments":"{\"a\":1.0,  \"b\":\u0022x\u0022}"}]"#;
-    let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+    let mut input = EngineInput::new(0);
     input.add_list(raw.as_bytes()).unwrap();
     let sent = String::from_utf8(input.finish().unwrap()).unwrap();
     assert_eq!(sent, raw);
@@ -236,10 +236,10 @@ fn arguments_keep_their_bytes() {
 #[test]
 fn the_history_is_the_same_bytes_in_every_turn() {
     let first = own(&json!("hello")).unwrap();
-    let mut alone = EngineInput::new(UnsupportedItems::Convert, 0);
+    let mut alone = EngineInput::new(0);
     alone.add_new(&first).unwrap();
     let alone = alone.finish().unwrap();
-    let mut later = EngineInput::new(UnsupportedItems::Convert, 0);
+    let mut later = EngineInput::new(0);
     later.add_list(&first.json()).unwrap();
     later
         .add_new(&own(&json!([user("more")])).unwrap())
@@ -254,7 +254,7 @@ fn the_short_and_long_form_of_a_message_are_sent_alike() {
     let long = own(&json!([user("x")])).unwrap();
     let text = own(&json!("x")).unwrap();
     let sent = |own: &NewInput| {
-        let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+        let mut input = EngineInput::new(0);
         input.add_new(own).unwrap();
         input.finish().unwrap()
     };
@@ -334,7 +334,7 @@ fn hosted_tools_with_text_become_function_calls() {
         {"type": "shell_call_output", "call_id": "c", "output": [{"stdout": "a"}]},
     ]);
     assert_eq!(
-        engine(std::slice::from_ref(&items)).unwrap(),
+        engine(&[items]).unwrap(),
         json!([
             {"type": "function_call", "call_id": "mcp_1", "name": "roll", "arguments": "{\"n\":1}"},
             {"type": "function_call_output", "call_id": "mcp_1", "output": "4"},
@@ -343,14 +343,6 @@ fn hosted_tools_with_text_become_function_calls() {
             {"type": "function_call", "call_id": "c", "name": "shell_call", "arguments": "{\"commands\":[\"ls\"]}"},
             {"type": "function_call_output", "call_id": "c", "output": "[{\"stdout\":\"a\"}]"},
         ])
-    );
-    let mut strict = EngineInput::new(UnsupportedItems::Reject, 0);
-    assert_eq!(
-        strict
-            .add_list(items.to_string().as_bytes())
-            .unwrap_err()
-            .code,
-        "invalid_value"
     );
 }
 
@@ -428,7 +420,7 @@ proptest! {
     fn no_bytes_make_it_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
         let text = String::from_utf8_lossy(&bytes);
         let _ = read(&text, &ReferencedItems::new());
-        let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+        let mut input = EngineInput::new(0);
         let _ = input.add_list(&bytes);
         references(Some(&text));
         collect(&bytes, &HashSet::from(["x".to_owned()]), &mut ReferencedItems::new());
@@ -444,7 +436,7 @@ fn fifty_thousand_items_take_linear_time() {
     items.extend((0..COUNT).map(|number| output(&format!("c{number}"))));
     items.push(user("on"));
     let list = Value::from(items).to_string();
-    let mut input = EngineInput::new(UnsupportedItems::Convert, list.len());
+    let mut input = EngineInput::new(list.len());
     input.add_list(list.as_bytes()).unwrap();
     let list = input.finish().unwrap();
     let left = shortened(&list).unwrap();
@@ -558,7 +550,7 @@ fn calls_of_one_turn_with_the_same_id_are_each_answered() {
 
 #[test]
 fn a_surrogate_without_its_other_half_reaches_no_engine() {
-    let mut input = EngineInput::new(UnsupportedItems::Convert, 0);
+    let mut input = EngineInput::new(0);
     let text =
         r#"[{"type":"message","role":"user","content":[{"type":"input_text","text":"a\ud83d"}]}]"#;
     input.add_list(text.as_bytes()).unwrap();

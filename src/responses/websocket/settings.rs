@@ -41,9 +41,6 @@ pub struct Settings {
     /// Turns of one connection that wait, because their lane is busy or 16 turns run; beyond it they get the error 429.
     #[serde(skip)]
     pub max_queued_turns: u32,
-    /// Size of the turns of one connection that wait, together; beyond it they get the error 429.
-    #[serde(skip)]
-    pub max_queued_size: u64,
     /// What one connection remembers and has waiting; the lanes used least recently are forgotten beyond it, and
     /// continue from the store if they are stored. 32 MiB are eight million tokens.
     #[schemars(extend("min" = "1KiB"))]
@@ -71,7 +68,6 @@ impl Default for Settings {
             ping_interval: Duration::from_secs(30),
             max_message_size: 16 << 20,
             max_queued_turns: 64,
-            max_queued_size: 12 << 20,
             max_memory: 32 << 20,
             max_total_memory: 1 << 30,
             max_prewarms: 32,

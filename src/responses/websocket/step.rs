@@ -41,6 +41,9 @@ pub enum Step {
 
 pub type Steps = SmallVec<[Step; 2]>;
 
+/// Size of the turns of one connection that wait, together; beyond it they get the error 429.
+const MAX_QUEUED_BYTES: u64 = 12 << 20;
+
 /// Bounds of one connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
@@ -55,7 +58,7 @@ impl Bounds {
     pub fn new(settings: &Settings) -> Self {
         Self {
             queued_turns: settings.max_queued_turns as usize,
-            queued_bytes: settings.max_queued_size,
+            queued_bytes: MAX_QUEUED_BYTES,
             memory_bytes: settings.max_memory,
             age_minutes: settings.max_age.as_secs().div_ceil(60),
         }

@@ -29,6 +29,11 @@ use crate::store::meters::{Meters, Op};
 use crate::store::outbox::SharedSubscriptions;
 use crate::store::{Error, Health, Report, ResponseStore, RetentionSettings, StoreFuture};
 
+/// This many I/O threads have a connection of their own, which saves a change of threads for each operation; the others,
+/// and all in a cluster, share one. A hundred replicas with 64 leave a third of the 10,000 clients that Redis accepts by
+/// default.
+const MAX_THREAD_CONNECTIONS: usize = 64;
+
 #[derive(Debug)]
 pub struct Redis {
     executor: Arc<Executor>,
@@ -36,7 +41,6 @@ pub struct Redis {
     pub(super) keys: Keys,
     pub(super) keep: RetentionSettings,
     mode: Mode,
-    pub(super) compress_from: u64,
     /// The length of leases as of the last heartbeat; 0 before.
     pub(super) lease_ms: AtomicU64,
     /// Which endpoints learn of the end of background responses.
@@ -171,9 +175,7 @@ impl Redis {
         let own = match settings.mode {
             // The cluster client has its own connection to each node.
             Mode::Cluster => 0,
-            Mode::Standalone | Mode::Sentinel => {
-                io_threads.min(settings.advanced.max_thread_connections as usize)
-            }
+            Mode::Standalone | Mode::Sentinel => io_threads.min(MAX_THREAD_CONNECTIONS),
         };
         let link = Link::new(target, timeout, own, &meters);
         let link = Arc::new(link);
@@ -183,7 +185,6 @@ impl Redis {
             keys: Keys::new(&settings.prefix),
             keep: keep.clone(),
             mode: settings.mode,
-            compress_from: settings.advanced.compress_from,
             lease_ms: AtomicU64::new(0),
             subscriptions: SharedSubscriptions::default(),
             memory: MemoryCheck::default(),

@@ -111,11 +111,11 @@ pub struct Tls {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Wait {
-    /// Replicas that must have a write; 0 does not wait. More than there are makes all writes time out.
+    /// Replicas that must have a write; 0 does not wait. More than there are makes all writes time out, which takes 100 ms;
+    /// then writes do not wait for a second.
     pub replicas: u32,
-    /// How long a write waits for them. After a time-out writes do not wait for a second.
-    #[schemars(extend("min" = "1ms", "max" = "10s"))]
-    #[serde(with = "DurationText")]
+    /// How long a write waits for them.
+    #[serde(skip)]
     pub timeout: Duration,
 }
 
@@ -146,18 +146,9 @@ pub struct Advanced {
     #[schemars(extend("max" = "1h"))]
     #[serde(with = "DurationText")]
     pub write_timeout: Duration,
-    /// This many I/O threads have a connection of their own, which saves a change of threads for each operation;
-    /// the others, and all in a cluster, share one. A hundred replicas with 64 leave a third of the 10,000 clients
-    /// that Redis accepts by default.
-    #[serde(skip)]
-    pub max_thread_connections: u32,
     /// Operations that wait for Redis; more are refused with 503. 10,000 are a tenth of a second's worth.
     #[serde(skip)]
     pub max_in_flight: u32,
-    /// Values of this size and above are compressed (zstd) to a half or a third. Below 4 KiB that costs more CPU
-    /// than the room in Redis is worth.
-    #[serde(skip)]
-    pub compress_from: u64,
     /// Stops asking a Redis that fails.
     #[serde(skip)]
     pub circuit_breaker: CircuitBreaker,
@@ -170,9 +161,7 @@ impl Default for Advanced {
             // A hundred times what it takes within a zone.
             read_timeout: Duration::from_millis(250),
             write_timeout: Duration::from_secs(1),
-            max_thread_connections: 64,
             max_in_flight: 10_000,
-            compress_from: 4 << 10,
             circuit_breaker: CircuitBreaker::default(),
         }
     }

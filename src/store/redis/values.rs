@@ -15,6 +15,10 @@ use crate::store::{Error, FencingToken, ResponseKey};
 /// most this often: by finalize, cancel and finalize_cancelled.
 pub(super) const REREADS_MAX: u32 = 3;
 
+/// Values of this size and above are compressed (zstd) to a half or a third. Below it that costs more CPU than the room
+/// in Redis is worth.
+const COMPRESS_MIN: u64 = 4 << 10;
+
 /// Who writes the pieces of a value.
 pub(super) enum Writer {
     Creator(String),
@@ -31,22 +35,23 @@ impl Redis {
     }
 
     pub(super) async fn pack(&self, bytes: &Bytes) -> Result<Packed, Error> {
-        let min = self.compress_from;
         if bytes.len() < LARGE_BYTES {
-            return Ok(Packed::new(bytes, min));
+            return Ok(Packed::new(bytes, COMPRESS_MIN));
         }
         let bytes = bytes.clone();
         let packed = self
             .compression_thread
-            .run(move || Packed::new(&bytes, min));
+            .run(move || Packed::new(&bytes, COMPRESS_MIN));
         packed.await.ok_or_else(closing)
     }
 
     /// As [`Redis::pack`], for several values that may be large together.
     pub(super) async fn pack_all(&self, values: Vec<Bytes>) -> Result<Vec<Packed>, Error> {
-        let min = self.compress_from;
         let bytes: usize = values.iter().map(Bytes::len).sum();
-        let pack = move || values.iter().map(|value| Packed::new(value, min)).collect();
+        let pack = move || {
+            let packed = values.iter().map(|value| Packed::new(value, COMPRESS_MIN));
+            packed.collect()
+        };
         if bytes < LARGE_BYTES {
             return Ok(pack());
         }

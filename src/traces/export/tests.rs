@@ -107,14 +107,14 @@ fn an_endpoint_gets_the_port_and_the_path_of_its_protocol() {
 
 #[test]
 fn the_environment_wins_over_the_file() {
-    let file = r#"{"service_name": "file", "sample_ratio": 0.5, "timeout": "3s", "compression": "none",
+    let file = r#"{"service_name": "file", "sample_ratio": 0.5, "compression": "none",
         "resource_attributes": {"zone": "a", "team": "x"}}"#;
     let found = export_of(Some(file), &[]);
     assert_eq!(found.resource["service.name"], "file");
     assert_eq!(found.sampler, Sampler::new(0.5, true));
     assert_eq!(
         (found.timeout, found.max_queue),
-        (Duration::from_secs(3), 8_192)
+        (Duration::from_secs(10), 8_192)
     );
     let found = export_of(
         Some(file),

@@ -171,9 +171,7 @@ async fn a_redis_outage_beyond_the_lease_ends_nothing_that_no_other_replica_took
     for is_killed in [true, false] {
         // The owners have a heartbeat's time to come back before others take their runs over.
         let mut fleet = Fleet::with(unhurried(), Server::durable().await, |config| {
-            let lease = &mut config.responses.store.lease;
-            lease.duration = Duration::from_secs(6);
-            lease.heartbeat_interval = Duration::from_secs(2);
+            config.responses.store.lease.duration = Duration::from_secs(7);
         })
         .await;
         let one = polled(&fleet, 600).await;

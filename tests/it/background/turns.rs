@@ -12,7 +12,6 @@ async fn pair() -> Pair {
         patient(config);
         config.responses.advanced.conversation_lease = Duration::from_secs(1);
         config.responses.store.lease.duration = Duration::from_secs(4);
-        config.responses.store.lease.heartbeat_interval = Duration::from_millis(500);
     })
     .await
 }

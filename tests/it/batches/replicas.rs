@@ -45,8 +45,6 @@ impl Site {
             ..redis::Settings::default()
         });
         store.lease.duration = Duration::from_millis(1_000);
-        store.lease.heartbeat_interval = Duration::from_millis(300);
-        store.lease.scan_interval = Duration::from_millis(200);
         let key = "e0e1e2e3e4e5e6e7e8e9eaebecedeeeff0f1f2f3f4f5f6f7f8f9fafbfcfdfeff";
         config.responses.state_token.keys = vec![Secret::new(key)];
         Self {

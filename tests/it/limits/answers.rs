@@ -471,6 +471,10 @@ async fn without_tenants_all_clients_share_the_limits_of_everybody() {
         (refused.status, &*refused.code()),
         (429, "rate_limit_exceeded")
     );
+    let error = &refused.json()["error"];
+    let message = error["message"].as_str().unwrap();
+    let begin = "Rate limit reached for all clients together on requests per min (RPM): Limit 3";
+    assert!(message.starts_with(begin), "{message}");
     let page = cluster.admin("/tenants").await.json();
     let tenants = page["tenants"].as_array().unwrap();
     assert_eq!(tenants.len(), 1, "{page}");

@@ -36,7 +36,7 @@ async fn a_collector_that_is_away_is_not_felt_and_its_spans_are_counted() {
     let endpoint = format!("http://{}", own_ports::address());
     for protocol in [Protocol::Grpc, Protocol::Http] {
         let mut traces = settings(endpoint.clone(), protocol);
-        traces.timeout = Duration::from_millis(200);
+        traces.advanced.timeout = Duration::from_millis(200);
         let cluster = Cluster::start(vec![fast()], |config| config.traces = Some(traces)).await;
         for _ in 0..5 {
             send(&cluster).await;
@@ -54,7 +54,7 @@ async fn a_collector_that_never_answers_fills_the_queue_and_no_more() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
     let mut traces = settings(endpoint, Protocol::Grpc);
-    traces.timeout = Duration::from_secs(60);
+    traces.advanced.timeout = Duration::from_secs(60);
     traces.advanced.max_queue = 10;
     traces.advanced.max_batch = 2;
     let cluster = Cluster::start(vec![fast()], |config| config.traces = Some(traces)).await;

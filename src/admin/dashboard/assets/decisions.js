@@ -64,7 +64,7 @@ export class Decisions {
       h(
         "div",
         { class: "grid decisions" },
-        card("tail", "Latest decisions (a sample)", this.table.element, h("p", { class: "note" }, "Up to 5 decisions a second while a dashboard is open (admin.dashboard.max_decisions_per_second). No prompt text is kept.")),
+        card("tail", "Latest decisions (a sample)", this.table.element, h("p", { class: "note" }, "Up to 5 decisions a second while a dashboard is open. No prompt text is kept.")),
         card("paste", "Explain a request", this.form),
       ),
     );

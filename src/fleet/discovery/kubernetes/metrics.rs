@@ -5,81 +5,63 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use prometheus::{GaugeVec, IntCounterVec, IntGaugeVec};
 
 use crate::observe;
-use crate::observe::metrics::Registry;
+use crate::observe::metrics::{Registry, metric_table};
 
 /// What a pod can be.
 pub const STATES: [&str; 4] = ["ready", "draining", "starting", "left_out"];
 
+metric_table! {
+    #[derive(Clone, Debug)]
+    struct KubernetesFamilies {
+        failures: counters "warmroute_kubernetes_failures_total" ["discovery", "request", "reason"]
+            "Requests to the Kubernetes API that failed, by kind (connect, list, watch) and reason. `gone` is usual: the watch \
+             was behind, and everything is listed again. `ended_at_once` counts watches that wait because those before ended within 5 s.",
+        lost_events: counters "warmroute_kubernetes_lost_events_total" ["discovery"]
+            "Objects that a complete list showed otherwise than the watch had reported.",
+        unreadable: counters "warmroute_kubernetes_unreadable_objects_total" ["discovery"]
+            "Objects in lists and watches of the Kubernetes API that could not be read, each time that they came; the log names them \
+             once. One that could be read before stays as it was; the others are left out.",
+        pods: gauges "warmroute_kubernetes_pods" ["discovery", "state"]
+            "Pods that the Kubernetes API lists, by state: ready, draining (was ready, finishes its requests), starting (was not \
+             ready yet), left_out (without address, ended, or not usable; the log says why).",
+        ages: real_gauges "warmroute_kubernetes_list_age_seconds" ["discovery"]
+            "Time since the Kubernetes API last gave a complete list, by entry of `discovery`.",
+    } and {
+        /// Entry -> when it had a complete list for the last time.
+        last_lists: Arc<Mutex<BTreeMap<String, Instant>>>,
+    }
+}
+
 /// The metrics of all entries of `discovery` that ask the Kubernetes API.
 #[derive(Clone, Debug)]
-pub struct Metrics {
-    failures: IntCounterVec,
-    lost_events: IntCounterVec,
-    unreadable: IntCounterVec,
-    pods: IntGaugeVec,
-    ages: GaugeVec,
-    /// Entry -> when it had a complete list for the last time.
-    last_lists: Arc<Mutex<BTreeMap<String, Instant>>>,
-}
+pub struct Metrics(KubernetesFamilies);
 
 /// The metrics of one entry of `discovery`.
 #[derive(Clone, Debug)]
 pub struct EntryMetrics {
     entry: String,
-    all: Metrics,
+    all: KubernetesFamilies,
 }
 
 impl Metrics {
     pub fn new(registry: &Registry) -> Self {
-        let ages = registry.real_gauges(
-            "warmroute_kubernetes_list_age_seconds",
-            "Time since the Kubernetes API last gave a complete list, by entry of `discovery`.",
-            &["discovery"],
-        );
-        let metrics = Self {
-            failures: registry.counters(
-                "warmroute_kubernetes_failures_total",
-                "Requests to the Kubernetes API that failed, by kind (connect, list, watch) and reason. `gone` is usual: the watch \
-                 was behind, and everything is listed again. `ended_at_once` counts watches that wait because those before ended within 5 s.",
-                &["discovery", "request", "reason"],
-            ),
-            lost_events: registry.counters(
-                "warmroute_kubernetes_lost_events_total",
-                "Objects that a complete list showed otherwise than the watch had reported.",
-                &["discovery"],
-            ),
-            unreadable: registry.counters(
-                "warmroute_kubernetes_unreadable_objects_total",
-                "Objects in lists and watches of the Kubernetes API that could not be read, each time that they came; the log names them \
-                 once. One that could be read before stays as it was; the others are left out.",
-                &["discovery"],
-            ),
-            pods: registry.gauges(
-                "warmroute_kubernetes_pods",
-                "Pods that the Kubernetes API lists, by state: ready, draining (was ready, finishes its requests), starting (was not \
-                 ready yet), left_out (without address, ended, or not usable; the log says why).",
-                &["discovery", "state"],
-            ),
-            ages: ages.clone(),
-            last_lists: Arc::default(),
-        };
-        let last_lists = metrics.last_lists.clone();
+        let families = KubernetesFamilies::new(registry);
+        let (ages, last_lists) = (families.ages.clone(), families.last_lists.clone());
         registry.on_scrape(move || {
             for (entry, at) in &*last_lists.lock() {
                 let age = observe::now().saturating_duration_since(*at);
                 ages.with_label_values(&[&**entry]).set(age.as_secs_f64());
             }
         });
-        metrics
+        Self(families)
     }
 
     pub fn of_entry(&self, entry: &str) -> EntryMetrics {
         EntryMetrics {
             entry: entry.to_owned(),
-            all: self.clone(),
+            all: self.0.clone(),
         }
     }
 }

@@ -7,7 +7,6 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::fleet::discovery::WorkerDefaults;
-use crate::units::DurationText;
 
 /// Pods that the Kubernetes API lists: by `pods`, `service` or `inference_pool`, one of them. The router needs to get,
 /// list and watch what it follows: pods for `pods`, endpointslices for `service`, inferencepools and pods for
@@ -39,7 +38,8 @@ pub struct Settings {
     pub pod_labels: Vec<String>,
     #[serde(flatten)]
     pub defaults: WorkerDefaults,
-    /// Settings for experts: how the API is asked.
+    /// How the API is asked. No keys.
+    #[serde(skip)]
     pub advanced: Advanced,
 }
 
@@ -94,30 +94,28 @@ impl std::fmt::Display for Port {
     }
 }
 
-/// How the API is asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
+/// How the API is asked, the same for all entries.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Advanced {
     /// Everything is listed anew after this time at the latest, beside the running watch, so that an event that the
-    /// watch has lost is made up for. A list of 1,000 pods has some 10 MB.
-    #[serde(with = "DurationText")]
+    /// watch has lost is made up for.
     pub relist_interval: Duration,
-    /// A list that takes longer has failed. The API server itself ends one after 60 s by default.
-    #[serde(with = "DurationText")]
+    /// A list that takes longer has failed.
     pub list_timeout: Duration,
-    /// Objects on one page of a list. A page is parsed in one go, 250 pods in some 10 ms.
-    #[schemars(range(min = 1))]
+    /// Objects on one page of a list. 0 stands for a list in one piece.
     pub page_size: u32,
     /// After a failure the API is asked again after 200 ms, then after twice as long, up to this time.
-    #[serde(with = "DurationText")]
     pub max_retry_pause: Duration,
 }
 
 impl Default for Advanced {
     fn default() -> Self {
         Self {
+            // A list of 1,000 pods has some 10 MB.
             relist_interval: Duration::from_secs(5 * 60),
+            // The API server itself ends a list after 60 s by default.
             list_timeout: Duration::from_secs(60),
+            // A page is parsed in one go, 250 pods in some 10 ms.
             page_size: 250,
             max_retry_pause: Duration::from_secs(30),
         }

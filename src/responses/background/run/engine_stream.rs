@@ -11,7 +11,6 @@ use hyper::{Response, StatusCode};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::openai::error::ApiError;
-use crate::responses::background::settings::Settings;
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::client_request::EngineCall;
 use crate::responses::request::{CreateRequest, Truncation};
@@ -76,22 +75,24 @@ impl Responses {
     }
 }
 
-/// How long events are collected before they are stored.
+/// How long events are collected before they are stored and sent. It delays readers and saves writes to the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pace {
     /// While a reader on this replica waits for them.
     watched: Duration,
+    /// While no client reads the response from the replica that runs it. What a replica has not stored when it dies is
+    /// generated again or lost, and a response that is cancelled may end without it.
     unwatched: Duration,
 }
 
-impl Pace {
-    pub(super) fn of(settings: &Settings) -> Self {
-        Self {
-            watched: settings.flush_interval,
-            unwatched: settings.unread_flush_interval,
-        }
-    }
+pub(super) const PACE: Pace = Pace {
+    // Readers take tokens that come 20 times a second for a stream.
+    watched: Duration::from_millis(50),
+    // At 50 tokens a second a write has 12 tokens instead of 2 or 3.
+    unwatched: Duration::from_millis(250),
+};
 
+impl Pace {
     fn wait(self, is_watched: bool) -> Duration {
         if is_watched {
             self.watched

@@ -8,6 +8,7 @@ use super::in_conversation::{PAUSE, resume};
 use crate::openai::error::ApiError;
 use crate::responses::background::stored_request::StoredRequest;
 use crate::responses::history::Access;
+use crate::responses::prepare::input_after;
 use crate::store::CommitRefusal;
 
 /// The store cannot be asked now.
@@ -69,7 +70,7 @@ impl Runner<'_> {
         // Its token differs from the one in the record, so a replica that takes over reads the history anew, too.
         self.finisher.conversation = history.take_lock();
         let new_items = &self.finisher.new_items;
-        let input = responses.input_after(&history, new_items)?;
+        let input = input_after(&history, new_items)?;
         if let Some(state) = &mut self.finisher.client_state {
             state.lists = history.lists;
             state.lists.extend(
