@@ -32,7 +32,7 @@ use crate::http::{self, server};
 use crate::observe::metrics::Registry;
 
 /// Connections of gateways; more wait in the kernel's backlog. A gateway has one for each of its threads.
-const MAX_CONNECTIONS: u32 = 1_024;
+pub const MAX_CONNECTIONS: u32 = 1_024;
 /// Requests at a time on one connection. Each request of a client is one, for as long as its answer lasts.
 const MAX_STREAMS: u32 = 16_384;
 /// Gateways send pieces of up to 1 MiB by default.

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use crate::api::endpoint_picker;
 use crate::config::Config;
 use crate::fleet::registry::Registry;
 use crate::http::drain::Tasks;
@@ -52,7 +53,7 @@ impl Listeners {
             endpoint_picker: server(
                 Listener::EndpointPicker,
                 &of_picker,
-                picker.advanced.max_connections,
+                endpoint_picker::MAX_CONNECTIONS,
             )?,
             metrics,
         })

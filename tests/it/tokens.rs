@@ -554,20 +554,18 @@ async fn a_slow_tokenizing_engine_delays_nobody() {
 #[tokio::test]
 async fn what_kv_events_report_is_predicted_only_if_its_tokens_may_come_late() {
     let folder = Folder::new();
-    for (max_inline_text, is_predicted) in [(16 << 10, false), (100, true)] {
-        let cluster = cluster_with_events(vec![folder.engine()], folder.model(), |config| {
-            config.tokenization.advanced.limits.max_inline_text = max_inline_text;
-        })
-        .await;
+    // A long text waits for a thread.
+    for (times, is_predicted) in [(40, false), (800, true)] {
+        let cluster = cluster_with_events(vec![folder.engine()], folder.model(), |_| {}).await;
         let path = "/v1/chat/completions";
         cluster
             .post_to_engine(0, path, &chat(&"others ".repeat(40), 2, false))
             .await;
         cluster.wait_for_kv_events(0).await;
-        let body = chat(&"some words of a prompt ".repeat(40), 2, false);
+        let body = chat(&"some words of a prompt ".repeat(times), 2, false);
         assert_eq!(cluster.post(path, body).await.status, 200);
         let blocks = cluster.worker("w0").await["predicted_blocks"].as_u64();
-        assert_eq!(blocks.unwrap() > 0, is_predicted, "{max_inline_text}");
+        assert_eq!(blocks.unwrap() > 0, is_predicted, "{times}");
     }
 }
 
