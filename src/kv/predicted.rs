@@ -166,19 +166,14 @@ impl PredictedIndex {
     /// request. Another request recorded meanwhile with the same blocks loses them too, unless it went on after them,
     /// which makes the prediction colder, not wrong.
     pub fn retract(&self, worker: WorkerId, prompt: &[Block], cached_before: usize) {
-        let added = prompt.get(cached_before..).unwrap_or_default();
-        let paths = added.iter().rev().map(|block| block.path);
-        self.retract_path(worker, paths);
-    }
-
-    /// Removes blocks of a worker, given from the end of a path to its start. Stops at one that others follow.
-    fn retract_path(&self, worker: WorkerId, paths: impl Iterator<Item = BlockHash>) {
         let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) else {
             return;
         };
         let lru = &mut *lru.lock();
-        for path in paths {
-            match self.slot(worker, path) {
+        let added = prompt.get(cached_before..).unwrap_or_default();
+        for block in added.iter().rev() {
+            match self.slot(worker, block.path) {
+                // Another prompt goes on after this block, so it keeps this block and all before it.
                 Some(slot) if lru.has_children(slot) => break,
                 Some(slot) => {
                     self.remove(lru, worker, slot);
