@@ -16,7 +16,6 @@ mod forward;
 mod head_check;
 mod health;
 mod messages;
-mod messages_error;
 mod models;
 mod request_id;
 mod route;

@@ -4,6 +4,7 @@ pub mod accept;
 pub mod circuit_breaker;
 pub mod client;
 pub mod client_address;
+pub mod connection_tasks;
 pub mod descriptors;
 pub mod drain;
 pub mod grpc;

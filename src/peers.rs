@@ -6,7 +6,6 @@
 
 mod addresses;
 mod client;
-mod connection;
 mod discovery;
 pub mod gauges;
 pub mod give_trees;

@@ -53,7 +53,6 @@ mod stream;
 mod template;
 mod truncation;
 pub mod websocket;
-mod without_output;
 
 use std::sync::Arc;
 

@@ -9,7 +9,6 @@ pub mod charges;
 pub mod conversation;
 pub mod documents;
 mod error;
-mod future;
 mod history;
 mod keys;
 pub mod lease;
@@ -33,8 +32,7 @@ pub use self::conversation::{
     Claim, Commit, CommitRefusal, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation,
     Page, PutOutcome,
 };
-pub use self::error::Error;
-pub use self::future::StoreFuture;
+pub use self::error::{Error, StoreFuture};
 pub use self::history::{History, HistoryLimits, Turn, Turns};
 pub use self::keys::{ConversationKey, ResponseKey};
 pub use self::log::{EventBatch, LoggedEvents};

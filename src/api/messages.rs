@@ -4,8 +4,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Request, Response, StatusCode};
 use tracing::debug;
 
-use super::forward::job;
-use super::messages_error::with_shaped_error;
+use super::forward::{job, with_shaped_error};
 use super::{ApiServer, Caller, body};
 use crate::http::server::RequestBody;
 use crate::openai::error::ApiError;

@@ -5,7 +5,6 @@
 mod activity;
 mod body;
 mod connection;
-mod counted;
 mod discard;
 mod executor;
 mod malformed;
@@ -27,8 +26,8 @@ use tracing::debug;
 
 pub use self::body::RequestBody;
 use self::connection::Listener;
-use self::counted::Counted;
 pub use self::malformed::OnMalformed;
+use self::metrics::Counted;
 pub use self::metrics::Metrics;
 pub use self::settings::Settings;
 pub use self::upgrade::{Upgrade, Upgraded};

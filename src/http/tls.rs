@@ -4,7 +4,6 @@
 //! again when the files change; connections that are open keep what they began with.
 
 mod certificate;
-mod check;
 mod client;
 mod client_config;
 mod contents;
@@ -12,7 +11,6 @@ mod handshakes;
 mod metrics;
 mod names;
 mod peer_config;
-mod problems;
 mod provider;
 mod self_signed;
 mod server;
@@ -21,8 +19,8 @@ mod settings;
 mod socket;
 mod watch;
 
-pub use self::check::Checked;
 pub use self::client::{Client, Clients, Protocol, refused_certificate, refused_certificate_in};
+pub use self::client_config::Checked;
 pub use self::metrics::Metrics;
 pub use self::names::ClientNames;
 pub use self::server::{Listener, Server};

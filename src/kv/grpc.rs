@@ -8,9 +8,7 @@
 //! strictly after a given number, and 0 means the current state, so a rank's batches 0 and 1 cannot be
 //! requested by number.
 
-mod codec;
 mod connection;
-mod metadata;
 mod metrics;
 mod session;
 mod settings;
@@ -27,7 +25,7 @@ use tokio::time::{Instant, Sleep};
 use tonic::{Code, Status};
 
 use self::connection::{Call, Connection, PendingCall, Target, is_history_gone};
-pub use self::metadata::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
+pub use self::connection::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 pub use self::metrics::Metrics;
 use self::session::{Session, SessionEvent, explain};
 pub use self::settings::{Servicer, Settings};

@@ -8,7 +8,6 @@
 //! everything before it.
 
 mod budget;
-mod copied;
 mod interner;
 mod lookup;
 mod members;
@@ -30,14 +29,15 @@ mod writer;
 
 pub(super) use self::budget::MemoryBudget;
 pub use self::budget::PageMemory;
-pub use self::copied::{CopiedBlocks, CopiedRun};
 pub use self::metrics::IndexKey;
 pub(super) use self::metrics::Metrics;
 pub use self::prefix_index::PrefixIndex;
 pub(super) use self::simd::prefetch;
 pub use self::tree::Tree;
 pub use self::tree_copy::{CopyCursor, GraftCursor};
-pub use self::types::{CopyReport, NewBlock, Parent, RankPrefix, TreeBlock, UnknownParent};
+pub use self::types::{
+    CopiedBlocks, CopiedRun, CopyReport, NewBlock, Parent, RankPrefix, TreeBlock, UnknownParent,
+};
 
 #[cfg(test)]
 mod tests;

@@ -4,17 +4,14 @@
 //! Bytes are read once, straight into the batch. A length is refused if fewer bytes follow, and the counts of
 //! one batch are bounded, so decoding uses a small multiple of the payload's size in memory.
 
-mod fields;
 pub mod load_stat;
 mod read;
 mod repeated;
 mod sglang;
-mod unknown_events;
 mod values;
 
 use std::ops::Range;
 
-use self::fields::{CLEARED, REMOVED, STORED};
 use self::read::{Cursor, Read};
 use super::event::{Batch, EngineHash, Event, ExtraKey, Location, Stored};
 use super::source::DecodeError;
@@ -23,6 +20,35 @@ use super::source::DecodeError;
 const EVENTS_MAX: usize = 65_536;
 /// Hashes and extra keys of one batch: enough for 16 million tokens in blocks of 16.
 const BLOCKS_MAX: usize = 1 << 20;
+
+/// Field names of a `BlockStored` event, in the order in which an event that is an array has them after its
+/// type. An event that is a map has the names as keys. New releases append fields.
+const STORED: &[&str] = &[
+    "block_hashes",
+    "parent_block_hash",
+    "token_ids",
+    "block_size",
+    "lora_id",
+    "medium",
+    "lora_name",
+    "extra_keys",
+    "group_idx",
+    "kv_cache_spec_kind",
+    "kv_cache_spec_sliding_window",
+    "locality",
+    "ownership",
+    "session_id",
+];
+/// Field names of a `BlockRemoved` event, in the order of the array form.
+const REMOVED: &[&str] = &[
+    "block_hashes",
+    "medium",
+    "group_idx",
+    "locality",
+    "ownership",
+];
+/// Field names of an `AllBlocksCleared` event, in the order of the array form.
+const CLEARED: &[&str] = &["ownership"];
 
 /// Decodes a payload. The error says what is wrong and at which byte.
 pub fn decode(payload: &[u8]) -> Result<Batch, DecodeError> {
@@ -287,6 +313,32 @@ impl<'a> Reader<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Reads what an event of an unknown type may name its blocks by: one hash, or a list.
+    fn hashes_of_unknown(&mut self, fields: &mut Fields) -> Read<()> {
+        let start = self.cursor.clone();
+        let read = if self.cursor.is_array() {
+            self.hashes()
+        } else {
+            self.or_nil(Self::hash).map(Vec::from_iter)
+        };
+        match read {
+            Ok(hashes) => fields.hashes.get_or_insert_default().extend(hashes),
+            Err(_) => {
+                fields.has_unreadable_hashes = true;
+                self.cursor = start;
+                self.cursor.skip()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a field of an event of an unknown type may name the blocks that it is about. A field of an array has no
+    /// name.
+    fn may_name_blocks(key: &[u8]) -> bool {
+        let has_hash = key.windows(4).any(|part| part == b"hash");
+        key.is_empty() || has_hash && key != b"parent_block_hash"
     }
 
     /// The event, or the name of a required field that is missing.

@@ -10,7 +10,6 @@ mod copy;
 mod lru;
 mod metrics;
 mod peers;
-mod retract;
 mod settings;
 
 use std::sync::Arc;
@@ -160,6 +159,28 @@ impl PredictedIndex {
         Recorded {
             cached_blocks,
             news: Some(start..fitting),
+        }
+    }
+
+    /// Takes back the blocks after `cached_before` that a record added: the worker did not accept the
+    /// request. Another request recorded meanwhile with the same blocks loses them too, unless it went on after them,
+    /// which makes the prediction colder, not wrong.
+    pub fn retract(&self, worker: WorkerId, prompt: &[Block], cached_before: usize) {
+        let Some(lru) = self.lrus.get(&worker).map(|lru| lru.clone()) else {
+            return;
+        };
+        let lru = &mut *lru.lock();
+        let added = prompt.get(cached_before..).unwrap_or_default();
+        for block in added.iter().rev() {
+            match self.slot(worker, block.path) {
+                // Another prompt goes on after this block, so it keeps this block and all before it.
+                Some(slot) if lru.has_children(slot) => break,
+                Some(slot) => {
+                    self.remove(lru, worker, slot);
+                    self.metrics.retracted.inc();
+                }
+                None => {}
+            }
         }
     }
 

@@ -5,7 +5,6 @@
 
 mod digest;
 mod read;
-mod types;
 mod wire;
 mod write;
 
@@ -17,7 +16,7 @@ use self::wire::smg::grpc::common as message;
 use super::source::DecodeError;
 
 pub use self::digest::digest;
-pub use self::types::Message;
+pub use self::read::Message;
 pub use self::write::{Encoded, LeftOut, LeftOutReason, Untranslatable, encode_batch};
 
 /// The services that serve events, each for its own engine.

@@ -20,7 +20,6 @@ mod status;
 mod status_board;
 mod subject;
 mod take_over;
-mod tree_request;
 mod tree_target;
 
 use std::sync::Arc;
@@ -39,6 +38,7 @@ use crate::observe::log_once::LogOnce;
 use apply::RankTree;
 use batch_effect::BatchEffect;
 pub use entry::RepeatReport;
+use entry::TreeRequest;
 use joins::{Joining, Joins, QueuedBytes, WaitingToJoin};
 use metrics::Meters;
 pub use metrics::Metrics;
@@ -47,7 +47,6 @@ pub use status::{Status, TreeState};
 use status_board::RankStatus;
 pub use status_board::{StatusBoard, StatusSnapshot, WorkerCache};
 pub use subject::{OnCacheLost, Shared, Subject};
-use tree_request::TreeRequest;
 
 /// Blocks applied before the task yields its thread: about a tenth of a millisecond of work.
 const BLOCKS_PER_TURN: u64 = 1_024;

@@ -12,10 +12,10 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-use super::connection::Running;
 use super::handshake::{Identity, Side};
 use super::link::{Failure, Link, RawLink, status_in};
 use super::settings::{Advanced, host_and_port};
+use crate::http::connection_tasks::ConnectionTasks;
 use crate::http::grpc;
 use crate::http::tls::{self, Socket};
 
@@ -103,7 +103,7 @@ async fn ask(
     call: &'static str,
     settings: &Advanced,
 ) -> Result<RawLink, Failure> {
-    let running = Running::default();
+    let running = ConnectionTasks::default();
     let mut builder = http2::Builder::new(running.executor());
     builder.timer(TokioTimer::new());
     let (mut sender, connection) = builder

@@ -15,11 +15,11 @@ use tokio::sync::mpsc;
 use tonic::codec::{DecodeBuf, Decoder};
 use tonic::{Code, Status, Streaming};
 
-use super::connection::Running;
 use super::handshake::{Handshake, Identity, PeerIdentity, Refusal, Side};
 use super::message::framed;
 use super::wire;
 use super::wire::peer_message::Kind;
+use crate::http::connection_tasks::ConnectionTasks;
 
 /// Messages that wait for the connection. A replica that takes none gets the newest state later, not each state.
 const QUEUED_MESSAGES: usize = 4;
@@ -69,7 +69,7 @@ pub(super) struct RawLink {
     outgoing: Outgoing,
     incoming: Streaming<Bytes>,
     /// Of a stream that this side opened. Dropping it closes the connection.
-    connection: Option<Running>,
+    connection: Option<ConnectionTasks>,
 }
 
 /// Sends framed messages on one stream. The stream ends when all are dropped.
@@ -106,7 +106,7 @@ impl Link {
 #[derive(Debug)]
 pub(super) struct ReceivingHalf {
     incoming: Streaming<Bytes>,
-    _connection: Option<Running>,
+    _connection: Option<ConnectionTasks>,
 }
 
 impl ReceivingHalf {
@@ -140,7 +140,7 @@ impl RawLink {
         body: Incoming,
         status: StatusCode,
         max_message: usize,
-        connection: Running,
+        connection: ConnectionTasks,
     ) -> Self {
         let incoming = Streaming::new_response(Raw, body, status, None, Some(max_message));
         Self {

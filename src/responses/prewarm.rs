@@ -1,25 +1,35 @@
-//! Sends a prompt ahead: an engine computes it and one token, so that its prefix cache has it when the client goes on.
+//! A turn with `generate: false` over a WebSocket, for which no model is asked: its input becomes a response that can be
+//! continued, and the prompt is sent ahead: an engine computes it and one token, so that its prefix cache has it when the
+//! client goes on.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
+use hyper::{HeaderMap, Response};
 use tracing::debug;
 
 use super::client_request::{ClientRequest, EngineCall};
 use super::engine_body;
 use super::engine_call::collect;
+use super::events::EventRewriter;
+use super::finish::Finisher;
+use super::http_response::set_body_headers;
+use super::outcome::{Outcome, Usage};
 use super::request::CreateRequest;
 use super::service::Responses;
+use super::template::ResponseTemplate;
+use crate::http;
 use crate::ids::ResponseId;
 use crate::openai::error::ApiError;
 use crate::relay::{RequestContext, RequestKind};
+use crate::store::Status;
 
 /// The answer has one token, and is not used.
 const ANSWER_BYTES_MAX: usize = 1 << 20;
 
 impl Responses {
-    /// Starts it, unless as many run as may. The client waits for none of it, and learns nothing if it fails. It counts in
-    /// the limits of its tenant, as what it is: a prompt and a token.
+    /// Sends the prompt ahead, unless as many prompts are being sent as may. The client waits for none of it, and learns
+    /// nothing if it fails. It counts in the limits of its tenant, as what it is: a prompt and a token.
     pub(super) fn prewarm(
         self: &Arc<Self>,
         request: &ClientRequest<'_>,
@@ -59,5 +69,35 @@ impl Responses {
         let answer = self.ask_response(call, body).await?;
         collect(answer.into_body(), ANSWER_BYTES_MAX, None).await?;
         Ok(())
+    }
+
+    /// The stream of a completed response without output.
+    pub(super) async fn without_output(
+        self: &Arc<Self>,
+        template: ResponseTemplate,
+        finisher: Finisher,
+    ) -> Response<http::Body> {
+        let mut events = EventRewriter::new(template, self.event_options(), None);
+        let mut out = Vec::new();
+        events.open(&mut out);
+        let outcome = Outcome {
+            status: Status::Completed,
+            output: b"[]".to_vec(),
+            client_output: None,
+            usage: Some(Usage::default()),
+            incomplete_reason: None,
+            error: None,
+        };
+        let template = events.template().clone();
+        let finished = finisher.run(template, outcome, 0).await;
+        if let Some(item) = &finished.state_item {
+            events.add_state_item(item, &mut out);
+        }
+        events.end(&finished.response, &finished.outcome, &mut out);
+        let mut headers = HeaderMap::new();
+        set_body_headers(&mut headers, true);
+        let mut response = Response::new(http::full(out));
+        *response.headers_mut() = headers;
+        response
     }
 }

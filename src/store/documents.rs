@@ -25,8 +25,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::conversation::Order;
-use super::error::Error;
-use super::future::StoreFuture;
+use super::error::{Error, StoreFuture};
 use crate::ids::Tenant;
 
 /// Bytes of an id.

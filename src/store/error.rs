@@ -1,6 +1,7 @@
 //! Why an operation of the store failed, and when to retry it.
 
 use std::fmt;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -32,6 +33,10 @@ pub enum Error {
     /// A part of the conversation is lost, because the store evicted it.
     DamagedConversation,
 }
+
+/// The future that an operation returns. It may be polled on any tokio runtime of the process, but must stay
+/// on the I/O thread that polled it first.
+pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Error>> + Send + 'a>>;
 
 impl Error {
     /// When to retry, if that can help.

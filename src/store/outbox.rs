@@ -23,7 +23,7 @@ pub(super) use self::queue::{Add, EventQueue, MAX_EXPIRED};
 pub(super) use self::subscriptions::SharedSubscriptions;
 pub use self::subscriptions::{AddCounters, Bounds, Endpoint, Subscriber, Subscriptions};
 pub use self::types::{Claim, Claimed, ClaimedEvent, EndEvent, Settlement};
-use super::future::StoreFuture;
+use super::error::StoreFuture;
 
 /// The operations of an outbox. An endpoint is known by its name.
 pub trait Outbox: Send + Sync + Debug {

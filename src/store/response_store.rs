@@ -42,7 +42,7 @@ use super::conversation::{
     Claim, Commit, Item, ItemOutcome, ItemsOutcome, LockOutcome, NewConversation, Page, PutOutcome,
 };
 use super::documents::Documents;
-use super::future::StoreFuture;
+use super::error::StoreFuture;
 use super::history::{History, HistoryLimits};
 use super::keys::{ConversationKey, ResponseKey};
 use super::log::{EventBatch, LoggedEvents};

@@ -1,23 +1,23 @@
 //! One request over `ext_proc`: reads what the gateway sends, has the API answer the request, and sends the choice, the
 //! body and the response back.
 
-mod decoder;
 mod pieces;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use http_body::Body as _;
 use http_body_util::BodyExt;
 use hyper::http::response;
 use hyper::{Request, Response};
+use prost::Message as _;
 use tokio::sync::mpsc;
+use tonic::codec::{DecodeBuf, Decoder};
 use tonic::{Status, Streaming};
 use tracing::{debug, warn};
 
-pub(super) use self::decoder::Messages;
 use self::pieces::Pieces;
 use super::gateway::{ExtProcGateway, HandedOver, Options};
 use super::messages;
@@ -389,4 +389,21 @@ async fn read(
 
 fn out_of_order(what: &str) -> Status {
     Status::invalid_argument(what)
+}
+
+/// Decodes the gateway's messages.
+#[derive(Debug, Default)]
+pub(super) struct Messages;
+
+impl Decoder for Messages {
+    type Item = ProcessingRequest;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Self::Item>, Status> {
+        // Bytes are read faster than a buffer that could grow, and parts of them are kept without a copy.
+        let message = buffer.copy_to_bytes(buffer.remaining());
+        let message = ProcessingRequest::decode(message);
+        let malformed = |error: prost::DecodeError| Status::invalid_argument(error.to_string());
+        message.map(Some).map_err(malformed)
+    }
 }

@@ -29,10 +29,9 @@ use tracing::debug;
 
 use super::activity::{Activity, Limits, Verdict};
 use super::body::{BusyBody, RequestBody};
-use super::counted::Counted;
 use super::executor::Executor;
 use super::malformed::OnMalformed;
-use super::metrics::Metrics;
+use super::metrics::{Counted, Metrics};
 use super::protocol::{Protocol, protocol_of};
 use super::settings::Settings;
 use super::upgrade::{Upgrade, Upgraded};

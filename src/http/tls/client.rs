@@ -13,9 +13,8 @@ use tokio_rustls::TlsConnector;
 use tracing::{info, warn};
 
 use super::client_config::{Built, server_name};
-use super::contents::{Contents, Seen};
+use super::contents::{Contents, Seen, one_line};
 use super::metrics::Metrics;
-use super::problems;
 use super::settings::ClientSettings;
 use super::socket::Socket;
 use crate::observe;
@@ -171,7 +170,7 @@ impl ClientSettings {
 
 fn build(settings: &ClientSettings, contents: &Contents) -> Result<Built, String> {
     let built = settings.build(contents, observe::wall_clock());
-    built.map_err(|found| format!("tls.{}", problems::text(&found)))
+    built.map_err(|found| format!("tls.{}", one_line(&found)))
 }
 
 /// Why a worker has refused this router's certificate, or that it needs one, if that is what an error says. With TLS 1.3

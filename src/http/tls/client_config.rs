@@ -1,5 +1,6 @@
 //! What rustls needs to connect to a worker, from the settings and the contents of their files.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -32,6 +33,12 @@ impl ClientSettings {
             ("certificate", &self.certificate),
             ("key", &self.key),
         ]
+    }
+
+    /// Everything that is wrong with the TLS of a worker, files included: keys with a message each.
+    pub fn check(&self, now: SystemTime) -> Vec<(String, String)> {
+        let contents = Contents::read(&self.files());
+        self.build(&contents, now).err().unwrap_or_default()
     }
 
     /// What is wrong with `server_name`.
@@ -90,6 +97,21 @@ impl ClientSettings {
             http2: Arc::new(http2),
             not_after,
         })
+    }
+}
+
+/// Checks each setting once: a thousand workers have the same.
+#[derive(Debug, Default)]
+pub struct Checked(BTreeSet<ClientSettings>);
+
+impl Checked {
+    /// What is wrong with settings that were not checked yet.
+    pub fn check(&mut self, settings: &ClientSettings, now: SystemTime) -> Vec<Problem> {
+        if self.0.insert(settings.clone()) {
+            settings.check(now)
+        } else {
+            Vec::new()
+        }
     }
 }
 

@@ -73,6 +73,12 @@ impl Contents {
     }
 }
 
+/// All problems in one line.
+pub(super) fn one_line(problems: &[Problem]) -> String {
+    let lines = problems.iter().map(|(key, text)| format!("{key}: {text}"));
+    lines.collect::<Vec<_>>().join("; ")
+}
+
 fn read(path: &str) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut file = File::open(path)?.take(MAX_FILE_BYTES + 1);

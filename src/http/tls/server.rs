@@ -15,14 +15,14 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, server};
 use tracing::{info, warn};
 
-use super::contents::{Contents, Problem, Seen};
+use super::contents::{Contents, Problem, Seen, one_line};
 use super::handshakes::Handshakes;
 use super::metrics::Metrics;
 use super::names::ClientNames;
+use super::peer_config;
 use super::server_config::Built;
 use super::settings::ServerSettings;
 use super::socket::{Early, Socket};
-use super::{peer_config, problems};
 use crate::observe;
 
 /// What a listener is for.
@@ -90,7 +90,7 @@ impl Server {
         let current = Current::build(listener, settings, &contents, observe::wall_clock())
             .map_err(|found| {
                 let name = listener.name();
-                io::Error::other(format!("{name}.tls: {}", problems::text(&found)))
+                io::Error::other(format!("{name}.tls: {}", one_line(&found)))
             })?;
         let (current, not_after) = current;
         metrics.in_use(listener.name(), settings.file(), not_after);
@@ -138,7 +138,7 @@ impl Server {
                 self.swap(built);
             }
             Err(found) => {
-                let reason = problems::text(&found);
+                let reason = one_line(&found);
                 warn!(
                     listener = self.name(),
                     reason, "TLS files have changed and cannot be used; keeping the ones before"

@@ -42,6 +42,12 @@ impl ServerSettings {
         ]
     }
 
+    /// Everything that is wrong with a listener's TLS, files included: keys with a message each.
+    pub fn check(&self, now: SystemTime) -> Vec<(String, String)> {
+        let contents = Contents::read(&self.files());
+        self.build(&contents, &[], now).err().unwrap_or_default()
+    }
+
     /// What connections are served with, or everything that is wrong.
     pub(super) fn build(
         &self,

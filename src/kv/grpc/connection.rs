@@ -6,26 +6,32 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes};
 use hyper::body::Incoming;
 use hyper::client::conn::http2;
 use hyper::http::uri::PathAndQuery;
 use hyper::{Request, Response, Uri};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use parking_lot::Mutex;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::net::TcpStream;
-use tokio::task::JoinSet;
 use tonic::body::Body;
 use tonic::client::Grpc;
+use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataValue;
 use tonic::{Code, Status, Streaming};
 
-use super::codec::Raw;
-use super::metadata::{INCARNATION_METADATA, LAST_SEQUENCE_METADATA, RANK_METADATA};
 use super::settings::Settings;
+use crate::http::connection_tasks::ConnectionTasks;
 use crate::http::tls::{self, Protocol, Socket};
 use crate::kv::protobuf::{Service, encode_request};
+
+/// Response metadata: the id of the engine incarnation. Only `warmroute bridge` sends it.
+pub const INCARNATION_METADATA: &str = "x-warmroute-incarnation";
+/// Response metadata: the rank's last sequence number when the call was answered. Batches up to it are the
+/// replay, later ones are live. Only `warmroute bridge` sends it.
+pub const LAST_SEQUENCE_METADATA: &str = "x-warmroute-last";
+/// Request metadata: the rank to send. Only `warmroute bridge` respects it.
+pub const RANK_METADATA: &str = "x-warmroute-rank";
 
 /// A call, or a connection with its first call, that is being opened.
 pub(super) type PendingCall<T> = Pin<Box<dyn Future<Output = Result<T, Status>> + Send>>;
@@ -45,7 +51,8 @@ pub(super) struct Target {
 pub(super) struct Connection {
     sender: http2::SendRequest<Body>,
     target: Target,
-    _running: Running,
+    /// The tasks answer pings while the subscriber is busy.
+    _tasks: ConnectionTasks,
     /// The service that the server implements, once one has answered.
     service: Option<Service>,
 }
@@ -71,12 +78,11 @@ impl Connection {
     ) -> Result<(Self, Call), Status> {
         let limit = target.settings.connect_timeout;
         let connected = tokio::time::timeout(limit, connect(&target)).await;
-        let (sender, running) =
-            connected.map_err(|_| Status::unavailable("connecting timed out"))??;
+        let (sender, tasks) = connected.map_err(|_| Status::unavailable("connecting timed out"))??;
         let mut connection = Self {
             sender,
             target,
-            _running: running,
+            _tasks: tasks,
             service,
         };
         let mut subscribed = connection.subscribe(start).await;
@@ -157,7 +163,7 @@ async fn ask(
     })
 }
 
-async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running), Status> {
+async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, ConnectionTasks), Status> {
     let settings = &target.settings;
     let failed = |error: &dyn std::error::Error| Status::unavailable(chain(error));
     let stream = TcpStream::connect(&target.address).await;
@@ -176,20 +182,19 @@ async fn connect(target: &Target) -> Result<(http2::SendRequest<Body>, Running),
             connected.map_err(|error| failed(&error))?
         }
     };
-    let running = Running(Tasks::default());
-    let tasks = &running.0;
-    let mut builder = http2::Builder::new(tasks.clone());
+    let tasks = ConnectionTasks::default();
+    let mut builder = http2::Builder::new(tasks.executor());
     builder
         .timer(TokioTimer::new())
         .keep_alive_interval(settings.ping_interval)
         .keep_alive_timeout(settings.keepalive_interval);
     let handshake = builder.handshake(TokioIo::new(socket)).await;
     let (sender, connection) = handshake.map_err(|error| failed(&error))?;
-    hyper::rt::Executor::execute(tasks, async move {
+    hyper::rt::Executor::execute(&tasks.executor(), async move {
         // Its end shows as errors of the calls.
         let _ = connection.await;
     });
-    Ok((sender, running))
+    Ok((sender, tasks))
 }
 
 /// An error with its causes, in one line.
@@ -207,29 +212,6 @@ pub(super) fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// The tasks that hyper runs for one connection. They answer pings while the subscriber is busy.
-#[derive(Clone, Debug, Default)]
-struct Tasks(Arc<Mutex<JoinSet<()>>>);
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
-    fn execute(&self, task: F) {
-        let mut tasks = self.0.lock();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn(task);
-    }
-}
-
-/// Stops a connection's tasks when dropped. (The tasks hold their own executor, so dropping that would
-/// not be enough.)
-#[derive(Debug)]
-struct Running(Tasks);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.0.lock().abort_all();
-    }
-}
-
 /// Adapts hyper's connection to the service that tonic's client calls.
 struct Sender(http2::SendRequest<Body>);
 
@@ -244,5 +226,44 @@ impl tower::Service<Request<Body>> for Sender {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         Box::pin(self.0.send_request(request))
+    }
+}
+
+/// A codec that passes messages as bytes: digests and size limits need the bytes, and a message that cannot be decoded
+/// need not end the call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Raw;
+
+impl Codec for Raw {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        Self
+    }
+
+    fn decoder(&mut self) -> Self {
+        Self
+    }
+}
+
+impl Encoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, into: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        into.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Raw {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
     }
 }

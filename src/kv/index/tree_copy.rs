@@ -9,10 +9,9 @@ use std::vec;
 
 use rustc_hash::FxHashMap;
 
-use super::copied::{CopiedBlocks, USUAL_COPIES};
 use super::pages::PageId;
 use super::tree::Tree;
-use super::types::{CopyReport, NewBlock, Parent};
+use super::types::{CopiedBlocks, CopyReport, NewBlock, Parent, USUAL_COPIES};
 use crate::kv::event::{EngineHash, Tier};
 
 /// How far a copy has come.

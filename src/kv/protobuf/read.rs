@@ -1,6 +1,5 @@
 //! Converts a message to events.
 
-use super::types::Message;
 use super::wire::smg::grpc::common::kv_block_extra_key::Key;
 use super::wire::smg::grpc::common::kv_cache_event::Data;
 use super::wire::smg::grpc::common::{self as message, KvCacheLocality, KvCacheTier};
@@ -8,6 +7,18 @@ use crate::kv::event::{
     Batch, EngineHash, Event, ExtraKey, Load, Location, Medium, Removed, Stored,
 };
 use crate::kv::source::{DecodeError, SnapshotChunk};
+
+/// One message of the stream.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Message {
+    /// The rank's sequence number.
+    pub sequence: u64,
+    pub batch: Batch,
+    pub snapshot: Option<SnapshotChunk>,
+    pub load: Option<Load>,
+    /// It only carries a load report, and its sequence number is another batch's.
+    pub is_load_only: bool,
+}
 
 pub(super) fn message(message: message::KvEventBatch) -> Result<Message, DecodeError> {
     let rank = message.dp_rank.map(u32::try_from).transpose();

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::rate::Rate;
 use super::status::Status;
-use super::tree_request::TreeRequest;
 use crate::kv::event::{Batch, Event};
 use crate::kv::index::CopyReport;
 use crate::kv::stream::State;
 use crate::kv::tokenizer_check::difference::ReportedTokens;
+use crate::kv::tree_copies::{NoTree, TreeCopy};
 use crate::observe;
 
 /// Parent a prompt's first token, how long the engine's repeated report may take: longer than batches
@@ -184,5 +184,21 @@ impl Drop for RepeatReport {
             repeats.running = repeats.running.saturating_sub(1);
             repeats.until = Some(until);
         }
+    }
+}
+
+/// A request for a copy of one rank's tree, on its way to the subscriber that has the tree.
+#[derive(Debug)]
+pub(super) struct TreeRequest(oneshot::Sender<Result<TreeCopy, NoTree>>);
+
+impl TreeRequest {
+    pub(super) fn new() -> (Self, oneshot::Receiver<Result<TreeCopy, NoTree>>) {
+        let (sender, receiver) = oneshot::channel();
+        (Self(sender), receiver)
+    }
+
+    pub(super) fn answer(self, copy: Result<TreeCopy, NoTree>) {
+        // Whoever asked may be gone.
+        let _ = self.0.send(copy);
     }
 }

@@ -10,9 +10,8 @@ use arc_swap::{ArcSwap, Guard};
 use rustc_hash::FxHashMap;
 use tokio::sync::mpsc;
 
-use super::entry::{RankEntry, RepeatReport, Report};
+use super::entry::{RankEntry, RepeatReport, Report, TreeRequest};
 use super::status::{Status, TreeState};
-use super::tree_request::TreeRequest;
 use crate::ids::WorkerId;
 use crate::kv::tokenizer_check::difference::ReportedTokens;
 use crate::kv::tree_copies::{NoTree, TreeCopy};

@@ -38,9 +38,3 @@ impl Default for Settings {
         }
     }
 }
-
-impl Settings {
-    pub fn grace(&self) -> Duration {
-        self.grace_period
-    }
-}

@@ -179,7 +179,7 @@ impl Watcher {
         board: &StatusBoard,
         found: &mut Vec<RankPrefix>,
     ) {
-        let grace = self.checker.settings.grace();
+        let grace = self.checker.settings.grace_period;
         let mut at = 0;
         while at < self.running.len() {
             let running = &mut self.running[at];

@@ -2,7 +2,6 @@
 
 #[path = "budget.rs"]
 mod budget;
-mod copied;
 mod interner;
 mod lookup;
 mod members;

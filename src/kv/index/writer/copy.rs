@@ -8,11 +8,10 @@ use super::Writer;
 use super::copies::UNKNOWN;
 use crate::kv::block::{ChainRoot, PathHash};
 use crate::kv::event::EngineHash;
-use crate::kv::index::copied::CopiedBlocks;
 use crate::kv::index::owner_sets::{Residency, Slot};
 use crate::kv::index::pages::{CHUNK, PageId, block_id};
 use crate::kv::index::shared::Shared;
-use crate::kv::index::types::{NewBlock, Parent, TreeBlock};
+use crate::kv::index::types::{CopiedBlocks, NewBlock, Parent, TreeBlock};
 
 impl Writer {
     /// The pages of a tree, those that are nearer to the start of their chains first: every block comes after the
