@@ -8,6 +8,7 @@ pub mod lookup;
 mod messages_api;
 mod models;
 mod responses_api;
+mod schedule;
 mod served_api;
 mod sglang;
 mod sleep;
@@ -21,9 +22,9 @@ use tracing::{debug, info, warn};
 
 use self::engine::EngineMetrics;
 use self::get::{MAX_RESPONSE_BYTES, ProbeError, get};
-use self::logged_state::LoggedState;
+use self::schedule::{ProbeSchedule, Step, WorkerUse};
 use super::engine::{Capabilities, Engine, READY_PATH};
-use super::health::{self, Health};
+use super::health::Health;
 use super::kv_transfer::{BootstrapInfo, Connector};
 use super::load::{Load, LoadReport};
 use super::registry::{CHANGES_APART, Registry};
@@ -37,13 +38,6 @@ use crate::observe::log_once::LogOnce;
 
 /// Short, because the probes of the worker itself wait for its bootstrap server.
 const BOOTSTRAP_TIMEOUT: Duration = Duration::from_secs(3);
-/// Models and version change only with a restart or a new adapter, so not every probe asks for them.
-const PROBES_PER_FACTS: u32 = 8;
-/// An idle worker is asked for its load with every fifth probe. Its cache changes only with a restart, which health checks
-/// and KV events also show.
-const PROBES_PER_IDLE_LOAD: u32 = 5;
-/// A worker that had requests of other clients is asked with each probe for so long.
-const SHARED_FOR: Duration = Duration::from_secs(60);
 
 /// Between the first probes of two workers that joined together: so the first of a thousand workers is known at once, where all
 /// of them would be known at the end.
@@ -51,8 +45,6 @@ const FIRST_PROBE_SPACING: Duration = Duration::from_millis(1);
 
 /// The default port of bootstrap servers, if the connector needs them, and the connector.
 pub type BootstrapPort = Option<(Connector, u16)>;
-
-const NO_MODELS: &str = "/v1/models lists none";
 
 /// Runs one probe task for each worker of the fleet.
 pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks) {
@@ -87,172 +79,200 @@ pub async fn run(registry: Arc<Registry>, bootstrap: BootstrapPort, tasks: Tasks
     }
 }
 
+/// Probes one worker, as its schedule says.
 async fn probe(worker: Arc<Worker>, registry: Arc<Registry>, bootstrap: BootstrapPort) {
-    let mut machine = health::Machine::new(&registry.settings().health);
-    let mut facts: Option<Facts> = None;
-    let mut started = None;
-    // The worker's requests when its load was last asked for.
-    let mut asked_at_total = 0;
-    // When the worker last had requests of other clients.
-    let mut foreign_at = None;
-    // The setting with which it was found out whether the worker serves the Responses API.
-    let mut asked_for = None;
-    // Why a worker that is up has no models.
-    let mut no_models = None;
-    let mut failures = 0_u32;
-    let mut logged = None;
-    let mut bootstrap_log = LogOnce::default();
-    // Whether the engine has the page that says so.
-    let mut may_sleep = false;
-    let mut worker = worker;
-    for round in 0u32.. {
-        let settings = registry.settings().health.clone();
-        machine.set(&settings);
-        let (limit, interval) = (settings.timeout, settings.interval);
+    let settings = registry.settings().health.clone();
+    let mut prober = Prober {
+        schedule: ProbeSchedule::new(&settings),
+        limit: settings.timeout,
+        interval: settings.interval,
+        worker,
+        registry,
+        bootstrap,
+        facts: None,
+        bootstrap_log: LogOnce::default(),
+    };
+    let mut step = prober.begin();
+    loop {
+        step = prober.take(step).await;
+    }
+}
+
+struct Prober {
+    schedule: ProbeSchedule,
+    limit: Duration,
+    interval: Duration,
+    worker: Arc<Worker>,
+    registry: Arc<Registry>,
+    bootstrap: BootstrapPort,
+    /// What the engine said about itself last.
+    facts: Option<Facts>,
+    bootstrap_log: LogOnce,
+}
+
+impl Prober {
+    fn begin(&mut self) -> Step {
+        let settings = self.registry.settings().health.clone();
+        (self.limit, self.interval) = (settings.timeout, settings.interval);
         // As it is listed now: its key may have changed.
-        worker = registry.worker(worker.id).unwrap_or(worker);
-        let engine = facts.as_ref().map(|facts| facts.engine);
-        let probed = check_health(&worker, engine, limit).await;
-        if let Err(error) = &probed
-            && error.is_local
+        if let Some(worker) = self.registry.worker(self.worker.id) {
+            self.worker = worker;
+        }
+        let has_bootstrap = self.bootstrap().is_some();
+        let responses = self.worker.responses;
+        self.schedule.begin(settings, responses, has_bootstrap)
+    }
+
+    /// The worker's bootstrap server, if it has one.
+    fn bootstrap(&self) -> BootstrapPort {
+        self.bootstrap.filter(|_| self.worker.role != Role::Decode)
+    }
+
+    async fn take(&mut self, step: Step) -> Step {
+        let (worker, limit) = (&self.worker, self.limit);
+        match step {
+            Step::CheckHealth => {
+                let engine = self.facts.as_ref().map(|facts| facts.engine);
+                let checked = check_health(worker, engine, limit).await;
+                if let Err(error) = &checked
+                    && error.is_local
+                {
+                    debug!(worker = %worker.name, %error, "no health check for lack of the router's own resources");
+                    worker.pool.close_idle();
+                }
+                self.schedule.on_health(checked)
+            }
+            Step::AskIfAsleep => {
+                let is_sleeping = sleep::is_sleeping(worker, limit).await;
+                self.schedule.on_sleep_page(is_sleeping)
+            }
+            Step::Record { error, is_failure } => {
+                worker
+                    .health_failures
+                    .fetch_add(u64::from(is_failure), Relaxed);
+                worker.last_probe_error.store(error.map(Arc::new));
+                self.schedule.on_recorded()
+            }
+            Step::ListModels {
+                asks_messages,
+                asks_responses,
+            } => {
+                let listed = self.list_models(asks_messages, asks_responses).await;
+                self.schedule.on_models(listed)
+            }
+            Step::ReadUse => {
+                let used = worker_use(&worker.load);
+                self.schedule.on_use(observe::now(), used)
+            }
+            Step::FetchLoad => {
+                self.fetch_load().await;
+                self.schedule.on_load()
+            }
+            Step::ExpireReport => {
+                worker.load.expire_report();
+                self.schedule.on_probed()
+            }
+            Step::AskBootstrap => {
+                if let Some(bootstrap) = self.bootstrap() {
+                    let log = &mut self.bootstrap_log;
+                    update_bootstrap_info(worker, &self.registry, bootstrap, limit, log).await;
+                }
+                self.schedule.on_probed()
+            }
+            Step::Settle { health, log } => {
+                if let Some(health) = health {
+                    self.registry.set_health(worker.id, health);
+                }
+                if let Some(state) = log {
+                    state.log(worker, self.facts.as_ref());
+                }
+                self.schedule.on_settled(0.9 + 0.2 * fastrand::f64())
+            }
+            Step::Wait(pause) => {
+                worker.pool.close_expired(observe::now());
+                tokio::time::sleep(pause).await;
+                self.begin()
+            }
+        }
+    }
+
+    /// Whether the engine lists models. What it says about itself is published.
+    async fn list_models(
+        &mut self,
+        asks_messages: bool,
+        asks_responses: bool,
+    ) -> Result<bool, String> {
+        let (worker, limit) = (&self.worker, self.limit);
+        let mut found = match models::fetch(worker, limit).await {
+            Ok(found) => found,
+            Err(error) => {
+                debug!(worker = %worker.name, error, "cannot list models");
+                return Err(error);
+            }
+        };
+        let before = self.facts.take().unwrap_or_default();
+        found.block_size = before.block_size;
+        found.prefix_caching = before.prefix_caching;
+        models::complete(worker, limit, &mut found, &before).await;
+        found.lacks_responses = before.lacks_responses;
+        found.lacks_messages = before.lacks_messages;
+        if asks_messages {
+            found.lacks_messages = messages_api::is_lacking(worker, &found, limit).await;
+        }
+        if asks_responses {
+            found.lacks_responses = responses_api::is_lacking(worker, &found, limit).await;
+        }
+        self.registry.set_facts(worker.id, found.clone());
+        let lists_any = !found.models.is_empty();
+        self.facts = Some(found);
+        Ok(lists_any)
+    }
+
+    /// Asks for the engine's load, and for what its metrics say of its cache.
+    async fn fetch_load(&mut self) {
+        let (worker, registry) = (&self.worker, &self.registry);
+        let engine = self.facts.as_ref().map(|facts| facts.engine);
+        let capabilities = engine.unwrap_or_default().capabilities();
+        let Ok(seen) = fetch_load(worker, capabilities, self.limit).await else {
+            return expire_report(worker, self.interval);
+        };
+        if self.schedule.on_start_time(seen.started) {
+            info!(worker = %worker.name, "engine restarted; its cache is treated as empty");
+            registry.restarted(worker.id);
+        }
+        if let Some(facts) = &mut self.facts
+            && seen.block_size.is_some()
+            && (seen.block_size, seen.prefix_caching) != (facts.block_size, facts.prefix_caching)
         {
-            // Says nothing about the worker.
-            debug!(worker = %worker.name, %error, "no health check for lack of the router's own resources");
-            worker.pool.close_idle();
-            tokio::time::sleep(interval).await;
-            continue;
+            if let Some(known) = registry.facts(worker.id) {
+                // A request may have found other models since.
+                *facts = (*known).clone();
+            }
+            facts.block_size = seen.block_size;
+            facts.prefix_caching = seen.prefix_caching;
+            registry.set_facts(worker.id, facts.clone());
         }
-        let mut error = probed.err().map(|error| error.text);
-        let mut is_asleep = false;
-        let is_up = machine.health() == Health::Up;
-        if error.is_none() && (may_sleep || !is_up || round % PROBES_PER_FACTS == 0) {
-            let answer = sleep::is_sleeping(&worker, limit).await;
-            may_sleep = answer.is_some();
-            is_asleep = answer == Some(true);
-            error = is_asleep.then(|| sleep::REASON.to_owned());
+        if seen.has_load {
+            worker.load.report(LoadReport {
+                at: observe::now(),
+                running: seen.running,
+                waiting: seen.waiting,
+                kv_usage: seen.kv_usage,
+            });
+        } else {
+            expire_report(worker, self.interval);
         }
-        let is_good = error.is_none();
         worker
-            .health_failures
-            .fetch_add(u64::from(!is_good && !is_asleep), Relaxed);
-        let error = error.map(Arc::new);
-        worker.last_probe_error.store(error);
-        let turned_up = is_good && machine.health() != Health::Up;
-        if turned_up || (is_good && (facts.is_none() || round % PROBES_PER_FACTS == 0)) {
-            // Before the worker is up: without its models it gets no requests.
-            match models::fetch(&worker, limit).await {
-                Ok(mut found) => {
-                    no_models = found.models.is_empty().then(|| NO_MODELS.to_owned());
-                    let before = facts.take().unwrap_or_default();
-                    found.block_size = before.block_size;
-                    found.prefix_caching = before.prefix_caching;
-                    models::complete(&worker, limit, &mut found, &before).await;
-                    found.lacks_responses = before.lacks_responses;
-                    found.lacks_messages = before.lacks_messages;
-                    if turned_up {
-                        found.lacks_messages =
-                            messages_api::is_lacking(&worker, &found, limit).await;
-                    }
-                    if turned_up || asked_for != Some(worker.responses) {
-                        asked_for = Some(worker.responses);
-                        found.lacks_responses =
-                            responses_api::is_lacking(&worker, &found, limit).await;
-                    }
-                    registry.set_facts(worker.id, found.clone());
-                    facts = Some(found);
-                }
-                Err(error) => {
-                    debug!(worker = %worker.name, error, "cannot list models");
-                    // Models that were listed before stay.
-                    no_models = facts.is_none().then_some(error);
-                }
-            }
-        }
-        let total = worker.load.total();
-        if worker.load.foreign_requests() > 0 {
-            foreign_at = Some(observe::now());
-        }
-        let is_shared = foreign_at.is_some_and(|at| at.elapsed() < SHARED_FOR);
-        let may_have_changed =
-            turned_up || is_shared || total != asked_at_total || !is_idle(&worker.load);
-        if is_good && (may_have_changed || round % PROBES_PER_IDLE_LOAD == 0) {
-            asked_at_total = total;
-            let engine = facts.as_ref().map(|facts| facts.engine);
-            let capabilities = engine.unwrap_or_default().capabilities();
-            match fetch_load(&worker, capabilities, limit).await {
-                Ok(seen) => {
-                    if let (Some(before), Some(now)) = (started, seen.started)
-                        && before != now
-                    {
-                        info!(worker = %worker.name, "engine restarted; its cache is treated as empty");
-                        registry.restarted(worker.id);
-                    }
-                    started = seen.started.or(started);
-                    if let Some(facts) = &mut facts
-                        && seen.block_size.is_some()
-                        && (seen.block_size, seen.prefix_caching)
-                            != (facts.block_size, facts.prefix_caching)
-                    {
-                        if let Some(known) = registry.facts(worker.id) {
-                            // A request may have found other models since.
-                            *facts = (*known).clone();
-                        }
-                        facts.block_size = seen.block_size;
-                        facts.prefix_caching = seen.prefix_caching;
-                        registry.set_facts(worker.id, facts.clone());
-                    }
-                    if seen.has_load {
-                        worker.load.report(LoadReport {
-                            at: observe::now(),
-                            running: seen.running,
-                            waiting: seen.waiting,
-                            kv_usage: seen.kv_usage,
-                        });
-                    } else {
-                        expire_report(&worker, interval);
-                    }
-                    worker
-                        .cache_tokens
-                        .store(seen.cache_tokens.unwrap_or(0), Relaxed);
-                }
-                Err(_) => expire_report(&worker, interval),
-            }
-        }
-        if !is_good {
-            worker.load.expire_report();
-        } else if let Some(bootstrap) = bootstrap.filter(|_| worker.role != Role::Decode) {
-            // After the check for a restart, which clears the bootstrap info.
-            let log = &mut bootstrap_log;
-            update_bootstrap_info(&worker, &registry, bootstrap, limit, log).await;
-        }
-        let changed = if is_asleep {
-            machine.on_sleep()
-        } else {
-            machine.on_probe(is_good)
-        };
-        if let Some(health) = changed {
-            registry.set_health(worker.id, health);
-        }
-        failures = if is_good {
-            0
-        } else {
-            failures.saturating_add(1)
-        };
-        let state = match (machine.health(), &no_models) {
-            (Health::Up, None) => Some(LoggedState::Up),
-            (Health::Up, Some(reason)) => Some(LoggedState::WithoutModels(reason.clone())),
-            // A worker that never was up gets no requests from its first failed check on, but it may be starting.
-            (Health::Unknown | Health::Down, _) => {
-                (is_asleep || failures >= settings.unhealthy_threshold).then_some(LoggedState::Down)
-            }
-        };
-        if let Some(state) = state.filter(|state| logged.as_ref() != Some(state)) {
-            state.log(&worker, facts.as_ref());
-            logged = Some(state);
-        }
-        worker.pool.close_expired(observe::now());
-        // Jitter, so that a thousand workers are not probed in one burst.
-        tokio::time::sleep(interval.mul_f64(0.9 + 0.2 * fastrand::f64())).await;
+            .cache_tokens
+            .store(seen.cache_tokens.unwrap_or(0), Relaxed);
+    }
+}
+
+fn worker_use(load: &Load) -> WorkerUse {
+    WorkerUse {
+        total: load.total(),
+        is_shared: load.foreign_requests() > 0,
+        is_idle: is_idle(load),
     }
 }
 

@@ -5,7 +5,7 @@ use tracing::{info, warn};
 use crate::fleet::{Facts, Worker};
 
 /// What was logged last of a worker's health. Each state is logged once.
-#[derive(Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(super) enum LoggedState {
     Up,
     /// It gets no requests, because it lists no models, for this reason.

@@ -32,7 +32,8 @@ impl View for FleetView<'_> {
             speed: self.speeds.speeds[worker],
             slots: self.engines[worker].slots(),
             waiting: self.engines[worker].waiting(),
-            ..State::default()
+            // Traces name no adapters.
+            lacks_adapter: false,
         }
     }
 
