@@ -34,11 +34,7 @@ impl Relay {
     }
 
     fn chat_workers(&self, model: Option<&str>) -> ChatWorkers {
-        let snapshot = self.fleet().snapshot();
-        let group = match model {
-            Some(name) => snapshot.models.get(name),
-            None => snapshot.only_model(),
-        };
+        let group = self.group(model);
         group.map_or(ChatWorkers::None, |group| group.chat_workers)
     }
 

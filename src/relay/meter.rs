@@ -151,9 +151,6 @@ impl Meter {
             if self.is_next {
                 self.is_next = false;
                 self.running.on_first_token(now);
-                if let Some(span) = self.running.span() {
-                    span.on_first_token(now);
-                }
             }
         } else if is_token(self.count.wire(), data) {
             is_first = true;
@@ -167,9 +164,6 @@ impl Meter {
                 self.count.model.first_token_ratio.observe(ratio);
             }
             self.running.on_first_token(now);
-            if let Some(span) = self.running.span() {
-                span.on_first_token(now);
-            }
             if let Some(summary) = &self.summary {
                 summary.update(|summary| summary.time_to_first_token = Some(waited));
             }

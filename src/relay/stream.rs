@@ -236,10 +236,7 @@ impl Relayed {
 
     /// Asks another worker to go on. An error if that must not be, or if the answer is complete.
     fn start_next(&mut self, broken: Break) -> Result<(), Break> {
-        let terminator = self
-            .events
-            .as_ref()
-            .and_then(|events| events.terminator.as_ref());
+        let terminator = self.terminator();
         let lacks_end = terminator.is_some_and(|terminator| !terminator.has_end());
         let may_go_on = lacks_end && broken.outcome != Outcome::RequestTimeout;
         let Some(continuing) = self.continuing.as_mut().filter(|_| may_go_on) else {
@@ -274,10 +271,7 @@ impl Relayed {
     fn lost(&mut self, broken: Break) -> Bytes {
         self.source.close();
         self.continuing = None;
-        let terminator = self
-            .events
-            .as_mut()
-            .and_then(|events| events.terminator.take());
+        let terminator = self.take_terminator();
         let end = terminator.map(|terminator| terminator.error(broken.message));
         self.meter.on_end(observe::now(), broken.outcome);
         info!(id = %self.id, worker = %self.meter.worker().name, reason = broken.message, "answer ended early");
@@ -295,13 +289,27 @@ impl Relayed {
         }
     }
 
-    /// The engine's answer has ended. Returns what is still to be sent.
-    fn on_end(&mut self, data: Bytes) -> Bytes {
-        let mut passed = if data.is_empty() {
+    /// What ends the stream, if it is one of events that has not ended.
+    fn terminator(&self) -> Option<&StreamTerminator> {
+        self.events.as_ref()?.terminator.as_ref()
+    }
+
+    fn take_terminator(&mut self) -> Option<StreamTerminator> {
+        self.events.as_mut()?.terminator.take()
+    }
+
+    /// As [`Self::on_data`], for what came before the end, if anything did.
+    fn on_last_data(&mut self, data: Bytes) -> Bytes {
+        if data.is_empty() {
             data
         } else {
             self.on_data(data)
-        };
+        }
+    }
+
+    /// The engine's answer has ended. Returns what is still to be sent.
+    fn on_end(&mut self, data: Bytes) -> Bytes {
+        let mut passed = self.on_last_data(data);
         let broken = Break {
             outcome: Outcome::WorkerFailed,
             message: terminator::ENDED_EARLY,
@@ -348,11 +356,7 @@ impl Relayed {
         end: Outcome,
         message: &'static str,
     ) -> Result<Bytes, BodyError> {
-        let passed = if data.is_empty() {
-            data
-        } else {
-            self.on_data(data)
-        };
+        let passed = self.on_last_data(data);
         let broken = Break {
             outcome: end,
             message,
@@ -362,10 +366,7 @@ impl Relayed {
             return Ok(passed);
         }
         self.source.close();
-        let terminator = self
-            .events
-            .as_mut()
-            .and_then(|events| events.terminator.take());
+        let terminator = self.take_terminator();
         if let Some(complete) = terminator
             .as_ref()
             .filter(|terminator| terminator.has_end())
@@ -482,13 +483,11 @@ impl http_body::Body for Relayed {
 impl Drop for Relayed {
     fn drop(&mut self) {
         if !self.source.is_closed() || self.has_next() {
-            let terminator = self
-                .events
-                .as_ref()
-                .and_then(|events| events.terminator.as_ref());
-            match terminator.filter(|terminator| terminator.has_passed_all()) {
+            let terminator = self.terminator();
+            let complete = terminator.filter(|terminator| terminator.has_passed_all());
+            match complete.map(StreamTerminator::outcome) {
                 // The client had all of it, and did not wait for the end of the body.
-                Some(complete) => self.meter.on_end(self.last, complete.outcome()),
+                Some(outcome) => self.meter.on_end(self.last, outcome),
                 None => self
                     .meter
                     .on_end(observe::now(), Outcome::ClientDisconnected),

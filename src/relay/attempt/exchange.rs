@@ -43,6 +43,16 @@ impl Answer {
         FailureOwner::of_status(self.head.status)
     }
 
+    /// The next piece of the body, within the attempt's time limit; `None` at its end.
+    pub(in crate::relay) async fn next_piece(&mut self) -> Result<Option<Bytes>, Error> {
+        let piece = tokio::select! {
+            biased;
+            piece = next_data(&mut self.body) => piece.map_err(ErrorKind::BrokeOff),
+            () = &mut self.timer => Err(ErrorKind::TimedOut),
+        };
+        piece.map_err(Error)
+    }
+
     /// True for a status that means a defect of the worker or of the request.
     pub(in crate::relay) fn is_failure(&self) -> bool {
         self.owner() != FailureOwner::Unattributed
@@ -248,9 +258,7 @@ async fn carried(
 }
 
 /// The next non-empty piece of a body.
-pub(in crate::relay) async fn next_data(
-    body: &mut EngineBody,
-) -> Result<Option<Bytes>, hyper::Error> {
+async fn next_data(body: &mut EngineBody) -> Result<Option<Bytes>, hyper::Error> {
     loop {
         match poll_fn(|cx| Pin::new(&mut *body).poll_frame(cx)).await {
             None => return Ok(None),

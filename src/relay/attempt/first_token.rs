@@ -77,10 +77,6 @@ pub(in crate::relay) async fn wait(
             return Ok(beginning);
         }
         read.extend_from_slice(&piece);
-        next = tokio::select! {
-            biased;
-            piece = exchange::next_data(&mut answer.body) => piece.map_err(exchange::ErrorKind::BrokeOff)?,
-            () = &mut answer.timer => return Err(exchange::ErrorKind::TimedOut.into()),
-        };
+        next = answer.next_piece().await?;
     }
 }

@@ -29,12 +29,7 @@ pub(in crate::relay) async fn read_whole(
     let mut whole = answer.first.take().unwrap_or_default();
     let mut more = BytesMut::new();
     loop {
-        let next = tokio::select! {
-            biased;
-            next = exchange::next_data(&mut answer.body) => next.map_err(exchange::ErrorKind::BrokeOff)?,
-            () = &mut answer.timer => return Err(exchange::ErrorKind::TimedOut.into()),
-        };
-        match next {
+        match answer.next_piece().await? {
             None if more.is_empty() => return Ok(whole),
             None => return Ok(more.freeze()),
             Some(piece) => {

@@ -138,6 +138,9 @@ impl Running {
     pub(in crate::relay) fn on_first_token(&mut self, now: Instant) {
         self.in_flight.on_prompt_computed(now);
         self.on_computed(now);
+        if let Some(span) = &mut self.span {
+            span.on_first_token(now);
+        }
     }
 
     /// The answer is complete, and its last token came at `now`. `tokens`: those after the first one that was seen, or all.
