@@ -278,7 +278,7 @@ impl ProbeSchedule {
 
     /// Whether this round is one of those of which there is one in so many.
     fn is_each(&self, rounds: u32) -> bool {
-        self.rounds % rounds == 0
+        self.rounds.is_multiple_of(rounds)
     }
 }
 

@@ -78,7 +78,8 @@ impl Connection {
     ) -> Result<(Self, Call), Status> {
         let limit = target.settings.connect_timeout;
         let connected = tokio::time::timeout(limit, connect(&target)).await;
-        let (sender, tasks) = connected.map_err(|_| Status::unavailable("connecting timed out"))??;
+        let (sender, tasks) =
+            connected.map_err(|_| Status::unavailable("connecting timed out"))??;
         let mut connection = Self {
             sender,
             target,

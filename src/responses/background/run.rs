@@ -64,10 +64,10 @@ pub(super) fn spawn_taken_over(responses: Arc<Responses>, job: Job, guard: RunGu
     io_threads.spawn(tracked);
 }
 
-struct Runner<'a> {
+struct Runner<'a, 'r> {
     responses: &'a Responses,
     guard: &'a RunGuard,
-    create: &'a CreateRequest<'a>,
+    create: &'a CreateRequest<'r>,
     /// The response's id.
     name: &'a str,
     /// The client's headers.
@@ -187,7 +187,7 @@ fn end_of_trace(id: String, stopped: Option<StopReason>, status: Option<Status>)
     }
 }
 
-impl Runner<'_> {
+impl Runner<'_, '_> {
     /// Takes steps until nothing is left to do, or the end cannot be stored for too long.
     async fn drive(&mut self) {
         let (responses, guard) = (self.responses, self.guard);

@@ -13,7 +13,7 @@ use crate::store::{
     self, Cancellation, CancelledOutput, EventBatch, IdempotencyToken, WriteOutcome,
 };
 
-impl Runner<'_> {
+impl Runner<'_, '_> {
     /// Builds the end of a failed response. `has_stored_output`: its output is what another replica stored.
     pub(super) async fn fail(&mut self, reason: FailReason, has_stored_output: bool) -> Then {
         let (events, outcome) = if has_stored_output {

@@ -10,7 +10,7 @@ use crate::responses::client_request::EngineCall;
 use crate::responses::outcome::Outcome;
 use crate::store::{EventBatch, Status, WriteOutcome};
 
-impl Runner<'_> {
+impl Runner<'_, '_> {
     /// Asks an engine, or reads on from its answer. Dropping this future while it asks closes the connection to the
     /// engine.
     pub(super) async fn read_engine(&mut self) -> Then {

@@ -16,7 +16,7 @@ const ENCRYPTED_REASONING: &str = "encrypted_reasoning";
 /// Token ids may take this part of the bound of a log.
 const TOKENS_SHARE: u64 = 4;
 
-impl Runner<'_> {
+impl Runner<'_, '_> {
     /// Events of the engine's answer, with the token ids of their text.
     pub(super) fn on_output(&mut self, events: &[u8]) {
         let mut state = self.guard.run.state.lock();

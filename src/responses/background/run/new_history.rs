@@ -18,7 +18,7 @@ use crate::store::CommitRefusal;
 /// The store cannot be asked now.
 const BUSY: StatusCode = StatusCode::SERVICE_UNAVAILABLE;
 
-impl Runner<'_> {
+impl Runner<'_, '_> {
     /// After a take-over, continues the lock of the conversation.
     pub(super) async fn resume_lock(&mut self) -> Then {
         if let Some((id, token, items)) = self.request.conversation() {
